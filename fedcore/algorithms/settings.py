@@ -1,0 +1,55 @@
+"""Settings of an algorithm: dataclass fields that carry their allowed range, and their parsing from text."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fedcore.errors import InvalidSetting
+
+
+def positive(default: float) -> Any:
+    """A finite number above 0."""
+    return _field(default, float, lambda value: 0 < value < float("inf"), "a number above 0")
+
+
+def fraction(default: float) -> Any:
+    """A number from 0 (included) to 1 (excluded)."""
+    return _field(default, float, lambda value: 0 <= value < 1, "a number from 0 to below 1")
+
+
+def count(default: int) -> Any:
+    """A whole number of at least 1."""
+    return _field(default, int, lambda value: value >= 1, "a whole number of at least 1")
+
+
+def choice(default: str, *others: str) -> Any:
+    """One of the given words; the first is the default."""
+    words = (default, *others)
+    return _field(default, str, lambda value: value in words, f"one of {', '.join(words)}")
+
+
+def parse(algorithm: type[Any], given: Mapping[str, object]) -> Any:
+    """An algorithm from settings given as text or numbers.
+
+    Raises InvalidSetting, naming the setting and what it may be.
+    """
+    fields = {field.name: field for field in dataclasses.fields(algorithm)}
+    values = {}
+    for name, raw in given.items():
+        if name not in fields:
+            raise InvalidSetting(f"{algorithm.name} has no setting {name!r}; it has {', '.join(fields)}")
+        kind, allowed, wording = fields[name].metadata["setting"]
+        try:
+            # int(2.5) would drop a half without a word, so numbers take the same road as text.
+            values[name] = kind(str(raw))
+        except ValueError:
+            values[name] = None
+        if values[name] is None or not allowed(values[name]):
+            raise InvalidSetting(f"{algorithm.name}: {name} must be {wording}, not {raw!r}")
+    return algorithm(**values)
+
+
+def _field(default: Any, kind: type, allowed: Callable[[Any], bool], wording: str) -> Any:
+    return dataclasses.field(default=default, metadata={"setting": (kind, allowed, wording)})

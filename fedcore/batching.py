@@ -1,0 +1,77 @@
+"""Which examples a device visits, in which order: the same on a phone and in the simulator.
+
+Spec: docs/spec/plan.md §4. The order comes from a counter-based generator (Philox4x64-10, Salmon et al. 2011) keyed by
+(task seed, round, slot, pass, epoch), of which NumPy guarantees the raw stream.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcore.errors import PlanError
+from fedcore.params import Float32
+
+
+class Loop(msgspec.Struct, frozen=True, kw_only=True):
+    """How a pass sweeps the local examples.
+
+    `epochs` sweeps in batches of `batch_size`, at most `steps` steps in all when given; every sweep in a fresh order
+    when `shuffle`.
+    """
+
+    batch_size: int
+    epochs: int = 1
+    steps: int | None = None
+    shuffle: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "epochs", "steps"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise PlanError(f"{name} must be at least 1, not {value}")
+
+    def step_count(self, examples: int) -> int:
+        """Number of batches over `examples` local examples."""
+        total = self.epochs * -(-examples // self.batch_size)
+        return total if self.steps is None else min(total, self.steps)
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where in a task a device works: the key of every random number it draws."""
+
+    seed: int
+    round: int
+    slot: int
+
+
+def permutation(place: Place, pass_index: int, epoch: int, examples: int) -> NDArray[np.int64]:
+    """A random order of `examples` indices: the stable argsort of that many raw 64-bit outputs."""
+    tag = struct.pack("<QQQQQ", place.seed, place.round, place.slot, pass_index, epoch)
+    key = np.frombuffer(hashlib.sha256(b"muster.order.v1" + tag).digest()[:16], "<u8")
+    return np.argsort(np.random.Philox(key=key).random_raw(examples), kind="stable")
+
+
+def batches(loop: Loop, examples: int, place: Place, pass_index: int) -> Iterator[tuple[NDArray[np.int64], Float32]]:
+    """Yield `(indices (B,), mask (B,))` for every step of a pass.
+
+    B is always `loop.batch_size`: a short last batch is padded with its own first index under mask 0.
+    """
+    remaining = loop.step_count(examples)
+    for epoch in range(loop.epochs):
+        order = permutation(place, pass_index, epoch, examples) if loop.shuffle else np.arange(examples)
+        for start in range(0, examples, loop.batch_size):
+            if remaining == 0:
+                return
+            remaining -= 1
+            real = order[start : start + loop.batch_size]
+            indices = np.full(loop.batch_size, real[0], np.int64)
+            indices[: real.size] = real
+            mask = np.zeros(loop.batch_size, np.float32)
+            mask[: real.size] = 1
+            yield indices, mask

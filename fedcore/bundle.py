@@ -1,0 +1,114 @@
+"""A plan bundle: what `muster export` writes and a coordinator registers. A folder of `manifest.json` and `blobs/<sha256>`.
+
+Spec: docs/spec/plan.md §6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from fedcore.errors import DigestMismatch, PlanError
+from fedcore.plan import BlobRef, Plan, decode_versioned
+
+MANIFEST_VERSION = 1
+
+
+class AlgorithmRef(msgspec.Struct, frozen=True):
+    """The algorithm that the coordinator applies, with every setting spelled out."""
+
+    name: str
+    settings: dict[str, float | int | str]
+
+
+class Parity(msgspec.Struct, frozen=True):
+    """How far a pass on the real runtime is from torch: relative l2 of its carry after `steps` steps, the last masked."""
+
+    graph: str
+    steps: int
+    l2: float
+
+
+class Certificate(msgspec.Struct, frozen=True):
+    """Proof, made at export, that the graphs compute what torch computes."""
+
+    runtime: str
+    reference: str
+    opset: int
+    tolerance: float
+    parity: tuple[Parity, ...]
+
+    @property
+    def worst(self) -> float:
+        """The largest relative l2."""
+        return max(parity.l2 for parity in self.parity)
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """The server's half of a bundle; the device's half is the plan."""
+
+    version: int = MANIFEST_VERSION
+    name: str
+    model: str
+    algorithm: AlgorithmRef
+    plan: BlobRef
+    state: BlobRef
+    certificate: BlobRef
+
+
+class Bundle:
+    """A bundle on disk; every blob is checked against its digest as it is read."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        path = folder / "manifest.json"
+        if not path.is_file():
+            raise PlanError(f"{folder} is not a plan bundle: it has no manifest.json")
+        self.manifest = decode_versioned(path.read_bytes(), Manifest, MANIFEST_VERSION, "manifest")
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that devices receive."""
+        return Plan.decode(self.read(self.manifest.plan))
+
+    @property
+    def certificate(self) -> Certificate:
+        """The parity certificate."""
+        try:
+            return msgspec.json.decode(self.read(self.manifest.certificate), type=Certificate)
+        except msgspec.MsgspecError as error:
+            raise PlanError(f"malformed certificate: {error}") from error
+
+    def read(self, ref: BlobRef) -> bytes:
+        """A blob's bytes. Raises PlanError when it is missing, DigestMismatch when it was altered."""
+        path = self.folder / "blobs" / ref.sha256
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise PlanError(f"bundle {self.folder} lacks blob {ref.sha256[:12]}…: {error}") from error
+        return ref.check(data)
+
+    def blobs(self) -> Iterable[tuple[BlobRef, bytes]]:
+        """Every blob that the manifest and the plan name, checked."""
+        refs = [self.manifest.plan, self.manifest.state, self.manifest.certificate]
+        refs += [ref for graphs in self.plan.graphs.values() for ref in graphs.values()]
+        for ref in dict.fromkeys(refs):
+            yield ref, self.read(ref)
+
+    @classmethod
+    def write(cls, folder: Path, manifest: Manifest, blobs: Iterable[bytes]) -> Bundle:
+        """Write a bundle; the manifest comes last, so a folder with one is complete.
+
+        Raises DigestMismatch when a blob that the manifest names was not given.
+        """
+        (folder / "blobs").mkdir(parents=True, exist_ok=True)
+        given = {BlobRef.of(blob): blob for blob in blobs}
+        for ref in (manifest.plan, manifest.state, manifest.certificate):
+            if ref not in given:
+                raise DigestMismatch(f"the manifest names blob {ref.sha256[:12]}…, which was not given")
+        for ref, blob in given.items():
+            (folder / "blobs" / ref.sha256).write_bytes(blob)
+        (folder / "manifest.json").write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2))
+        return cls(folder)

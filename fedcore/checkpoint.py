@@ -1,0 +1,58 @@
+"""Named flat vectors as safetensors bytes: server state, what a device receives, and what it reports.
+
+Spec: docs/spec/params.md. Nothing here can execute code on load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from fedcore.errors import SchemaError
+from fedcore.params import Float32
+
+
+class VectorSpec(msgspec.Struct, frozen=True):
+    """A named float32 vector of `size` values; a scalar is a vector of size 1."""
+
+    name: str
+    size: int
+
+
+def specs_of(vectors: Mapping[str, Float32]) -> tuple[VectorSpec, ...]:
+    """The specs that `vectors` satisfy, in their order."""
+    return tuple(VectorSpec(name, int(vector.size)) for name, vector in vectors.items())
+
+
+def encode(vectors: Mapping[str, Float32]) -> bytes:
+    """Safetensors bytes of float32 vectors; equal vectors give equal bytes.
+
+    Raises SchemaError when a value is not a one-dimensional float32 array.
+    """
+    for name, vector in vectors.items():
+        if vector.dtype != np.float32 or vector.ndim != 1:
+            raise SchemaError(f"vector {name!r} is {vector.dtype}{list(vector.shape)}, expected float32 (n,)")
+    return safetensors.numpy.save({name: np.ascontiguousarray(vector) for name, vector in vectors.items()})
+
+
+def decode(data: bytes, specs: Sequence[VectorSpec]) -> dict[str, Float32]:
+    """The vectors in `data`, in the order of `specs`.
+
+    Raises SchemaError when the bytes are not safetensors, or do not hold exactly the vectors of `specs`.
+    """
+    try:
+        vectors = safetensors.numpy.load(data)
+    except (safetensors.SafetensorError, KeyError, ValueError) as error:
+        raise SchemaError(f"not a safetensors file: {error}") from error
+    expected = {spec.name: spec.size for spec in specs}
+    if set(vectors) != set(expected):
+        raise SchemaError(f"vectors are {sorted(vectors)}, expected {sorted(expected)}")
+    for name, size in expected.items():
+        vector = vectors[name]
+        if vector.dtype != np.float32 or vector.shape != (size,):
+            raise SchemaError(f"vector {name!r} is {vector.dtype}{list(vector.shape)}, expected float32[{size}]")
+    return {name: vectors[name] for name in expected}

@@ -1,0 +1,43 @@
+"""Errors of the shared core.
+
+FedcoreError
+├── SchemaError             a vector or tensor does not have the declared name, shape or type
+├── PlanError               a plan or manifest is malformed or of an unknown version
+│   └── DigestMismatch      bytes do not have the digest that names them
+├── ReportError             a report has the wrong length or layout, or holds a non-finite number
+└── AlgorithmError
+    ├── UnknownAlgorithm    no algorithm has that name
+    └── InvalidSetting      the algorithm has no such setting, or the value is out of range
+"""
+
+
+class FedcoreError(Exception):
+    """Base of every error raised by `fedcore`."""
+
+
+class SchemaError(FedcoreError):
+    """A vector or tensor does not have the declared name, shape or type."""
+
+
+class PlanError(FedcoreError):
+    """A plan or manifest is malformed or of an unknown version."""
+
+
+class DigestMismatch(PlanError):
+    """Bytes do not have the digest that names them."""
+
+
+class ReportError(FedcoreError):
+    """A report has the wrong length or layout, or holds a non-finite number."""
+
+
+class AlgorithmError(FedcoreError):
+    """An algorithm was asked for in a way it cannot serve."""
+
+
+class UnknownAlgorithm(AlgorithmError):
+    """No algorithm has that name."""
+
+
+class InvalidSetting(AlgorithmError):
+    """The algorithm has no such setting, or the value is out of range."""

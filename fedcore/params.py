@@ -1,0 +1,87 @@
+"""A model is a flat float32 vector; its schema says which tensor lies where.
+
+Spec: docs/spec/params.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcore.errors import SchemaError
+
+Float32 = NDArray[np.float32]
+
+
+class TensorSpec(msgspec.Struct, frozen=True):
+    """One parameter tensor. Every parameter is float32; `shape` is empty for a scalar."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: Literal["float32"] = "float32"
+
+    @property
+    def size(self) -> int:
+        """Number of values."""
+        return math.prod(self.shape)
+
+
+class ParamSchema(msgspec.Struct, frozen=True):
+    """The tensors of a model in the order in which the flat vector concatenates them (row-major each)."""
+
+    tensors: tuple[TensorSpec, ...]
+
+    def __post_init__(self) -> None:
+        names = [tensor.name for tensor in self.tensors]
+        if len(set(names)) != len(names):
+            raise SchemaError(f"parameter names repeat: {sorted({n for n in names if names.count(n) > 1})}")
+
+    @property
+    def size(self) -> int:
+        """D, the length of the flat vector."""
+        return sum(tensor.size for tensor in self.tensors)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the canonical JSON of the tensor list, in hex: equal digests mean interchangeable vectors."""
+        return hashlib.sha256(msgspec.json.encode(self.tensors)).hexdigest()
+
+    def slices(self) -> Iterable[tuple[TensorSpec, slice]]:
+        """Each tensor with its range in the flat vector."""
+        start = 0
+        for tensor in self.tensors:
+            yield tensor, slice(start, start + tensor.size)
+            start += tensor.size
+
+    def flatten(self, tensors: Mapping[str, NDArray[np.generic]]) -> Float32:
+        """Concatenate named tensors into one float32 (D,) vector.
+
+        Raises SchemaError when a tensor is missing, unknown, of another shape or not float32.
+        """
+        unknown = sorted(set(tensors) - {tensor.name for tensor in self.tensors})
+        if unknown:
+            raise SchemaError(f"tensors that the schema does not name: {unknown}")
+        flat = np.empty(self.size, np.float32)
+        for spec, where in self.slices():
+            if spec.name not in tensors:
+                raise SchemaError(f"tensor {spec.name!r} is missing")
+            value = tensors[spec.name]
+            if value.shape != spec.shape or value.dtype != np.float32:
+                raise SchemaError(
+                    f"tensor {spec.name!r} is {value.dtype}{list(value.shape)}, "
+                    f"the schema says float32{list(spec.shape)}"
+                )
+            flat[where] = value.reshape(-1)
+        return flat
+
+    def unflatten(self, vector: Float32) -> dict[str, Float32]:
+        """Views of the vector's tensors by name. Raises SchemaError when the vector is not float32 (D,)."""
+        if vector.shape != (self.size,) or vector.dtype != np.float32:
+            raise SchemaError(f"vector is {vector.dtype}{list(vector.shape)}, the schema says float32[{self.size}]")
+        return {spec.name: vector[where].reshape(spec.shape) for spec, where in self.slices()}

@@ -1,0 +1,118 @@
+"""What a device executes. A plan is data: loops, graphs by digest, the examples it needs, the report it owes.
+
+Spec: docs/spec/plan.md. A plan names no algorithm; a device needs none of ours to run one of tomorrow's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Literal, TypeVar
+
+import msgspec
+
+from fedcore.batching import Loop
+from fedcore.checkpoint import VectorSpec
+from fedcore.errors import DigestMismatch, PlanError
+from fedcore.params import ParamSchema
+from fedcore.report import ReportLayout
+
+PLAN_VERSION = 1
+T = TypeVar("T")
+Dtype = Literal["float32", "int64", "int32", "uint8"]
+
+
+class BlobRef(msgspec.Struct, frozen=True):
+    """Immutable bytes, named by their SHA-256 in hex."""
+
+    sha256: str
+    size: int
+
+    @classmethod
+    def of(cls, data: bytes) -> BlobRef:
+        """The reference that `data` satisfies."""
+        return cls(hashlib.sha256(data).hexdigest(), len(data))
+
+    def check(self, data: bytes) -> bytes:
+        """`data` itself. Raises DigestMismatch when it is not what this reference names."""
+        actual = BlobRef.of(data)
+        if actual != self:
+            raise DigestMismatch(
+                f"blob {self.sha256[:12]}… ({self.size} bytes) arrived as {actual.sha256[:12]}… ({actual.size} bytes)"
+            )
+        return data
+
+
+class Field(msgspec.Struct, frozen=True):
+    """One array of an example; `shape` is that of a single example, without the batch axis."""
+
+    name: str
+    dtype: Dtype
+    shape: tuple[int, ...] = ()
+
+
+class ExampleSpec(msgspec.Struct, frozen=True):
+    """The examples a plan trains on: a collection in the device's store, and the arrays of each example."""
+
+    fields: tuple[Field, ...]
+    collection: str = "default"
+
+
+class PassPlan(msgspec.Struct, frozen=True):
+    """One pass: graph `<name>.begin`, then `<name>.step` for every batch of `loop`.
+
+    `metrics` names the sums that each step emits; the device adds them up over the pass.
+    """
+
+    name: str
+    loop: Loop
+    carry: tuple[VectorSpec, ...]
+    metrics: tuple[str, ...]
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a device needs to take part in a round, by value or by digest.
+
+    `graphs` maps a format ("onnx") to graph names (`<pass>.begin`, `<pass>.step`, `report`) to blobs.
+    """
+
+    version: int = PLAN_VERSION
+    name: str
+    schema: ParamSchema
+    broadcast: tuple[VectorSpec, ...]
+    examples: ExampleSpec
+    passes: tuple[PassPlan, ...]
+    report: ReportLayout
+    graphs: dict[str, dict[str, BlobRef]]
+
+    def __post_init__(self) -> None:
+        wanted = {f"{p.name}.{part}" for p in self.passes for part in ("begin", "step")} | {"report"}
+        for fmt, graphs in self.graphs.items():
+            if set(graphs) != wanted:
+                raise PlanError(f"format {fmt!r} has graphs {sorted(graphs)}, the passes need {sorted(wanted)}")
+
+    def encode(self) -> bytes:
+        """Canonical JSON: equal plans give equal bytes."""
+        return msgspec.json.encode(self, order="sorted")
+
+    @classmethod
+    def decode(cls, data: bytes) -> Plan:
+        """A plan from JSON. Raises PlanError when it is malformed or of another version."""
+        return decode_versioned(data, cls, PLAN_VERSION, "plan")
+
+
+class _Versioned(msgspec.Struct):
+    version: int
+
+
+def decode_versioned(data: bytes, kind: type[T], version: int, noun: str) -> T:
+    """Decode JSON of a known version: an unknown version is refused, an unknown field ignored.
+
+    Raises PlanError.
+    """
+    try:
+        found = msgspec.json.decode(data, type=_Versioned).version
+        if found != version:
+            raise PlanError(f"{noun} of version {found}, this installation knows {version}; update the older side")
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.MsgspecError as error:
+        raise PlanError(f"malformed {noun}: {error}") from error

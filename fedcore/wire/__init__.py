@@ -1,0 +1,1 @@
+"""The device protocol's messages and problems. Spec: docs/spec/wire.md."""

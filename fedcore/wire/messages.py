@@ -1,0 +1,111 @@
+"""Messages of the device protocol, as JSON. Spec: docs/spec/wire.md.
+
+Unknown fields are ignored, so a newer peer may add some; an unknown `version` is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeVar
+
+import msgspec
+
+from fedcore.plan import BlobRef
+
+WIRE_VERSION = 1
+T = TypeVar("T")
+
+RejectionReason = Literal["no-task", "not-eligible", "not-selected", "superseded", "shutting-down"]
+"""Why a device gets no work now; what each means stands in docs/spec/wire.md §3."""
+
+AbortReason = Literal["invalid-examples", "too-few-examples", "non-finite-report", "plan-refused", "runtime-failed"]
+"""Why a device gives up an assignment; what each means stands in docs/spec/wire.md §6."""
+
+
+class WireError(Exception):
+    """A message is malformed or of an unknown version."""
+
+
+class RetryWindow(msgspec.Struct, frozen=True):
+    """When to come back: a time drawn uniformly between the two, in seconds from now."""
+
+    min_s: float
+    max_s: float
+
+
+class CheckIn(msgspec.Struct, frozen=True, kw_only=True):
+    """`POST /v1/populations/{population}/checkins`: a device is willing and says what it can run."""
+
+    version: int = WIRE_VERSION
+    device: str
+    runtime: str
+    formats: tuple[str, ...]
+    examples: dict[str, int]
+
+
+class Accepted(msgspec.Struct, frozen=True, tag="accepted", tag_field="outcome"):
+    """The device may wait for an assignment in this session."""
+
+    session: str
+
+
+class Rejected(msgspec.Struct, frozen=True, tag="rejected", tag_field="outcome"):
+    """There is nothing for the device now."""
+
+    reason: RejectionReason
+    retry: RetryWindow
+
+
+class Assignment(msgspec.Struct, frozen=True, kw_only=True, tag="assigned", tag_field="outcome"):
+    """`POST /v1/sessions/{session}/assignments`: one device's part in one round.
+
+    `seed`, `round` and `slot` key every random number of the session; `report_within_s` counts from the answer, so a
+    device's clock does not matter.
+    """
+
+    version: int = WIRE_VERSION
+    assignment: str
+    task: str
+    round: int
+    attempt: int
+    slot: int
+    seed: int
+    plan: BlobRef
+    checkpoint: BlobRef
+    report_within_s: float
+
+
+class Receipt(msgspec.Struct, frozen=True, kw_only=True):
+    """`PUT /v1/assignments/{assignment}/report`: the report was counted, once. A replay gets the same bytes."""
+
+    assignment: str
+    task: str
+    round: int
+    sha256: str
+
+
+class Abort(msgspec.Struct, frozen=True):
+    """`POST /v1/assignments/{assignment}:abort`: the device gives up, and why."""
+
+    reason: AbortReason
+    detail: str = ""
+
+
+CheckInAnswer = Accepted | Rejected
+AssignmentAnswer = Assignment | Rejected
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    """JSON bytes of a message."""
+    return msgspec.json.encode(message)
+
+
+def decode(data: bytes, kind: type[T]) -> T:
+    """A message from JSON. Raises WireError, saying which field is wrong."""
+    try:
+        message = msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise WireError(str(error)) from error
+    version = getattr(message, "version", WIRE_VERSION)
+    if version != WIRE_VERSION:
+        raise WireError(f"message version {version} is unknown here; this side speaks version {WIRE_VERSION}")
+    return message

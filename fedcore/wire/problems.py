@@ -1,0 +1,57 @@
+"""Every error over HTTP is an RFC 9457 problem document of a type registered here. Spec: docs/spec/wire.md §7."""
+
+from __future__ import annotations
+
+import msgspec
+
+from fedcore.wire.messages import RetryWindow
+
+PROBLEM_TYPE = "application/problem+json"
+URN = "urn:muster:problem:"
+
+
+class ProblemKind(msgspec.Struct, frozen=True):
+    """A registered type: its HTTP status and its title."""
+
+    status: int
+    title: str
+
+
+PROBLEMS = {
+    "malformed-message": ProblemKind(400, "The request is not a message of this protocol"),
+    "unknown-resource": ProblemKind(404, "There is nothing at this address"),
+    "method-not-allowed": ProblemKind(405, "This address does not take this method"),
+    "unknown-population": ProblemKind(404, "No population has this name"),
+    "unknown-session": ProblemKind(404, "The session does not exist or has ended; check in again"),
+    "unknown-assignment": ProblemKind(404, "No assignment has this id"),
+    "unknown-blob": ProblemKind(404, "No blob has this digest"),
+    "conflicting-report": ProblemKind(409, "Another report was already accepted for this assignment"),
+    "no-longer-needed": ProblemKind(410, "The round no longer needs this report"),
+    "too-large": ProblemKind(413, "The body is larger than this address accepts"),
+    "range-not-satisfiable": ProblemKind(416, "The requested range lies outside the blob"),
+    "digest-mismatch": ProblemKind(422, "The body does not have the digest that Content-Digest names"),
+    "invalid-report": ProblemKind(422, "The body is not a report of this assignment's layout"),
+    "internal": ProblemKind(500, "The coordinator failed; nothing was counted"),
+    "unavailable": ProblemKind(503, "The coordinator cannot serve this now; try again"),
+}
+
+
+class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A problem document: what happened and what to do, in `detail`."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    retry: RetryWindow | None = None
+
+    @property
+    def slug(self) -> str:
+        """The registered name, without the URN prefix."""
+        return self.type.removeprefix(URN)
+
+
+def problem(slug: str, detail: str, retry: RetryWindow | None = None) -> Problem:
+    """A problem document of a registered type."""
+    kind = PROBLEMS[slug]
+    return Problem(URN + slug, kind.title, kind.status, detail, retry)
