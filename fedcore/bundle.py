@@ -1,4 +1,4 @@
-"""A plan bundle: what `muster export` writes and a coordinator registers. A folder of `manifest.json` and `blobs/<sha256>`.
+"""A plan bundle, what `muster export` writes and a coordinator registers: `manifest.json` and `blobs/<sha256>`.
 
 Spec: docs/spec/plan.md §6.
 """
@@ -24,7 +24,7 @@ class AlgorithmRef(msgspec.Struct, frozen=True):
 
 
 class Parity(msgspec.Struct, frozen=True):
-    """How far a pass on the real runtime is from torch: relative l2 of its carry after `steps` steps, the last masked."""
+    """How far a graph on the real runtime is from torch: relative l2 after `steps` steps, the last one masked."""
 
     graph: str
     steps: int
@@ -78,7 +78,7 @@ class Bundle:
         """The parity certificate."""
         try:
             return msgspec.json.decode(self.read(self.manifest.certificate), type=Certificate)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise PlanError(f"malformed certificate: {error}") from error
 
     def read(self, ref: BlobRef) -> bytes:

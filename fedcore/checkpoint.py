@@ -7,20 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import msgspec
 import numpy as np
 import safetensors
 import safetensors.numpy
 
 from fedcore.errors import SchemaError
-from fedcore.params import Float32
+from fedcore.params import Float32, VectorSpec
 
-
-class VectorSpec(msgspec.Struct, frozen=True):
-    """A named float32 vector of `size` values; a scalar is a vector of size 1."""
-
-    name: str
-    size: int
+__all__ = ["VectorSpec", "decode", "encode", "specs_of"]
 
 
 def specs_of(vectors: Mapping[str, Float32]) -> tuple[VectorSpec, ...]:

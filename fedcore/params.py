@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Mapping
-from typing import Literal
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -18,18 +18,28 @@ from fedcore.errors import SchemaError
 
 Float32 = NDArray[np.float32]
 
+Size: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+"""A length; decoding refuses a negative one."""
+
 
 class TensorSpec(msgspec.Struct, frozen=True):
     """One parameter tensor. Every parameter is float32; `shape` is empty for a scalar."""
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[Size, ...]
     dtype: Literal["float32"] = "float32"
 
     @property
     def size(self) -> int:
         """Number of values."""
         return math.prod(self.shape)
+
+
+class VectorSpec(msgspec.Struct, frozen=True):
+    """A named flat float32 vector of `size` values; a scalar is a vector of size 1."""
+
+    name: str
+    size: Size
 
 
 class ParamSchema(msgspec.Struct, frozen=True):

@@ -11,9 +11,8 @@ from typing import Literal, TypeVar
 import msgspec
 
 from fedcore.batching import Loop
-from fedcore.checkpoint import VectorSpec
-from fedcore.errors import DigestMismatch, PlanError
-from fedcore.params import ParamSchema
+from fedcore.errors import DigestMismatch, PlanError, ReportError, SchemaError
+from fedcore.params import ParamSchema, Size, VectorSpec
 from fedcore.report import ReportLayout
 
 PLAN_VERSION = 1
@@ -43,11 +42,15 @@ class BlobRef(msgspec.Struct, frozen=True):
 
 
 class Field(msgspec.Struct, frozen=True):
-    """One array of an example; `shape` is that of a single example, without the batch axis."""
+    """One array of an example; `shape` is that of a single example, without the batch axis.
+
+    `high` bounds integers: they lie in 0 … high − 1 (classes of a label, words of a vocabulary).
+    """
 
     name: str
     dtype: Dtype
-    shape: tuple[int, ...] = ()
+    shape: tuple[Size, ...] = ()
+    high: int | None = None
 
 
 class ExampleSpec(msgspec.Struct, frozen=True):
@@ -114,5 +117,5 @@ def decode_versioned(data: bytes, kind: type[T], version: int, noun: str) -> T:
         if found != version:
             raise PlanError(f"{noun} of version {found}, this installation knows {version}; update the older side")
         return msgspec.json.decode(data, type=kind)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, SchemaError, ReportError) as error:
         raise PlanError(f"malformed {noun}: {error}") from error

@@ -13,9 +13,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcore.checkpoint import VectorSpec
 from fedcore.errors import ReportError
-from fedcore.params import Float32
+from fedcore.params import Float32, Size, VectorSpec
 
 Weighting = Literal["examples", "uniform"]
 WEIGHT = "weight"
@@ -25,7 +24,7 @@ class Segment(msgspec.Struct, frozen=True):
     """One named range of the report. `labels` names the values of a metrics segment."""
 
     name: str
-    size: int
+    size: Size
     reduction: Literal["mean", "sum"]
     labels: tuple[str, ...] = ()
 
@@ -40,6 +39,9 @@ class ReportLayout(msgspec.Struct, frozen=True):
         names = [segment.name for segment in self.segments]
         if len(set(names)) != len(names) or names.count(WEIGHT) != 1:
             raise ReportError(f"segments must be distinct and hold one {WEIGHT!r}: {names}")
+        weight = self.segments[names.index(WEIGHT)]
+        if weight.size != 1 or weight.reduction != "sum":
+            raise ReportError(f"segment {WEIGHT!r} must be one value that is summed, not {weight}")
 
     @property
     def size(self) -> int:

@@ -1,6 +1,6 @@
 """The contract between an algorithm and everything that runs it.
 
-An algorithm is a few pure functions on flat vectors that use nothing but operators (`+ - * / **`, slicing, `.sum()`), so
+An algorithm is a few pure functions on flat vectors that use nothing but operators (`+ - * / **`, slicing, `.sum()`):
 the same source runs on NumPy float64 arrays (coordinator, tests), on torch tensors with a leading client axis
 (simulator), and under tracing (export). Shapes: `x_D` is `(D,)` or, batched over K clients, `(K, D)`. A scalar is a
 vector of size 1, `(1,)` or `(K, 1)`, so both cases broadcast. Functions never write into an argument.

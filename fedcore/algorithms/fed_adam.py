@@ -1,7 +1,7 @@
 """FedAdam: the mean delta is a pseudo-gradient for an adaptive server optimizer.
 
 Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan, "Adaptive federated optimization", ICLR 2021,
-Algorithm 2. Trap: this is not torch's Adam. There is no bias correction, τ is added outside the root, and v starts at τ².
+Algorithm 2. Trap: this is not torch's Adam. There is no bias correction, τ stands outside the root, v starts at τ².
 """
 
 from __future__ import annotations

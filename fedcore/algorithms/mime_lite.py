@@ -5,9 +5,9 @@ learning", NeurIPS 2021, Algorithm 1 (MimeLite) with the base optimizers of its 
 
 With U the base optimizer's step and V the move of its state s:
 
-    on the phone    y starts at the received x, then for every batch   y −= client_lr · U(g(y), s)     s stays fixed
-                    and one more sweep gathers                         c_i = ∇F_i(x)                   all local examples
-    on the server   x += server_lr · mean(y_i − x)                     then once                       s ← V(mean(c_i), s)
+    on the phone    y starts at the received x; for every batch   y −= client_lr · U(g(y), s)   s stays fixed
+                    and one more sweep gathers                    c_i = ∇F_i(x)                 all local examples
+    on the server   x += server_lr · mean(y_i − x), then once     s ← V(mean(c_i), s)
 
     momentum  s = m      U(g, s) = β₁ m + (1 − β₁) g                    V: m ← β₁ m + (1 − β₁) c
     adam      s = m, v   U(g, s) = (β₁ m + (1 − β₁) g) / (√v + ε)       V: m as above, v ← β₂ v + (1 − β₂) c²

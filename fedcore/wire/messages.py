@@ -103,7 +103,7 @@ def decode(data: bytes, kind: type[T]) -> T:
     """A message from JSON. Raises WireError, saying which field is wrong."""
     try:
         message = msgspec.json.decode(data, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise WireError(str(error)) from error
     version = getattr(message, "version", WIRE_VERSION)
     if version != WIRE_VERSION:

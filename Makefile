@@ -1,0 +1,42 @@
+# One task runner. Every target sets up .venv by itself; nothing is installed outside it.
+# ARGS is handed on:  make test ARGS="tests/fedcore -x"    make demo ARGS="--rounds 5"
+
+PYTHON ?= python3
+ARGS ?=
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test check format clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+
+install: $(INSTALLED) ## make .venv and install Muster with everything that development needs
+
+demo: $(INSTALLED) ## train on handwritten digits: a real coordinator, emulated devices, a table of results
+	$(BIN)/muster demo $(ARGS)
+
+test: $(INSTALLED) ## run all tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(ARGS)
+
+check: $(INSTALLED) ## formatting, lint, types, and which package may import which
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(INSTALLED) ## rewrite the sources in the one format, and mend what the linter can mend
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean: ## remove .venv, caches and outputs
+	rm -rf .venv build dist out *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamp is newer than pyproject.toml exactly when what that file asks for has been installed.
+$(INSTALLED): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Muster needs Python 3.11 or newer; name one with PYTHON=...")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@

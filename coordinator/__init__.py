@@ -1,0 +1,1 @@
+"""The coordinator: check-in, selection, rounds, aggregation and their durable state, as one service."""

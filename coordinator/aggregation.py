@@ -1,0 +1,83 @@
+"""From summed reports to the next server state, in float64; nothing of a single device is ever kept.
+
+Legend: D parameters, L values of a report. Spec: docs/spec/rounds.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator.errors import InvalidTask, NonFiniteState
+from fedcore import checkpoint
+from fedcore.algorithms.algorithm import Algorithm
+from fedcore.checkpoint import VectorSpec
+from fedcore.errors import ReportError
+from fedcore.params import Float32
+from fedcore.plan import Plan
+from fedcore.report import ReportLayout
+
+Vectors = dict[str, Float32]
+
+
+class ReportSum:
+    """The running sum of a round's reports: float64 (L,), whatever the size of the cohort."""
+
+    def __init__(self, size: int) -> None:
+        self.total_L: NDArray[np.float64] = np.zeros(size)
+
+    def add(self, report_L: Float32) -> None:
+        """Fold one report in."""
+        self.total_L += report_L
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate:
+    """What a round made: the server state after it, what devices get next, and mean metrics."""
+
+    state: Vectors
+    broadcast: Vectors
+    metrics: dict[str, float]
+
+
+def state_specs(plan: Plan, algorithm: Algorithm) -> tuple[VectorSpec, ...]:
+    """The vectors of the algorithm's server state for the plan's model."""
+    return checkpoint.specs_of(algorithm.init(np.zeros(plan.schema.size, np.float32)))
+
+
+def aggregate(layout: ReportLayout, algorithm: Algorithm, state: Vectors, total_L: NDArray[np.float64]) -> Aggregate:
+    """Apply the mean of the summed reports to `state`: float64 throughout, rounded to float32 at the end.
+
+    Raises ReportError when the summed weight is not positive, NonFiniteState naming the first bad vector.
+    """
+    # Overflow is looked for in the result, where it can be named; a warning would only say that it happened.
+    with np.errstate(all="ignore"):
+        parts = layout.split(total_L)
+        updated = algorithm.update({name: value.astype(np.float64) for name, value in state.items()}, parts)
+        rounded = {name: value.astype(np.float32) for name, value in updated.items()}
+    for name, value in rounded.items():
+        if not np.isfinite(value).all():
+            raise NonFiniteState(f"after the update, vector {name!r} of the server state holds a non-finite number")
+    return Aggregate(rounded, algorithm.broadcast(rounded), layout.metrics(parts))
+
+
+def check_fit(plan: Plan, algorithm: Algorithm, state: Vectors) -> None:
+    """Rehearse one round, so that plan, algorithm and initial state are known to fit before a device is bothered.
+
+    Raises InvalidTask saying what does not fit.
+    """
+    if plan.report.weighting != algorithm.weighting:
+        raise InvalidTask(f"the plan weighs by {plan.report.weighting}, the algorithm by {algorithm.weighting}")
+    broadcast = checkpoint.specs_of(algorithm.broadcast(state))
+    if set(broadcast) != set(plan.broadcast):
+        raise InvalidTask(f"the algorithm broadcasts {broadcast}, the plan expects {plan.broadcast}")
+    if VectorSpec("params", plan.schema.size) not in broadcast:
+        raise InvalidTask(f"the model has {plan.schema.size} parameters, the broadcast is {broadcast}")
+    try:
+        after = aggregate(plan.report, algorithm, state, np.ones(plan.report.size))
+    except (KeyError, ValueError, ReportError, NonFiniteState) as error:
+        raise InvalidTask(f"the algorithm cannot be applied to the plan's report: {error!r}") from error
+    if checkpoint.specs_of(after.state) != checkpoint.specs_of(state):
+        raise InvalidTask("the algorithm changes the shape of its own state")

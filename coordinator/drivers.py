@@ -1,0 +1,199 @@
+"""The driver: the one thread that changes state. Requests queue up; each turn commits what has come, all at once.
+
+A turn is: look for changed tasks, answer what memory alone can answer, commit reports and round changes in one
+transaction, only then adopt them in memory and answer, close rounds that have their reports, dismiss who waited enough.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import TypeVar
+
+from coordinator.aggregation import Aggregate, ReportSum, aggregate, state_specs
+from coordinator.errors import NonFiniteState, Refusal, Unavailable, UnknownPopulation
+from coordinator.ledger import Draft, Job, Running, next_event
+from coordinator.pool import Pool, Session
+from coordinator.rounds import Abandon, Aggregated, RoundState, TaskState, step
+from coordinator.selection import Capabilities
+from coordinator.store.rows import Snapshot
+from coordinator.submissions import Arrive, GiveUp, HangUp, Report, Request, Submission, Wait
+from coordinator.tasks import CoordinatorStore
+from fedcore import algorithms, checkpoint
+from fedcore.errors import ReportError
+from fedcore.wire.messages import Accepted, CheckInAnswer, Rejected, RejectionReason, RetryWindow
+
+T = TypeVar("T")
+_LOG = logging.getLogger(__name__)
+_TICK_S = 0.05
+_POLL_S = 0.25
+_RETRY_S = 1.0
+_BATCH = 512
+
+
+class Driver:
+    """Runs the rounds of every task in a store. One per store: a second one would abandon the rounds of the first."""
+
+    def __init__(
+        self,
+        store: CoordinatorStore,
+        retry: RetryWindow,
+        queue_limit: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._retry = retry
+        self._clock = clock
+        self._queue: queue.Queue[Submission] = queue.Queue(queue_limit)
+        self._thread = threading.Thread(target=self._loop, name="driver")
+        self._draining = threading.Event()
+        self._stopping = threading.Event()
+        self._pool = Pool()
+        self._populations: frozenset[str] = frozenset()
+        self._jobs: dict[str, Job] = {}
+        self._running: dict[str, Running] = {}
+        self._sums: dict[int, ReportSum] = {}
+        self._next_poll = self._next_try = -float("inf")
+
+    @property
+    def alive(self) -> bool:
+        """Whether requests are being answered."""
+        return self._thread.is_alive()
+
+    def recover(self) -> None:
+        """Abandon what an earlier process left running: its sums are gone. The rounds are tried again."""
+        with self._store.database.writing() as records:
+            abandoned = records.abandon_unfinished_rounds("restart")
+        if abandoned:
+            _LOG.warning("abandoned %d rounds that a restart interrupted", abandoned)
+
+    def start(self) -> None:
+        """Recover, then answer requests until `stop`."""
+        self.recover()
+        self._thread.start()
+
+    def drain(self) -> None:
+        """Send waiting and arriving devices away; reports are still taken."""
+        self._draining.set()
+
+    def stop(self) -> None:
+        """Drain, answer what is queued, and end the thread."""
+        self.drain()
+        self._stopping.set()
+        self._thread.join()
+
+    def submit(self, request: Request[T]) -> Future[T]:
+        """Queue a request. Raises Unavailable when too many wait already, or nobody answers any more."""
+        future: Future[T] = Future()
+        try:
+            if self._stopping.is_set():
+                raise queue.Full
+            self._queue.put_nowait(Submission(request, future))
+        except queue.Full as error:
+            raise Unavailable("too many requests are waiting, or the service is stopping; come back later") from error
+        return future
+
+    def turn(self, inbox: Sequence[Submission]) -> None:
+        """Do everything that is due now, and answer `inbox`."""
+        now = self._clock()
+        if now >= self._next_poll:
+            self._poll(now)
+        durable = [s for s in inbox if isinstance(s.request, Report | GiveUp)]
+        for submission in inbox:
+            self._answer_from_memory(submission, now)
+        if durable or (now >= self._next_try and self._anything_due(now)):
+            self._commit(durable, now)
+        if now >= self._next_try:
+            self._close_rounds(now)
+        self._dismiss(now)
+
+    # --- the thread
+
+    def _loop(self) -> None:
+        while not (self._stopping.is_set() and self._queue.empty()):
+            inbox = self._take()
+            try:
+                self.turn(inbox)
+            except Exception:
+                # A bug, or a database that cannot even be read: the thread must outlive it, and nobody may hang.
+                _LOG.exception("a turn failed")
+                for submission in inbox:
+                    _settle(submission.future, Unavailable("the coordinator failed; nothing was counted"))
+                time.sleep(_TICK_S)
+        self._dismiss(self._clock())
+
+    def _take(self) -> list[Submission]:
+        inbox: list[Submission] = []
+        try:
+            wait_s = min(_TICK_S, max(0.0, self._next_poll - self._clock()))
+            inbox.append(self._queue.get(timeout=wait_s) if wait_s else self._queue.get_nowait())
+            while len(inbox) < _BATCH:
+                inbox.append(self._queue.get_nowait())
+        except queue.Empty:
+            pass
+        return [submission for submission in inbox if submission.future.set_running_or_notify_cancel()]
+
+    # --- memory alone
+
+    def _poll(self, now: float) -> None:
+        with self._store.database.reading() as records:
+            self._populations = records.populations()
+            tasks = records.tasks(TaskState.ACTIVE, TaskState.PAUSED)
+        self._jobs = {task.id: Job.of(task, self._store.plan(task.plan_sha256)) for task in tasks}
+        self._next_poll = now + _POLL_S
+
+    def _answer_from_memory(self, submission: Submission, now: float) -> None:
+        try:
+            match submission.request:
+                case Arrive(_, _) as request:
+                    submission.future.set_result(self._arrive(request, now))
+                case Wait(session, wait_s):
+                    self._pool.wait(session, submission.future, now + wait_s, now)
+                case HangUp(session):
+                    self._pool.hang_up(session, now)
+                    submission.future.set_result(None)
+        except Refusal as refusal:
+            submission.future.set_exception(refusal)
+
+    def _arrive(self, request: Arrive, now: float) -> CheckInAnswer:
+        if request.population not in self._populations:
+            self._poll(now)
+        if request.population not in self._populations:
+            raise UnknownPopulation(f"no population is called {request.population!r}")
+        device = Capabilities(frozenset(request.message.formats), request.message.examples)
+        offers = [job for job in self._jobs.values() if job.task.settings.population == request.population]
+        offers = [job for job in offers if job.task.state is TaskState.ACTIVE]
+        if self._draining.is_set():
+            return self._rejected("shutting-down")
+        if not any(job.needs.met_by(device) for job in offers):
+            return self._rejected("not-eligible" if offers else "no-task")
+        session, older = self._pool.enter(request.population, request.message.device, device, now)
+        for visit in older:
+            self._pool.reject(visit, self._rejected("superseded"))
+        return Accepted(session)
+
+    def _dismiss(self, now: float) -> None:
+        waiting = list(self._pool.waiting())
+        if self._draining.is_set():
+            self._reject(waiting, "shutting-down")
+        self._reject(self._pool.overdue(now), "not-selected")
+        self._reject([session for session in waiting if not self._has_offer(session)], "no-task")
+
+    def _has_offer(self, session: Session) -> bool:
+        return any(
+            (job.task.state is TaskState.ACTIVE or job.task.id in self._running)
+            and job.task.settings.population == session.population
+            and job.needs.met_by(session.capabilities)
+            for job in self._jobs.values()
+        )
+
+    def _reject(self, sessions: Sequence[Session], reason: RejectionReason) -> None:
+        for session in sessions:
+            self._pool.reject(session, self._rejected(reason))
+
+    def _rejected(self, reason: RejectionReason) -> Rejected:
+        return Rejected(reason, self._retry)

@@ -1,0 +1,146 @@
+"""Errors of the coordinator.
+
+CoordinatorError
+├── UnsupportedDatabase     the database URL names something this version cannot use
+├── StoreConflict           a row is not in the state that this process believed: another one changed it
+├── UnexpectedEvent         a state machine was handed an event that its state cannot take (a bug in the caller)
+├── NonFiniteState          the algorithm's next state holds an infinite or undefined number
+├── TaskError
+│   ├── InvalidTask         the task's settings contradict each other, or do not fit the bundle
+│   ├── UnknownTask         no task has that id
+│   ├── UnknownRound        the task has no such round, or it was not committed
+│   └── TaskEnded           the task is over, or not in a state that the operation starts from
+└── Refusal                 what a device is told; each is one problem type of fedcore.wire.problems
+    ├── MalformedMessage · UnknownPopulation · UnknownSession · UnknownAssignment · UnknownBlob
+    ├── ConflictingReport · DigestMismatch · InvalidReport · TooLarge · RangeNotSatisfiable
+    └── NoLongerNeeded · Unavailable        (both carry a retry window)
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class CoordinatorError(Exception):
+    """Base of every error raised by `coordinator`."""
+
+
+class UnsupportedDatabase(CoordinatorError):
+    """The database URL names something this version cannot use."""
+
+
+class StoreConflict(CoordinatorError):
+    """A row is not in the state that this process believed: another one changed it."""
+
+
+class UnexpectedEvent(CoordinatorError):
+    """A state machine was handed an event that its state cannot take."""
+
+
+class NonFiniteState(CoordinatorError):
+    """The algorithm's next state holds an infinite or undefined number."""
+
+
+class TaskError(CoordinatorError):
+    """An operator asked for something that cannot be done to a task."""
+
+
+class InvalidTask(TaskError):
+    """The task's settings contradict each other, or do not fit the bundle."""
+
+
+class UnknownTask(TaskError):
+    """No task has that id."""
+
+
+class UnknownRound(TaskError):
+    """The task has no such round, or it was not committed."""
+
+
+class TaskEnded(TaskError):
+    """The task is over, or not in a state that the operation starts from."""
+
+
+class Refusal(CoordinatorError):
+    """What a device is told: `slug` names the problem type, the message is its detail."""
+
+    slug: ClassVar[str]
+    retriable: ClassVar[bool] = False
+
+
+class MalformedMessage(Refusal):
+    """The request is not a message of this protocol."""
+
+    slug = "malformed-message"
+
+
+class UnknownPopulation(Refusal):
+    """No population has this name."""
+
+    slug = "unknown-population"
+
+
+class UnknownSession(Refusal):
+    """The session does not exist or has ended."""
+
+    slug = "unknown-session"
+
+
+class UnknownAssignment(Refusal):
+    """No assignment has this id."""
+
+    slug = "unknown-assignment"
+
+
+class UnknownBlob(Refusal):
+    """No blob that devices may have has this digest."""
+
+    slug = "unknown-blob"
+
+
+class ConflictingReport(Refusal):
+    """Another report was already accepted for this assignment."""
+
+    slug = "conflicting-report"
+
+
+class DigestMismatch(Refusal):
+    """The body does not have the digest that Content-Digest names."""
+
+    slug = "digest-mismatch"
+
+
+class InvalidReport(Refusal):
+    """The body is not a report of this assignment's layout."""
+
+    slug = "invalid-report"
+
+
+class TooLarge(Refusal):
+    """The body is larger than this address accepts."""
+
+    slug = "too-large"
+
+
+class RangeNotSatisfiable(Refusal):
+    """The requested range lies outside the blob, which has `size` bytes."""
+
+    slug = "range-not-satisfiable"
+
+    def __init__(self, size: int) -> None:
+        super().__init__(f"the blob has {size} bytes")
+        self.size = size
+
+
+class NoLongerNeeded(Refusal):
+    """The round no longer needs this report."""
+
+    slug = "no-longer-needed"
+    retriable = True
+
+
+class Unavailable(Refusal):
+    """The coordinator cannot serve this now."""
+
+    slug = "unavailable"
+    retriable = True

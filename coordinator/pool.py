@@ -1,0 +1,100 @@
+"""Sessions, in memory only: who checked in, who waits, who was given what. A restart forgets them all."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import msgspec
+
+from coordinator.errors import UnknownSession
+from coordinator.selection import Capabilities, Needs
+from fedcore.wire.messages import Assignment, AssignmentAnswer, Rejected
+
+_IDLE_S = 60.0
+"""How long a session lives on when its device does not wait."""
+
+
+@dataclass(slots=True)
+class Session:
+    """One device's visit. It waits while it has `answer`; `until` ends the wait, the assignment or the session."""
+
+    id: str
+    population: str
+    device: str
+    capabilities: Capabilities
+    until: float
+    answer: Future[AssignmentAnswer] | None = None
+    assignment: Assignment | None = None
+
+
+class Pool:
+    """Every live session. At most one per device: a newer visit ends the older."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[str, Session] = {}
+        self._devices: dict[tuple[str, str], str] = {}
+
+    def enter(self, population: str, device: str, capabilities: Capabilities, now: float) -> tuple[str, list[Session]]:
+        """Start a visit; answers its session id and the visit that it ends, if the device had one."""
+        session_id = secrets.token_urlsafe(16)
+        older = self._sessions.get(self._devices.get((population, device), ""))
+        self._sessions[session_id] = Session(session_id, population, device, capabilities, now + _IDLE_S)
+        self._devices[population, device] = session_id
+        return session_id, [] if older is None else [older]
+
+    def wait(self, session_id: str, answer: Future[AssignmentAnswer], until: float, now: float) -> None:
+        """Park `answer` until the session is given an assignment or rejected.
+
+        A session that was given one already hears it again: the first answer may have been lost on its way.
+        Raises UnknownSession.
+        """
+        session = self._sessions.get(session_id)
+        if session is None:
+            raise UnknownSession("the session does not exist or has ended; check in again")
+        if session.assignment is not None:
+            answer.set_result(msgspec.structs.replace(session.assignment, report_within_s=session.until - now))
+            return
+        if session.answer is not None:
+            raise UnknownSession("the session waits already, on another connection")
+        session.answer, session.until = answer, until
+
+    def hang_up(self, session_id: str, now: float) -> None:
+        """Stop waiting, unless the session has been answered already."""
+        session = self._sessions.get(session_id)
+        if session is not None and session.answer is not None:
+            session.answer.set_result(None)  # type: ignore[arg-type]
+            session.answer, session.until = None, now + _IDLE_S
+
+    def waiting(self) -> Iterator[Session]:
+        """Every session that waits, in order of arrival."""
+        return (session for session in self._sessions.values() if session.answer is not None)
+
+    def eligible(self, population: str, needs: Needs) -> list[Session]:
+        """Who waits and may take part."""
+        return [s for s in self.waiting() if s.population == population and needs.met_by(s.capabilities)]
+
+    def assign(self, session: Session, assignment: Assignment, until: float) -> None:
+        """Answer a waiting session with its assignment."""
+        answer, session.answer = session.answer, None
+        session.assignment, session.until = assignment, until
+        if answer is not None:
+            answer.set_result(assignment)
+
+    def reject(self, session: Session, rejected: Rejected) -> None:
+        """End a session, telling its device why when it waits."""
+        self._sessions.pop(session.id, None)
+        if self._devices.get((session.population, session.device)) == session.id:
+            del self._devices[session.population, session.device]
+        if session.answer is not None:
+            session.answer.set_result(rejected)
+
+    def overdue(self, now: float) -> list[Session]:
+        """Sessions whose time is up."""
+        return [session for session in self._sessions.values() if session.until <= now]
+
+    def assigned(self, task: str) -> list[Session]:
+        """Sessions that hold an assignment of a task."""
+        return [s for s in self._sessions.values() if s.assignment is not None and s.assignment.task == task]

@@ -1,0 +1,226 @@
+"""The life of a round, an assignment and a task, as pure functions on frozen values.
+
+Spec: docs/spec/rounds.md. A round:
+
+    SELECTING ─▶ CONFIGURING ─▶ REPORTING ─▶ AGGREGATING ─▶ COMMITTED
+        └─────────────┴─────────────┴──────────────┴──────▶ ABANDONED(reason)
+
+A round keeps counts, never its cohort, so a step costs the same for ten devices and for ten million.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TypeAlias, TypeVar
+
+from coordinator.errors import UnexpectedEvent
+
+
+class RoundState(StrEnum):
+    """Where a round stands."""
+
+    SELECTING = "selecting"
+    CONFIGURING = "configuring"
+    REPORTING = "reporting"
+    AGGREGATING = "aggregating"
+    COMMITTED = "committed"
+    ABANDONED = "abandoned"
+
+    @property
+    def ended(self) -> bool:
+        """Nothing can follow."""
+        return self in (RoundState.COMMITTED, RoundState.ABANDONED)
+
+
+class AssignmentState(StrEnum):
+    """Where one device's part in a round stands."""
+
+    ASSIGNED = "assigned"
+    REPORTED = "reported"
+    ABORTED = "aborted"
+    EXPIRED = "expired"
+
+
+class TaskState(StrEnum):
+    """Where a task stands. A paused task opens no new round; the running one finishes."""
+
+    ACTIVE = "active"
+    PAUSED = "paused"
+    COMPLETED = "completed"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """When a round starts, ends and counts. Checked by `TaskSettings`."""
+
+    goal: int
+    minimum: int
+    over_selection: float
+    selection_timeout_s: float
+    reporting_deadline_s: float
+
+    @property
+    def cohort(self) -> int:
+        """How many devices to select, so that `goal` of them report although some fall silent."""
+        return math.ceil(self.goal * self.over_selection)
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """A round's whole state. `deadline` ends SELECTING or REPORTING, on the clock that `step` is given."""
+
+    policy: Policy
+    deadline: float
+    state: RoundState = RoundState.SELECTING
+    reason: str = ""
+    assigned: int = 0
+    reported: int = 0
+    aborted: int = 0
+
+    @property
+    def outstanding(self) -> int:
+        """Devices that could still report."""
+        return self.assigned - self.reported - self.aborted
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """So many eligible devices wait now. Also what tells a selecting round the time."""
+
+    eligible: int
+
+
+@dataclass(frozen=True, slots=True)
+class Configured:
+    """So many devices were given an assignment."""
+
+    assigned: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """One assignment's report was taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Aborted:
+    """One device gave up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregated:
+    """The next checkpoint is durable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """Give the round up, from whatever state it is in."""
+
+    reason: str
+
+
+Event: TypeAlias = Waiting | Configured | Reported | Aborted | Tick | Aggregated | Abandon
+
+
+@dataclass(frozen=True, slots=True)
+class Select:
+    """Draw `count` of the waiting devices, assign them, then step with `Configured`."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class TurnAway:
+    """Tell the waiting devices to come back later."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpireAssignments:
+    """Whoever has not reported is no longer needed."""
+
+
+Effect: TypeAlias = Select | TurnAway | ExpireAssignments
+Outcome: TypeAlias = tuple[Round, tuple[Effect, ...]]
+
+
+def open_round(policy: Policy, now: float) -> Round:
+    """A round that starts selecting now."""
+    return Round(policy, deadline=now + policy.selection_timeout_s)
+
+
+def step(round_: Round, event: Event, now: float) -> Outcome:  # noqa: PLR0911 - one return per row of the table
+    """The round after `event`, and what the caller must do about it.
+
+    Time and abandonment pass an ended round by. Raises UnexpectedEvent for an event that the state cannot take: a
+    report after the deadline, say, which the caller must have refused.
+    """
+    match round_.state, event:
+        case _, Tick() | Abandon() if round_.state.ended:
+            return round_, ()
+        case _, Abandon(reason):
+            return _abandon(round_, reason)
+        case RoundState.SELECTING, Waiting(eligible):
+            return _select(round_, eligible, now)
+        case RoundState.CONFIGURING, Configured(assigned) if assigned >= 1:
+            deadline = now + round_.policy.reporting_deadline_s
+            return replace(round_, state=RoundState.REPORTING, assigned=assigned, deadline=deadline), ()
+        case RoundState.REPORTING, Reported() if now < round_.deadline and round_.outstanding > 0:
+            return _collect(replace(round_, reported=round_.reported + 1), now)
+        case RoundState.REPORTING, Aborted() if round_.outstanding > 0:
+            return _collect(replace(round_, aborted=round_.aborted + 1), now)
+        case RoundState.REPORTING, Tick():
+            return _collect(round_, now)
+        case _, Tick():
+            return round_, ()
+        case RoundState.AGGREGATING, Aggregated():
+            return replace(round_, state=RoundState.COMMITTED), ()
+    raise UnexpectedEvent(f"a {round_.state} round cannot take {event} at {now} (deadline {round_.deadline})")
+
+
+def _select(round_: Round, eligible: int, now: float) -> Outcome:
+    policy = round_.policy
+    if eligible < policy.cohort and now < round_.deadline:
+        return round_, ()
+    if eligible < policy.minimum:
+        abandoned, effects = _abandon(round_, "too-few-devices")
+        return abandoned, (*effects, TurnAway())
+    return replace(round_, state=RoundState.CONFIGURING), (Select(min(eligible, policy.cohort)),)
+
+
+def _collect(round_: Round, now: float) -> Outcome:
+    policy = round_.policy
+    if round_.reported < policy.goal and round_.outstanding > 0 and now < round_.deadline:
+        return round_, ()
+    if round_.reported < policy.minimum:
+        return _abandon(round_, "too-few-reports")
+    return replace(round_, state=RoundState.AGGREGATING), (ExpireAssignments(),)
+
+
+def _abandon(round_: Round, reason: str) -> Outcome:
+    effects = (ExpireAssignments(),) if round_.state is RoundState.REPORTING else ()
+    return replace(round_, state=RoundState.ABANDONED, reason=reason), effects
+
+
+Stage = TypeVar("Stage", AssignmentState, TaskState)
+_OVER = {TaskState.COMPLETED, TaskState.CANCELLED, TaskState.FAILED}
+_MOVES: dict[AssignmentState | TaskState, set[AssignmentState] | set[TaskState]] = {
+    AssignmentState.ASSIGNED: {AssignmentState.REPORTED, AssignmentState.ABORTED, AssignmentState.EXPIRED},
+    TaskState.ACTIVE: {TaskState.PAUSED} | _OVER,
+    TaskState.PAUSED: {TaskState.ACTIVE} | _OVER,
+}
+
+
+def move(current: Stage, to: Stage) -> Stage:
+    """`to`, when an assignment or task may go there from `current`. Raises UnexpectedEvent otherwise."""
+    if to not in _MOVES.get(current, ()):
+        raise UnexpectedEvent(f"{current} cannot become {to}")
+    return to

@@ -1,0 +1,1 @@
+"""Durable state: tables, typed rows, transactions."""

@@ -1,0 +1,237 @@
+"""What is read and written within one transaction, as typed values. Every change of state leaves a transition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from sqlalchemy import ColumnElement, Row, Select, Table, func, insert, select, update
+from sqlalchemy.engine import Connection
+
+from coordinator.errors import StoreConflict, UnknownAssignment, UnknownBlob, UnknownRound, UnknownTask
+from coordinator.rounds import AssignmentState, Round, RoundState, TaskState, move
+from coordinator.store.rows import AssignmentRecord, RoundRecord, Seat, Snapshot, Task
+from coordinator.store.tables import ASSIGNMENTS, BLOBS, POPULATIONS, REPORTS, ROUNDS, TASKS, TRANSITIONS
+from coordinator.task_settings import TaskSettings
+from fedcore.bundle import AlgorithmRef
+from fedcore.plan import BlobRef
+
+_SETTINGS = tuple(TaskSettings.__dataclass_fields__)
+
+
+class Records:
+    """One transaction. `at` is when everything in it happened, in seconds since 1970."""
+
+    def __init__(self, connection: Connection, at: float) -> None:
+        self._connection = connection
+        self.at = at
+
+    # --- tasks and blobs
+
+    def populations(self) -> frozenset[str]:
+        """Every name that devices may check in under."""
+        return frozenset(self._connection.scalars(select(POPULATIONS.c.name)))
+
+    def add_blob(self, ref: BlobRef, *, public: bool) -> None:
+        """Make a durable file known. Once public, a blob stays so: equal bytes may serve two purposes."""
+        known = self._connection.execute(select(BLOBS.c.public).where(BLOBS.c.sha256 == ref.sha256)).one_or_none()
+        if known is None:
+            self._insert(BLOBS, sha256=ref.sha256, size=ref.size, public=public, created_at=self.at)
+        elif public and not known.public:
+            self._connection.execute(update(BLOBS).where(BLOBS.c.sha256 == ref.sha256).values(public=True))
+
+    def blob(self, sha256: str, *, public: bool) -> BlobRef:
+        """A known blob, by digest; with `public`, only one that devices may have. Raises UnknownBlob."""
+        row = self._connection.execute(select(BLOBS).where(BLOBS.c.sha256 == sha256)).one_or_none()
+        if row is None or (public and not row.public):
+            raise UnknownBlob(f"there is no blob {sha256[:12]}… for devices")
+        return BlobRef(row.sha256, row.size)
+
+    def add_task(self, task: Task) -> None:
+        """Write a new task, and its population when it is the first there."""
+        if task.settings.population not in self.populations():
+            self._insert(POPULATIONS, name=task.settings.population, created_at=self.at)
+        self._insert(
+            TASKS,
+            **asdict(task.settings) | {"minimum": task.settings.policy.minimum},
+            **{name: getattr(task, name) for name in ("id", "name", "state", "reason", "plan_sha256", "created_at")},
+            algorithm=task.algorithm.name,
+            algorithm_settings=task.algorithm.settings,
+            state_sha256=task.initial.state_sha256,
+            checkpoint_sha256=task.initial.checkpoint_sha256,
+        )
+        self._transition("task", task.id, "", task.state, "created")
+
+    def tasks(self, *states: TaskState) -> list[Task]:
+        """Every task, oldest first; with `states`, those in one of them."""
+        query = select(TASKS).order_by(TASKS.c.created_at, TASKS.c.id)
+        return [_task(row) for row in self._connection.execute(query.where(TASKS.c.state.in_(states or TaskState)))]
+
+    def task(self, task_id: str) -> Task:
+        """One task. Raises UnknownTask."""
+        row = self._connection.execute(select(TASKS).where(TASKS.c.id == task_id)).one_or_none()
+        if row is None:
+            raise UnknownTask(f"there is no task {task_id!r}")
+        return _task(row)
+
+    def move_task(self, task: Task, to: TaskState, cause: str, reason: str = "") -> None:
+        """Change a task's state. Raises StoreConflict when it is no longer the one in `task`."""
+        values = {"state": move(task.state, to), "reason": reason}
+        self._guarded(TASKS, task.id, task.state, values)
+        self._transition("task", task.id, task.state, to, cause)
+
+    def snapshot(self, task: Task, number: int | None = None) -> Snapshot:
+        """The model after committed round `number`, by default the last one; 0 is the start. Raises UnknownRound."""
+        columns = (ROUNDS.c.number, ROUNDS.c.state_sha256, ROUNDS.c.checkpoint_sha256)
+        query = select(*columns).where((ROUNDS.c.task == task.id) & (ROUNDS.c.state == RoundState.COMMITTED))
+        if number is not None:
+            query = query.where(ROUNDS.c.number == number)
+        row = self._connection.execute(query.order_by(ROUNDS.c.number.desc()).limit(1)).one_or_none()
+        if row is not None:
+            return Snapshot(row.number, row.state_sha256, row.checkpoint_sha256)
+        if number:
+            raise UnknownRound(f"task {task.id} has not committed a round {number}")
+        return task.initial
+
+    # --- rounds
+
+    def add_round(self, task_id: str, number: int) -> tuple[int, int]:
+        """Write a new round that selects; answers its row id and its attempt, one more than the last."""
+        same = (ROUNDS.c.task == task_id) & (ROUNDS.c.number == number)
+        last = self._connection.scalar(select(func.max(ROUNDS.c.attempt)).where(same))
+        attempt = (last or 0) + 1
+        values: dict[str, Any] = {"assigned": 0, "reported": 0, "aborted": 0, "reason": "", "metrics": {}}
+        values |= {"task": task_id, "number": number, "attempt": attempt, "opened_at": self.at}
+        row_id = self._insert(ROUNDS, state=RoundState.SELECTING, **values)
+        self._transition("round", row_id, "", RoundState.SELECTING, "devices are waiting")
+        return row_id, attempt
+
+    def move_round(self, row_id: int, before: Round, after: Round, cause: str) -> None:
+        """Write a round's counts and state. Raises StoreConflict when the stored state is not that of `before`."""
+        values: dict[str, Any] = {name: getattr(after, name) for name in ("state", "reason", "assigned")}
+        values |= {"reported": after.reported, "aborted": after.aborted}
+        if after.state.ended:
+            values["ended_at"] = self.at
+        self._guarded(ROUNDS, row_id, before.state, values)
+        if after.state is not before.state:
+            self._transition("round", row_id, before.state, after.state, cause)
+
+    def finish_round(self, row_id: int, snapshot: Snapshot, metrics: dict[str, float]) -> None:
+        """Write what a committed round made."""
+        values = {"state_sha256": snapshot.state_sha256, "checkpoint_sha256": snapshot.checkpoint_sha256}
+        self._connection.execute(update(ROUNDS).where(ROUNDS.c.id == row_id).values(**values, metrics=metrics))
+
+    def abandon_unfinished_rounds(self, reason: str) -> int:
+        """End every round that runs, whatever its state; answers how many."""
+        running = [state for state in RoundState if not state.ended]
+        rows = self._connection.execute(select(ROUNDS.c.id, ROUNDS.c.state).where(ROUNDS.c.state.in_(running))).all()
+        for row in rows:
+            values = {"state": RoundState.ABANDONED, "reason": reason, "ended_at": self.at}
+            self._guarded(ROUNDS, row.id, row.state, values)
+            self._transition("round", row.id, row.state, RoundState.ABANDONED, reason)
+            self.expire_assignments(row.id, reason)
+        return len(rows)
+
+    def rounds(self, task_id: str) -> list[RoundRecord]:
+        """A task's rounds, every attempt, in order."""
+        query = select(ROUNDS).where(ROUNDS.c.task == task_id).order_by(ROUNDS.c.number, ROUNDS.c.attempt)
+        return [_round(row) for row in self._connection.execute(query)]
+
+    # --- assignments and reports
+
+    def add_assignments(self, round_id: int, seats: Sequence[Seat]) -> None:
+        """Write a cohort."""
+        shared = {"round": round_id, "state": AssignmentState.ASSIGNED, "reason": "", "assigned_at": self.at}
+        self._connection.execute(insert(ASSIGNMENTS), [asdict(seat) | shared for seat in seats])
+        self._transitions("assignment", [seat.id for seat in seats], "", AssignmentState.ASSIGNED, "selected")
+
+    def assignment(self, assignment_id: str) -> AssignmentRecord:
+        """One assignment. Raises UnknownAssignment."""
+        row = self._connection.execute(_assignments(ASSIGNMENTS.c.id == assignment_id)).one_or_none()
+        if row is None:
+            raise UnknownAssignment("there is no such assignment; check in again")
+        return _assignment(row)
+
+    def cohort(self, task_id: str, number: int, attempt: int) -> list[AssignmentRecord]:
+        """Everyone in one attempt at a round, by slot."""
+        where = (ROUNDS.c.task == task_id) & (ROUNDS.c.number == number) & (ROUNDS.c.attempt == attempt)
+        return [_assignment(row) for row in self._connection.execute(_assignments(where))]
+
+    def add_report(self, assignment: AssignmentRecord, sha256: str) -> None:
+        """Count an assignment's report."""
+        self._insert(REPORTS, assignment=assignment.id, sha256=sha256, received_at=self.at)
+        self.move_assignment(assignment, AssignmentState.REPORTED, "report accepted")
+
+    def move_assignment(self, assignment: AssignmentRecord, to: AssignmentState, cause: str, reason: str = "") -> None:
+        """Change an assignment's state. Raises StoreConflict when it is no longer the one in `assignment`."""
+        values = {"state": move(assignment.state, to), "reason": reason}
+        self._guarded(ASSIGNMENTS, assignment.id, assignment.state, values)
+        self._transition("assignment", assignment.id, assignment.state, to, cause)
+
+    def expire_assignments(self, round_id: int, cause: str) -> None:
+        """End whatever a round still waits for."""
+        silent = (ASSIGNMENTS.c.round == round_id) & (ASSIGNMENTS.c.state == AssignmentState.ASSIGNED)
+        ids = list(self._connection.scalars(select(ASSIGNMENTS.c.id).where(silent)))
+        self._connection.execute(update(ASSIGNMENTS).where(silent).values(state=AssignmentState.EXPIRED))
+        self._transitions("assignment", ids, AssignmentState.ASSIGNED, AssignmentState.EXPIRED, cause)
+
+    # --- the three ways of writing
+
+    def _insert(self, table: Table, **values: Any) -> Any:
+        return (self._connection.execute(insert(table).values(**values)).inserted_primary_key or (None,))[0]
+
+    def _guarded(self, table: Table, row_id: object, before: str, values: dict[str, Any]) -> None:
+        where = (table.c.id == row_id) & (table.c.state == before)
+        if self._connection.execute(update(table).where(where).values(**values)).rowcount != 1:
+            raise StoreConflict(
+                f"a row of {table.name} is no longer {before}: does another coordinator use this store?"
+            )
+
+    def _transition(self, entity: str, entity_id: object, before: str, after: str, cause: str) -> None:
+        self._transitions(entity, [entity_id], before, after, cause)
+
+    def _transitions(self, entity: str, ids: Iterable[object], before: str, after: str, cause: str) -> None:
+        shared = {"entity": entity, "from_state": before, "to_state": after, "cause": cause, "at": self.at}
+        rows = [{"entity_id": str(entity_id)} | shared for entity_id in ids]
+        if rows:
+            self._connection.execute(insert(TRANSITIONS), rows)
+
+
+def _assignments(where: ColumnElement[bool]) -> Select[Any]:
+    found = ASSIGNMENTS.join(ROUNDS).join(TASKS, ROUNDS.c.task == TASKS.c.id).outerjoin(REPORTS)
+    columns = (ASSIGNMENTS, ROUNDS.c.task, ROUNDS.c.number, TASKS.c.plan_sha256, REPORTS.c.sha256)
+    return select(*columns).select_from(found).where(where).order_by(ASSIGNMENTS.c.slot)
+
+
+def _task(row: Row[Any]) -> Task:
+    return Task(
+        id=row.id,
+        name=row.name,
+        state=TaskState(row.state),
+        reason=row.reason,
+        settings=TaskSettings(**{name: getattr(row, name) for name in _SETTINGS}),
+        algorithm=AlgorithmRef(row.algorithm, row.algorithm_settings),
+        plan_sha256=row.plan_sha256,
+        initial=Snapshot(0, row.state_sha256, row.checkpoint_sha256),
+        created_at=row.created_at,
+    )
+
+
+def _round(row: Row[Any]) -> RoundRecord:
+    same = ("id", "number", "attempt", "reason", "assigned", "reported", "aborted", "metrics", "opened_at")
+    return RoundRecord(
+        **{name: getattr(row, name) for name in same},
+        state=RoundState(row.state),
+        seconds=None if row.ended_at is None else row.ended_at - row.opened_at,
+        checkpoint_sha256=row.checkpoint_sha256,
+    )
+
+
+def _assignment(row: Row[Any]) -> AssignmentRecord:
+    same = ("id", "round", "task", "number", "slot", "device", "reason", "plan_sha256")
+    return AssignmentRecord(
+        **{name: getattr(row, name) for name in same},
+        state=AssignmentState(row.state),
+        report_sha256=row.sha256,
+    )

@@ -1,0 +1,76 @@
+"""Rows as frozen values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coordinator.rounds import AssignmentState, RoundState, TaskState
+from coordinator.task_settings import TaskSettings
+from fedcore.bundle import AlgorithmRef
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The model after round `number`: server state and what devices receive, by digest. Number 0 is the start."""
+
+    number: int
+    state_sha256: str
+    checkpoint_sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A task; `initial` is where it started from."""
+
+    id: str
+    name: str
+    state: TaskState
+    reason: str
+    settings: TaskSettings
+    algorithm: AlgorithmRef
+    plan_sha256: str
+    initial: Snapshot
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundRecord:
+    """One attempt at a round. `seconds` and `checkpoint_sha256` are None while, or because, there are none."""
+
+    id: int
+    number: int
+    attempt: int
+    state: RoundState
+    reason: str
+    assigned: int
+    reported: int
+    aborted: int
+    metrics: dict[str, float]
+    opened_at: float
+    seconds: float | None
+    checkpoint_sha256: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssignmentRecord:
+    """One device's part in a round; `report_sha256` is None until its report was counted."""
+
+    id: str
+    round: int
+    task: str
+    number: int
+    slot: int
+    device: str
+    state: AssignmentState
+    reason: str
+    plan_sha256: str
+    report_sha256: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A place in a cohort to be written: assignment id, slot and device."""
+
+    id: str
+    slot: int
+    device: str

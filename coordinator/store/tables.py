@@ -1,0 +1,137 @@
+"""The tables. Portable SQL only: text, integers, floats (seconds since 1970), booleans, JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+METADATA = MetaData()
+_SERIAL = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows only in a column called INTEGER
+
+
+def _column(
+    name: str, kind: Any, *constraints: Any, comment: str, null: bool = False, key: bool = False
+) -> Column[Any]:
+    return Column(name, kind, *constraints, comment=comment, nullable=null, primary_key=key)
+
+
+def _blob(name: str, comment: str, *, null: bool = False) -> Column[Any]:
+    return _column(name, String(64), ForeignKey("blobs.sha256"), comment=comment, null=null)
+
+
+POPULATIONS = Table(
+    "populations",
+    METADATA,
+    _column("name", String(200), comment="name that devices check in under", key=True),
+    _column("created_at", Float, comment="seconds since 1970"),
+    comment="Groups of devices that check in together",
+)
+
+BLOBS = Table(
+    "blobs",
+    METADATA,
+    _column("sha256", String(64), comment="digest of the bytes, hex; the file's name", key=True),
+    _column("size", BigInteger, comment="bytes"),
+    _column("public", Boolean, comment="whether devices may fetch it: plans, graphs, checkpoints; never server state"),
+    _column("created_at", Float, comment="seconds since 1970"),
+    comment="Immutable files; a row is written after its file is durable",
+)
+
+TASKS = Table(
+    "tasks",
+    METADATA,
+    _column("id", String(32), comment="opaque id", key=True),
+    _column("name", Text, comment="name of the bundle"),
+    _column("population", String(200), ForeignKey("populations.name"), comment="whose devices take part"),
+    _column("state", String(16), comment="active, paused, completed, cancelled or failed"),
+    _column("reason", Text, comment="why the task is in this state; empty when nothing is to be said"),
+    _column("algorithm", String(64), comment="name of the algorithm"),
+    _column("algorithm_settings", JSON, comment="its settings"),
+    _blob("plan_sha256", "what devices execute"),
+    _blob("state_sha256", "server state before round 1"),
+    _blob("checkpoint_sha256", "what devices receive in round 1"),
+    _column("goal", Integer, comment="reports that end a round"),
+    _column("minimum", Integer, comment="reports that a round must have to count"),
+    _column("rounds", Integer, comment="committed rounds after which the task is completed"),
+    _column("over_selection", Float, comment="devices selected per report wanted"),
+    _column("selection_timeout_s", Float, comment="seconds that a round waits for devices"),
+    _column("reporting_deadline_s", Float, comment="seconds that a device has to report"),
+    _column("min_examples", Integer, comment="examples that a device must hold"),
+    _column("seed", BigInteger, comment="key of every random number that a device draws"),
+    _column("created_at", Float, comment="seconds since 1970"),
+    comment="What is to be learned, from whom, and how",
+)
+
+ROUNDS = Table(
+    "rounds",
+    METADATA,
+    _column("id", _SERIAL, comment="row id", key=True),
+    _column("task", String(32), ForeignKey("tasks.id"), comment="the task"),
+    _column("number", Integer, comment="from 1; a committed number is never run again"),
+    _column("attempt", Integer, comment="from 1; an abandoned number is tried again as the next attempt"),
+    _column("state", String(16), comment="selecting, configuring, reporting, aggregating, committed or abandoned"),
+    _column("reason", Text, comment="why it was abandoned; else empty"),
+    _column("assigned", Integer, comment="devices given an assignment"),
+    _column("reported", Integer, comment="reports folded into the sum"),
+    _column("aborted", Integer, comment="devices that gave up"),
+    _column("opened_at", Float, comment="seconds since 1970"),
+    _column("ended_at", Float, comment="seconds since 1970", null=True),
+    _blob("state_sha256", "server state after the round, once committed", null=True),
+    _blob("checkpoint_sha256", "what devices receive next, once committed", null=True),
+    _column("metrics", JSON, comment="mean metrics by name"),
+    UniqueConstraint("task", "number", "attempt"),
+    comment="Attempts at a round",
+)
+
+ASSIGNMENTS = Table(
+    "assignments",
+    METADATA,
+    _column("id", String(32), comment="unguessable id; knowing it is the right to report", key=True),
+    _column("round", _SERIAL, ForeignKey("rounds.id"), comment="the round"),
+    _column("slot", Integer, comment="place in the cohort, from 0; keys the device's random numbers"),
+    _column("device", String(200), comment="the device, as it called itself at check-in"),
+    _column("state", String(16), comment="assigned, reported, aborted or expired"),
+    _column("reason", Text, comment="why it was aborted; else empty"),
+    _column("assigned_at", Float, comment="seconds since 1970"),
+    UniqueConstraint("round", "slot"),
+    comment="One device's part in one round",
+)
+
+REPORTS = Table(
+    "reports",
+    METADATA,
+    # This primary key is what makes a report count once.
+    _column("assignment", String(32), ForeignKey("assignments.id"), comment="the assignment", key=True),
+    _column("sha256", String(64), comment="digest of the body, hex"),
+    _column("received_at", Float, comment="seconds since 1970"),
+    comment="Reports that were counted; their contents are never stored",
+)
+
+TRANSITIONS = Table(
+    "transitions",
+    METADATA,
+    _column("id", _SERIAL, comment="row id, in order of time", key=True),
+    _column("entity", String(16), comment="task, round or assignment"),
+    _column("entity_id", String(32), comment="its id"),
+    _column("from_state", String(16), comment="state before; empty at creation"),
+    _column("to_state", String(16), comment="state after"),
+    _column("cause", Text, comment="what brought it about"),
+    _column("at", Float, comment="seconds since 1970"),
+    Index("transitions_of", "entity", "entity_id"),
+    comment="Every change of state, in order",
+)

@@ -1,0 +1,66 @@
+"""What the API asks of the driver, and the promise of an answer."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from fedcore.params import Float32
+from fedcore.wire.messages import Abort, AssignmentAnswer, CheckIn, CheckInAnswer, Receipt
+
+T = TypeVar("T")
+
+
+class Request(Generic[T]):
+    """Something asked of the driver; T is the answer. A refusal is raised instead."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Arrive(Request[CheckInAnswer]):
+    """A device checks in."""
+
+    population: str
+    message: CheckIn
+
+
+@dataclass(frozen=True, slots=True)
+class Wait(Request[AssignmentAnswer]):
+    """A session waits for an assignment, at most `wait_s`."""
+
+    session: str
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class HangUp(Request[None]):
+    """The connection on which a session waited is gone: do not select a device that cannot hear it."""
+
+    session: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report(Request[Receipt]):
+    """An assignment's report: float32 (L,), checked against its layout, with the digest of its body."""
+
+    assignment: str
+    sha256: str
+    report_L: Float32
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp(Request[None]):
+    """A device gives up its assignment."""
+
+    assignment: str
+    message: Abort
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A request and the future that its asker awaits."""
+
+    request: Request[Any]
+    future: Future[Any]

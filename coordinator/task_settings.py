@@ -1,0 +1,55 @@
+"""What an operator decides about a task."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from coordinator.errors import InvalidTask
+from coordinator.rounds import Policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSettings:
+    """How a task runs.
+
+    population: whose devices take part. goal: reports that end a round. rounds: committed rounds after which the task
+    is completed. minimum: reports that a round must have to count; the goal when not given. over_selection: devices
+    selected per report wanted. selection_timeout_s, reporting_deadline_s: how long a round waits for devices, and for
+    reports. min_examples: what a device must hold. seed: key of every random number that a device draws.
+
+    Raises InvalidTask naming the setting and what it may be.
+    """
+
+    population: str
+    goal: int
+    rounds: int
+    minimum: int | None = None
+    over_selection: float = 1.3
+    selection_timeout_s: float = 60.0
+    reporting_deadline_s: float = 600.0
+    min_examples: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("goal", "rounds", "min_examples"):
+            _demand(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
+        for name in ("selection_timeout_s", "reporting_deadline_s"):
+            seconds = getattr(self, name)
+            _demand(0 < seconds < math.inf, name, "a finite number of seconds above 0", seconds)
+        _demand(0 < len(self.population) <= 200, "population", "a name of 1 to 200 characters", self.population)
+        _demand(1 <= self.over_selection <= 100, "over_selection", "from 1 to 100", self.over_selection)
+        _demand(0 <= self.seed < 2**63, "seed", "from 0 to below 2**63", self.seed)
+        if self.minimum is not None:
+            _demand(1 <= self.minimum <= self.goal, "minimum", f"from 1 to the goal, {self.goal}", self.minimum)
+
+    @property
+    def policy(self) -> Policy:
+        """The part that governs a round."""
+        minimum = self.goal if self.minimum is None else self.minimum
+        return Policy(self.goal, minimum, self.over_selection, self.selection_timeout_s, self.reporting_deadline_s)
+
+
+def _demand(met: bool, name: str, wording: str, value: object) -> None:
+    if not met:
+        raise InvalidTask(f"{name} must be {wording}, not {value!r}")

@@ -1,0 +1,142 @@
+"""What an operator does with tasks, directly on the store: the command line and the demo call nothing else."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+
+from coordinator.aggregation import Vectors, check_fit, state_specs
+from coordinator.blobs import Blobs
+from coordinator.errors import InvalidTask, TaskEnded, UnexpectedEvent, UnknownRound
+from coordinator.rounds import TaskState
+from coordinator.store.database import Database
+from coordinator.store.rows import AssignmentRecord, RoundRecord, Snapshot, Task
+from coordinator.task_settings import TaskSettings
+from fedcore import algorithms, checkpoint
+from fedcore.bundle import Bundle
+from fedcore.errors import FedcoreError
+from fedcore.plan import Plan
+
+__all__ = ["CoordinatorStore", "TaskSettings", "open_coordinator_store"]
+
+
+class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
+    """The coordinator's durable state: rows and files. Several processes may have it open; one of them serves.
+
+    Methods that take a task id raise UnknownTask.
+    """
+
+    def __init__(self, database: Database, blobs: Blobs) -> None:
+        self.database = database
+        self.blobs = blobs
+        self._plans: dict[str, Plan] = {}
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the database."""
+        self.database.close()
+
+    def register_task(self, bundle: Bundle, settings: TaskSettings) -> Task:
+        """Copy a bundle into the store and start a task on it.
+
+        Raises InvalidTask when plan, algorithm and initial state do not fit each other; fedcore's errors when a blob
+        was altered, or the algorithm or one of its settings is unknown.
+        """
+        plan = bundle.plan
+        algorithm = algorithms.create(bundle.manifest.algorithm.name, bundle.manifest.algorithm.settings)
+        try:
+            state = checkpoint.decode(bundle.read(bundle.manifest.state), state_specs(plan, algorithm))
+        except FedcoreError as error:
+            raise InvalidTask(f"the bundle's initial state is not one of {algorithm.name}: {error}") from error
+        check_fit(plan, algorithm, state)
+        private = {bundle.manifest.state, bundle.manifest.certificate}
+        refs = {self.blobs.put(data): ref not in private for ref, data in bundle.blobs()}
+        first = self.blobs.put(checkpoint.encode(algorithm.broadcast(state)))
+        with self.database.writing() as records:
+            task = Task(
+                id=secrets.token_hex(8),
+                name=bundle.manifest.name,
+                state=TaskState.ACTIVE,
+                reason="",
+                settings=settings,
+                algorithm=bundle.manifest.algorithm,
+                plan_sha256=bundle.manifest.plan.sha256,
+                initial=Snapshot(0, bundle.manifest.state.sha256, first.sha256),
+                created_at=records.at,
+            )
+            for ref, public in (*refs.items(), (first, True)):
+                records.add_blob(ref, public=public)
+            records.add_task(task)
+        return task
+
+    def tasks(self) -> list[Task]:
+        """Every task, oldest first."""
+        with self.database.reading() as records:
+            return records.tasks()
+
+    def task(self, task_id: str) -> Task:
+        """One task."""
+        with self.database.reading() as records:
+            return records.task(task_id)
+
+    def pause(self, task_id: str) -> None:
+        """Open no new round; the running one finishes. Raises TaskEnded unless the task is active."""
+        self._move(task_id, TaskState.PAUSED)
+
+    def resume(self, task_id: str) -> None:
+        """Undo `pause`. Raises TaskEnded unless the task is paused."""
+        self._move(task_id, TaskState.ACTIVE)
+
+    def cancel(self, task_id: str) -> None:
+        """End the task and abandon its running round. Raises TaskEnded when it is over already."""
+        self._move(task_id, TaskState.CANCELLED)
+
+    def rounds(self, task_id: str) -> list[RoundRecord]:
+        """Every attempt at every round, in order."""
+        with self.database.reading() as records:
+            return records.rounds(records.task(task_id).id)
+
+    def cohort(self, task_id: str, number: int) -> list[AssignmentRecord]:
+        """Who took part in the last attempt at round `number`, by slot. Raises UnknownRound."""
+        with self.database.reading() as records:
+            attempts = [r.attempt for r in records.rounds(records.task(task_id).id) if r.number == number]
+            if not attempts:
+                raise UnknownRound(f"task {task_id} has no round {number}")
+            return records.cohort(task_id, number, max(attempts))
+
+    def checkpoint(self, task_id: str, number: int | None = None) -> Vectors:
+        """The broadcast vectors after round `number`, by default the last committed one; 0 is the start.
+
+        Raises UnknownRound when that round was not committed.
+        """
+        with self.database.reading() as records:
+            task = records.task(task_id)
+            snapshot = records.snapshot(task, number)
+        return checkpoint.decode(self.blobs.get(snapshot.checkpoint_sha256), self.plan(task.plan_sha256).broadcast)
+
+    def plan(self, sha256: str) -> Plan:
+        """A registered plan, decoded once."""
+        if sha256 not in self._plans:
+            self._plans[sha256] = Plan.decode(self.blobs.get(sha256))
+        return self._plans[sha256]
+
+    def _move(self, task_id: str, to: TaskState) -> None:
+        with self.database.writing() as records:
+            task = records.task(task_id)
+            try:
+                records.move_task(task, to, "operator")
+            except UnexpectedEvent as error:
+                raise TaskEnded(f"task {task_id} is {task.state}; it cannot become {to}") from error
+
+
+def open_coordinator_store(database: str, blobs: Path, *, clock: Callable[[], float] = time.time) -> CoordinatorStore:
+    """Open, or create, the state in SQLite file `database` (a URL) and folder `blobs`. Raises UnsupportedDatabase."""
+    return CoordinatorStore(Database(database, clock), Blobs(blobs))

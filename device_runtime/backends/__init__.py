@@ -1,0 +1,1 @@
+"""Engines that run a plan's graphs; one per graph format."""

@@ -1,0 +1,105 @@
+"""ONNX Runtime on one CPU thread, reading and writing the caller's NumPy buffers in place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+from onnxruntime.capi import onnxruntime_pybind11_state as engine
+
+from device_runtime.backends.backend import Arrays, Executable
+from device_runtime.errors import PlanRefused, RuntimeFailed
+
+# ONNX Runtime's statuses are exceptions without a common base; its binding calls raise RuntimeError.
+FAILURES: tuple[type[Exception], ...] = (
+    RuntimeError,
+    *(kind for kind in vars(engine).values() if isinstance(kind, type) and issubclass(kind, Exception)),
+)
+
+
+class OnnxRuntime:
+    """The backend of ONNX graphs."""
+
+    format = "onnx"
+    runtime = f"onnxruntime {onnxruntime.__version__}"
+
+    def load(self, graph: bytes, name: str = "graph") -> Executable:
+        """Prepare a graph. Raises PlanRefused when ONNX Runtime cannot read it."""
+        try:
+            session = onnxruntime.InferenceSession(graph, _options(), providers=["CPUExecutionProvider"])
+        except FAILURES as error:
+            raise PlanRefused(f"ONNX Runtime cannot load graph {name!r}: {error}") from error
+        return _Graph(session, name)
+
+
+class _Graph:
+    """A session whose arrays stay bound from one call to the next; only those that changed are bound again."""
+
+    def __init__(self, session: onnxruntime.InferenceSession, name: str) -> None:
+        self._session = session
+        self._name = name
+        self._binding = session.io_binding()
+        self._wanted = frozenset(node.name for node in session.get_inputs())
+        self._offered = frozenset(node.name for node in session.get_outputs())
+        # Holding the arrays keeps the bound addresses valid, and makes identity mean "same memory".
+        self._inputs: dict[str, NDArray[Any]] = {}
+        self._outputs: dict[str, NDArray[Any]] = {}
+
+    def run(self, inputs: Arrays, outputs: Arrays) -> None:
+        if not (self._wanted <= inputs.keys() and outputs.keys() <= self._offered):
+            raise PlanRefused(self._mismatch(inputs, outputs))
+        try:
+            self._bind(inputs, outputs)
+            self._session.run_with_iobinding(self._binding)
+        except FAILURES as error:
+            raise RuntimeFailed(f"graph {self._name!r} failed: {error}") from error
+
+    def _bind(self, inputs: Arrays, outputs: Arrays) -> None:
+        if self._outputs.keys() - outputs.keys():
+            self._binding.clear_binding_outputs()
+            self._outputs.clear()
+        new_inputs = [name for name in self._wanted if self._inputs.get(name) is not inputs[name]]
+        new_outputs = [name for name in outputs if self._outputs.get(name) is not outputs[name]]
+        if new_inputs or new_outputs:
+            self._refuse_aliases(inputs, outputs)
+        for name in new_inputs:
+            array = inputs[name]
+            self._binding.bind_input(name, "cpu", 0, array.dtype, array.shape, _address(array))
+            self._inputs[name] = array
+        for name in new_outputs:
+            array = outputs[name]
+            self._binding.bind_output(name, "cpu", 0, array.dtype, array.shape, _address(array))
+            self._outputs[name] = array
+
+    def _refuse_aliases(self, inputs: Arrays, outputs: Arrays) -> None:
+        """An operator may write its output before another has read the input: the result would be silently wrong."""
+        for name, output in outputs.items():
+            for wanted in self._wanted:
+                if np.may_share_memory(output, inputs[wanted]):
+                    raise ValueError(f"output {name!r} of graph {self._name!r} shares memory with input {wanted!r}")
+
+    def _mismatch(self, inputs: Arrays, outputs: Arrays) -> str:
+        wants, lacks = sorted(self._wanted - inputs.keys()), sorted(outputs.keys() - self._offered)
+        return (
+            f"graph {self._name!r} wants inputs {wants} that the plan does not name, lacks outputs {lacks} that it does"
+        )
+
+
+def _address(array: NDArray[Any]) -> int:
+    if not (array.flags.c_contiguous and array.flags.aligned):
+        raise ValueError("an array bound to a graph must be C-contiguous and aligned")
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def _options() -> onnxruntime.SessionOptions:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.inter_op_num_threads = 1
+    options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+    options.log_severity_level = 4  # what goes wrong arrives as an exception; on stderr it would be told twice
+    return options

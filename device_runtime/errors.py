@@ -1,0 +1,117 @@
+"""Errors of the device runtime.
+
+DeviceError
+├── ConfigError             the configuration names something that is not there
+├── AssignmentError         this device cannot carry out the assignment; the coordinator is told `reason`
+│   ├── ExamplesError       local examples are missing, too few, or not what the plan asks for
+│   ├── PlanRefused         the plan or one of its graphs cannot be run here, now or later
+│   ├── NonFiniteReport     training diverged: the report holds an infinity or NaN
+│   └── RuntimeFailed       a graph failed while it ran
+│       └── DeadlinePassed  the coordinator stopped waiting before the work was done
+├── StateError              the state folder cannot be used
+│   └── StateInUse          another process runs a session with this state folder
+└── TransportError          talking to the coordinator failed; `permanent` says whether coming back soon is of use
+    ├── Unreachable         no whole answer arrived, however often it was asked for
+    ├── BadAnswer           the answer is not one of this protocol, or not the bytes that were asked for
+    └── Refused             the coordinator answered with a problem
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from fedcore.wire.messages import AbortReason, RetryWindow
+
+# These name what a coordinator keeps for a while only: it may have restarted, or the round may be over.
+PASSING = frozenset({"unknown-session", "unknown-assignment", "unknown-blob", "conflicting-report", "no-longer-needed"})
+
+
+class DeviceError(Exception):
+    """Base of every error raised by `device_runtime`."""
+
+
+class ConfigError(DeviceError):
+    """The configuration names something that is not there."""
+
+
+class AssignmentError(DeviceError):
+    """This device cannot carry out the assignment; the coordinator is told `reason`."""
+
+    reason: AbortReason
+    permanent: ClassVar[bool] = True
+
+
+class ExamplesError(AssignmentError):
+    """Local examples are missing, too few, or not what the plan asks for."""
+
+    def __init__(self, reason: AbortReason, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+class PlanRefused(AssignmentError):
+    """The plan or one of its graphs cannot be run here, now or later."""
+
+    reason = "plan-refused"
+
+
+class NonFiniteReport(AssignmentError):
+    """Training diverged: the report holds an infinity or NaN."""
+
+    reason = "non-finite-report"
+    permanent = False
+
+
+class RuntimeFailed(AssignmentError):
+    """A graph failed while it ran."""
+
+    reason = "runtime-failed"
+    permanent = False
+
+
+class DeadlinePassed(RuntimeFailed):
+    """The coordinator stopped waiting before the work was done."""
+
+
+class StateError(DeviceError):
+    """The state folder cannot be used."""
+
+
+class StateInUse(StateError):
+    """Another process runs a session with this state folder."""
+
+
+class TransportError(DeviceError):
+    """Talking to the coordinator failed; `permanent` says whether coming back soon is of use."""
+
+    permanent: bool = False
+
+
+class Unreachable(TransportError):
+    """No whole answer arrived, however often it was asked for."""
+
+
+class BadAnswer(TransportError):
+    """The answer is not one of this protocol, or not the bytes that were asked for."""
+
+    def __init__(self, detail: str, *, permanent: bool = False) -> None:
+        super().__init__(detail)
+        self.permanent = permanent
+
+
+class Refused(TransportError):
+    """The coordinator answered with a problem: its `status`, its registered `slug`, and when to come back if it said.
+
+    Permanent: a fault of the request or of this installation, which time does not mend. `after_s` is Retry-After, or 0.
+    """
+
+    def __init__(
+        self, status: int, slug: str, detail: str, retry: RetryWindow | None = None, after_s: float = 0.0
+    ) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.slug = slug
+        self.retry = retry
+        self.after_s = after_s
+        client_fault = 400 <= status < 500 and status not in {408, 429}
+        self.permanent = (client_fault and slug not in PASSING) or status == 501

@@ -1,0 +1,69 @@
+"""What a source of local examples must offer, and the check that its examples are what a plan trains on."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.errors import ExamplesError
+from fedcore.plan import ExampleSpec, Field
+
+Columns = dict[str, NDArray[Any]]
+"""One array `(n, *shape)` per field, over all examples of a collection."""
+
+
+class ExampleSource(ABC):
+    """Examples in named collections. A source is read afresh at every call."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @abstractmethod
+    def counts(self) -> dict[str, int]:
+        """Number of examples per collection. Raises ExamplesError when the source cannot be read."""
+
+    @abstractmethod
+    def _columns(self, spec: ExampleSpec) -> Columns:
+        """The fields of `spec`, in its order. Raises ExamplesError when one is missing or cannot be read."""
+
+    def count(self, collection: str) -> int:
+        """Number of examples in a collection; 0 when there is none of that name."""
+        return self.counts().get(collection, 0)
+
+    def load(self, spec: ExampleSpec) -> Columns:
+        """All examples of the collection that `spec` names: `(n, *shape)` for each of its fields, n at least 1.
+
+        Raises ExamplesError, with reason "too-few-examples" when there are none, "invalid-examples" when a field is
+        missing, or has another dtype or shape than `spec` says, or holds an infinity or NaN.
+        """
+        if self.count(spec.collection) == 0:
+            raise ExamplesError("too-few-examples", f"{self.path} holds no examples in {spec.collection!r}")
+        columns = self._columns(spec)
+        for field in spec.fields:
+            _check(field, columns[field.name])
+        lengths = {name: len(column) for name, column in columns.items()}
+        if len(set(lengths.values())) > 1:
+            raise invalid(f"fields differ in their number of examples: {lengths}")
+        return columns
+
+
+def invalid(detail: str) -> ExamplesError:
+    """The error of examples that are not what they should be."""
+    return ExamplesError("invalid-examples", detail)
+
+
+def _check(field: Field, column: NDArray[Any]) -> None:
+    """Raise ExamplesError unless `column` is `(n, *field.shape)` of the field's dtype and finite."""
+    if column.dtype != np.dtype(field.dtype) or column.shape[1:] != field.shape or not column.shape:
+        raise invalid(
+            f"field {field.name!r} holds {column.dtype}{list(column.shape)}, "
+            f"the plan wants {field.dtype}{['n', *field.shape]}"
+        )
+    if column.dtype.kind == "f":
+        finite = np.isfinite(column).reshape(len(column), -1).all(axis=1)
+        if not finite.all():
+            raise invalid(f"field {field.name!r} of example {int(finite.argmin())} holds an infinity or NaN")

@@ -1,0 +1,171 @@
+"""One session: check in, wait to be selected, do the work, upload once. Spec: docs/spec/wire.md."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+import msgspec
+
+from device_runtime.backends.backend import Backend
+from device_runtime.backends.onnxruntime import OnnxRuntime
+from device_runtime.cache import BlobCache
+from device_runtime.errors import (
+    AssignmentError,
+    ConfigError,
+    DeviceError,
+    ExamplesError,
+    PlanRefused,
+    Refused,
+    StateError,
+    StateInUse,
+    TransportError,
+    Unreachable,
+)
+from device_runtime.examples import ExampleSource, open_examples
+from device_runtime.identity import device_id
+from device_runtime.runner import Result, execute
+from device_runtime.state import only_session
+from device_runtime.transport import Transport
+from fedcore import checkpoint
+from fedcore.batching import Place
+from fedcore.errors import FedcoreError
+from fedcore.plan import Plan
+from fedcore.wire.messages import Abort, AbortReason, Assignment, CheckIn, Rejected, RetryWindow
+
+BACKENDS: dict[str, Callable[[], Backend]] = {"onnxruntime": OnnxRuntime}
+
+# When to come back where the coordinator did not say; after a report at once, as it says so at the next check-in.
+AFTER_WORK = RetryWindow(0.0, 2.0)
+MINUTES = RetryWindow(60.0, 300.0)
+HOURS = RetryWindow(2 * 3600.0, 6 * 3600.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceConfig:
+    """One device. `state` is a folder of its own; `wait_s` is how long it waits to be selected."""
+
+    coordinator: str
+    population: str
+    examples: Path
+    state: Path
+    backend: str = "onnxruntime"
+    wait_s: float = 30.0
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How a session ended, as far as it came; `task` is empty when there was no assignment.
+
+    reported: the report was counted. rejected: no work now. not-needed: the round ended first. aborted: the device gave
+    its assignment up. failed: the rest. `reason` is the coordinator's, or an AbortReason, or one of this file.
+    `retryable` says, unless the report was counted, whether coming back within minutes is of use.
+    """
+
+    outcome: Literal["reported", "rejected", "aborted", "not-needed", "failed"] = "failed"
+    reason: str = ""
+    detail: str = ""
+    device: str = ""
+    task: str = ""
+    round: int = 0
+    attempt: int = 0
+    slot: int = 0
+    examples: int = 0
+    steps: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    seconds: float = 0.0
+    retry: RetryWindow | None = None
+    retryable: Literal["transient", "permanent"] | None = None
+
+
+def run_session(config: DeviceConfig) -> Outcome:
+    """Run one session. Whatever goes wrong is in the outcome, and the coordinator was told if it was waiting."""
+    started = time.monotonic()
+    outcome = Outcome()
+    try:
+        with only_session(config.state), Transport.to(config.coordinator) as transport:
+            outcome = _Session(config, transport).run()
+            outcome = _note(outcome, bytes_up=transport.bytes_up, bytes_down=transport.bytes_down)
+    except DeviceError as error:
+        outcome = _failed(outcome, error)
+    return _note(outcome, seconds=time.monotonic() - started)
+
+
+def run_forever(
+    config: DeviceConfig,
+    on_outcome: Callable[[Outcome], None],
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+    rng: random.Random | None = None,
+) -> NoReturn:
+    """Run sessions for ever: each comes at a random time in the window that the last one's outcome names."""
+    rng = rng or random.Random()
+    while True:
+        outcome = run_session(config)
+        on_outcome(outcome)
+        window = outcome.retry or default_window(outcome)
+        sleep(rng.uniform(window.min_s, window.max_s))
+
+
+def default_window(outcome: Outcome) -> RetryWindow:
+    """When to come back after an outcome for which the coordinator named no window."""
+    if outcome.outcome in {"reported", "not-needed"}:
+        return AFTER_WORK
+    return HOURS if outcome.retryable == "permanent" else MINUTES
+
+
+class _Session:
+    """One pass through the protocol; `outcome` holds what is known so far."""
+
+    def __init__(self, config: DeviceConfig, transport: Transport) -> None:
+        self._config = config
+        self._transport = transport
+        self._outcome = Outcome()
+
+    def run(self) -> Outcome:
+        """Everything from check-in to receipt."""
+        try:
+            self._take_part()
+        except DeviceError as error:
+            self._outcome = _failed(self._outcome, error)
+        return self._outcome
+
+    def _take_part(self) -> None:
+        config, transport = self._config, self._transport
+        self._note(device=device_id(config.state))
+        backend, examples = _backend(config.backend), open_examples(config.examples)
+        hello = CheckIn(
+            device=self._outcome.device,
+            runtime=f"muster {version('muster-fl')}, {backend.runtime}",
+            formats=(backend.format,),
+            examples=examples.counts(),
+        )
+        answer = transport.check_in(config.population, hello)
+        if isinstance(answer, Rejected):
+            return self._rejected(answer)
+        given = transport.await_assignment(answer.session, config.wait_s)
+        if isinstance(given, Rejected):
+            return self._rejected(given)
+        return self._work(given, backend, examples)
+
+    def _work(self, given: Assignment, backend: Backend, examples: ExampleSource) -> None:
+        """Carry out the assignment, or tell the coordinator why not."""
+        self._note(task=given.task, round=given.round, attempt=given.attempt, slot=given.slot)
+        try:
+            result = _compute(given, backend, examples, _Blobs(BlobCache(self._config.state / "blobs"), self._transport))
+            self._note(examples=result.examples, steps=result.steps)
+            self._transport.report(given.assignment, checkpoint.encode({"report": result.report}))
+            self._note(outcome="reported")
+        except AssignmentError as error:
+            self._outcome = _failed(self._outcome, error)
+            self._note(outcome="aborted")
+            self._abort(given, error.reason, str(error))
+        except (TransportError, StateError) as error:
+            self._outcome = _failed(self._outcome, error)
+            if not (isinstance(error, Refused) and error.status in {404, 409, 410}):  # else it is over there already
+                self._abort(given, "runtime-failed", str(error))

@@ -1,0 +1,60 @@
+"""The state folder of a device: one session at a time, and files that are either whole or absent."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from device_runtime.errors import StateError, StateInUse
+
+PARTIAL = ".partial"
+
+
+@contextlib.contextmanager
+def only_session(folder: Path) -> Iterator[None]:
+    """Hold the state folder, which is created when missing, for the length of a session.
+
+    The lock dies with its process, however that ends. Raises StateInUse when another process holds it, StateError when
+    the folder cannot be used.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StateError(f"state folder {folder} cannot be used: {error}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise StateInUse(
+            f"another session is using state folder {folder}; give each device a folder of its own"
+        ) from error
+    finally:
+        os.close(lock)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file so that a reader, also after a crash, finds all of it or nothing. Raises StateError."""
+    partial = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=PARTIAL, delete=False) as file:
+            partial = file.name
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError as error:
+        if partial is not None:
+            Path(partial).unlink(missing_ok=True)
+        raise StateError(f"{path} cannot be written: {error}") from error
+
+
+def sweep_partials(folder: Path) -> None:
+    """Remove what a killed process left half written. Only for the holder of the state folder."""
+    for path in folder.glob(f"*{PARTIAL}"):
+        path.unlink(missing_ok=True)

@@ -1,0 +1,207 @@
+"""The device's half of the wire: every call it makes, what is asked again, and what an error means.
+
+Spec: docs/spec/wire.md.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TypeVar
+from urllib.parse import quote
+
+import httpx2
+import msgspec
+
+from device_runtime.errors import BadAnswer, ConfigError, Refused, Unreachable
+from fedcore.errors import DigestMismatch
+from fedcore.plan import BlobRef
+from fedcore.wire.messages import (
+    Abort,
+    AssignmentAnswer,
+    CheckIn,
+    CheckInAnswer,
+    Receipt,
+    WireError,
+    decode,
+    encode,
+)
+from fedcore.wire.problems import PROBLEM_TYPE, Problem
+
+T = TypeVar("T")
+
+RETRIES = 3
+RETRIED_STATUSES = frozenset({429, 503})
+FIRST_DELAY_S = 0.5
+LONGEST_DELAY_S = 60.0
+TIMEOUT_S = 30.0
+LARGEST_MESSAGE = 1 << 20
+PIECE = 1 << 16
+JSON = {"Content-Type": "application/json"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A request, and the most bytes that its answer may have."""
+
+    method: str
+    path: str
+    content: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    timeout_s: float = TIMEOUT_S
+    limit: int = LARGEST_MESSAGE
+
+
+class Transport:
+    """A conversation with one coordinator. `bytes_up` and `bytes_down` count bodies as they cross the wire.
+
+    A call is made again on 429, on 503 and when the connection breaks: 3 times until there is an assignment, and 3
+    times within it. Every method raises Unreachable, Refused or BadAnswer.
+    """
+
+    def __init__(
+        self, client: httpx2.Client, *, sleep: Callable[[float], None] = time.sleep, rng: random.Random | None = None
+    ) -> None:
+        self.bytes_up = 0
+        self.bytes_down = 0
+        self._client = client
+        self._sleep = sleep
+        self._rng = rng or random.Random()
+        self._retries = RETRIES
+
+    @classmethod
+    def to(cls, coordinator: str) -> Transport:
+        """A transport to the coordinator at this base URL. Raises ConfigError when it is none."""
+        try:
+            client = httpx2.Client(base_url=coordinator)
+        except httpx2.InvalidURL as error:
+            raise ConfigError(f"coordinator {coordinator!r} is not a URL: {error}") from error
+        if client.base_url.scheme not in {"http", "https"}:
+            raise ConfigError(f"coordinator {coordinator!r} must start with https:// or http://")
+        return cls(client)
+
+    def __enter__(self) -> Transport:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._client.close()
+
+    def check_in(self, population: str, message: CheckIn) -> CheckInAnswer:
+        """Say that this device is willing."""
+        call = _Call("POST", f"/v1/populations/{_segment(population)}/checkins", encode(message), JSON)
+        return self._message(call, CheckInAnswer)
+
+    def await_assignment(self, session: str, wait_s: float) -> AssignmentAnswer:
+        """Wait, for about `wait_s` seconds, to be selected."""
+        headers = {"Prefer": f"wait={wait_s:.0f}"}
+        path = f"/v1/sessions/{_segment(session)}/assignments"
+        answer = self._message(_Call("POST", path, b"", headers, wait_s + TIMEOUT_S), AssignmentAnswer)
+        self._retries = RETRIES
+        return answer
+
+    def blob(self, ref: BlobRef) -> bytes:
+        """A blob's bytes, checked."""
+        body = self._send(_Call("GET", f"/v1/blobs/{_segment(ref.sha256)}", limit=max(ref.size, LARGEST_MESSAGE))).body
+        try:
+            return ref.check(body)
+        except DigestMismatch as error:
+            raise BadAnswer(str(error)) from error
+
+    def report(self, assignment: str, body: bytes) -> Receipt:
+        """Upload the report. Asking again is safe: the coordinator counts a digest once."""
+        digest = base64.b64encode(hashlib.sha256(body).digest()).decode()
+        headers = {"Content-Type": "application/octet-stream", "Content-Digest": f"sha-256=:{digest}:"}
+        return self._message(_Call("PUT", f"/v1/assignments/{_segment(assignment)}/report", body, headers), Receipt)
+
+    def abort(self, assignment: str, message: Abort) -> None:
+        """Give the assignment up."""
+        self._send(_Call("POST", f"/v1/assignments/{_segment(assignment)}:abort", encode(message), JSON))
+
+    def _message(self, call: _Call, kind: type[T]) -> T:
+        answer = self._send(call)
+        if not answer.headers.get("content-type", "").startswith("application/json"):
+            # A captive portal or a proxy's page, as a rule, and gone in minutes.
+            raise BadAnswer(f"{call.method} {call.path} was answered with something other than JSON")
+        try:
+            return decode(answer.body, kind)
+        except WireError as error:
+            raise BadAnswer(f"{call.method} {call.path}: {error}", permanent=True) from error
+
+    def _send(self, call: _Call) -> _Answer:
+        """The answer, after as many attempts as the rules allow."""
+        for attempt in itertools.count():
+            try:
+                return self._attempt(call)
+            except Unreachable:
+                asked_s = 0.0
+                if self._retries == 0:
+                    raise
+            except Refused as error:
+                asked_s = error.after_s
+                if error.status not in RETRIED_STATUSES or self._retries == 0 or asked_s > LONGEST_DELAY_S:
+                    raise
+            self._retries -= 1
+            self._sleep(max(asked_s, FIRST_DELAY_S * 2**attempt * self._rng.uniform(0.5, 1.0)))
+        raise AssertionError("unreachable")
+
+    def _attempt(self, call: _Call) -> _Answer:
+        # The length is given because the body is handed over in pieces, to count those that left.
+        headers = {**call.headers, "Content-Length": str(len(call.content))}
+        try:
+            with self._client.stream(
+                call.method, call.path, content=self._counted(call.content), headers=headers, timeout=call.timeout_s
+            ) as response:
+                answer = _Answer(response.status_code, response.headers, self._read(response, call))
+        except httpx2.TransportError as error:
+            raise Unreachable(f"{call.method} {call.path}: {error or type(error).__name__}") from error
+        except httpx2.RequestError as error:
+            raise BadAnswer(f"{call.method} {call.path}: {error}") from error
+        if not 200 <= answer.status < 300:
+            raise _refusal(call, answer)
+        return answer
+
+    def _counted(self, content: bytes) -> Iterator[bytes]:
+        for start in range(0, len(content), PIECE):
+            piece = content[start : start + PIECE]
+            self.bytes_up += len(piece)
+            yield piece
+
+    def _read(self, response: httpx2.Response, call: _Call) -> bytes:
+        body = bytearray()
+        try:
+            for chunk in response.iter_bytes():
+                body += chunk
+                if len(body) > call.limit:
+                    raise BadAnswer(f"{call.method} {call.path}: the answer is longer than {call.limit} bytes")
+        finally:
+            self.bytes_down += response.num_bytes_downloaded
+        return bytes(body)
+
+
+def _refusal(call: _Call, answer: _Answer) -> Refused:
+    """The problem that an answer holds; one made up from its status when it holds none."""
+    after = answer.headers.get("retry-after", "")
+    after_s = float(after) if after.isdecimal() else 0.0
+    found = Problem("", "", answer.status, f"{call.method} {call.path} was answered with status {answer.status}")
+    if answer.headers.get("content-type", "").startswith(PROBLEM_TYPE):
+        with contextlib.suppress(msgspec.MsgspecError):
+            found = msgspec.json.decode(answer.body, type=Problem)
+    return Refused(answer.status, found.slug or f"http-{answer.status}", found.detail, found.retry, after_s)
+
+
+def _segment(name: str) -> str:
+    return quote(name, safe="")

@@ -1,0 +1,155 @@
+"""Trace an algorithm's functions, with the model's loss and gradient inside, into graphs of primitive operators.
+
+A captured graph is functional: all state in, all state out, weights never inside. The batch axis stays symbolic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    GuardOnDataDependentSymNode,
+    ShapeEnv,
+    StatelessSymbolicContext,
+)
+
+from export.decompositions import TABLE
+from export.errors import DynamicControlFlow
+from export.model import GradientOracle, Model
+from fedcore.algorithms.algorithm import Algorithm, Pass, Vector
+from fedcore.checkpoint import VectorSpec
+from fedcore.plan import Field
+
+# The batch size of the example inputs. Any size above 1 will do: torch specialises on 0 and 1.
+TRACE_BATCH = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """A named input of a graph. `batched` puts a symbolic batch axis before `shape`."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+    batched: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A traced graph with its inputs and the names of its outputs, in order."""
+
+    module: fx.GraphModule
+    inputs: tuple[Port, ...]
+    outputs: tuple[str, ...]
+
+    @property
+    def results(self) -> Sequence[fx.Node]:
+        """The nodes that compute the outputs."""
+        return self.module.graph.output_node().args[0]  # type: ignore[return-value]
+
+    @property
+    def specs(self) -> tuple[VectorSpec, ...]:
+        """The outputs, which are flat vectors, by the last part of their names."""
+        return tuple(
+            VectorSpec(name.rpartition(".")[2], int(node.meta["val"].numel()))
+            for name, node in zip(self.outputs, self.results, strict=True)
+        )
+
+
+def capture(function: Callable[[dict[str, Tensor]], Mapping[str, Tensor]], inputs: Sequence[Port]) -> Captured:
+    """Trace `function`, which takes and returns tensors by name.
+
+    Raises DynamicControlFlow when its Python depends on values or fixes the batch size.
+    """
+    environment = ShapeEnv()
+    mode = FakeTensorMode(shape_env=environment)
+    names: list[str] = []
+
+    def positional(*tensors: Tensor) -> list[Tensor]:
+        results = function({port.name: tensor for port, tensor in zip(inputs, tensors, strict=True)})
+        names[:] = results
+        return list(results.values())
+
+    try:
+        module = make_fx(positional, decomposition_table=TABLE, tracing_mode="symbolic", record_module_stack=True)(
+            *(_fake(mode, port) for port in inputs)
+        )
+    except GuardOnDataDependentSymNode as error:
+        raise DynamicControlFlow(
+            f"the model branches on the values of a tensor; use torch.where instead: {error}"
+        ) from error
+    if environment.replacements:
+        raise DynamicControlFlow(
+            f"the model works only for a batch of {TRACE_BATCH}: it must not fix the first axis of its inputs"
+        )
+    module.graph.eliminate_dead_code()
+    return Captured(module, tuple(inputs), tuple(names))
+
+
+def vector_ports(prefix: str, specs: Sequence[VectorSpec]) -> list[Port]:
+    """Ports `prefix.<name>` for flat vectors."""
+    return [Port(f"{prefix}.{spec.name}", (spec.size,)) for spec in specs]
+
+
+def capture_begin(algorithm_pass: Pass, broadcast: Sequence[VectorSpec]) -> Captured:
+    """Graph `<pass>.begin`: broadcast in, first carry out."""
+    return capture(
+        lambda values: _prefixed("next", algorithm_pass.begin(_under("broadcast", values))),
+        vector_ports("broadcast", broadcast),
+    )
+
+
+def capture_step(
+    model: Model, algorithm_pass: Pass, broadcast: Sequence[VectorSpec], carry: Sequence[VectorSpec]
+) -> Captured:
+    """Graph `<pass>.step`: carry, broadcast, one batch and its mask in; the next carry and metric sums out."""
+
+    def step(values: dict[str, Tensor]) -> dict[str, Tensor]:
+        oracle = GradientOracle(model, _under("example", values), values["mask"])
+        after = algorithm_pass.step(_under("carry", values), _under("broadcast", values), oracle)
+        return _prefixed("next", after) | {"metrics": oracle.sums}
+
+    ports = vector_ports("carry", carry) + vector_ports("broadcast", broadcast)
+    ports += [_example_port(field) for field in model.spec.fields]
+    return capture(step, [*ports, Port("mask", (), batched=True)])
+
+
+def capture_report(
+    algorithm: Algorithm, broadcast: Sequence[VectorSpec], carries: Mapping[str, Sequence[VectorSpec]]
+) -> Captured:
+    """Graph `report`: broadcast and the last carry of every pass in, the averaged segments out."""
+
+    def report(values: dict[str, Tensor]) -> dict[str, Vector]:
+        last = {name: _under(f"{name}.carry", values) for name in carries}
+        return algorithm.report(_under("broadcast", values), last)
+
+    ports = vector_ports("broadcast", broadcast)
+    for name, specs in carries.items():
+        ports += vector_ports(f"{name}.carry", specs)
+    return capture(report, ports)
+
+
+def _fake(mode: FakeTensorMode, port: Port) -> Tensor:
+    shape = (TRACE_BATCH, *port.shape) if port.batched else port.shape
+    dynamic = [DimDynamic.DUCK if port.batched and axis == 0 else DimDynamic.STATIC for axis in range(len(shape))]
+    return mode.from_tensor(
+        torch.zeros(shape, dtype=port.dtype), symbolic_context=StatelessSymbolicContext(dynamic_sizes=dynamic)
+    )
+
+
+def _example_port(field: Field) -> Port:
+    return Port(f"example.{field.name}", field.shape, getattr(torch, field.dtype), batched=True)
+
+
+def _under(prefix: str, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(f"{prefix}."): value for name, value in values.items() if name.startswith(f"{prefix}.")}
+
+
+def _prefixed(prefix: str, values: Mapping[str, Vector]) -> dict[str, Vector]:
+    return {f"{prefix}.{name}": value for name, value in values.items()}

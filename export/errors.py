@@ -1,0 +1,38 @@
+"""Errors of the exporter.
+
+ExportError
+├── UnknownModel            no built-in model or importable function has that name
+├── InvalidModel            a ModelSpec that cannot be trained as it stands (integer parameters, …)
+│   └── UnsupportedModule   a layer that federated training cannot use, with what to use instead
+├── UnsupportedOperator     an operator for which there is no on-device form
+├── DynamicControlFlow      the model's Python branches on data or fixes the batch size
+└── ParityFailed            the exported graphs do not compute what torch computes
+"""
+
+
+class ExportError(Exception):
+    """Base of every error raised by `export`."""
+
+
+class UnknownModel(ExportError):
+    """No built-in model or importable function has that name."""
+
+
+class InvalidModel(ExportError):
+    """A ModelSpec that cannot be trained as it stands."""
+
+
+class UnsupportedModule(InvalidModel):
+    """A layer that federated training cannot use, with what to use instead."""
+
+
+class UnsupportedOperator(ExportError):
+    """An operator for which there is no on-device form."""
+
+
+class DynamicControlFlow(ExportError):
+    """The model's Python branches on data or fixes the batch size."""
+
+
+class ParityFailed(ExportError):
+    """The exported graphs do not compute what torch computes."""

@@ -1,0 +1,148 @@
+"""A trainable model as functions of a flat vector: built from a ModelSpec, used by the exporter and the simulator.
+
+Shapes: D parameters, B batch, M metric sums; a leading K, where present, counts clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from export.errors import InvalidModel, UnsupportedModule
+from fedcore.params import Float32, ParamSchema, TensorSpec
+from fedcore.plan import Field
+
+PerExample = Callable[[Tensor, Tensor], Tensor]
+"""(outputs (B, …), label (B, …)) -> (B,)"""
+
+
+def accuracy(outputs: Tensor, label: Tensor) -> Tensor:
+    """1 where the largest output is the label, else 0, per example (B,)."""
+    return (outputs.argmax(-1) == label).to(torch.float32)
+
+
+def cross_entropy(outputs: Tensor, label: Tensor) -> Tensor:
+    """Cross-entropy of logits (B, C) against class indices (B,), per example (B,)."""
+    return nn.functional.cross_entropy(outputs, label, reduction="none")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """What a person writes to train a model.
+
+    make: builds the module; its initial weights are drawn under the seed given to `Model`.
+    loss: per example, never averaged over the batch: the framework takes the masked mean, so that padding cannot count.
+    inputs: the module's positional arguments, as fields of an example. label: the field the loss compares with.
+    metrics: more per-example numbers, averaged for the learning curve.
+    """
+
+    name: str
+    make: Callable[[], nn.Module]
+    loss: PerExample
+    inputs: tuple[Field, ...]
+    label: Field
+    metrics: Mapping[str, PerExample] = field(default_factory=dict)
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """Every field of an example."""
+        return (*self.inputs, self.label)
+
+
+class GradientOracle:
+    """The gradient oracle of the algorithm contract on one batch; remembers the metric sums of its last call."""
+
+    def __init__(self, model: Model, batch: Mapping[str, Tensor], mask: Tensor) -> None:
+        self._model, self._batch, self._mask = model, batch, mask
+        self.sums = mask.new_zeros(len(model.metrics))
+
+    def __call__(self, params_D: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """params: (D,). Gives the masked-mean loss (1,), its gradient (D,) and the number of examples (1,)."""
+        # Separate leaves, not slices of one: differentiating through slices makes a zero-filled D-vector per tensor.
+        leaves = {name: part.detach().requires_grad_() for name, part in self._model.tensors(params_D).items()}
+        loss, self.sums = self._model.loss(leaves, self._batch, self._mask)
+        gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+        flat_D = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        return loss.detach().reshape(1), flat_D, self.sums[:1]
+
+
+class Model:
+    """A built ModelSpec, stateless: everything is a function of parameters given from outside.
+
+    Raises InvalidModel or UnsupportedModule, naming the layer, when it cannot be trained on devices.
+    """
+
+    def __init__(self, spec: ModelSpec, seed: int = 0) -> None:
+        self.spec = spec
+        for item in spec.fields:
+            if not item.dtype.startswith("float") and item.high is None:
+                raise InvalidModel(
+                    f"field {item.name!r} is {item.dtype}: say its range, Field(..., high=N) for 0 … N − 1"
+                )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.module = spec.make()
+        _refuse_unsupported(self.module)
+        named = dict(self.module.named_parameters())
+        self.schema = ParamSchema(tuple(TensorSpec(name, tuple(value.shape)) for name, value in named.items()))
+        self.initial: Float32 = self.schema.flatten({name: value.detach().numpy() for name, value in named.items()})
+        self.metrics = ("examples", "loss", *spec.metrics)
+
+    def tensors(self, params: Tensor) -> dict[str, Tensor]:
+        """Views of a vector (D,) or (K, D) as the module's tensors, each with the same leading axes."""
+        parts = torch.split(params, [spec.size for spec in self.schema.tensors], -1)
+        return {
+            spec.name: part.reshape((*params.shape[:-1], *spec.shape))
+            for spec, part in zip(self.schema.tensors, parts, strict=True)
+        }
+
+    def measure(self, tensors: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The loss and every metric, per example (B,).
+
+        batch: fields (B, …). Raises InvalidModel when the loss or a metric is not one number per example.
+        """
+        inputs = tuple(batch[item.name] for item in self.spec.inputs)
+        label = batch[self.spec.label.name]
+        outputs = torch.func.functional_call(self.module, dict(tensors), inputs)
+        values = {"loss": self.spec.loss(outputs, label)}
+        values |= {name: metric(outputs, label) for name, metric in self.spec.metrics.items()}
+        for name, value in values.items():
+            if value.shape != label.shape[:1]:
+                raise InvalidModel(
+                    f"{self.spec.name}: {name} has shape {list(value.shape)}, expected one number per example; "
+                    "a torch loss does that with reduction='none'"
+                )
+        return values
+
+    def loss(self, tensors: Mapping[str, Tensor], batch: Mapping[str, Tensor], mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Masked-mean loss () over one batch, and the masked sums (M,) of `self.metrics`.
+
+        mask: float32 (B,) of zeros and ones, not all zero. Raises InvalidModel as `measure` does.
+        """
+        values = self.measure(tensors, batch)
+        sums = torch.stack([mask.sum(), *((value.detach() * mask).sum() for value in values.values())])
+        return (values["loss"] * mask).sum() / mask.sum(), sums
+
+
+def _refuse_unsupported(module: nn.Module) -> None:
+    for path, layer in module.named_modules():
+        if isinstance(layer, _BatchNorm):
+            raise UnsupportedModule(
+                f"{path or 'the model'} is {type(layer).__name__}: batch statistics would mix padding and leak between "
+                "users; use nn.GroupNorm instead"
+            )
+        if isinstance(layer, _DropoutNd) and layer.p > 0:
+            raise UnsupportedModule(
+                f"{path or 'the model'} is {type(layer).__name__}: random layers cannot be exported yet; remove it or "
+                "set p=0"
+            )
+    for path, parameter in module.named_parameters():
+        if parameter.dtype != torch.float32:
+            raise InvalidModel(f"parameter {path} is {parameter.dtype}; every parameter must be float32")
+    if not any(True for _ in module.parameters()):
+        raise InvalidModel("the model has no parameters to train")

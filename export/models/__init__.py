@@ -1,0 +1,41 @@
+"""Built-in models by name, and models of the user's own as `package.module:function`."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from export.errors import InvalidModel, UnknownModel
+from export.model import ModelSpec
+from export.models.digits_cnn import digits_cnn
+from export.models.logreg import logreg
+from export.models.mlp import mlp
+
+MODELS: dict[str, Callable[..., ModelSpec]] = {"logreg": logreg, "mlp": mlp, "digits_cnn": digits_cnn}
+
+
+def load(name: str, shape: tuple[int, ...] | None = None, classes: int | None = None) -> ModelSpec:
+    """A built-in model, sized for `shape` and `classes` when given, or what `package.module:function` returns.
+
+    Modules are looked up in the working folder too. Raises UnknownModel or InvalidModel.
+    """
+    if name in MODELS:
+        sizes = {key: value for key, value in (("shape", shape), ("classes", classes)) if value is not None}
+        return MODELS[name](**sizes)
+    module, separator, function = name.partition(":")
+    if not separator:
+        raise UnknownModel(
+            f"no model is called {name!r}; there are {', '.join(MODELS)}, or give your own as package.module:function"
+        )
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        make = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise UnknownModel(f"cannot import {name!r}: {error}") from error
+    spec = make()
+    if not isinstance(spec, ModelSpec):
+        raise InvalidModel(f"{name} returned {type(spec).__name__}, expected export.model.ModelSpec")
+    return spec

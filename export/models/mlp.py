@@ -1,0 +1,24 @@
+"""One hidden layer; by default the 43-64-6 network for recognising activities from phone accelerometers."""
+
+from __future__ import annotations
+
+import math
+
+from torch import nn
+
+from export.model import ModelSpec, accuracy, cross_entropy
+from fedcore.plan import Field
+
+
+def mlp(shape: tuple[int, ...] = (43,), classes: int = 6, hidden: int = 64) -> ModelSpec:
+    """D = 3,206 by default. `x` is float32 of `shape`, flattened; `y` the class."""
+    return ModelSpec(
+        name="mlp",
+        make=lambda: nn.Sequential(
+            nn.Flatten(), nn.Linear(math.prod(shape), hidden), nn.ReLU(), nn.Linear(hidden, classes)
+        ),
+        loss=cross_entropy,
+        inputs=(Field("x", "float32", shape),),
+        label=Field("y", "int64", high=classes),
+        metrics={"accuracy": accuracy},
+    )

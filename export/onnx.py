@@ -1,0 +1,75 @@
+"""A captured graph as plain ONNX, operator by operator, for stock ONNX Runtime.
+
+Why not `torch.onnx.export`: docs/decisions/0006-direct-onnx-writer.md.
+"""
+
+from __future__ import annotations
+
+import onnx
+from onnx import helper
+from torch import fx
+
+from export.capture import Captured, Port
+from export.errors import UnsupportedOperator
+from export.onnx_graph import ONNX_TYPES, GraphBuilder
+from export.onnx_rules import TABLE
+
+OPSET = 18
+IR_VERSION = 10
+
+
+def to_onnx(captured: Captured) -> bytes:
+    """Serialised ONNX of opset 18, checked; equal graphs give equal bytes.
+
+    Raises UnsupportedOperator, naming the operator and the layer it comes from.
+    """
+    builder = GraphBuilder()
+    ports = iter(captured.inputs)
+    for node in captured.module.graph.nodes:
+        if node.op == "placeholder":
+            builder.names[node] = next(ports).name
+        elif node.op == "get_attr":
+            builder.names[node] = builder.constant(getattr(captured.module, str(node.target)).numpy())
+        elif node.op == "call_function":
+            builder.names[node] = _write(builder, node)
+    outputs = []
+    for name, result in zip(captured.outputs, captured.results, strict=True):
+        # An output needs a name of its own, also where it is an input or leaves twice.
+        builder.nodes.append(helper.make_node("Identity", [builder.value(result)], [name]))
+        shape = tuple(int(size) for size in result.meta["val"].shape)
+        outputs.append(helper.make_tensor_value_info(name, ONNX_TYPES[result.meta["val"].dtype], shape))
+    inputs = [_input(port) for port in captured.inputs]
+    nodes, constants = _reachable(builder, set(captured.outputs))
+    graph = helper.make_graph(nodes, "graph", inputs, outputs, constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
+    onnx.checker.check_model(model, full_check=True)
+    data: bytes = model.SerializeToString(deterministic=True)
+    return data
+
+
+def _reachable(builder: GraphBuilder, needed: set[str]) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto]]:
+    """The nodes and constants that the outputs need: a symbolic size that became -1 leaves its arithmetic unused."""
+    nodes: list[onnx.NodeProto] = []
+    for node in reversed(builder.nodes):
+        if needed.intersection(node.output):
+            needed.update(node.input)
+            nodes.append(node)
+    return nodes[::-1], [constant for constant in builder.initializers if constant.name in needed]
+
+
+def _write(builder: GraphBuilder, node: fx.Node) -> object:
+    rule = TABLE.get(node.target)
+    if rule is None:
+        raise UnsupportedOperator(f"operator {node.target} has no ONNX form here{_origin(node)}")
+    return rule(builder, node)
+
+
+def _input(port: Port) -> onnx.ValueInfoProto:
+    shape: tuple[int | str, ...] = ("B", *port.shape) if port.batched else port.shape
+    return helper.make_tensor_value_info(port.name, ONNX_TYPES[port.dtype], shape)
+
+
+def _origin(node: fx.Node) -> str:
+    stack = node.meta.get("nn_module_stack") or {}
+    path, layer = next(reversed(stack.values()), ("", ""))
+    return f" (from layer {path or 'the model'}, {getattr(layer, '__name__', layer)})" if layer else ""

@@ -1,0 +1,81 @@
+"""The growing ONNX graph: nodes, deduplicated constants, casts and symbolic shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+from torch import fx
+
+ONNX_TYPES = {
+    torch.float32: TensorProto.FLOAT,
+    torch.float64: TensorProto.DOUBLE,
+    torch.int64: TensorProto.INT64,
+    torch.int32: TensorProto.INT32,
+    torch.uint8: TensorProto.UINT8,
+    torch.bool: TensorProto.BOOL,
+}
+NUMPY_TYPES = {kind: helper.tensor_dtype_to_np_dtype(code) for kind, code in ONNX_TYPES.items()}
+
+
+class GraphBuilder:
+    """Collects ONNX nodes. `names` maps an fx node to the ONNX value (or tuple of values) that holds its result."""
+
+    def __init__(self) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.initializers: list[onnx.TensorProto] = []
+        self.names: dict[fx.Node, Any] = {}
+        self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
+        self._count = 0
+
+    def emit(self, kind: str, inputs: Sequence[str], **attributes: Any) -> str:
+        """Add a node with one output and return the output's name."""
+        return self.emit_many(kind, inputs, 1, **attributes)[0]
+
+    def emit_many(self, kind: str, inputs: Sequence[str], outputs: int, **attributes: Any) -> tuple[str, ...]:
+        """Add a node and return the names of its outputs."""
+        names = tuple(f"v{self._count + index}" for index in range(outputs))
+        self._count += outputs
+        self.nodes.append(helper.make_node(kind, list(inputs), list(names), **attributes))
+        return names
+
+    def constant(self, value: Any, dtype: Any = None) -> str:
+        """The name of an initializer that holds `value`; equal constants share one."""
+        array: NDArray[np.generic] = np.asarray(value, dtype)
+        key = (str(array.dtype), array.shape, array.tobytes())
+        if key not in self._constants:
+            self._constants[key] = f"c{len(self._constants)}"
+            self.initializers.append(numpy_helper.from_array(array, self._constants[key]))
+        return self._constants[key]
+
+    def value(self, argument: Any, dtype: torch.dtype | None = None) -> str:
+        """An argument as an ONNX value, cast to `dtype` when given."""
+        if not isinstance(argument, fx.Node):
+            return self.constant(argument, NUMPY_TYPES[dtype or torch.get_default_dtype()])
+        name: str = self.names[argument]
+        if dtype is None or dtype_of(argument) == dtype:
+            return name
+        return self.emit("Cast", [name], to=ONNX_TYPES[dtype])
+
+    def integers(self, sizes: Sequence[Any]) -> str:
+        """Sizes, some of them symbolic, as an int64 vector."""
+        if not any(isinstance(size, fx.Node) for size in sizes):
+            return self.constant(sizes, np.int64)
+        parts = [self.names[size] if isinstance(size, fx.Node) else self.constant([size], np.int64) for size in sizes]
+        return parts[0] if len(parts) == 1 else self.emit("Concat", parts, axis=0)
+
+
+def dtype_of(node: fx.Node) -> torch.dtype:
+    """The element type of a traced value; a symbolic integer is int64."""
+    value = node.meta["val"]
+    return value.dtype if isinstance(value, torch.Tensor) else torch.int64
+
+
+def rank_of(node: fx.Node) -> int:
+    """The number of axes of a traced value."""
+    return int(node.meta["val"].dim())

@@ -1,0 +1,50 @@
+"""`muster`: every command of the stack. Imports are lazy, so each command loads only what it runs."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from muster.commands.coordinator import coordinator_app
+from muster.commands.demo import demo
+from muster.commands.device import device_app
+from muster.commands.export import export, plan_app
+from muster.commands.fleet import fleet_app
+from muster.commands.simulate import simulate
+from muster.commands.task import task_app
+from muster.output import stderr
+
+EXIT_FAILED, EXIT_USAGE, EXIT_TRY_LATER = 1, 2, 75
+OURS = {"coordinator", "device_runtime", "export", "fedcore", "simulator"}
+USAGE_ERRORS = {"UnknownAlgorithm", "InvalidSetting", "UnknownModel", "DatasetError", "EngineError", "InvalidTask"}
+
+app = typer.Typer(
+    name="muster",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    help="Cross-device federated learning: export a model, run a coordinator, run devices, simulate fleets.\n\n"
+    "Start with `muster demo`. Every command has --json; exit codes are 0 ok, 1 failed, 2 usage, 75 try later.",
+)
+app.command()(demo)
+app.command()(export)
+app.command()(simulate)
+app.add_typer(plan_app, name="plan")
+app.add_typer(coordinator_app, name="coordinator")
+app.add_typer(task_app, name="task")
+app.add_typer(device_app, name="device")
+app.add_typer(fleet_app, name="fleet")
+
+
+def main() -> None:
+    """Run a command; one of our errors becomes one line on standard error and an exit code."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] not in OURS:
+            raise
+        stderr.print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True)
+        sys.exit(EXIT_USAGE if type(error).__name__ in USAGE_ERRORS else EXIT_FAILED)

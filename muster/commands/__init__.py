@@ -1,0 +1,1 @@
+"""One file per group of commands; each imports what it needs when it runs."""

@@ -1,0 +1,42 @@
+"""`muster coordinator`: the service."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+coordinator_app = typer.Typer(no_args_is_help=True, help="Run the coordinator.")
+
+
+@coordinator_app.command()
+def serve(
+    config: Annotated[Path | None, typer.Option(help="A TOML file of settings; flags and environment win.")] = None,
+    db: Annotated[str | None, typer.Option(help="SQLite file.  [default: sqlite:///muster.db]")] = None,
+    blobs: Annotated[Path | None, typer.Option(help="Folder of plans and models.  [default: muster-blobs]")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.  [default: 127.0.0.1]")] = None,
+    port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one.  [default: 8080]")] = None,
+    ready_file: Annotated[
+        Path | None, typer.Option(help="Write the service's URL here once it accepts devices.")
+    ] = None,
+) -> None:
+    """Serve devices until SIGTERM or Ctrl-C; a restart takes up every task where it was committed last.
+
+    Every setting may also come from the environment, as MUSTER_DATABASE, MUSTER_BLOBS, MUSTER_PORT and so on.
+    """
+    from coordinator.app import serve as run
+
+    from coordinator.settings import Settings
+
+    given = {"database": db, "blobs": blobs, "host": host, "port": port}
+    settings = Settings.load(config, **{name: value for name, value in given.items() if value is not None})
+
+    def on_ready(url: str) -> None:
+        typer.echo(f"coordinator ready at {url}", err=True)
+        if ready_file is not None:
+            partial = ready_file.with_suffix(".partial")
+            partial.write_text(url)
+            partial.replace(ready_file)
+
+    run(settings, on_ready)

@@ -1,0 +1,44 @@
+"""`muster device`: one device, on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from muster.output import Json, emit
+
+device_app = typer.Typer(no_args_is_help=True, help="Run a device.")
+
+
+@device_app.command()
+def run(
+    coordinator: Annotated[str, typer.Option(help="The coordinator's URL.")],
+    population: Annotated[str, typer.Option(help="The population to serve.")],
+    examples: Annotated[Path, typer.Option(help="Local examples: an .npz file, or a SQLite example store.")],
+    state: Annotated[Path, typer.Option(help="Where the device keeps its identity and cached plans.")] = Path("device"),
+    once: Annotated[bool, typer.Option("--once", help="Run one session and end.")] = False,
+    json: Json = False,
+) -> None:
+    """Check in, train when selected, report; again and again unless --once. Examples never leave the device.
+
+    With --once the exit code is 0 when the session reported, 75 when there was no work now, 1 when it failed.
+    """
+    from device_runtime.session import DeviceConfig, Outcome, run_forever, run_session
+
+    config = DeviceConfig(coordinator=coordinator, population=population, examples=examples, state=state)
+
+    def tell(outcome: Outcome) -> None:
+        if json:
+            emit(outcome)
+        else:
+            place = f"task {outcome.task} round {outcome.round}" if outcome.task else ""
+            typer.echo(" ".join(filter(None, [outcome.outcome, outcome.reason, place, outcome.detail])))
+
+    if not once:
+        run_forever(config, tell)
+    outcome = run_session(config)
+    tell(outcome)
+    codes = {"reported": 0, "rejected": 75, "not-needed": 75}
+    raise typer.Exit(codes.get(outcome.outcome, 1))

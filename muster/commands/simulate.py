@@ -1,0 +1,90 @@
+"""`muster simulate`: the vectorised engine on a data set with users."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from muster.output import Json, Settings, emit, parse_settings, progress, show_fields
+
+if TYPE_CHECKING:
+    from simulator.simulation import SimulationConfig
+
+
+def simulate(
+    config: Annotated[
+        Path | None, typer.Argument(metavar="[CONFIG.toml]", help="Options by name, and [settings]; flags override.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="A built-in model or package.module:function.")] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="digits (bundled), wisdm or mnist_10k.  [default: digits]")
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="The folder that holds data sets on disk.")] = None,
+    algorithm: Annotated[str | None, typer.Option(help="fedavg, fedadam or mimelite.  [default: fedavg]")] = None,
+    settings: Settings = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds to run.  [default: 100]")] = None,
+    cohort: Annotated[int | None, typer.Option(help="Users per round.  [default: 10]")] = None,
+    device: Annotated[str | None, typer.Option(help="Where to compute: cpu or cuda.  [default: cpu]")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of split, weights, cohorts, order.  [default: 0]")] = None,
+    json: Json = False,
+) -> None:
+    """Train over simulated users and measure the model on users it never saw.
+
+    Users are split into train and held-out ones; accuracy is per example over all held-out users, and per user as
+    percentiles. The same seed gives the same model, bit for bit, on the same machine.
+    """
+    import torch
+
+    from simulator.simulation import simulate as run
+
+    torch.set_num_threads(1)  # small batches: a second thread costs more than it gives
+    flags = {
+        "model": model,
+        "dataset": dataset,
+        "data": data,
+        "algorithm": algorithm,
+        "rounds": rounds,
+        "cohort": cohort,
+        "device": device,
+        "seed": seed,
+    }
+    chosen = _configuration(config, flags, parse_settings(settings))
+    with progress() as bar:
+        task = bar.add_task(f"{chosen.model} · {chosen.algorithm}", total=chosen.rounds, note="")
+
+        def on_round(number: int, metrics: dict[str, float]) -> None:
+            bar.update(task, completed=number, note=f"train loss {metrics['train.loss']:.3f}")
+
+        result = run(chosen, on_round)
+    if json:
+        emit(result)
+    else:
+        facts = dataclasses.asdict(result)
+        del facts["curve"]
+        show_fields(facts)
+
+
+def _configuration(path: Path | None, flags: dict[str, Any], settings: dict[str, object]) -> SimulationConfig:
+    from simulator.simulation import SimulationConfig
+
+    values: dict[str, Any] = {}
+    if path is not None:
+        try:
+            values = tomllib.loads(path.read_text())
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise typer.BadParameter(f"cannot read {path}: {error}", param_hint="CONFIG.toml") from error
+    values |= {name: value for name, value in flags.items() if value is not None}
+    values["settings"] = values.get("settings", {}) | settings
+    known = {field.name: field for field in dataclasses.fields(SimulationConfig)}
+    unknown = sorted(set(values) - set(known))
+    if unknown:
+        raise typer.BadParameter(f"unknown options {unknown}; there are {', '.join(known)}", param_hint="CONFIG.toml")
+    if "model" not in values:
+        raise typer.BadParameter("name a model, for instance --model mlp", param_hint="--model")
+    if "data" in values:
+        values["data"] = Path(values["data"])
+    return SimulationConfig(**values)

@@ -1,0 +1,159 @@
+"""`muster task`: what an operator does with tasks, on the coordinator's own database and blobs."""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from muster.output import Json, emit, show_fields, show_table
+
+if TYPE_CHECKING:
+    from coordinator.store.rows import Task
+    from coordinator.tasks import CoordinatorStore
+
+task_app = typer.Typer(no_args_is_help=True, help="Create and operate tasks. Run it where the coordinator's files are.")
+Database = Annotated[str, typer.Option("--db", envvar="MUSTER_DATABASE", help="The coordinator's database.")]
+Blobs = Annotated[Path, typer.Option("--blobs", envvar="MUSTER_BLOBS", help="The coordinator's blob folder.")]
+TaskId = Annotated[str, typer.Argument(metavar="TASK", help="The task's id, from `muster task list`.")]
+DATABASE, BLOBS = "sqlite:///muster.db", Path("muster-blobs")
+
+
+@task_app.command()
+def create(
+    plan: Annotated[Path, typer.Option(help="The plan bundle to run.")],
+    population: Annotated[str, typer.Option(help="Whose devices take part.")],
+    goal: Annotated[int, typer.Option(help="Reports that end a round.")],
+    rounds: Annotated[int, typer.Option(help="Rounds to commit.")],
+    minimum: Annotated[
+        int | None, typer.Option(help="Reports a round must have to count.  [default: the goal]")
+    ] = None,
+    over_selection: Annotated[float, typer.Option(help="Devices selected per report wanted.")] = 1.3,
+    selection_timeout_s: Annotated[float, typer.Option(help="How long a round waits for devices.")] = 60.0,
+    reporting_deadline_s: Annotated[float, typer.Option(help="How long a round waits for reports.")] = 600.0,
+    min_examples: Annotated[int, typer.Option(help="Examples that a device must hold.")] = 1,
+    seed: Annotated[int, typer.Option(help="Key of every random number that devices draw.")] = 0,
+    db: Database = DATABASE,
+    blobs: Blobs = BLOBS,
+    json: Json = False,
+) -> None:
+    """Register a plan bundle as a task; a running coordinator starts it within a second."""
+    from coordinator.tasks import TaskSettings
+    from fedcore.bundle import Bundle
+
+    settings = TaskSettings(
+        population=population,
+        goal=goal,
+        rounds=rounds,
+        minimum=minimum,
+        over_selection=over_selection,
+        selection_timeout_s=selection_timeout_s,
+        reporting_deadline_s=reporting_deadline_s,
+        min_examples=min_examples,
+        seed=seed,
+    )
+    with _store(db, blobs) as store:
+        _describe(store.register_task(Bundle(plan), settings), json)
+
+
+@task_app.command("list")
+def list_tasks(db: Database = DATABASE, blobs: Blobs = BLOBS, json: Json = False) -> None:
+    """List every task, oldest first."""
+    with _store(db, blobs) as store:
+        tasks = store.tasks()
+    if json:
+        emit([_facts(task) for task in tasks])
+    else:
+        rows = [(t.id, t.name, t.settings.population, t.state, t.settings.goal, t.settings.rounds) for t in tasks]
+        show_table(("task", "plan", "population", "state", "goal", "rounds"), rows)
+
+
+@task_app.command()
+def show(task: TaskId, db: Database = DATABASE, blobs: Blobs = BLOBS, json: Json = False) -> None:
+    """Show a task's settings and state."""
+    with _store(db, blobs) as store:
+        _describe(store.task(task), json)
+
+
+@task_app.command()
+def metrics(task: TaskId, db: Database = DATABASE, blobs: Blobs = BLOBS, json: Json = False) -> None:
+    """Show every attempt at every round: who reported, how training went."""
+    with _store(db, blobs) as store:
+        rounds = store.rounds(task)
+    if json:
+        emit([dataclasses.asdict(record) for record in rounds])
+        return
+    names = list(dict.fromkeys(name for record in rounds for name in record.metrics))
+    show_table(
+        ("round", "attempt", "state", "reason", "assigned", "reported", "seconds", *names),
+        [
+            (r.number, r.attempt, r.state, r.reason, r.assigned, r.reported, r.seconds, *map(r.metrics.get, names))
+            for r in rounds
+        ],
+    )
+
+
+@task_app.command()
+def pause(task: TaskId, db: Database = DATABASE, blobs: Blobs = BLOBS) -> None:
+    """Open no new round; the running one finishes."""
+    with _store(db, blobs) as store:
+        store.pause(task)
+
+
+@task_app.command()
+def resume(task: TaskId, db: Database = DATABASE, blobs: Blobs = BLOBS) -> None:
+    """Take up a paused task."""
+    with _store(db, blobs) as store:
+        store.resume(task)
+
+
+@task_app.command()
+def cancel(task: TaskId, db: Database = DATABASE, blobs: Blobs = BLOBS) -> None:
+    """End a task and abandon its running round; what was committed stays."""
+    with _store(db, blobs) as store:
+        store.cancel(task)
+
+
+@task_app.command()
+def checkpoint(
+    task: TaskId,
+    out: Annotated[Path, typer.Option(help="The safetensors file to write.")],
+    round_number: Annotated[int | None, typer.Option("--round", help="After which round.  [default: the last]")] = None,
+    db: Database = DATABASE,
+    blobs: Blobs = BLOBS,
+) -> None:
+    """Write the model after a round, as named tensors that torch can load."""
+    import safetensors.numpy
+
+    with _store(db, blobs) as store:
+        vectors = store.checkpoint(task, round_number)
+        schema = store.plan(store.task(task).plan_sha256).schema
+    safetensors.numpy.save_file(schema.unflatten(vectors["params"]), out)
+
+
+def _store(db: str, blobs: Path) -> AbstractContextManager[CoordinatorStore]:
+    from coordinator.tasks import open_coordinator_store
+
+    return open_coordinator_store(db, blobs)
+
+
+def _facts(task: Task) -> dict[str, Any]:
+    return {
+        "task": task.id,
+        "plan": task.name,
+        "state": task.state,
+        "reason": task.reason,
+        "algorithm": task.algorithm,
+        "plan_sha256": task.plan_sha256,
+        **dataclasses.asdict(task.settings),
+    }
+
+
+def _describe(task: Task, json: bool) -> None:
+    if json:
+        emit(_facts(task))
+    else:
+        show_fields(_facts(task))

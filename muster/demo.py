@@ -1,0 +1,181 @@
+"""The whole story on one machine: export, a coordinator, devices over HTTP, and the engine's replay as proof."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+from device_runtime.session import Outcome
+
+from coordinator.rounds import AssignmentState, RoundState
+from coordinator.tasks import CoordinatorStore, TaskSettings, open_coordinator_store
+from export.build import export_bundle
+from export.model import Model
+from export.models import load as load_model
+from fedcore.algorithms import create
+from fedcore.algorithms.algorithm import Algorithm
+from muster.server import coordinator_process
+from simulator import datasets
+from simulator.agreement import worst_difference
+from simulator.engine import Engine, evaluate
+from simulator.fleet import Fleet, FleetConfig, FleetSummary
+from simulator.population import Population
+from simulator.simulation import overall
+
+MODEL, DATASET, DEVICES = "digits_cnn", "digits", 60
+# Found by a random search of 170 simulated runs: docs/decisions/0008-demo-settings.md.
+SETTINGS: dict[str, dict[str, object]] = {
+    "mimelite": {
+        "optimizer": "adam",
+        "client_lr": 0.008,
+        "beta1": 0.3,
+        "beta2": 0.9,
+        "epsilon": 0.01,
+        "epochs": 2,
+        "batch_size": 4,
+    },
+    "fedadam": {"client_lr": 0.1, "server_lr": 0.03, "epochs": 5, "batch_size": 4},
+    "fedavg": {"client_lr": 0.1, "epochs": 5, "batch_size": 4},
+}
+# The keystone compares this many rounds: float32 differences grow with every round, and prove no more.
+REPLAYED_ROUNDS = 3
+
+
+class DemoFailed(Exception):
+    """A task of the demo did not complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class DemoConfig:
+    """What to run. `devices` are awake at a time, of 60; every round wants a report of each."""
+
+    algorithms: tuple[str, ...]
+    rounds: int
+    devices: int
+    folder: Path
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AlgorithmResult:
+    """One algorithm's run; bytes are per device that took part, over the whole run."""
+
+    algorithm: str
+    rounds: int
+    test_accuracy: float
+    bytes_up_per_device: float
+    bytes_down_per_device: float
+    seconds: float
+    agreement: float
+    curve: list[float] = field(default_factory=list)
+
+
+OnRound = Callable[[str, int, float], None]
+
+
+def run_demo(config: DemoConfig, on_round: OnRound) -> list[AlgorithmResult]:
+    """Train with every algorithm in turn; `on_round` hears algorithm, round and accuracy on held-out users."""
+    train, test = datasets.users(DATASET, None, DEVICES)
+    database, blobs = f"sqlite:///{config.folder / 'muster.db'}", config.folder / "blobs"
+    with open_coordinator_store(database, blobs) as store, coordinator_process(config.folder, database, blobs) as url:
+        stage = Stage(config, store, url, train, test)
+        return [stage.run(name, on_round) for name in config.algorithms]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What every algorithm's run shares."""
+
+    config: DemoConfig
+    store: CoordinatorStore
+    url: str
+    train: Population
+    test: Population
+
+    def run(self, name: str, on_round: OnRound) -> AlgorithmResult:
+        """One algorithm, from export to the engine's replay. Raises DemoFailed when its task does not complete."""
+        started = time.monotonic()
+        algorithm = create(name, SETTINGS[name])
+        model = Model(load_model(MODEL), self.config.seed)
+        task = self._create_task(model, algorithm)
+        curve: list[float] = []
+
+        def on_outcome(_client: str, _outcome: Outcome) -> None:
+            for number in range(len(curve) + 1, self._committed(task) + 1):
+                params = self.store.checkpoint(task, number)["params"]
+                curve.append(overall(evaluate(model, params, self.test)["accuracy"], self.test))
+                on_round(name, number, curve[-1])
+
+        fleet = FleetConfig(
+            coordinator=self.url,
+            population=f"digits-{name}",
+            folder=self.config.folder / "devices" / name,
+            concurrency=self.config.devices,
+            seed=self.config.seed,
+        )
+        summary = Fleet(fleet, self.train).run(on_outcome)
+        seconds = time.monotonic() - started
+        if len(curve) < self.config.rounds:
+            raise DemoFailed(
+                f"{name}: {len(curve)} of {self.config.rounds} rounds; the task is {self.store.task(task).state}"
+            )
+        return AlgorithmResult(
+            algorithm=name,
+            rounds=len(curve),
+            test_accuracy=curve[-1],
+            bytes_up_per_device=summary.bytes_up / len(summary.participants),
+            bytes_down_per_device=summary.bytes_down / len(summary.participants),
+            seconds=seconds,
+            agreement=self._agreement(Engine(model, algorithm, self.train, seed=self.config.seed), task, summary),
+            curve=curve,
+        )
+
+    def _create_task(self, model: Model, algorithm: Algorithm) -> str:
+        bundle = export_bundle(model, algorithm, self.config.folder / f"plan-{algorithm.name}", MODEL)
+        settings = TaskSettings(
+            population=f"digits-{algorithm.name}",
+            goal=self.config.devices,
+            rounds=self.config.rounds,
+            minimum=max(1, self.config.devices // 2),
+            over_selection=1.0,
+            selection_timeout_s=20,
+            reporting_deadline_s=20,
+            seed=self.config.seed,
+        )
+        return self.store.register_task(bundle, settings).id
+
+    def _committed(self, task: str) -> int:
+        return sum(record.state is RoundState.COMMITTED for record in self.store.rounds(task))
+
+    def _agreement(self, engine: Engine, task: str, summary: FleetSummary) -> float:
+        numbers = range(1, min(REPLAYED_ROUNDS, self.config.rounds) + 1)
+        cohorts = [
+            {
+                seat.slot: summary.participants[seat.device]
+                for seat in self.store.cohort(task, number)
+                if seat.state is AssignmentState.REPORTED
+            }
+            for number in numbers
+        ]
+        return worst_difference(
+            engine, self.train, cohorts, [self.store.checkpoint(task, n)["params"] for n in numbers]
+        )
+
+
+def draw_curves(results: Sequence[AlgorithmResult], path: Path) -> None:
+    """The learning curves as a PNG."""
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    axes = figure.subplots()
+    for result in results:
+        axes.plot(np.arange(1, result.rounds + 1), result.curve, marker="o", markersize=3, label=result.algorithm)
+    axes.axhline(0.9, color="grey", linewidth=0.8, linestyle="--")
+    axes.set(
+        xlabel="round", ylabel="accuracy on users never seen", ylim=(0, 1), title="Handwritten digits, non-IID devices"
+    )
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right")
+    figure.savefig(path, dpi=150)

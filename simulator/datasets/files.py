@@ -1,0 +1,23 @@
+"""Read arrays of a data set from disk, with errors that name the file."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.errors import DatasetError
+
+
+def read_npz(path: Path, names: Sequence[str]) -> dict[str, NDArray[np.generic]]:
+    """The named arrays of an npz file, never unpickled. Raises DatasetError."""
+    if not path.is_file():
+        raise DatasetError(f"{path} does not exist; --data must name the folder that holds it")
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return {name: archive[name] for name in names}
+    except (KeyError, ValueError, OSError, zipfile.BadZipFile) as error:
+        raise DatasetError(f"{path} is not the data set it should be: {error}") from error

@@ -1,0 +1,114 @@
+"""The process from which emulated devices are forked: it has the device runtime loaded, and nothing else of ours.
+
+One line of JSON on standard input starts one device, which is an operating-system process of its own and runs one
+session of the real device runtime. One line on standard output says how it ended. Closing standard input ends all.
+Loading the runtime once makes a device cost a fork instead of an interpreter (docs/decisions/0007-forked-devices.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import selectors
+import signal
+import sys
+from pathlib import Path
+
+import msgspec
+from device_runtime.session import DeviceConfig, Outcome, run_session
+
+
+class Start(msgspec.Struct, frozen=True):
+    """Start one session of one device."""
+
+    client: str
+    coordinator: str
+    population: str
+    examples: str
+    state: str
+    wait_s: float
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """How a session ended; `outcome` is missing when the process died first, with `exit_code` negative for a signal."""
+
+    client: str
+    outcome: Outcome | None
+    exit_code: int
+
+
+class Emulator:
+    """Forks devices and relays their outcomes."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(sys.stdin, selectors.EVENT_READ)
+        self._children: dict[int, tuple[int, str]] = {}
+
+    def run(self) -> None:
+        """Serve until standard input closes."""
+        os.set_blocking(sys.stdin.fileno(), False)
+        pending = b""
+        while True:
+            for key, _ in self._selector.select():
+                if key.fd in self._children:
+                    self._finish(key.fd)
+                    continue
+                chunk = os.read(key.fd, 1 << 16)
+                if not chunk:
+                    self._stop()
+                    return
+                *lines, pending = (pending + chunk).split(b"\n")
+                for line in lines:
+                    self._start(msgspec.json.decode(line, type=Start))
+
+    def _start(self, start: Start) -> None:
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(reader)
+            _be_device(start, writer)
+        os.close(writer)
+        self._children[reader] = (child, start.client)
+        self._selector.register(reader, selectors.EVENT_READ)
+
+    def _finish(self, reader: int) -> None:
+        child, client = self._children.pop(reader)
+        self._selector.unregister(reader)
+        with os.fdopen(reader, "rb") as pipe:
+            data = pipe.read()
+        _, status = os.waitpid(child, 0)
+        outcome = msgspec.json.decode(data, type=Outcome) if data else None
+        ended = Ended(client, outcome, os.waitstatus_to_exitcode(status))
+        os.write(sys.stdout.fileno(), msgspec.json.encode(ended) + b"\n")
+
+    def _stop(self) -> None:
+        for child, _ in self._children.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGTERM)
+            os.waitpid(child, 0)
+
+
+def _be_device(start: Start, writer: int) -> None:
+    """The forked child: one session, its outcome into the pipe, then out without the parent's clean-up."""
+    code = 1
+    try:
+        config = DeviceConfig(
+            coordinator=start.coordinator,
+            population=start.population,
+            examples=Path(start.examples),
+            state=Path(start.state),
+            wait_s=start.wait_s,
+        )
+        with os.fdopen(writer, "wb") as pipe:
+            pipe.write(msgspec.json.encode(run_session(config)))
+        code = 0
+    finally:
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the fleet decides when to stop
+    gc.freeze()  # keep the shared pages of the loaded runtime out of the children's collections
+    Emulator().run()

@@ -1,0 +1,172 @@
+"""The vectorised engine: a cohort of clients at once, on the algorithm's own functions.
+
+Needs torch, NumPy and msgspec alone, so it also runs on a bare GPU machine. It visits the examples that emulated
+devices visit, in the same order: both reach the same model within float32 round-off (tests/simulator/test_keystone.py).
+
+Shapes: K clients, D parameters, B batch, S steps, M metric sums, N examples of the whole population.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.func import grad_and_value, vmap
+
+from export.model import Model
+from fedcore.algorithms.algorithm import Algorithm, Broadcast, Carry, Pass
+from fedcore.batching import Place, batches
+from fedcore.params import Float32
+from simulator.errors import EngineError
+from simulator.population import Population
+
+
+@dataclass(frozen=True, slots=True)
+class RoundResult:
+    """What a round did: per-example means by `pass.metric`, and how many clients were left out as non-finite."""
+
+    metrics: dict[str, float]
+    excluded: int
+
+
+class Engine:
+    """Runs rounds on one compute device; holds the server state and the whole population's examples there."""
+
+    def __init__(
+        self, model: Model, algorithm: Algorithm, population: Population, *, seed: int = 0, device: str = "cpu"
+    ) -> None:
+        population.check(model.spec.fields)
+        self._device = compute_device(device)
+        self._model, self._algorithm, self._population, self._seed = model, algorithm, population, seed
+        self._examples = _on(self._device, population.fields)
+        initial = torch.from_numpy(model.initial).to(self._device)
+        self._state = {name: vector.clone() for name, vector in algorithm.init(initial).items()}
+
+    @property
+    def state(self) -> dict[str, Float32]:
+        """The server state, float32 vectors."""
+        return {name: vector.cpu().numpy() for name, vector in self._state.items()}
+
+    def run_round(self, number: int, cohort: Sequence[int], slots: Sequence[int] | None = None) -> RoundResult:
+        """One round of the clients in `cohort`; moves the server state.
+
+        slots: each client's slot, its place in the cohort by default; the slot keys a client's random order.
+
+        Raises EngineError when no client contributes a finite report.
+        """
+        # Longest first: the clients that still have a batch at step s are then a prefix.
+        members = zip(cohort, slots or range(len(cohort)), strict=True)
+        ordered = sorted(members, key=lambda member: -int(self._population.sizes[member[0]]))
+        clients = [(client, Place(self._seed, number, slot)) for client, slot in ordered]
+        broadcast = self._algorithm.broadcast(self._state)
+        carries: dict[str, Carry] = {}
+        metrics: dict[str, float] = {}
+        for index, item in enumerate(self._algorithm.passes):
+            carries[item.name], sums_M = self._run_pass(index, item, broadcast, clients)
+            means = (sums_M[1:] / sums_M[0]).tolist()
+            metrics |= {
+                f"{item.name}.{name}": value for name, value in zip(self._model.metrics[1:], means, strict=True)
+            }
+        report_K = self._algorithm.report(broadcast, carries)
+        finite_K = torch.stack([torch.isfinite(value).all(-1) for value in report_K.values()]).all(0)
+        weight_K = self._weights([client for client, _ in clients]) * finite_K
+        if not bool(weight_K.any()):
+            raise EngineError(f"round {number}: no client sent a finite report; lower client_lr")
+        mean = {
+            name: torch.where(finite_K[:, None], value * weight_K[:, None], 0).sum(0, dtype=torch.float64)
+            / weight_K.sum(dtype=torch.float64)
+            for name, value in report_K.items()
+        }
+        state = self._algorithm.update({name: vector.double() for name, vector in self._state.items()}, mean)
+        self._state = {name: vector.float() for name, vector in state.items()}
+        return RoundResult(metrics, len(cohort) - int(finite_K.sum()))
+
+    def _run_pass(
+        self, index: int, item: Pass, broadcast: Broadcast, clients: Sequence[tuple[int, Place]]
+    ) -> tuple[Carry, Tensor]:
+        """The last carry (K, …) of every client, and the metric sums (M,) over all of them."""
+        carry = {
+            name: vector.expand(len(clients), vector.shape[-1]).clone()
+            for name, vector in item.begin(broadcast).items()
+        }
+        sums_M = torch.zeros(len(self._model.metrics), dtype=torch.float64, device=self._device)
+        for rows, mask in self._steps(index, item, clients):
+            active = len(rows)
+            where = torch.from_numpy(rows).to(self._device)
+            batch = {name: array[where] for name, array in self._examples.items()}
+            oracle = CohortOracle(self._model, batch, torch.from_numpy(mask).to(self._device))
+            after = item.step({name: vector[:active] for name, vector in carry.items()}, broadcast, oracle)
+            for name, vector in after.items():
+                carry[name][:active] = vector
+            sums_M += oracle.sums_KM.sum(0, dtype=torch.float64)
+        return carry, sums_M
+
+    def _steps(
+        self, index: int, item: Pass, clients: Sequence[tuple[int, Place]]
+    ) -> Iterator[tuple[NDArray[np.int64], Float32]]:
+        """For each step, rows (A, B) into the population's examples and masks (A, B) of the A clients still active."""
+        sizes, starts = self._population.sizes, self._population.starts
+        schedules = [
+            [(starts[client] + rows, mask) for rows, mask in batches(item.loop, int(sizes[client]), place, index)]
+            for client, place in clients
+        ]
+        for step in range(len(schedules[0])):
+            active = [schedule[step] for schedule in schedules if step < len(schedule)]
+            yield np.stack([rows for rows, _ in active]), np.stack([mask for _, mask in active])
+
+    def _weights(self, clients: Sequence[int]) -> Tensor:
+        sizes = self._population.sizes[list(clients)].astype(np.float32)
+        weights = sizes if self._algorithm.weighting == "examples" else np.ones_like(sizes)
+        return torch.from_numpy(weights).to(self._device)
+
+
+class CohortOracle:
+    """The gradient oracle of the algorithm contract for K clients, each on a batch of its own."""
+
+    def __init__(self, model: Model, batch: Mapping[str, Tensor], mask_KB: Tensor) -> None:
+        self._model, self._batch, self._mask_KB = model, dict(batch), mask_KB
+        self.sums_KM = mask_KB.new_zeros(mask_KB.shape[0], len(model.metrics))
+
+    def __call__(self, params: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """params: (K, D), or (D,) when all clients share them. Gives (K, 1), (K, D), (K, 1)."""
+        shared = None if params.dim() == 1 else 0
+        gradients, (loss_K, self.sums_KM) = vmap(grad_and_value(self._model.loss, has_aux=True), (shared, 0, 0))(
+            self._model.tensors(params), self._batch, self._mask_KB
+        )
+        flat_KD = torch.cat([gradient.flatten(1) for gradient in gradients.values()], 1)
+        return loss_K[:, None], flat_KD, self.sums_KM[:, :1]
+
+
+def evaluate(
+    model: Model, params: Float32, population: Population, *, device: str = "cpu", batch_size: int = 4096
+) -> dict[str, NDArray[np.float64]]:
+    """Mean loss and metrics of every client (clients,), under one model."""
+    population.check(model.spec.fields)
+    target = compute_device(device)
+    tensors = model.tensors(torch.from_numpy(params).to(target))
+    examples = _on(target, population.fields)
+    parts: list[dict[str, Tensor]] = []
+    with torch.no_grad():
+        for start in range(0, int(population.starts[-1]), batch_size):
+            batch = {name: array[start : start + batch_size] for name, array in examples.items()}
+            parts.append(model.measure(tensors, batch))
+    values = {name: torch.cat([part[name] for part in parts]).double().cpu().numpy() for name in parts[0]}
+    return {name: np.add.reduceat(array, population.starts[:-1]) / population.sizes for name, array in values.items()}
+
+
+def compute_device(name: str) -> torch.device:
+    """The torch device called `name`. Raises EngineError when this installation cannot compute there."""
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise EngineError(f"cannot compute on {name!r} here: {str(error).splitlines()[0]}") from error
+    return device
+
+
+def _on(device: torch.device, arrays: Mapping[str, NDArray[np.generic]]) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(np.ascontiguousarray(array)).to(device) for name, array in arrays.items()}

@@ -1,0 +1,23 @@
+"""Errors of the simulator.
+
+SimulatorError
+├── DatasetError        a data set is unknown, absent, malformed or does not fit the model
+├── EngineError         the engine cannot run as asked (no such compute device, cohort larger than the population, …)
+└── FleetError          the fleet of emulated devices cannot run, or stopped making progress
+"""
+
+
+class SimulatorError(Exception):
+    """Base of every error raised by `simulator`."""
+
+
+class DatasetError(SimulatorError):
+    """A data set is unknown, absent, malformed or does not fit the model."""
+
+
+class EngineError(SimulatorError):
+    """The engine cannot run as asked."""
+
+
+class FleetError(SimulatorError):
+    """The fleet of emulated devices cannot run, or stopped making progress."""

@@ -1,0 +1,83 @@
+"""A population of clients: every client's examples, concatenated field by field."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcore.plan import Field
+from simulator.errors import DatasetError, EngineError
+
+Array = NDArray[np.generic]
+
+
+@dataclass(frozen=True, slots=True)
+class Population:
+    """Clients and their examples.
+
+    fields: arrays (N, …) by field name, client after client. starts: int64 (clients + 1,), where each client begins.
+    """
+
+    clients: tuple[str, ...]
+    fields: Mapping[str, Array]
+    starts: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """Examples per client."""
+        return np.diff(self.starts)
+
+    @classmethod
+    def of(cls, clients: Sequence[str], shards: Sequence[Mapping[str, Array]]) -> Population:
+        """Concatenate clients' shards, which have the same fields."""
+        names = list(shards[0])
+        starts = np.concatenate([[0], np.cumsum([len(shard[names[0]]) for shard in shards])]).astype(np.int64)
+        return cls(tuple(clients), {name: np.concatenate([shard[name] for shard in shards]) for name in names}, starts)
+
+    def shard(self, client: int) -> dict[str, Array]:
+        """One client's examples."""
+        rows = slice(self.starts[client], self.starts[client + 1])
+        return {name: array[rows] for name, array in self.fields.items()}
+
+    def subset(self, clients: Sequence[int]) -> Population:
+        """The population of some clients, in the given order."""
+        return Population.of([self.clients[index] for index in clients], [self.shard(index) for index in clients])
+
+    def split(self, held_out: float, seed: int) -> tuple[Population, Population]:
+        """Train and held-out users: whole clients, drawn by seed; at least one on either side."""
+        order = np.random.Generator(np.random.Philox(key=[seed, 0])).permutation(len(self))
+        count = min(max(1, round(held_out * len(self))), len(self) - 1)
+        if count < 1:
+            raise DatasetError("a population of one client has no users to hold out")
+        return self.subset(sorted(order[count:].tolist())), self.subset(sorted(order[:count].tolist()))
+
+    def sample(self, cohort: int, seed: int, round_number: int) -> list[int]:
+        """A uniform cohort without replacement; its order gives the slots.
+
+        Raises EngineError when the cohort is larger than the population.
+        """
+        if not 1 <= cohort <= len(self):
+            raise EngineError(f"a cohort of {cohort} cannot be drawn from {len(self)} clients")
+        generator = np.random.Generator(np.random.Philox(key=[seed, round_number]))
+        chosen: list[int] = generator.choice(len(self), cohort, replace=False).tolist()
+        return chosen
+
+    def check(self, fields: Sequence[Field]) -> None:
+        """Raise DatasetError when the examples do not have the fields that a model reads."""
+        for field in fields:
+            array = self.fields.get(field.name)
+            if array is None:
+                raise DatasetError(f"the model reads field {field.name!r}; the data set has {sorted(self.fields)}")
+            if array.dtype != field.dtype or array.shape[1:] != field.shape:
+                raise DatasetError(
+                    f"field {field.name!r} is {array.dtype}{list(array.shape[1:])} per example, "
+                    f"the model reads {field.dtype}{list(field.shape)}"
+                )
+            if field.high is not None and array.size and not 0 <= int(array.min()) <= int(array.max()) < field.high:
+                raise DatasetError(f"field {field.name!r} holds values outside 0 … {field.high - 1}")

@@ -1,0 +1,154 @@
+"""Models of a user that none of our code has seen."""
+
+import torch
+from torch import nn
+
+from export.model import ModelSpec, accuracy, cross_entropy
+from fedcore.plan import Field
+
+X, Y = Field("x", "float32", (2, 9, 7)), Field("y", "int64", high=5)
+
+
+def spec(make, loss=cross_entropy, inputs=(X,), label=Y, metrics=None):
+    return ModelSpec("test", make, loss, inputs, label, {"accuracy": accuracy} if metrics is None else metrics)
+
+
+def strided():
+    """Odd sizes, strides, dilation, padding, overlapping pools, tanh and sigmoid."""
+    return spec(
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 6, 3, stride=2, padding=1),
+            nn.Tanh(),
+            nn.MaxPool2d(3, stride=1, padding=1),
+            nn.Conv2d(6, 4, (3, 2), dilation=(1, 2), padding=(1, 1)),
+            nn.Sigmoid(),
+            nn.Flatten(),
+            nn.Linear(4 * 5 * 4, 5),
+        )
+    )
+
+
+def residual():
+    """GroupNorm, ReLU, softmax-weighted pooling over positions."""
+
+    class Residual(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Conv2d(2, 4, 3, padding=1)
+            self.norm = nn.GroupNorm(2, 4)
+            self.second = nn.Conv2d(4, 4, 3, padding=1)
+            self.score = nn.Conv2d(4, 1, 1)
+            self.head = nn.Linear(4, 5)
+
+        def forward(self, x):
+            hidden = torch.relu(self.norm(self.first(x)))
+            hidden = hidden + self.second(hidden)
+            weights = self.score(hidden).flatten(2).softmax(-1)
+            return self.head((hidden.flatten(2) * weights).sum(-1))
+
+    return spec(Residual)
+
+
+class Regression(nn.Module):
+    """Two inputs, a residual branch, layer norm, GELU; a regression with its own loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 6), nn.GELU())
+        self.head = nn.Linear(6, 1)
+        self.scale = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, a, b):
+        hidden = torch.cat([a, b], -1)
+        return self.head(hidden + self.scale * self.inner(hidden)).squeeze(-1)
+
+
+def regression():
+    return ModelSpec(
+        "regression",
+        Regression,
+        lambda outputs, label: (outputs - label) ** 2,
+        (Field("a", "float32", (2,)), Field("b", "float32", (4,))),
+        Field("target", "float32"),
+    )
+
+
+def batch_norm():
+    return spec(lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(105, 5)))
+
+
+def dropout():
+    return spec(lambda: nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(126, 5)))
+
+
+def mean_loss():
+    return spec(lambda: nn.Sequential(nn.Flatten(), nn.Linear(126, 5)), nn.functional.cross_entropy)
+
+
+def grouped():
+    return spec(lambda: nn.Sequential(nn.Conv2d(2, 4, 3, groups=2), nn.Flatten(), nn.Linear(140, 5)))
+
+
+class Sorted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Linear(126, 5)
+
+    def forward(self, x):
+        return self.dense(x.flatten(1).sort(-1).values)
+
+
+def sorting():
+    return spec(Sorted)
+
+
+class Branching(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Linear(126, 5)
+
+    def forward(self, x):
+        hidden = self.dense(x.flatten(1))
+        return hidden * 2 if hidden.sum() > 0 else hidden
+
+
+def branching():
+    return spec(Branching)
+
+
+class FixedBatch(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Linear(126, 5)
+
+    def forward(self, x):
+        return self.dense(x.reshape(7, 126))
+
+
+def fixed_batch():
+    return spec(FixedBatch)
+
+
+class IntegerParameter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.arange(3), requires_grad=False)
+
+    def forward(self, x):
+        return x
+
+
+def integer_parameter():
+    return spec(IntegerParameter)
+
+
+def no_parameters():
+    return spec(nn.Flatten)
+
+
+def not_a_spec():
+    return nn.Linear(1, 1)
+
+
+def unbounded_label():
+    return spec(nn.Flatten, label=Field("y", "int64"))

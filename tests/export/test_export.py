@@ -1,0 +1,199 @@
+"""Every graph computes what torch computes; what cannot be exported is refused by name."""
+
+import dataclasses
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+
+from export.build import build_plan, export_bundle
+from export.capture import Port, capture
+from export.decompositions import convolution_backward, max_pool2d_backward
+from export.errors import (
+    DynamicControlFlow,
+    InvalidModel,
+    ParityFailed,
+    UnknownModel,
+    UnsupportedModule,
+    UnsupportedOperator,
+)
+from export.model import Model
+from export.models import MODELS, load
+from export.onnx import to_onnx
+from export.parity import TOLERANCE, certify
+from export.verify import verify_bundle
+from fedcore.algorithms import ALGORITHMS, create
+from fedcore.errors import DigestMismatch
+from tests.export import models
+
+SETTINGS = [(name, {}) for name in ALGORITHMS] + [("mimelite", {"optimizer": "adam", "client_lr": 0.01})]
+
+
+@pytest.mark.parametrize(("algorithm", "settings"), SETTINGS)
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_and_algorithm_agree_with_torch_on_onnx_runtime(name, algorithm, settings, tmp_path):
+    bundle = export_bundle(Model(load(name)), create(algorithm, settings), tmp_path)
+    assert bundle.certificate.worst <= TOLERANCE
+    assert {parity.graph for parity in bundle.certificate.parity} >= {"train.step", "report"}
+
+
+@pytest.mark.parametrize("make", [models.strided, models.residual, models.regression])
+def test_a_users_own_model_agrees_with_torch(make, tmp_path):
+    assert export_bundle(Model(make()), create("mimelite"), tmp_path).certificate.worst <= TOLERANCE
+
+
+def test_graphs_are_plain_onnx_without_weights_or_training_operators():
+    model = Model(load("digits_cnn"))
+    _, graphs = build_plan(model, create("mimelite"))
+    for graph in graphs.values():
+        proto = onnx.load_model_from_string(graph)
+        assert [(item.domain, item.version) for item in proto.opset_import] == [("", 18)]
+        assert all(node.domain == "" for node in proto.graph.node)
+        assert sum(np.prod(tensor.dims) for tensor in proto.graph.initializer) < model.schema.size / 10
+        assert not any("Random" in node.op_type or "Dropout" in node.op_type for node in proto.graph.node)
+
+
+def test_the_same_export_gives_the_same_bytes(tmp_path):
+    first, second = (
+        export_bundle(Model(load("mlp")), create("mimelite"), tmp_path / name).manifest for name in ("a", "b")
+    )
+    assert first == second
+
+
+@pytest.mark.parametrize("size", [1, 2, 33])
+def test_one_graph_takes_any_batch_size(size):
+    model = Model(load("digits_cnn"))
+    graph = build_plan(model, create("fedavg"))[1]["train.step"]
+    random = np.random.default_rng(size)
+    x = random.normal(size=(size, 1, 8, 8)).astype(np.float32)
+    y = random.integers(0, 10, size)
+    feed = {"carry.params": model.initial, "broadcast.params": model.initial, "example.x": x, "example.y": y}
+    found, sums = onnxruntime.InferenceSession(graph).run(None, feed | {"mask": np.ones(size, np.float32)})
+    leaves = {name: part.requires_grad_() for name, part in model.tensors(torch.from_numpy(model.initial)).items()}
+    loss = torch.nn.functional.cross_entropy(
+        torch.func.functional_call(model.module, leaves, torch.from_numpy(x)), torch.from_numpy(y)
+    )
+    gradient = torch.cat([part.reshape(-1) for part in torch.autograd.grad(loss, list(leaves.values()))]).numpy()
+    np.testing.assert_allclose(found, model.initial - 0.1 * gradient, atol=1e-6)
+    np.testing.assert_allclose(sums[:2], [size, loss.item() * size], rtol=1e-5)
+
+
+def test_a_masked_batch_equals_a_short_one():
+    model = Model(load("digits_cnn"))
+    session = onnxruntime.InferenceSession(build_plan(model, create("fedavg"))[1]["train.step"])
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(6, 1, 8, 8)).astype(np.float32), random.integers(0, 10, 6)
+
+    def run(rows, mask):
+        feed = {
+            "carry.params": model.initial,
+            "broadcast.params": model.initial,
+            "example.x": x[rows],
+            "example.y": y[rows],
+        }
+        return session.run(None, feed | {"mask": np.array(mask, np.float32)})
+
+    short, padded = run([0, 1, 2], [1, 1, 1]), run([0, 1, 2, 5, 4, 3], [1, 1, 1, 0, 0, 0])
+    np.testing.assert_allclose(padded[0], short[0], rtol=0, atol=1e-6)
+    np.testing.assert_allclose(padded[1], short[1], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"stride": 1, "padding": 0, "dilation": 1},
+        {"stride": 2, "padding": 1, "dilation": 1},
+        {"stride": 3, "padding": 2, "dilation": 2},
+    ],
+)
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_convolution_gradients_are_torchs(axes, settings):
+    torch.manual_seed(0)
+    x = torch.randn(3, 2, *(8, 7, 6)[:axes], dtype=torch.float64)
+    weight = torch.randn(4, 2, *(3, 2, 2)[:axes], dtype=torch.float64)
+    lists = [[settings[name]] * axes for name in ("stride", "padding", "dilation")]
+    out = torch.ops.aten.convolution(x, weight, None, *lists, False, [0] * axes, 1)
+    grad = torch.randn_like(out)
+    arguments = (grad, x, weight, [4], *lists, False, [0] * axes, 1, [True, True, True])
+    for ours, theirs in zip(
+        convolution_backward(*arguments), torch.ops.aten.convolution_backward(*arguments), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize(("kernel", "stride", "padding"), [(2, 2, 0), (3, 1, 1), (3, 2, 1), (2, 3, 0)])
+def test_max_pool_gradient_is_torchs_also_where_windows_overlap(kernel, stride, padding):
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 9, 8, dtype=torch.float64)
+    arguments = ([kernel] * 2, [stride] * 2, [padding] * 2, [1, 1], False)
+    out, indices = torch.ops.aten.max_pool2d_with_indices(x, *arguments)
+    grad = torch.randn_like(out)
+    theirs = torch.ops.aten.max_pool2d_with_indices_backward(grad, x, *arguments, indices)
+    torch.testing.assert_close(max_pool2d_backward(grad, x, *arguments, indices), theirs)
+
+
+def test_an_output_may_be_an_input_and_leave_twice():
+    captured = capture(
+        lambda values: {"a": values["x"], "b": values["x"], "c": values["x"][:1] ** 3}, [Port("x", (2,))]
+    )
+    outputs = onnxruntime.InferenceSession(to_onnx(captured)).run(None, {"x": np.array([2, 3], np.float32)})
+    assert [value.tolist() for value in outputs] == [[2, 3], [2, 3], [8]]
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (models.batch_norm, UnsupportedModule, "1 is BatchNorm2d.*GroupNorm"),
+        (models.dropout, UnsupportedModule, "1 is Dropout"),
+        (models.integer_parameter, InvalidModel, "parameter table is torch.int64"),
+        (models.no_parameters, InvalidModel, "no parameters"),
+        (models.unbounded_label, InvalidModel, "field 'y' is int64: say its range"),
+        (models.mean_loss, InvalidModel, "loss has shape .*reduction='none'"),
+        (models.grouped, UnsupportedOperator, r"grouped \(groups=2\) convolution"),
+        (models.sorting, UnsupportedOperator, "aten.sort"),
+        (models.branching, DynamicControlFlow, "torch.where"),
+        (models.fixed_batch, DynamicControlFlow, "batch"),
+    ],
+)
+def test_what_cannot_be_exported_is_refused_by_name(make, error, words, tmp_path):
+    with pytest.raises(error, match=words):
+        export_bundle(Model(make()), create("fedavg"), tmp_path)
+    assert not (tmp_path / "manifest.json").exists()
+
+
+def test_parity_catches_a_graph_that_computes_something_else():
+    model = Model(load("logreg"))
+    algorithm = create("fedavg", {"client_lr": 0.1})
+    _, wrong = build_plan(model, dataclasses.replace(algorithm, client_lr=0.1001))
+    with pytest.raises(ParityFailed, match=r"train\.step|report"):
+        certify(model, algorithm, wrong)
+
+
+def test_verify_recomputes_the_certificate_and_names_an_altered_blob(tmp_path):
+    bundle = export_bundle(Model(load("mlp")), create("mimelite"), tmp_path, "mlp")
+    assert verify_bundle(bundle) == bundle.certificate
+    graph = tmp_path / "blobs" / bundle.plan.graphs["onnx"]["train.step"].sha256
+    graph.write_bytes(graph.read_bytes()[:-1] + b"\0")
+    with pytest.raises(DigestMismatch):
+        verify_bundle(bundle)
+
+
+def test_models_are_found_by_import_path_and_an_unknown_name_lists_the_known():
+    assert load("tests.export.models:strided").name == "test"
+    with pytest.raises(UnknownModel, match="logreg, mlp, digits_cnn"):
+        load("resnet")
+    with pytest.raises(UnknownModel, match="cannot import"):
+        load("tests.export.models:absent")
+    with pytest.raises(InvalidModel, match="returned Linear"):
+        load("tests.export.models:not_a_spec")
+
+
+def test_initial_weights_follow_the_seed_alone():
+    torch.manual_seed(5)
+    first = Model(load("mlp"), seed=1)
+    torch.manual_seed(6)
+    again, other = Model(load("mlp"), seed=1), Model(load("mlp"), seed=2)
+    np.testing.assert_array_equal(first.initial, again.initial)
+    assert not np.array_equal(first.initial, other.initial)

@@ -1,0 +1,62 @@
+"""A model whose gradient is known, F(x) = mean over examples a of ½‖x − a‖², and devices that train it, in float64.
+
+Shapes: K clients, D parameters, B examples of a batch. Every function takes `(D,)` or, batched over clients, `(K, D)`.
+"""
+
+import numpy as np
+
+from fedcore.batching import Place, batches
+
+
+def gradient_oracle(examples_BD, mask_B):
+    """The contract's `grad` on one masked batch, `(B, D)` or `(K, B, D)`."""
+
+    def grad(x_D):
+        n = mask_B.sum(-1, keepdims=True)
+        difference_BD = (x_D[..., None, :] - examples_BD) * mask_B[..., None]
+        loss = 0.5 * (difference_BD**2).sum((-2, -1))[..., None] / n
+        return loss, difference_BD.sum(-2) / n, n
+
+    return grad
+
+
+def run_device(algorithm, broadcast, examples_ND, place):
+    """What a device reports, by the loop of the plan's specification."""
+    carries = {}
+    for index, stage in enumerate(algorithm.passes):
+        carry = stage.begin(broadcast)
+        for indices, mask in batches(stage.loop, len(examples_ND), place, index):
+            carry = stage.step(carry, broadcast, gradient_oracle(examples_ND[indices], mask.astype(np.float64)))
+        carries[stage.name] = carry
+    return algorithm.report(broadcast, carries)
+
+
+def run_cohort(algorithm, broadcast, examples_KND, place_of):
+    """The reports `(K, D)` of clients with equally many examples, all at once."""
+    clients, count = len(examples_KND), examples_KND.shape[1]
+    broadcast_KD = {name: np.repeat(value[None], clients, 0) for name, value in broadcast.items()}
+    rows = np.arange(clients)[:, None]
+    carries = {}
+    for index, stage in enumerate(algorithm.passes):
+        carry = stage.begin(broadcast_KD)
+        for steps in zip(*(batches(stage.loop, count, place_of(k), index) for k in range(clients)), strict=True):
+            indices_KB, mask_KB = (np.stack(column) for column in zip(*steps, strict=True))
+            grad = gradient_oracle(examples_KND[rows, indices_KB], mask_KB.astype(np.float64))
+            carry = stage.step(carry, broadcast_KD, grad)
+        carries[stage.name] = carry
+    return algorithm.report(broadcast_KD, carries)
+
+
+def mean_report(algorithm, reports, counts):
+    """Σ w v / Σ w over the cohort."""
+    weights = np.array([n if algorithm.weighting == "examples" else 1 for n in counts], np.float64)
+    return {
+        name: sum(w * r[name] for w, r in zip(weights, reports, strict=True)) / weights.sum() for name in reports[0]
+    }
+
+
+def run_round(algorithm, state, clients, seed=0, round=0):
+    """The next state, after one round over `clients`, a list of `(n_i, D)` arrays."""
+    broadcast = algorithm.broadcast(state)
+    reports = [run_device(algorithm, broadcast, a, Place(seed, round, slot)) for slot, a in enumerate(clients)]
+    return algorithm.update(state, mean_report(algorithm, reports, [len(a) for a in clients]))

@@ -1,0 +1,93 @@
+import msgspec
+import pytest
+
+from fedcore.batching import Loop
+from fedcore.errors import DigestMismatch, PlanError
+from fedcore.params import ParamSchema, TensorSpec, VectorSpec
+from fedcore.plan import BlobRef, ExampleSpec, Field, PassPlan, Plan
+from fedcore.report import ReportLayout, Segment
+
+GRAPHS = {name: BlobRef.of(name.encode()) for name in ("train.begin", "train.step", "report")}
+
+
+def make_plan():
+    return Plan(
+        name="tiny",
+        schema=ParamSchema((TensorSpec("w", (2,)),)),
+        broadcast=(VectorSpec("params", 2),),
+        examples=ExampleSpec((Field("x", "float32", (3,)), Field("y", "int64", high=2))),
+        passes=(PassPlan("train", Loop(batch_size=4), (VectorSpec("params", 2),), ("examples", "loss")),),
+        report=ReportLayout(
+            (
+                Segment("delta", 2, "mean"),
+                Segment("weight", 1, "sum"),
+                Segment("train.metrics", 2, "sum", ("examples", "loss")),
+            ),
+            "uniform",
+        ),
+        graphs={"onnx": GRAPHS},
+    )
+
+
+def changed(**fields):
+    return msgspec.json.encode(msgspec.json.decode(make_plan().encode()) | fields)
+
+
+def test_a_plan_comes_back_as_it_was():
+    plan = make_plan()
+    assert Plan.decode(plan.encode()) == plan
+
+
+def test_equal_plans_give_equal_bytes():
+    plan = make_plan()
+    other = msgspec.structs.replace(plan, graphs={"onnx": dict(reversed(GRAPHS.items()))})
+    assert other.encode() == plan.encode()
+
+
+def test_a_field_that_this_version_does_not_know_is_ignored():
+    assert Plan.decode(changed(colour="blue")) == make_plan()
+
+
+def test_an_unknown_version_is_refused_even_when_nothing_else_can_be_read():
+    with pytest.raises(PlanError, match="plan of version 2, this installation knows 1"):
+        Plan.decode(b'{"version": 2, "shape_of_things": "to come"}')
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "malformed plan"),
+        (b"\xff\xfe", "malformed plan"),
+        (b'{"version": 1, "name": "\xff"}', "malformed plan"),
+        (b"[]", "Expected `object`"),
+        (b'{"x":' + b"[" * 100_000, "malformed plan: maximum recursion depth"),
+        (b'{"name": "no version"}', "missing required field `version`"),
+        (changed(name=5), r"Expected `str`, got `int` - at `\$.name`"),
+        (changed(passes=[{"name": "train", "loop": {"batch_size": 0}, "carry": [], "metrics": []}]), "batch_size"),
+        (changed(report={"segments": [], "weighting": "uniform"}), "malformed plan: segments must"),
+        (changed(report={"segments": [], "weighting": "by-eye"}), "weighting"),
+        (changed(schema={"tensors": [{"name": "w", "shape": []}] * 2}), "malformed plan: parameter names repeat"),
+        (changed(schema={"tensors": [{"name": "w", "shape": [-1]}]}), "shape"),
+        (changed(broadcast=[{"name": "params", "size": -2}]), "size"),
+        (changed(examples={"fields": [{"name": "x", "dtype": "float16"}]}), "float16"),
+    ],
+)
+def test_a_malformed_plan_is_refused_as_a_plan_and_says_where(data, message):
+    with pytest.raises(PlanError, match=message):
+        Plan.decode(data)
+
+
+@pytest.mark.parametrize("change", [{"report": None}, {"train.extra": BlobRef.of(b"")}])
+def test_graphs_that_the_passes_do_not_call_for_are_refused(change):
+    graphs = {name: ref for name, ref in (GRAPHS | change).items() if ref is not None}
+    with pytest.raises(PlanError, match=r"format 'onnx' has graphs .* the passes need"):
+        msgspec.structs.replace(make_plan(), graphs={"onnx": graphs})
+
+
+def test_a_blob_with_its_digest_passes_and_an_altered_one_is_refused():
+    ref = BlobRef.of(b"weights")
+    assert ref.check(b"weights") == b"weights"
+    assert ref == BlobRef("9a129038d9a00aed0cf6a7ea059ca50a813449061ab87848cf1a13eafdf33b2c", 7)
+    for altered in (b"Weights", b"weight", b""):
+        with pytest.raises(DigestMismatch, match=rf"blob {ref.sha256[:12]}… \(7 bytes\) arrived as"):
+            ref.check(altered)

@@ -1,0 +1,126 @@
+import typing
+
+import msgspec
+import pytest
+
+from fedcore.plan import BlobRef
+from fedcore.wire import messages
+from fedcore.wire.messages import (
+    Abort,
+    Accepted,
+    Assignment,
+    AssignmentAnswer,
+    CheckIn,
+    CheckInAnswer,
+    Receipt,
+    Rejected,
+    RetryWindow,
+    WireError,
+    decode,
+    encode,
+)
+from fedcore.wire.problems import PROBLEMS, URN, Problem, problem
+
+REJECTED = Rejected("no-task", RetryWindow(10, 20))
+CHECK_IN = CheckIn(device="d1", runtime="test/1", formats=("onnx",), examples={"default": 12})
+ASSIGNMENT = Assignment(
+    assignment="a1",
+    task="t1",
+    round=3,
+    attempt=0,
+    slot=7,
+    seed=2**63 - 1,
+    plan=BlobRef.of(b"plan"),
+    checkpoint=BlobRef.of(b"checkpoint"),
+    report_within_s=60,
+)
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        (CHECK_IN, CheckIn),
+        (Accepted("s1"), CheckInAnswer),
+        (REJECTED, CheckInAnswer),
+        (ASSIGNMENT, AssignmentAnswer),
+        (REJECTED, AssignmentAnswer),
+        (Receipt(assignment="a1", task="t1", round=3, sha256="00" * 32), Receipt),
+        (Abort("runtime-failed", "out of memory"), Abort),
+        (problem("no-longer-needed", "the round is over", RetryWindow(1, 2)), Problem),
+    ],
+)
+def test_a_message_comes_back_as_it_was(message, kind):
+    assert decode(encode(message), kind) == message
+
+
+def test_answers_say_their_outcome():
+    outcomes = [msgspec.json.decode(encode(answer))["outcome"] for answer in (Accepted("s1"), REJECTED, ASSIGNMENT)]
+    assert outcomes == ["accepted", "rejected", "assigned"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"device": 5}, r"Expected `str`, got `int` - at `\$\.device`"),
+        ({"formats": "onnx"}, r"at `\$\.formats`"),
+        ({"examples": {"default": "many"}}, r"at `\$\.examples"),
+        ({"version": 2}, "message version 2 is unknown here; this side speaks version 1"),
+    ],
+)
+def test_a_wrong_field_is_named(change, message):
+    raw = msgspec.json.encode(msgspec.json.decode(encode(CHECK_IN)) | change)
+    with pytest.raises(WireError, match=message):
+        decode(raw, CheckIn)
+
+
+@pytest.mark.parametrize(("field", "kind"), [("runtime", CheckIn), ("examples", CheckIn)])
+def test_a_missing_field_is_named(field, kind):
+    raw = msgspec.json.decode(encode(CHECK_IN))
+    del raw[field]
+    with pytest.raises(WireError, match=f"missing required field `{field}`"):
+        decode(msgspec.json.encode(raw), kind)
+
+
+def test_a_field_that_this_version_does_not_know_is_ignored():
+    raw = msgspec.json.decode(encode(CHECK_IN)) | {"battery": 0.8}
+    assert decode(msgspec.json.encode(raw), CheckIn) == CHECK_IN
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"[]", b"null", b"\xff", b'{"device": "\xff"}', b"{" * 2000, b'{"x":' + b"[" * 100_000], ids=range(7)
+)
+def test_bytes_that_are_no_message_are_refused(data):
+    with pytest.raises(WireError):
+        decode(data, CheckIn)
+
+
+def test_an_answer_of_unknown_outcome_is_refused():
+    with pytest.raises(WireError, match="outcome"):
+        decode(b'{"outcome": "perhaps"}', AssignmentAnswer)
+
+
+@pytest.mark.parametrize(("kind", "body"), [(Abort, b'{"reason": "bored"}'), (Rejected, b'{"reason": "bored"}')])
+def test_a_reason_that_is_not_registered_is_refused(kind, body):
+    raw = msgspec.json.decode(body) | ({"outcome": "rejected", "retry": {"min_s": 0, "max_s": 1}})
+    with pytest.raises(WireError, match=r"Invalid enum value 'bored' - at `\$\.reason`"):
+        decode(msgspec.json.encode(raw), kind)
+
+
+@pytest.mark.parametrize("slug", PROBLEMS)
+def test_a_problem_document_carries_its_registered_status_and_title(slug):
+    document = problem(slug, "detail")
+    assert document.type == URN + slug
+    assert document.slug == slug
+    assert (document.status, document.title) == (PROBLEMS[slug].status, PROBLEMS[slug].title)
+    assert 400 <= document.status < 600
+    assert "retry" not in msgspec.json.decode(encode(document))
+
+
+def test_an_unregistered_problem_cannot_be_made():
+    with pytest.raises(KeyError):
+        problem("bad-luck", "detail")
+
+
+def test_reasons_are_lower_case_words():
+    for reasons in (messages.RejectionReason, messages.AbortReason):
+        assert all(reason.replace("-", "").islower() for reason in typing.get_args(reasons))
