@@ -12,22 +12,21 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Any, TypeAlias, TypeVar
 
-from coordinator.aggregation import Aggregate, ReportSum, aggregate, state_specs
-from coordinator.errors import NonFiniteState, Refusal, Unavailable, UnknownPopulation
+from coordinator.aggregation import ReportSum
+from coordinator.closing import close_round
+from coordinator.errors import Refusal, Unavailable, UnknownPopulation
 from coordinator.ledger import Draft, Job, Running, next_event
 from coordinator.pool import Pool, Session
-from coordinator.rounds import Abandon, Aggregated, RoundState, TaskState, step
+from coordinator.rounds import RoundState, TaskState, step
 from coordinator.selection import Capabilities
-from coordinator.store.rows import Snapshot
-from coordinator.submissions import Arrive, GiveUp, HangUp, Report, Request, Submission, Wait
+from coordinator.submissions import Arrive, GiveUp, HangUp, Report, Request, Submission, Wait, settle
 from coordinator.tasks import CoordinatorStore
-from fedcore import algorithms, checkpoint
-from fedcore.errors import ReportError
 from fedcore.wire.messages import Accepted, CheckInAnswer, Rejected, RejectionReason, RetryWindow
 
 T = TypeVar("T")
+Durable: TypeAlias = tuple[Report | GiveUp, Future[Any]]
 _LOG = logging.getLogger(__name__)
 _TICK_S = 0.05
 _POLL_S = 0.25
@@ -57,6 +56,7 @@ class Driver:
         self._jobs: dict[str, Job] = {}
         self._running: dict[str, Running] = {}
         self._sums: dict[int, ReportSum] = {}
+        self._last_round: dict[str, int] = {}
         self._next_poll = self._next_try = -float("inf")
 
     @property
@@ -102,14 +102,17 @@ class Driver:
         now = self._clock()
         if now >= self._next_poll:
             self._poll(now)
-        durable = [s for s in inbox if isinstance(s.request, Report | GiveUp)]
         for submission in inbox:
             self._answer_from_memory(submission, now)
-        if durable or (now >= self._next_try and self._anything_due(now)):
-            self._commit(durable, now)
+        durable = [(s.request, s.future) for s in inbox if isinstance(s.request, Report | GiveUp)]
+        due = self._due(now) if now >= self._next_try else []
+        if durable or due:
+            self._commit(durable, due, now)
         if now >= self._next_try:
             self._close_rounds(now)
-        self._dismiss(now)
+        self._reject(self._pool.overdue(now), "not-selected")
+        if self._draining.is_set():
+            self._reject(list(self._pool.waiting()), "shutting-down")
 
     # --- the thread
 
@@ -122,9 +125,9 @@ class Driver:
                 # A bug, or a database that cannot even be read: the thread must outlive it, and nobody may hang.
                 _LOG.exception("a turn failed")
                 for submission in inbox:
-                    _settle(submission.future, Unavailable("the coordinator failed; nothing was counted"))
+                    settle(submission.future, Unavailable("the coordinator failed; nothing was counted"))
                 time.sleep(_TICK_S)
-        self._dismiss(self._clock())
+        self._reject(list(self._pool.waiting()), "shutting-down")
 
     def _take(self) -> list[Submission]:
         inbox: list[Submission] = []
@@ -145,19 +148,20 @@ class Driver:
             tasks = records.tasks(TaskState.ACTIVE, TaskState.PAUSED)
         self._jobs = {task.id: Job.of(task, self._store.plan(task.plan_sha256)) for task in tasks}
         self._next_poll = now + _POLL_S
+        self._reject([session for session in self._pool.waiting() if not self._has_offer(session)], "no-task")
 
     def _answer_from_memory(self, submission: Submission, now: float) -> None:
         try:
             match submission.request:
                 case Arrive(_, _) as request:
-                    submission.future.set_result(self._arrive(request, now))
+                    settle(submission.future, self._arrive(request, now))
                 case Wait(session, wait_s):
                     self._pool.wait(session, submission.future, now + wait_s, now)
                 case HangUp(session):
                     self._pool.hang_up(session, now)
-                    submission.future.set_result(None)
+                    settle(submission.future, None)
         except Refusal as refusal:
-            submission.future.set_exception(refusal)
+            settle(submission.future, refusal)
 
     def _arrive(self, request: Arrive, now: float) -> CheckInAnswer:
         if request.population not in self._populations:
@@ -176,13 +180,6 @@ class Driver:
             self._pool.reject(visit, self._rejected("superseded"))
         return Accepted(session)
 
-    def _dismiss(self, now: float) -> None:
-        waiting = list(self._pool.waiting())
-        if self._draining.is_set():
-            self._reject(waiting, "shutting-down")
-        self._reject(self._pool.overdue(now), "not-selected")
-        self._reject([session for session in waiting if not self._has_offer(session)], "no-task")
-
     def _has_offer(self, session: Session) -> bool:
         return any(
             (job.task.state is TaskState.ACTIVE or job.task.id in self._running)
@@ -197,3 +194,83 @@ class Driver:
 
     def _rejected(self, reason: RejectionReason) -> Rejected:
         return Rejected(reason, self._retry)
+
+    # --- rows, then memory
+
+    def _due(self, now: float) -> list[tuple[Job, bool]]:
+        """Jobs whose round must open or move, and whether the task was cancelled; least recently served first."""
+        cancelled = [running.job for task, running in self._running.items() if task not in self._jobs]
+        candidates = [(job, False) for job in self._jobs.values()] + [(job, True) for job in cancelled]
+        due = [(job, ended) for job, ended in candidates if self._is_due(job, ended, now)]
+        return sorted(due, key=lambda item: self._last_round.get(item[0].task.id, 0))
+
+    def _is_due(self, job: Job, cancelled: bool, now: float) -> bool:
+        running = self._running.get(job.task.id)
+        if running is None:
+            return job.task.state is TaskState.ACTIVE and self._count_eligible(job) > 0
+        eligible = self._count_eligible(job) if running.value.state is RoundState.SELECTING else 0
+        return step(running.value, next_event(running, cancelled, eligible), now)[0] != running.value
+
+    def _count_eligible(self, job: Job) -> int:
+        return len(self._pool.eligible(job.task.settings.population, job.needs))
+
+    def _commit(self, durable: Sequence[Durable], due: Sequence[tuple[Job, bool]], now: float) -> None:
+        try:
+            with self._store.database.writing() as records:
+                draft = Draft(records, self._running, self._pool, now)
+                outcomes = [_attempt(draft, request) for request, _ in durable]
+                for job, cancelled in due:
+                    draft.advance(job, cancelled=cancelled)
+        except Exception as error:
+            # Whatever went wrong, the transaction is undone and the draft with it; memory has not been touched.
+            _LOG.error("a transaction failed, nothing was counted: %s", error)
+            self._next_try = now + _RETRY_S
+            outcomes = [Unavailable("the coordinator could not store this; send it again later") for _ in durable]
+        else:
+            self._next_try = now
+            self._adopt(draft)
+        for (_, future), outcome in zip(durable, outcomes, strict=True):
+            settle(future, outcome)
+
+    def _adopt(self, draft: Draft) -> None:
+        for round_id, report_L in draft.folds:
+            if round_id not in self._sums:
+                self._sums[round_id] = ReportSum(report_L.size)
+            self._sums[round_id].add(report_L)
+        self._replace_rounds(draft.running)
+        for session, assignment, until in draft.seated.values():
+            self._pool.assign(session, assignment, until)
+        self._reject([session for session in draft.turned_away if session.id not in draft.seated], "not-selected")
+
+    def _replace_rounds(self, running: dict[str, Running]) -> None:
+        live = {round_.id for round_ in running.values()}
+        for task, ended in self._running.items():
+            if ended.id not in live:
+                self._sums.pop(ended.id, None)
+                self._pool.forget_assigned(task)
+        self._running = running
+        self._last_round |= {task: round_.id for task, round_ in running.items()}
+
+    def _close_rounds(self, now: float) -> None:
+        for task, running in list(self._running.items()):
+            if running.value.state is not RoundState.AGGREGATING:
+                continue
+            try:
+                close_round(self._store, running, self._sums[running.id], now)
+            except Exception as error:
+                # The sum is still here: the round stays in AGGREGATING and is closed when the disk allows it.
+                _LOG.error("round %d of task %s could not be closed yet: %s", running.number, task, error)
+                self._next_try = now + _RETRY_S
+                continue
+            self._replace_rounds({other: value for other, value in self._running.items() if other != task})
+            self._next_poll = now
+
+
+def _attempt(draft: Draft, request: Report | GiveUp) -> object:
+    try:
+        if isinstance(request, Report):
+            return draft.report(request)
+        draft.give_up(request)
+    except Refusal as refusal:
+        return refusal
+    return None

@@ -103,7 +103,7 @@ class Draft:
             )
         running = self._open_to(found)
         self._records.add_report(found, request.sha256)
-        self.folds.append((running.id, request.report_L))
+        self.folds.append((running.id, request.vector))
         self._step(running, Reported())
         return receipt
 

@@ -6,12 +6,14 @@ import secrets
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
 from coordinator.errors import UnknownSession
 from coordinator.selection import Capabilities, Needs
-from fedcore.wire.messages import Assignment, AssignmentAnswer, Rejected
+from coordinator.submissions import settle
+from fedcore.wire.messages import Assignment, Rejected
 
 _IDLE_S = 60.0
 """How long a session lives on when its device does not wait."""
@@ -26,7 +28,7 @@ class Session:
     device: str
     capabilities: Capabilities
     until: float
-    answer: Future[AssignmentAnswer] | None = None
+    answer: Future[Any] | None = None
     assignment: Assignment | None = None
 
 
@@ -45,7 +47,7 @@ class Pool:
         self._devices[population, device] = session_id
         return session_id, [] if older is None else [older]
 
-    def wait(self, session_id: str, answer: Future[AssignmentAnswer], until: float, now: float) -> None:
+    def wait(self, session_id: str, answer: Future[Any], until: float, now: float) -> None:
         """Park `answer` until the session is given an assignment or rejected.
 
         A session that was given one already hears it again: the first answer may have been lost on its way.
@@ -55,7 +57,7 @@ class Pool:
         if session is None:
             raise UnknownSession("the session does not exist or has ended; check in again")
         if session.assignment is not None:
-            answer.set_result(msgspec.structs.replace(session.assignment, report_within_s=session.until - now))
+            settle(answer, msgspec.structs.replace(session.assignment, report_within_s=session.until - now))
             return
         if session.answer is not None:
             raise UnknownSession("the session waits already, on another connection")
@@ -65,7 +67,6 @@ class Pool:
         """Stop waiting, unless the session has been answered already."""
         session = self._sessions.get(session_id)
         if session is not None and session.answer is not None:
-            session.answer.set_result(None)  # type: ignore[arg-type]
             session.answer, session.until = None, now + _IDLE_S
 
     def waiting(self) -> Iterator[Session]:
@@ -78,23 +79,30 @@ class Pool:
 
     def assign(self, session: Session, assignment: Assignment, until: float) -> None:
         """Answer a waiting session with its assignment."""
-        answer, session.answer = session.answer, None
         session.assignment, session.until = assignment, until
-        if answer is not None:
-            answer.set_result(assignment)
+        self._answer(session, assignment)
 
     def reject(self, session: Session, rejected: Rejected) -> None:
         """End a session, telling its device why when it waits."""
-        self._sessions.pop(session.id, None)
-        if self._devices.get((session.population, session.device)) == session.id:
-            del self._devices[session.population, session.device]
-        if session.answer is not None:
-            session.answer.set_result(rejected)
+        self._remove(session)
+        self._answer(session, rejected)
 
     def overdue(self, now: float) -> list[Session]:
         """Sessions whose time is up."""
         return [session for session in self._sessions.values() if session.until <= now]
 
-    def assigned(self, task: str) -> list[Session]:
-        """Sessions that hold an assignment of a task."""
-        return [s for s in self._sessions.values() if s.assignment is not None and s.assignment.task == task]
+    def forget_assigned(self, task: str) -> None:
+        """End the sessions that hold an assignment of a task whose round is over."""
+        over = [s for s in self._sessions.values() if s.assignment is not None and s.assignment.task == task]
+        for session in over:
+            self._remove(session)
+
+    def _remove(self, session: Session) -> None:
+        self._sessions.pop(session.id, None)
+        if self._devices.get((session.population, session.device)) == session.id:
+            del self._devices[session.population, session.device]
+
+    def _answer(self, session: Session, answer: Assignment | Rejected) -> None:
+        if session.answer is not None:
+            settle(session.answer, answer)
+        session.answer = None

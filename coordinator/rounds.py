@@ -66,7 +66,8 @@ class Policy:
     @property
     def cohort(self) -> int:
         """How many devices to select, so that `goal` of them report although some fall silent."""
-        return math.ceil(self.goal * self.over_selection)
+        # Rounded first: 100 × 1.1 is a hair above 110 in binary, and must not select 111.
+        return math.ceil(round(self.goal * self.over_selection, 6))
 
 
 @dataclass(frozen=True, slots=True)

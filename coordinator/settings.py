@@ -1,7 +1,8 @@
-"""Settings of the service: defaults, over which a TOML file, over which MUSTER_… environment variables."""
+"""Settings of the service: arguments, then MUSTER_… in the environment, then the TOML file that MUSTER_CONFIG names."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from pydantic import Field
@@ -15,15 +16,19 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="MUSTER_", frozen=True, extra="forbid")
 
-    database: str = Field("sqlite:///muster.db", description="SQLite file, as sqlite:///PATH")
-    blobs: Path = Field(Path("muster-blobs"), description="folder of plans, graphs, checkpoints and server states")
-    host: str = Field("127.0.0.1", description="address to listen on")
-    port: int = Field(8080, ge=0, le=65535, description="port to listen on; 0 takes a free one")
-    retry_min_s: float = Field(5.0, ge=0, description="earliest return of a device that got no work")
-    retry_max_s: float = Field(30.0, ge=0, description="latest return of a device that got no work")
-    max_wait_s: float = Field(60.0, ge=0, description="longest time that a device may wait for an assignment")
-    queue_limit: int = Field(4096, ge=1, description="requests that may wait for the driver; more are answered 503")
-    message_limit_bytes: int = Field(65536, ge=1024, description="largest JSON message that is read")
+    database: str = Field(default="sqlite:///muster.db", description="SQLite file, as sqlite:///PATH")
+    blobs: Path = Field(
+        default=Path("muster-blobs"), description="folder of plans, graphs, checkpoints and server states"
+    )
+    host: str = Field(default="127.0.0.1", description="address to listen on")
+    port: int = Field(default=8080, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    retry_min_s: float = Field(default=5.0, ge=0, description="earliest return of a device that got no work")
+    retry_max_s: float = Field(default=30.0, ge=0, description="latest return of a device that got no work")
+    max_wait_s: float = Field(default=60.0, ge=0, description="longest time that a device may wait for an assignment")
+    queue_limit: int = Field(
+        default=4096, ge=1, description="requests that may wait for the driver; more are answered 503"
+    )
+    message_limit_bytes: int = Field(default=65536, ge=1024, description="largest JSON message that is read")
 
     @property
     def retry(self) -> RetryWindow:
@@ -31,18 +36,20 @@ class Settings(BaseSettings):
         return RetryWindow(self.retry_min_s, max(self.retry_min_s, self.retry_max_s))
 
     @classmethod
-    def load(cls, toml: Path | None = None, **given: object) -> Settings:
-        """Settings from a TOML file, if any, the environment, and `given`, which wins.
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Arguments win over the environment, which wins over the TOML file; no other source is read."""
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, _config_file())
 
-        Raises pydantic.ValidationError naming the setting.
-        """
 
-        class FromFile(cls):  # type: ignore[valid-type, misc]
-            @classmethod
-            def settings_customise_sources(
-                cls, settings_cls: type[BaseSettings], **sources: PydanticBaseSettingsSource
-            ) -> tuple[PydanticBaseSettingsSource, ...]:
-                file = TomlConfigSettingsSource(settings_cls, toml)
-                return sources["init_settings"], sources["env_settings"], file
-
-        return cls.model_validate(FromFile(**given).model_dump()) if toml else cls(**given)  # type: ignore[arg-type]
+def _config_file() -> Path | None:
+    named = os.environ.get("MUSTER_CONFIG")
+    if named and not Path(named).is_file():
+        raise FileNotFoundError(f"MUSTER_CONFIG names {named!r}, which is not a file")
+    return Path(named) if named else None

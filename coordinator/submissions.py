@@ -9,11 +9,11 @@ from typing import Any, Generic, TypeVar
 from fedcore.params import Float32
 from fedcore.wire.messages import Abort, AssignmentAnswer, CheckIn, CheckInAnswer, Receipt
 
-T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
-class Request(Generic[T]):
-    """Something asked of the driver; T is the answer. A refusal is raised instead."""
+class Request(Generic[T_co]):
+    """Something asked of the driver; T_co is the answer. A refusal is raised instead."""
 
     __slots__ = ()
 
@@ -43,11 +43,11 @@ class HangUp(Request[None]):
 
 @dataclass(frozen=True, slots=True)
 class Report(Request[Receipt]):
-    """An assignment's report: float32 (L,), checked against its layout, with the digest of its body."""
+    """An assignment's report: `vector` (L,) is checked against its layout; `sha256` is of its body."""
 
     assignment: str
     sha256: str
-    report_L: Float32
+    vector: Float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +64,13 @@ class Submission:
 
     request: Request[Any]
     future: Future[Any]
+
+
+def settle(future: Future[Any], outcome: object) -> None:
+    """Answer a future, once, with a value or an exception; whoever asked may have left, or been answered already."""
+    if future.done():
+        return
+    if isinstance(outcome, Exception):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)

@@ -31,7 +31,7 @@ class BlobCache:
             return ref.check(path.read_bytes())
         except (FileNotFoundError, DigestMismatch):
             data = fetch(ref)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise StateError(f"{path} cannot be read: {error}") from error
         write_whole(path, data)
         return data

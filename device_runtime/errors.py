@@ -10,15 +10,13 @@ DeviceError
 │       └── DeadlinePassed  the coordinator stopped waiting before the work was done
 ├── StateError              the state folder cannot be used
 │   └── StateInUse          another process runs a session with this state folder
-└── TransportError          talking to the coordinator failed; `permanent` says whether coming back soon is of use
+└── TransportError          talking to the coordinator failed
     ├── Unreachable         no whole answer arrived, however often it was asked for
     ├── BadAnswer           the answer is not one of this protocol, or not the bytes that were asked for
     └── Refused             the coordinator answered with a problem
 """
 
 from __future__ import annotations
-
-from typing import ClassVar
 
 from fedcore.wire.messages import AbortReason, RetryWindow
 
@@ -27,18 +25,27 @@ PASSING = frozenset({"unknown-session", "unknown-assignment", "unknown-blob", "c
 
 
 class DeviceError(Exception):
-    """Base of every error raised by `device_runtime`."""
+    """Base of every error raised by `device_runtime`.
+
+    `reason` is its name in an outcome; `permanent` says that coming back within minutes is of no use.
+    """
+
+    reason: str
+    permanent: bool = False
 
 
 class ConfigError(DeviceError):
     """The configuration names something that is not there."""
+
+    reason = "bad-configuration"
+    permanent = True
 
 
 class AssignmentError(DeviceError):
     """This device cannot carry out the assignment; the coordinator is told `reason`."""
 
     reason: AbortReason
-    permanent: ClassVar[bool] = True
+    permanent = True
 
 
 class ExamplesError(AssignmentError):
@@ -76,23 +83,29 @@ class DeadlinePassed(RuntimeFailed):
 class StateError(DeviceError):
     """The state folder cannot be used."""
 
+    reason = "state-unusable"
+
 
 class StateInUse(StateError):
     """Another process runs a session with this state folder."""
 
+    reason = "state-in-use"
+
 
 class TransportError(DeviceError):
-    """Talking to the coordinator failed; `permanent` says whether coming back soon is of use."""
-
-    permanent: bool = False
+    """Talking to the coordinator failed."""
 
 
 class Unreachable(TransportError):
     """No whole answer arrived, however often it was asked for."""
 
+    reason = "unreachable"
+
 
 class BadAnswer(TransportError):
     """The answer is not one of this protocol, or not the bytes that were asked for."""
+
+    reason = "bad-answer"
 
     def __init__(self, detail: str, *, permanent: bool = False) -> None:
         super().__init__(detail)
@@ -110,7 +123,7 @@ class Refused(TransportError):
     ) -> None:
         super().__init__(detail)
         self.status = status
-        self.slug = slug
+        self.reason = self.slug = slug
         self.retry = retry
         self.after_s = after_s
         client_fault = 400 <= status < 500 and status not in {408, 429}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import msgspec
+from msgspec.structs import replace
 
 from device_runtime.backends.backend import Backend
 from device_runtime.backends.onnxruntime import OnnxRuntime
@@ -19,13 +21,9 @@ from device_runtime.errors import (
     AssignmentError,
     ConfigError,
     DeviceError,
-    ExamplesError,
     PlanRefused,
     Refused,
-    StateError,
-    StateInUse,
     TransportError,
-    Unreachable,
 )
 from device_runtime.examples import ExampleSource, open_examples
 from device_runtime.identity import device_id
@@ -36,9 +34,12 @@ from fedcore import checkpoint
 from fedcore.batching import Place
 from fedcore.errors import FedcoreError
 from fedcore.plan import Plan
-from fedcore.wire.messages import Abort, AbortReason, Assignment, CheckIn, Rejected, RetryWindow
+from fedcore.wire.messages import Abort, Assignment, CheckIn, Rejected, RetryWindow
 
 BACKENDS: dict[str, Callable[[], Backend]] = {"onnxruntime": OnnxRuntime}
+
+# Answers to an upload after which there is no assignment left to give up: unknown, decided, too late.
+OVER = frozenset({404, 409, 410})
 
 # When to come back where the coordinator did not say; after a report at once, as it says so at the next check-in.
 AFTER_WORK = RetryWindow(0.0, 2.0)
@@ -90,10 +91,10 @@ def run_session(config: DeviceConfig) -> Outcome:
     try:
         with only_session(config.state), Transport.to(config.coordinator) as transport:
             outcome = _Session(config, transport).run()
-            outcome = _note(outcome, bytes_up=transport.bytes_up, bytes_down=transport.bytes_down)
+            outcome = replace(outcome, bytes_up=transport.bytes_up, bytes_down=transport.bytes_down)
     except DeviceError as error:
         outcome = _failed(outcome, error)
-    return _note(outcome, seconds=time.monotonic() - started)
+    return replace(outcome, seconds=time.monotonic() - started)
 
 
 def run_forever(
@@ -157,15 +158,62 @@ class _Session:
         """Carry out the assignment, or tell the coordinator why not."""
         self._note(task=given.task, round=given.round, attempt=given.attempt, slot=given.slot)
         try:
-            result = _compute(given, backend, examples, _Blobs(BlobCache(self._config.state / "blobs"), self._transport))
+            result = self._compute(given, backend, examples)
             self._note(examples=result.examples, steps=result.steps)
             self._transport.report(given.assignment, checkpoint.encode({"report": result.report}))
             self._note(outcome="reported")
         except AssignmentError as error:
+            self._outcome = replace(_failed(self._outcome, error), outcome="aborted")
+            self._abort(given, Abort(error.reason, str(error)))
+        except DeviceError as error:
             self._outcome = _failed(self._outcome, error)
-            self._note(outcome="aborted")
-            self._abort(given, error.reason, str(error))
-        except (TransportError, StateError) as error:
-            self._outcome = _failed(self._outcome, error)
-            if not (isinstance(error, Refused) and error.status in {404, 409, 410}):  # else it is over there already
-                self._abort(given, "runtime-failed", str(error))
+            if not (isinstance(error, Refused) and error.status in OVER):
+                self._abort(given, Abort("runtime-failed", str(error)))
+
+    def _compute(self, given: Assignment, backend: Backend, examples: ExampleSource) -> Result:
+        deadline = time.monotonic() + given.report_within_s
+        cache, fetch = BlobCache(self._config.state / "blobs"), self._transport.blob
+        try:
+            plan = Plan.decode(cache.get(given.plan, fetch))
+            refs = plan.graphs.get(backend.format)
+            if refs is None:
+                raise PlanRefused(
+                    f"plan {plan.name!r} has graphs in {sorted(plan.graphs)}, this device runs {backend.format!r}"
+                )
+            columns = examples.load(plan.examples)
+            graphs = {name: backend.load(cache.get(ref, fetch), name) for name, ref in refs.items()}
+            broadcast = checkpoint.decode(fetch(given.checkpoint), plan.broadcast)
+        except FedcoreError as error:
+            raise PlanRefused(str(error)) from error
+        place = Place(given.seed, given.round, given.slot)
+        return execute(plan, graphs, broadcast, columns, place, keep_going=lambda: time.monotonic() < deadline)
+
+    def _abort(self, given: Assignment, message: Abort) -> None:
+        # The outcome keeps the first failure; a coordinator that hears nothing has its own deadline.
+        with contextlib.suppress(TransportError):
+            self._transport.abort(given.assignment, message)
+
+    def _rejected(self, answer: Rejected) -> None:
+        self._note(outcome="rejected", reason=answer.reason, retry=answer.retry, retryable="transient")
+
+    def _note(self, **known: Any) -> None:
+        self._outcome = replace(self._outcome, **known)
+
+
+def _backend(name: str) -> Backend:
+    if name not in BACKENDS:
+        raise ConfigError(f"no backend is called {name!r}; there is {sorted(BACKENDS)}")
+    return BACKENDS[name]()
+
+
+def _failed(outcome: Outcome, error: DeviceError) -> Outcome:
+    outcome = replace(
+        outcome,
+        outcome="failed",
+        reason=error.reason,
+        detail=str(error),
+        retryable="permanent" if error.permanent else "transient",
+    )
+    if not isinstance(error, Refused):
+        return outcome
+    return replace(outcome, outcome="not-needed" if error.status == 410 else "failed", retry=error.retry)

@@ -27,12 +27,8 @@ def only_session(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise StateError(f"state folder {folder} cannot be used: {error}") from error
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock(lock, folder)
         yield
-    except BlockingIOError as error:
-        raise StateInUse(
-            f"another session is using state folder {folder}; give each device a folder of its own"
-        ) from error
     finally:
         os.close(lock)
 
@@ -58,3 +54,14 @@ def sweep_partials(folder: Path) -> None:
     """Remove what a killed process left half written. Only for the holder of the state folder."""
     for path in folder.glob(f"*{PARTIAL}"):
         path.unlink(missing_ok=True)
+
+
+def _lock(lock: int, folder: Path) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise StateInUse(
+            f"another session is using state folder {folder}; give each device a folder of its own"
+        ) from error
+    except OSError as error:
+        raise StateError(f"state folder {folder} cannot be locked: {error}") from error

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
-from device_runtime.session import Outcome
 
 from coordinator.rounds import AssignmentState, RoundState
 from coordinator.tasks import CoordinatorStore, TaskSettings, open_coordinator_store
+from device_runtime.session import Outcome
 from export.build import export_bundle
 from export.model import Model
 from export.models import load as load_model

@@ -8,17 +8,19 @@ Shapes: K clients, D parameters, B batch, S steps, M metric sums, N examples of 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import grad_and_value, vmap
+from torch.nn.modules.conv import _ConvNd
 
 from export.model import Model
-from fedcore.algorithms.algorithm import Algorithm, Broadcast, Carry, Pass
+from fedcore.algorithms.algorithm import Algorithm, Broadcast, Carry, Pass, Report
 from fedcore.batching import Place, batches
 from fedcore.params import Float32
 from simulator.errors import EngineError
@@ -33,15 +35,50 @@ class RoundResult:
     excluded: int
 
 
+@dataclass(slots=True)
+class _Sums:
+    """What a round adds up, in float64."""
+
+    report: dict[str, Tensor] = field(default_factory=dict)
+    metrics: dict[str, Tensor] = field(default_factory=dict)
+    weight: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
+    contributors: int = 0
+
+    def add_report(self, report_K: Report, weight_K: Tensor) -> None:
+        """Add weighted reports; a client with a non-finite value counts neither in value nor in weight."""
+        finite_K = torch.stack([torch.isfinite(value).all(-1) for value in report_K.values()]).all(0)
+        weight_K = weight_K * finite_K
+        for name, value in report_K.items():
+            weighted = torch.where(finite_K[:, None], value * weight_K[:, None], 0)
+            self.report[name] = self.report.get(name, 0) + weighted.sum(0, dtype=torch.float64)
+        self.weight = self.weight.to(weight_K.device) + weight_K.sum(dtype=torch.float64)
+        self.contributors += int(finite_K.sum())
+
+    def add_metrics(self, name: str, sums_M: Tensor) -> None:
+        """Add the metric sums of one pass."""
+        self.metrics[name] = self.metrics.get(name, 0) + sums_M
+
+
 class Engine:
-    """Runs rounds on one compute device; holds the server state and the whole population's examples there."""
+    """Runs rounds on one compute device; holds the server state and the whole population's examples there.
+
+    at_once: how many clients are vectorised together; chosen by model and device when not given.
+    """
 
     def __init__(
-        self, model: Model, algorithm: Algorithm, population: Population, *, seed: int = 0, device: str = "cpu"
+        self,
+        model: Model,
+        algorithm: Algorithm,
+        population: Population,
+        *,
+        seed: int = 0,
+        device: str = "cpu",
+        at_once: int | None = None,
     ) -> None:
         population.check(model.spec.fields)
         self._device = compute_device(device)
         self._model, self._algorithm, self._population, self._seed = model, algorithm, population, seed
+        self._at_once = at_once or _clients_at_once(model, self._device)
         self._examples = _on(self._device, population.fields)
         initial = torch.from_numpy(model.initial).to(self._device)
         self._state = {name: vector.clone() for name, vector in algorithm.init(initial).items()}
@@ -55,35 +92,36 @@ class Engine:
         """One round of the clients in `cohort`; moves the server state.
 
         slots: each client's slot, its place in the cohort by default; the slot keys a client's random order.
-
         Raises EngineError when no client contributes a finite report.
         """
-        # Longest first: the clients that still have a batch at step s are then a prefix.
         members = zip(cohort, slots or range(len(cohort)), strict=True)
+        # Longest first: the clients that still have a batch at step s are then a prefix.
         ordered = sorted(members, key=lambda member: -int(self._population.sizes[member[0]]))
         clients = [(client, Place(self._seed, number, slot)) for client, slot in ordered]
-        broadcast = self._algorithm.broadcast(self._state)
-        carries: dict[str, Carry] = {}
-        metrics: dict[str, float] = {}
-        for index, item in enumerate(self._algorithm.passes):
-            carries[item.name], sums_M = self._run_pass(index, item, broadcast, clients)
-            means = (sums_M[1:] / sums_M[0]).tolist()
-            metrics |= {
-                f"{item.name}.{name}": value for name, value in zip(self._model.metrics[1:], means, strict=True)
-            }
-        report_K = self._algorithm.report(broadcast, carries)
-        finite_K = torch.stack([torch.isfinite(value).all(-1) for value in report_K.values()]).all(0)
-        weight_K = self._weights([client for client, _ in clients]) * finite_K
-        if not bool(weight_K.any()):
+        sums = _Sums()
+        for start in range(0, len(clients), self._at_once):
+            self._train(clients[start : start + self._at_once], sums)
+        if sums.contributors == 0:
             raise EngineError(f"round {number}: no client sent a finite report; lower client_lr")
-        mean = {
-            name: torch.where(finite_K[:, None], value * weight_K[:, None], 0).sum(0, dtype=torch.float64)
-            / weight_K.sum(dtype=torch.float64)
-            for name, value in report_K.items()
-        }
+        mean = {name: value / sums.weight for name, value in sums.report.items()}
         state = self._algorithm.update({name: vector.double() for name, vector in self._state.items()}, mean)
         self._state = {name: vector.float() for name, vector in state.items()}
-        return RoundResult(metrics, len(cohort) - int(finite_K.sum()))
+        metrics = {
+            f"{name}.{label}": value
+            for name, sums_M in sums.metrics.items()
+            for label, value in zip(self._model.metrics[1:], (sums_M[1:] / sums_M[0]).tolist(), strict=True)
+        }
+        return RoundResult(metrics, len(cohort) - sums.contributors)
+
+    def _train(self, clients: Sequence[tuple[int, Place]], sums: _Sums) -> None:
+        """Run every pass for some clients and add their reports and metrics to `sums`."""
+        broadcast = self._algorithm.broadcast(self._state)
+        carries: dict[str, Carry] = {}
+        for index, item in enumerate(self._algorithm.passes):
+            carries[item.name], sums_M = self._run_pass(index, item, broadcast, clients)
+            sums.add_metrics(item.name, sums_M)
+        report = self._algorithm.report(broadcast, carries)
+        sums.add_report(report, self._weights([client for client, _ in clients]))
 
     def _run_pass(
         self, index: int, item: Pass, broadcast: Broadcast, clients: Sequence[tuple[int, Place]]
@@ -166,6 +204,14 @@ def compute_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise EngineError(f"cannot compute on {name!r} here: {str(error).splitlines()[0]}") from error
     return device
+
+
+def _clients_at_once(model: Model, device: torch.device) -> int:
+    """On a GPU the whole cohort. On a CPU as many as stay in cache; convolutions one client at a time, because torch
+    vectorises them over clients as grouped convolutions, which are slow there (docs/performance.md)."""
+    if device.type != "cpu":
+        return sys.maxsize
+    return 1 if any(isinstance(layer, _ConvNd) for layer in model.module.modules()) else 10
 
 
 def _on(device: torch.device, arrays: Mapping[str, NDArray[np.generic]]) -> dict[str, Tensor]:

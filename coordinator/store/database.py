@@ -24,7 +24,8 @@ class Database:
         if not url.startswith(_SQLITE) or url.removeprefix(_SQLITE) in ("", ":memory:"):
             raise UnsupportedDatabase(f"{url!r}: this version stores its state in a SQLite file, {_SQLITE}PATH")
         self._clock = clock
-        self.engine = sqlalchemy.create_engine(url, connect_args={"timeout": 10})
+        # An error that is logged must not carry a row: assignment ids are secrets.
+        self.engine = sqlalchemy.create_engine(url, connect_args={"timeout": 10}, hide_parameters=True)
         sqlalchemy.event.listen(self.engine, "connect", _configure)
         sqlalchemy.event.listen(self.engine, "begin", _begin)
         self._writer = self.engine.execution_options(begin="BEGIN IMMEDIATE")

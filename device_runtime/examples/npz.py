@@ -21,6 +21,7 @@ class NpzFile(ExampleSource):
     """A NumPy `.npz` file: one array per field, whose first axis counts examples. It is collection "default"."""
 
     def counts(self) -> dict[str, int]:
+        """Number of examples per collection. Raises ExamplesError when the file cannot be read."""
         with self._members() as members:
             # Headers alone: a device that is not selected should not read its data.
             shapes = [_npy_shape(members, name) for name in _fields(members)]

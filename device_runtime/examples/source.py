@@ -38,7 +38,7 @@ class ExampleSource(ABC):
         """All examples of the collection that `spec` names: `(n, *shape)` for each of its fields, n at least 1.
 
         Raises ExamplesError, with reason "too-few-examples" when there are none, "invalid-examples" when a field is
-        missing, or has another dtype or shape than `spec` says, or holds an infinity or NaN.
+        missing, or has another dtype or shape than `spec` says, or holds an infinity, a NaN or a number out of range.
         """
         if self.count(spec.collection) == 0:
             raise ExamplesError("too-few-examples", f"{self.path} holds no examples in {spec.collection!r}")
@@ -57,13 +57,20 @@ def invalid(detail: str) -> ExamplesError:
 
 
 def _check(field: Field, column: NDArray[Any]) -> None:
-    """Raise ExamplesError unless `column` is `(n, *field.shape)` of the field's dtype and finite."""
+    """Raise ExamplesError unless `column` is `(n, *field.shape)` of the field's dtype, finite and in range."""
     if column.dtype != np.dtype(field.dtype) or column.shape[1:] != field.shape or not column.shape:
         raise invalid(
             f"field {field.name!r} holds {column.dtype}{list(column.shape)}, "
             f"the plan wants {field.dtype}{['n', *field.shape]}"
         )
     if column.dtype.kind == "f":
-        finite = np.isfinite(column).reshape(len(column), -1).all(axis=1)
-        if not finite.all():
-            raise invalid(f"field {field.name!r} of example {int(finite.argmin())} holds an infinity or NaN")
+        _demand(np.isfinite(column), field, "holds an infinity or NaN")
+    elif field.high is not None:
+        _demand((column >= 0) & (column < field.high), field, f"holds a value outside 0 … {field.high - 1}")
+
+
+def _demand(good: NDArray[np.bool_], field: Field, otherwise: str) -> None:
+    """Raise ExamplesError, naming the first example that has a value that is not good."""
+    examples = good.reshape(len(good), -1).all(axis=1)
+    if not examples.all():
+        raise invalid(f"field {field.name!r} of example {int(examples.argmin())} {otherwise}")

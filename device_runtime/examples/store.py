@@ -46,6 +46,7 @@ class ExampleStore(ExampleSource):
         """Add examples, all or none; the file is created when missing. Raises ExamplesError when it cannot be written.
 
         Each is one array per field, without a batch axis, stored as it is: give it the plan's dtype and shape.
+        Raises TypeError when one is not of numbers.
         """
         rows = [(collection, msgspec.msgpack.encode({n: _stored(a) for n, a in one.items()})) for one in examples]
         with self._connection() as connection:
@@ -56,6 +57,7 @@ class ExampleStore(ExampleSource):
                 connection.executemany("INSERT INTO examples (collection, fields) VALUES (?, ?)", rows)
 
     def counts(self) -> dict[str, int]:
+        """Number of examples per collection. Raises ExamplesError when the file cannot be read."""
         with self._connection() as connection:
             self._check_ours(connection)
             return dict(connection.execute("SELECT collection, count(*) FROM examples GROUP BY collection"))
@@ -82,7 +84,10 @@ class ExampleStore(ExampleSource):
 
 
 def _stored(array: NDArray[Any]) -> Stored:
-    little = np.asarray(array).astype(np.asarray(array).dtype.newbyteorder("<"), copy=False)
+    array = np.asarray(array)
+    if array.dtype.kind not in "biuf":
+        raise TypeError(f"an example holds numbers, not {array.dtype}")
+    little = array.astype(array.dtype.newbyteorder("<"), copy=False)
     return Stored(little.dtype.name, little.shape, little.tobytes())
 
 

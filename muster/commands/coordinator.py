@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -25,12 +26,18 @@ def serve(
 
     Every setting may also come from the environment, as MUSTER_DATABASE, MUSTER_BLOBS, MUSTER_PORT and so on.
     """
-    from coordinator.app import serve as run
+    from pydantic import ValidationError
 
+    from coordinator.app import serve as run
     from coordinator.settings import Settings
 
-    given = {"database": db, "blobs": blobs, "host": host, "port": port}
-    settings = Settings.load(config, **{name: value for name, value in given.items() if value is not None})
+    if config is not None:
+        os.environ["MUSTER_CONFIG"] = str(config)
+    given: dict[str, Any] = {"database": db, "blobs": blobs, "host": host, "port": port}
+    try:
+        settings = Settings(**{name: value for name, value in given.items() if value is not None})
+    except (ValidationError, FileNotFoundError) as error:
+        raise typer.BadParameter(str(error), param_hint="settings") from error
 
     def on_ready(url: str) -> None:
         typer.echo(f"coordinator ready at {url}", err=True)

@@ -1,0 +1,1 @@
+"""The HTTP API. Spec: docs/spec/wire.md."""

@@ -1,0 +1,59 @@
+"""Immutable blobs over HTTP: strong ETag, conditional requests, single ranges (RFC 9110 §13, §14)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from coordinator.errors import RangeNotSatisfiable
+from fedcore.plan import BlobRef
+
+_RANGE = re.compile(r"bytes=(?:([0-9]+)-([0-9]*)|-([0-9]+))", re.IGNORECASE)
+_CHUNK = 1 << 18
+
+
+def serve_blob(request: Request, ref: BlobRef, path: Path) -> Response:
+    """A blob, the part of it that was asked for, or 304. Raises RangeNotSatisfiable."""
+    etag = f'"{ref.sha256}"'
+    headers = {"ETag": etag, "Cache-Control": "public, max-age=31536000, immutable", "Accept-Ranges": "bytes"}
+    known = {tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")}
+    if known & {etag, "*"}:
+        return Response(status_code=304, headers=headers)
+    wanted = request.headers.get("range") if request.headers.get("if-range", etag) == etag else None
+    part = requested_range(wanted, ref.size)
+    status = 200
+    if part is None:
+        part = range(ref.size)
+    else:
+        status, headers["Content-Range"] = 206, f"bytes {part.start}-{part.stop - 1}/{ref.size}"
+    headers["Content-Length"] = str(len(part))
+    return StreamingResponse(_read(path, part), status, headers, media_type="application/octet-stream")
+
+
+def requested_range(header: str | None, size: int) -> range | None:
+    """The bytes that a Range header asks for; None for the whole, as for several ranges or a malformed header.
+
+    Raises RangeNotSatisfiable when the range starts behind the end.
+    """
+    found = _RANGE.fullmatch(header.strip()) if header else None
+    if found is None:
+        return None
+    first, last, suffix = found.groups()
+    start = int(first) if first else max(0, size - int(suffix))
+    stop = min(int(last) + 1, size) if last else size
+    if last and int(last) < int(first):
+        return None
+    if start >= size:
+        raise RangeNotSatisfiable(size)
+    return range(start, stop)
+
+
+def _read(path: Path, part: range) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        file.seek(part.start)
+        for start in range(part.start, part.stop, _CHUNK):
+            yield file.read(min(_CHUNK, part.stop - start))

@@ -1,0 +1,163 @@
+"""The device protocol's routes. Spec: docs/spec/wire.md."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from typing import TypeVar
+
+import numpy as np
+from fastapi import APIRouter
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from coordinator.api.blobs import serve_blob
+from coordinator.api.http import answer, content_digest, preferred_wait, read_body, read_message
+from coordinator.api.openapi import answers, body
+from coordinator.drivers import Driver
+from coordinator.errors import DigestMismatch, InvalidReport, MalformedMessage, Unavailable
+from coordinator.settings import Settings
+from coordinator.submissions import Arrive, GiveUp, HangUp, Report, Request, Wait
+from coordinator.tasks import CoordinatorStore
+from fedcore import checkpoint
+from fedcore.errors import SchemaError
+from fedcore.params import Float32
+from fedcore.plan import BlobRef
+from fedcore.report import ReportLayout
+from fedcore.wire.messages import Abort, Accepted, Assignment, CheckIn, Receipt, Rejected
+
+T = TypeVar("T")
+_HEADER_BYTES = 4096
+"""Room for a safetensors header around the one vector of a report."""
+_SMALL_BYTES = 1 << 15
+"""Up to here, hashing and parsing takes less time than handing the work to a thread."""
+
+
+class DeviceApi:
+    """What devices may ask, as methods on HTTP requests."""
+
+    def __init__(self, driver: Driver, store: CoordinatorStore, settings: Settings) -> None:
+        self._driver = driver
+        self._store = store
+        self._settings = settings
+        self._public: dict[str, BlobRef] = {}
+
+    async def check_in(self, population: str, request: HttpRequest) -> Response:
+        """A device is willing to work: it gets a session, or a reason and a time to come back."""
+        message = await read_message(request, CheckIn, self._settings.message_limit_bytes)
+        if not 0 < len(message.device) <= 200:
+            raise MalformedMessage("`device` must have 1 to 200 characters")
+        return answer(await self._ask(Arrive(population, message)))
+
+    async def assign(self, session: str, request: HttpRequest) -> Response:
+        """Wait, as long as `Prefer: wait=N` says, to be selected for a round."""
+        wait_s, headers = preferred_wait(request, self._settings.max_wait_s)
+        waiting = asyncio.ensure_future(self._ask(Wait(session, wait_s)))
+        gone = asyncio.ensure_future(_disconnected(request))
+        try:
+            await asyncio.wait((waiting, gone), return_when=asyncio.FIRST_COMPLETED)
+            if waiting.done():
+                return answer(waiting.result(), headers)
+        finally:
+            waiting.cancel()
+            gone.cancel()
+        await self._ask(HangUp(session))
+        raise Unavailable("the connection was closed")
+
+    async def blob(self, sha256: str, request: HttpRequest) -> Response:
+        """Immutable bytes by digest: a plan, a graph, a checkpoint."""
+        path = self._store.blobs.path(sha256)
+        if sha256 not in self._public:
+            self._public[sha256] = await run_in_threadpool(self._find_public, sha256)
+        return serve_blob(request, self._public[sha256], path)
+
+    async def report(self, assignment: str, request: HttpRequest) -> Response:
+        """Deliver an assignment's report. Sending the same bytes again gives the same receipt."""
+        digest = content_digest(request)
+        layout = await run_in_threadpool(self._layout_of, assignment)
+        data = await read_body(request, 4 * layout.size + _HEADER_BYTES)
+        if len(data) <= _SMALL_BYTES:
+            report_L = parse_report(data, digest, layout)
+        else:
+            report_L = await run_in_threadpool(parse_report, data, digest, layout)
+        return answer(await self._ask(Report(assignment, digest.hex(), report_L)))
+
+    async def abort(self, assignment: str, request: HttpRequest) -> Response:
+        """Give an assignment up. May be repeated."""
+        message = await read_message(request, Abort, self._settings.message_limit_bytes)
+        await self._ask(GiveUp(assignment, message))
+        return Response(status_code=204)
+
+    async def _ask(self, request: Request[T]) -> T:
+        return await asyncio.wrap_future(self._driver.submit(request))
+
+    def _find_public(self, sha256: str) -> BlobRef:
+        with self._store.database.reading() as records:
+            return records.blob(sha256, public=True)
+
+    def _layout_of(self, assignment: str) -> ReportLayout:
+        with self._store.database.reading() as records:
+            found = records.assignment(assignment)
+        return self._store.plan(found.plan_sha256).report
+
+
+def device_router(api: DeviceApi) -> APIRouter:
+    """The routes of `api`."""
+    router = APIRouter(tags=["devices"])
+    router.add_api_route(
+        "/v1/populations/{population}/checkins",
+        api.check_in,
+        methods=["POST"],
+        openapi_extra=body("application/json", CheckIn),
+        responses=answers(
+            200, "Outcome", Accepted, Rejected, problems=("malformed-message", "unknown-population", "too-large")
+        ),
+    )
+    router.add_api_route(
+        "/v1/sessions/{session}/assignments",
+        api.assign,
+        methods=["POST"],
+        responses=answers(200, "Outcome", Assignment, Rejected, problems=("unknown-session",)),
+    )
+    router.add_api_route(
+        "/v1/blobs/{sha256}",
+        api.blob,
+        methods=["GET"],
+        responses=answers(200, "The bytes", problems=("unknown-blob", "range-not-satisfiable")),
+    )
+    refusals = ("malformed-message", "unknown-assignment", "conflicting-report", "no-longer-needed", "too-large")
+    router.add_api_route(
+        "/v1/assignments/{assignment}/report",
+        api.report,
+        methods=["PUT"],
+        openapi_extra=body("application/octet-stream"),
+        responses=answers(200, "Counted, once", Receipt, problems=(*refusals, "digest-mismatch", "invalid-report")),
+    )
+    router.add_api_route(
+        "/v1/assignments/{assignment}:abort",
+        api.abort,
+        methods=["POST"],
+        status_code=204,
+        openapi_extra=body("application/json", Abort),
+        responses=answers(204, "Given up", problems=refusals),
+    )
+    return router
+
+
+def parse_report(data: bytes, digest: bytes, layout: ReportLayout) -> Float32:
+    """The report in a body: float32 (L,), finite. Raises DigestMismatch or InvalidReport."""
+    if hashlib.sha256(data).digest() != digest:
+        raise DigestMismatch("the body is not the one that Content-Digest was made of; send it again")
+    try:
+        report_L = checkpoint.decode(data, layout.wire)["report"]
+    except SchemaError as error:
+        raise InvalidReport(str(error)) from error
+    if not np.isfinite(report_L).all():
+        raise InvalidReport("the report holds a number that is not finite")
+    return report_L
+
+
+async def _disconnected(request: HttpRequest) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,111 @@
+"""HTTP pieces that every route shares: bodies in, messages and problem documents out."""
+
+from __future__ import annotations
+
+import base64
+import logging
+import math
+import re
+from collections.abc import Mapping
+from typing import TypeVar
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from coordinator.errors import MalformedMessage, RangeNotSatisfiable, Refusal, TooLarge
+from fedcore.wire import messages
+from fedcore.wire.messages import RetryWindow, WireError
+from fedcore.wire.problems import PROBLEM_TYPE, problem
+
+T = TypeVar("T")
+_LOG = logging.getLogger(__name__)
+_WAIT = re.compile(r'(?:^|,)\s*wait\s*=\s*"?([0-9]{1,9})"?\s*(?:$|[,;])', re.IGNORECASE)
+_SHA256 = re.compile(r"(?:^|,)\s*sha-256=:([A-Za-z0-9+/]{43}=):\s*(?:$|[,;])")
+_SLUG_OF_STATUS = {404: "unknown-resource", 405: "method-not-allowed", 413: "too-large"}
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The whole body. Raises TooLarge as soon as it is known to pass `limit` bytes."""
+    chunks, size = [], int(request.headers.get("content-length", "0"))
+    if size <= limit:
+        size = 0
+        async for chunk in request.stream():
+            chunks.append(chunk)
+            size += len(chunk)
+            if size > limit:
+                break
+    if size > limit:
+        raise TooLarge(f"this address takes at most {limit} bytes")
+    return b"".join(chunks)
+
+
+async def read_message(request: Request, kind: type[T], limit: int) -> T:
+    """A message of the device protocol. Raises MalformedMessage or TooLarge."""
+    try:
+        return messages.decode(await read_body(request, limit), kind)
+    except WireError as error:
+        raise MalformedMessage(str(error)) from error
+
+
+def preferred_wait(request: Request, cap_s: float) -> tuple[float, dict[str, str]]:
+    """How long to wait by `Prefer: wait=N` (RFC 7240), at most `cap_s`, and the header that says so."""
+    found = _WAIT.search(",".join(request.headers.getlist("prefer")))
+    if found is None:
+        return 0.0, {}
+    wait_s = min(int(found[1]), math.floor(cap_s))
+    return float(wait_s), {"Preference-Applied": f"wait={wait_s}"}
+
+
+def content_digest(request: Request) -> bytes:
+    """The SHA-256 that `Content-Digest` names (RFC 9530). Raises MalformedMessage when there is none."""
+    found = _SHA256.search(",".join(request.headers.getlist("content-digest")))
+    if found is None:
+        raise MalformedMessage("send the body's digest as Content-Digest: sha-256=:<base64>:")
+    return base64.b64decode(found[1])
+
+
+def answer(message: msgspec.Struct, headers: Mapping[str, str] | None = None) -> Response:
+    """A message as JSON."""
+    return Response(messages.encode(message), media_type="application/json", headers=headers)
+
+
+def refuse(
+    slug: str, detail: str, retry: RetryWindow | None = None, headers: Mapping[str, str] | None = None
+) -> Response:
+    """A problem document of a registered type."""
+    document = problem(slug, detail, retry)
+    given = dict(headers or {})
+    if retry is not None:
+        given["Retry-After"] = str(math.ceil(retry.min_s))
+    return Response(messages.encode(document), document.status, given, media_type=PROBLEM_TYPE)
+
+
+def install_problems(app: FastAPI, retry: RetryWindow) -> None:
+    """Make a problem document of everything that is raised, the framework's own errors included."""
+
+    async def refusal(_: Request, error: Exception) -> Response:
+        assert isinstance(error, Refusal)  # noqa: S101 - registered for nothing else
+        headers = {"Content-Range": f"bytes */{error.size}"} if isinstance(error, RangeNotSatisfiable) else None
+        return refuse(error.slug, str(error), retry if error.retriable else None, headers)
+
+    async def framework(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)  # noqa: S101
+        slug = _SLUG_OF_STATUS.get(error.status_code, "malformed-message")
+        return refuse(slug, f"{request.method}: {error.detail}", headers=error.headers)
+
+    async def malformed(_: Request, error: Exception) -> Response:
+        return refuse("malformed-message", str(error) or "the body ended early")
+
+    async def bug(_: Request, error: Exception) -> Response:
+        _LOG.error("unhandled %s", type(error).__name__)
+        return refuse("internal", "the coordinator failed; its log says why", retry)
+
+    app.add_exception_handler(Refusal, refusal)
+    app.add_exception_handler(HTTPException, framework)
+    app.add_exception_handler(RequestValidationError, malformed)
+    app.add_exception_handler(ClientDisconnect, malformed)
+    app.add_exception_handler(Exception, bug)

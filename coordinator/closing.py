@@ -1,0 +1,73 @@
+"""The end of a round that has its reports: the next checkpoint, in one transaction."""
+
+from __future__ import annotations
+
+import logging
+
+from coordinator.aggregation import ReportSum, aggregate, state_specs
+from coordinator.errors import NonFiniteState
+from coordinator.ledger import Running
+from coordinator.rounds import Abandon, Aggregated, TaskState, step
+from coordinator.store.records import Records
+from coordinator.store.rows import Snapshot
+from coordinator.tasks import CoordinatorStore
+from fedcore import algorithms, checkpoint
+from fedcore.errors import ReportError
+from fedcore.plan import BlobRef
+
+_LOG = logging.getLogger(__name__)
+
+
+def close_round(store: CoordinatorStore, running: Running, reports: ReportSum, now: float) -> None:
+    """Commit the round that `reports` make, or abandon it when they make none.
+
+    A state that is no longer finite also fails the task: another attempt from the same checkpoint would likely end
+    there too. When anything raises (the disk is full, say), the round is as it was and can be closed later.
+    """
+    try:
+        state, broadcast, metrics = _next_model(store, running, reports)
+    except ReportError as error:
+        _LOG.warning("round %d of task %s has an unusable sum: %s", running.number, running.job.task.id, error)
+        _abandon(store, running, "invalid-aggregate", now)
+        return
+    except NonFiniteState as error:
+        _abandon(store, running, "non-finite-state", now, fails_task=str(error))
+        return
+    with store.database.writing() as records:
+        task = records.task(running.job.task.id)
+        if task.state not in (TaskState.ACTIVE, TaskState.PAUSED):
+            _end(records, running, Abandon("cancelled"), now)
+            return
+        records.add_blob(state, public=False)
+        records.add_blob(broadcast, public=True)
+        _end(records, running, Aggregated(), now)
+        records.finish_round(running.id, Snapshot(running.number, state.sha256, broadcast.sha256), metrics)
+        if running.number == task.settings.rounds:
+            records.move_task(task, TaskState.COMPLETED, "its last round was committed")
+    _LOG.info("round %d of task %s committed %d reports", running.number, task.id, running.value.reported)
+
+
+def _next_model(
+    store: CoordinatorStore, running: Running, reports: ReportSum
+) -> tuple[BlobRef, BlobRef, dict[str, float]]:
+    plan, task = running.job.plan, running.job.task
+    algorithm = algorithms.create(task.algorithm.name, task.algorithm.settings)
+    state = checkpoint.decode(store.blobs.get(running.base.state_sha256), state_specs(plan, algorithm))
+    made = aggregate(plan.report, algorithm, state, reports.total_L)
+    # Files first: a row must never point at a blob that is not there.
+    refs = [store.blobs.put(checkpoint.encode(vectors)) for vectors in (made.state, made.broadcast)]
+    return refs[0], refs[1], made.metrics
+
+
+def _abandon(store: CoordinatorStore, running: Running, reason: str, now: float, fails_task: str = "") -> None:
+    with store.database.writing() as records:
+        _end(records, running, Abandon(reason), now)
+        task = records.task(running.job.task.id)
+        if fails_task and task.state in (TaskState.ACTIVE, TaskState.PAUSED):
+            _LOG.error("task %s failed in round %d: %s", task.id, running.number, fails_task)
+            records.move_task(task, TaskState.FAILED, reason, fails_task)
+
+
+def _end(records: Records, running: Running, event: Aggregated | Abandon, now: float) -> None:
+    value, _ = step(running.value, event, now)
+    records.move_round(running.id, running.value, value, value.reason or "aggregated")

@@ -1,0 +1,60 @@
+"""Bundles made by hand: graphs are opaque to the coordinator, so any bytes will do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from fedcore import algorithms, checkpoint
+from fedcore.batching import Loop
+from fedcore.bundle import AlgorithmRef, Bundle, Certificate, Manifest
+from fedcore.params import ParamSchema, TensorSpec
+from fedcore.plan import BlobRef, ExampleSpec, Field, PassPlan, Plan
+from fedcore.report import ReportLayout, Segment
+
+START = np.array([1.0, 2.0, 3.0, 4.0], np.float32)
+GRAPHS = {name: name.encode() for name in ("train.begin", "train.step", "report")}
+
+
+def make_plan(size=4, broadcast=None, segments=None, weighting="examples"):
+    segments = segments or (
+        Segment("delta", size, "mean"),
+        Segment("weight", 1, "sum"),
+        Segment("train.metrics", 2, "sum", ("examples", "loss")),
+    )
+    return Plan(
+        name="hand-made",
+        schema=ParamSchema((TensorSpec("w", (size,)),)),
+        broadcast=broadcast or (checkpoint.VectorSpec("params", size),),
+        examples=ExampleSpec((Field("x", "float32", (2,)),)),
+        passes=(PassPlan("train", Loop(batch_size=2), (checkpoint.VectorSpec("params", size),), ("loss",)),),
+        report=ReportLayout(segments, weighting),
+        graphs={"onnx": {name: BlobRef.of(graph) for name, graph in GRAPHS.items()}},
+    )
+
+
+def make_bundle(folder: Path, plan=None, algorithm="fedavg", settings=None, start=START, state=None):
+    plan = plan or make_plan()
+    state = checkpoint.encode(state or algorithms.create(algorithm, settings).init(start))
+    certificate = msgspec.json.encode(Certificate("hand", "hand", 1, 0.0, ()))
+    manifest = Manifest(
+        name="hand-made",
+        model="none",
+        algorithm=AlgorithmRef(algorithm, settings or {}),
+        plan=BlobRef.of(plan.encode()),
+        state=BlobRef.of(state),
+        certificate=BlobRef.of(certificate),
+    )
+    return Bundle.write(folder, manifest, [plan.encode(), state, certificate, *GRAPHS.values()])
+
+
+def report_vector(delta, weight, loss=0.0, plan=None):
+    metrics = np.array([weight, loss], np.float32)
+    values = {"delta": np.asarray(delta, np.float32), "train.metrics": metrics}
+    return (plan or make_plan()).report.concatenate(values, weight)
+
+
+def report_body(delta, weight, loss=0.0):
+    return checkpoint.encode({"report": report_vector(delta, weight, loss)})

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+
+import pytest
+
+from coordinator.drivers import Driver
+from coordinator.errors import UnknownRound
+from coordinator.submissions import Arrive, GiveUp, Report, Submission, Wait
+from coordinator.tasks import TaskSettings, open_coordinator_store
+from fedcore.wire.messages import Abort, CheckIn, RetryWindow
+from tests.coordinator.bundles import make_bundle, report_vector
+
+RETRY = RetryWindow(0.0, 0.1)
+
+
+@pytest.fixture
+def store(tmp_path):
+    with open_coordinator_store(f"sqlite:///{tmp_path}/state.db", tmp_path / "blobs") as opened:
+        yield opened
+
+
+@pytest.fixture
+def bundle(tmp_path):
+    return make_bundle(tmp_path / "bundle")
+
+
+@pytest.fixture
+def register(store, bundle):
+    """Register the hand-made bundle as a task, with the settings given; answers its id."""
+
+    def make(bundle=bundle, **settings):
+        given = {"population": "phones", "goal": 2, "rounds": 2, "over_selection": 1.0} | settings
+        return store.register_task(bundle, TaskSettings(**given)).id
+
+    return make
+
+
+def committed(store, task, number):
+    """The model after round `number`, once it is there: the last receipt is sent before the round is closed."""
+    deadline = time.monotonic() + 5
+    while True:
+        try:
+            return store.checkpoint(task, number)["params"]
+        except UnknownRound:
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+
+
+class Desk:
+    """A driver without its thread, on a clock that only the test moves: every turn is one call."""
+
+    def __init__(self, store):
+        self.now = 0.0
+        self.store = store
+        self.driver = Driver(store, RETRY, 16, clock=lambda: self.now)
+        self.driver.recover()
+
+    def turn(self, *requests) -> list[Future]:
+        submissions = [Submission(request, Future()) for request in requests]
+        self.driver.turn(submissions)
+        return [submission.future for submission in submissions]
+
+    def ask(self, request):
+        (future,) = self.turn(request)
+        return future.result(timeout=0)
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        self.turn()
+
+    def arrive(self, device: str, population="phones", formats=("onnx",), examples=None):
+        message = CheckIn(device=device, runtime="test", formats=formats, examples=examples or {"default": 10})
+        return self.ask(Arrive(population, message))
+
+    def wait(self, device: str, seconds=10.0, **kwargs) -> Future:
+        (future,) = self.turn(Wait(self.arrive(device, **kwargs).session, seconds))
+        return future
+
+    def assign(self, *devices: str):
+        """Check everyone in and wait; answers their assignments, by slot."""
+        futures = [self.wait(device) for device in devices]
+        return sorted((future.result(timeout=0) for future in futures), key=lambda assignment: assignment.slot)
+
+    def report(self, assignment, delta=(0, 0, 0, 0), weight=1.0, loss=0.0, sha256=None):
+        vector = report_vector(delta, weight, loss)
+        return self.ask(Report(assignment.assignment, sha256 or vector.tobytes().hex()[:64], vector))
+
+    def give_up(self, assignment):
+        return self.ask(GiveUp(assignment.assignment, Abort("runtime-failed")))
+
+
+@pytest.fixture
+def new_desk(store) -> Callable[[], Desk]:
+    return lambda: Desk(store)
+
+
+@pytest.fixture
+def desk(new_desk) -> Desk:
+    return new_desk()

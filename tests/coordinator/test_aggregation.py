@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from coordinator.aggregation import ReportSum, aggregate, check_fit, state_specs
+from coordinator.errors import InvalidTask, NonFiniteState
+from fedcore import algorithms
+from fedcore.errors import ReportError
+from fedcore.report import Segment
+from tests.coordinator.bundles import START, make_plan, report_vector
+
+PLAN = make_plan()
+FEDAVG = algorithms.create("fedavg")
+
+
+def test_sum_is_float64_so_that_small_reports_are_not_lost_beside_large_ones():
+    total = ReportSum(2)
+    for _ in range(1000):
+        total.add(np.array([1.0, 1e-9], np.float32))
+    total.add(np.array([2.0**30, 1.0], np.float32))
+    assert total.total_L[0] == 1000 + 2.0**30
+    assert total.total_L[1] == pytest.approx(1 + 1e-6, rel=1e-12)
+
+
+def test_fedavg_is_the_weighted_mean_of_deltas():
+    total = ReportSum(PLAN.report.size)
+    total.add(report_vector([1, 0, 0, 0], 1, loss=2.0))
+    total.add(report_vector([0, 4, 0, 0], 3, loss=6.0))
+    made = aggregate(PLAN.report, FEDAVG, {"params": START}, total.total_L)
+    np.testing.assert_array_equal(made.state["params"], START + np.array([0.25, 3, 0, 0], np.float32))
+    assert made.state["params"].dtype == np.float32
+    assert made.metrics == {"train.loss": 2.0}
+
+
+def test_state_that_overflows_is_refused_and_named():
+    huge = np.full(PLAN.report.size, 1e300)
+    huge[4] = 1.0
+    with pytest.raises(NonFiniteState, match="params"):
+        aggregate(PLAN.report, FEDAVG, {"params": START}, huge)
+
+
+def test_sum_without_weight_is_refused():
+    with pytest.raises(ReportError, match="weight"):
+        aggregate(PLAN.report, FEDAVG, {"params": START}, np.zeros(PLAN.report.size))
+
+
+@pytest.mark.parametrize(
+    ("plan", "algorithm", "says"),
+    [
+        (make_plan(weighting="uniform"), "fedavg", "weighs by uniform"),
+        (make_plan(), "mimelite", "weighs by examples"),
+        (make_plan(weighting="uniform"), "mimelite", "broadcasts"),
+        (make_plan(segments=(Segment("d", 4, "mean"), Segment("weight", 1, "sum"))), "fedavg", "delta"),
+        (make_plan(segments=(Segment("delta", 3, "mean"), Segment("weight", 1, "sum"))), "fedavg", "broadcast"),
+    ],
+)
+def test_plan_that_does_not_fit_its_algorithm_is_refused_before_any_round(plan, algorithm, says):
+    algorithm = algorithms.create(algorithm)
+    with pytest.raises(InvalidTask, match=says):
+        check_fit(plan, algorithm, algorithm.init(START))
+
+
+def test_state_specs_name_the_algorithms_vectors():
+    assert [(spec.name, spec.size) for spec in state_specs(PLAN, algorithms.create("fedadam"))] == [
+        ("params", 4),
+        ("m", 4),
+        ("v", 4),
+    ]

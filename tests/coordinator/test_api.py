@@ -1,0 +1,286 @@
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from concurrent.futures import ThreadPoolExecutor
+from time import monotonic
+
+import httpx2
+import msgspec
+import numpy as np
+import pytest
+
+from coordinator.app import serving
+from coordinator.settings import Settings
+from fedcore import checkpoint
+from fedcore.wire import messages
+from fedcore.wire.messages import Abort, Assignment, CheckIn
+from fedcore.wire.problems import PROBLEM_TYPE, PROBLEMS, Problem
+from tests.coordinator.bundles import START, make_bundle, report_body
+from tests.coordinator.conftest import committed
+
+
+@pytest.fixture
+def client(store, tmp_path):
+    settings = Settings(
+        database=f"sqlite:///{tmp_path}/state.db",
+        blobs=tmp_path / "blobs",
+        port=0,
+        retry_min_s=2,
+        retry_max_s=3,
+        max_wait_s=5,
+        message_limit_bytes=2048,
+    )
+    with serving(settings) as url, httpx2.Client(base_url=url, timeout=10) as opened:
+        yield opened
+
+
+def refused(response, slug):
+    """The response is the problem document `slug`, whole."""
+    assert response.headers["content-type"] == PROBLEM_TYPE
+    document = msgspec.json.decode(response.content, type=Problem)
+    assert (document.slug, document.status, document.title) == (slug, response.status_code, PROBLEMS[slug].title)
+    assert document.detail
+    return document
+
+
+def check_in(client, device="a", **changes):
+    message = CheckIn(device=device, runtime="test", formats=("onnx",), examples={"default": 10})
+    body = messages.encode(msgspec.structs.replace(message, **changes))
+    return client.post("/v1/populations/phones/checkins", content=body)
+
+
+def wait(client, device="a", seconds=4):
+    session = check_in(client, device).json()["session"]
+    return client.post(f"/v1/sessions/{session}/assignments", headers={"Prefer": f"wait={seconds}"})
+
+
+def assign(client, *devices):
+    with ThreadPoolExecutor(len(devices)) as pool:
+        answers = list(pool.map(lambda device: wait(client, device), devices))
+    return sorted((messages.decode(a.content, Assignment) for a in answers), key=lambda assignment: assignment.slot)
+
+
+def digest_of(body):
+    return f"sha-256=:{base64.b64encode(hashlib.sha256(body).digest()).decode()}:"
+
+
+def put(client, assignment, body, digest=None):
+    headers = {"Content-Digest": digest or digest_of(body)}
+    return client.put(f"/v1/assignments/{assignment}/report", content=body, headers=headers)
+
+
+def abort(client, assignment, reason="runtime-failed"):
+    return client.post(f"/v1/assignments/{assignment}:abort", content=messages.encode(Abort(reason)))
+
+
+def test_round_over_http_equals_exact_arithmetic(store, register, client):
+    task = register(goal=2, rounds=1)
+    first, second = assign(client, "a", "b")
+    params = checkpoint.decode(
+        client.get(f"/v1/blobs/{first.checkpoint.sha256}").content, [checkpoint.VectorSpec("params", 4)]
+    )
+    np.testing.assert_array_equal(params["params"], START)
+    assert first.plan.check(client.get(f"/v1/blobs/{first.plan.sha256}").content)
+    body = report_body([1, 0, 0, 0], 1)
+    receipt = put(client, first.assignment, body)
+    assert receipt.status_code == 200
+    assert receipt.json()["sha256"] == hashlib.sha256(body).hexdigest()
+    assert put(client, second.assignment, report_body([0, 2, 0, 0], 3)).status_code == 200
+    np.testing.assert_array_equal(committed(store, task, 1), START + np.array([0.25, 1.5, 0, 0]))
+    assert put(client, first.assignment, body).content == receipt.content
+
+
+def test_wait_is_capped_applied_and_answered_when_nothing_comes(register, client):
+    register(goal=2)
+    started = monotonic()
+    answer = wait(client, seconds=1)
+    assert 0.9 < monotonic() - started < 3
+    assert answer.headers["preference-applied"] == "wait=1"
+    assert answer.json() == {"outcome": "rejected", "reason": "not-selected", "retry": {"min_s": 2.0, "max_s": 3.0}}
+    session = check_in(client).json()["session"]
+    assert "preference-applied" not in client.post(f"/v1/sessions/{session}/assignments").headers
+
+
+def test_preference_is_read_as_rfc_7240_writes_it_and_capped(register, client):
+    register(goal=1, rounds=9)
+    for text, applied in [("respond-async, WAIT=2", "wait=2"), ('wait="3"', "wait=3"), ("wait=999", "wait=5")]:
+        session = check_in(client).json()["session"]
+        answer = client.post(f"/v1/sessions/{session}/assignments", headers={"Prefer": text})
+        assert answer.headers.get("preference-applied") == applied
+        abort(client, answer.json()["assignment"])
+
+
+def test_device_that_breaks_the_connection_while_waiting_is_not_selected(store, register, client):
+    task = register(goal=1, minimum=1, over_selection=2, selection_timeout_s=0.5)
+    session = check_in(client, "gone").json()["session"]
+    with pytest.raises(httpx2.ReadTimeout):
+        client.post(f"/v1/sessions/{session}/assignments", headers={"Prefer": "wait=5"}, timeout=0.1)
+    assert wait(client, "here").json()["outcome"] == "assigned"
+    assert [seat.device for seat in store.cohort(task, 1)] == ["here"]
+
+
+def test_unknown_population_session_assignment_and_blob_are_named(register, client):
+    refused(check_in(client), "unknown-population")
+    register()
+    refused(client.post("/v1/sessions/nope/assignments"), "unknown-session")
+    refused(put(client, "nope", b"x"), "unknown-assignment")
+    refused(abort(client, "nope"), "unknown-assignment")
+    for digest in ("0" * 64, "nope", "..%2f..%2fstate.db"):
+        response = client.get(f"/v1/blobs/{digest}")
+        assert response.status_code == 404
+        assert response.headers["content-type"] == PROBLEM_TYPE
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"{", "truncated"),
+        (b"\xff", "invalid character"),
+        (b"[]", "object"),
+        (b'{"device": 1, "runtime": "r", "formats": [], "examples": {}}', "device"),
+        (b'{"runtime": "r", "formats": [], "examples": {}}', "device"),
+        (b'{"version": 2, "device": "d", "runtime": "r", "formats": [], "examples": {}}', "version 2"),
+        (b'{"device": "", "runtime": "r", "formats": [], "examples": {}}', "device"),
+    ],
+)
+def test_malformed_message_is_refused_and_says_where(register, client, body, says):
+    register()
+    response = client.post("/v1/populations/phones/checkins", content=body)
+    assert says in refused(response, "malformed-message").detail.lower()
+
+
+def test_oversized_bodies_are_refused_declared_or_streamed(register, client):
+    register(goal=1)
+    (assignment,) = assign(client, "a")
+    large = b"x" * 10_000
+    refused(client.post("/v1/populations/phones/checkins", content=large), "too-large")
+    refused(client.post("/v1/populations/phones/checkins", content=iter([large])), "too-large")
+    refused(put(client, assignment.assignment, large), "too-large")
+
+
+def test_wrong_reports_are_refused_and_the_right_one_still_counts(store, register, client):
+    task = register(goal=1, rounds=1)
+    (assignment,) = assign(client, "a")
+    body = report_body([1, 0, 0, 0], 1)
+    url = f"/v1/assignments/{assignment.assignment}/report"
+    bad = checkpoint.encode({"report": np.full(7, np.nan, np.float32)})
+    refused(client.put(url, content=body), "malformed-message")
+    refused(put(client, assignment.assignment, body, "sha-256=:short:"), "malformed-message")
+    refused(put(client, assignment.assignment, body, digest_of(b"other")), "digest-mismatch")
+    refused(put(client, assignment.assignment, bad), "invalid-report")
+    refused(put(client, assignment.assignment, b"junk"), "invalid-report")
+    for wrong in ({"report": np.zeros(6, np.float32)}, {"update": np.zeros(7, np.float32)}):
+        refused(put(client, assignment.assignment, checkpoint.encode(wrong)), "invalid-report")
+    assert store.rounds(task)[0].reported == 0
+    digest = f"sha-512=:AAAA:, {digest_of(body)}"
+    assert put(client, assignment.assignment, body, digest).status_code == 200
+    np.testing.assert_array_equal(committed(store, task, 1), START + np.array([1, 0, 0, 0]))
+
+
+def test_conflicting_late_and_aborted_reports_are_refused(register, client):
+    register(goal=1, over_selection=3)
+    first, second, third = assign(client, "a", "b", "c")
+    assert abort(client, third.assignment).status_code == 204
+    assert abort(client, third.assignment).status_code == 204
+    gone = refused(put(client, third.assignment, report_body([0, 0, 0, 0], 1)), "no-longer-needed")
+    assert (gone.retry.min_s, gone.retry.max_s) == (2.0, 3.0)
+    assert put(client, first.assignment, report_body([1, 0, 0, 0], 1)).status_code == 200
+    refused(put(client, first.assignment, report_body([2, 0, 0, 0], 1)), "conflicting-report")
+    late = put(client, second.assignment, report_body([0, 0, 0, 0], 1))
+    refused(late, "no-longer-needed")
+    assert late.headers["retry-after"] == "2"
+
+
+def test_blob_answers_conditions_and_ranges(store, register, client):
+    sha256 = store.task(register()).plan_sha256
+    url, etag = f"/v1/blobs/{sha256}", f'"{sha256}"'
+    whole = client.get(url)
+    assert (whole.status_code, whole.headers["etag"]) == (200, etag)
+    assert "immutable" in whole.headers["cache-control"]
+    data, size = whole.content, len(whole.content)
+    for known in (etag, f'"other", W/{etag}', "*"):
+        unchanged = client.get(url, headers={"If-None-Match": known})
+        assert (unchanged.status_code, unchanged.content, unchanged.headers["etag"]) == (304, b"", etag)
+    for wanted, part in [
+        ("bytes=0-4", data[:5]),
+        ("bytes=5-", data[5:]),
+        ("bytes=-7", data[-7:]),
+        (f"bytes=3-{size + 9}", data[3:]),
+        (f"bytes=-{size + 9}", data),
+    ]:
+        response = client.get(url, headers={"Range": wanted, "If-Range": etag})
+        assert (response.status_code, response.content) == (206, part)
+        start = size - len(part) if wanted[6] == "-" else int(wanted[6])
+        assert response.headers["content-range"] == f"bytes {start}-{start + len(part) - 1}/{size}"
+    for ignored in ({"Range": "bytes=9-1"}, {"Range": "lines=1-2"}, {"Range": "bytes=0-1,3-4"}, {"Range": "bytes=-"}):
+        assert client.get(url, headers=ignored).content == data
+    assert client.get(url, headers={"Range": "bytes=0-1", "If-Range": '"other"'}).content == data
+    for outside in (f"bytes={size}-", "bytes=-0"):
+        response = client.get(url, headers={"Range": outside})
+        refused(response, "range-not-satisfiable")
+        assert response.headers["content-range"] == f"bytes */{size}"
+
+
+def test_server_state_is_not_served_to_devices(register, client, tmp_path):
+    adam = make_bundle(tmp_path / "adam", algorithm="fedadam")
+    register(adam)
+    refused(client.get(f"/v1/blobs/{adam.manifest.state.sha256}"), "unknown-blob")
+
+
+def test_pause_and_cancel_are_seen_by_the_running_service(store, register, client):
+    task = register(goal=1)
+    (assignment,) = assign(client, "a")
+    store.cancel(task)
+    waiting = [check_in(client).json().get("reason")]
+    while waiting[-1] != "no-task" and len(waiting) < 500:
+        waiting.append(check_in(client).json().get("reason"))
+    assert waiting[-1] == "no-task"
+    refused(put(client, assignment.assignment, report_body([0, 0, 0, 0], 1)), "no-longer-needed")
+    assert store.rounds(task)[0].reason == "cancelled"
+
+
+def test_framework_errors_are_problem_documents_too(client):
+    refused(client.get("/nothing/here"), "unknown-resource")
+    wrong = client.get("/v1/populations/phones/checkins")
+    refused(wrong, "method-not-allowed")
+    assert wrong.headers["allow"] == "POST"
+
+
+def test_bug_is_a_problem_document_that_gives_nothing_away(client, monkeypatch):
+    def broken(*_):
+        raise RuntimeError("secret")
+
+    monkeypatch.setattr("coordinator.blobs.Blobs.path", broken)
+    assert "secret" not in refused(client.get("/v1/blobs/" + "0" * 64), "internal").detail
+
+
+def test_bug_in_the_driver_refuses_and_the_driver_lives_on(register, client, monkeypatch):
+    register()
+    with monkeypatch.context() as patch:
+        patch.setattr("coordinator.pool.Pool.enter", None)
+        refused(check_in(client), "unavailable")
+    assert check_in(client).json()["outcome"] == "accepted"
+
+
+def test_health_and_readiness(client):
+    assert client.get("/healthz").json() == {"status": "ok"}
+    assert client.get("/readyz").json() == {"status": "ready"}
+
+
+def test_openapi_describes_every_route_and_message(client):
+    document = client.get("/openapi.json").json()
+    assert set(document["paths"]) == {
+        "/v1/populations/{population}/checkins",
+        "/v1/sessions/{session}/assignments",
+        "/v1/blobs/{sha256}",
+        "/v1/assignments/{assignment}/report",
+        "/v1/assignments/{assignment}:abort",
+        "/healthz",
+        "/readyz",
+    }
+    schemas = document["components"]["schemas"]
+    named = set(json.dumps(document).split('"#/components/schemas/')[1:])
+    assert {reference.split('"')[0] for reference in named} <= set(schemas)
+    assert {"CheckIn", "Assignment", "Receipt", "Problem"} <= set(schemas)

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import httpx2
+import numpy as np
+import pydantic
+import pytest
+
+from coordinator.app import create_app
+from coordinator.errors import UnsupportedDatabase
+from coordinator.settings import Settings
+from tests.coordinator.bundles import START, report_body
+from tests.coordinator.conftest import committed
+from tests.coordinator.test_api import assign, put, refused, wait
+
+SERVE = """
+import sys
+from pathlib import Path
+from coordinator.app import serve
+from coordinator.settings import Settings
+serve(Settings(database=sys.argv[1], blobs=Path(sys.argv[2]), port=0), lambda url: print(url, flush=True))
+"""
+
+
+@contextmanager
+def process(tmp_path):
+    """The service as a process of its own; gives it and a client."""
+    command = [sys.executable, "-c", SERVE, f"sqlite:///{tmp_path}/state.db", str(tmp_path / "blobs")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            with httpx2.Client(base_url=child.stdout.readline().strip(), timeout=10) as client:
+                yield child, client
+        finally:
+            child.kill()
+
+
+def test_killed_service_runs_the_round_again_and_keeps_its_receipts(store, register, tmp_path):
+    task = register(goal=2, rounds=1)
+    body = report_body([100, 0, 0, 0], 1)
+    with process(tmp_path) as (child, client):
+        first, second = assign(client, "a", "b")
+        receipt = put(client, first.assignment, body)
+        child.kill()
+    with process(tmp_path) as (child, client):
+        assert put(client, first.assignment, body).content == receipt.content
+        refused(put(client, second.assignment, body), "no-longer-needed")
+        again = assign(client, "a", "b")
+        assert [(a.round, a.attempt) for a in again] == [(1, 2), (1, 2)]
+        for assignment in again:
+            put(client, assignment.assignment, report_body([0, 1, 0, 0], 1))
+        np.testing.assert_array_equal(committed(store, task, 1), START + np.array([0, 1, 0, 0]))
+    assert [(r.attempt, r.state.value) for r in store.rounds(task)] == [(1, "abandoned"), (2, "committed")]
+
+
+def test_terminated_service_sends_waiting_devices_away_and_stops(store, register, tmp_path):
+    task = register(goal=2)
+    with process(tmp_path) as (child, client), ThreadPoolExecutor() as pool:
+        waiting = pool.submit(wait, client, "a", 30)
+        while not store.rounds(task):
+            pass
+        child.send_signal(signal.SIGTERM)
+        assert waiting.result(5).json()["reason"] == "shutting-down"
+        assert child.wait(5) in (0, -signal.SIGTERM)
+
+
+def test_settings_come_from_arguments_then_environment_then_file(tmp_path, monkeypatch):
+    (tmp_path / "muster.toml").write_text('port = 1\nhost = "0.0.0.0"\nmax_wait_s = 7\n')
+    monkeypatch.setenv("MUSTER_CONFIG", str(tmp_path / "muster.toml"))
+    monkeypatch.setenv("MUSTER_PORT", "2")
+    monkeypatch.setenv("MUSTER_HOST", "::1")
+    settings = Settings(host="localhost")
+    assert (settings.host, settings.port, settings.max_wait_s, settings.queue_limit) == ("localhost", 2, 7, 4096)
+
+
+def test_wrong_settings_are_named(tmp_path, monkeypatch):
+    with pytest.raises(pydantic.ValidationError, match="port"):
+        Settings(port=70000)
+    (tmp_path / "muster.toml").write_text("prot = 1\n")
+    monkeypatch.setenv("MUSTER_CONFIG", str(tmp_path / "muster.toml"))
+    with pytest.raises(pydantic.ValidationError, match="prot"):
+        Settings()
+    monkeypatch.setenv("MUSTER_CONFIG", str(tmp_path / "missing.toml"))
+    with pytest.raises(FileNotFoundError, match="MUSTER_CONFIG"):
+        Settings()
+
+
+def test_database_that_this_version_cannot_use_is_refused(tmp_path):
+    with pytest.raises(UnsupportedDatabase, match="postgresql"):
+        create_app(Settings(database="postgresql://host/db", blobs=tmp_path))

@@ -1,0 +1,401 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import sqlalchemy
+
+from coordinator.errors import (
+    ConflictingReport,
+    NoLongerNeeded,
+    Unavailable,
+    UnknownAssignment,
+    UnknownPopulation,
+    UnknownSession,
+)
+from coordinator.rounds import AssignmentState, RoundState, TaskState
+from coordinator.store.tables import ROUNDS, TRANSITIONS
+from coordinator.submissions import GiveUp, HangUp, Report, Wait
+from fedcore.wire.messages import Abort, Accepted, Rejected
+from tests.coordinator.bundles import START, make_bundle, report_vector
+from tests.coordinator.conftest import RETRY
+
+
+def states(store, task):
+    return [(r.number, r.attempt, r.state.value, r.reason) for r in store.rounds(task)]
+
+
+def transitions(store, entity):
+    with store.database.engine.connect() as connection:
+        table = TRANSITIONS.c
+        query = sqlalchemy.select(table.entity_id, table.from_state, table.to_state, table.cause).order_by(table.id)
+        return [tuple(row) for row in connection.execute(query.where(table.entity == entity))]
+
+
+def test_two_rounds_of_fedavg_equal_exact_arithmetic(store, register, desk):
+    task = register(goal=2, rounds=2, seed=7)
+    first = desk.assign("a", "b")
+    assert [(a.slot, a.round, a.attempt, a.seed) for a in first] == [(0, 1, 1, 7), (1, 1, 1, 7)]
+    desk.report(first[0], [1, 0, 0, 0], weight=1, loss=3)
+    receipt = desk.report(first[1], [0, 2, 0, 0], weight=3, loss=1)
+    assert (receipt.assignment, receipt.task, receipt.round) == (first[1].assignment, task, 1)
+    second = desk.assign("a", "b")
+    for assignment in second:
+        desk.report(assignment, [0, 0, 0, 8], weight=5)
+    np.testing.assert_array_equal(store.checkpoint(task, 1)["params"], START + np.array([0.25, 1.5, 0, 0]))
+    np.testing.assert_array_equal(store.checkpoint(task)["params"], START + np.array([0.25, 1.5, 0, 8]))
+    assert states(store, task) == [(1, 1, "committed", ""), (2, 1, "committed", "")]
+    assert store.rounds(task)[0].metrics == {"train.loss": 1.0}
+    assert store.task(task).state is TaskState.COMPLETED
+    assert second[0].checkpoint.sha256 == store.rounds(task)[0].checkpoint_sha256
+    assert {(seat.device, seat.state) for seat in store.cohort(task, 1)} == {
+        ("a", AssignmentState.REPORTED),
+        ("b", AssignmentState.REPORTED),
+    }
+
+
+def test_server_state_is_carried_between_rounds(store, register, desk, tmp_path):
+    task = register(make_bundle(tmp_path / "adam", algorithm="fedadam", settings={"server_lr": 1.0}), goal=1)
+    for _ in range(2):
+        desk.report(*desk.assign("a"), delta=[1, 1, 1, 1])
+    m, v, expected = 0.0, 1e-6, START.astype(np.float64)
+    for _ in range(2):
+        m, v = np.float32(0.9 * m + 0.1), np.float32(0.99 * v + 0.01)
+        expected = (expected + m / (np.sqrt(np.float64(v)) + 1e-3)).astype(np.float32)
+    np.testing.assert_allclose(store.checkpoint(task)["params"], expected, rtol=1e-6)
+
+
+def test_idle_task_and_rejected_check_ins_write_nothing(store, register, desk, tmp_path):
+    task = register(min_examples=50)
+    with store.database.engine.connect() as observer:
+        before = observer.exec_driver_sql("PRAGMA data_version").scalar()
+        assert desk.arrive("a") == Rejected("not-eligible", RETRY)
+        assert desk.arrive("a", formats=("other",)) == Rejected("not-eligible", RETRY)
+        desk.pass_time(1000)
+        assert observer.exec_driver_sql("PRAGMA data_version").scalar() == before
+    assert store.rounds(task) == []
+
+
+def test_check_in_to_an_unknown_population_is_refused_until_it_exists(store, register, desk):
+    with pytest.raises(UnknownPopulation, match="phones"):
+        desk.arrive("a")
+    task = register(goal=1)
+    assert isinstance(desk.arrive("a"), Accepted)
+    store.cancel(task)
+    desk.pass_time(0.3)
+    assert desk.arrive("a") == Rejected("no-task", RETRY)
+
+
+def test_wait_that_runs_out_is_answered_and_ends_the_session(register, desk):
+    register()
+    session = desk.arrive("a").session
+    (answer,) = desk.turn(Wait(session, 5))
+    assert not answer.done()
+    desk.pass_time(5)
+    assert answer.result(timeout=0) == Rejected("not-selected", RETRY)
+    with pytest.raises(UnknownSession):
+        desk.ask(Wait(session, 5))
+
+
+def test_newer_visit_of_a_device_supersedes_the_older(store, register, desk):
+    task = register(goal=1, minimum=1, over_selection=2, selection_timeout_s=3)
+    older, newer = desk.wait("a"), desk.wait("a")
+    assert older.result(timeout=0) == Rejected("superseded", RETRY)
+    desk.pass_time(3)
+    assert newer.result(timeout=0).slot == 0
+    assert [seat.device for seat in store.cohort(task, 1)] == ["a"]
+
+
+def test_device_that_hung_up_is_not_selected_and_may_wait_again(register, desk):
+    register(goal=2)
+    session = desk.arrive("a").session
+    desk.turn(Wait(session, 10))
+    desk.ask(HangUp(session))
+    other = desk.wait("b")
+    assert not other.done()
+    (again,) = desk.turn(Wait(session, 10))
+    assert {again.result(timeout=0).slot, other.result(timeout=0).slot} == {0, 1}
+
+
+def test_lost_assignment_is_told_again_with_the_time_that_is_left(register, desk):
+    register(goal=1, reporting_deadline_s=60)
+    session = desk.arrive("a").session
+    first = desk.ask(Wait(session, 1))
+    desk.pass_time(20)
+    again = desk.ask(Wait(session, 1))
+    assert (again.assignment, first.report_within_s, again.report_within_s) == (first.assignment, 60, 40)
+
+
+def test_waiting_devices_overlap_the_round_that_reports(register, desk):
+    register(goal=1)
+    (running,) = desk.assign("a")
+    pipelined = desk.wait("b")
+    assert not pipelined.done()
+    desk.report(running)
+    desk.turn()
+    assert pipelined.result(timeout=0).round == 2
+
+
+def test_selection_timeout_with_too_few_is_tried_again_as_the_next_attempt(store, register, desk):
+    task = register(goal=2, selection_timeout_s=5)
+    alone = desk.wait("a")
+    desk.pass_time(5)
+    assert alone.result(timeout=0) == Rejected("not-selected", RETRY)
+    assert [a.attempt for a in desk.assign("a", "b")] == [2, 2]
+    assert states(store, task) == [(1, 1, "abandoned", "too-few-devices"), (1, 2, "reporting", "")]
+
+
+def test_silent_devices_cannot_stall_a_round_that_has_its_minimum(store, register, desk):
+    task = register(goal=3, minimum=1, reporting_deadline_s=60)
+    quick, *silent = desk.assign("a", "b", "c")
+    desk.report(quick, [1, 0, 0, 0])
+    desk.pass_time(60)
+    record = store.rounds(task)[0]
+    assert (record.state, record.assigned, record.reported) == (RoundState.COMMITTED, 3, 1)
+    assert {seat.state for seat in store.cohort(task, 1)} == {AssignmentState.REPORTED, AssignmentState.EXPIRED}
+    with pytest.raises(NoLongerNeeded):
+        desk.report(silent[0])
+    assert desk.give_up(silent[0]) is None
+
+
+def test_too_few_reports_abandon_the_round_and_leave_the_model(store, register, desk):
+    task = register(goal=2)
+    quick, late = desk.assign("a", "b")
+    desk.report(quick, [1, 0, 0, 0])
+    desk.pass_time(600)
+    with pytest.raises(NoLongerNeeded):
+        desk.report(late)
+    for assignment in desk.assign("a", "b"):
+        assert assignment.attempt == 2
+        desk.report(assignment, [0, 0, 0, 4])
+    np.testing.assert_array_equal(store.checkpoint(task)["params"], START + np.array([0, 0, 0, 4]))
+    assert states(store, task) == [(1, 1, "abandoned", "too-few-reports"), (1, 2, "committed", "")]
+
+
+def test_report_beyond_the_goal_is_refused(store, register, desk):
+    task = register(goal=1, over_selection=2)
+    first, second = desk.assign("a", "b")
+    one = Report(first.assignment, "1" * 64, report_vector([1, 0, 0, 0], 1))
+    two = Report(second.assignment, "2" * 64, report_vector([5, 0, 0, 0], 1))
+    taken, refused = desk.turn(one, two)
+    assert taken.result(timeout=0).sha256 == "1" * 64
+    assert isinstance(refused.exception(timeout=0), NoLongerNeeded)
+    np.testing.assert_array_equal(store.checkpoint(task)["params"], START + np.array([1, 0, 0, 0]))
+
+
+def test_replayed_report_counts_once_and_another_one_conflicts(store, register, desk):
+    task = register(goal=2)
+    first, second = desk.assign("a", "b")
+    one = Report(first.assignment, "1" * 64, report_vector([8, 0, 0, 0], 1))
+    receipts = [future.result(timeout=0) for future in desk.turn(one, one)] + [desk.ask(one)]
+    assert receipts == [receipts[0]] * 3
+    with pytest.raises(ConflictingReport, match="111111111111"):
+        desk.ask(Report(first.assignment, "2" * 64, one.vector))
+    with pytest.raises(ConflictingReport):
+        desk.give_up(first)
+    desk.report(second, [0, 0, 0, 0])
+    np.testing.assert_array_equal(store.checkpoint(task)["params"], START + np.array([4, 0, 0, 0]))
+    assert desk.ask(one) == receipts[0]
+
+
+def test_aborted_assignment_cannot_report_and_may_be_aborted_again(store, register, desk):
+    task = register(goal=2)
+    first, _ = desk.assign("a", "b")
+    assert desk.give_up(first) is None
+    assert desk.give_up(first) is None
+    with pytest.raises(NoLongerNeeded, match="aborted"):
+        desk.report(first)
+    seat = next(seat for seat in store.cohort(task, 1) if seat.id == first.assignment)
+    assert (seat.state, seat.reason) == (AssignmentState.ABORTED, "runtime-failed")
+
+
+def test_unknown_assignment_is_refused(register, desk):
+    register()
+    vector = report_vector([0, 0, 0, 0], 1)
+    for request in (Report("nobody", "1" * 64, vector), GiveUp("nobody", Abort("runtime-failed"))):
+        with pytest.raises(UnknownAssignment):
+            desk.ask(request)
+
+
+def test_restart_abandons_the_running_round_and_runs_it_again_from_the_same_model(store, register, new_desk):
+    task = register(goal=2, rounds=1)
+    before = new_desk()
+    first, second = before.assign("a", "b")
+    receipt = before.report(first, [100, 0, 0, 0])
+    after = new_desk()
+    with pytest.raises(NoLongerNeeded):
+        after.report(second)
+    assert after.report(first, [100, 0, 0, 0]) == receipt
+    for assignment in after.assign("a", "b"):
+        assert (assignment.round, assignment.attempt, assignment.checkpoint) == (1, 2, first.checkpoint)
+        after.report(assignment, [0, 1, 0, 0])
+    np.testing.assert_array_equal(store.checkpoint(task)["params"], START + np.array([0, 1, 0, 0]))
+    assert states(store, task) == [(1, 1, "abandoned", "restart"), (1, 2, "committed", "")]
+
+
+def test_paused_task_finishes_its_round_and_opens_no_other(store, register, desk):
+    task = register(goal=1)
+    (running,) = desk.assign("a")
+    waiting = desk.wait("b")
+    store.pause(task)
+    desk.pass_time(0.3)
+    assert desk.arrive("c") == Rejected("no-task", RETRY)
+    desk.report(running)
+    desk.pass_time(0.3)
+    assert waiting.result(timeout=0) == Rejected("no-task", RETRY)
+    assert states(store, task) == [(1, 1, "committed", "")]
+    store.resume(task)
+    desk.pass_time(0.3)
+    assert desk.assign("c")[0].round == 2
+
+
+def test_cancelled_task_abandons_its_round(store, register, desk):
+    task = register(goal=1)
+    (running,) = desk.assign("a")
+    store.cancel(task)
+    desk.pass_time(0.3)
+    assert states(store, task) == [(1, 1, "abandoned", "cancelled")]
+    with pytest.raises(NoLongerNeeded):
+        desk.report(running)
+
+
+def test_round_of_a_task_cancelled_since_the_last_look_is_not_committed(store, register, desk):
+    task = register(goal=1)
+    (running,) = desk.assign("a")
+    store.cancel(task)
+    desk.report(running, [1, 0, 0, 0])
+    assert states(store, task) == [(1, 1, "abandoned", "cancelled")]
+    np.testing.assert_array_equal(store.checkpoint(task)["params"], START)
+
+
+def test_model_that_is_no_longer_finite_fails_the_task_and_says_so(store, register, desk, tmp_path):
+    bundle = make_bundle(tmp_path / "huge", start=np.full(4, 3e38, np.float32))
+    task = register(bundle, goal=1)
+    desk.report(*desk.assign("a"), delta=[3e38, 0, 0, 0])
+    failed = store.task(task)
+    assert (failed.state, states(store, task)) == (TaskState.FAILED, [(1, 1, "abandoned", "non-finite-state")])
+    assert "'params'" in failed.reason
+    np.testing.assert_array_equal(store.checkpoint(task)["params"], np.full(4, 3e38, np.float32))
+
+
+def test_sum_without_weight_abandons_the_round_only(store, register, desk):
+    task = register(goal=1)
+    desk.report(*desk.assign("a"), weight=0.0)
+    assert states(store, task) == [(1, 1, "abandoned", "invalid-aggregate")]
+    assert store.task(task).state is TaskState.ACTIVE
+
+
+@pytest.fixture
+def failing_commit(store):
+    """While `failing` is set, COMMIT raises, as on a full disk."""
+    switch = {"failing": False}
+
+    def fail(connection):
+        if switch["failing"] and connection.get_execution_options().get("begin") == "BEGIN IMMEDIATE":
+            raise sqlalchemy.exc.OperationalError("COMMIT", {}, Exception("database or disk is full"))
+
+    sqlalchemy.event.listen(store.database.engine, "commit", fail)
+    return switch
+
+
+def test_failed_commit_counts_nothing_and_the_same_report_counts_later(store, register, desk, failing_commit):
+    task = register(goal=2)
+    first, second = desk.assign("a", "b")
+    failing_commit["failing"] = True
+    with pytest.raises(Unavailable):
+        desk.report(first, [100, 0, 0, 0])
+    with pytest.raises(Unavailable):
+        desk.give_up(second)
+    failing_commit["failing"] = False
+    desk.report(first, [2, 0, 0, 0])
+    desk.report(second, [4, 0, 0, 0])
+    np.testing.assert_array_equal(store.checkpoint(task)["params"], START + np.array([3, 0, 0, 0]))
+
+
+def test_selection_that_could_not_be_stored_leaves_the_devices_waiting(store, register, desk, failing_commit):
+    task = register(goal=1)
+    failing_commit["failing"] = True
+    waiting = desk.wait("a")
+    desk.pass_time(1)
+    assert not waiting.done()
+    failing_commit["failing"] = False
+    desk.pass_time(1)
+    assert waiting.result(timeout=0).attempt == 1
+    assert len(store.rounds(task)) == 1
+
+
+def test_round_that_could_not_be_committed_keeps_its_sum_and_is_committed_later(store, register, desk, monkeypatch):
+    task = register(goal=1)
+    (assignment,) = desk.assign("a")
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.blobs, "put", full)
+        desk.report(assignment, [1, 0, 0, 0])
+        assert states(store, task) == [(1, 1, "aggregating", "")]
+    desk.pass_time(1)
+    np.testing.assert_array_equal(store.checkpoint(task, 1)["params"], START + np.array([1, 0, 0, 0]))
+
+
+def test_another_coordinator_on_the_same_store_is_noticed_and_counts_nothing(store, register, new_desk):
+    register(goal=1)
+    first = new_desk()
+    (assignment,) = first.assign("a")
+    new_desk()
+    with pytest.raises(NoLongerNeeded):
+        first.report(assignment)
+    with store.database.engine.connect() as connection:
+        assert list(connection.scalars(sqlalchemy.select(ROUNDS.c.state))) == ["abandoned"]
+
+
+def test_two_tasks_of_a_population_take_turns(store, register, desk):
+    tasks = {register(goal=1, rounds=5), register(goal=1, rounds=5)}
+    served = []
+    for _ in range(4):
+        (assignment,) = desk.assign("a")
+        served.append(assignment.task)
+        desk.report(assignment)
+    assert set(served[:2]) == set(served[2:]) == tasks
+
+
+def test_every_change_of_state_leaves_a_transition(store, register, desk):
+    task = register(goal=1, over_selection=2, rounds=1)
+    first, second = desk.assign("a", "b")
+    desk.report(first)
+    assert [row[1:3] for row in transitions(store, "round")] == [
+        ("", "selecting"),
+        ("selecting", "configuring"),
+        ("configuring", "reporting"),
+        ("reporting", "aggregating"),
+        ("aggregating", "committed"),
+    ]
+    assert transitions(store, "task") == [
+        (task, "", "active", "created"),
+        (task, "active", "completed", "its last round was committed"),
+    ]
+    assert {row[:3] for row in transitions(store, "assignment")} == {
+        (first.assignment, "", "assigned"),
+        (second.assignment, "", "assigned"),
+        (first.assignment, "assigned", "reported"),
+        (second.assignment, "assigned", "expired"),
+    }
+
+
+def test_draining_sends_devices_away_and_still_takes_reports(store, register, desk):
+    task = register(goal=1)
+    (assignment,) = desk.assign("a")
+    waiting = desk.wait("b")
+    desk.driver.drain()
+    desk.turn()
+    assert waiting.result(timeout=0) == Rejected("shutting-down", RETRY)
+    assert desk.arrive("c") == Rejected("shutting-down", RETRY)
+    desk.report(assignment)
+    assert states(store, task) == [(1, 1, "committed", "")]
+
+
+def test_full_queue_is_refused_at_once(desk):
+    for _ in range(16):
+        desk.driver.submit(HangUp("s"))
+    with pytest.raises(Unavailable, match="too many"):
+        desk.driver.submit(HangUp("s"))

@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from coordinator.errors import UnexpectedEvent
+from coordinator.rounds import (
+    Abandon,
+    Aborted,
+    Aggregated,
+    AssignmentState,
+    Configured,
+    ExpireAssignments,
+    Policy,
+    Reported,
+    RoundState,
+    Select,
+    TaskState,
+    Tick,
+    TurnAway,
+    Waiting,
+    move,
+    open_round,
+    step,
+)
+
+POLICY = Policy(goal=10, minimum=4, over_selection=1.3, selection_timeout_s=5, reporting_deadline_s=60)
+
+
+def reporting(assigned=13, policy=POLICY):
+    configuring, _ = step(open_round(policy, 0), Waiting(assigned), policy.selection_timeout_s)
+    return step(configuring, Configured(assigned), 10)[0]
+
+
+def after(round_, *events, now=10.0):
+    for event in events:
+        round_, _ = step(round_, event, now)
+    return round_
+
+
+def test_selection_ends_as_soon_as_goal_times_over_selection_wait():
+    round_ = open_round(POLICY, 0)
+    assert step(round_, Waiting(12), 1) == (round_, ())
+    selected, effects = step(round_, Waiting(20), 1)
+    assert (selected.state, effects) == (RoundState.CONFIGURING, (Select(13),))
+
+
+@pytest.mark.parametrize(("goal", "over", "cohort"), [(10, 1.3, 13), (100, 1.1, 110), (3, 1.3, 4), (1, 1.0, 1)])
+def test_cohort_is_goal_times_over_selection_rounded_up(goal, over, cohort):
+    assert Policy(goal, 1, over, 1, 1).cohort == cohort
+
+
+def test_selection_timeout_takes_who_is_there_from_the_minimum_on():
+    selected, effects = step(open_round(POLICY, 0), Waiting(4), 5)
+    assert (selected.state, effects) == (RoundState.CONFIGURING, (Select(4),))
+
+
+def test_selection_timeout_with_too_few_devices_abandons_and_turns_them_away():
+    abandoned, effects = step(open_round(POLICY, 0), Waiting(3), 5)
+    assert (abandoned.state, abandoned.reason) == (RoundState.ABANDONED, "too-few-devices")
+    assert effects == (TurnAway(),)
+
+
+def test_goal_ends_reporting_and_expires_the_rest():
+    round_ = after(reporting(), *[Reported()] * 9)
+    assert round_.state is RoundState.REPORTING
+    done, effects = step(round_, Reported(), 10)
+    assert (done.state, done.reported, effects) == (RoundState.AGGREGATING, 10, (ExpireAssignments(),))
+
+
+@pytest.mark.parametrize(("reported", "state"), [(3, RoundState.ABANDONED), (4, RoundState.AGGREGATING)])
+def test_deadline_commits_from_the_minimum_on(reported, state):
+    round_ = after(reporting(), *[Reported()] * reported)
+    assert step(round_, Tick(), 69.9)[0] == round_
+    assert step(round_, Tick(), 70)[0].state is state
+
+
+@pytest.mark.parametrize(("reported", "state"), [(3, RoundState.ABANDONED), (4, RoundState.AGGREGATING)])
+def test_round_ends_early_when_nobody_is_left_to_report(reported, state):
+    round_ = after(reporting(), *[Reported()] * reported, *[Aborted()] * (12 - reported))
+    assert round_.state is RoundState.REPORTING
+    assert after(round_, Aborted()).state is state
+
+
+def test_report_at_the_deadline_is_not_taken():
+    with pytest.raises(UnexpectedEvent, match="deadline 70"):
+        step(reporting(), Reported(), 70)
+
+
+@pytest.mark.parametrize("event", [Waiting(3), Configured(1), Reported(), Aborted(), Aggregated()])
+def test_ended_round_takes_no_event_but_time_and_abandonment(event):
+    ended = after(reporting(), Abandon("cancelled"))
+    assert after(ended, Tick(), Abandon("again")) == ended
+    with pytest.raises(UnexpectedEvent):
+        step(ended, event, 11)
+
+
+def test_assignments_and_tasks_end_once():
+    assert move(AssignmentState.ASSIGNED, AssignmentState.REPORTED) is AssignmentState.REPORTED
+    assert move(TaskState.PAUSED, TaskState.ACTIVE) is TaskState.ACTIVE
+    with pytest.raises(UnexpectedEvent):
+        move(AssignmentState.REPORTED, AssignmentState.ABORTED)
+    with pytest.raises(UnexpectedEvent):
+        move(TaskState.CANCELLED, TaskState.ACTIVE)
+
+
+class RoundMachine(RuleBasedStateMachine):
+    """Any legal history of one round."""
+
+    @initialize(goal=st.integers(1, 6), share=st.floats(0, 1), over=st.floats(1, 3))
+    def start(self, goal, share, over):
+        self.policy = Policy(goal, max(1, round(goal * share)), over, 5.0, 20.0)
+        self.now = 0.0
+        self.round = open_round(self.policy, self.now)
+        self.history = [self.round]
+
+    def take(self, event):
+        self.round, self.effects = step(self.round, event, self.now)
+        self.history.append(self.round)
+
+    def is_in(self, *states):
+        return self.round.state in states
+
+    @rule(seconds=st.floats(0, 10))
+    def time_passes(self, seconds):
+        self.now += seconds
+        self.take(Tick())
+
+    @precondition(lambda self: self.is_in(RoundState.SELECTING))
+    @rule(eligible=st.integers(0, 20))
+    def devices_wait(self, eligible):
+        self.take(Waiting(eligible))
+        for effect in self.effects:
+            if isinstance(effect, Select):
+                assert self.policy.minimum <= effect.count <= min(eligible, self.policy.cohort)
+                self.take(Configured(effect.count))
+
+    @precondition(lambda self: self.is_in(RoundState.REPORTING) and self.now < self.round.deadline)
+    @rule(event=st.sampled_from([Reported(), Reported(), Aborted()]))
+    def device_answers(self, event):
+        self.take(event)
+
+    @precondition(lambda self: self.is_in(RoundState.AGGREGATING))
+    @rule()
+    def commit(self):
+        self.take(Aggregated())
+
+    @precondition(lambda self: len(self.history) > 8)
+    @rule()
+    def cancel(self):
+        self.take(Abandon("cancelled"))
+
+    @invariant()
+    def counts_add_up(self):
+        r = self.round
+        assert r.outstanding >= 0
+        assert r.reported <= min(r.policy.goal, r.assigned)
+
+    @invariant()
+    def committed_only_from_the_minimum_on(self):
+        if self.is_in(RoundState.AGGREGATING, RoundState.COMMITTED):
+            assert self.round.reported >= self.policy.minimum
+
+    @invariant()
+    def an_end_stays(self):
+        ends = [r for r in self.history if r.state.ended]
+        assert all(r == ends[0] for r in ends)
+        assert bool(self.round.reason) == (self.round.state is RoundState.ABANDONED)
+
+    def teardown(self):
+        """Time alone, and the caller's own duties, end every round."""
+        if not hasattr(self, "round"):
+            return
+        self.now += 5
+        if self.is_in(RoundState.SELECTING):
+            self.devices_wait(0)
+        self.now += 20
+        self.take(Tick())
+        if self.is_in(RoundState.AGGREGATING):
+            self.commit()
+        assert self.round.state.ended
+
+
+TestRoundMachine = RoundMachine.TestCase
+TestRoundMachine.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from coordinator.selection import Capabilities, Needs, draw
+
+NEEDS = Needs(frozenset({"onnx", "executorch"}), "photos", 5)
+
+
+@pytest.mark.parametrize(
+    ("formats", "examples", "met"),
+    [
+        ({"onnx"}, {"photos": 5}, True),
+        ({"onnx"}, {"photos": 4}, False),
+        ({"onnx"}, {"default": 50}, False),
+        ({"tflite"}, {"photos": 50}, False),
+        (set(), {}, False),
+    ],
+)
+def test_device_needs_a_format_and_enough_examples_of_the_collection(formats, examples, met):
+    assert NEEDS.met_by(Capabilities(frozenset(formats), examples)) is met
+
+
+def test_draw_is_uniform_over_the_waiting():
+    source = random.Random(1)
+    drawn = Counter(name for _ in range(4000) for name in draw("abcd", 2, source))
+    assert all(abs(count - 2000) < 150 for count in drawn.values())
+
+
+def test_draw_repeats_with_its_source():
+    assert draw(range(100), 10, random.Random(3)) == draw(range(100), 10, random.Random(3))

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import sqlalchemy
+
+from coordinator.errors import InvalidTask, TaskEnded, UnknownBlob, UnknownRound, UnknownTask, UnsupportedDatabase
+from coordinator.rounds import TaskState
+from coordinator.store.tables import METADATA
+from coordinator.tasks import TaskSettings, open_coordinator_store
+from fedcore import errors as fedcore_errors
+from tests.coordinator.bundles import START, make_bundle
+
+
+def test_registered_task_starts_from_the_bundles_model(store, register):
+    task = store.task(register())
+    assert (task.state, task.name, task.settings.minimum) == (TaskState.ACTIVE, "hand-made", 2)
+    np.testing.assert_array_equal(store.checkpoint(task.id)["params"], START)
+    assert store.tasks() == [task]
+    assert store.rounds(task.id) == []
+
+
+def test_server_state_and_certificate_are_not_public_but_plan_graphs_and_checkpoint_are(store, register, tmp_path):
+    bundle = make_bundle(tmp_path / "adam", algorithm="fedadam")
+    task = store.task(register(bundle))
+    secret = {bundle.manifest.state.sha256, bundle.manifest.certificate.sha256}
+    with store.database.reading() as records:
+        for ref, _ in bundle.blobs():
+            if ref.sha256 in secret:
+                with pytest.raises(UnknownBlob):
+                    records.blob(ref.sha256, public=True)
+            else:
+                assert records.blob(ref.sha256, public=True) == ref
+        assert records.blob(task.initial.checkpoint_sha256, public=True)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"goal": 0}, "goal must be at least 1, not 0"),
+        ({"rounds": 0}, "rounds must be at least 1"),
+        ({"minimum": 3}, "minimum must be from 1 to the goal, 2"),
+        ({"minimum": 0}, "minimum must be"),
+        ({"over_selection": 0.5}, "over_selection must be from 1"),
+        ({"selection_timeout_s": math.inf}, "selection_timeout_s must be a finite number"),
+        ({"reporting_deadline_s": 0}, "reporting_deadline_s must be"),
+        ({"min_examples": 0}, "min_examples must be"),
+        ({"population": ""}, "population must be"),
+        ({"seed": -1}, "seed must be"),
+    ],
+)
+def test_wrong_setting_is_named_with_what_it_may_be(wrong, says):
+    with pytest.raises(InvalidTask, match=says):
+        TaskSettings(**{"population": "phones", "goal": 2, "rounds": 1} | wrong)
+
+
+def test_altered_blob_unknown_algorithm_and_foreign_state_register_nothing(store, register, tmp_path):
+    altered = make_bundle(tmp_path / "altered")
+    (altered.folder / "blobs" / altered.manifest.plan.sha256).write_bytes(b"{}")
+    strange = make_bundle(tmp_path / "strange", algorithm="fedavg", settings={"no_such": 1}, state={"params": START})
+    foreign = make_bundle(tmp_path / "foreign", algorithm="fedadam", state={"params": START})
+    for bundle, error in [
+        (altered, fedcore_errors.DigestMismatch),
+        (strange, fedcore_errors.InvalidSetting),
+        (foreign, InvalidTask),
+    ]:
+        with pytest.raises(error):
+            register(bundle)
+    assert store.tasks() == []
+
+
+def test_task_is_paused_resumed_and_cancelled_once(store, register):
+    task = register()
+    store.pause(task)
+    with pytest.raises(TaskEnded, match="is paused"):
+        store.pause(task)
+    store.resume(task)
+    store.cancel(task)
+    assert store.task(task).state is TaskState.CANCELLED
+    for operation in (store.pause, store.resume, store.cancel):
+        with pytest.raises(TaskEnded, match="is cancelled"):
+            operation(task)
+
+
+def test_unknown_task_and_round_are_named(store, register):
+    with pytest.raises(UnknownTask, match="nope"):
+        store.task("nope")
+    task = register()
+    for ask in (lambda: store.checkpoint(task, 1), lambda: store.cohort(task, 1)):
+        with pytest.raises(UnknownRound, match="round 1"):
+            ask()
+
+
+@pytest.mark.parametrize("url", ["postgresql://host/db", "sqlite://", "sqlite:///:memory:", "state.db"])
+def test_database_that_this_version_cannot_use_is_refused(tmp_path, url):
+    with pytest.raises(UnsupportedDatabase, match="SQLite file"):
+        open_coordinator_store(url, tmp_path)
+
+
+def test_every_table_and_column_is_commented():
+    for table in METADATA.sorted_tables:
+        assert table.comment, table.name
+        assert all(column.comment for column in table.columns), table.name
+
+
+def test_sqlite_is_durable_and_checks_foreign_keys(store):
+    with store.database.engine.connect() as connection:
+        pragmas = {
+            name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()
+            for name in ("journal_mode", "synchronous", "foreign_keys")
+        }
+    assert pragmas == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1}
+
+
+def test_row_cannot_point_at_an_unknown_blob(store, register):
+    task = store.task(register())
+    with pytest.raises(sqlalchemy.exc.IntegrityError), store.database.writing() as records:
+        records._connection.exec_driver_sql("UPDATE tasks SET plan_sha256 = 'missing'")
+    assert store.task(task.id) == task

@@ -1,0 +1,167 @@
+"""A coordinator small enough to read: real HTTP on a real port, one assignment, and faults on demand."""
+
+import base64
+import hashlib
+import sys
+import threading
+from collections import defaultdict
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+
+from fedcore import checkpoint
+from fedcore.plan import BlobRef
+from fedcore.wire.messages import Abort, Accepted, Assignment, CheckIn, Receipt, RetryWindow, decode, encode
+from fedcore.wire.problems import PROBLEM_TYPE, problem
+from tests.device_runtime import linear
+
+WINDOW = RetryWindow(11.0, 12.0)
+
+
+class Coordinator:
+    """Offers one assignment of the linear plan. `faults[call]` are played first, one per request."""
+
+    def __init__(self):
+        self.url = ""
+        self.calls = []
+        self.checkins, self.aborts, self.reports, self.headers = [], [], [], []
+        self.faults = defaultdict(list)
+        self.report_within_s = 60.0
+        self.blobs = {}
+        self.offer(linear.plan(), linear.graphs(), {"params": linear.PARAMS})
+
+    def offer(self, plan, graphs, vectors):
+        plan_bytes = plan if isinstance(plan, bytes) else plan.encode()
+        vector_bytes = checkpoint.encode(vectors)
+        self.plan, self.checkpoint = BlobRef.of(plan_bytes), BlobRef.of(vector_bytes)
+        for blob in (plan_bytes, vector_bytes, *graphs.values()):
+            self.blobs[BlobRef.of(blob).sha256] = blob
+
+    def assignment(self):
+        return Assignment(
+            assignment="a-1",
+            task="t-1",
+            round=linear.PLACE.round,
+            attempt=1,
+            slot=linear.PLACE.slot,
+            seed=linear.PLACE.seed,
+            plan=self.plan,
+            checkpoint=self.checkpoint,
+            report_within_s=self.report_within_s,
+        )
+
+    def answer(self, method, path, headers, body):
+        """(call, status, content type, body) of a request in good weather."""
+        match [method, *path.strip("/").split("/")]:
+            case ["POST", "v1", "populations", "phones", "checkins"]:
+                self.checkins.append(decode(body, CheckIn))
+                return "check-in", 200, "application/json", encode(Accepted("s-1"))
+            case ["POST", "v1", "sessions", "s-1", "assignments"]:
+                return "assignment", 200, "application/json", encode(self.assignment())
+            case ["GET", "v1", "blobs", digest] if digest in self.blobs:
+                return "blob", 200, "application/octet-stream", self.blobs[digest]
+            case ["PUT", "v1", "assignments", "a-1", "report"]:
+                digest = hashlib.sha256(body).digest()
+                assert headers["Content-Digest"] == f"sha-256=:{base64.b64encode(digest).decode()}:"
+                self.reports.append(checkpoint.decode(body, linear.plan().report.wire)["report"])
+                receipt = Receipt(assignment="a-1", task="t-1", round=2, sha256=digest.hex())
+                return "report", 200, "application/json", encode(receipt)
+            case ["POST", "v1", "assignments", "a-1:abort"]:
+                self.aborts.append(decode(body, Abort))
+                return "abort", 204, "application/json", b""
+        return "unknown", 404, PROBLEM_TYPE, encode(problem("unknown-resource", path))
+
+
+def status(code, **headers):
+    return lambda handler: handler.respond(code, "text/plain", b"no", headers)
+
+
+def refusal(slug, detail="because", retry=None):
+    document = problem(slug, detail, retry)
+    return lambda handler: handler.respond(document.status, PROBLEM_TYPE, encode(document))
+
+
+def answer(body, kind="application/json"):
+    return lambda handler: handler.respond(200, kind, body)
+
+
+def cut(handler):
+    """Promise a thousand bytes, send ten, hang up."""
+    handler.send_response(200)
+    handler.send_header("Content-Type", "application/octet-stream")
+    handler.send_header("Content-Length", "1000")
+    handler.end_headers()
+    handler.wfile.write(b"x" * 10)
+    handler.close_connection = True
+
+
+def hang_up(handler):
+    """No answer at all."""
+    handler.close_connection = True
+
+
+CALLS = {"checkins": "check-in", "assignments": "assignment", "blobs": "blob", "report": "report", "a-1:abort": "abort"}
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    wbufsize = -1  # headers and body in one segment: two would wait for the client's delayed acknowledgement
+
+    def handle_any(self):
+        coordinator = self.server.coordinator
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        call = next(CALLS[part] for part in self.path.split("/")[::-1] if part in CALLS)
+        coordinator.calls.append(call)
+        coordinator.headers.append((call, dict(self.headers)))
+        if coordinator.faults[call]:
+            coordinator.faults[call].pop(0)(self)
+            return
+        _, code, kind, answer = coordinator.answer(self.command, self.path, self.headers, body)
+        self.respond(code, kind, answer)
+
+    def respond(self, code, kind, body, headers=None):
+        self.send_response(code)
+        for name, value in (headers or {}).items():
+            self.send_header(name.replace("_", "-"), value)
+        if code != 204:
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+for method in ("GET", "POST", "PUT"):
+    setattr(Handler, f"do_{method}", Handler.handle_any)
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+    coordinator: Coordinator
+
+    def handle_error(self, request, client_address):
+        if not isinstance(sys.exc_info()[1], ConnectionError):  # a device that hangs up early is no news
+            super().handle_error(request, client_address)
+
+
+@contextmanager
+def serving():
+    """A coordinator that answers at its `url`."""
+    with Server(("127.0.0.1", 0), Handler) as server:
+        server.coordinator = Coordinator()
+        server.coordinator.url = f"http://127.0.0.1:{server.server_port}"
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server.coordinator
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def report_of(examples):
+    """What a device with these examples must report."""
+    return linear.reference(linear.PARAMS, examples, linear.PLACE).astype(np.float32)

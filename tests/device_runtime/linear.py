@@ -1,0 +1,143 @@
+"""Linear regression by hand: a two-pass plan in ONNX, and the same arithmetic in NumPy."""
+
+import numpy as np
+from onnx import TensorProto, helper
+
+from fedcore.batching import Loop, Place, batches
+from fedcore.params import ParamSchema, TensorSpec, VectorSpec
+from fedcore.plan import BlobRef, ExampleSpec, Field, PassPlan, Plan
+from fedcore.report import ReportLayout, Segment
+
+D = 3
+LEARNING_RATE = 0.1
+FLOAT = TensorProto.FLOAT
+METRICS = ("examples", "loss")
+VECTOR = ("broadcast.params", FLOAT, [D])
+BATCH = [("example.x", FLOAT, ["B", D]), ("example.y", FLOAT, ["B"]), ("mask", FLOAT, ["B"])]
+TRAIN, SWEEP = Loop(batch_size=4, epochs=2), Loop(batch_size=4, shuffle=False)
+
+
+def graph(nodes, inputs, outputs, constants=()):
+    """ONNX bytes. `nodes` are (operator, inputs, output) or (operator, inputs, output, attributes)."""
+    made = [helper.make_node(kind, ins, [out], **(rest[0] if rest else {})) for kind, ins, out, *rest in nodes]
+    proto = helper.make_graph(
+        made,
+        "graph",
+        [helper.make_tensor_value_info(*value) for value in inputs],
+        [helper.make_tensor_value_info(*value) for value in outputs],
+        [helper.make_tensor(name, kind, [len(values)], values) for name, kind, values in constants],
+    )
+    model = helper.make_model(proto, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    return model.SerializeToString()
+
+
+def gradient_nodes(params):
+    """The summed gradient of half the squared error at `params`, and [examples, loss] sums."""
+    return [
+        ("MatMul", ["example.x", params], "predicted"),
+        ("Sub", ["predicted", "example.y"], "error"),
+        ("Mul", ["error", "mask"], "masked"),
+        ("MatMul", ["masked", "example.x"], "gradient"),
+        ("ReduceSum", ["mask"], "n", {"keepdims": 1}),
+        ("Mul", ["masked", "masked"], "square"),
+        ("ReduceSum", ["square"], "squares", {"keepdims": 1}),
+        ("Mul", ["squares", "half"], "loss"),
+        ("Concat", ["n", "loss"], "metrics", {"axis": 0}),
+    ]
+
+
+def graphs():
+    """The five graphs of the plan."""
+    half, rate = ("half", FLOAT, [0.5]), ("rate", FLOAT, [LEARNING_RATE])
+    metrics = ("metrics", FLOAT, [2])
+    move = [
+        ("Div", ["gradient", "n"], "mean"),
+        ("Mul", ["mean", "rate"], "move"),
+        ("Sub", ["carry.params", "move"], "next.params"),
+    ]
+    add = [("Add", ["carry.gradient_sum", "gradient"], "next.gradient_sum")]
+    difference = ("Sub", ["train.carry.params", "broadcast.params"], "delta")
+    last = ("Identity", ["sweep.carry.gradient_sum"], "gradient")
+    carries = [("train.carry.params", FLOAT, [D]), ("sweep.carry.gradient_sum", FLOAT, [D])]
+    return {
+        "train.begin": graph(
+            [("Identity", ["broadcast.params"], "next.params")], [VECTOR], [("next.params", FLOAT, [D])]
+        ),
+        "train.step": graph(
+            gradient_nodes("carry.params") + move,
+            [("carry.params", FLOAT, [D]), VECTOR, *BATCH],
+            [("next.params", FLOAT, [D]), metrics],
+            [half, rate],
+        ),
+        "sweep.begin": graph(
+            [("Sub", ["broadcast.params", "broadcast.params"], "next.gradient_sum")],
+            [VECTOR],
+            [("next.gradient_sum", FLOAT, [D])],
+        ),
+        "sweep.step": graph(
+            gradient_nodes("broadcast.params") + add,
+            [("carry.gradient_sum", FLOAT, [D]), VECTOR, *BATCH],
+            [("next.gradient_sum", FLOAT, [D]), metrics],
+            [half],
+        ),
+        "report": graph([difference, last], [VECTOR, *carries], [("delta", FLOAT, [D]), ("gradient", FLOAT, [D])]),
+    }
+
+
+def plan(blobs=None, *, fmt="onnx", train=TRAIN, fields=None):
+    """The plan whose graphs are `blobs`."""
+    blobs = graphs() if blobs is None else blobs
+    return Plan(
+        name="linear",
+        schema=ParamSchema((TensorSpec("w", (D,)),)),
+        broadcast=(VectorSpec("params", D),),
+        examples=ExampleSpec(fields or (Field("x", "float32", (D,)), Field("y", "float32"))),
+        passes=(
+            PassPlan("train", train, (VectorSpec("params", D),), METRICS),
+            PassPlan("sweep", SWEEP, (VectorSpec("gradient_sum", D),), METRICS),
+        ),
+        report=ReportLayout(
+            (
+                Segment("delta", D, "mean"),
+                Segment("gradient", D, "mean"),
+                Segment("weight", 1, "sum"),
+                Segment("train.metrics", 2, "sum", METRICS),
+                Segment("sweep.metrics", 2, "sum", METRICS),
+            ),
+            "examples",
+        ),
+        graphs={fmt: {name: BlobRef.of(blob) for name, blob in blobs.items()}},
+    )
+
+
+def examples(n, seed=0):
+    """`n` noisy examples of a known line."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, D)).astype(np.float32)
+    y = (x @ np.array([1.0, -2.0, 0.5]) + rng.normal(scale=0.1, size=n)).astype(np.float32)
+    return {"x": x, "y": y}
+
+
+def reference(params, data, place, train=TRAIN):
+    """The report in float64, batch by batch, without padding."""
+    x, y = data["x"].astype(np.float64), data["y"].astype(np.float64)
+
+    def gradient(w, indices, mask):
+        real = indices[mask == 1]
+        error = x[real] @ w - y[real]
+        return error @ x[real], np.array([len(real), 0.5 * (error**2).sum()])
+
+    w, trained, swept = params.astype(np.float64), np.zeros(2), np.zeros(2)
+    for indices, mask in batches(train, len(x), place, 0):
+        g, sums = gradient(w, indices, mask)
+        w, trained = w - LEARNING_RATE * g / sums[0], trained + sums
+    total = np.zeros(D)
+    for indices, mask in batches(SWEEP, len(x), place, 1):
+        g, sums = gradient(params.astype(np.float64), indices, mask)
+        total, swept = total + g, swept + sums
+    n = len(x)
+    return np.concatenate([n * (w - params), n * total, [n], trained, swept])
+
+
+PARAMS = np.array([0.3, 0.2, -0.1], np.float32)
+PLACE = Place(seed=7, round=2, slot=3)

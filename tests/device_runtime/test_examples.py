@@ -1,0 +1,190 @@
+import sqlite3
+
+import msgspec
+import numpy as np
+import pytest
+
+from device_runtime.errors import ExamplesError
+from device_runtime.examples import ExampleStore, NpzFile, open_examples
+from fedcore.plan import ExampleSpec, Field
+
+SPEC = ExampleSpec((Field("x", "float32", (2, 3)), Field("y", "int64", (), 10), Field("b", "uint8", (4,))))
+
+
+def arrays(n=5):
+    rng = np.random.default_rng(1)
+    return {
+        "x": rng.normal(size=(n, 2, 3)).astype(np.float32),
+        "y": rng.integers(0, 10, n),
+        "b": rng.integers(0, 256, (n, 4)).astype(np.uint8),
+    }
+
+
+def rows(columns):
+    return [{name: column[i] for name, column in columns.items()} for i in range(len(columns["y"]))]
+
+
+@pytest.fixture(params=["npz", "store"])
+def source_of(request, tmp_path):
+    """Put columns on disk in either form and open what is there."""
+
+    def make(columns):
+        path = tmp_path / "examples"
+        if request.param == "npz":
+            with path.open("wb") as file:
+                np.savez(file, **columns)
+        else:
+            ExampleStore(path).append(rows(columns))
+        return open_examples(path)
+
+    return make
+
+
+def refused(source, spec=SPEC):
+    with pytest.raises(ExamplesError) as caught:
+        source.load(spec)
+    return caught.value
+
+
+def test_both_sources_return_exactly_what_was_put_in(source_of):
+    source = source_of(arrays())
+    loaded = source.load(SPEC)
+    assert list(loaded) == ["x", "y", "b"]
+    for name, column in arrays().items():
+        np.testing.assert_array_equal(loaded[name], column)
+        assert loaded[name].dtype == column.dtype
+    assert source.counts() == {"default": 5}
+    assert (source.count("default"), source.count("other")) == (5, 0)
+
+
+def test_fields_that_the_plan_does_not_name_are_left_alone(source_of):
+    only = ExampleSpec((Field("y", "int64"),))
+    assert list(source_of(arrays()).load(only)) == ["y"]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_non_finite_value_is_refused_with_field_and_index(source_of, bad):
+    columns = arrays()
+    columns["x"][3, 1, 2] = bad
+    error = refused(source_of(columns))
+    assert (error.reason, str(error)) == ("invalid-examples", "field 'x' of example 3 holds an infinity or NaN")
+
+
+@pytest.mark.parametrize("bad", [-1, 10])
+def test_an_integer_out_of_range_is_refused_with_field_and_index(source_of, bad):
+    columns = arrays()
+    columns["y"][2] = bad
+    assert str(refused(source_of(columns))) == "field 'y' of example 2 holds a value outside 0 … 9"
+
+
+@pytest.mark.parametrize(
+    "field",
+    [Field("x", "float32", (3, 2)), Field("x", "float32", (6,)), Field("x", "int32", (2, 3)), Field("y", "int32")],
+)
+def test_another_shape_or_dtype_is_refused_by_name(source_of, field):
+    error = refused(source_of(arrays()), ExampleSpec((field,)))
+    assert error.reason == "invalid-examples"
+    assert field.name in str(error)
+    assert field.dtype in str(error)
+
+
+def test_a_missing_field_is_refused_by_name(source_of):
+    error = refused(source_of(arrays()), ExampleSpec((Field("z", "float32"),)))
+    assert error.reason == "invalid-examples"
+    assert "z" in str(error)
+
+
+def test_an_unknown_collection_has_too_few_examples(source_of):
+    error = refused(source_of(arrays()), ExampleSpec(SPEC.fields, "photos"))
+    assert error.reason == "too-few-examples"
+    assert "photos" in str(error)
+
+
+def test_no_examples_are_too_few(source_of):
+    assert refused(source_of(arrays(0))).reason == "too-few-examples"
+
+
+def test_fields_of_different_lengths_are_refused(tmp_path):
+    np.savez(tmp_path / "e.npz", **arrays() | {"y": np.zeros(4, np.int64)})
+    source = open_examples(tmp_path / "e.npz")
+    assert source.counts() == {"default": 4}
+    assert "differ in their number" in str(refused(source))
+
+
+def test_pickled_objects_are_never_loaded(tmp_path):
+    np.savez(tmp_path / "e.npz", **arrays() | {"y": np.array([{}] * 5, object)}, allow_pickle=True)
+    assert refused(open_examples(tmp_path / "e.npz")).reason == "invalid-examples"
+
+
+def test_counting_reads_headers_alone(tmp_path, monkeypatch):
+    np.savez(tmp_path / "e.npz", **arrays())
+    monkeypatch.delattr(np.lib.format, "read_array")
+    assert NpzFile(tmp_path / "e.npz").counts() == {"default": 5}
+
+
+@pytest.mark.parametrize("cut", [100, 400, 700])
+def test_a_truncated_file_is_refused(tmp_path, cut):
+    np.savez(tmp_path / "whole.npz", **arrays())
+    (tmp_path / "e.npz").write_bytes((tmp_path / "whole.npz").read_bytes()[:cut])
+    assert refused(open_examples(tmp_path / "e.npz")).reason == "invalid-examples"
+
+
+@pytest.mark.parametrize("place", [20, 3900])
+def test_a_damaged_store_is_refused(tmp_path, place):
+    store = ExampleStore(tmp_path / "e.db")
+    store.append(rows(arrays()))
+    data = bytearray((tmp_path / "e.db").read_bytes())
+    data[place : place + 40] = b"\xff" * 40
+    (tmp_path / "e.db").write_bytes(data)
+    assert refused(open_examples(tmp_path / "e.db")).reason == "invalid-examples"
+
+
+@pytest.mark.parametrize("content", [None, b"", b"hello, world, these are words"])
+def test_what_is_no_source_is_named(tmp_path, content):
+    if content is not None:
+        (tmp_path / "e").write_bytes(content)
+    with pytest.raises(ExamplesError, match=r"/e "):
+        open_examples(tmp_path / "e")
+
+
+def test_another_applications_database_is_refused(tmp_path):
+    connection = sqlite3.connect(tmp_path / "e.db")
+    connection.execute("CREATE TABLE examples (id, collection, fields)")
+    connection.close()
+    assert "not an example store" in str(refused(open_examples(tmp_path / "e.db")))
+    with pytest.raises(ExamplesError, match="not an example store"):
+        ExampleStore(tmp_path / "e.db").append(rows(arrays()))
+
+
+def test_an_app_appends_to_several_collections(tmp_path):
+    store = ExampleStore(tmp_path / "e.db")
+    store.append(rows(arrays(2)))
+    store.append(rows(arrays(3)), "photos")
+    store.append(rows(arrays(1)))
+    assert open_examples(tmp_path / "e.db").counts() == {"default": 3, "photos": 3}
+    np.testing.assert_array_equal(store.load(SPEC)["y"], np.concatenate([arrays(2)["y"], arrays(1)["y"]]))
+
+
+def test_an_append_adds_all_or_nothing(tmp_path):
+    store = ExampleStore(tmp_path / "e.db")
+    store.append(rows(arrays(2)))
+    with pytest.raises(TypeError):
+        store.append([*rows(arrays(2)), {"x": object()}])
+    assert store.counts() == {"default": 2}
+
+
+def test_big_endian_arrays_are_stored_little_endian(tmp_path):
+    store = ExampleStore(tmp_path / "e.db")
+    store.append([{"y": np.array(7, ">i8")}])
+    assert store.load(ExampleSpec((Field("y", "int64"),)))["y"].tolist() == [7]
+
+
+def test_a_row_that_is_not_ours_is_named_by_its_index(tmp_path):
+    store = ExampleStore(tmp_path / "e.db")
+    store.append(rows(arrays(2)))
+    with sqlite3.connect(tmp_path / "e.db") as connection:
+        connection.execute(
+            "INSERT INTO examples (collection, fields) VALUES ('default', ?)", (msgspec.msgpack.encode(3),)
+        )
+    connection.close()
+    assert "example 2" in str(refused(store))

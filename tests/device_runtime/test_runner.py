@@ -1,0 +1,124 @@
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from device_runtime.backends.onnxruntime import OnnxRuntime
+from device_runtime.errors import DeadlinePassed, NonFiniteReport, PlanRefused
+from device_runtime.runner import execute
+from fedcore.batching import Loop
+from fedcore.report import ReportLayout, Segment
+from tests.device_runtime import linear
+
+
+def load(blobs):
+    return {name: OnnxRuntime().load(blob, name) for name, blob in blobs.items()}
+
+
+def run(plan, data, **more):
+    return execute(plan, load(linear.graphs()), {"params": linear.PARAMS}, data, linear.PLACE, **more)
+
+
+@pytest.mark.parametrize("n", [1, 4, 7, 30])
+def test_report_equals_plain_numpy_also_with_a_padded_last_batch(n):
+    data = linear.examples(n)
+    result = run(linear.plan(), data)
+    expected = linear.reference(linear.PARAMS, data, linear.PLACE)
+    np.testing.assert_allclose(result.report, expected, rtol=2e-6, atol=1e-5)
+    assert result.report.dtype == np.float32
+    assert (result.examples, result.steps) == (n, 3 * -(-n // 4))
+
+
+def test_a_step_limit_ends_a_pass_and_leaves_the_weight():
+    train = Loop(batch_size=4, epochs=3, steps=2)
+    data = linear.examples(10)
+    result = run(linear.plan(train=train), data)
+    expected = linear.reference(linear.PARAMS, data, linear.PLACE, train)
+    np.testing.assert_allclose(result.report, expected, rtol=2e-6, atol=1e-5)
+    assert result.steps == 2 + 3
+
+
+def test_the_same_work_gives_the_same_bytes_and_another_place_another_order():
+    data = linear.examples(10)
+    first, again = run(linear.plan(), data), run(linear.plan(), data)
+    assert first.report.tobytes() == again.report.tobytes()
+    elsewhere = execute(
+        linear.plan(), load(linear.graphs()), {"params": linear.PARAMS}, data, replace(linear.PLACE, slot=4)
+    )
+    assert elsewhere.report[: linear.D].tobytes() != first.report[: linear.D].tobytes()
+
+
+def test_executables_serve_a_second_run_with_other_data():
+    graphs = load(linear.graphs())
+    for seed, n in ((1, 9), (2, 5)):
+        data = linear.examples(n, seed)
+        result = execute(linear.plan(), graphs, {"params": linear.PARAMS}, data, linear.PLACE)
+        expected = linear.reference(linear.PARAMS, data, linear.PLACE)
+        np.testing.assert_allclose(result.report, expected, rtol=2e-6, atol=1e-5)
+
+
+class Watched:
+    """An executable that notes whether what it writes overlaps what it reads."""
+
+    def __init__(self, inner):
+        self.inner, self.calls = inner, []
+
+    def run(self, inputs, outputs):
+        self.calls.append(any(np.shares_memory(i, o) for i in inputs.values() for o in outputs.values()))
+        self.inner.run(inputs, outputs)
+
+
+def test_no_graph_ever_writes_into_what_it_reads():
+    graphs = {name: Watched(one) for name, one in load(linear.graphs()).items()}
+    execute(linear.plan(), graphs, {"params": linear.PARAMS}, linear.examples(10), linear.PLACE)
+    assert {name: len(one.calls) for name, one in graphs.items()} == {
+        "train.begin": 1,
+        "train.step": 6,
+        "sweep.begin": 1,
+        "sweep.step": 3,
+        "report": 1,
+    }
+    assert not any(any(one.calls) for one in graphs.values())
+
+
+def test_the_broadcast_and_the_examples_are_left_as_they_were():
+    data, params = linear.examples(6), linear.PARAMS.copy()
+    execute(linear.plan(), load(linear.graphs()), {"params": params}, data, linear.PLACE)
+    np.testing.assert_array_equal(params, linear.PARAMS)
+    np.testing.assert_array_equal(data["x"], linear.examples(6)["x"])
+
+
+def test_a_deadline_stops_between_steps():
+    asked = iter([True, True, False])
+    with pytest.raises(DeadlinePassed, match="'train' after 2 steps"):
+        run(linear.plan(), linear.examples(20), keep_going=lambda: next(asked))
+
+
+def test_divergence_is_named_and_nothing_is_reported():
+    data = linear.examples(6)
+    data["y"] = np.full(6, 3e38, np.float32)
+    with pytest.raises(NonFiniteReport, match="non-finite"):
+        run(linear.plan(), data)
+
+
+def test_a_report_that_the_passes_cannot_fill_is_refused():
+    plan = linear.plan()
+    layout = ReportLayout((Segment("weight", 1, "sum"), Segment("other.metrics", 2, "sum")), "uniform")
+    with pytest.raises(PlanRefused, match=r"other\.metrics"):
+        run(replace(plan, report=layout), linear.examples(4))
+
+
+def test_a_mean_segment_that_the_report_graph_lacks_is_refused():
+    layout = ReportLayout((Segment("weight", 1, "sum"), Segment("hessian", 3, "mean")), "uniform")
+    with pytest.raises(PlanRefused, match=r"'report'.*hessian"):
+        run(replace(linear.plan(), report=layout), linear.examples(4))
+
+
+def test_a_plan_that_asks_for_impossible_memory_is_refused():
+    with pytest.raises(PlanRefused, match="buffer"):
+        run(linear.plan(train=Loop(batch_size=1 << 60)), linear.examples(4))
+
+
+def test_a_plan_without_example_fields_is_refused():
+    plan = replace(linear.plan(), examples=replace(linear.plan().examples, fields=()))
+    with pytest.raises(PlanRefused, match="no example field"):
+        run(plan, {})

@@ -1,0 +1,321 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+
+from device_runtime.examples import ExampleStore
+from device_runtime.session import DeviceConfig, default_window, run_forever, run_session
+from device_runtime.state import only_session
+from fedcore.plan import Field
+from fedcore.wire.messages import Rejected, RetryWindow, encode
+from tests.device_runtime import linear
+from tests.device_runtime.coordinator import WINDOW, answer, cut, hang_up, refusal, report_of, status
+
+
+def aborted(coordinator, outcome, reason):
+    """The device gave up for `reason`, and the coordinator heard the same."""
+    assert (outcome.outcome, outcome.reason) == ("aborted", reason)
+    assert [(abort.reason, abort.detail) for abort in coordinator.aborts] == [(reason, outcome.detail)]
+    assert coordinator.reports == []
+    return outcome.detail
+
+
+def test_a_session_reports_once_what_numpy_computes(coordinator, config, examples):
+    outcome = run_session(config)
+    assert coordinator.calls[:2] == ["check-in", "assignment"]
+    assert set(coordinator.calls[2:-1]) == {"blob"}
+    assert coordinator.calls[-1] == "report"
+    np.testing.assert_allclose(coordinator.reports[0], report_of(examples), rtol=2e-6, atol=1e-5)
+    assert (outcome.outcome, outcome.reason, outcome.retryable) == ("reported", "", None)
+    assert (outcome.task, outcome.round, outcome.attempt, outcome.slot) == ("t-1", 2, 1, 3)
+    assert (outcome.examples, outcome.steps) == (10, 9)
+    assert outcome.bytes_down > coordinator.plan.size + coordinator.checkpoint.size
+    assert outcome.bytes_up > 4 * coordinator.reports[0].size
+    assert 0 < outcome.seconds < 5
+
+
+def test_a_check_in_says_what_the_device_can_and_has(coordinator, config):
+    outcome = run_session(config)
+    (hello,) = coordinator.checkins
+    assert hello.device == outcome.device
+    assert (hello.formats, hello.examples) == (("onnx",), {"default": 10})
+    assert "onnxruntime" in hello.runtime
+
+
+def test_an_outcome_is_json(config):
+    outcome = run_session(config)
+    assert json.loads(msgspec.json.encode(outcome))["outcome"] == "reported"
+
+
+def test_an_example_store_gives_the_same_report_as_an_npz_file(coordinator, config, examples, tmp_path):
+    store = ExampleStore(tmp_path / "examples.db")
+    store.append([{"x": x, "y": y} for x, y in zip(examples["x"], examples["y"], strict=True)])
+    run_session(config)
+    run_session(replace(config, examples=store.path))
+    first, second = coordinator.reports
+    assert first.tobytes() == second.tobytes()
+
+
+def test_plans_and_graphs_are_fetched_once_and_the_device_stays_who_it_is(coordinator, config):
+    first, second = run_session(config), run_session(config)
+    assert coordinator.calls.count("blob") == (1 + 5 + 1) + 1
+    assert first.device == second.device
+    assert second.bytes_down < first.bytes_down
+
+
+def test_a_corrupt_cached_graph_is_fetched_again(coordinator, config):
+    run_session(config)
+    for path in (config.state / "blobs").iterdir():
+        path.write_bytes(path.read_bytes()[:-1])
+    assert run_session(config).outcome == "reported"
+    assert coordinator.reports[0].tobytes() == coordinator.reports[1].tobytes()
+
+
+@pytest.mark.parametrize("call", ["check-in", "assignment", "blob", "report"])
+@pytest.mark.parametrize("fault", [status(503), cut, hang_up])
+def test_two_passing_faults_anywhere_do_not_lose_the_report(coordinator, config, examples, call, fault):
+    coordinator.faults[call] = [fault, fault]
+    assert run_session(config).outcome == "reported"
+    np.testing.assert_allclose(coordinator.reports[-1], report_of(examples), rtol=2e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("call", ["check-in", "assignment"])
+def test_a_rejection_is_passed_on_with_its_window(coordinator, config, call):
+    coordinator.faults[call] = [answer(encode(Rejected("not-selected", WINDOW)))]
+    outcome = run_session(config)
+    assert (outcome.outcome, outcome.reason, outcome.retry) == ("rejected", "not-selected", WINDOW)
+
+
+def test_a_device_without_examples_checks_in_all_the_same_and_gives_up_when_assigned(coordinator, config):
+    np.savez(config.examples, **linear.examples(0))
+    outcome = run_session(config)
+    assert coordinator.checkins[0].examples == {"default": 0}
+    aborted(coordinator, outcome, "too-few-examples")
+    assert outcome.retryable == "permanent"
+
+
+def test_nan_in_the_examples_aborts_with_the_place(coordinator, config, examples):
+    examples["x"][4, 1] = np.nan
+    np.savez(config.examples, **examples)
+    detail = aborted(coordinator, run_session(config), "invalid-examples")
+    assert "'x' of example 4" in detail
+
+
+def test_examples_of_another_shape_abort_by_name(coordinator, config, examples):
+    np.savez(config.examples, x=examples["x"][:, :2], y=examples["y"])
+    detail = aborted(coordinator, run_session(config), "invalid-examples")
+    assert "'x'" in detail
+    assert "[10, 2]" in detail
+
+
+def test_examples_are_checked_before_graphs_and_checkpoint_are_fetched(coordinator, config, examples):
+    np.savez(config.examples, x=examples["x"])
+    aborted(coordinator, run_session(config), "invalid-examples")
+    assert coordinator.calls.count("blob") == 1
+
+
+def test_a_plan_in_a_format_that_this_device_cannot_run_is_refused(coordinator, config):
+    coordinator.offer(linear.plan(fmt="executorch"), linear.graphs(), {"params": linear.PARAMS})
+    outcome = run_session(config)
+    assert "executorch" in aborted(coordinator, outcome, "plan-refused")
+    assert outcome.retryable == "permanent"
+
+
+@pytest.mark.parametrize("plan", [b"{", b'{"version": 99}', b"\xff"])
+def test_a_plan_that_is_malformed_or_of_another_version_is_refused(coordinator, config, plan):
+    coordinator.offer(plan, {}, {"params": linear.PARAMS})
+    assert "plan" in aborted(coordinator, run_session(config), "plan-refused")
+
+
+@pytest.mark.parametrize("vectors", [{"params": np.zeros(4, np.float32)}, {"other": linear.PARAMS}])
+def test_a_checkpoint_that_is_not_the_plans_is_refused(coordinator, config, vectors):
+    coordinator.offer(linear.plan(), linear.graphs(), vectors)
+    aborted(coordinator, run_session(config), "plan-refused")
+
+
+def test_a_graph_that_cannot_be_loaded_is_refused_by_name(coordinator, config):
+    blobs = linear.graphs() | {"train.step": b"junk"}
+    coordinator.offer(linear.plan(blobs), blobs, {"params": linear.PARAMS})
+    assert "'train.step'" in aborted(coordinator, run_session(config), "plan-refused")
+
+
+def test_a_graph_that_wants_an_input_nobody_has_is_refused_by_name(coordinator, config):
+    blobs = linear.graphs()
+    blobs["train.begin"] = blobs["sweep.step"]
+    coordinator.offer(linear.plan(blobs), blobs, {"params": linear.PARAMS})
+    detail = aborted(coordinator, run_session(config), "plan-refused")
+    assert "'train.begin' wants inputs" in detail
+
+
+def test_a_graph_that_does_not_fit_the_examples_fails_and_says_so(coordinator, config):
+    plan = linear.plan(fields=(Field("x", "float32", (2,)), Field("y", "float32")))
+    coordinator.offer(plan, linear.graphs(), {"params": linear.PARAMS})
+    np.savez(config.examples, x=np.zeros((3, 2), np.float32), y=np.zeros(3, np.float32))
+    aborted(coordinator, run_session(config), "runtime-failed")
+
+
+def test_divergence_aborts_and_uploads_nothing(coordinator, config, examples):
+    np.savez(config.examples, x=examples["x"] * np.float32(1e30), y=examples["y"])
+    outcome = run_session(config)
+    aborted(coordinator, outcome, "non-finite-report")
+    assert outcome.retryable == "transient"
+
+
+def test_a_deadline_that_passed_stops_the_work(coordinator, config):
+    coordinator.report_within_s = 0.0
+    assert "too late" in aborted(coordinator, run_session(config), "runtime-failed")
+
+
+def test_wrong_bytes_for_a_digest_are_not_used(coordinator, config):
+    coordinator.blobs[coordinator.checkpoint.sha256] = b"x" * coordinator.checkpoint.size
+    outcome = run_session(config)
+    assert (outcome.outcome, outcome.reason, outcome.retryable) == ("failed", "bad-answer", "transient")
+    assert [abort.reason for abort in coordinator.aborts] == ["runtime-failed"]
+    assert coordinator.reports == []
+
+
+def test_a_blob_that_never_arrives_whole_ends_in_an_abort(coordinator, config):
+    coordinator.faults["blob"] = [cut] * 4
+    outcome = run_session(config)
+    assert (outcome.outcome, outcome.reason) == ("failed", "unreachable")
+    assert [abort.reason for abort in coordinator.aborts] == ["runtime-failed"]
+
+
+def test_a_report_that_is_no_longer_needed_is_no_failure(coordinator, config):
+    window = RetryWindow(1.0, 2.0)
+    coordinator.faults["report"] = [refusal("no-longer-needed", retry=window)]
+    outcome = run_session(config)
+    assert (outcome.outcome, outcome.reason, outcome.retry) == ("not-needed", "no-longer-needed", window)
+    assert outcome.steps == 9
+    assert coordinator.aborts == []
+
+
+def test_a_conflicting_report_is_a_failure_and_is_not_sent_again(coordinator, config):
+    coordinator.faults["report"] = [refusal("conflicting-report")]
+    outcome = run_session(config)
+    assert (outcome.outcome, outcome.reason) == ("failed", "conflicting-report")
+    assert coordinator.calls.count("report") == 1
+    assert coordinator.aborts == []
+
+
+def test_an_invalid_report_frees_the_slot(coordinator, config):
+    coordinator.faults["report"] = [refusal("invalid-report")]
+    assert run_session(config).retryable == "permanent"
+    assert [abort.reason for abort in coordinator.aborts] == ["runtime-failed"]
+
+
+def test_an_abort_that_does_not_arrive_leaves_the_first_failure_in_the_outcome(coordinator, config):
+    coordinator.offer(b"{", {}, {"params": linear.PARAMS})
+    coordinator.faults["abort"] = [status(500)]
+    outcome = run_session(config)
+    assert (outcome.outcome, outcome.reason) == ("aborted", "plan-refused")
+
+
+@pytest.mark.parametrize(
+    ("body", "part"),
+    [(b"{nonsense", "malformed"), (b'{"outcome":"assigned","version":2}', ""), (b"[]", "")],
+)
+def test_garbage_in_place_of_an_assignment_fails_for_hours(coordinator, config, body, part):
+    coordinator.faults["assignment"] = [answer(body)]
+    outcome = run_session(config)
+    assert (outcome.outcome, outcome.reason, outcome.retryable) == ("failed", "bad-answer", "permanent")
+    assert part in outcome.detail
+
+
+def test_an_assignment_of_an_unknown_version_is_refused(coordinator, config):
+    newer = msgspec.structs.replace(coordinator.assignment(), version=2)
+    coordinator.faults["assignment"] = [answer(encode(newer))]
+    assert "version 2" in run_session(config).detail
+
+
+@pytest.mark.parametrize(
+    ("change", "reason", "retryable"),
+    [
+        ({"coordinator": "http://127.0.0.1:9"}, "unreachable", "transient"),
+        ({"coordinator": "nonsense"}, "bad-configuration", "permanent"),
+        ({"backend": "abacus"}, "bad-configuration", "permanent"),
+        ({"population": "toasters"}, "unknown-resource", "permanent"),
+    ],
+)
+def test_what_fails_before_an_assignment_is_in_the_outcome(config, change, reason, retryable):
+    outcome = run_session(replace(config, **change))
+    assert (outcome.outcome, outcome.reason, outcome.retryable) == ("failed", reason, retryable)
+    assert outcome.detail
+
+
+def test_missing_examples_are_in_the_outcome(config):
+    config.examples.unlink()
+    outcome = run_session(config)
+    assert (outcome.outcome, outcome.reason) == ("failed", "invalid-examples")
+
+
+def test_a_second_session_in_the_same_state_folder_does_not_start(coordinator, config):
+    with only_session(config.state):
+        outcome = run_session(config)
+    assert (outcome.outcome, outcome.reason, outcome.retryable) == ("failed", "state-in-use", "transient")
+    assert coordinator.calls == []
+
+
+def test_killing_a_device_at_work_leaves_a_state_that_the_next_one_uses(coordinator, config, examples):
+    coordinator.faults["report"] = [lambda handler: os.kill(device.pid, signal.SIGKILL)]
+    code = (
+        "import sys, pathlib; from device_runtime.session import *\n"
+        f"run_session(DeviceConfig(coordinator={config.coordinator!r}, population='phones',"
+        f" examples=pathlib.Path({str(config.examples)!r}), state=pathlib.Path({str(config.state)!r})))"
+    )
+    device = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert device.wait(30) == -signal.SIGKILL
+    (config.state / "blobs" / "tmpabc.partial").write_bytes(b"ha")
+    outcome = run_session(config)
+    assert outcome.outcome == "reported"
+    assert {hello.device for hello in coordinator.checkins} == {outcome.device}
+    assert coordinator.calls.count("blob") == 7 + 1
+    assert not list(config.state.glob("**/*.partial"))
+
+
+class Enough(Exception):
+    """Ends a loop that runs for ever."""
+
+
+def waits(config, sessions):
+    """The outcomes and the sleeps of so many sessions."""
+    outcomes, slept = [], []
+
+    def sleep(seconds):
+        slept.append(seconds)
+        if len(slept) == sessions:
+            raise Enough
+
+    with pytest.raises(Enough):
+        run_forever(config, outcomes.append, sleep=sleep)
+    return outcomes, slept
+
+
+def test_a_device_comes_back_in_the_window_it_was_told(coordinator, config):
+    coordinator.faults["check-in"] = [answer(encode(Rejected("no-task", WINDOW)))] * 3
+    outcomes, slept = waits(config, 4)
+    assert [outcome.outcome for outcome in outcomes] == ["rejected"] * 3 + ["reported"]
+    assert all(WINDOW.min_s <= seconds <= WINDOW.max_s for seconds in slept[:3])
+    assert len(set(slept)) == 4
+    assert slept[3] <= 2
+
+
+def test_a_transient_error_costs_minutes_and_a_permanent_one_hours(coordinator, config):
+    coordinator.faults["check-in"] = [refusal("internal"), refusal("malformed-message")]
+    outcomes, slept = waits(config, 2)
+    assert [outcome.retryable for outcome in outcomes] == ["transient", "permanent"]
+    assert 60 <= slept[0] <= 300
+    assert 7200 <= slept[1] <= 21600
+    assert default_window(outcomes[1]).min_s == 7200
+
+
+def test_only_values_make_a_configuration(config):
+    with pytest.raises(AttributeError):
+        config.wait_s = 1.0
+    assert DeviceConfig(coordinator="c", population="p", examples=config.examples, state=config.state).wait_s == 30.0

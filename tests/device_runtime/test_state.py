@@ -1,0 +1,97 @@
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from device_runtime.cache import BlobCache
+from device_runtime.errors import StateError, StateInUse
+from device_runtime.identity import device_id
+from device_runtime.state import only_session, write_whole
+from fedcore.plan import BlobRef
+
+BLOB = b"a graph"
+REF = BlobRef.of(BLOB)
+
+
+def test_a_device_keeps_its_random_id(tmp_path):
+    first = device_id(tmp_path / "one")
+    assert len(bytes.fromhex(first)) == 16
+    assert device_id(tmp_path / "one") == first != device_id(tmp_path / "two")
+
+
+@pytest.mark.parametrize("damage", [b"", b"\xff\xfe", b"me"])
+def test_a_damaged_id_is_replaced_for_good(tmp_path, damage):
+    (tmp_path / "device-id").write_bytes(damage)
+    assert device_id(tmp_path) == device_id(tmp_path)
+    assert len(device_id(tmp_path)) == 32
+
+
+def never(ref):
+    raise AssertionError("fetched although cached")
+
+
+def test_a_blob_is_fetched_once(tmp_path):
+    assert BlobCache(tmp_path).get(REF, lambda ref: BLOB) == BLOB
+    assert BlobCache(tmp_path).get(REF, never) == BLOB
+
+
+@pytest.mark.parametrize("damage", [b"", b"a grapf", b"a graph and more"])
+def test_a_corrupt_cache_entry_is_fetched_again(tmp_path, damage):
+    BlobCache(tmp_path).get(REF, lambda ref: BLOB)
+    (tmp_path / REF.sha256).write_bytes(damage)
+    assert BlobCache(tmp_path).get(REF, lambda ref: BLOB) == BLOB
+    assert BlobCache(tmp_path).get(REF, never) == BLOB
+
+
+def test_what_a_killed_process_left_half_written_is_swept_away(tmp_path):
+    (tmp_path / "tmp123.partial").write_bytes(b"hal")
+    BlobCache(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+    write_whole(tmp_path / "file", b"old")
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(StateError, match="disk full"):
+        write_whole(tmp_path / "file", b"new")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_bytes() == b"old"
+
+
+def test_a_digest_that_is_no_file_name_reads_nothing(tmp_path):
+    with pytest.raises(StateError):
+        BlobCache(tmp_path).get(BlobRef("\0", 1), never)
+
+
+def test_two_sessions_cannot_share_a_state_folder(tmp_path):
+    with only_session(tmp_path), pytest.raises(StateInUse, match="a folder of its own"), only_session(tmp_path):
+        pass
+    with only_session(tmp_path):
+        pass
+
+
+def test_a_state_folder_that_cannot_be_is_named(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StateError, match="file"), only_session(tmp_path / "file"):
+        pass
+
+
+def test_killing_the_holder_frees_the_state_folder(tmp_path):
+    code = (
+        "import sys, time, pathlib; from device_runtime.state import only_session\n"
+        f"with only_session(pathlib.Path({str(tmp_path)!r})): print('held', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(StateInUse), only_session(tmp_path):
+            pass
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+    with only_session(tmp_path):
+        pass

@@ -1,0 +1,175 @@
+import httpx2
+import numpy as np
+import pytest
+
+from device_runtime.errors import BadAnswer, ConfigError, Refused, Unreachable
+from device_runtime.transport import Transport
+from fedcore import checkpoint
+from fedcore.plan import BlobRef
+from fedcore.wire.messages import Abort, Accepted, CheckIn, RetryWindow
+from tests.device_runtime.coordinator import answer, cut, hang_up, refusal, status
+
+HELLO = CheckIn(device="0" * 32, runtime="test", formats=("onnx",), examples={"default": 10})
+
+
+class Pauses(list):
+    """A clock that notes how long one would have slept."""
+
+    def __call__(self, seconds):
+        self.append(seconds)
+
+
+@pytest.fixture
+def pauses():
+    return Pauses()
+
+
+@pytest.fixture
+def transport(coordinator, pauses):
+    with Transport(httpx2.Client(base_url=coordinator.url), sleep=pauses) as made:
+        yield made
+
+
+def test_a_busy_coordinator_is_asked_again_later_and_later(coordinator, transport, pauses):
+    coordinator.faults["check-in"] = [status(503), status(429)]
+    assert transport.check_in("phones", HELLO) == Accepted("s-1")
+    assert coordinator.calls == ["check-in"] * 3
+    assert 0.25 <= pauses[0] <= 0.5 <= pauses[1] <= 1.0
+
+
+def test_retry_after_is_honoured(coordinator, transport, pauses):
+    coordinator.faults["check-in"] = [status(503, Retry_After="7")]
+    transport.check_in("phones", HELLO)
+    assert pauses == [7.0]
+
+
+def test_a_retry_after_of_minutes_ends_the_session_instead(coordinator, transport, pauses):
+    coordinator.faults["check-in"] = [status(503, Retry_After="600")]
+    with pytest.raises(Refused) as caught:
+        transport.check_in("phones", HELLO)
+    assert not caught.value.permanent
+    assert (pauses, coordinator.calls) == ([], ["check-in"])
+
+
+@pytest.mark.parametrize("fault", [cut, hang_up])
+def test_a_broken_connection_is_tried_again(coordinator, transport, fault):
+    coordinator.faults["check-in"] = [fault]
+    assert transport.check_in("phones", HELLO) == Accepted("s-1")
+
+
+def test_three_retries_are_all_there_are_in_an_assignment(coordinator, transport):
+    given = transport.await_assignment("s-1", 5)
+    coordinator.faults["blob"] = [cut, cut]
+    transport.blob(given.plan)
+    coordinator.faults["blob"] = [cut, cut]
+    with pytest.raises(Unreachable, match="blobs"):
+        transport.blob(given.checkpoint)
+    assert coordinator.calls.count("blob") == 5
+
+
+def test_an_assignment_starts_with_fresh_retries(coordinator, transport):
+    coordinator.faults["check-in"] = [hang_up] * 3
+    transport.check_in("phones", HELLO)
+    given = transport.await_assignment("s-1", 5)
+    coordinator.faults["blob"] = [hang_up] * 3
+    transport.blob(given.plan)
+
+
+def test_a_problem_keeps_its_slug_detail_and_window_and_is_not_repeated(coordinator, transport):
+    coordinator.faults["report"] = [refusal("no-longer-needed", "the goal is met", RetryWindow(3, 4))]
+    with pytest.raises(Refused, match="the goal is met") as caught:
+        transport.report("a-1", b"body")
+    problem = caught.value
+    assert (problem.status, problem.slug, problem.retry) == (410, "no-longer-needed", RetryWindow(3, 4))
+    assert coordinator.calls == ["report"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "permanent"),
+    [
+        (refusal("malformed-message"), True),
+        (refusal("unknown-population"), True),
+        (refusal("too-large"), True),
+        (status(401), True),
+        (status(501), True),
+        (refusal("unknown-session"), False),
+        (refusal("internal"), False),
+        (status(302, Location="/login"), False),
+        (status(502), False),
+    ],
+)
+def test_what_time_does_not_mend_is_permanent(coordinator, transport, fault, permanent):
+    coordinator.faults["check-in"] = [fault]
+    with pytest.raises(Refused) as caught:
+        transport.check_in("phones", HELLO)
+    assert caught.value.permanent is permanent
+    assert coordinator.calls == ["check-in"]
+
+
+def test_an_unreadable_problem_is_named_by_its_status(coordinator, transport):
+    coordinator.faults["check-in"] = [lambda handler: handler.respond(409, "application/problem+json", b"{")]
+    with pytest.raises(Refused, match="status 409") as caught:
+        transport.check_in("phones", HELLO)
+    assert caught.value.slug == "http-409"
+
+
+@pytest.mark.parametrize("body", [b"{", b"\xff", b'{"outcome":"maybe"}', b'{"outcome":"accepted"}'])
+def test_garbage_json_is_permanent(coordinator, transport, body):
+    coordinator.faults["check-in"] = [answer(body)]
+    with pytest.raises(BadAnswer) as caught:
+        transport.check_in("phones", HELLO)
+    assert caught.value.permanent
+
+
+def test_a_page_in_place_of_json_is_a_portal_and_passes(coordinator, transport):
+    coordinator.faults["check-in"] = [answer(b"<html>", "text/html")]
+    with pytest.raises(BadAnswer, match="other than JSON") as caught:
+        transport.check_in("phones", HELLO)
+    assert not caught.value.permanent
+
+
+def test_an_endless_answer_is_cut_off(coordinator, transport):
+    coordinator.faults["check-in"] = [answer(b" " * (2 << 20))]
+    with pytest.raises(BadAnswer, match="longer than"):
+        transport.check_in("phones", HELLO)
+
+
+def test_bytes_of_another_digest_are_refused(coordinator, transport):
+    coordinator.faults["blob"] = [answer(b"evil", "application/octet-stream")]
+    with pytest.raises(BadAnswer, match="arrived as"):
+        transport.blob(BlobRef.of(b"good"))
+
+
+def test_body_bytes_are_counted_both_ways_with_failed_attempts(coordinator, transport):
+    coordinator.faults["report"] = [status(503)]
+    body = checkpoint.encode({"report": np.ones(11, np.float32)})
+    transport.report("a-1", body)
+    assert transport.bytes_up == 2 * len(body)
+    receipt_bytes = transport.bytes_down - len(b"no")
+    assert receipt_bytes > 64
+    transport.bytes_down = 0
+    transport.blob(coordinator.plan)
+    assert transport.bytes_down == coordinator.plan.size
+
+
+def test_waiting_for_an_assignment_says_for_how_long(coordinator, transport):
+    assert transport.await_assignment("s-1", 12.4) == coordinator.assignment()
+    assert dict(coordinator.headers)["assignment"]["Prefer"] == "wait=12"
+
+
+def test_an_abort_arrives_with_its_reason(coordinator, transport):
+    transport.abort("a-1", Abort("plan-refused", "no"))
+    assert coordinator.aborts == [Abort("plan-refused", "no")]
+
+
+def test_nobody_listening_is_unreachable_after_three_more_attempts(pauses):
+    with Transport(httpx2.Client(base_url="http://127.0.0.1:9"), sleep=pauses) as transport:
+        with pytest.raises(Unreachable, match="checkins"):
+            transport.check_in("phones", HELLO)
+        assert (len(pauses), transport.bytes_up) == (3, 0)
+
+
+@pytest.mark.parametrize("url", ["nonsense", "ftp://example.org", "http://[::1"])
+def test_what_is_no_url_is_a_fault_of_the_configuration(url):
+    with pytest.raises(ConfigError):
+        Transport.to(url)

@@ -1,0 +1,29 @@
+"""A round as one reads it: one client after the other, float64 sums. The engine must agree with it."""
+
+import numpy as np
+import torch
+
+from export.model import GradientOracle
+from fedcore.batching import Place, batches
+
+
+def reference_round(model, algorithm, state, shards, number, seed):
+    """The next server state (float32 NumPy) after clients `shards`, in slot order."""
+    broadcast = algorithm.broadcast({name: torch.from_numpy(vector) for name, vector in state.items()})
+    total, weights = {}, 0.0
+    for slot, shard in enumerate(shards):
+        carries = {}
+        for index, item in enumerate(algorithm.passes):
+            carry = item.begin(broadcast)
+            for rows, mask in batches(item.loop, len(shard["y"]), Place(seed, number, slot), index):
+                real = rows[mask == 1]  # truly short, where the engine pads and masks
+                batch = {name: torch.from_numpy(array[real]) for name, array in shard.items()}
+                carry = item.step(carry, broadcast, GradientOracle(model, batch, torch.ones(len(real))))
+            carries[item.name] = carry
+        weight = len(shard["y"]) if algorithm.weighting == "examples" else 1.0
+        for name, value in algorithm.report(broadcast, carries).items():
+            total[name] = total.get(name, 0) + weight * value.numpy().astype(np.float64)
+        weights += weight
+    mean = {name: value / weights for name, value in total.items()}
+    wide = {name: vector.astype(np.float64) for name, vector in state.items()}
+    return {name: vector.astype(np.float32) for name, vector in algorithm.update(wide, mean).items()}

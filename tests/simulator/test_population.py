@@ -1,0 +1,89 @@
+"""Populations, partitions and data sets."""
+
+import numpy as np
+import pytest
+
+from simulator import datasets
+from simulator.errors import DatasetError, EngineError
+from simulator.partition import dirichlet
+
+
+def test_dirichlet_gives_every_example_to_exactly_one_client_in_equal_shares():
+    labels = np.repeat(np.arange(10), 37)
+    shards = dirichlet(labels, 23, 0.3, seed=1)
+    assert sorted(np.concatenate(shards).tolist()) == list(range(370))
+    assert {len(shard) for shard in shards} <= {16, 17}
+
+
+def test_a_smaller_alpha_is_less_iid():
+    labels = np.repeat(np.arange(10), 60)
+
+    def largest_share(alpha):
+        return np.mean([np.bincount(labels[shard]).max() / len(shard) for shard in dirichlet(labels, 30, alpha, 0)])
+
+    assert largest_share(0.1) > largest_share(1.0) > largest_share(100.0)
+
+
+def test_digits_are_the_same_for_one_seed():
+    one, two = datasets.load("digits"), datasets.load("digits")
+    assert len(one) == 75
+    assert one.fields["x"].shape == (1797, 1, 8, 8)
+    for name, array in one.fields.items():
+        np.testing.assert_array_equal(array, two.fields[name])
+
+
+def test_held_out_users_are_whole_users_and_never_train():
+    population = datasets.load("digits")
+    train, test = population.split(0.2, seed=0)
+    assert len(train) == 60
+    assert len(test) == 15
+    assert not set(train.clients) & set(test.clients)
+    assert sum(train.sizes) + sum(test.sizes) == 1797
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 60])
+def test_as_many_training_users_as_asked_for(count):
+    train, test = datasets.users("digits", None, count)
+    assert len(train) == count
+    assert len(test) >= 1
+
+
+def test_cohorts_follow_seed_and_round_and_hold_nobody_twice():
+    population = datasets.load("digits")
+    cohort = population.sample(20, seed=3, round_number=5)
+    assert len(set(cohort)) == 20
+    assert cohort == population.sample(20, seed=3, round_number=5)
+    assert cohort != population.sample(20, seed=3, round_number=6)
+    with pytest.raises(EngineError, match="cohort of 76 cannot be drawn from 75"):
+        population.sample(76, 0, 1)
+
+
+def test_wisdm_has_28_real_users_and_no_missing_values(data):
+    population = datasets.load("wisdm", data)
+    assert len(population) == 28
+    assert population.sizes.sum() == 4357
+    assert (population.sizes.min(), population.sizes.max()) == (64, 273)
+    assert np.isfinite(population.fields["x"]).all()
+    assert set(np.unique(population.fields["y"])) == set(range(6))
+
+
+def test_mnist_is_partitioned_over_as_many_clients_as_asked(data):
+    population = datasets.load("mnist_10k", data, 40)
+    assert len(population) == 40
+    assert population.fields["x"].shape == (10_000, 1, 28, 28)
+    assert population.fields["x"].max() == 1
+
+
+def test_unknown_absent_and_malformed_data_sets_are_named(tmp_path):
+    with pytest.raises(DatasetError, match="digits, wisdm, mnist_10k"):
+        datasets.load("imagenet")
+    with pytest.raises(DatasetError, match="--data DIR"):
+        datasets.load("wisdm")
+    with pytest.raises(DatasetError, match=r"wisdm_ar_v1\.1\.npz does not exist"):
+        datasets.load("wisdm", tmp_path)
+    (tmp_path / "wisdm").mkdir()
+    (tmp_path / "wisdm" / "wisdm_ar_v1.1.npz").write_bytes(b"not an archive")
+    with pytest.raises(DatasetError, match="is not the data set"):
+        datasets.load("wisdm", tmp_path)
+    with pytest.raises(DatasetError, match="60 examples cannot be split over 61"):
+        dirichlet(np.zeros(60, np.int64), 61, 1.0, 0)

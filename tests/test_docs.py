@@ -1,0 +1,157 @@
+"""Documents are checked as code is: what exists is documented, and what is documented exists."""
+
+import dataclasses
+import re
+import shlex
+import typing
+from pathlib import Path
+
+import pytest
+import typer
+
+from export.model import Model
+from fedcore.algorithms import ALGORITHMS
+from fedcore.plan import PLAN_VERSION
+from fedcore.wire.messages import WIRE_VERSION, AbortReason, RejectionReason
+from fedcore.wire.problems import PROBLEMS
+from muster.cli import app
+
+ROOT = Path(__file__).parents[1]
+SKIPPED = {"build", "dist", "out", "node_modules"}
+NOUNS = re.findall(
+    r"\S+",
+    "population task plan checkpoint round attempt check-in session assignment report aggregate cohort pass carry "
+    "broadcast segment slot blob bundle certificate engine fleet mask loop weight receipt graph agreement",
+)
+PHRASES = ["retry window", "report goal", "over-selection", "reporting deadline", "server state", "keystone test"]
+MACHINE_PATH = re.compile(r"(?<![\w.:~\-/}])/(?:home|root|work|Users|mnt)/\w+")
+LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def files(*suffixes):
+    found = (path for path in ROOT.rglob("*") if path.suffix in suffixes or path.name in suffixes)
+    inside = ((path, path.relative_to(ROOT).parts) for path in found)
+    return [p for p, parts in inside if p.is_file() and not any(x in SKIPPED or x.startswith(".") for x in parts)]
+
+
+def read(name):
+    return (ROOT / name).read_text()
+
+
+def rows(text):
+    """The cells of every table row, without back-ticks."""
+    lines = [line.strip().strip("|") for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip().replace("`", "") for cell in line.split("|")] for line in lines]
+
+
+def section(text, start):
+    """From the heading that begins with `start` to the next one of its level."""
+    return re.split(r"^## ", text.split(f"## {start}", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def readme_commands():
+    blocks = [block for language, block in FENCE.findall(read("README.md")) if language == "sh"]
+    spoken = re.findall(r"`(muster [^`]+)`", read("README.md"))
+    return [line for line in "\n".join(blocks).splitlines() if line.startswith("muster ")] + spoken
+
+
+def test_every_problem_type_is_documented_with_its_status_and_no_other():
+    table = {row[0]: row[1] for row in rows(section(read("docs/spec/wire.md"), "§7")) if row[1].isdecimal()}
+    assert table == {slug: str(kind.status) for slug, kind in PROBLEMS.items()}
+
+
+@pytest.mark.parametrize(("start", "reasons"), [("§3", RejectionReason), ("§6", AbortReason)])
+def test_every_reason_is_documented_and_no_other(start, reasons):
+    listed = [row[0] for row in rows(section(read("docs/spec/wire.md"), start))][2:]
+    assert sorted(listed) == sorted(typing.get_args(reasons))
+
+
+def test_every_reason_to_abandon_a_round_is_documented():
+    sources = "".join(path.read_text() for path in files(".py") if path.is_relative_to(ROOT / "coordinator"))
+    found = set(re.findall(r'(?:_abandon\(.*?|Abandon\(|abandon_unfinished_rounds\()"([a-z-]+)"', sources))
+    listed = {row[0] for row in rows(section(read("docs/spec/rounds.md"), "§4"))[2:]}
+    assert found
+    assert found == listed
+
+
+def test_every_algorithm_setting_is_documented_with_its_default_and_no_other():
+    header, _, *body = rows(section(read("docs/algorithms.md"), "Settings"))
+    documented = {
+        (name, row[0]): row[column] for row in body for column, name in enumerate(header) if name in ALGORITHMS
+    }
+    actual = {
+        (name, field.name): str(field.default)
+        for name, algorithm in ALGORITHMS.items()
+        for field in dataclasses.fields(algorithm)
+    }
+    assert {key: default for key, default in documented.items() if default != "–"} == actual
+
+
+@pytest.mark.parametrize("noun", [*NOUNS, *PHRASES])
+def test_the_glossary_explains(noun):
+    assert re.search(rf"^\* \*\*{noun}\*\*: \w", read("docs/glossary.md"), re.MULTILINE)
+
+
+def test_the_versions_in_the_specifications_are_those_of_the_code():
+    assert f"Version {WIRE_VERSION}." in read("docs/spec/wire.md")
+    assert f"| `version` | {PLAN_VERSION}." in read("docs/spec/plan.md")
+
+
+def anchors(path):
+    titles = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("path", files(".md"), ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(path):
+    for target in LINK.findall(path.read_text()):
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        place = (path.parent / name).resolve() if name else path
+        assert place.exists(), target
+        assert not anchor or anchor in anchors(place), target
+
+
+def test_documents_and_sections_that_sources_cite_exist():
+    missing = []
+    for path in files(".py"):
+        for name, number in re.findall(r"(docs/[\w/\-]+\.md)(?: (§\d))?", path.read_text()):
+            if not (ROOT / name).is_file() or (number and f"## {number}" not in read(name)):
+                missing.append(f"{path.relative_to(ROOT)}: {name} {number}")
+    assert missing == []
+
+
+def test_no_file_names_a_path_of_one_machine():
+    sources = [*files(".py", ".md", ".toml", ".json", ".yml", ".cfg", ".sh", "Makefile"), ROOT / ".ci" / "run"]
+    assert [str(path) for path in sources if MACHINE_PATH.search(path.read_text())] == []
+
+
+def test_every_make_target_that_documents_name_exists():
+    targets = set(re.findall(r"^([a-z]+):", read("Makefile"), re.MULTILINE))
+    for name in ("README.md", "CONTRIBUTING.md", ".ci/run"):
+        named = set(re.findall(r"^\s*make ([a-z]+)|`make ([a-z]+)", read(name), re.MULTILINE))
+        assert {target for pair in named for target in pair if target} <= targets
+
+
+def test_the_readme_opens_with_the_two_commands():
+    assert re.search(r"^    make demo\n    make test\n$", read("README.md"), re.MULTILINE)
+
+
+@pytest.mark.parametrize("line", readme_commands())
+def test_every_command_in_the_readme_exists_with_its_options(line):
+    command = typer.main.get_command(app)
+    words = shlex.split(line)[1:]
+    while words and hasattr(command, "commands"):
+        assert words[0] in command.commands, line
+        command = command.commands[words.pop(0)]
+    known = {name for parameter in command.params for name in parameter.opts} | {"--help"}
+    assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known
+
+
+def test_the_model_in_the_readme_can_be_built():
+    (program,) = [block for language, block in FENCE.findall(read("README.md")) if language == "python"]
+    names: dict[str, typing.Any] = {}
+    exec(compile(program, "README.md", "exec"), names)
+    assert Model(names["tiny"]()).schema.size == 64 * 32 + 32 + 32 * 10 + 10

@@ -1,0 +1,70 @@
+"""One direction of imports: as contracts over the source, and as what a fresh interpreter really loads."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+LOADS = """
+import importlib, pkgutil, sys
+name, whole = sys.argv[1], sys.argv[2] == "whole"
+module = importlib.import_module(name)
+for found in pkgutil.walk_packages(module.__path__, name + ".") if whole else ():
+    importlib.import_module(found.name)
+print(*sorted(m for m in sys.modules if "." not in m))
+"""
+BLOCKS = """
+import sys
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in sys.argv[2:]:
+            raise ModuleNotFoundError(f"{name} is blocked", name=name)
+sys.meta_path.insert(0, Blocker())
+__import__(sys.argv[1])
+"""
+WEB = {"fastapi", "starlette", "uvicorn", "pydantic"}
+GRAPHS = {"onnx", "onnxruntime"}
+
+
+def run(*command):
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+
+
+def python(program, *arguments):
+    result = run(sys.executable, "-c", program, *arguments)
+    assert result.returncode == 0, result.stderr
+    return set(result.stdout.split())
+
+
+def test_the_import_contracts_are_kept():
+    result = run(str(Path(sys.executable).with_name("lint-imports")), "--no-cache")
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(
+    ("package", "forbidden"),
+    [
+        ("fedcore", {"torch", "sqlalchemy", "sklearn"} | WEB | GRAPHS),
+        ("coordinator", {"torch", "sklearn"} | GRAPHS),
+        ("device_runtime", {"torch", "sqlalchemy", "onnx", "sklearn"} | WEB),
+    ],
+)
+def test_a_package_with_all_its_modules_loads_nothing_that_it_may_not(package, forbidden):
+    assert python(LOADS, package, "whole") & forbidden == set()
+
+
+def test_the_command_line_loads_nothing_heavy_before_a_command_runs():
+    heavy = {"torch", "onnx", "onnxruntime", "fastapi", "sqlalchemy", "sklearn", "matplotlib", "numpy"}
+    assert python(LOADS, "muster.cli", "alone") & heavy == set()
+
+
+def test_the_engine_needs_torch_numpy_and_msgspec_alone():
+    blocked = ["safetensors", "httpx2", "sklearn", "typer", "rich", "sqlalchemy", "matplotlib", *GRAPHS, *WEB]
+    assert python(BLOCKS, "simulator.engine", *blocked) == set()
+
+
+def test_the_blocker_blocks():
+    result = run(sys.executable, "-c", BLOCKS, "fedcore.checkpoint", "safetensors")
+    assert "safetensors is blocked" in result.stderr
