@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from coordinator.errors import ConflictingReport, NoLongerNeeded
@@ -115,7 +116,7 @@ class Draft:
         found = self._records.assignment(request.assignment)
         if found.state is AssignmentState.REPORTED:
             raise ConflictingReport("this assignment's report was accepted; it cannot be given up any more")
-        if found.state is AssignmentState.ASSIGNED:
+        with suppress(NoLongerNeeded):
             running = self._open_to(found)
             self._records.move_assignment(found, AssignmentState.ABORTED, "device", request.message.reason)
             self._step(running, Aborted())

@@ -85,7 +85,7 @@ class Transport:
     @classmethod
     def to(cls, coordinator: str) -> Transport:
         """A transport to the coordinator at this base URL. Raises ConfigError when it is none."""
-        # Loading the trusted certificates costs more than a session's other CPU time. A context without any trusts nobody.
+        # Loading trusted certificates costs more CPU than the rest of a session; a context without any trusts nobody.
         trusted = not coordinator.startswith("http:") or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         try:
             client = httpx2.Client(base_url=coordinator, verify=trusted)

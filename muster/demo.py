@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from coordinator.rounds import AssignmentState, RoundState
+from coordinator.rounds import RoundState
 from coordinator.tasks import CoordinatorStore, TaskSettings, open_coordinator_store
 from device_runtime.session import Outcome
 from export.build import export_bundle
@@ -20,7 +20,7 @@ from fedcore.algorithms import create
 from fedcore.algorithms.algorithm import Algorithm
 from muster.server import coordinator_process
 from simulator import datasets
-from simulator.agreement import worst_difference
+from simulator.agreement import counted_cohort, worst_difference
 from simulator.engine import Engine, evaluate
 from simulator.fleet import Fleet, FleetConfig, FleetSummary
 from simulator.population import Population
@@ -153,14 +153,7 @@ class Stage:
 
     def _agreement(self, engine: Engine, task: str, summary: FleetSummary) -> float:
         numbers = range(1, min(REPLAYED_ROUNDS, self.config.rounds) + 1)
-        cohorts = [
-            {
-                seat.slot: summary.participants[seat.device]
-                for seat in self.store.cohort(task, number)
-                if seat.state is AssignmentState.REPORTED
-            }
-            for number in numbers
-        ]
+        cohorts = [counted_cohort(self.store, task, number, summary.participants) for number in numbers]
         return worst_difference(
             engine, self.train, cohorts, [self.store.checkpoint(task, n)["params"] for n in numbers]
         )

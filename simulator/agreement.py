@@ -6,12 +6,20 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from coordinator.rounds import AssignmentState
+from coordinator.tasks import CoordinatorStore
 from fedcore.params import Float32
 from simulator.engine import Engine
 from simulator.population import Population
 
 Cohort = Mapping[int, str]
 """Client by slot: whose reports a round counted."""
+
+
+def counted_cohort(store: CoordinatorStore, task: str, number: int, clients: Mapping[str, str]) -> Cohort:
+    """Whose reports round `number` counted; `clients` names the client behind each device id."""
+    seats = store.cohort(task, number)
+    return {seat.slot: clients[seat.device] for seat in seats if seat.state is AssignmentState.REPORTED}
 
 
 def worst_difference(

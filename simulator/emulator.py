@@ -16,7 +16,9 @@ import sys
 from pathlib import Path
 
 import msgspec
+
 from device_runtime.session import DeviceConfig, Outcome, run_session
+from device_runtime.transport import Transport
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -110,5 +112,7 @@ def _be_device(start: Start, writer: int) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the fleet decides when to stop
+    with Transport.to("http://localhost"):
+        pass  # the HTTP library loads half of itself with its first client; let every child inherit that
     gc.freeze()  # keep the shared pages of the loaded runtime out of the children's collections
     Emulator().run()

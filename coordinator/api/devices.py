@@ -105,36 +105,33 @@ class DeviceApi:
 def device_router(api: DeviceApi) -> APIRouter:
     """The routes of `api`."""
     router = APIRouter(tags=["devices"])
-    router.add_api_route(
+    add = router.add_api_route
+    arriving = ("malformed-message", "unknown-population", "too-large")
+    add(
         "/v1/populations/{population}/checkins",
         api.check_in,
         methods=["POST"],
         openapi_extra=body("application/json", CheckIn),
-        responses=answers(
-            200, "Outcome", Accepted, Rejected, problems=("malformed-message", "unknown-population", "too-large")
-        ),
+        responses=answers(200, "Outcome", Accepted, Rejected, problems=arriving),
     )
-    router.add_api_route(
+    add(
         "/v1/sessions/{session}/assignments",
         api.assign,
         methods=["POST"],
         responses=answers(200, "Outcome", Assignment, Rejected, problems=("unknown-session",)),
     )
-    router.add_api_route(
-        "/v1/blobs/{sha256}",
-        api.blob,
-        methods=["GET"],
-        responses=answers(200, "The bytes", problems=("unknown-blob", "range-not-satisfiable")),
-    )
-    refusals = ("malformed-message", "unknown-assignment", "conflicting-report", "no-longer-needed", "too-large")
-    router.add_api_route(
+    serving = answers(200, "The bytes", problems=("unknown-blob", "range-not-satisfiable"))
+    add("/v1/blobs/{sha256}", api.blob, methods=["GET"], responses=serving)
+    refusals = ("malformed-message", "unknown-assignment", "conflicting-report", "too-large")
+    of_report = (*refusals, "no-longer-needed", "digest-mismatch", "invalid-report")
+    add(
         "/v1/assignments/{assignment}/report",
         api.report,
         methods=["PUT"],
         openapi_extra=body("application/octet-stream"),
-        responses=answers(200, "Counted, once", Receipt, problems=(*refusals, "digest-mismatch", "invalid-report")),
+        responses=answers(200, "Counted, once", Receipt, problems=of_report),
     )
-    router.add_api_route(
+    add(
         "/v1/assignments/{assignment}:abort",
         api.abort,
         methods=["POST"],

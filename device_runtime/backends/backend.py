@@ -17,7 +17,7 @@ class Executable(Protocol):
         """Compute `outputs` from `inputs`, writing straight into the output arrays.
 
         Arrays are C-contiguous and no output shares memory with an input. Inputs that the graph does not read are
-        ignored. The arrays of the last call stay referenced until the next. Raises PlanRefused when the graph wants an
+        ignored. The arrays of the last calls may stay referenced. Raises PlanRefused when the graph wants an
         input or lacks an output of these names; RuntimeFailed when an array does not fit or an operator fails.
         """
 

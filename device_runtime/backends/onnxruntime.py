@@ -12,6 +12,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as engine
 from device_runtime.backends.backend import Arrays, Executable
 from device_runtime.errors import PlanRefused, RuntimeFailed
 
+KEPT = 2
 # ONNX Runtime's statuses are exceptions without a common base; its binding calls raise RuntimeError.
 FAILURES: tuple[type[Exception], ...] = (
     RuntimeError,
@@ -35,43 +36,39 @@ class OnnxRuntime:
 
 
 class _Graph:
-    """A session whose arrays stay bound from one call to the next; only those that changed are bound again."""
+    """A session with the bindings of the last few sets of arrays: a device loop alternates between two."""
 
     def __init__(self, session: onnxruntime.InferenceSession, name: str) -> None:
         self._session = session
         self._name = name
-        self._binding = session.io_binding()
         self._wanted = frozenset(node.name for node in session.get_inputs())
         self._offered = frozenset(node.name for node in session.get_outputs())
-        # Holding the arrays keeps the bound addresses valid, and makes identity mean "same memory".
-        self._inputs: dict[str, NDArray[Any]] = {}
-        self._outputs: dict[str, NDArray[Any]] = {}
+        # A kept binding holds its arrays: their addresses stay valid, and an id means the same array.
+        self._kept: dict[tuple[object, ...], tuple[onnxruntime.IOBinding, list[NDArray[Any]]]] = {}
 
     def run(self, inputs: Arrays, outputs: Arrays) -> None:
         if not (self._wanted <= inputs.keys() and outputs.keys() <= self._offered):
             raise PlanRefused(self._mismatch(inputs, outputs))
+        arrays = [*(inputs[name] for name in self._wanted), *outputs.values()]
+        key = (*map(id, arrays), *outputs)
         try:
-            self._bind(inputs, outputs)
-            self._session.run_with_iobinding(self._binding)
+            if key not in self._kept:
+                if len(self._kept) == KEPT:
+                    self._kept.clear()
+                self._kept[key] = self._bind(inputs, outputs), arrays
+            self._session.run_with_iobinding(self._kept[key][0])
         except FAILURES as error:
             raise RuntimeFailed(f"graph {self._name!r} failed: {error}") from error
 
-    def _bind(self, inputs: Arrays, outputs: Arrays) -> None:
-        if self._outputs.keys() - outputs.keys():
-            self._binding.clear_binding_outputs()
-            self._outputs.clear()
-        new_inputs = [name for name in self._wanted if self._inputs.get(name) is not inputs[name]]
-        new_outputs = [name for name in outputs if self._outputs.get(name) is not outputs[name]]
-        if new_inputs or new_outputs:
-            self._refuse_aliases(inputs, outputs)
-        for name in new_inputs:
+    def _bind(self, inputs: Arrays, outputs: Arrays) -> onnxruntime.IOBinding:
+        self._refuse_aliases(inputs, outputs)
+        binding = self._session.io_binding()
+        for name in self._wanted:
             array = inputs[name]
-            self._binding.bind_input(name, "cpu", 0, array.dtype, array.shape, _address(array))
-            self._inputs[name] = array
-        for name in new_outputs:
-            array = outputs[name]
-            self._binding.bind_output(name, "cpu", 0, array.dtype, array.shape, _address(array))
-            self._outputs[name] = array
+            binding.bind_input(name, "cpu", 0, array.dtype, array.shape, _address(array))
+        for name, array in outputs.items():
+            binding.bind_output(name, "cpu", 0, array.dtype, array.shape, _address(array))
+        return binding
 
     def _refuse_aliases(self, inputs: Arrays, outputs: Arrays) -> None:
         """An operator may write its output before another has read the input: the result would be silently wrong."""

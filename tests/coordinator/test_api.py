@@ -229,7 +229,7 @@ def test_server_state_is_not_served_to_devices(register, client, tmp_path):
     refused(client.get(f"/v1/blobs/{adam.manifest.state.sha256}"), "unknown-blob")
 
 
-def test_pause_and_cancel_are_seen_by_the_running_service(store, register, client):
+def test_cancel_is_seen_by_the_running_service(store, register, client):
     task = register(goal=1)
     (assignment,) = assign(client, "a")
     store.cancel(task)

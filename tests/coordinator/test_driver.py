@@ -208,6 +208,14 @@ def test_aborted_assignment_cannot_report_and_may_be_aborted_again(store, regist
     assert (seat.state, seat.reason) == (AssignmentState.ABORTED, "runtime-failed")
 
 
+def test_giving_up_at_the_deadline_is_as_good_as_expiring(store, register, desk):
+    task = register(goal=1, reporting_deadline_s=60)
+    (assignment,) = desk.assign("a")
+    desk.now = 60
+    assert desk.give_up(assignment) is None
+    assert [seat.state for seat in store.cohort(task, 1)] == [AssignmentState.EXPIRED]
+
+
 def test_unknown_assignment_is_refused(register, desk):
     register()
     vector = report_vector([0, 0, 0, 0], 1)

@@ -84,7 +84,7 @@ def graphs():
     }
 
 
-def plan(blobs=None, *, fmt="onnx", train=TRAIN, fields=None):
+def plan(blobs=None, *, fmt="onnx", train=TRAIN, sweep=SWEEP, fields=None):
     """The plan whose graphs are `blobs`."""
     blobs = graphs() if blobs is None else blobs
     return Plan(
@@ -94,7 +94,7 @@ def plan(blobs=None, *, fmt="onnx", train=TRAIN, fields=None):
         examples=ExampleSpec(fields or (Field("x", "float32", (D,)), Field("y", "float32"))),
         passes=(
             PassPlan("train", train, (VectorSpec("params", D),), METRICS),
-            PassPlan("sweep", SWEEP, (VectorSpec("gradient_sum", D),), METRICS),
+            PassPlan("sweep", sweep, (VectorSpec("gradient_sum", D),), METRICS),
         ),
         report=ReportLayout(
             (
@@ -118,7 +118,7 @@ def examples(n, seed=0):
     return {"x": x, "y": y}
 
 
-def reference(params, data, place, train=TRAIN):
+def reference(params, data, place, train=TRAIN, sweep=SWEEP):
     """The report in float64, batch by batch, without padding."""
     x, y = data["x"].astype(np.float64), data["y"].astype(np.float64)
 
@@ -132,7 +132,7 @@ def reference(params, data, place, train=TRAIN):
         g, sums = gradient(w, indices, mask)
         w, trained = w - LEARNING_RATE * g / sums[0], trained + sums
     total = np.zeros(D)
-    for indices, mask in batches(SWEEP, len(x), place, 1):
+    for indices, mask in batches(sweep, len(x), place, 1):
         g, sums = gradient(params.astype(np.float64), indices, mask)
         total, swept = total + g, swept + sums
     n = len(x)

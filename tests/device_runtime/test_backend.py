@@ -36,6 +36,13 @@ def test_other_arrays_and_sizes_are_bound_anew():
         assert d.tolist() == [2 * size] * size
 
 
+def test_memory_that_was_freed_and_given_out_again_is_not_taken_for_the_old():
+    loaded, d = OnnxRuntime().load(doubler()), np.zeros(64, F)
+    for value in range(50):
+        loaded.run({"c": np.full(64, value, F)}, {"d": d})
+        assert d[0] == 2 * value
+
+
 def test_an_output_that_is_no_longer_asked_for_is_no_longer_written():
     loaded, c = OnnxRuntime().load(doubler()), np.full(2, 3, F)
     d, square = np.zeros(2, F), np.zeros(2, F)

@@ -111,9 +111,21 @@ def test_fields_of_different_lengths_are_refused(tmp_path):
     assert "differ in their number" in str(refused(source))
 
 
+class Payload:
+    """Leaves a file behind when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
 def test_pickled_objects_are_never_loaded(tmp_path):
-    np.savez(tmp_path / "e.npz", **arrays() | {"y": np.array([{}] * 5, object)}, allow_pickle=True)
+    loot = np.array([Payload(tmp_path / "loot")] * 5, object)
+    np.savez(tmp_path / "e.npz", **arrays() | {"y": loot}, allow_pickle=True)
     assert refused(open_examples(tmp_path / "e.npz")).reason == "invalid-examples"
+    assert not (tmp_path / "loot").exists()
 
 
 def test_counting_reads_headers_alone(tmp_path, monkeypatch):

@@ -37,6 +37,14 @@ def test_a_step_limit_ends_a_pass_and_leaves_the_weight():
     assert result.steps == 2 + 3
 
 
+def test_every_pass_has_an_order_of_its_own():
+    sweep = Loop(batch_size=4, steps=1)
+    data = linear.examples(10)
+    result = run(linear.plan(sweep=sweep), data)
+    expected = linear.reference(linear.PARAMS, data, linear.PLACE, sweep=sweep)
+    np.testing.assert_allclose(result.report, expected, rtol=2e-6, atol=1e-5)
+
+
 def test_the_same_work_gives_the_same_bytes_and_another_place_another_order():
     data = linear.examples(10)
     first, again = run(linear.plan(), data), run(linear.plan(), data)

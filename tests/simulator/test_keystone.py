@@ -1,0 +1,61 @@
+"""The keystone: one plan, the same data, cohorts, order and seeds, on a fleet over HTTP and in the engine.
+
+If this holds, what a researcher sees in simulation is what a company gets on phones.
+"""
+
+import pytest
+
+from coordinator.tasks import TaskSettings, open_coordinator_store
+from export.build import export_bundle
+from export.model import Model
+from export.models import load
+from fedcore.algorithms import create
+from muster.server import coordinator_process
+from simulator import datasets
+from simulator.agreement import counted_cohort, worst_difference
+from simulator.engine import Engine
+from simulator.fleet import Fleet, FleetConfig
+
+ROUNDS, TOLERANCE, SEED = 3, 1e-5, 11
+# Shards hold 23 or 24 digits: batches of 5 leave a masked last batch, batches of 4 leave none on shards of 24.
+CASES = [
+    ("logreg", "fedavg", {"batch_size": 5, "weighting": "uniform"}),
+    ("mlp", "fedadam", {"batch_size": 4, "epochs": 2}),
+    ("digits_cnn", "fedavg", {"batch_size": 5, "epochs": 2}),
+    ("digits_cnn", "fedadam", {"batch_size": 5}),
+    ("digits_cnn", "mimelite", {"batch_size": 5, "weighting": "examples"}),
+    ("digits_cnn", "mimelite", {"optimizer": "adam", "client_lr": 0.01, "batch_size": 7}),
+]
+
+
+@pytest.mark.parametrize(("model_name", "algorithm_name", "settings"), CASES)
+def test_the_fleet_and_the_engine_reach_the_same_model(model_name, algorithm_name, settings, tmp_path, capsys):
+    users, _ = datasets.users("digits", None, 12)
+    algorithm, model = create(algorithm_name, settings), Model(load(model_name, (1, 8, 8), 10), SEED)
+    bundle = export_bundle(model, algorithm, tmp_path / "plan")
+    database, blobs = f"sqlite:///{tmp_path / 'muster.db'}", tmp_path / "blobs"
+    with open_coordinator_store(database, blobs) as store, coordinator_process(tmp_path, database, blobs) as url:
+        task_settings = TaskSettings(population="p", goal=8, rounds=ROUNDS, over_selection=1.0, seed=SEED)
+        task = store.register_task(bundle, task_settings).id
+        config = FleetConfig(coordinator=url, population="p", folder=tmp_path / "devices", concurrency=8)
+        summary = Fleet(config, users).run()
+        numbers = range(1, ROUNDS + 1)
+        cohorts = [counted_cohort(store, task, number, summary.participants) for number in numbers]
+        fleet = [store.checkpoint(task, number)["params"] for number in numbers]
+    assert [len(cohort) for cohort in cohorts] == [8] * ROUNDS
+    assert summary.outcomes["reported"] == 8 * ROUNDS
+    worst = worst_difference(Engine(model, algorithm, users, seed=SEED), users, cohorts, fleet)
+    with capsys.disabled():
+        print(f"\nkeystone {model_name} {algorithm_name}: {worst:.1e} relative l2 after {ROUNDS} rounds")
+    assert worst < TOLERANCE
+
+
+def test_the_measure_of_agreement_sees_a_wrong_seed(tmp_path):
+    users, _ = datasets.users("digits", None, 6)
+    model, algorithm = Model(load("logreg")), create("fedavg", {"batch_size": 5})
+    engine = Engine(model, algorithm, users, seed=1)
+    engine.run_round(1, range(6))
+    cohort = dict(enumerate(users.clients))
+    fleet = [engine.state["params"]]
+    assert worst_difference(Engine(model, algorithm, users, seed=1), users, [cohort], fleet) == 0
+    assert worst_difference(Engine(model, algorithm, users, seed=2), users, [cohort], fleet) > 100 * TOLERANCE
