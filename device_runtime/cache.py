@@ -32,6 +32,6 @@ class BlobCache:
         except (FileNotFoundError, DigestMismatch):
             data = fetch(ref)
         except (OSError, ValueError) as error:
-            raise StateError(f"{path} cannot be read: {error}") from error
+            raise StateError("a cached blob cannot be read", f"{path}: {error}") from error
         write_whole(path, data)
         return data

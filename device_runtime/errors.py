@@ -27,11 +27,16 @@ PASSING = frozenset({"unknown-session", "unknown-assignment", "unknown-blob", "c
 class DeviceError(Exception):
     """Base of every error raised by `device_runtime`.
 
-    `reason` is its name in an outcome; `permanent` says that coming back within minutes is of no use.
+    `reason` is its name in an outcome; `permanent` says that coming back within minutes is of no use. `detail` may be
+    told to the coordinator; the private part, which may hold paths or an engine's words about the data, stays here.
     """
 
     reason: str
     permanent: bool = False
+
+    def __init__(self, detail: str, private: str = "") -> None:
+        super().__init__(f"{detail}: {private}" if private else detail)
+        self.detail = detail
 
 
 class ConfigError(DeviceError):
@@ -51,8 +56,8 @@ class AssignmentError(DeviceError):
 class ExamplesError(AssignmentError):
     """Local examples are missing, too few, or not what the plan asks for."""
 
-    def __init__(self, reason: AbortReason, detail: str) -> None:
-        super().__init__(detail)
+    def __init__(self, reason: AbortReason, detail: str, private: str = "") -> None:
+        super().__init__(detail, private)
         self.reason = reason
 
 

@@ -21,7 +21,7 @@ def device_id(folder: Path) -> str:
     except FileNotFoundError:
         kept = ""
     except OSError as error:
-        raise StateError(f"{path} cannot be read: {error}") from error
+        raise StateError("the device id cannot be read", f"{path}: {error}") from error
     if re.fullmatch(r"[0-9a-f]{32}", kept):
         return kept
     made = secrets.token_hex(16)

@@ -164,11 +164,11 @@ class _Session:
             self._note(outcome="reported")
         except AssignmentError as error:
             self._outcome = replace(_failed(self._outcome, error), outcome="aborted")
-            self._abort(given, Abort(error.reason, str(error)))
+            self._abort(given, Abort(error.reason, error.detail))
         except DeviceError as error:
             self._outcome = _failed(self._outcome, error)
             if not (isinstance(error, Refused) and error.status in OVER):
-                self._abort(given, Abort("runtime-failed", str(error)))
+                self._abort(given, Abort("runtime-failed", error.detail))
 
     def _compute(self, given: Assignment, backend: Backend, examples: ExampleSource) -> Result:
         deadline = time.monotonic() + given.report_within_s

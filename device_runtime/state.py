@@ -25,7 +25,7 @@ def only_session(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise StateError(f"state folder {folder} cannot be used: {error}") from error
+        raise StateError("the state folder cannot be used", f"{folder}: {error}") from error
     try:
         _lock(lock, folder)
         yield
@@ -47,7 +47,7 @@ def write_whole(path: Path, data: bytes) -> None:
     except OSError as error:
         if partial is not None:
             Path(partial).unlink(missing_ok=True)
-        raise StateError(f"{path} cannot be written: {error}") from error
+        raise StateError("a file of the state folder cannot be written", f"{path}: {error}") from error
 
 
 def sweep_partials(folder: Path) -> None:
@@ -64,4 +64,4 @@ def _lock(lock: int, folder: Path) -> None:
             f"another session is using state folder {folder}; give each device a folder of its own"
         ) from error
     except OSError as error:
-        raise StateError(f"state folder {folder} cannot be locked: {error}") from error
+        raise StateError("the state folder cannot be locked", f"{folder}: {error}") from error

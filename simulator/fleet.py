@@ -17,8 +17,8 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from device_runtime.session import Outcome
 
+from device_runtime.session import Outcome
 from simulator.emulator import Ended, Start
 from simulator.errors import FleetError
 from simulator.population import Population

@@ -58,7 +58,7 @@ class _Graph:
                 self._kept[key] = self._bind(inputs, outputs), arrays
             self._session.run_with_iobinding(self._kept[key][0])
         except FAILURES as error:
-            raise RuntimeFailed(f"graph {self._name!r} failed: {error}") from error
+            raise RuntimeFailed(f"graph {self._name!r} failed", str(error)) from error
 
     def _bind(self, inputs: Arrays, outputs: Arrays) -> onnxruntime.IOBinding:
         self._refuse_aliases(inputs, outputs)

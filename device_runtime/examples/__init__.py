@@ -23,9 +23,9 @@ def open_examples(path: Path) -> ExampleSource:
         with path.open("rb") as file:
             start = file.read(len(SQLITE_MAGIC))
     except OSError as error:
-        raise invalid(f"examples {path} cannot be read: {error}") from error
+        raise invalid("the examples cannot be read", f"{path}: {error}") from error
     if start == SQLITE_MAGIC:
         return ExampleStore(path)
     if start.startswith(ZIP_MAGIC):
         return NpzFile(path)
-    raise invalid(f"{path} is neither an .npz file nor an example store")
+    raise invalid("the examples are neither an .npz file nor an example store", str(path))

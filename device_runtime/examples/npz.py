@@ -31,7 +31,7 @@ class NpzFile(ExampleSource):
         with self._members() as members:
             missing = sorted({field.name for field in spec.fields} - set(_fields(members)))
             if missing:
-                raise invalid(f"{self.path} has no field {missing}, it has {_fields(members)}")
+                raise invalid(f"examples have no field {missing}, they have {_fields(members)}", str(self.path))
             return {field.name: _npy(members, field.name) for field in spec.fields}
 
     @contextlib.contextmanager
@@ -40,7 +40,7 @@ class NpzFile(ExampleSource):
             with zipfile.ZipFile(self.path) as members:
                 yield members
         except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
-            raise invalid(f"{self.path} cannot be read: {error}") from error
+            raise invalid("the examples cannot be read", f"{self.path}: {error}") from error
 
 
 def _fields(members: zipfile.ZipFile) -> list[str]:

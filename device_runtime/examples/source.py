@@ -41,7 +41,7 @@ class ExampleSource(ABC):
         missing, or has another dtype or shape than `spec` says, or holds an infinity, a NaN or a number out of range.
         """
         if self.count(spec.collection) == 0:
-            raise ExamplesError("too-few-examples", f"{self.path} holds no examples in {spec.collection!r}")
+            raise ExamplesError("too-few-examples", f"no examples in collection {spec.collection!r}", str(self.path))
         columns = self._columns(spec)
         for field in spec.fields:
             _check(field, columns[field.name])
@@ -51,9 +51,9 @@ class ExampleSource(ABC):
         return columns
 
 
-def invalid(detail: str) -> ExamplesError:
-    """The error of examples that are not what they should be."""
-    return ExamplesError("invalid-examples", detail)
+def invalid(detail: str, private: str = "") -> ExamplesError:
+    """The error of examples that are not what they should be; `private` is for this device's owner alone."""
+    return ExamplesError("invalid-examples", detail, private)
 
 
 def _check(field: Field, column: NDArray[Any]) -> None:

@@ -75,12 +75,12 @@ class ExampleStore(ExampleSource):
             with contextlib.closing(sqlite3.connect(self.path)) as connection:
                 yield connection
         except (sqlite3.Error, OSError) as error:
-            raise invalid(f"example store {self.path}: {error}") from error
+            raise invalid("the example store failed", f"{self.path}: {error}") from error
 
     def _check_ours(self, connection: sqlite3.Connection) -> None:
         found = [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")]
         if found != [APPLICATION_ID, VERSION]:
-            raise invalid(f"{self.path} is a SQLite file, but not an example store of version {VERSION}")
+            raise invalid(f"the examples are in SQLite, but not an example store of version {VERSION}", str(self.path))
 
 
 def _stored(array: NDArray[Any]) -> Stored:

@@ -155,7 +155,7 @@ def test_a_damaged_store_is_refused(tmp_path, place):
 def test_what_is_no_source_is_named(tmp_path, content):
     if content is not None:
         (tmp_path / "e").write_bytes(content)
-    with pytest.raises(ExamplesError, match=r"/e "):
+    with pytest.raises(ExamplesError, match=r"/e\b"):
         open_examples(tmp_path / "e")
 
 
