@@ -1,4 +1,7 @@
-"""One hidden layer; by default the 43-64-6 network for recognising activities from phone accelerometers."""
+"""One hidden layer; by default the 43-64-6 network for recognising activities from phone accelerometers.
+
+The activation is smooth on purpose: docs/decisions/0009-smooth-reference-models.md.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ def mlp(shape: tuple[int, ...] = (43,), classes: int = 6, hidden: int = 64) -> M
     return ModelSpec(
         name="mlp",
         make=lambda: nn.Sequential(
-            nn.Flatten(), nn.Linear(math.prod(shape), hidden), nn.ReLU(), nn.Linear(hidden, classes)
+            nn.Flatten(), nn.Linear(math.prod(shape), hidden), nn.SiLU(), nn.Linear(hidden, classes)
         ),
         loss=cross_entropy,
         inputs=(Field("x", "float32", shape),),
