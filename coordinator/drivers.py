@@ -16,13 +16,15 @@ from typing import Any, TypeAlias, TypeVar
 
 from coordinator.aggregation import ReportSum
 from coordinator.closing import close_round
-from coordinator.errors import Refusal, Unavailable, UnknownPopulation
+from coordinator.errors import Refusal, Unavailable, UnknownBlob, UnknownPopulation
 from coordinator.ledger import Draft, Job, Running, next_event
 from coordinator.pool import Pool, Session
 from coordinator.rounds import RoundState, TaskState, step
 from coordinator.selection import Capabilities
+from coordinator.store.rows import Task
 from coordinator.submissions import Arrive, GiveUp, HangUp, Report, Request, Submission, Wait, settle
 from coordinator.tasks import CoordinatorStore
+from fedcore.errors import FedcoreError
 from fedcore.wire.messages import Accepted, CheckInAnswer, Rejected, RejectionReason, RetryWindow
 
 T = TypeVar("T")
@@ -146,9 +148,19 @@ class Driver:
         with self._store.database.reading() as records:
             self._populations = records.populations()
             tasks = records.tasks(TaskState.ACTIVE, TaskState.PAUSED)
-        self._jobs = {task.id: Job.of(task, self._store.plan(task.plan_sha256)) for task in tasks}
+        self._jobs = {task.id: job for task in tasks if (job := self._job(task)) is not None}
         self._next_poll = now + _POLL_S
         self._reject([session for session in self._pool.waiting() if not self._has_offer(session)], "no-task")
+
+    def _job(self, task: Task) -> Job | None:
+        """A task ready to run; None, and the task failed, when its plan is gone: one task must not stop the others."""
+        try:
+            return Job.of(task, self._store.plan(task.plan_sha256))
+        except (UnknownBlob, FedcoreError) as error:
+            _LOG.error("task %s failed: its plan cannot be read: %s", task.id, error)
+            with self._store.database.writing() as records:
+                records.move_task(task, TaskState.FAILED, "plan-unreadable", str(error))
+            return None
 
     def _answer_from_memory(self, submission: Submission, now: float) -> None:
         try:

@@ -22,7 +22,7 @@ import httpx2
 import msgspec
 
 from device_runtime.errors import BadAnswer, ConfigError, Refused, Unreachable
-from fedcore.errors import DigestMismatch
+from fedcore.errors import DigestMismatch, WireError
 from fedcore.plan import BlobRef
 from fedcore.wire.messages import (
     Abort,
@@ -30,7 +30,6 @@ from fedcore.wire.messages import (
     CheckIn,
     CheckInAnswer,
     Receipt,
-    WireError,
     decode,
     encode,
 )

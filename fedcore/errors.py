@@ -4,6 +4,7 @@ FedcoreError
 ├── SchemaError             a vector or tensor does not have the declared name, shape or type
 ├── PlanError               a plan or manifest is malformed or of an unknown version
 │   └── DigestMismatch      bytes do not have the digest that names them
+├── WireError               a message is malformed or of an unknown version
 ├── ReportError             a report has the wrong length or layout, or holds a non-finite number
 └── AlgorithmError
     ├── UnknownAlgorithm    no algorithm has that name
@@ -25,6 +26,10 @@ class PlanError(FedcoreError):
 
 class DigestMismatch(PlanError):
     """Bytes do not have the digest that names them."""
+
+
+class WireError(FedcoreError):
+    """A message is malformed or of an unknown version."""
 
 
 class ReportError(FedcoreError):

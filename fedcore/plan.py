@@ -6,7 +6,7 @@ Spec: docs/spec/plan.md. A plan names no algorithm; a device needs none of ours 
 from __future__ import annotations
 
 import hashlib
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
@@ -17,14 +17,15 @@ from fedcore.report import ReportLayout
 
 PLAN_VERSION = 1
 T = TypeVar("T")
+Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 Dtype = Literal["float32", "int64", "int32", "uint8"]
 
 
 class BlobRef(msgspec.Struct, frozen=True):
     """Immutable bytes, named by their SHA-256 in hex."""
 
-    sha256: str
-    size: int
+    sha256: Digest
+    size: Size
 
     @classmethod
     def of(cls, data: bytes) -> BlobRef:

@@ -75,6 +75,20 @@ class ReportLayout(msgspec.Struct, frozen=True):
                 raise ReportError(f"segment {segment.name!r} holds a non-finite value")
         return vector
 
+    def check(self, vector: Float32) -> None:
+        """Raise ReportError unless `vector` could be one device's report: its length, finite, a weight above 0.
+
+        Under "uniform" the weight is 1; under "examples" a device's own count is taken on trust.
+        """
+        if vector.shape != (self.size,):
+            raise ReportError(f"a report has {self.size} values, not {list(vector.shape)}")
+        if not np.isfinite(vector).all():
+            raise ReportError("the report holds a number that is not finite")
+        weight = float(next(vector[where][0] for segment, where in self._slices() if segment.name == WEIGHT))
+        allowed = weight == 1 if self.weighting == "uniform" else weight > 0
+        if not allowed:
+            raise ReportError(f"a device cannot weigh {weight} under {self.weighting!r} weighting")
+
     def split(self, summed: Any) -> dict[str, Any]:
         """Named views of a summed (L,) vector (NumPy or torch), with mean segments divided by the summed weight.
 

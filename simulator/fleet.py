@@ -77,7 +77,8 @@ class Fleet:
     def run(self, on_outcome: Callable[[str, Outcome], None] = lambda client, outcome: None) -> FleetSummary:
         """Wake devices until the population has no more work, or `sessions` have ended.
 
-        Raises FleetError when no coordinator answers, or a device process dies.
+        A device process that dies is an outcome like any other ("failed", reason "process-died").
+        Raises FleetError when session after session fails: there is no coordinator, say, or no such population.
         """
         summary, awake, started = FleetSummary(), 0, 0
         with _emulator() as (wake, ended):
@@ -131,9 +132,7 @@ class Fleet:
 
     def _settle(self, report: Ended) -> Outcome:
         """Put the device to sleep for its retry window, and notice the end of work."""
-        outcome = report.outcome
-        if outcome is None:
-            raise FleetError(f"device {report.client} died with exit code {report.exit_code}")
+        outcome = report.outcome or Outcome(reason="process-died", detail=f"exit code {report.exit_code}")
         window = outcome.retry
         delay = self._random.uniform(window.min_s, window.max_s) if window is not None else 0.0
         self._asleep[report.client] = time.monotonic() + delay

@@ -43,8 +43,8 @@ class SimulationConfig:
                 raise EngineError(f"{name} must be at least 1, not {getattr(self, name)}")
         if not 0 < self.held_out < 1:
             raise EngineError(f"held_out must lie between 0 and 1, not {self.held_out}")
-        if not 0 <= self.seed < 2**64:
-            raise EngineError(f"seed must be a whole number from 0 to 2^64 − 1, not {self.seed}")
+        if not 0 <= self.seed < 2**63:
+            raise EngineError(f"seed must be a whole number from 0 to 2^63 − 1, not {self.seed}")
 
 
 @dataclass(frozen=True, slots=True)

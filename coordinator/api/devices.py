@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 from typing import TypeVar
 
-import numpy as np
 from fastapi import APIRouter
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request as HttpRequest
@@ -21,7 +20,7 @@ from coordinator.settings import Settings
 from coordinator.submissions import Arrive, GiveUp, HangUp, Report, Request, Wait
 from coordinator.tasks import CoordinatorStore
 from fedcore import checkpoint
-from fedcore.errors import SchemaError
+from fedcore.errors import ReportError, SchemaError
 from fedcore.params import Float32
 from fedcore.plan import BlobRef
 from fedcore.report import ReportLayout
@@ -143,15 +142,14 @@ def device_router(api: DeviceApi) -> APIRouter:
 
 
 def parse_report(data: bytes, digest: bytes, layout: ReportLayout) -> Float32:
-    """The report in a body: float32 (L,), finite. Raises DigestMismatch or InvalidReport."""
+    """The report in a body: float32 (L,), checked against its layout. Raises DigestMismatch or InvalidReport."""
     if hashlib.sha256(data).digest() != digest:
         raise DigestMismatch("the body is not the one that Content-Digest was made of; send it again")
     try:
         report_L = checkpoint.decode(data, layout.wire)["report"]
-    except SchemaError as error:
+        layout.check(report_L)
+    except (SchemaError, ReportError) as error:
         raise InvalidReport(str(error)) from error
-    if not np.isfinite(report_L).all():
-        raise InvalidReport("the report holds a number that is not finite")
     return report_L
 
 

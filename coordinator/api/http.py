@@ -17,8 +17,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from coordinator.errors import MalformedMessage, RangeNotSatisfiable, Refusal, TooLarge
+from fedcore.errors import WireError
 from fedcore.wire import messages
-from fedcore.wire.messages import RetryWindow, WireError
+from fedcore.wire.messages import RetryWindow
 from fedcore.wire.problems import PROBLEM_TYPE, problem
 
 T = TypeVar("T")

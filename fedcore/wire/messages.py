@@ -5,24 +5,22 @@ Unknown fields are ignored, so a newer peer may add some; an unknown `version` i
 
 from __future__ import annotations
 
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
+from fedcore.errors import WireError
 from fedcore.plan import BlobRef
 
 WIRE_VERSION = 1
 T = TypeVar("T")
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 RejectionReason = Literal["no-task", "not-eligible", "not-selected", "superseded", "shutting-down"]
 """Why a device gets no work now; what each means stands in docs/spec/wire.md §3."""
 
 AbortReason = Literal["invalid-examples", "too-few-examples", "non-finite-report", "plan-refused", "runtime-failed"]
 """Why a device gives up an assignment; what each means stands in docs/spec/wire.md §6."""
-
-
-class WireError(Exception):
-    """A message is malformed or of an unknown version."""
 
 
 class RetryWindow(msgspec.Struct, frozen=True):
@@ -65,10 +63,10 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, tag="assigned", tag_
     version: int = WIRE_VERSION
     assignment: str
     task: str
-    round: int
-    attempt: int
-    slot: int
-    seed: int
+    round: Count
+    attempt: Count
+    slot: Count
+    seed: Count
     plan: BlobRef
     checkpoint: BlobRef
     report_within_s: float

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,6 +39,8 @@ def serve(
         settings = Settings(**{name: value for name, value in given.items() if value is not None})
     except (ValidationError, FileNotFoundError) as error:
         raise typer.BadParameter(str(error), param_hint="settings") from error
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     def on_ready(url: str) -> None:
         typer.echo(f"coordinator ready at {url}", err=True)

@@ -106,3 +106,20 @@ def test_a_summed_weight_that_is_not_positive_is_refused(weight):
 def test_a_layout_without_exactly_one_summed_weight_is_refused(segments):
     with pytest.raises(ReportError, match="segment"):
         ReportLayout(segments, "uniform")
+
+
+@pytest.mark.parametrize("weighting", ["examples", "uniform"])
+@pytest.mark.parametrize("weight", [0.0, -1.0, np.nan, np.inf])
+def test_a_devices_report_with_an_impossible_weight_is_refused(weighting, weight):
+    layout = ReportLayout((Segment("delta", 2, "mean"), Segment("weight", 1, "sum")), weighting)
+    layout.check(np.array([0, 0, 1], np.float32))
+    with pytest.raises(ReportError, match=r"cannot weigh|not finite"):
+        layout.check(np.array([0, 0, weight], np.float32))
+
+
+def test_under_uniform_weighting_no_device_weighs_more_than_another():
+    layout = ReportLayout((Segment("delta", 2, "mean"), Segment("weight", 1, "sum")), "uniform")
+    with pytest.raises(ReportError, match=r"cannot weigh 7\.0 under 'uniform'"):
+        layout.check(np.array([0, 0, 7], np.float32))
+    with pytest.raises(ReportError, match="3 values, not"):
+        layout.check(np.zeros(4, np.float32))

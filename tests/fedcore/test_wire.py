@@ -3,6 +3,7 @@ import typing
 import msgspec
 import pytest
 
+from fedcore.errors import WireError
 from fedcore.plan import BlobRef
 from fedcore.wire import messages
 from fedcore.wire.messages import (
@@ -15,7 +16,6 @@ from fedcore.wire.messages import (
     Receipt,
     Rejected,
     RetryWindow,
-    WireError,
     decode,
     encode,
 )
@@ -124,3 +124,22 @@ def test_an_unregistered_problem_cannot_be_made():
 def test_reasons_are_lower_case_words():
     for reasons in (messages.RejectionReason, messages.AbortReason):
         assert all(reason.replace("-", "").islower() for reason in typing.get_args(reasons))
+
+
+@pytest.mark.parametrize("field", ["round", "attempt", "slot", "seed"])
+@pytest.mark.parametrize("value", [-1, 2**63])
+def test_numbers_that_no_random_order_can_be_keyed_by_are_refused(field, value):
+    blob = BlobRef("ab" * 32, 1)
+    good = Assignment(
+        assignment="a", task="t", round=1, attempt=1, slot=0, seed=0, plan=blob, checkpoint=blob, report_within_s=1
+    )
+    hostile = msgspec.json.encode(msgspec.json.decode(encode(good)) | {field: value})
+    assert decode(encode(good), Assignment) == good
+    with pytest.raises(WireError, match=field):
+        decode(hostile, Assignment)
+
+
+@pytest.mark.parametrize("digest", ["", "../../etc/passwd", "AB" * 32, "ab" * 31])
+def test_a_blob_is_named_by_a_digest_and_nothing_else(digest):
+    with pytest.raises(msgspec.ValidationError, match="sha256"):
+        msgspec.json.decode(msgspec.json.encode({"sha256": digest, "size": 1}), type=BlobRef)

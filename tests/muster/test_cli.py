@@ -1,0 +1,152 @@
+"""The command line as a person types it: output, exit codes, help."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from typer.testing import CliRunner
+
+from muster.cli import app, main
+from muster.server import coordinator_process
+from simulator import datasets
+from tests.export import models as user_models
+
+
+def muster(*arguments, **environment):
+    """A real process: what a shell sees."""
+    done = subprocess.run(
+        [sys.executable, "-m", "muster", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "COLUMNS": "200", **environment},
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def in_process(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cli") / "plan"
+    result = in_process(
+        "export", "logreg", "--algorithm", "mimelite", "--set", "client_lr=0.3", "--out", folder, "--json"
+    )
+    assert result.exit_code == 0, result.output
+    return folder, json.loads(result.stdout)
+
+
+def test_export_prints_what_it_made(plan):
+    folder, facts = plan
+    assert facts["bundle"] == str(folder)
+    assert facts["settings"]["client_lr"] == 0.3
+    assert facts["parity_l2"] < 1e-5
+    assert (facts["down_bytes"], facts["parameters"]) == (2 * 4 * 650, 650)
+
+
+def test_plan_show_and_verify(plan):
+    folder, facts = plan
+    shown = in_process("plan", "show", folder, "--json")
+    assert json.loads(shown.stdout) == facts
+    verified = json.loads(in_process("plan", "verify", folder, "--json").stdout)
+    assert verified["ok"]
+    assert {parity["graph"] for parity in verified["certificate"]["parity"]} == {"train.step", "sweep.step", "report"}
+
+
+def test_tasks_are_created_listed_paused_resumed_and_cancelled(plan, tmp_path):
+    where = ["--db", f"sqlite:///{tmp_path / 'm.db'}", "--blobs", tmp_path / "blobs"]
+    made = in_process(
+        "task", "create", "--plan", plan[0], "--population", "p", "--goal", 3, "--rounds", 2, *where, "--json"
+    )
+    task = json.loads(made.stdout)["task"]
+    for command, state in (("pause", "paused"), ("resume", "active"), ("cancel", "cancelled")):
+        assert in_process("task", command, task, *where).exit_code == 0
+        assert json.loads(in_process("task", "show", task, *where, "--json").stdout)["state"] == state
+    assert [entry["task"] for entry in json.loads(in_process("task", "list", *where, "--json").stdout)] == [task]
+    assert json.loads(in_process("task", "metrics", task, *where, "--json").stdout) == []
+    assert in_process("task", "checkpoint", task, "--out", tmp_path / "model.safetensors", *where).exit_code == 0
+
+    assert load_file(tmp_path / "model.safetensors")["1.weight"].shape == (10, 64)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("export", "resnet"), 2, "no model is called 'resnet'; there are logreg, mlp, digits_cnn"),
+        (
+            ("export", "mlp", "--algorithm", "sgd"),
+            2,
+            "no algorithm is called 'sgd'; there are fedavg, fedadam, mimelite",
+        ),
+        (("export", "mlp", "--set", "momentum=0.9"), 2, "fedavg has no setting 'momentum'"),
+        (("export", "mlp", "--set", "client_lr=-1"), 2, "client_lr must be a number above 0, not '-1'"),
+        (("export", "mlp", "--set", "client_lr"), 2, "not of the form key=value"),
+        (("export", "mlp", "--colour"), 2, "No such option"),
+        (("export", f"{user_models.__name__}:batch_norm"), 1, "GroupNorm"),
+        (("demo", "--algorithms", "sgd"), 2, "no algorithm is called 'sgd'"),
+        (("simulate", "--model", "mlp", "--dataset", "imagenet"), 2, "no data set is called 'imagenet'"),
+        (("simulate", "--model", "mlp", "--dataset", "wisdm"), 2, "--data DIR"),
+        (("simulate", "--model", "mlp", "--cohort", "1000"), 2, "a cohort of 1000 cannot be drawn from 60 clients"),
+        (("simulate", "--model", "mlp", "--device", "cuda:7"), 2, "cannot compute on 'cuda:7'"),
+        (("simulate",), 2, "name a model"),
+        (("plan", "show", "/nowhere"), 1, "is not a plan bundle"),
+        (("coordinator", "serve", "--db", "mysql://x"), 1, "this version stores its state in a SQLite file"),
+    ],
+)
+def test_mistakes_get_one_clear_line_and_an_exit_code(arguments, code, words, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["muster", *arguments])
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == code
+    captured = capsys.readouterr()
+    assert words in " ".join(captured.err.split())
+    assert captured.out == ""
+
+
+def test_simulate_reads_a_file_and_flags_win(tmp_path):
+    config = tmp_path / "run.toml"
+    config.write_text('model = "logreg"\nalgorithm = "mimelite"\nrounds = 9\ncohort = 4\n[settings]\nclient_lr = 0.2\n')
+    status, out, err = muster("simulate", config, "--rounds", 2, "--set", "beta1=0.5", "--json")
+    assert status == 0, err
+    result = json.loads(out)
+    assert (result["rounds"], result["cohort"], result["algorithm"]) == (2, 4, "mimelite")
+    assert (result["settings"]["client_lr"], result["settings"]["beta1"]) == (0.2, 0.5)
+    config.write_text("colour = 1\n")
+    assert "unknown options ['colour']" in muster("simulate", config)[2]
+
+
+def test_one_device_run_by_hand_reports(plan, tmp_path):
+    np.savez(tmp_path / "mine.npz", **datasets.load("digits").shard(0))
+    database, blobs = f"sqlite:///{tmp_path / 'm.db'}", tmp_path / "blobs"
+    where = ["--db", database, "--blobs", blobs]
+    create = ["task", "create", "--plan", plan[0], "--population", "p", "--goal", 1, "--rounds", 1]
+    assert in_process(*create, "--over-selection", 1, *where).exit_code == 0
+    with coordinator_process(tmp_path, database, blobs) as url:
+        device = ["device", "run", "--coordinator", url, "--population", "p", "--examples", tmp_path / "mine.npz"]
+        device += ["--state", tmp_path / "state", "--once", "--json"]
+        status, out, err = muster(*device)
+        assert status == 0, out + err
+        assert json.loads(out)["outcome"] == "reported"
+        status, out, _ = muster(*device)
+        assert (status, json.loads(out)["reason"]) == (75, "no-task")
+    status, out, _ = muster(*device)
+    assert (status, json.loads(out)["reason"]) == (1, "unreachable")
+
+
+def test_every_command_has_help_with_an_example_of_what_it_does():
+    names = [[], ["demo"], ["export"], ["simulate"], ["plan", "show"], ["plan", "verify"], ["coordinator", "serve"]]
+    names += [
+        ["task", name] for name in ("create", "list", "show", "metrics", "pause", "resume", "cancel", "checkpoint")
+    ]
+    names += [["device", "run"], ["fleet", "run"]]
+    for name in names:
+        result = in_process(*name, "--help")
+        assert result.exit_code == 0
+        assert len(result.stdout.splitlines()) > 5

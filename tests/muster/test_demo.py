@@ -1,0 +1,24 @@
+"""The demo in small: the whole story still holds."""
+
+import json
+
+from tests.muster.test_cli import muster
+
+
+def test_demo_prints_one_object_and_draws_the_curves(tmp_path):
+    picture = tmp_path / "curves.png"
+    arguments = ["demo", "--algorithms", "mimelite,fedadam", "--rounds", 3, "--devices", 6, "--out", picture, "--json"]
+    status, out, err = muster(*arguments)
+    assert status == 0, err
+    result = json.loads(out)
+    assert set(result["algorithms"]) == {"mimelite", "fedadam"}
+    for facts in result["algorithms"].values():
+        assert facts["rounds"] == 3
+        assert 0 < facts["test_accuracy"] <= 1
+        assert facts["bytes_up_per_device"] > 4 * 3818
+        assert facts["bytes_down_per_device"] > 4 * 3818
+    # MimeLite sends a delta and a gradient, FedAdam a delta.
+    up = {name: facts["bytes_up_per_device"] for name, facts in result["algorithms"].items()}
+    assert up["mimelite"] > 1.5 * up["fedadam"]
+    assert result["agreement"] < 1e-5
+    assert picture.read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,119 @@
+"""Emulated devices are processes of their own; what goes wrong with one does not stop a round."""
+
+import os
+import signal
+import time
+from contextlib import contextmanager
+from threading import Thread
+
+import numpy as np
+import pytest
+
+from coordinator.rounds import AssignmentState, RoundState, TaskState
+from coordinator.tasks import TaskSettings, open_coordinator_store
+from export.build import export_bundle
+from export.model import Model
+from export.models import load
+from fedcore.algorithms import create
+from muster.server import coordinator_process
+from simulator import datasets
+from simulator.errors import FleetError
+from simulator.fleet import Fleet, FleetConfig
+
+
+@contextmanager
+def task(folder, **settings):
+    """A coordinator process with one task; gives its store, its URL and the task's id."""
+    bundle = export_bundle(Model(load("logreg")), create("fedavg", {"batch_size": 5}), folder / "plan")
+    database, blobs = f"sqlite:///{folder / 'muster.db'}", folder / "blobs"
+    given = {"population": "p", "goal": 5, "rounds": 2, "over_selection": 1.2, "selection_timeout_s": 2.0} | settings
+    with open_coordinator_store(database, blobs) as store, coordinator_process(folder, database, blobs) as url:
+        yield store, url, store.register_task(bundle, TaskSettings(**given)).id
+
+
+def fleet(folder, url, users, **settings):
+    return Fleet(FleetConfig(coordinator=url, population="p", folder=folder / "devices", **settings), users)
+
+
+def test_a_device_with_nan_examples_aborts_with_a_reason_and_the_round_goes_on(tmp_path):
+    users, _ = datasets.users("digits", None, 6)
+    users.fields["x"][users.starts[2]] = np.nan
+    outcomes = []
+    with task(tmp_path) as (store, url, task_id):
+        devices = fleet(tmp_path, url, users, concurrency=6)
+        summary = devices.run(lambda client, outcome: outcomes.append((client, outcome)))
+        seats = [seat for number in (1, 2) for seat in store.cohort(task_id, number)]
+        assert store.task(task_id).state is TaskState.COMPLETED
+        assert np.isfinite(store.checkpoint(task_id)["params"]).all()
+    aborted = [(client, outcome) for client, outcome in outcomes if outcome.outcome == "aborted"]
+    assert {client for client, _ in aborted} == {users.clients[2]}
+    assert {outcome.reason for _, outcome in aborted} == {"invalid-examples"}
+    assert all("'x'" in outcome.detail for _, outcome in aborted)
+    assert {seat.reason for seat in seats if seat.state is AssignmentState.ABORTED} == {"invalid-examples"}
+    assert summary.outcomes["aborted"] == len(aborted) == 2
+    assert len(summary.participants) == 5
+
+
+def test_devices_are_separate_processes_and_a_killed_one_is_counted_by_nobody(tmp_path):
+    users, _ = datasets.users("digits", None, 6)
+    killed = []
+
+    def kill_one():
+        # The emulator's children are the devices; the first to appear dies in the middle of its session.
+        while not killed:
+            for process in map(int, filter(str.isdigit, os.listdir("/proc"))):
+                try:
+                    with open(f"/proc/{process}/cmdline", "rb") as line, open(f"/proc/{process}/stat") as stat:
+                        parent = int(stat.read().rpartition(")")[2].split()[1])
+                        ours = b"simulator.emulator" in line.read()
+                except (FileNotFoundError, ProcessLookupError):
+                    continue
+                if ours and parent != os.getpid():
+                    os.kill(process, signal.SIGKILL)
+                    killed.append(process)
+                    return
+            time.sleep(0.005)
+
+    with task(tmp_path, goal=4, minimum=2, rounds=1, reporting_deadline_s=5.0) as (store, url, task_id):
+        killer = Thread(target=kill_one)
+        killer.start()
+        outcomes = []
+        fleet(tmp_path, url, users, concurrency=6).run(lambda client, outcome: outcomes.append(outcome))
+        killer.join()
+        record = store.rounds(task_id)[-1]
+    died = [outcome for outcome in outcomes if outcome.reason == "process-died"]
+    assert [outcome.detail for outcome in died] == ["exit code -9"]
+    assert record.state is RoundState.COMMITTED
+    assert record.reported == sum(outcome.outcome == "reported" for outcome in outcomes)
+
+
+def test_silent_devices_do_not_stall_a_round(tmp_path):
+    users, _ = datasets.users("digits", None, 6)
+    with task(tmp_path, goal=6, minimum=3, rounds=1, over_selection=1.0, selection_timeout_s=1.0) as (
+        store,
+        url,
+        task_id,
+    ):
+        fleet(tmp_path, url, users.subset(range(4)), concurrency=4).run()
+        record = store.rounds(task_id)[-1]
+    assert record.state is RoundState.COMMITTED
+    assert (record.assigned, record.reported) == (4, 4)
+
+
+def test_a_fleet_without_a_coordinator_says_so(tmp_path):
+    users, _ = datasets.users("digits", None, 25)
+    with pytest.raises(FleetError, match="sessions in a row failed; the last: unreachable"):
+        fleet(tmp_path, "http://127.0.0.1:9", users, concurrency=25).run()
+
+
+def test_an_unknown_population_is_named(tmp_path):
+    users, _ = datasets.users("digits", None, 25)
+    with task(tmp_path, population="other") as (_, url, _), pytest.raises(FleetError, match=r"unknown-population.*'p'"):
+        fleet(tmp_path, url, users, concurrency=25).run()
+
+
+def test_a_fleet_stops_after_as_many_sessions_as_asked(tmp_path):
+    users, _ = datasets.users("digits", None, 6)
+    with task(tmp_path, goal=2, rounds=50, over_selection=1.0) as (_, url, _):
+        summary = fleet(tmp_path, url, users, concurrency=4, sessions=6, wait_s=2.0).run()
+    assert sum(summary.outcomes.values()) == 6
