@@ -16,6 +16,9 @@ from export.onnx_rules import TABLE
 
 OPSET = 18
 IR_VERSION = 10
+# Keyword arguments that a rule may ignore, always or at one value; any other would be silently wrong.
+HARMLESS = {"dtype", "layout", "device", "pin_memory", "memory_format", "non_blocking"}
+NEUTRAL = {"alpha": 1, "beta": 1}
 
 
 def to_onnx(captured: Captured) -> bytes:
@@ -42,7 +45,12 @@ def to_onnx(captured: Captured) -> bytes:
     nodes, constants = _reachable(builder, set(captured.outputs))
     graph = helper.make_graph(nodes, "graph", inputs, outputs, constants)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
-    onnx.checker.check_model(model, full_check=True)
+    try:
+        onnx.checker.check_model(model, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise UnsupportedOperator(
+            f"an operator of this model is written in a way that ONNX refuses: {error}"
+        ) from error
     data: bytes = model.SerializeToString(deterministic=True)
     return data
 
@@ -61,6 +69,11 @@ def _write(builder: GraphBuilder, node: fx.Node) -> object:
     rule = TABLE.get(node.target)
     if rule is None:
         raise UnsupportedOperator(f"operator {node.target} has no ONNX form here{_origin(node)}")
+    for name, value in node.kwargs.items():
+        if name not in HARMLESS and value != NEUTRAL.get(name):
+            raise UnsupportedOperator(
+                f"operator {node.target} with {name}={value} has no ONNX form here{_origin(node)}"
+            )
     return rule(builder, node)
 
 

@@ -58,6 +58,8 @@ class GraphBuilder:
         if not isinstance(argument, fx.Node):
             return self.constant(argument, NUMPY_TYPES[dtype or torch.get_default_dtype()])
         name: str = self.names[argument]
+        if not isinstance(argument.meta["val"], torch.Tensor):
+            name = self.emit("Squeeze", [name])  # a symbolic size is kept as a vector of one element
         if dtype is None or dtype_of(argument) == dtype:
             return name
         return self.emit("Cast", [name], to=ONNX_TYPES[dtype])

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from export.errors import UnsupportedOperator
-from export.onnx_graph import NUMPY_TYPES, GraphBuilder, dtype_of, rank_of
+from export.onnx_graph import GraphBuilder, dtype_of, rank_of
 
 aten = torch.ops.aten
 Rule = Callable[[GraphBuilder, fx.Node], Any]
@@ -33,8 +33,6 @@ def elementwise(kind: str) -> Rule:
     """An ONNX operator whose inputs must share one type: the type torch promotes to."""
 
     def rule(graph: GraphBuilder, node: fx.Node) -> str:
-        if node.kwargs.get("alpha", 1) != 1:
-            raise UnsupportedOperator(f"{node.target} with alpha={node.kwargs['alpha']}")
         left, right = (item.meta["val"] if isinstance(item, fx.Node) else item for item in arguments(node)[:2])
         common = torch.result_type(left, right)
         if kind == "Div" and not common.is_floating_point:
@@ -95,8 +93,13 @@ def unsqueeze(graph: GraphBuilder, node: fx.Node) -> str:
 
 
 def squeeze(graph: GraphBuilder, node: fx.Node) -> str:
-    axes = graph.constant(arguments(node)[1], np.int64)
-    return graph.emit("Squeeze", [graph.value(node.args[0]), axes])
+    source, axes = arguments(node)
+    shape = source.meta["val"].shape
+    # torch leaves an axis that is not of size 1 alone, and so a symbolic one, which may be.
+    single = [axis for axis in axes if isinstance(shape[axis], int) and shape[axis] == 1]
+    return (
+        graph.emit("Squeeze", [graph.value(source), graph.constant(single, np.int64)]) if single else same(graph, node)
+    )
 
 
 def concatenate(graph: GraphBuilder, node: fx.Node) -> str:
@@ -132,6 +135,8 @@ def scatter(reduction: str) -> Rule:
 
     def rule(graph: GraphBuilder, node: fx.Node) -> str:
         source, axis, index, updates = arguments(node)[:4]
+        if isinstance(updates, fx.Node) and updates.meta["val"].shape != index.meta["val"].shape:
+            raise UnsupportedOperator(f"{node.target} with values of another shape than the indices")
         value = graph.value(updates, dtype_of(node))
         if not isinstance(updates, fx.Node):
             value = graph.emit("Expand", [value, graph.emit("Shape", [graph.value(index)])])
@@ -166,7 +171,7 @@ def filled(graph: GraphBuilder, node: fx.Node) -> str:
     kind = dtype_of(node)
     sizes: Any = [] if node.target is aten.scalar_tensor.default else node.args[0]
     number = node.args[0] if node.target is aten.scalar_tensor.default else arguments(node)[1]
-    constant = graph.constant(number, NUMPY_TYPES[kind])
+    constant = graph.value(number, kind)
     if isinstance(sizes, fx.Node):
         return graph.emit("Expand", [constant, graph.emit("Shape", [graph.value(sizes)])])
     return graph.emit("Expand", [constant, graph.integers(sizes)]) if sizes else constant
