@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from coordinator.errors import InvalidTask, NonFiniteState
 from fedcore import checkpoint
 from fedcore.algorithms.algorithm import Algorithm
-from fedcore.checkpoint import VectorSpec
 from fedcore.errors import ReportError
-from fedcore.params import Float32
+from fedcore.params import Float32, VectorSpec
 from fedcore.plan import Plan
 from fedcore.report import ReportLayout
 

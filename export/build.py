@@ -14,7 +14,8 @@ from export.onnx import to_onnx
 from export.parity import certify
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.bundle import AlgorithmRef, Bundle, Manifest
-from fedcore.checkpoint import VectorSpec, encode
+from fedcore.checkpoint import encode
+from fedcore.params import VectorSpec
 from fedcore.plan import BlobRef, ExampleSpec, PassPlan, Plan
 from fedcore.report import WEIGHT, ReportLayout, Segment
 

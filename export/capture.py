@@ -20,10 +20,10 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 
 from export.decompositions import TABLE
-from export.errors import DynamicControlFlow
+from export.errors import DynamicControlFlow, ExportError, InvalidModel
 from export.model import GradientOracle, Model
 from fedcore.algorithms.algorithm import Algorithm, Pass, Vector
-from fedcore.checkpoint import VectorSpec
+from fedcore.params import VectorSpec
 from fedcore.plan import Field
 
 # The batch size of the example inputs. Any size above 1 will do: torch specialises on 0 and 1.
@@ -68,7 +68,7 @@ def capture(function: Callable[[dict[str, Tensor]], Mapping[str, Tensor]], input
     Raises DynamicControlFlow when its Python depends on values or fixes the batch size.
     """
     environment = ShapeEnv()
-    mode = FakeTensorMode(shape_env=environment)
+    mode = FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
     names: list[str] = []
 
     def positional(*tensors: Tensor) -> list[Tensor]:
@@ -77,13 +77,17 @@ def capture(function: Callable[[dict[str, Tensor]], Mapping[str, Tensor]], input
         return list(results.values())
 
     try:
-        module = make_fx(positional, decomposition_table=TABLE, tracing_mode="symbolic", record_module_stack=True)(
+        module = make_fx(positional, decomposition_table=TABLE, tracing_mode="symbolic", _allow_non_fake_inputs=True)(
             *(_fake(mode, port) for port in inputs)
         )
+    except ExportError:
+        raise
     except GuardOnDataDependentSymNode as error:
         raise DynamicControlFlow(
             f"the model branches on the values of a tensor; use torch.where instead: {error}"
         ) from error
+    except (RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
+        raise InvalidModel(f"the model does not run: {error}") from error
     if environment.replacements:
         raise DynamicControlFlow(
             f"the model works only for a batch of {TRACE_BATCH}: it must not fix the first axis of its inputs"

@@ -144,5 +144,7 @@ def _refuse_unsupported(module: nn.Module) -> None:
     for path, parameter in module.named_parameters():
         if parameter.dtype != torch.float32:
             raise InvalidModel(f"parameter {path} is {parameter.dtype}; every parameter must be float32")
+        if not parameter.requires_grad:
+            raise InvalidModel(f"parameter {path} is frozen (requires_grad=False), which is not supported yet")
     if not any(True for _ in module.parameters()):
         raise InvalidModel("the model has no parameters to train")

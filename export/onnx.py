@@ -24,7 +24,7 @@ NEUTRAL = {"alpha": 1, "beta": 1}
 def to_onnx(captured: Captured) -> bytes:
     """Serialised ONNX of opset 18, checked; equal graphs give equal bytes.
 
-    Raises UnsupportedOperator, naming the operator and the layer it comes from.
+    Raises UnsupportedOperator, naming the operator.
     """
     builder = GraphBuilder()
     ports = iter(captured.inputs)
@@ -68,21 +68,13 @@ def _reachable(builder: GraphBuilder, needed: set[str]) -> tuple[list[onnx.NodeP
 def _write(builder: GraphBuilder, node: fx.Node) -> object:
     rule = TABLE.get(node.target)
     if rule is None:
-        raise UnsupportedOperator(f"operator {node.target} has no ONNX form here{_origin(node)}")
+        raise UnsupportedOperator(f"operator {node.target} has no ONNX form here")
     for name, value in node.kwargs.items():
         if name not in HARMLESS and value != NEUTRAL.get(name):
-            raise UnsupportedOperator(
-                f"operator {node.target} with {name}={value} has no ONNX form here{_origin(node)}"
-            )
+            raise UnsupportedOperator(f"operator {node.target} with {name}={value} has no ONNX form here")
     return rule(builder, node)
 
 
 def _input(port: Port) -> onnx.ValueInfoProto:
     shape: tuple[int | str, ...] = ("B", *port.shape) if port.batched else port.shape
     return helper.make_tensor_value_info(port.name, ONNX_TYPES[port.dtype], shape)
-
-
-def _origin(node: fx.Node) -> str:
-    stack = node.meta.get("nn_module_stack") or {}
-    path, layer = next(reversed(stack.values()), ("", ""))
-    return f" (from layer {path or 'the model'}, {getattr(layer, '__name__', layer)})" if layer else ""

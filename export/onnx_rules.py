@@ -44,7 +44,7 @@ def elementwise(kind: str) -> Rule:
 
 def unary(kind: str) -> Rule:
     """An ONNX operator of one input."""
-    return lambda graph, node: graph.emit(kind, [graph.value(node.args[0])])
+    return lambda graph, node: graph.emit(kind, [graph.value(node.args[0], dtype_of(node))])
 
 
 def negated(rule: Rule) -> Rule:
@@ -196,6 +196,27 @@ def rsqrt(graph: GraphBuilder, node: fx.Node) -> str:
     return graph.emit("Reciprocal", [graph.emit("Sqrt", [graph.value(node.args[0])])])
 
 
+def logical(kind: str) -> Rule:
+    """A connective of truth values; on integers torch's operator works bit by bit, which this is not."""
+
+    def rule(graph: GraphBuilder, node: fx.Node) -> str:
+        if dtype_of(node) != torch.bool:
+            raise UnsupportedOperator(f"{node.target} on integers")
+        return graph.emit(kind, [graph.value(item, torch.bool) for item in node.args])
+
+    return rule
+
+
+def expm1(graph: GraphBuilder, node: fx.Node) -> str:
+    kind = dtype_of(node)
+    return graph.emit("Sub", [graph.emit("Exp", [graph.value(node.args[0], kind)]), graph.value(1, kind)])
+
+
+def log1p(graph: GraphBuilder, node: fx.Node) -> str:
+    kind = dtype_of(node)
+    return graph.emit("Log", [graph.emit("Add", [graph.value(node.args[0], kind), graph.value(1, kind)])])
+
+
 def addmm(graph: GraphBuilder, node: fx.Node) -> str:
     bias, left, right = (graph.value(item) for item in arguments(node))
     return graph.emit("Gemm", [left, right, bias])
@@ -314,6 +335,8 @@ TABLE: dict[Any, Rule] = {
         ]
     ),
     **overloads(elementwise("MatMul"), aten.mm.default, aten.bmm.default),
+    **overloads(logical("And"), aten.bitwise_and.Tensor, aten.logical_and.default),
+    **overloads(logical("Or"), aten.bitwise_or.Tensor, aten.logical_or.default),
     **overloads(same, aten.alias.default, aten.clone.default, aten.detach.default),
     **overloads(cast, aten._to_copy.default),
     **overloads(view, aten.view.default, aten._unsafe_view.default),
@@ -321,7 +344,7 @@ TABLE: dict[Any, Rule] = {
     **overloads(scatter("none"), aten.scatter.value, aten.scatter.src),
     aten.scatter_add.default: scatter("add"),
     aten.sum.dim_IntList: reduce("ReduceSum"),
-    aten.mean.dim: reduce("ReduceMean"),
+    **overloads(reduce("ReduceMean"), aten.mean.dim, aten.mean.default),
     aten.amax.default: reduce("ReduceMax"),
     aten.addmm.default: addmm,
     aten.argmax.default: argmax,
@@ -332,6 +355,8 @@ TABLE: dict[Any, Rule] = {
     aten.convolution.default: convolution,
     aten.expand.default: expand,
     aten.gather.default: gather,
+    aten.expm1.default: expm1,
+    aten.log1p.default: log1p,
     aten.max_pool2d_with_indices.default: max_pool2d,
     aten.permute.default: permute,
     aten.pow.Tensor_Scalar: power,

@@ -14,8 +14,6 @@ import safetensors.numpy
 from fedcore.errors import SchemaError
 from fedcore.params import Float32, VectorSpec
 
-__all__ = ["VectorSpec", "decode", "encode", "specs_of"]
-
 
 def specs_of(vectors: Mapping[str, Float32]) -> tuple[VectorSpec, ...]:
     """The specs that `vectors` satisfy, in their order."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 import typer
+from rich.markup import escape
 
 from muster.commands.coordinator import coordinator_app
 from muster.commands.demo import demo
@@ -15,8 +17,8 @@ from muster.commands.simulate import simulate
 from muster.commands.task import task_app
 from muster.output import stderr
 
-EXIT_FAILED, EXIT_USAGE, EXIT_TRY_LATER = 1, 2, 75
-OURS = {"coordinator", "device_runtime", "export", "fedcore", "simulator"}
+EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_TERMINATED = 1, 2, 130, 143
+OURS = {"coordinator", "device_runtime", "export", "fedcore", "muster", "simulator"}
 USAGE_ERRORS = {"UnknownAlgorithm", "InvalidSetting", "UnknownModel", "DatasetError", "EngineError", "InvalidTask"}
 
 app = typer.Typer(
@@ -25,7 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
     help="Cross-device federated learning: export a model, run a coordinator, run devices, simulate fleets.\n\n"
-    "Start with `muster demo`. Every command has --json; exit codes are 0 ok, 1 failed, 2 usage, 75 try later.",
+    "Start with `muster demo`. Commands that answer have --json; exit codes are 0 ok, 1 failed, 2 usage, 75 try later.",
 )
 app.command()(demo)
 app.command()(export)
@@ -39,12 +41,14 @@ app.add_typer(fleet_app, name="fleet")
 
 def main() -> None:
     """Run a command; one of our errors becomes one line on standard error and an exit code."""
+    # Ended like this, a command still stops the processes that it started and removes its temporary folders.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
     try:
         app()
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(EXIT_INTERRUPTED)
     except Exception as error:
-        if type(error).__module__.partition(".")[0] not in OURS:
+        if type(error).__module__.partition(".")[0] not in OURS and not isinstance(error, OSError):
             raise
-        stderr.print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True)
+        stderr.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(EXIT_USAGE if type(error).__name__ in USAGE_ERRORS else EXIT_FAILED)

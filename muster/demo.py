@@ -153,7 +153,7 @@ class Stage:
 
     def _agreement(self, engine: Engine, task: str, summary: FleetSummary) -> float:
         numbers = range(1, min(REPLAYED_ROUNDS, self.config.rounds) + 1)
-        cohorts = [counted_cohort(self.store, task, number, summary.participants) for number in numbers]
+        cohorts = [counted_cohort(self.store, task, number, summary.clients) for number in numbers]
         return worst_difference(
             engine, self.train, cohorts, [self.store.checkpoint(task, n)["params"] for n in numbers]
         )

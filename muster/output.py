@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -45,7 +46,7 @@ def number(value: object) -> str:
     """A value for people: floats with four significant digits, nothing as a dash."""
     if isinstance(value, float):
         return f"{value:.4g}"
-    return "–" if value is None else str(value)
+    return "–" if value is None else escape(str(value))
 
 
 def progress() -> Progress:

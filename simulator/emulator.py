@@ -50,6 +50,12 @@ class Emulator:
 
     def run(self) -> None:
         """Serve until standard input closes."""
+        try:
+            self._serve()
+        finally:
+            self._stop()
+
+    def _serve(self) -> None:
         os.set_blocking(sys.stdin.fileno(), False)
         pending = b""
         while True:
@@ -59,7 +65,6 @@ class Emulator:
                     continue
                 chunk = os.read(key.fd, 1 << 16)
                 if not chunk:
-                    self._stop()
                     return
                 *lines, pending = (pending + chunk).split(b"\n")
                 for line in lines:
@@ -95,6 +100,10 @@ class Emulator:
 def _be_device(start: Start, writer: int) -> None:
     """The forked child: one session, its outcome into the pipe, then out without the parent's clean-up."""
     code = 1
+    # The pipes of the emulator are not the device's: a print would corrupt its words, an open end outlive it.
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nowhere, 0)
+    os.dup2(nowhere, 1)
     try:
         config = DeviceConfig(
             coordinator=start.coordinator,

@@ -23,7 +23,7 @@ from export.model import Model
 from fedcore.algorithms.algorithm import Algorithm, Broadcast, Carry, Pass, Report
 from fedcore.batching import Place, batches
 from fedcore.params import Float32
-from simulator.errors import EngineError
+from simulator.errors import Diverged, EngineError
 from simulator.population import Population
 
 
@@ -41,22 +41,20 @@ class _Sums:
 
     report: dict[str, Tensor] = field(default_factory=dict)
     metrics: dict[str, Tensor] = field(default_factory=dict)
-    weight: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
+    weight: float = 0.0
     contributors: int = 0
 
-    def add_report(self, report_K: Report, weight_K: Tensor) -> None:
-        """Add weighted reports; a client with a non-finite value counts neither in value nor in weight."""
-        finite_K = torch.stack([torch.isfinite(value).all(-1) for value in report_K.values()]).all(0)
-        weight_K = weight_K * finite_K
-        for name, value in report_K.items():
-            weighted = torch.where(finite_K[:, None], value * weight_K[:, None], 0)
-            self.report[name] = self.report.get(name, 0) + weighted.sum(0, dtype=torch.float64)
-        self.weight = self.weight.to(weight_K.device) + weight_K.sum(dtype=torch.float64)
+    def add(self, report_K: Report, metrics_K: Mapping[str, Tensor], weight_K: Tensor) -> None:
+        """Add the clients whose every value is finite once weighted; the others count in nothing, as on a device."""
+        weighted = {name: value * weight_K[:, None] for name, value in report_K.items()}
+        everything = [*weighted.values(), *metrics_K.values()]
+        finite_K = torch.stack([torch.isfinite(value).all(-1) for value in everything]).all(0)
+        for sums, values in ((self.report, weighted), (self.metrics, metrics_K)):
+            for name, value in values.items():
+                kept = torch.where(finite_K[:, None], value, 0)
+                sums[name] = sums.get(name, 0) + kept.sum(0, dtype=torch.float64)
+        self.weight += float((weight_K * finite_K).sum(dtype=torch.float64))
         self.contributors += int(finite_K.sum())
-
-    def add_metrics(self, name: str, sums_M: Tensor) -> None:
-        """Add the metric sums of one pass."""
-        self.metrics[name] = self.metrics.get(name, 0) + sums_M
 
 
 class Engine:
@@ -92,7 +90,7 @@ class Engine:
         """One round of the clients in `cohort`; moves the server state.
 
         slots: each client's slot, its place in the cohort by default; the slot keys a client's random order.
-        Raises EngineError when no client contributes a finite report.
+        Raises Diverged when no client contributes a finite report.
         """
         members = zip(cohort, slots or range(len(cohort)), strict=True)
         # Longest first: the clients that still have a batch at step s are then a prefix.
@@ -102,7 +100,7 @@ class Engine:
         for start in range(0, len(clients), self._at_once):
             self._train(clients[start : start + self._at_once], sums)
         if sums.contributors == 0:
-            raise EngineError(f"round {number}: no client sent a finite report; lower client_lr")
+            raise Diverged(f"round {number}: no client has a finite report; lower client_lr")
         mean = {name: value / sums.weight for name, value in sums.report.items()}
         state = self._algorithm.update({name: vector.double() for name, vector in self._state.items()}, mean)
         self._state = {name: vector.float() for name, vector in state.items()}
@@ -117,21 +115,21 @@ class Engine:
         """Run every pass for some clients and add their reports and metrics to `sums`."""
         broadcast = self._algorithm.broadcast(self._state)
         carries: dict[str, Carry] = {}
+        metrics: dict[str, Tensor] = {}
         for index, item in enumerate(self._algorithm.passes):
-            carries[item.name], sums_M = self._run_pass(index, item, broadcast, clients)
-            sums.add_metrics(item.name, sums_M)
+            carries[item.name], metrics[item.name] = self._run_pass(index, item, broadcast, clients)
         report = self._algorithm.report(broadcast, carries)
-        sums.add_report(report, self._weights([client for client, _ in clients]))
+        sums.add(report, metrics, self._weights([client for client, _ in clients]))
 
     def _run_pass(
         self, index: int, item: Pass, broadcast: Broadcast, clients: Sequence[tuple[int, Place]]
     ) -> tuple[Carry, Tensor]:
-        """The last carry (K, …) of every client, and the metric sums (M,) over all of them."""
+        """The last carry (K, …) and the metric sums (K, M) of every client."""
         carry = {
             name: vector.expand(len(clients), vector.shape[-1]).clone()
             for name, vector in item.begin(broadcast).items()
         }
-        sums_M = torch.zeros(len(self._model.metrics), dtype=torch.float64, device=self._device)
+        sums_KM = torch.zeros(len(clients), len(self._model.metrics), device=self._device)
         for rows, mask in self._steps(index, item, clients):
             active = len(rows)
             where = torch.from_numpy(rows).to(self._device)
@@ -140,8 +138,8 @@ class Engine:
             after = item.step({name: vector[:active] for name, vector in carry.items()}, broadcast, oracle)
             for name, vector in after.items():
                 carry[name][:active] = vector
-            sums_M += oracle.sums_KM.sum(0, dtype=torch.float64)
-        return carry, sums_M
+            sums_KM[:active] += oracle.sums_KM
+        return carry, sums_KM
 
     def _steps(
         self, index: int, item: Pass, clients: Sequence[tuple[int, Place]]
@@ -200,8 +198,8 @@ def compute_device(name: str) -> torch.device:
     """The torch device called `name`. Raises EngineError when this installation cannot compute there."""
     try:
         device = torch.device(name)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
+        float(torch.zeros(1, device=device))
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise EngineError(f"cannot compute on {name!r} here: {str(error).splitlines()[0]}") from error
     return device
 

@@ -3,6 +3,7 @@
 SimulatorError
 ├── DatasetError        a data set is unknown, absent, malformed or does not fit the model
 ├── EngineError         the engine cannot run as asked (no such compute device, cohort larger than the population, …)
+├── Diverged            training left the finite numbers
 └── FleetError          the fleet of emulated devices cannot run, or stopped making progress
 """
 
@@ -17,6 +18,10 @@ class DatasetError(SimulatorError):
 
 class EngineError(SimulatorError):
     """The engine cannot run as asked."""
+
+
+class Diverged(SimulatorError):
+    """Training left the finite numbers."""
 
 
 class FleetError(SimulatorError):

@@ -11,20 +11,24 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from device_runtime.session import Outcome
+from device_runtime.session import Outcome, default_window
+from fedcore.wire.messages import RetryWindow
 from simulator.emulator import Ended, Start
 from simulator.errors import FleetError
 from simulator.population import Population
 
-# So many sessions in a row that reached no coordinator mean that there is none.
+# So many failed sessions before the first good one, and so long without one later, mean that there is no coordinator.
 MAX_FAILURES = 20
+PATIENCE_S = 60.0
+# A failed device comes back after so long: minutes would be right for a phone and wrong for who watches a fleet.
+AFTER_FAILURE = RetryWindow(0.5, 2.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,20 +46,23 @@ class FleetConfig:
 
 @dataclass(slots=True)
 class FleetSummary:
-    """What happened: sessions by outcome, bytes over all devices, and which client each device id that reported is."""
+    """What happened: sessions by outcome, bytes over all devices, who reported, and the client of each device id."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     bytes_up: int = 0
     bytes_down: int = 0
-    participants: dict[str, str] = field(default_factory=dict)
+    clients: dict[str, str] = field(default_factory=dict)
+    participants: set[str] = field(default_factory=set)
 
     def add(self, client: str, outcome: Outcome) -> None:
         """Count one session."""
         self.outcomes[outcome.outcome] += 1
         self.bytes_up += outcome.bytes_up
         self.bytes_down += outcome.bytes_down
+        if outcome.device:
+            self.clients[outcome.device] = client
         if outcome.outcome == "reported":
-            self.participants[outcome.device] = client
+            self.participants.add(client)
 
 
 class Fleet:
@@ -67,7 +74,8 @@ class Fleet:
         self._config = config
         self._random = random.Random(config.seed)
         self._asleep = dict.fromkeys(population.clients, 0.0)
-        self._failures = 0
+        self._devices, self._failures = len(population), 0
+        self._last_success: float | None = None
         self._done = False
         for index, client in enumerate(population.clients):
             folder = config.folder / client
@@ -91,7 +99,7 @@ class Fleet:
                     awake, started = awake + 1, started + 1
                 if awake == 0 and (self._done or started == self._config.sessions):
                     return summary
-                report = self._wait(ended)
+                report = self._wait(ended, full=awake == self._config.concurrency)
                 if report is not None:
                     awake -= 1
                     outcome = self._settle(report)
@@ -119,11 +127,12 @@ class Fleet:
         del self._asleep[client]
         return client
 
-    def _wait(self, ended: queue.SimpleQueue[Ended | None]) -> Ended | None:
+    def _wait(self, ended: queue.SimpleQueue[Ended | None], *, full: bool) -> Ended | None:
         """The next ended session, or None when a sleeping device may wake first."""
-        until = min(self._asleep.values(), default=time.monotonic() + 1)
+        now = time.monotonic()
+        until = now + 1 if full else min(self._asleep.values(), default=now + 1)
         try:
-            report = ended.get(timeout=max(0.01, min(until - time.monotonic(), 1.0)))
+            report = ended.get(timeout=max(0.01, min(until - now, 1.0)))
         except queue.Empty:
             return None
         if report is None:
@@ -132,15 +141,30 @@ class Fleet:
 
     def _settle(self, report: Ended) -> Outcome:
         """Put the device to sleep for its retry window, and notice the end of work."""
-        outcome = report.outcome or Outcome(reason="process-died", detail=f"exit code {report.exit_code}")
-        window = outcome.retry
-        delay = self._random.uniform(window.min_s, window.max_s) if window is not None else 0.0
-        self._asleep[report.client] = time.monotonic() + delay
+        detail = f"exit code {report.exit_code}"
+        outcome = report.outcome or Outcome(reason="process-died", detail=detail, retryable="transient")
+        window = _retry_window(outcome)
+        now = time.monotonic()
+        self._asleep[report.client] = now + self._random.uniform(window.min_s, window.max_s)
         self._done = self._done or outcome.reason == "no-task"
-        self._failures = self._failures + 1 if outcome.outcome == "failed" else 0
-        if self._failures >= MAX_FAILURES:
-            raise FleetError(f"{MAX_FAILURES} sessions in a row failed; the last: {outcome.reason}: {outcome.detail}")
+        if outcome.outcome != "failed":
+            self._failures, self._last_success = 0, now
+            return outcome
+        self._failures += 1
+        hopeless = self._failures >= min(MAX_FAILURES, self._devices)
+        if self._last_success is not None:
+            hopeless = hopeless and now - self._last_success > PATIENCE_S
+        if hopeless:
+            raise FleetError(f"{self._failures} sessions in a row failed; the last: {outcome.reason}: {outcome.detail}")
         return outcome
+
+
+def _retry_window(outcome: Outcome) -> RetryWindow:
+    if outcome.retry is not None:
+        return outcome.retry
+    if outcome.outcome in {"reported", "not-needed"}:
+        return RetryWindow(0.0, 0.0)
+    return AFTER_FAILURE if outcome.retryable == "transient" else default_window(outcome)
 
 
 @contextmanager
@@ -174,7 +198,8 @@ def _emulator() -> Iterator[tuple[Callable[[Start], None], queue.SimpleQueue[End
     try:
         yield wake, ended
     finally:
-        stdin.close()
+        with suppress(BrokenPipeError):
+            stdin.close()
         process.wait()
         reader.join()
         stdout.close()

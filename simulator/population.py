@@ -35,8 +35,11 @@ class Population:
 
     @classmethod
     def of(cls, clients: Sequence[str], shards: Sequence[Mapping[str, Array]]) -> Population:
-        """Concatenate clients' shards, which have the same fields."""
+        """Concatenate clients' shards, which have the same fields. Raises DatasetError when one is empty."""
         names = list(shards[0])
+        empty = [client for client, shard in zip(clients, shards, strict=True) if not len(shard[names[0]])]
+        if empty:
+            raise DatasetError(f"clients without examples: {empty}")
         starts = np.concatenate([[0], np.cumsum([len(shard[names[0]]) for shard in shards])]).astype(np.int64)
         return cls(tuple(clients), {name: np.concatenate([shard[name] for shard in shards]) for name in names}, starts)
 

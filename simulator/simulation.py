@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +30,7 @@ class SimulationConfig:
     dataset: str = "digits"
     data: Path | None = None
     algorithm: str = "fedavg"
-    settings: dict[str, object] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
     rounds: int = 100
     cohort: int = 10
     held_out: float = datasets.HELD_OUT

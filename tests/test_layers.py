@@ -1,5 +1,6 @@
 """One direction of imports: as contracts over the source, and as what a fresh interpreter really loads."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -68,3 +69,19 @@ def test_the_engine_needs_torch_numpy_and_msgspec_alone():
 def test_the_blocker_blocks():
     result = run(sys.executable, "-c", BLOCKS, "fedcore.checkpoint", "safetensors")
     assert "safetensors is blocked" in result.stderr
+
+
+@pytest.mark.parametrize("module", ["device_runtime.session", "export.parity"])
+def test_the_runtime_collects_no_telemetry_and_starts_no_thread(module, tmp_path):
+    threads = "import os; print(len(os.listdir('/proc/self/task')))"
+    environment = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}
+    done = subprocess.run(
+        [sys.executable, "-c", f"import {module}; {threads}"],
+        env={**environment, "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert list(tmp_path.rglob("*onnxruntime*")) == []
+    if module == "device_runtime.session":
+        assert done.stdout.strip() == "1"

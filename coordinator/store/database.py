@@ -29,8 +29,11 @@ class Database:
         sqlalchemy.event.listen(self.engine, "connect", _configure)
         sqlalchemy.event.listen(self.engine, "begin", _begin)
         self._writer = self.engine.execution_options(begin="BEGIN IMMEDIATE")
-        with self._writer.begin() as connection:
-            METADATA.create_all(connection)
+        try:
+            with self._writer.begin() as connection:
+                METADATA.create_all(connection)
+        except sqlalchemy.exc.OperationalError as error:
+            raise UnsupportedDatabase(f"{url!r} cannot be opened: {error.orig}") from error
 
     @contextmanager
     def reading(self) -> Iterator[Records]:

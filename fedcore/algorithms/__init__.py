@@ -11,7 +11,7 @@ from fedcore.algorithms.mime_lite import MimeLite
 from fedcore.algorithms.settings import parse
 from fedcore.errors import UnknownAlgorithm
 
-ALGORITHMS: dict[str, type[FedAvg | FedAdam | MimeLite]] = {cls.name: cls for cls in (FedAvg, FedAdam, MimeLite)}
+ALGORITHMS: dict[str, type[Algorithm]] = {cls.name: cls for cls in (FedAvg, FedAdam, MimeLite)}
 
 
 def create(name: str, settings: Mapping[str, object] | None = None) -> Algorithm:

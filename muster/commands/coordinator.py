@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -49,4 +51,7 @@ def serve(
             partial.write_text(url)
             partial.replace(ready_file)
 
-    run(settings, on_ready)
+    # The server handles SIGTERM itself and raises it again when it has stopped: that is a good end, not a failure.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with suppress(KeyboardInterrupt):
+        run(settings, on_ready)

@@ -22,7 +22,7 @@ def demo(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds per algorithm.")] = 25,
     devices: Annotated[int, typer.Option(min=1, max=60, help="Devices per round, of 60.")] = 20,
     out: Annotated[Path, typer.Option(help="Where the learning curves go.")] = Path("learning-curves.png"),
-    seed: Annotated[int, typer.Option(help="Seed of weights, data split and order.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of weights, and of the order of examples.")] = 0,
     json: Json = False,
 ) -> None:
     """Train a digit recogniser over emulated devices that speak HTTP to a real coordinator.
@@ -43,6 +43,8 @@ def demo(
         raise UnknownAlgorithm(
             f"no algorithm is called {', '.join(unknown) or 'nothing'!r}; there are {', '.join(SETTINGS)}"
         )
+    if not out.parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {out.parent}", param_hint="--out")
     with tempfile.TemporaryDirectory(prefix="muster-demo-") as folder, progress() as bar:
         lines = {name: bar.add_task(name, total=rounds, note="") for name in names}
 

@@ -24,7 +24,7 @@ def export(
     settings: Settings = None,
     out: Annotated[Path, typer.Option(help="The folder to write; made when missing.")] = Path("plan"),
     list_models: Annotated[bool, typer.Option("--list", help="List built-in models and algorithms.")] = False,
-    seed: Annotated[int, typer.Option(help="Seed of the initial weights.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the initial weights.")] = 0,
     json: Json = False,
 ) -> None:
     """Turn a torch model, its loss and an algorithm into a plan bundle of ONNX training graphs.
@@ -55,12 +55,19 @@ def show(bundle: BundlePath, json: Json = False) -> None:
 
 
 @plan_app.command()
-def verify(bundle: BundlePath, json: Json = False) -> None:
-    """Check every digest, trace the model again, and recompute the parity certificate on this machine's runtime."""
+def verify(
+    bundle: BundlePath,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Where to import a model that is not built in: package.module:function."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Check every digest, and compare the graphs with the model's source again on this machine's runtime."""
     from export.verify import verify_bundle
     from fedcore.bundle import Bundle
 
-    certificate = verify_bundle(Bundle(bundle))
+    certificate = verify_bundle(Bundle(bundle), model)
     if json:
         emit({"bundle": str(bundle), "ok": True, "certificate": certificate})
     else:

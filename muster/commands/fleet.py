@@ -24,7 +24,9 @@ def run(
     concurrency: Annotated[int, typer.Option(min=1, help="How many are awake at a time.")] = 20,
     dataset: Annotated[str, typer.Option(help="Whose users' examples the devices hold.")] = "digits",
     data: Annotated[Path | None, typer.Option(help="The folder that holds data sets on disk.")] = None,
-    sessions: Annotated[int | None, typer.Option(help="Stop after so many sessions.  [default: no limit]")] = None,
+    sessions: Annotated[
+        int | None, typer.Option(min=1, help="Stop after so many sessions.  [default: no limit]")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of who wakes when.")] = 0,
     json: Json = False,
 ) -> None:

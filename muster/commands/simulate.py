@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from muster.output import Json, Settings, emit, parse_settings, progress, show_fields
@@ -78,13 +79,15 @@ def _configuration(path: Path | None, flags: dict[str, Any], settings: dict[str,
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise typer.BadParameter(f"cannot read {path}: {error}", param_hint="CONFIG.toml") from error
     values |= {name: value for name, value in flags.items() if value is not None}
-    values["settings"] = values.get("settings", {}) | settings
+    if settings:
+        values["settings"] = {**values.get("settings", {}), **settings}
     known = {field.name: field for field in dataclasses.fields(SimulationConfig)}
     unknown = sorted(set(values) - set(known))
     if unknown:
         raise typer.BadParameter(f"unknown options {unknown}; there are {', '.join(known)}", param_hint="CONFIG.toml")
     if "model" not in values:
         raise typer.BadParameter("name a model, for instance --model mlp", param_hint="--model")
-    if "data" in values:
-        values["data"] = Path(values["data"])
-    return SimulationConfig(**values)
+    try:
+        return msgspec.convert(values, SimulationConfig, dec_hook=lambda kind, value: kind(value))
+    except msgspec.ValidationError as error:
+        raise typer.BadParameter(str(error), param_hint="CONFIG.toml") from error

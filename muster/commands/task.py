@@ -97,24 +97,27 @@ def metrics(task: TaskId, db: Database = DATABASE, blobs: Blobs = BLOBS, json: J
 
 
 @task_app.command()
-def pause(task: TaskId, db: Database = DATABASE, blobs: Blobs = BLOBS) -> None:
+def pause(task: TaskId, db: Database = DATABASE, blobs: Blobs = BLOBS, json: Json = False) -> None:
     """Open no new round; the running one finishes."""
     with _store(db, blobs) as store:
         store.pause(task)
+        _describe(store.task(task), json)
 
 
 @task_app.command()
-def resume(task: TaskId, db: Database = DATABASE, blobs: Blobs = BLOBS) -> None:
+def resume(task: TaskId, db: Database = DATABASE, blobs: Blobs = BLOBS, json: Json = False) -> None:
     """Take up a paused task."""
     with _store(db, blobs) as store:
         store.resume(task)
+        _describe(store.task(task), json)
 
 
 @task_app.command()
-def cancel(task: TaskId, db: Database = DATABASE, blobs: Blobs = BLOBS) -> None:
+def cancel(task: TaskId, db: Database = DATABASE, blobs: Blobs = BLOBS, json: Json = False) -> None:
     """End a task and abandon its running round; what was committed stays."""
     with _store(db, blobs) as store:
         store.cancel(task)
+        _describe(store.task(task), json)
 
 
 @task_app.command()
@@ -124,6 +127,7 @@ def checkpoint(
     round_number: Annotated[int | None, typer.Option("--round", help="After which round.  [default: the last]")] = None,
     db: Database = DATABASE,
     blobs: Blobs = BLOBS,
+    json: Json = False,
 ) -> None:
     """Write the model after a round, as named tensors that torch can load."""
     import safetensors.numpy
@@ -131,7 +135,12 @@ def checkpoint(
     with _store(db, blobs) as store:
         vectors = store.checkpoint(task, round_number)
         schema = store.plan(store.task(task).plan_sha256).schema
-    safetensors.numpy.save_file(schema.unflatten(vectors["params"]), out)
+    out.write_bytes(safetensors.numpy.save(schema.unflatten(vectors["params"])))
+    facts = {"task": task, "file": str(out), "parameters": schema.size}
+    if json:
+        emit(facts)
+    else:
+        show_fields(facts)
 
 
 def _store(db: str, blobs: Path) -> AbstractContextManager[CoordinatorStore]:

@@ -10,7 +10,7 @@ import numpy as np
 from fedcore import algorithms, checkpoint
 from fedcore.batching import Loop
 from fedcore.bundle import AlgorithmRef, Bundle, Certificate, Manifest
-from fedcore.params import ParamSchema, TensorSpec
+from fedcore.params import ParamSchema, TensorSpec, VectorSpec
 from fedcore.plan import BlobRef, ExampleSpec, Field, PassPlan, Plan
 from fedcore.report import ReportLayout, Segment
 
@@ -27,9 +27,9 @@ def make_plan(size=4, broadcast=None, segments=None, weighting="examples"):
     return Plan(
         name="hand-made",
         schema=ParamSchema((TensorSpec("w", (size,)),)),
-        broadcast=broadcast or (checkpoint.VectorSpec("params", size),),
+        broadcast=broadcast or (VectorSpec("params", size),),
         examples=ExampleSpec((Field("x", "float32", (2,)),)),
-        passes=(PassPlan("train", Loop(batch_size=2), (checkpoint.VectorSpec("params", size),), ("loss",)),),
+        passes=(PassPlan("train", Loop(batch_size=2), (VectorSpec("params", size),), ("loss",)),),
         report=ReportLayout(segments, weighting),
         graphs={"onnx": {name: BlobRef.of(graph) for name, graph in GRAPHS.items()}},
     )

@@ -49,6 +49,40 @@ def residual():
     return spec(Residual)
 
 
+class Positions(nn.Module):
+    """A fixed table as a buffer, as position encodings are."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("table", torch.linspace(-1, 1, 126))
+        self.dense = nn.Linear(126, 5)
+
+    def forward(self, x):
+        return self.dense(x.flatten(1) + self.table)
+
+
+def positions():
+    return spec(Positions)
+
+
+def wrong_width():
+    return spec(lambda: nn.Sequential(nn.Flatten(), nn.Linear(100, 5)))
+
+
+class Frozen(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(126, 5)
+        self.body.bias.requires_grad_(False)
+
+    def forward(self, x):
+        return self.body(x.flatten(1))
+
+
+def frozen():
+    return spec(Frozen)
+
+
 class Regression(nn.Module):
     """Two inputs, a residual branch, layer norm, GELU; a regression with its own loss."""
 

@@ -1,6 +1,7 @@
 """Every graph computes what torch computes; what cannot be exported is refused by name."""
 
 import dataclasses
+import functools
 
 import numpy as np
 import onnx
@@ -19,13 +20,14 @@ from export.errors import (
     UnsupportedModule,
     UnsupportedOperator,
 )
-from export.model import Model
+from export.model import Model, accuracy
 from export.models import MODELS, load
 from export.onnx import to_onnx
 from export.parity import TOLERANCE, certify
 from export.verify import verify_bundle
 from fedcore.algorithms import ALGORITHMS, create
 from fedcore.errors import DigestMismatch
+from fedcore.plan import Field
 from tests.export import models
 
 SETTINGS = [(name, {}) for name in ALGORITHMS] + [("mimelite", {"optimizer": "adam", "client_lr": 0.01})]
@@ -39,9 +41,24 @@ def test_every_model_and_algorithm_agree_with_torch_on_onnx_runtime(name, algori
     assert {parity.graph for parity in bundle.certificate.parity} >= {"train.step", "report"}
 
 
-@pytest.mark.parametrize("make", [models.strided, models.residual, models.regression])
+@pytest.mark.parametrize("make", [models.strided, models.residual, models.regression, models.positions])
 def test_a_users_own_model_agrees_with_torch(make, tmp_path):
     assert export_bundle(Model(make()), create("mimelite"), tmp_path).certificate.worst <= TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "name", ["ReLU", "LeakyReLU", "ELU", "GELU", "SiLU", "Tanh", "Sigmoid", "Softplus", "Hardtanh", "ReLU6"]
+)
+def test_the_usual_activations_agree_with_torch(name, tmp_path):
+    layers = (torch.nn.Flatten(), torch.nn.Linear(126, 8), getattr(torch.nn, name)(), torch.nn.Linear(8, 5))
+    export_bundle(Model(models.spec(lambda: torch.nn.Sequential(*layers))), create("fedavg"), tmp_path)
+
+
+def test_a_binary_classifier_agrees_with_torch(tmp_path):
+    loss = functools.partial(torch.nn.functional.binary_cross_entropy_with_logits, reduction="none")
+    label = Field("y", "float32")
+    head = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(126, 1), torch.nn.Flatten(0))
+    export_bundle(Model(models.spec(lambda: head, loss, label=label, metrics={})), create("mimelite"), tmp_path)
 
 
 def test_graphs_are_plain_onnx_without_weights_or_training_operators():
@@ -148,6 +165,8 @@ def test_an_output_may_be_an_input_and_leave_twice():
         (models.batch_norm, UnsupportedModule, "1 is BatchNorm2d.*GroupNorm"),
         (models.dropout, UnsupportedModule, "1 is Dropout"),
         (models.integer_parameter, InvalidModel, "parameter table is torch.int64"),
+        (models.frozen, InvalidModel, "parameter body.bias is frozen"),
+        (models.wrong_width, InvalidModel, "the model does not run"),
         (models.no_parameters, InvalidModel, "no parameters"),
         (models.unbounded_label, InvalidModel, "field 'y' is int64: say its range"),
         (models.mean_loss, InvalidModel, "loss has shape .*reduction='none'"),
@@ -169,6 +188,34 @@ def test_parity_catches_a_graph_that_computes_something_else():
     _, wrong = build_plan(model, dataclasses.replace(algorithm, client_lr=0.1001))
     with pytest.raises(ParityFailed, match=r"train\.step|report"):
         certify(model, algorithm, wrong)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("client_lr", [1e-5, 1e-3, 1.0])
+def test_the_certificate_passes_right_graphs_at_any_step_size(name, client_lr, tmp_path):
+    export_bundle(Model(load(name)), create("fedavg", {"client_lr": client_lr}), tmp_path)
+
+
+@pytest.mark.parametrize("setting", ["client_lr", "beta1"])
+def test_the_certificate_catches_one_percent_in_one_of_several_vectors(setting):
+    model, algorithm = Model(load("mlp")), create("mimelite", {"client_lr": 0.01})
+    wrong = dataclasses.replace(algorithm, **{setting: getattr(algorithm, setting) * 1.01})
+    with pytest.raises(ParityFailed):
+        certify(model, algorithm, build_plan(model, wrong)[1])
+
+
+def test_the_certificate_catches_wrong_metric_sums():
+    model, algorithm = Model(load("logreg")), create("fedavg")
+    other = Model(dataclasses.replace(model.spec, metrics={"accuracy": lambda out, y: -accuracy(out, y)}))
+    with pytest.raises(ParityFailed, match=r"train\.step"):
+        certify(model, algorithm, build_plan(other, algorithm)[1])
+
+
+def test_verifying_a_bundle_imports_nothing_that_the_bundle_names(tmp_path):
+    bundle = export_bundle(Model(models.regression()), create("fedavg"), tmp_path, "tests.export.models:regression")
+    with pytest.raises(UnknownModel, match="if you trust that code"):
+        verify_bundle(bundle)
+    assert verify_bundle(bundle, "tests.export.models:regression") == bundle.certificate
 
 
 def test_verify_recomputes_the_certificate_and_names_an_altered_blob(tmp_path):

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcore.checkpoint import VectorSpec, decode, encode, specs_of
+from fedcore.checkpoint import decode, encode, specs_of
 from fedcore.errors import SchemaError
+from fedcore.params import VectorSpec
 
 VECTORS = {"params": np.array([1, -2, 3], np.float32), "m": np.array([0.5], np.float32)}
 SPECS = specs_of(VECTORS)

@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -95,6 +97,15 @@ def test_tasks_are_created_listed_paused_resumed_and_cancelled(plan, tmp_path):
         (("simulate", "--model", "mlp", "--cohort", "1000"), 2, "a cohort of 1000 cannot be drawn from 60 clients"),
         (("simulate", "--model", "mlp", "--device", "cuda:7"), 2, "cannot compute on 'cuda:7'"),
         (("simulate",), 2, "name a model"),
+        (
+            ("simulate", "--model", "mlp", "--cohort", "5", "--set", "client_lr=1e30"),
+            1,
+            "no client has a finite report",
+        ),
+        (("export", "[/x]"), 2, "no model is called '[/x]'"),
+        (("export", "mlp", "--out", "/dev/null/plan"), 1, "/dev/null/plan"),
+        (("demo", "--out", "/nowhere/a.png"), 2, "there is no folder /nowhere"),
+        (("task", "list", "--db", "sqlite:////nowhere/m.db"), 1, "sqlite:////nowhere/m.db"),
         (("plan", "show", "/nowhere"), 1, "is not a plan bundle"),
         (("coordinator", "serve", "--db", "mysql://x"), 1, "this version stores its state in a SQLite file"),
     ],
@@ -118,8 +129,15 @@ def test_simulate_reads_a_file_and_flags_win(tmp_path):
     result = json.loads(out)
     assert (result["rounds"], result["cohort"], result["algorithm"]) == (2, 4, "mimelite")
     assert (result["settings"]["client_lr"], result["settings"]["beta1"]) == (0.2, 0.5)
-    config.write_text("colour = 1\n")
-    assert "unknown options ['colour']" in muster("simulate", config)[2]
+    for wrong, words in (
+        ("colour = 1", "unknown options ['colour']"),
+        ('model = "mlp"\nrounds = "9"', "Expected `int`, got `str` - at `$.rounds`"),
+        ('model = "mlp"\nsettings = 3', "at `$.settings`"),
+        ("model = ", "cannot read"),
+    ):
+        config.write_text(wrong)
+        result = in_process("simulate", config)
+        assert (result.exit_code, words in result.output) == (2, True), result.output
 
 
 def test_one_device_run_by_hand_reports(plan, tmp_path):
@@ -138,6 +156,39 @@ def test_one_device_run_by_hand_reports(plan, tmp_path):
         assert (status, json.loads(out)["reason"]) == (75, "no-task")
     status, out, _ = muster(*device)
     assert (status, json.loads(out)["reason"]) == (1, "unreachable")
+
+
+def test_a_terminated_demo_leaves_no_process_and_no_folder(tmp_path):
+    command = [sys.executable, "-m", "muster", "demo", "--out", str(tmp_path / "a.png")]
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "TMPDIR": str(tmp_path)}
+    )
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("muster-demo-*/devices/*/*/state")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.terminate()
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 143
+    assert b"Traceback" not in err
+    assert list(tmp_path.iterdir()) == []
+    assert str(tmp_path) not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+
+
+def test_a_coordinator_ends_well_when_told_to(tmp_path):
+    database, ready = f"sqlite:///{tmp_path / 'm.db'}", tmp_path / "url"
+    command = [sys.executable, "-m", "muster", "coordinator", "serve", "--port", "0", "--db", database]
+    command += ["--blobs", str(tmp_path / "blobs"), "--ready-file", str(ready)]
+    for sign in (signal.SIGTERM, signal.SIGINT):
+        process = subprocess.Popen(command, stderr=subprocess.PIPE)
+        while not ready.exists():
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(sign)
+        _, err = process.communicate(timeout=30)
+        assert process.returncode == 0
+        assert b"Traceback" not in err
+        ready.unlink()
 
 
 def test_every_command_has_help_with_an_example_of_what_it_does():

@@ -9,7 +9,7 @@ from export.models import load
 from fedcore.algorithms import ALGORITHMS, create
 from simulator import datasets
 from simulator.engine import CohortOracle, Engine, evaluate
-from simulator.errors import DatasetError, EngineError
+from simulator.errors import DatasetError, Diverged, EngineError
 from simulator.population import Population
 from tests.simulator.reference import reference_round
 
@@ -87,15 +87,16 @@ def test_a_client_whose_training_diverges_counts_neither_in_value_nor_in_weight(
     broken["x"][population.starts[1]] = np.inf
     with_broken = Engine(model, algorithm, Population(population.clients, broken, population.starts))
     without = Engine(model, algorithm, population)
-    assert with_broken.run_round(1, [0, 1, 2]).excluded == 1
-    without.run_round(1, [0, 2], [0, 2])
+    found = with_broken.run_round(1, [0, 1, 2])
+    assert found.excluded == 1
+    assert found.metrics == pytest.approx(without.run_round(1, [0, 2], [0, 2]).metrics)
     np.testing.assert_allclose(with_broken.state["params"], without.state["params"], atol=1e-7)
 
 
 def test_a_round_without_one_finite_report_is_an_error():
     population = uneven((4, 4))
     population.fields["x"][:] = np.nan
-    with pytest.raises(EngineError, match="no client sent a finite report"):
+    with pytest.raises(Diverged, match="no client has a finite report"):
         Engine(Model(load("logreg")), create("fedavg"), population).run_round(1, [0, 1])
 
 

@@ -31,6 +31,17 @@ def task(folder, **settings):
         yield store, url, store.register_task(bundle, TaskSettings(**given)).id
 
 
+def processes():
+    """Emulator processes of this machine, each with its parent."""
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as line, open(f"/proc/{pid}/stat") as stat:
+                if b"simulator.emulator" in line.read():
+                    yield pid, int(stat.read().rpartition(")")[2].split()[1])
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+
+
 def fleet(folder, url, users, **settings):
     return Fleet(FleetConfig(coordinator=url, population="p", folder=folder / "devices", **settings), users)
 
@@ -50,7 +61,8 @@ def test_a_device_with_nan_examples_aborts_with_a_reason_and_the_round_goes_on(t
     assert {outcome.reason for _, outcome in aborted} == {"invalid-examples"}
     assert all("'x'" in outcome.detail for _, outcome in aborted)
     assert {seat.reason for seat in seats if seat.state is AssignmentState.ABORTED} == {"invalid-examples"}
-    assert summary.outcomes["aborted"] == len(aborted) == 2
+    # Broken examples do not mend themselves: the device stays away for hours.
+    assert summary.outcomes["aborted"] == len(aborted) == 1
     assert len(summary.participants) == 5
 
 
@@ -59,19 +71,13 @@ def test_devices_are_separate_processes_and_a_killed_one_is_counted_by_nobody(tm
     killed = []
 
     def kill_one():
-        # The emulator's children are the devices; the first to appear dies in the middle of its session.
+        # Devices are children of the emulator, which is a child of this process.
         while not killed:
-            for process in map(int, filter(str.isdigit, os.listdir("/proc"))):
-                try:
-                    with open(f"/proc/{process}/cmdline", "rb") as line, open(f"/proc/{process}/stat") as stat:
-                        parent = int(stat.read().rpartition(")")[2].split()[1])
-                        ours = b"simulator.emulator" in line.read()
-                except (FileNotFoundError, ProcessLookupError):
-                    continue
-                if ours and parent != os.getpid():
-                    os.kill(process, signal.SIGKILL)
-                    killed.append(process)
-                    return
+            parents = dict(processes())
+            devices = [pid for pid, parent in parents.items() if parents.get(parent) == os.getpid()]
+            if devices:
+                os.kill(devices[0], signal.SIGKILL)
+                killed.append(devices[0])
             time.sleep(0.005)
 
     with task(tmp_path, goal=4, minimum=2, rounds=1, reporting_deadline_s=5.0) as (store, url, task_id):

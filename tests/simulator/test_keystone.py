@@ -40,7 +40,7 @@ def test_the_fleet_and_the_engine_reach_the_same_model(model_name, algorithm_nam
         config = FleetConfig(coordinator=url, population="p", folder=tmp_path / "devices", concurrency=8)
         summary = Fleet(config, users).run()
         numbers = range(1, ROUNDS + 1)
-        cohorts = [counted_cohort(store, task, number, summary.participants) for number in numbers]
+        cohorts = [counted_cohort(store, task, number, summary.clients) for number in numbers]
         fleet = [store.checkpoint(task, number)["params"] for number in numbers]
     assert [len(cohort) for cohort in cohorts] == [8] * ROUNDS
     assert summary.outcomes["reported"] == 8 * ROUNDS
