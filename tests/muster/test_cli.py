@@ -132,7 +132,7 @@ def test_simulate_reads_a_file_and_flags_win(tmp_path):
     for wrong, words in (
         ("colour = 1", "unknown options ['colour']"),
         ('model = "mlp"\nrounds = "9"', "Expected `int`, got `str` - at `$.rounds`"),
-        ('model = "mlp"\nsettings = 3', "at `$.settings`"),
+        ('model = "mlp"\nsettings = 3', "$.settings"),
         ("model = ", "cannot read"),
     ):
         config.write_text(wrong)
