@@ -16,7 +16,7 @@ from coordinator.rounds import AssignmentState, RoundState, TaskState
 from coordinator.store.tables import ROUNDS, TRANSITIONS
 from coordinator.submissions import GiveUp, HangUp, Report, Wait
 from fedcore.wire.messages import Abort, Accepted, Rejected
-from tests.coordinator.bundles import START, make_bundle, report_vector
+from tests.coordinator.bundles import START, make_bundle, make_plan, report_vector
 from tests.coordinator.conftest import RETRY
 
 
@@ -407,3 +407,14 @@ def test_full_queue_is_refused_at_once(desk):
         desk.driver.submit(HangUp("s"))
     with pytest.raises(Unavailable, match="too many"):
         desk.driver.submit(HangUp("s"))
+
+
+def test_task_whose_plan_is_gone_fails_and_the_others_run_on(store, register, desk, tmp_path):
+    lost = register(
+        make_bundle(tmp_path / "lost", plan=make_plan(weighting="uniform"), settings={"weighting": "uniform"})
+    )
+    kept = register(goal=1, rounds=1)
+    store.blobs.path(store.task(lost).plan_sha256).unlink()
+    desk.report(*desk.assign("a"))
+    assert (store.task(lost).state, store.task(kept).state) == (TaskState.FAILED, TaskState.COMPLETED)
+    assert "there is no blob" in store.task(lost).reason
