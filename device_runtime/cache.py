@@ -33,5 +33,5 @@ class BlobCache:
             data = fetch(ref)
         except (OSError, ValueError) as error:
             raise StateError("a cached blob cannot be read", f"{path}: {error}") from error
-        write_whole(path, data)
+        write_whole(path, data, durable=False)
         return data

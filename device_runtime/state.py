@@ -33,8 +33,11 @@ def only_session(folder: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that a reader, also after a crash, finds all of it or nothing. Raises StateError."""
+def write_whole(path: Path, data: bytes, *, durable: bool = True) -> None:
+    """Write a file so that a reader finds all of it or nothing. Raises StateError.
+
+    durable: also after a power cut; not needed for what is checked on every read and can be fetched again.
+    """
     partial = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -42,7 +45,8 @@ def write_whole(path: Path, data: bytes) -> None:
             partial = file.name
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         os.replace(partial, path)
     except OSError as error:
         if partial is not None:
