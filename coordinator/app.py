@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import socket
 import threading
@@ -16,6 +17,7 @@ from coordinator.api.health import health_router
 from coordinator.api.http import install_problems
 from coordinator.api.openapi import describe_messages
 from coordinator.drivers import Driver
+from coordinator.errors import StoreInUse
 from coordinator.settings import Settings
 from coordinator.tasks import open_coordinator_store
 
@@ -55,7 +57,9 @@ def create_app(settings: Settings) -> FastAPI:
 
 def serve(settings: Settings, on_ready: Callable[[str], None] | None = None) -> None:
     """Serve until SIGTERM or SIGINT, then finish gracefully. `on_ready` is told the URL once requests are answered."""
-    _Server(settings, on_ready or (lambda url: _LOG.info("serving on %s", url))).run()
+    server = _Server(settings, on_ready or (lambda url: _LOG.info("serving on %s", url)))
+    with _only_coordinator(settings.database):
+        server.run()
 
 
 @contextmanager
@@ -79,6 +83,17 @@ def serving(settings: Settings) -> Iterator[str]:
     finally:
         server.should_exit = True
         thread.join()
+
+
+@contextmanager
+def _only_coordinator(database: str) -> Iterator[None]:
+    """Hold the database against a second coordinator, which would abandon this one's rounds. Raises StoreInUse."""
+    with open(f"{database.removeprefix('sqlite:///')}.lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise StoreInUse(f"another coordinator runs on {database}; stop it first, or name another --db") from error
+        yield
 
 
 class _Server(uvicorn.Server):

@@ -2,6 +2,7 @@
 
 CoordinatorError
 ├── UnsupportedDatabase     the database URL names something this version cannot use
+├── StoreInUse              another coordinator runs on the same database
 ├── StoreConflict           a row is not in the state that this process believed: another one changed it
 ├── UnexpectedEvent         a state machine was handed an event that its state cannot take (a bug in the caller)
 ├── NonFiniteState          the algorithm's next state holds an infinite or undefined number
@@ -27,6 +28,10 @@ class CoordinatorError(Exception):
 
 class UnsupportedDatabase(CoordinatorError):
     """The database URL names something this version cannot use."""
+
+
+class StoreInUse(CoordinatorError):
+    """Another coordinator runs on the same database."""
 
 
 class StoreConflict(CoordinatorError):

@@ -21,9 +21,24 @@ EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_TERMINATED = 1, 2, 130, 143
 OURS = {"coordinator", "device_runtime", "export", "fedcore", "muster", "simulator"}
 USAGE_ERRORS = {"UnknownAlgorithm", "InvalidSetting", "UnknownModel", "DatasetError", "EngineError", "InvalidTask"}
 
+# What a partial installation lacks, and the extra that brings it.
+EXTRAS = {
+    "torch": "export",
+    "onnx": "export",
+    "onnxruntime": "device",
+    "httpx2": "device",
+    "fastapi": "coordinator",
+    "pydantic": "coordinator",
+    "sqlalchemy": "coordinator",
+    "uvicorn": "coordinator",
+    "matplotlib": "sim",
+    "sklearn": "sim",
+}
+
 app = typer.Typer(
     name="muster",
     no_args_is_help=True,
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     add_completion=False,
     help="Cross-device federated learning: export a model, run a coordinator, run devices, simulate fleets.\n\n"
@@ -47,6 +62,12 @@ def main() -> None:
         app()
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
+    except ModuleNotFoundError as error:
+        extra = EXTRAS.get((error.name or "").partition(".")[0])
+        if extra is None:
+            raise
+        stderr.print(f"error: this command needs {error.name}: pip install 'muster-fl[{extra}]'", markup=False)
+        sys.exit(EXIT_FAILED)
     except Exception as error:
         if type(error).__module__.partition(".")[0] not in OURS and not isinstance(error, OSError):
             raise

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from torch import nn
 
+from export.errors import InvalidModel
 from export.model import ModelSpec, accuracy, cross_entropy
 from fedcore.plan import Field
 
 
 def digits_cnn(shape: tuple[int, ...] = (1, 8, 8), classes: int = 10) -> ModelSpec:
     """D = 3,818 for 8×8 images of one channel. `x` is float32 (channels, height, width), `y` the class."""
+    if len(shape) != 3:
+        raise InvalidModel(f"digits_cnn reads images (channels, height, width), not examples of shape {list(shape)}")
     channels, height, width = shape
     return ModelSpec(
         name="digits_cnn",

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-coordinator_app = typer.Typer(no_args_is_help=True, help="Run the coordinator.")
+coordinator_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Run the coordinator.")
 
 
 @coordinator_app.command()

@@ -9,7 +9,7 @@ import typer
 
 from muster.output import Json, emit
 
-device_app = typer.Typer(no_args_is_help=True, help="Run a device.")
+device_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Run a device.")
 
 
 @device_app.command()

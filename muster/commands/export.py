@@ -12,7 +12,7 @@ from muster.output import Json, Settings, emit, parse_settings, show_fields, sho
 if TYPE_CHECKING:
     from fedcore.bundle import Bundle
 
-plan_app = typer.Typer(no_args_is_help=True, help="Look into a plan bundle, or check one.")
+plan_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look into a plan bundle, or check one.")
 BundlePath = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A folder written by `muster export`.")]
 
 

@@ -13,7 +13,7 @@ from muster.output import Json, emit, progress, show_fields
 if TYPE_CHECKING:
     from device_runtime.session import Outcome
 
-fleet_app = typer.Typer(no_args_is_help=True, help="Run a fleet of emulated devices.")
+fleet_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Run a fleet of emulated devices.")
 
 
 @fleet_app.command()

@@ -15,7 +15,11 @@ if TYPE_CHECKING:
     from coordinator.store.rows import Task
     from coordinator.tasks import CoordinatorStore
 
-task_app = typer.Typer(no_args_is_help=True, help="Create and operate tasks. Run it where the coordinator's files are.")
+task_app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Create and operate tasks. Run it where the coordinator's files are.",
+)
 Database = Annotated[str, typer.Option("--db", envvar="MUSTER_DATABASE", help="The coordinator's database.")]
 Blobs = Annotated[Path, typer.Option("--blobs", envvar="MUSTER_BLOBS", help="The coordinator's blob folder.")]
 TaskId = Annotated[str, typer.Argument(metavar="TASK", help="The task's id, from `muster task list`.")]

@@ -201,3 +201,15 @@ def test_every_command_has_help_with_an_example_of_what_it_does():
         result = in_process(*name, "--help")
         assert result.exit_code == 0
         assert len(result.stdout.splitlines()) > 5
+
+
+def test_a_second_coordinator_on_one_database_is_refused_and_changes_nothing(tmp_path):
+    database, blobs = f"sqlite:///{tmp_path / 'm.db'}", tmp_path / "blobs"
+    with coordinator_process(tmp_path, database, blobs):
+        status, _, err = muster("coordinator", "serve", "--port", 0, "--db", database, "--blobs", blobs)
+    assert status == 1
+    assert "another coordinator runs on" in " ".join(err.split())
+
+
+def test_help_shows_words_in_square_brackets():
+    assert "[default: the goal]" in " ".join(in_process("task", "create", "--help").stdout.split())
