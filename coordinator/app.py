@@ -56,10 +56,11 @@ def create_app(settings: Settings) -> FastAPI:
 
 
 def serve(settings: Settings, on_ready: Callable[[str], None] | None = None) -> None:
-    """Serve until SIGTERM or SIGINT, then finish gracefully. `on_ready` is told the URL once requests are answered."""
-    server = _Server(settings, on_ready or (lambda url: _LOG.info("serving on %s", url)))
-    with _only_coordinator(settings.database):
-        server.run()
+    """Serve until SIGTERM or SIGINT, then finish gracefully. `on_ready` is told the URL once requests are answered.
+
+    Raises StoreInUse, before anything is changed, when another coordinator runs on the database.
+    """
+    _Server(settings, on_ready or (lambda url: _LOG.info("serving on %s", url))).run()
 
 
 @contextmanager
@@ -99,10 +100,15 @@ def _only_coordinator(database: str) -> Iterator[None]:
 class _Server(uvicorn.Server):
     def __init__(self, settings: Settings, on_ready: Callable[[str], None]) -> None:
         self._app = create_app(settings)
+        self._database = settings.database
         # The access log is off because a path holds an assignment's secret id.
         config = uvicorn.Config(self._app, settings.host, settings.port, access_log=False, log_config=None)
         super().__init__(config)
         self._on_ready = on_ready
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        with _only_coordinator(self._database):
+            super().run(sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

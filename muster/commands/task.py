@@ -92,9 +92,19 @@ def metrics(task: TaskId, db: Database = DATABASE, blobs: Blobs = BLOBS, json: J
         return
     names = list(dict.fromkeys(name for record in rounds for name in record.metrics))
     show_table(
-        ("round", "attempt", "state", "reason", "assigned", "reported", "seconds", *names),
+        ("round", "attempt", "state", "reason", "assigned", "reported", "aborted", "seconds", *names),
         [
-            (r.number, r.attempt, r.state, r.reason, r.assigned, r.reported, r.seconds, *map(r.metrics.get, names))
+            (
+                r.number,
+                r.attempt,
+                r.state,
+                r.reason,
+                r.assigned,
+                r.reported,
+                r.aborted,
+                r.seconds,
+                *map(r.metrics.get, names),
+            )
             for r in rounds
         ],
     )
