@@ -7,17 +7,23 @@ import re
 import secrets
 from pathlib import Path
 
-from coordinator.errors import UnknownBlob
+from coordinator.errors import MissingStore, UnknownBlob
 from fedcore.plan import BlobRef
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class Blobs:
-    """Content-addressed files. Writing is idempotent and survives a power cut once `put` has returned."""
+    """Content-addressed files. Writing is idempotent and survives a power cut once `put` has returned.
 
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+    The folder is made if it is not there and `create`; else raises MissingStore.
+    """
+
+    def __init__(self, folder: Path, *, create: bool = True) -> None:
+        if create:
+            folder.mkdir(parents=True, exist_ok=True)
+        if not folder.is_dir():
+            raise MissingStore(f"there is no blob folder {folder}; start the coordinator first, or name its folder")
         self._folder = folder
 
     def put(self, data: bytes) -> BlobRef:

@@ -20,7 +20,7 @@ from coordinator.errors import Refusal, Unavailable, UnknownBlob, UnknownPopulat
 from coordinator.ledger import Draft, Job, Running, next_event
 from coordinator.pool import Pool, Session
 from coordinator.rounds import RoundState, TaskState, step
-from coordinator.selection import Capabilities
+from coordinator.selection import Capabilities, Needs, formats_wanted
 from coordinator.store.rows import Task
 from coordinator.submissions import Arrive, GiveUp, HangUp, Report, Request, Submission, Wait, settle
 from coordinator.tasks import CoordinatorStore
@@ -186,11 +186,17 @@ class Driver:
         if self._draining.is_set():
             return self._rejected("shutting-down")
         if not any(job.needs.met_by(device) for job in offers):
-            return self._rejected("not-eligible" if offers else "no-task")
+            return self._without_offer([job.needs for job in offers], device)
         session, older = self._pool.enter(request.population, request.message.device, device, now)
         for visit in older:
             self._pool.reject(visit, self._rejected("superseded"))
         return Accepted(session)
+
+    def _without_offer(self, offers: Sequence[Needs], device: Capabilities) -> Rejected:
+        formats = formats_wanted(offers, device)
+        if formats:
+            return Rejected("unsupported-format", self._retry, tuple(sorted(formats)))
+        return self._rejected("not-eligible" if offers else "no-task")
 
     def _has_offer(self, session: Session) -> bool:
         return any(

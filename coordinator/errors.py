@@ -2,6 +2,7 @@
 
 CoordinatorError
 ├── UnsupportedDatabase     the database URL names something this version cannot use
+├── MissingStore            there is no database, or no blob folder, where one was named
 ├── StoreInUse              another coordinator runs on the same database
 ├── StoreConflict           a row is not in the state that this process believed: another one changed it
 ├── UnexpectedEvent         a state machine was handed an event that its state cannot take (a bug in the caller)
@@ -28,6 +29,10 @@ class CoordinatorError(Exception):
 
 class UnsupportedDatabase(CoordinatorError):
     """The database URL names something this version cannot use."""
+
+
+class MissingStore(CoordinatorError):
+    """There is no database, or no blob folder, where one was named."""
 
 
 class StoreInUse(CoordinatorError):

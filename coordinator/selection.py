@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -28,8 +28,16 @@ class Needs:
 
     def met_by(self, device: Capabilities) -> bool:
         """Whether a device may take part."""
-        holds = device.examples.get(self.collection, 0)
-        return holds >= self.min_examples and not self.formats.isdisjoint(device.formats)
+        return self.met_but_for_format(device) and not self.formats.isdisjoint(device.formats)
+
+    def met_but_for_format(self, device: Capabilities) -> bool:
+        """Whether a device could take part if it ran one of `formats`."""
+        return device.examples.get(self.collection, 0) >= self.min_examples
+
+
+def formats_wanted(offers: Iterable[Needs], device: Capabilities) -> frozenset[str]:
+    """What a device would have to run to serve one of the tasks that it could otherwise serve; empty without such."""
+    return frozenset().union(*(needs.formats for needs in offers if needs.met_but_for_format(device)))
 
 
 def draw(waiting: Sequence[T], count: int, source: random.Random) -> list[T]:

@@ -3,10 +3,28 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from coordinator.errors import InvalidTask
 from coordinator.rounds import Policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """The largest footprint that a task's devices can bear, of each format; what is not given is not bounded.
+
+    peak_rss_mb: memory at the peak, in megabytes. step_cpu_ms: CPU time of a step, in milliseconds. graph_bytes: all
+    graphs together. Raises InvalidTask naming the part and what it may be.
+    """
+
+    peak_rss_mb: float | None = None
+    step_cpu_ms: float | None = None
+    graph_bytes: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("peak_rss_mb", "step_cpu_ms", "graph_bytes"):
+            most = getattr(self, name)
+            _demand(most is None or 0 < most < math.inf, name, "a finite number above 0", most)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +34,8 @@ class TaskSettings:
     population: whose devices take part. goal: reports that end a round. rounds: committed rounds after which the task
     is completed. minimum: reports that a round must have to count; the goal when not given. over_selection: devices
     selected per report wanted. selection_timeout_s, reporting_deadline_s: how long a round waits for devices, and for
-    reports. min_examples: what a device must hold. seed: key of every random number that a device draws.
+    reports. min_examples: what a device must hold. seed: key of every random number that a device draws. formats: what
+    the plan must have, because a runtime of the population needs it. budget: what these devices can bear.
 
     Raises InvalidTask naming the setting and what it may be.
     """
@@ -30,6 +49,8 @@ class TaskSettings:
     reporting_deadline_s: float = 600.0
     min_examples: int = 1
     seed: int = 0
+    formats: tuple[str, ...] = ("onnx",)
+    budget: Budget = field(default_factory=Budget)
 
     def __post_init__(self) -> None:
         for name in ("goal", "rounds", "min_examples"):
@@ -40,6 +61,7 @@ class TaskSettings:
         _demand(0 < len(self.population) <= 200, "population", "a name of 1 to 200 characters", self.population)
         _demand(1 <= self.over_selection <= 100, "over_selection", "from 1 to 100", self.over_selection)
         _demand(0 <= self.seed < 2**63, "seed", "from 0 to below 2**63", self.seed)
+        _demand(bool(self.formats) and all(self.formats), "formats", "the name of one format or more", self.formats)
         if self.minimum is not None:
             _demand(1 <= self.minimum <= self.goal, "minimum", f"from 1 to the goal, {self.goal}", self.minimum)
 

@@ -12,16 +12,17 @@ from types import TracebackType
 from coordinator.aggregation import Vectors, check_fit, state_specs
 from coordinator.blobs import Blobs
 from coordinator.errors import InvalidTask, TaskEnded, UnexpectedEvent, UnknownRound
+from coordinator.gate import check_release
 from coordinator.rounds import TaskState
 from coordinator.store.database import Database
 from coordinator.store.rows import AssignmentRecord, RoundRecord, Snapshot, Task
-from coordinator.task_settings import TaskSettings
+from coordinator.task_settings import Budget, TaskSettings
 from fedcore import algorithms, checkpoint
 from fedcore.bundle import Bundle
 from fedcore.errors import FedcoreError
 from fedcore.plan import Plan
 
-__all__ = ["CoordinatorStore", "TaskSettings", "open_coordinator_store"]
+__all__ = ["Budget", "CoordinatorStore", "TaskSettings", "open_coordinator_store"]
 
 
 class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
@@ -47,8 +48,8 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
     def register_task(self, bundle: Bundle, settings: TaskSettings) -> Task:
         """Copy a bundle into the store and start a task on it.
 
-        Raises InvalidTask when plan, algorithm and initial state do not fit each other; fedcore's errors when a blob
-        was altered, or the algorithm or one of its settings is unknown.
+        Raises InvalidTask when plan, algorithm and initial state do not fit each other, or the plan does not pass the
+        release gate; fedcore's errors when a blob was altered, or the algorithm or one of its settings is unknown.
         """
         plan = bundle.plan
         algorithm = algorithms.create(bundle.manifest.algorithm.name, bundle.manifest.algorithm.settings)
@@ -57,6 +58,7 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
         except FedcoreError as error:
             raise InvalidTask(f"the bundle's initial state is not one of {algorithm.name}: {error}") from error
         check_fit(plan, algorithm, state)
+        check_release(plan, bundle.certificate, settings)
         private = {bundle.manifest.state, bundle.manifest.certificate}
         refs = {self.blobs.put(data): ref not in private for ref, data in bundle.blobs()}
         first = self.blobs.put(checkpoint.encode(algorithm.broadcast(state)))
@@ -137,6 +139,11 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
                 raise TaskEnded(f"task {task_id} is {task.state}; it cannot become {to}") from error
 
 
-def open_coordinator_store(database: str, blobs: Path, *, clock: Callable[[], float] = time.time) -> CoordinatorStore:
-    """Open, or create, the state in SQLite file `database` (a URL) and folder `blobs`. Raises UnsupportedDatabase."""
-    return CoordinatorStore(Database(database, clock), Blobs(blobs))
+def open_coordinator_store(
+    database: str, blobs: Path, *, create: bool = True, clock: Callable[[], float] = time.time
+) -> CoordinatorStore:
+    """Open the state in SQLite file `database` (a URL) and folder `blobs`, making what is not there if `create`.
+
+    Raises UnsupportedDatabase; without `create`, MissingStore, so that a mistyped path is not taken for a new store.
+    """
+    return CoordinatorStore(Database(database, clock, create=create), Blobs(blobs, create=create))

@@ -4,7 +4,7 @@ Spec: docs/spec/plan.md. Names at the edge of a graph, all vectors float32 (size
 
     <pass>.begin   broadcast.<name>                                            → next.<name>
     <pass>.step    carry.<name>, broadcast.<name>, example.<field> (B, …),
-                   mask float32 (B,)                                           → next.<name>, metrics float32 (M,)
+                   mask float32 (B,)[, noise int32 (B,)]                       → next.<name>, metrics float32 (M,)
     report         broadcast.<name>, <pass>.carry.<name>                       → one output per mean segment, its name
 
 `metrics` are sums over the batch under its mask, in the order of the pass's `metrics`.
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from device_runtime.backends.backend import Arrays, Executable
 from device_runtime.errors import DeadlinePassed, NonFiniteReport, PlanRefused
-from fedcore.batching import Place, batches
+from fedcore.batching import Place, batches, noise
 from fedcore.errors import ReportError
 from fedcore.params import Float32
 from fedcore.plan import PassPlan, Plan
@@ -98,7 +98,7 @@ class _Work:
         now, after = ({spec.name: _buffer((spec.size,)) for spec in one.carry} for _ in range(2))
         self.graphs[f"{one.name}.begin"].run(self.broadcast, _under("next", now))
         step, steps = self.graphs[f"{one.name}.step"], 0
-        fixed = {**self.broadcast, **batch, "mask": mask}
+        fixed = {**self.broadcast, **batch, "mask": mask, "noise": _buffer((size,), np.int32)}
         for indices, real in batches(one.loop, self.count, self.place, index):
             if not self.keep_going():
                 raise DeadlinePassed(
@@ -107,6 +107,8 @@ class _Work:
             for name, array in self.examples.items():
                 array.take(indices, axis=0, out=batch[name], mode="clip")  # any other mode copies twice
             np.copyto(mask, real)
+            if one.noise:
+                np.copyto(fixed["noise"], noise(self.place, index, steps, size))
             step.run(fixed | _under("carry", now), {**_under("next", after), "metrics": metrics})
             now, after = after, now
             totals += metrics

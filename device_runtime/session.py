@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -14,8 +14,8 @@ from typing import Any, Literal, NoReturn
 import msgspec
 from msgspec.structs import replace
 
+from device_runtime.backends import BACKENDS, FORMATS
 from device_runtime.backends.backend import Backend
-from device_runtime.backends.onnxruntime import OnnxRuntime
 from device_runtime.cache import BlobCache
 from device_runtime.errors import (
     AssignmentError,
@@ -35,8 +35,6 @@ from fedcore.batching import Place
 from fedcore.errors import FedcoreError
 from fedcore.plan import Plan
 from fedcore.wire.messages import Abort, Assignment, CheckIn, Rejected, RetryWindow
-
-BACKENDS: dict[str, Callable[[], Backend]] = {"onnxruntime": OnnxRuntime}
 
 # Answers to an upload after which there is no assignment left to give up: unknown, decided, too late.
 OVER = frozenset({404, 409, 410})
@@ -148,10 +146,10 @@ class _Session:
         )
         answer = transport.check_in(config.population, hello)
         if isinstance(answer, Rejected):
-            return self._rejected(answer)
+            return self._rejected(answer, backend)
         given = transport.await_assignment(answer.session, config.wait_s)
         if isinstance(given, Rejected):
-            return self._rejected(given)
+            return self._rejected(given, backend)
         return self._work(given, backend, examples)
 
     def _work(self, given: Assignment, backend: Backend, examples: ExampleSource) -> None:
@@ -193,8 +191,11 @@ class _Session:
         with contextlib.suppress(TransportError):
             self._transport.abort(given.assignment, message)
 
-    def _rejected(self, answer: Rejected) -> None:
+    def _rejected(self, answer: Rejected, backend: Backend) -> None:
         self._note(outcome="rejected", reason=answer.reason, retry=answer.retry, retryable="transient")
+        if answer.reason == "unsupported-format":
+            # Only another backend or another task helps. The window stays: when tasks change, the coordinator knows.
+            self._note(detail=_unsupported(backend.format, answer.formats), retryable="permanent")
 
     def _note(self, **known: Any) -> None:
         self._outcome = replace(self._outcome, **known)
@@ -204,6 +205,12 @@ def _backend(name: str) -> Backend:
     if name not in BACKENDS:
         raise ConfigError(f"no backend is called {name!r}; there is {sorted(BACKENDS)}")
     return BACKENDS[name]()
+
+
+def _unsupported(own: str, offered: Sequence[str]) -> str:
+    other = [f"run it with --backend {FORMATS[name]}" for name in offered if name in FORMATS]
+    remedy = ", or ".join([*other, f"export the plan for {own!r} too"])
+    return f"this device runs graphs in format {own!r}, the tasks for it have {', '.join(map(repr, offered))}: {remedy}"
 
 
 def _failed(outcome: Outcome, error: DeviceError) -> Outcome:

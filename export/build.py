@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 import torch
 
-from export.capture import capture_begin, capture_report, capture_step
+from export.capture import NOISE, Captured, capture_begin, capture_report, capture_step
+from export.formats import Format, formats
 from export.model import Model
-from export.onnx import to_onnx
 from export.parity import certify
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.bundle import AlgorithmRef, Bundle, Manifest
@@ -19,16 +21,29 @@ from fedcore.params import VectorSpec
 from fedcore.plan import BlobRef, ExampleSpec, PassPlan, Plan
 from fedcore.report import WEIGHT, ReportLayout, Segment
 
+Graphs = dict[str, dict[str, bytes]]
+"""Serialised graphs by format and graph name."""
 
-def export_bundle(model: Model, algorithm: Algorithm, folder: Path, source: str | None = None) -> Bundle:
-    """Trace, write and certify every graph, and write the bundle to `folder`.
+Progress = Callable[[str], None]
+"""Told what is being done now, in a few words."""
+
+
+def export_bundle(
+    model: Model,
+    algorithm: Algorithm,
+    folder: Path,
+    source: str | None = None,
+    targets: Sequence[str] = ("onnx",),
+    progress: Progress = lambda doing: None,
+) -> Bundle:
+    """Trace, write and certify every graph in every format of `targets`, and write the bundle to `folder`.
 
     source: how `muster` finds the model again, a built-in name or `package.module:function`.
     Raises ExportError (see export/errors.py).
     """
     state = {name: vector.numpy() for name, vector in algorithm.init(torch.from_numpy(model.initial)).items()}
-    plan, graphs = build_plan(model, algorithm)
-    certificate = msgspec.json.encode(certify(model, algorithm, graphs))
+    plan, graphs = build_plan(model, algorithm, targets, progress)
+    certificate = msgspec.json.encode(certify(model, algorithm, plan, graphs, progress))
     blobs = [plan.encode(), encode(state), certificate]
     settings = dataclasses.asdict(algorithm)  # type: ignore[call-overload]
     manifest = Manifest(
@@ -39,24 +54,29 @@ def export_bundle(model: Model, algorithm: Algorithm, folder: Path, source: str 
         state=BlobRef.of(blobs[1]),
         certificate=BlobRef.of(blobs[2]),
     )
-    return Bundle.write(folder, manifest, [*blobs, *graphs.values()])
+    return Bundle.write(folder, manifest, [*blobs, *(graph for parts in graphs.values() for graph in parts.values())])
 
 
-def build_plan(model: Model, algorithm: Algorithm) -> tuple[Plan, dict[str, bytes]]:
-    """The plan and its ONNX graphs by name. Raises UnsupportedOperator or DynamicControlFlow."""
+def build_plan(
+    model: Model,
+    algorithm: Algorithm,
+    targets: Sequence[str] = ("onnx",),
+    progress: Progress = lambda doing: None,
+) -> tuple[Plan, Graphs]:
+    """The plan and its graphs. Raises UnknownFormat, UnsupportedOperator or DynamicControlFlow."""
     received = algorithm.broadcast(algorithm.init(torch.from_numpy(model.initial)))
     broadcast = tuple(VectorSpec(name, vector.numel()) for name, vector in received.items())
-    graphs: dict[str, bytes] = {}
+    writer = _Writer(formats(targets), progress)
     passes, carries, metrics = [], {}, []
     for item in algorithm.passes:
-        begin = capture_begin(item, broadcast)
+        begin = writer.write(f"{item.name}.begin", functools.partial(capture_begin, item, broadcast))
         carries[item.name] = begin.specs
-        graphs[f"{item.name}.begin"] = to_onnx(begin)
-        graphs[f"{item.name}.step"] = to_onnx(capture_step(model, item, broadcast, begin.specs))
-        passes.append(PassPlan(item.name, item.loop, begin.specs, model.metrics))
+        step = functools.partial(capture_step, model, item, broadcast, begin.specs)
+        ports = writer.write_step(f"{item.name}.step", step, item.loop.batch_size).inputs
+        noisy = any(port.name == NOISE for port in ports)
+        passes.append(PassPlan(item.name, item.loop, begin.specs, model.metrics, noisy))
         metrics.append(Segment(f"{item.name}.metrics", len(model.metrics), "sum", model.metrics))
-    report = capture_report(algorithm, broadcast, carries)
-    graphs["report"] = to_onnx(report)
+    report = writer.write("report", functools.partial(capture_report, algorithm, broadcast, carries))
     segments = [Segment(spec.name, spec.size, "mean") for spec in report.specs]
     plan = Plan(
         name=f"{model.spec.name}-{algorithm.name}",
@@ -65,6 +85,38 @@ def build_plan(model: Model, algorithm: Algorithm) -> tuple[Plan, dict[str, byte
         examples=ExampleSpec(model.spec.fields),
         passes=tuple(passes),
         report=ReportLayout((*segments, Segment(WEIGHT, 1, "sum"), *metrics), algorithm.weighting),
-        graphs={"onnx": {name: BlobRef.of(graph) for name, graph in graphs.items()}},
+        graphs={
+            name: {part: BlobRef.of(graph) for part, graph in graphs.items()} for name, graphs in writer.graphs.items()
+        },
     )
-    return plan, graphs
+    return plan, writer.graphs
+
+
+class _Writer:
+    """Captures each graph once for all formats that can share it, and writes it in each."""
+
+    def __init__(self, chosen: Sequence[Format], progress: Progress) -> None:
+        self.graphs: Graphs = {form.name: {} for form in chosen}
+        self._chosen, self._progress = chosen, progress
+
+    def write(self, name: str, capture: Callable[[], Captured]) -> Captured:
+        """Write a graph that has no batch."""
+        captured = capture()
+        for form in self._chosen:
+            self._write(form, name, captured)
+        return captured
+
+    def write_step(self, name: str, capture: Callable[[int | None], Captured], batch: int) -> Captured:
+        """Write a graph of a batch, which some formats fix."""
+        captures: dict[int | None, Captured] = {}
+        for form in self._chosen:
+            size = batch if form.fixed_batch else None
+            if size not in captures:
+                self._progress(f"trace {name}")
+                captures[size] = capture(size)
+            self._write(form, name, captures[size])
+        return next(iter(captures.values()))
+
+    def _write(self, form: Format, name: str, captured: Captured) -> None:
+        self._progress(f"write {name} as {form.name}")
+        self.graphs[form.name][name] = form.write(captured)

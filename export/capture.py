@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
@@ -21,13 +24,19 @@ from torch.fx.experimental.symbolic_shapes import (
 
 from export.decompositions import TABLE
 from export.errors import DynamicControlFlow, ExportError, InvalidModel
+from export.folding import fold_constants
+from export.layers import Layers
 from export.model import GradientOracle, Model
+from export.rewrites import Traceable
 from fedcore.algorithms.algorithm import Algorithm, Pass, Vector
 from fedcore.params import VectorSpec
 from fedcore.plan import Field
 
 # The batch size of the example inputs. Any size above 1 will do: torch specialises on 0 and 1.
 TRACE_BATCH = 7
+NOISE = "noise"
+Table = Mapping[Any, Callable[..., Any]]
+"""What to trace instead of an operator, by operator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +71,19 @@ class Captured:
         )
 
 
-def capture(function: Callable[[dict[str, Tensor]], Mapping[str, Tensor]], inputs: Sequence[Port]) -> Captured:
-    """Trace `function`, which takes and returns tensors by name.
+def capture(
+    function: Callable[[dict[str, Tensor]], Mapping[str, Tensor]],
+    inputs: Sequence[Port],
+    batch: int | None = None,
+    layers: Layers | None = None,
+    table: Table = TABLE,
+) -> Captured:
+    """Trace `function`, which takes and returns tensors by name. An input that nothing depends on is left out.
 
+    batch: the batch size, fixed; symbolic when None. layers: whom messages name. table: the forms of operators.
     Raises DynamicControlFlow when its Python depends on values or fixes the batch size.
     """
+    layers = layers or Layers(nn.Identity())
     environment = ShapeEnv()
     mode = FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
     names: list[str] = []
@@ -76,24 +93,52 @@ def capture(function: Callable[[dict[str, Tensor]], Mapping[str, Tensor]], input
         names[:] = results
         return list(results.values())
 
+    examples = [_fake(mode, port, batch) for port in inputs]
     try:
-        module = make_fx(positional, decomposition_table=TABLE, tracing_mode="symbolic", _allow_non_fake_inputs=True)(
-            *(_fake(mode, port) for port in inputs)
-        )
-    except ExportError:
-        raise
+        with layers.watch(), Traceable():
+            module = make_fx(
+                positional,
+                decomposition_table=table,
+                tracing_mode="symbolic",
+                _allow_non_fake_inputs=True,
+            )(*examples)
+            module = _functional(module, examples)
+    except ExportError as error:
+        raise type(error)(f"{error}{layers.here}") from error
     except GuardOnDataDependentSymNode as error:
         raise DynamicControlFlow(
-            f"the model branches on the values of a tensor; use torch.where instead: {error}"
+            f"the model branches on the values of a tensor; use torch.where instead{layers.here}: {error}"
         ) from error
-    except (RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
-        raise InvalidModel(f"the model does not run: {error}") from error
+    except (RuntimeError, TypeError, ValueError, IndexError, AssertionError, NotImplementedError) as error:
+        raise InvalidModel(f"the model does not run{layers.here}: {error}") from error
     if environment.replacements:
         raise DynamicControlFlow(
             f"the model works only for a batch of {TRACE_BATCH}: it must not fix the first axis of its inputs"
         )
-    module.graph.eliminate_dead_code()
-    return Captured(module, tuple(inputs), tuple(names))
+    fold_constants(module)
+    return Captured(module, _drop_unused(module, inputs), tuple(names))
+
+
+def _functional(module: fx.GraphModule, examples: Sequence[Tensor]) -> fx.GraphModule:
+    """The same graph without operators that change a value in place."""
+    mutable = (
+        node for node in module.graph.nodes if isinstance(node.target, OpOverload) and node.target._schema.is_mutable
+    )
+    if not any(mutable):
+        return module
+    run = functionalize(fx.Interpreter(module).run, remove="mutations")
+    return make_fx(run, decomposition_table=TABLE, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*examples)
+
+
+def _drop_unused(module: fx.GraphModule, inputs: Sequence[Port]) -> tuple[Port, ...]:
+    kept = []
+    for node, port in zip(module.graph.find_nodes(op="placeholder"), inputs, strict=True):
+        if node.users:
+            kept.append(port)
+        else:
+            module.graph.erase_node(node)
+    module.recompile()
+    return tuple(kept)
 
 
 def vector_ports(prefix: str, specs: Sequence[VectorSpec]) -> list[Port]:
@@ -110,18 +155,27 @@ def capture_begin(algorithm_pass: Pass, broadcast: Sequence[VectorSpec]) -> Capt
 
 
 def capture_step(
-    model: Model, algorithm_pass: Pass, broadcast: Sequence[VectorSpec], carry: Sequence[VectorSpec]
+    model: Model,
+    algorithm_pass: Pass,
+    broadcast: Sequence[VectorSpec],
+    carry: Sequence[VectorSpec],
+    batch: int | None = None,
+    table: Table = TABLE,
 ) -> Captured:
-    """Graph `<pass>.step`: carry, broadcast, one batch and its mask in; the next carry and metric sums out."""
+    """Graph `<pass>.step`: carry, broadcast, one batch, its mask and noise in; the next carry and metric sums out.
+
+    batch: the batch size when it is to be fixed. table: the forms of operators.
+    """
 
     def step(values: dict[str, Tensor]) -> dict[str, Tensor]:
-        oracle = GradientOracle(model, _under("example", values), values["mask"])
+        oracle = GradientOracle(model, _under("example", values), values["mask"], values[NOISE])
         after = algorithm_pass.step(_under("carry", values), _under("broadcast", values), oracle)
         return _prefixed("next", after) | {"metrics": oracle.sums}
 
     ports = vector_ports("carry", carry) + vector_ports("broadcast", broadcast)
     ports += [_example_port(field) for field in model.spec.fields]
-    return capture(step, [*ports, Port("mask", (), batched=True)])
+    ports += [Port("mask", (), batched=True), Port(NOISE, (), torch.int32, batched=True)]
+    return capture(step, ports, batch, Layers(model.module), table)
 
 
 def capture_report(
@@ -139,9 +193,10 @@ def capture_report(
     return capture(report, ports)
 
 
-def _fake(mode: FakeTensorMode, port: Port) -> Tensor:
-    shape = (TRACE_BATCH, *port.shape) if port.batched else port.shape
-    dynamic = [DimDynamic.DUCK if port.batched and axis == 0 else DimDynamic.STATIC for axis in range(len(shape))]
+def _fake(mode: FakeTensorMode, port: Port, batch: int | None) -> Tensor:
+    shape = (batch or TRACE_BATCH, *port.shape) if port.batched else port.shape
+    symbolic = port.batched and batch is None
+    dynamic = [DimDynamic.DUCK if symbolic and axis == 0 else DimDynamic.STATIC for axis in range(len(shape))]
     return mode.from_tensor(
         torch.zeros(shape, dtype=port.dtype), symbolic_context=StatelessSymbolicContext(dynamic_sizes=dynamic)
     )

@@ -2,6 +2,7 @@
 
 ExportError
 ├── UnknownModel            no built-in model or importable function has that name
+├── UnknownFormat           graphs cannot be written in that form, or not by this installation
 ├── InvalidModel            a ModelSpec that cannot be trained as it stands (integer parameters, …)
 │   └── UnsupportedModule   a layer that federated training cannot use, with what to use instead
 ├── UnsupportedOperator     an operator for which there is no on-device form
@@ -16,6 +17,10 @@ class ExportError(Exception):
 
 class UnknownModel(ExportError):
     """No built-in model or importable function has that name."""
+
+
+class UnknownFormat(ExportError):
+    """Graphs cannot be written in that form, or not by this installation."""
 
 
 class InvalidModel(ExportError):

@@ -5,6 +5,7 @@ Shapes: D parameters, B batch, M metric sums; a leading K, where present, counts
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -14,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from export.errors import InvalidModel, UnsupportedModule
+from export.rewrites import Dropout
 from fedcore.params import Float32, ParamSchema, TensorSpec
 from fedcore.plan import Field
 
@@ -29,6 +31,22 @@ def accuracy(outputs: Tensor, label: Tensor) -> Tensor:
 def cross_entropy(outputs: Tensor, label: Tensor) -> Tensor:
     """Cross-entropy of logits (B, C) against class indices (B,), per example (B,)."""
     return nn.functional.cross_entropy(outputs, label, reduction="none")
+
+
+def token_cross_entropy(outputs: Tensor, label: Tensor) -> Tensor:
+    """Mean cross-entropy of logits (B, T, V) against tokens (B, T), per example (B,); token 0 is padding."""
+    each = nn.functional.cross_entropy(outputs.flatten(0, 1), label.flatten(), reduction="none")
+    return _mean_over_tokens(each.reshape(label.shape), label)
+
+
+def token_accuracy(outputs: Tensor, label: Tensor) -> Tensor:
+    """Share of tokens (B, T) whose logit in (B, T, V) is the largest, per example (B,); token 0 is padding."""
+    return _mean_over_tokens((outputs.argmax(-1) == label).to(torch.float32), label)
+
+
+def _mean_over_tokens(values: Tensor, label: Tensor) -> Tensor:
+    real = (label != 0).to(torch.float32)
+    return (values * real).sum(1) / real.sum(1).clamp(min=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +75,15 @@ class ModelSpec:
 class GradientOracle:
     """The gradient oracle of the algorithm contract on one batch; remembers the metric sums of its last call."""
 
-    def __init__(self, model: Model, batch: Mapping[str, Tensor], mask: Tensor) -> None:
-        self._model, self._batch, self._mask = model, batch, mask
+    def __init__(self, model: Model, batch: Mapping[str, Tensor], mask: Tensor, noise: Tensor | None = None) -> None:
+        self._model, self._batch, self._mask, self._noise = model, batch, mask, noise
         self.sums = mask.new_zeros(len(model.metrics))
 
     def __call__(self, params_D: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """params: (D,). Gives the masked-mean loss (1,), its gradient (D,) and the number of examples (1,)."""
         # Separate leaves, not slices of one: differentiating through slices makes a zero-filled D-vector per tensor.
         leaves = {name: part.detach().requires_grad_() for name, part in self._model.tensors(params_D).items()}
-        loss, self.sums = self._model.loss(leaves, self._batch, self._mask)
+        loss, self.sums = self._model.loss(leaves, self._batch, self._mask, self._noise)
         gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
         flat_D = torch.cat([gradient.reshape(-1) for gradient in gradients])
         return loss.detach().reshape(1), flat_D, self.sums[:1]
@@ -93,6 +111,16 @@ class Model:
         self.initial: Float32 = self.schema.flatten({name: value.detach().numpy() for name, value in named.items()})
         self.metrics = ("examples", "loss", *spec.metrics)
 
+    @functools.cached_property
+    def noisy(self) -> bool:
+        """Whether anything is dropped in training."""
+        example = {
+            item.name: torch.zeros((1, *item.shape), dtype=getattr(torch, item.dtype)) for item in self.spec.fields
+        }
+        with torch.no_grad(), Dropout(torch.zeros(1, dtype=torch.int32)) as dropout:
+            self.module(*(example[item.name] for item in self.spec.inputs))
+        return bool(dropout.turns)
+
     def tensors(self, params: Tensor) -> dict[str, Tensor]:
         """Views of a vector (D,) or (K, D) as the module's tensors, each with the same leading axes."""
         parts = torch.split(params, [spec.size for spec in self.schema.tensors], -1)
@@ -101,14 +129,18 @@ class Model:
             for spec, part in zip(self.schema.tensors, parts, strict=True)
         }
 
-    def measure(self, tensors: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def measure(
+        self, tensors: Mapping[str, Tensor], batch: Mapping[str, Tensor], noise: Tensor | None = None
+    ) -> dict[str, Tensor]:
         """The loss and every metric, per example (B,).
 
-        batch: fields (B, …). Raises InvalidModel when the loss or a metric is not one number per example.
+        batch: fields (B, …). noise: int32 (B,), from which dropout draws; without it nothing is dropped. Raises
+        InvalidModel when the loss or a metric is not one number per example.
         """
         inputs = tuple(batch[item.name] for item in self.spec.inputs)
         label = batch[self.spec.label.name]
-        outputs = torch.func.functional_call(self.module, dict(tensors), inputs)
+        with Dropout(noise):
+            outputs = torch.func.functional_call(self.module, dict(tensors), inputs)
         values = {"loss": self.spec.loss(outputs, label)}
         values |= {name: metric(outputs, label) for name, metric in self.spec.metrics.items()}
         for name, value in values.items():
@@ -119,12 +151,18 @@ class Model:
                 )
         return values
 
-    def loss(self, tensors: Mapping[str, Tensor], batch: Mapping[str, Tensor], mask: Tensor) -> tuple[Tensor, Tensor]:
+    def loss(
+        self,
+        tensors: Mapping[str, Tensor],
+        batch: Mapping[str, Tensor],
+        mask: Tensor,
+        noise: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
         """Masked-mean loss () over one batch, and the masked sums (M,) of `self.metrics`.
 
         mask: float32 (B,) of zeros and ones, not all zero. Raises InvalidModel as `measure` does.
         """
-        values = self.measure(tensors, batch)
+        values = self.measure(tensors, batch, noise)
         sums = torch.stack([mask.sum(), *((value.detach() * mask).sum() for value in values.values())])
         return (values["loss"] * mask).sum() / mask.sum(), sums
 
@@ -136,10 +174,10 @@ def _refuse_unsupported(module: nn.Module) -> None:
                 f"{path or 'the model'} is {type(layer).__name__}: batch statistics would mix padding and leak between "
                 "users; use nn.GroupNorm instead"
             )
-        if isinstance(layer, _DropoutNd) and layer.p > 0:
+        if isinstance(layer, _DropoutNd) and not isinstance(layer, nn.Dropout):
             raise UnsupportedModule(
-                f"{path or 'the model'} is {type(layer).__name__}: random layers cannot be exported yet; remove it or "
-                "set p=0"
+                f"{path or 'the model'} is {type(layer).__name__}: of the random layers only nn.Dropout draws the same "
+                "numbers everywhere; use that"
             )
     for path, parameter in module.named_parameters():
         if parameter.dtype != torch.float32:

@@ -11,6 +11,7 @@ from torch import fx
 
 from export.capture import Captured, Port
 from export.errors import UnsupportedOperator
+from export.layers import layer_of
 from export.onnx_graph import ONNX_TYPES, GraphBuilder
 from export.onnx_rules import TABLE
 
@@ -68,11 +69,16 @@ def _reachable(builder: GraphBuilder, needed: set[str]) -> tuple[list[onnx.NodeP
 def _write(builder: GraphBuilder, node: fx.Node) -> object:
     rule = TABLE.get(node.target)
     if rule is None:
-        raise UnsupportedOperator(f"operator {node.target} has no ONNX form here")
+        raise UnsupportedOperator(f"operator {node.target} has no ONNX form here{layer_of(node)}")
     for name, value in node.kwargs.items():
         if name not in HARMLESS and value != NEUTRAL.get(name):
-            raise UnsupportedOperator(f"operator {node.target} with {name}={value} has no ONNX form here")
-    return rule(builder, node)
+            raise UnsupportedOperator(
+                f"operator {node.target} with {name}={value} has no ONNX form here{layer_of(node)}"
+            )
+    try:
+        return rule(builder, node)
+    except UnsupportedOperator as error:
+        raise UnsupportedOperator(f"{error}{layer_of(node)}") from error
 
 
 def _input(port: Port) -> onnx.ValueInfoProto:

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from export.errors import UnsupportedOperator
-from export.onnx_graph import GraphBuilder, dtype_of, rank_of
+from export.onnx_graph import ONNX_TYPES, GraphBuilder, dtype_of, rank_of
 
 aten = torch.ops.aten
 Rule = Callable[[GraphBuilder, fx.Node], Any]
@@ -81,6 +81,14 @@ def expand(graph: GraphBuilder, node: fx.Node) -> str:
     return graph.emit("Expand", [graph.value(node.args[0]), graph.integers(sizes)])
 
 
+def repeat(graph: GraphBuilder, node: fx.Node) -> str:
+    source, repeats = arguments(node)
+    value, missing = graph.value(source), len(repeats) - rank_of(source)
+    if missing:
+        value = graph.emit("Unsqueeze", [value, graph.constant(range(missing), np.int64)])
+    return graph.emit("Tile", [value, graph.integers(repeats)])
+
+
 def permute(graph: GraphBuilder, node: fx.Node) -> str:
     rank = rank_of(node)
     axes = [axis % rank for axis in arguments(node)[1]]
@@ -120,6 +128,12 @@ def slice_axis(graph: GraphBuilder, node: fx.Node) -> str:
     return graph.emit("Slice", [graph.value(node.args[0]), *inputs])
 
 
+def flip(graph: GraphBuilder, node: fx.Node) -> str:
+    source, axes = arguments(node)
+    bounds = [[-1] * len(axes), [-END] * len(axes), list(axes), [-1] * len(axes)]
+    return graph.emit("Slice", [graph.value(source), *(graph.integers(bound) for bound in bounds)])
+
+
 def select(graph: GraphBuilder, node: fx.Node) -> str:
     source, axis, index = arguments(node)
     return graph.emit("Gather", [graph.value(source), graph.constant(index, np.int64)], axis=axis)
@@ -146,6 +160,28 @@ def scatter(reduction: str) -> Rule:
     return rule
 
 
+def embedding(graph: GraphBuilder, node: fx.Node) -> str:
+    weight, indices = arguments(node)[:2]
+    return graph.emit("Gather", [graph.value(weight), graph.value(indices)], axis=0)
+
+
+def index_put(graph: GraphBuilder, node: fx.Node) -> str:
+    source, indices, updates = arguments(node)[:3]
+    if len(indices) != 1 or indices[0].meta["val"].dtype == torch.bool:
+        raise UnsupportedOperator(f"{node.target} with other indices than integers on the first axis")
+    places = graph.emit("Unsqueeze", [graph.value(indices[0]), graph.constant([-1], np.int64)])
+    reduction = "add" if argument(node, 3, False) else "none"
+    return graph.emit("ScatterND", [graph.value(source), places, graph.value(updates)], reduction=reduction)
+
+
+def any_true(graph: GraphBuilder, node: fx.Node) -> str:
+    """Whether any is true along an axis: the largest of zeros and ones."""
+    number = graph.emit("Cast", [graph.value(node.args[0])], to=ONNX_TYPES[torch.int32])
+    axis = graph.constant([arguments(node)[1]], np.int64)
+    largest = graph.emit("ReduceMax", [number, axis], keepdims=int(argument(node, 2, False)))
+    return graph.emit("Cast", [largest], to=ONNX_TYPES[torch.bool])
+
+
 def reduce(kind: str) -> Rule:
     """A reduction over axes (all of them when none are named)."""
 
@@ -157,6 +193,13 @@ def reduce(kind: str) -> Rule:
         return graph.emit(kind, inputs, keepdims=int(argument(node, 2, False)))
 
     return rule
+
+
+def softmax(kind: str) -> Rule:
+    """A normalised exponential along one axis."""
+    return lambda graph, node: graph.emit(
+        kind, [graph.value(node.args[0], dtype_of(node))], axis=arguments(node)[1] % rank_of(node)
+    )
 
 
 def argmax(graph: GraphBuilder, node: fx.Node) -> str:
@@ -252,20 +295,22 @@ def convolution(graph: GraphBuilder, node: fx.Node) -> str:
     return graph.emit("Conv", inputs, **attributes)
 
 
-def max_pool2d(graph: GraphBuilder, node: fx.Node) -> tuple[str, str]:
+def max_pool2d(graph: GraphBuilder, node: fx.Node) -> tuple[str, ...]:
     source: fx.Node = arguments(node)[0]
+    if rank_of(source) != 4:
+        raise UnsupportedOperator(f"{node.target} of values that are not (batch, channels, height, width)")
     kernel = argument(node, 1)
     padding = argument(node, 3, [0, 0])
-    values, places = graph.emit_many(
-        "MaxPool",
-        [graph.value(source)],
-        2,
-        kernel_shape=kernel,
-        strides=argument(node, 2) or kernel,
-        pads=[*padding, *padding],
-        dilations=argument(node, 4, [1, 1]),
-        ceil_mode=int(argument(node, 5, False)),
-    )
+    attributes: dict[str, Any] = {
+        "kernel_shape": kernel,
+        "strides": argument(node, 2) or kernel,
+        "pads": [*padding, *padding],
+        "dilations": argument(node, 4, [1, 1]),
+        "ceil_mode": int(argument(node, 5, False)),
+    }
+    if all(user.args[1] == 0 for user in node.users):
+        return (graph.emit("MaxPool", [graph.value(source)], **attributes),)  # places cost ten times the maximum
+    values, places = graph.emit_many("MaxPool", [graph.value(source)], 2, **attributes)
     # ONNX counts places over the whole tensor, torch within each plane.
     plane = graph.constant(int(np.prod(source.meta["val"].shape[2:])), np.int64)
     return values, graph.emit("Mod", [places, plane])
@@ -322,14 +367,17 @@ TABLE: dict[Any, Rule] = {
     **unary_table(
         [
             (aten.abs.default, "Abs"),
+            (aten.cos.default, "Cos"),
             (aten.erf.default, "Erf"),
             (aten.exp.default, "Exp"),
             (aten.log.default, "Log"),
+            (aten.bitwise_not.default, "Not"),
             (aten.logical_not.default, "Not"),
             (aten.neg.default, "Neg"),
             (aten.reciprocal.default, "Reciprocal"),
             (aten.relu.default, "Relu"),
             (aten.sigmoid.default, "Sigmoid"),
+            (aten.sin.default, "Sin"),
             (aten.sqrt.default, "Sqrt"),
             (aten.tanh.default, "Tanh"),
         ]
@@ -346,20 +394,27 @@ TABLE: dict[Any, Rule] = {
     aten.sum.dim_IntList: reduce("ReduceSum"),
     **overloads(reduce("ReduceMean"), aten.mean.dim, aten.mean.default),
     aten.amax.default: reduce("ReduceMax"),
+    aten._log_softmax.default: softmax("LogSoftmax"),
+    aten._softmax.default: softmax("Softmax"),
     aten.addmm.default: addmm,
+    aten.any.dim: any_true,
     aten.argmax.default: argmax,
     aten.as_strided.default: as_strided,
     aten.cat.default: concatenate,
     aten.clamp.default: clamp,
     aten.constant_pad_nd.default: pad,
     aten.convolution.default: convolution,
+    aten.embedding.default: embedding,
     aten.expand.default: expand,
+    aten.flip.default: flip,
     aten.gather.default: gather,
+    aten.index_put.default: index_put,
     aten.expm1.default: expm1,
     aten.log1p.default: log1p,
     aten.max_pool2d_with_indices.default: max_pool2d,
     aten.permute.default: permute,
     aten.pow.Tensor_Scalar: power,
+    aten.repeat.default: repeat,
     aten.rsqrt.default: rsqrt,
     aten.select.int: select,
     aten.slice.Tensor: slice_axis,

@@ -28,4 +28,5 @@ def verify_bundle(bundle: Bundle, source: str | None = None) -> Certificate:
     if model.schema != plan.schema:
         raise ParityFailed(f"model {manifest.model} has other parameters today than when the bundle was exported")
     algorithm = create(manifest.algorithm.name, manifest.algorithm.settings)
-    return certify(model, algorithm, {name: bundle.read(ref) for name, ref in plan.graphs["onnx"].items()})
+    graphs = {fmt: {name: bundle.read(ref) for name, ref in refs.items()} for fmt, refs in plan.graphs.items()}
+    return certify(model, algorithm, plan, graphs)

@@ -52,9 +52,19 @@ class Place(msgspec.Struct, frozen=True):
 
 def permutation(place: Place, pass_index: int, epoch: int, examples: int) -> NDArray[np.int64]:
     """A random order of `examples` indices: the stable argsort of that many raw 64-bit outputs."""
-    tag = struct.pack("<QQQQQ", place.seed, place.round, place.slot, pass_index, epoch)
-    key = np.frombuffer(hashlib.sha256(b"muster.order.v1" + tag).digest()[:16], "<u8")
-    return np.argsort(np.random.Philox(key=key).random_raw(examples), kind="stable")
+    return np.argsort(_stream("muster.order.v1", place, pass_index, epoch, examples), kind="stable")
+
+
+def noise(place: Place, pass_index: int, step: int, size: int) -> NDArray[np.int32]:
+    """Random integers (size,), uniform over all of int32, one for every place of a batch: what dropout draws from."""
+    return _stream("muster.noise.v1", place, pass_index, step, -(-size // 2)).astype("<u8").view("<i4")[:size]
+
+
+def _stream(label: str, place: Place, pass_index: int, counter: int, words: int) -> NDArray[np.uint64]:
+    """Raw 64-bit outputs of Philox under a key made of a label and everything that says where a device is."""
+    tag = struct.pack("<QQQQQ", place.seed, place.round, place.slot, pass_index, counter)
+    key = np.frombuffer(hashlib.sha256(label.encode() + tag).digest()[:16], "<u8")
+    return np.random.Philox(key=key).random_raw(words)
 
 
 def batches(loop: Loop, examples: int, place: Place, pass_index: int) -> Iterator[tuple[NDArray[np.int64], Float32]]:

@@ -24,26 +24,57 @@ class AlgorithmRef(msgspec.Struct, frozen=True):
 
 
 class Parity(msgspec.Struct, frozen=True):
-    """How far a graph on the real runtime is from torch: relative l2 after `steps` steps, the last one masked."""
+    """How far a graph on the real runtime is from torch: relative l2 after `steps` steps, the last one masked.
+
+    `float64` is how far torch's own float32 is from its float64, on the same steps: the round-off of the model itself.
+    """
 
     graph: str
     steps: int
     l2: float
+    float64: float
 
 
-class Certificate(msgspec.Struct, frozen=True):
-    """Proof, made at export, that the graphs compute what torch computes."""
+class Footprint(msgspec.Struct, frozen=True, kw_only=True):
+    """What a device pays, measured at export in a process of its own that holds the runtime and no torch.
+
+    step_cpu_ms: the dearest step of a batch, least of several. peak_rss_mb: of the process after all passes and the
+    report. graph_bytes: all graphs of the format.
+    """
+
+    step_cpu_ms: float
+    peak_rss_mb: float
+    graph_bytes: int
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    """What export found out about the graphs of one format on its runtime.
+
+    version: of the format, such as the ONNX opset. tolerance: what every `l2` had to keep.
+    """
 
     runtime: str
-    reference: str
-    opset: int
+    version: str
     tolerance: float
     parity: tuple[Parity, ...]
+    footprint: Footprint
 
     @property
     def worst(self) -> float:
         """The largest relative l2."""
         return max(parity.l2 for parity in self.parity)
+
+
+class Certificate(msgspec.Struct, frozen=True):
+    """Proof, made at export, that the graphs of every format compute what the reference, torch, computes."""
+
+    reference: str
+    formats: dict[str, Evidence]
+
+    @property
+    def worst(self) -> float:
+        """The largest relative l2 over all formats."""
+        return max(evidence.worst for evidence in self.formats.values())
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):

@@ -64,19 +64,21 @@ class ExampleSpec(msgspec.Struct, frozen=True):
 class PassPlan(msgspec.Struct, frozen=True):
     """One pass: graph `<name>.begin`, then `<name>.step` for every batch of `loop`.
 
-    `metrics` names the sums that each step emits; the device adds them up over the pass.
+    `metrics` names the sums that each step emits; the device adds them up over the pass. `noise` says that the step
+    reads random integers.
     """
 
     name: str
     loop: Loop
     carry: tuple[VectorSpec, ...]
     metrics: tuple[str, ...]
+    noise: bool = False
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a device needs to take part in a round, by value or by digest.
 
-    `graphs` maps a format ("onnx") to graph names (`<pass>.begin`, `<pass>.step`, `report`) to blobs.
+    `graphs` maps a format ("onnx", "executorch") to graph names (`<pass>.begin`, `<pass>.step`, `report`) to blobs.
     """
 
     version: int = PLAN_VERSION

@@ -30,7 +30,7 @@ def show_fields(fields: Mapping[str, object]) -> None:
     """Print names and values, one pair a line."""
     table = Table(show_header=False, box=None)
     for name, value in fields.items():
-        table.add_row(f"[bold]{name}[/]", number(value))
+        table.add_row(f"[bold]{name}[/]", words(value))
     stdout.print(table)
 
 
@@ -38,14 +38,18 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None
     """Print a table."""
     table = Table(*columns)
     for row in rows:
-        table.add_row(*(number(value) for value in row))
+        table.add_row(*(words(value) for value in row))
     stdout.print(table)
 
 
-def number(value: object) -> str:
-    """A value for people: floats with four significant digits, nothing as a dash."""
+def words(value: object) -> str:
+    """A value for people: short floats, lists by commas, mappings as name=value of what is there, nothing as a dash."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{words(name)}={words(part)}" for name, part in value.items() if part is not None) or "–"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(words, value)) or "–"
     if isinstance(value, float):
-        return f"{value:.4g}"
+        return f"{value:,.0f}" if 1e4 <= abs(value) < 1e12 else f"{value:.4g}"
     return "–" if value is None else escape(str(value))
 
 

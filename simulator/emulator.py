@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from device_runtime.backends import BACKENDS
 from device_runtime.session import DeviceConfig, Outcome, run_session
 from device_runtime.transport import Transport
 
@@ -123,5 +124,6 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the fleet decides when to stop
     with Transport.to("http://localhost"):
         pass  # the HTTP library loads half of itself with its first client; let every child inherit that
+    BACKENDS["onnxruntime"]()  # loaded once here
     gc.freeze()  # keep the shared pages of the loaded runtime out of the children's collections
     Emulator().run()

@@ -20,8 +20,9 @@ from torch.func import grad_and_value, vmap
 from torch.nn.modules.conv import _ConvNd
 
 from export.model import Model
+from export.rewrites import Traceable
 from fedcore.algorithms.algorithm import Algorithm, Broadcast, Carry, Pass, Report
-from fedcore.batching import Place, batches
+from fedcore.batching import Place, batches, noise
 from fedcore.params import Float32
 from simulator.errors import Diverged, EngineError
 from simulator.population import Population
@@ -130,11 +131,12 @@ class Engine:
             for name, vector in item.begin(broadcast).items()
         }
         sums_KM = torch.zeros(len(clients), len(self._model.metrics), device=self._device)
-        for rows, mask in self._steps(index, item, clients):
+        for number, (rows, mask) in enumerate(self._steps(index, item, clients)):
             active = len(rows)
             where = torch.from_numpy(rows).to(self._device)
             batch = {name: array[where] for name, array in self._examples.items()}
-            oracle = CohortOracle(self._model, batch, torch.from_numpy(mask).to(self._device))
+            drawn = self._noise(index, number, item.loop.batch_size, clients[:active])
+            oracle = CohortOracle(self._model, batch, torch.from_numpy(mask).to(self._device), drawn)
             after = item.step({name: vector[:active] for name, vector in carry.items()}, broadcast, oracle)
             for name, vector in after.items():
                 carry[name][:active] = vector
@@ -154,6 +156,12 @@ class Engine:
             active = [schedule[step] for schedule in schedules if step < len(schedule)]
             yield np.stack([rows for rows, _ in active]), np.stack([mask for _, mask in active])
 
+    def _noise(self, index: int, step: int, size: int, clients: Sequence[tuple[int, Place]]) -> Tensor | None:
+        """What the clients' dropout draws from in this step, int32 (A, B), or None when nothing is dropped."""
+        if not self._model.noisy:
+            return None
+        return torch.from_numpy(np.stack([noise(place, index, step, size) for _, place in clients])).to(self._device)
+
     def _weights(self, clients: Sequence[int]) -> Tensor:
         sizes = self._population.sizes[list(clients)].astype(np.float32)
         weights = sizes if self._algorithm.weighting == "examples" else np.ones_like(sizes)
@@ -163,16 +171,23 @@ class Engine:
 class CohortOracle:
     """The gradient oracle of the algorithm contract for K clients, each on a batch of its own."""
 
-    def __init__(self, model: Model, batch: Mapping[str, Tensor], mask_KB: Tensor) -> None:
-        self._model, self._batch, self._mask_KB = model, dict(batch), mask_KB
+    def __init__(
+        self, model: Model, batch: Mapping[str, Tensor], mask_KB: Tensor, noise_KB: Tensor | None = None
+    ) -> None:
+        self._model, self._batch, self._mask_KB, self._noise_KB = model, dict(batch), mask_KB, noise_KB
         self.sums_KM = mask_KB.new_zeros(mask_KB.shape[0], len(model.metrics))
 
     def __call__(self, params: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """params: (K, D), or (D,) when all clients share them. Gives (K, 1), (K, D), (K, 1)."""
         shared = None if params.dim() == 1 else 0
-        gradients, (loss_K, self.sums_KM) = vmap(grad_and_value(self._model.loss, has_aux=True), (shared, 0, 0))(
-            self._model.tensors(params), self._batch, self._mask_KB
+        gradient = vmap(
+            grad_and_value(self._model.loss, has_aux=True),
+            (shared, 0, 0, None if self._noise_KB is None else 0),
         )
+        with Traceable():
+            gradients, (loss_K, self.sums_KM) = gradient(
+                self._model.tensors(params), self._batch, self._mask_KB, self._noise_KB
+            )
         flat_KD = torch.cat([gradient.flatten(1) for gradient in gradients.values()], 1)
         return loss_K[:, None], flat_KD, self.sums_KM[:, :1]
 

@@ -1,10 +1,16 @@
 """Shared by all tests: one thread per process, and where real data lies, if anywhere."""
 
 import os
+import platform
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+
+from device_runtime.errors import ConfigError
+from device_runtime.native.build import build
+from device_runtime.native.library import FOLDER, default_folder, shim_name
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 DATA = Path(os.environ.get("MUSTER_DATA", Path(__file__).parents[2] / "shared" / "data"))
@@ -21,3 +27,29 @@ def data():
     if not DATA.is_dir():
         pytest.skip(f"no data sets at {DATA}; set MUSTER_DATA to the folder that holds wisdm/, mnist_10k/")
     return DATA
+
+
+def built(arch, folder):
+    """ExecuTorch's library for `arch`, built in `folder`; a skip where this machine cannot build it."""
+    compiler = "g++" if arch == platform.machine() else f"{arch}-linux-gnu-g++"
+    if not shutil.which(compiler):
+        pytest.skip(f"no compiler {compiler}")
+    try:
+        return build(arch, folder)
+    except ConfigError as error:
+        if str(error).startswith("pip failed"):
+            pytest.skip(f"no executorch from PyPI: {error}")
+        raise
+
+
+@pytest.fixture(scope="session")
+def executorch(tmp_path_factory):
+    """ExecuTorch's library, for this process and those it starts: the user's own if current, else a fresh one."""
+    arch = platform.machine()
+    folder = default_folder(arch)
+    with pytest.MonkeyPatch.context() as patch:
+        if not (folder / shim_name(arch)).is_file():
+            folder = tmp_path_factory.mktemp("executorch")
+            built(arch, folder)
+        patch.setenv(FOLDER, str(folder))
+        yield folder

@@ -21,9 +21,18 @@ SKIPPED = {"build", "dist", "out", "node_modules"}
 NOUNS = re.findall(
     r"\S+",
     "population task plan checkpoint round attempt check-in session assignment report aggregate cohort pass carry "
-    "broadcast segment slot blob bundle certificate engine fleet mask loop weight receipt graph agreement",
+    "broadcast segment slot blob bundle certificate engine fleet mask loop weight receipt graph agreement "
+    "footprint budget noise",
 )
-PHRASES = ["retry window", "report goal", "over-selection", "reporting deadline", "server state", "keystone test"]
+PHRASES = [
+    "retry window",
+    "report goal",
+    "over-selection",
+    "reporting deadline",
+    "server state",
+    "release gate",
+    "keystone test",
+]
 MACHINE_PATH = re.compile(r"(?<![\w.:~\-/}])/(?:home|root|work|Users|mnt)/\w+")
 LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy
 from sqlalchemy.engine import Connection
 
-from coordinator.errors import UnsupportedDatabase
+from coordinator.errors import MissingStore, UnsupportedDatabase
 from coordinator.store.records import Records
 from coordinator.store.tables import METADATA
 
@@ -18,11 +19,16 @@ _SQLITE = "sqlite:///"
 
 
 class Database:
-    """A SQLite file. `reading` and `writing` give a transaction's typed rows."""
+    """A SQLite file, made if it is not there and `create`. `reading` and `writing` give a transaction's typed rows.
 
-    def __init__(self, url: str, clock: Callable[[], float] = time.time) -> None:
+    Raises MissingStore when it is not there, UnsupportedDatabase when it cannot be opened or is of another version.
+    """
+
+    def __init__(self, url: str, clock: Callable[[], float] = time.time, *, create: bool = True) -> None:
         if not url.startswith(_SQLITE) or url.removeprefix(_SQLITE) in ("", ":memory:"):
             raise UnsupportedDatabase(f"{url!r}: this version stores its state in a SQLite file, {_SQLITE}PATH")
+        if not create and not Path(url.removeprefix(_SQLITE)).is_file():
+            raise MissingStore(f"there is no database {url}; start the coordinator first, or name its database")
         self._clock = clock
         # An error that is logged must not carry a row: assignment ids are secrets.
         self.engine = sqlalchemy.create_engine(url, connect_args={"timeout": 10}, hide_parameters=True)
@@ -31,8 +37,10 @@ class Database:
         self._writer = self.engine.execution_options(begin="BEGIN IMMEDIATE")
         try:
             with self._writer.begin() as connection:
-                METADATA.create_all(connection)
-        except sqlalchemy.exc.OperationalError as error:
+                if create:
+                    METADATA.create_all(connection)
+                _check_tables(connection, url)
+        except sqlalchemy.exc.DatabaseError as error:
             raise UnsupportedDatabase(f"{url!r} cannot be opened: {error.orig}") from error
 
     @contextmanager
@@ -50,6 +58,17 @@ class Database:
     def close(self) -> None:
         """Close every connection."""
         self.engine.dispose()
+
+
+def _check_tables(connection: Connection, url: str) -> None:
+    inspector = sqlalchemy.inspect(connection)
+    for table in METADATA.sorted_tables:
+        known = inspector.get_columns(table.name) if inspector.has_table(table.name) else []
+        missing = set(table.columns.keys()) - {column["name"] for column in known}
+        if missing:
+            raise UnsupportedDatabase(
+                f"{url!r} is of another version: table {table.name} has no {sorted(missing)}; start with a new database"
+            )
 
 
 def _configure(connection: Any, _record: object) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import msgspec
 from sqlalchemy import ColumnElement, Row, Select, Table, func, insert, select, update
 from sqlalchemy.engine import Connection
 
@@ -136,7 +137,18 @@ class Records:
     def rounds(self, task_id: str) -> list[RoundRecord]:
         """A task's rounds, every attempt, in order."""
         query = select(ROUNDS).where(ROUNDS.c.task == task_id).order_by(ROUNDS.c.number, ROUNDS.c.attempt)
-        return [_round(row) for row in self._connection.execute(query)]
+        aborts = self._abort_reasons(task_id)
+        return [_round(row, aborts.get(row.id, {})) for row in self._connection.execute(query)]
+
+    def _abort_reasons(self, task_id: str) -> dict[int, dict[str, int]]:
+        """How many devices gave up, by reason, of every round of a task that saw any."""
+        given_up = (ROUNDS.c.task == task_id) & (ASSIGNMENTS.c.state == AssignmentState.ABORTED)
+        columns = (ASSIGNMENTS.c.round, ASSIGNMENTS.c.reason)
+        query = select(*columns, func.count()).join(ROUNDS).where(given_up).group_by(*columns).order_by(*columns)
+        found: dict[int, dict[str, int]] = {}
+        for round_id, reason, count in self._connection.execute(query):
+            found.setdefault(round_id, {})[reason] = count
+        return found
 
     # --- assignments and reports
 
@@ -210,7 +222,7 @@ def _task(row: Row[Any]) -> Task:
         name=row.name,
         state=TaskState(row.state),
         reason=row.reason,
-        settings=TaskSettings(**{name: getattr(row, name) for name in _SETTINGS}),
+        settings=msgspec.convert({name: getattr(row, name) for name in _SETTINGS}, TaskSettings),
         algorithm=AlgorithmRef(row.algorithm, row.algorithm_settings),
         plan_sha256=row.plan_sha256,
         initial=Snapshot(0, row.state_sha256, row.checkpoint_sha256),
@@ -218,10 +230,11 @@ def _task(row: Row[Any]) -> Task:
     )
 
 
-def _round(row: Row[Any]) -> RoundRecord:
+def _round(row: Row[Any], abort_reasons: dict[str, int]) -> RoundRecord:
     same = ("id", "number", "attempt", "reason", "assigned", "reported", "aborted", "metrics", "opened_at")
     return RoundRecord(
         **{name: getattr(row, name) for name in same},
+        abort_reasons=abort_reasons,
         state=RoundState(row.state),
         seconds=None if row.ended_at is None else row.ended_at - row.opened_at,
         checkpoint_sha256=row.checkpoint_sha256,

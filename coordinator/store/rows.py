@@ -35,7 +35,10 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundRecord:
-    """One attempt at a round. `seconds` and `checkpoint_sha256` are None while, or because, there are none."""
+    """One attempt at a round. `seconds` and `checkpoint_sha256` are None while, or because, there are none.
+
+    abort_reasons: how many devices gave up, by reason.
+    """
 
     id: int
     number: int
@@ -45,6 +48,7 @@ class RoundRecord:
     assigned: int
     reported: int
     aborted: int
+    abort_reasons: dict[str, int]
     metrics: dict[str, float]
     opened_at: float
     seconds: float | None

@@ -73,6 +73,8 @@ TASKS = Table(
     _column("reporting_deadline_s", Float, comment="seconds that a device has to report"),
     _column("min_examples", Integer, comment="examples that a device must hold"),
     _column("seed", BigInteger, comment="key of every random number that a device draws"),
+    _column("formats", JSON, comment="formats that the plan must have"),
+    _column("budget", JSON, comment="the largest footprint that a device can bear; null where it is not bounded"),
     _column("created_at", Float, comment="seconds since 1970"),
     comment="What is to be learned, from whom, and how",
 )

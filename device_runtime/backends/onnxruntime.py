@@ -100,6 +100,12 @@ def _options() -> onnxruntime.SessionOptions:
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
     options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+    # The last level rearranges images for convolutions whose weights are constants; ours are inputs.
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    # Planning the reuse of buffers takes time quadratic in the operators (seconds for an unrolled LSTM), and one block
+    # for a whole step holds more memory than the arena, which frees as it goes. Neither made steps faster.
+    options.enable_mem_reuse = False
+    options.enable_mem_pattern = False
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.inter_op.allow_spinning", "0")
     options.log_severity_level = 4  # what goes wrong arrives as an exception; on stderr it would be told twice

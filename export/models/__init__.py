@@ -9,11 +9,27 @@ from pathlib import Path
 
 from export.errors import InvalidModel, UnknownModel
 from export.model import ModelSpec
+from export.models.char_lstm import char_lstm
 from export.models.digits_cnn import digits_cnn
+from export.models.emnist_cnn import emnist_cnn
 from export.models.logreg import logreg
 from export.models.mlp import mlp
+from export.models.mobilenetv2_gn import mobilenetv2_gn
+from export.models.resnet18_gn import resnet18_gn
+from export.models.transformer import transformer
+from export.models.word_lstm import word_lstm
 
-MODELS: dict[str, Callable[..., ModelSpec]] = {"logreg": logreg, "mlp": mlp, "digits_cnn": digits_cnn}
+MODELS: dict[str, Callable[..., ModelSpec]] = {
+    "logreg": logreg,
+    "mlp": mlp,
+    "digits_cnn": digits_cnn,
+    "emnist_cnn": emnist_cnn,
+    "resnet18_gn": resnet18_gn,
+    "mobilenetv2_gn": mobilenetv2_gn,
+    "char_lstm": char_lstm,
+    "word_lstm": word_lstm,
+    "transformer": transformer,
+}
 
 
 def load(name: str, shape: tuple[int, ...] | None = None, classes: int | None = None) -> ModelSpec:

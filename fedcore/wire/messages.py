@@ -16,7 +16,9 @@ WIRE_VERSION = 1
 T = TypeVar("T")
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
-RejectionReason = Literal["no-task", "not-eligible", "not-selected", "superseded", "shutting-down"]
+RejectionReason = Literal[
+    "no-task", "not-eligible", "unsupported-format", "not-selected", "superseded", "shutting-down"
+]
 """Why a device gets no work now; what each means stands in docs/spec/wire.md §3."""
 
 AbortReason = Literal["invalid-examples", "too-few-examples", "non-finite-report", "plan-refused", "runtime-failed"]
@@ -46,11 +48,12 @@ class Accepted(msgspec.Struct, frozen=True, tag="accepted", tag_field="outcome")
     session: str
 
 
-class Rejected(msgspec.Struct, frozen=True, tag="rejected", tag_field="outcome"):
-    """There is nothing for the device now."""
+class Rejected(msgspec.Struct, frozen=True, omit_defaults=True, tag="rejected", tag_field="outcome"):
+    """There is nothing for the device now. `formats`, with `unsupported-format`: those that would get it work."""
 
     reason: RejectionReason
     retry: RetryWindow
+    formats: tuple[str, ...] = ()
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True, tag="assigned", tag_field="outcome"):

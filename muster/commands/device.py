@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from muster.output import Json, emit
+from muster.output import Json, emit, show_fields
 
 device_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Run a device.")
 
@@ -18,6 +18,7 @@ def run(
     population: Annotated[str, typer.Option(help="The population to serve.")],
     examples: Annotated[Path, typer.Option(help="Local examples: an .npz file, or a SQLite example store.")],
     state: Annotated[Path, typer.Option(help="Where the device keeps its identity and cached plans.")] = Path("device"),
+    backend: Annotated[str, typer.Option(help="What runs the graphs: onnxruntime or executorch.")] = "onnxruntime",
     once: Annotated[bool, typer.Option("--once", help="Run one session and end.")] = False,
     json: Json = False,
 ) -> None:
@@ -27,7 +28,9 @@ def run(
     """
     from device_runtime.session import DeviceConfig, Outcome, run_forever, run_session
 
-    config = DeviceConfig(coordinator=coordinator, population=population, examples=examples, state=state)
+    config = DeviceConfig(
+        coordinator=coordinator, population=population, examples=examples, state=state, backend=backend
+    )
 
     def tell(outcome: Outcome) -> None:
         if json:
@@ -42,3 +45,20 @@ def run(
     tell(outcome)
     codes = {"reported": 0, "rejected": 75, "not-needed": 75}
     raise typer.Exit(codes.get(outcome.outcome, 1))
+
+
+@device_app.command()
+def build_executorch(
+    arch: Annotated[str | None, typer.Option(help="x86_64 or aarch64; this machine's if not given.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The folder to write, if not the one where a device looks.")] = None,
+    json: Json = False,
+) -> None:
+    """Build what `--backend executorch` needs, with pip and a C++ compiler: see docs/backends.md."""
+    from device_runtime.native.build import build
+
+    made = build(arch, out)
+    if json:
+        return emit(made)
+    typer.echo(made.folder)
+    sizes = made.files | {"together": made.size_bytes}
+    return show_fields({name: f"{size / 1000:,.0f} kB" for name, size in sizes.items()})

@@ -71,8 +71,14 @@ def verify(
     if json:
         emit({"bundle": str(bundle), "ok": True, "certificate": certificate})
     else:
-        show_table(("graph", "steps", "relative l2"), [(p.graph, p.steps, f"{p.l2:.1e}") for p in certificate.parity])
-        typer.echo(f"ok: {certificate.runtime} agrees with {certificate.reference} to {certificate.worst:.1e}")
+        rows = [
+            (name, parity.graph, parity.steps, f"{parity.l2:.1e}", f"{parity.float64:.1e}", f"{evidence.tolerance:.0e}")
+            for name, evidence in certificate.formats.items()
+            for parity in evidence.parity
+        ]
+        show_table(("format", "graph", "steps", "from torch", "torch from float64", "allowed"), rows)
+        runtimes = ", ".join(evidence.runtime for evidence in certificate.formats.values())
+        typer.echo(f"ok: {runtimes} agrees with {certificate.reference} to {certificate.worst:.1e} (relative l2)")
 
 
 def _describe(bundle: Bundle, json: bool) -> None:

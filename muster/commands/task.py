@@ -40,12 +40,21 @@ def create(
     reporting_deadline_s: Annotated[float, typer.Option(help="How long a round waits for reports.")] = 600.0,
     min_examples: Annotated[int, typer.Option(help="Examples that a device must hold.")] = 1,
     seed: Annotated[int, typer.Option(help="Key of every random number that devices draw.")] = 0,
+    formats: Annotated[
+        list[str] | None, typer.Option("--format", help="Format that the plan must have; repeatable.  [default: onnx]")
+    ] = None,
+    max_rss_mb: Annotated[float | None, typer.Option(help="Memory that a device can spare, in MB.")] = None,
+    max_step_ms: Annotated[float | None, typer.Option(help="CPU time that a step may take, in ms.")] = None,
+    max_graph_mb: Annotated[float | None, typer.Option(help="Size that all graphs may have, in MB.")] = None,
     db: Database = DATABASE,
     blobs: Blobs = BLOBS,
     json: Json = False,
 ) -> None:
-    """Register a plan bundle as a task; a running coordinator starts it within a second."""
-    from coordinator.tasks import TaskSettings
+    """Register a plan bundle as a task; a running coordinator starts it within a second.
+
+    A plan without such a format, or whose certificate shows more than --max-… allows, is refused.
+    """
+    from coordinator.tasks import Budget, TaskSettings
     from fedcore.bundle import Bundle
 
     settings = TaskSettings(
@@ -58,6 +67,12 @@ def create(
         reporting_deadline_s=reporting_deadline_s,
         min_examples=min_examples,
         seed=seed,
+        formats=tuple(formats or ("onnx",)),
+        budget=Budget(
+            peak_rss_mb=max_rss_mb,
+            step_cpu_ms=max_step_ms,
+            graph_bytes=None if max_graph_mb is None else max_graph_mb * 1e6,
+        ),
     )
     with _store(db, blobs) as store:
         _describe(store.register_task(Bundle(plan), settings), json)
@@ -84,7 +99,7 @@ def show(task: TaskId, db: Database = DATABASE, blobs: Blobs = BLOBS, json: Json
 
 @task_app.command()
 def metrics(task: TaskId, db: Database = DATABASE, blobs: Blobs = BLOBS, json: Json = False) -> None:
-    """Show every attempt at every round: who reported, how training went."""
+    """Show every attempt at every round: who reported, why devices gave up, how training went."""
     with _store(db, blobs) as store:
         rounds = store.rounds(task)
     if json:
@@ -92,7 +107,7 @@ def metrics(task: TaskId, db: Database = DATABASE, blobs: Blobs = BLOBS, json: J
         return
     names = list(dict.fromkeys(name for record in rounds for name in record.metrics))
     show_table(
-        ("round", "attempt", "state", "reason", "assigned", "reported", "aborted", "seconds", *names),
+        ("round", "attempt", "state", "reason", "assigned", "reported", "aborted", "abort reasons", "seconds", *names),
         [
             (
                 r.number,
@@ -102,6 +117,7 @@ def metrics(task: TaskId, db: Database = DATABASE, blobs: Blobs = BLOBS, json: J
                 r.assigned,
                 r.reported,
                 r.aborted,
+                r.abort_reasons,
                 r.seconds,
                 *map(r.metrics.get, names),
             )
@@ -160,7 +176,7 @@ def checkpoint(
 def _store(db: str, blobs: Path) -> AbstractContextManager[CoordinatorStore]:
     from coordinator.tasks import open_coordinator_store
 
-    return open_coordinator_store(db, blobs)
+    return open_coordinator_store(db, blobs, create=False)
 
 
 def _facts(task: Task) -> dict[str, Any]:
@@ -176,7 +192,8 @@ def _facts(task: Task) -> dict[str, Any]:
 
 
 def _describe(task: Task, json: bool) -> None:
+    facts = _facts(task)
     if json:
-        emit(_facts(task))
+        emit(facts)
     else:
-        show_fields(_facts(task))
+        show_fields(facts | {"algorithm": task.algorithm.name, "algorithm_settings": task.algorithm.settings})

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedcore import algorithms, checkpoint
 from fedcore.batching import Loop
-from fedcore.bundle import AlgorithmRef, Bundle, Certificate, Manifest
+from fedcore.bundle import AlgorithmRef, Bundle, Certificate, Evidence, Footprint, Manifest, Parity
 from fedcore.params import ParamSchema, TensorSpec, VectorSpec
 from fedcore.plan import BlobRef, ExampleSpec, Field, PassPlan, Plan
 from fedcore.report import ReportLayout, Segment
@@ -18,7 +18,13 @@ START = np.array([1.0, 2.0, 3.0, 4.0], np.float32)
 GRAPHS = {name: name.encode() for name in ("train.begin", "train.step", "report")}
 
 
-def make_plan(size=4, broadcast=None, segments=None, weighting="examples"):
+FOOTPRINT = Footprint(step_cpu_ms=2.0, peak_rss_mb=50.0, graph_bytes=3000)
+EVIDENCE = Evidence(
+    runtime="hand", version="1", tolerance=1e-5, parity=(Parity("train.step", 3, 1e-6, 1e-7),), footprint=FOOTPRINT
+)
+
+
+def make_plan(size=4, broadcast=None, segments=None, weighting="examples", formats=("onnx",)):
     segments = segments or (
         Segment("delta", size, "mean"),
         Segment("weight", 1, "sum"),
@@ -31,14 +37,15 @@ def make_plan(size=4, broadcast=None, segments=None, weighting="examples"):
         examples=ExampleSpec((Field("x", "float32", (2,)),)),
         passes=(PassPlan("train", Loop(batch_size=2), (VectorSpec("params", size),), ("loss",)),),
         report=ReportLayout(segments, weighting),
-        graphs={"onnx": {name: BlobRef.of(graph) for name, graph in GRAPHS.items()}},
+        graphs={fmt: {name: BlobRef.of(graph) for name, graph in GRAPHS.items()} for fmt in formats},
     )
 
 
-def make_bundle(folder: Path, plan=None, algorithm="fedavg", settings=None, start=START, state=None):
+def make_bundle(folder: Path, plan=None, algorithm="fedavg", settings=None, start=START, *, state=None, evidence=None):
+    """A bundle; `evidence` by format is what its certificate holds, by default as much as the task's gate wants."""
     plan = plan or make_plan()
     state = checkpoint.encode(state or algorithms.create(algorithm, settings).init(start))
-    certificate = msgspec.json.encode(Certificate("hand", "hand", 1, 0.0, ()))
+    certificate = msgspec.json.encode(Certificate("hand", evidence or dict.fromkeys(plan.graphs, EVIDENCE)))
     manifest = Manifest(
         name="hand-made",
         model="none",

@@ -103,6 +103,12 @@ def test_wait_is_capped_applied_and_answered_when_nothing_comes(register, client
     assert "preference-applied" not in client.post(f"/v1/sessions/{session}/assignments").headers
 
 
+def test_device_without_a_fitting_format_hears_which_would_fit(register, client):
+    register()
+    rejected = {"outcome": "rejected", "reason": "unsupported-format", "retry": {"min_s": 2.0, "max_s": 3.0}}
+    assert check_in(client, formats=("executorch",)).json() == rejected | {"formats": ["onnx"]}
+
+
 def test_preference_is_read_as_rfc_7240_writes_it_and_capped(register, client):
     register(goal=1, rounds=9)
     for text, applied in [("respond-async, WAIT=2", "wait=2"), ('wait="3"', "wait=3"), ("wait=999", "wait=5")]:

@@ -70,9 +70,23 @@ def test_idle_task_and_rejected_check_ins_write_nothing(store, register, desk, t
         before = observer.exec_driver_sql("PRAGMA data_version").scalar()
         assert desk.arrive("a") == Rejected("not-eligible", RETRY)
         assert desk.arrive("a", formats=("other",)) == Rejected("not-eligible", RETRY)
+        enough = {"default": 50}
+        assert desk.arrive("a", formats=("other",), examples=enough).reason == "unsupported-format"
         desk.pass_time(1000)
         assert observer.exec_driver_sql("PRAGMA data_version").scalar() == before
     assert store.rounds(task) == []
+
+
+def test_device_that_lacks_only_a_format_is_told_which_ones_would_get_it_work(store, register, desk, tmp_path):
+    register(make_bundle(tmp_path / "both", plan=make_plan(formats=("onnx", "executorch"))), formats=("executorch",))
+    large = register(make_bundle(tmp_path / "other", plan=make_plan(formats=("coreml",))), formats=("coreml",))
+    unsupported = Rejected("unsupported-format", RETRY, ("coreml", "executorch", "onnx"))
+    assert desk.arrive("a", formats=("tflite",)) == unsupported
+    assert isinstance(desk.arrive("a", formats=("tflite", "executorch")), Accepted)
+    store.pause(large)
+    desk.pass_time(1)
+    assert desk.arrive("a", formats=("tflite",)).formats == ("executorch", "onnx")
+    assert desk.arrive("a", formats=("tflite",), examples={"default": 0}) == Rejected("not-eligible", RETRY)
 
 
 def test_check_in_to_an_unknown_population_is_refused_until_it_exists(store, register, desk):
@@ -206,6 +220,20 @@ def test_aborted_assignment_cannot_report_and_may_be_aborted_again(store, regist
         desk.report(first)
     seat = next(seat for seat in store.cohort(task, 1) if seat.id == first.assignment)
     assert (seat.state, seat.reason) == (AssignmentState.ABORTED, "runtime-failed")
+
+
+def test_aborts_are_counted_by_reason_in_each_round(store, register, desk):
+    task = register(goal=3, minimum=1)
+    reasons = ("plan-refused", "runtime-failed", "plan-refused")
+    for assignment, reason in zip(desk.assign("a", "b", "c"), reasons, strict=True):
+        desk.ask(GiveUp(assignment.assignment, Abort(reason)))
+    again = desk.assign("a", "b", "c")
+    desk.give_up(again[0])
+    for assignment in again[1:]:
+        desk.report(assignment)
+    counts = [record.abort_reasons for record in store.rounds(task)]
+    assert counts[0] == {"plan-refused": 2, "runtime-failed": 1}
+    assert [record.aborted for record in store.rounds(task)] == [sum(found.values()) for found in counts]
 
 
 def test_giving_up_at_the_deadline_is_as_good_as_expiring(store, register, desk):

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from coordinator.selection import Capabilities, Needs, draw
+from coordinator.selection import Capabilities, Needs, draw, formats_wanted
 
 NEEDS = Needs(frozenset({"onnx", "executorch"}), "photos", 5)
 
@@ -22,6 +22,21 @@ NEEDS = Needs(frozenset({"onnx", "executorch"}), "photos", 5)
 )
 def test_device_needs_a_format_and_enough_examples_of_the_collection(formats, examples, met):
     assert NEEDS.met_by(Capabilities(frozenset(formats), examples)) is met
+
+
+@pytest.mark.parametrize(
+    ("formats", "examples", "wanted"),
+    [
+        ({"tflite"}, {"photos": 5}, {"onnx", "executorch"}),
+        ({"tflite"}, {"photos": 5, "words": 1}, {"onnx", "executorch", "coreml"}),
+        ({"onnx"}, {"words": 1}, {"coreml"}),
+        ({"tflite"}, {"photos": 4}, set()),
+        ({"onnx"}, {"photos": 4}, set()),
+    ],
+)
+def test_formats_wanted_are_those_of_the_tasks_that_a_device_has_the_examples_for(formats, examples, wanted):
+    offers = [NEEDS, Needs(frozenset({"coreml"}), "words", 1)]
+    assert formats_wanted(offers, Capabilities(frozenset(formats), examples)) == wanted
 
 
 def test_draw_is_uniform_over_the_waiting():

@@ -1,17 +1,28 @@
 from __future__ import annotations
 
 import math
+import re
+import sqlite3
+from contextlib import closing
 
 import numpy as np
 import pytest
 import sqlalchemy
 
-from coordinator.errors import InvalidTask, TaskEnded, UnknownBlob, UnknownRound, UnknownTask, UnsupportedDatabase
+from coordinator.errors import (
+    InvalidTask,
+    MissingStore,
+    TaskEnded,
+    UnknownBlob,
+    UnknownRound,
+    UnknownTask,
+    UnsupportedDatabase,
+)
 from coordinator.rounds import TaskState
 from coordinator.store.tables import METADATA
-from coordinator.tasks import TaskSettings, open_coordinator_store
+from coordinator.tasks import Budget, TaskSettings, open_coordinator_store
 from fedcore import errors as fedcore_errors
-from tests.coordinator.bundles import START, make_bundle
+from tests.coordinator.bundles import EVIDENCE, START, make_bundle, make_plan
 
 
 def test_registered_task_starts_from_the_bundles_model(store, register):
@@ -49,11 +60,40 @@ def test_server_state_and_certificate_are_not_public_but_plan_graphs_and_checkpo
         ({"min_examples": 0}, "min_examples must be"),
         ({"population": ""}, "population must be"),
         ({"seed": -1}, "seed must be"),
+        ({"formats": ()}, "formats must be the name of one format or more"),
+        ({"formats": ("onnx", "")}, "formats must be"),
     ],
 )
 def test_wrong_setting_is_named_with_what_it_may_be(wrong, says):
     with pytest.raises(InvalidTask, match=says):
         TaskSettings(**{"population": "phones", "goal": 2, "rounds": 1} | wrong)
+
+
+@pytest.mark.parametrize("part", ["peak_rss_mb", "step_cpu_ms", "graph_bytes"])
+@pytest.mark.parametrize("most", [0, -1.0, math.nan, math.inf])
+def test_budget_that_is_not_a_positive_number_is_named(part, most):
+    with pytest.raises(InvalidTask, match=f"{part} must be a finite number above 0, not"):
+        Budget(**{part: most})
+
+
+def test_formats_and_budget_are_kept(store, register, tmp_path):
+    bundle = make_bundle(tmp_path / "both", plan=make_plan(formats=("onnx", "executorch")))
+    budget = Budget(peak_rss_mb=64, graph_bytes=1e6)
+    task = register(bundle, formats=("executorch", "onnx"), budget=budget)
+    assert (store.task(task).settings.formats, store.task(task).settings.budget) == (("executorch", "onnx"), budget)
+    assert store.task(register()).settings.budget == Budget()
+
+
+def test_plan_that_does_not_pass_the_gate_registers_nothing(store, register, tmp_path):
+    unproven = make_bundle(tmp_path / "unproven", evidence={"executorch": EVIDENCE})
+    for bundle, settings, says in [
+        (make_bundle(tmp_path / "good"), {"formats": ("executorch",)}, "needs graphs in format 'executorch'"),
+        (make_bundle(tmp_path / "large"), {"budget": Budget(peak_rss_mb=49)}, "'onnx' is 50 MB, the budget 49 MB"),
+        (unproven, {}, "no evidence for format 'onnx'"),
+    ]:
+        with pytest.raises(InvalidTask, match=says):
+            register(bundle, **settings)
+    assert store.tasks() == []
 
 
 def test_altered_blob_unknown_algorithm_and_foreign_state_register_nothing(store, register, tmp_path):
@@ -97,6 +137,28 @@ def test_unknown_task_and_round_are_named(store, register):
 def test_database_that_this_version_cannot_use_is_refused(tmp_path, url):
     with pytest.raises(UnsupportedDatabase, match="SQLite file"):
         open_coordinator_store(url, tmp_path)
+
+
+def test_store_that_is_not_there_is_named_and_not_made(tmp_path):
+    url = f"sqlite:///{tmp_path}/typo.db"
+    with pytest.raises(MissingStore, match=re.escape(url)):
+        open_coordinator_store(url, tmp_path, create=False)
+    open_coordinator_store(url, tmp_path / "blobs").close()
+    with pytest.raises(MissingStore, match="typos"):
+        open_coordinator_store(url, tmp_path / "typos", create=False)
+    assert not (tmp_path / "typos").exists()
+    open_coordinator_store(url, tmp_path / "blobs", create=False).close()
+
+
+@pytest.mark.parametrize("create", [True, False])
+def test_database_of_another_version_is_refused_and_left_as_it_is(tmp_path, create):
+    path = tmp_path / "old.db"
+    with closing(sqlite3.connect(path)) as old:
+        old.execute("CREATE TABLE tasks (id TEXT)")
+    with pytest.raises(UnsupportedDatabase, match=r"of another version: table \w+ has no \["):
+        open_coordinator_store(f"sqlite:///{path}", tmp_path, create=create)
+    with closing(sqlite3.connect(path)) as old:
+        assert old.execute("SELECT name FROM sqlite_master").fetchall() == [("tasks",)]
 
 
 def test_every_table_and_column_is_commented():

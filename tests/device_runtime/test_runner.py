@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from device_runtime.backends.onnxruntime import OnnxRuntime
 from device_runtime.errors import DeadlinePassed, NonFiniteReport, PlanRefused
 from device_runtime.runner import execute
-from fedcore.batching import Loop
+from fedcore.batching import Loop, noise
 from fedcore.report import ReportLayout, Segment
 from tests.device_runtime import linear
 
@@ -43,6 +43,28 @@ def test_every_pass_has_an_order_of_its_own():
     result = run(linear.plan(sweep=sweep), data)
     expected = linear.reference(linear.PARAMS, data, linear.PLACE, sweep=sweep)
     np.testing.assert_allclose(result.report, expected, rtol=2e-6, atol=1e-5)
+
+
+class Eavesdropper:
+    """A graph, and the noise of every run of it."""
+
+    def __init__(self, graph):
+        self.graph, self.heard = graph, []
+
+    def run(self, inputs, outputs):
+        self.heard.append(inputs["noise"].copy())
+        self.graph.run(inputs, outputs)
+
+
+def test_a_pass_with_noise_draws_for_every_step_by_its_index_over_all_epochs():
+    plan = linear.plan(sweep=Loop(batch_size=3, epochs=2))
+    train, sweep = plan.passes
+    plan = replace(plan, passes=(train, replace(sweep, noise=True)))
+    graphs = load(linear.graphs())
+    graphs["sweep.step"] = step = Eavesdropper(graphs["sweep.step"])
+    execute(plan, graphs, {"params": linear.PARAMS}, linear.examples(5), linear.PLACE)
+    expected = [noise(linear.PLACE, 1, index, 3) for index in range(4)]
+    np.testing.assert_array_equal(step.heard, expected)
 
 
 def test_the_same_work_gives_the_same_bytes_and_another_place_another_order():

@@ -94,6 +94,19 @@ def test_a_rejection_is_passed_on_with_its_window(coordinator, config, call):
     assert (outcome.outcome, outcome.reason, outcome.retry) == ("rejected", "not-selected", WINDOW)
 
 
+def test_a_device_whose_format_nobody_wants_says_which_and_what_to_do(coordinator, config):
+    rejected = Rejected("unsupported-format", WINDOW, ("coreml", "executorch"))
+    coordinator.faults["check-in"] = [answer(encode(rejected))]
+    outcome = run_session(config)
+    assert (outcome.outcome, outcome.reason, outcome.retryable) == ("rejected", "unsupported-format", "permanent")
+    assert outcome.retry == WINDOW
+    assert outcome.detail == (
+        "this device runs graphs in format 'onnx', the tasks for it have 'coreml', 'executorch': "
+        "run it with --backend executorch, or export the plan for 'onnx' too"
+    )
+    assert (coordinator.calls, coordinator.aborts) == (["check-in"], [])
+
+
 def test_a_device_without_examples_checks_in_all_the_same_and_gives_up_when_assigned(coordinator, config):
     np.savez(config.examples, **linear.examples(0))
     outcome = run_session(config)

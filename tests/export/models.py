@@ -111,8 +111,16 @@ def batch_norm():
     return spec(lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(105, 5)))
 
 
+def channel_dropout():
+    return spec(lambda: nn.Sequential(nn.Dropout2d(0.5), nn.Flatten(), nn.Linear(126, 5)))
+
+
 def dropout():
-    return spec(lambda: nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(126, 5)))
+    return spec(
+        lambda: nn.Sequential(
+            nn.Flatten(), nn.Dropout(0.3), nn.Linear(126, 9), nn.Tanh(), nn.Dropout(), nn.Linear(9, 5)
+        )
+    )
 
 
 def mean_loss():
@@ -120,7 +128,115 @@ def mean_loss():
 
 
 def grouped():
-    return spec(lambda: nn.Sequential(nn.Conv2d(2, 4, 3, groups=2), nn.Flatten(), nn.Linear(140, 5)))
+    """Convolutions in groups that are neither one nor all channels, average pools."""
+    return spec(
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 8, 3, padding=1, groups=2),
+            nn.AvgPool2d(2),
+            nn.Conv2d(8, 4, 3, padding=1, groups=4, bias=False),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(4, 5),
+        )
+    )
+
+
+def separable():
+    """Depthwise convolutions on large and small images, GELU, residuals, group normalisation."""
+
+    class Block(nn.Module):
+        def __init__(self, channels):
+            super().__init__()
+            self.depthwise = nn.Conv2d(channels, channels, 3, padding=1, groups=channels)
+            self.norm = nn.GroupNorm(2, channels)
+            self.pointwise = nn.Conv2d(channels, channels, 1)
+
+        def forward(self, x):
+            return x + self.pointwise(nn.functional.gelu(self.norm(self.depthwise(x))))
+
+    return spec(
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 8, 3, padding=1),
+            Block(8),
+            nn.Conv2d(8, 8, 3, stride=2, groups=8),
+            Block(8),
+            nn.Flatten(),
+            nn.Linear(96, 5),
+        ),
+        inputs=(Field("x", "float32", (2, 9, 8)),),
+    )
+
+
+class GatedCell(nn.Module):
+    """A recurrent cell of the user's own, in a Python loop over the rows of an image."""
+
+    def __init__(self):
+        super().__init__()
+        self.gates = nn.Linear(14 + 6, 12)
+        self.candidate = nn.Linear(14 + 6, 6)
+        self.head = nn.Linear(6, 5)
+
+    def forward(self, x):
+        rows = x.transpose(1, 2).flatten(2)
+        h = x.new_zeros(x.shape[0], 6)
+        for step in range(rows.shape[1]):
+            update, reset = self.gates(torch.cat([rows[:, step], h], 1)).sigmoid().chunk(2, 1)
+            h = (1 - update) * h + update * self.candidate(torch.cat([rows[:, step], reset * h], 1)).tanh()
+        return self.head(h)
+
+
+def gated_cell():
+    return spec(GatedCell)
+
+
+TOKENS = Field("tokens", "int64", (6,), high=11)
+
+
+def recurrent():
+    """Two bidirectional LSTM layers with dropout between, over embeddings with a padding token."""
+
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = nn.Embedding(11, 4, padding_idx=0)
+            self.lstm = nn.LSTM(4, 3, num_layers=2, bidirectional=True, dropout=0.3)
+            self.head = nn.Linear(6, 5)
+
+        def forward(self, tokens):
+            outputs, (h, _) = self.lstm(self.embedding(tokens).transpose(0, 1))
+            return self.head(outputs[-1] + h[-1].repeat(1, 2))
+
+    return spec(Recurrent, inputs=(TOKENS,))
+
+
+def encoder():
+    """torch's own transformer layer, with dropout also on attention weights, and a mask made in the model."""
+
+    class Encoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = nn.Embedding(11, 8)
+            self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
+            self.head = nn.Linear(8, 5)
+
+        def forward(self, tokens):
+            length = tokens.shape[1]
+            mask = torch.triu(torch.full((length, length), -torch.inf), diagonal=1)
+            x = self.embedding(tokens) + torch.arange(length)[:, None] / length
+            return self.head(self.layer(x, src_mask=mask).mean(1))
+
+    return spec(Encoder, inputs=(TOKENS,))
+
+
+def diverging():
+    return spec(
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(126, 5)),
+        lambda outputs, label: nn.functional.cross_entropy(outputs * torch.inf, label, reduction="none"),
+    )
+
+
+def transposed():
+    return spec(lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.ConvTranspose2d(4, 2, 3), nn.Flatten(), nn.Linear(126, 5)))
 
 
 class Sorted(nn.Module):

@@ -1,4 +1,4 @@
-"""The order of examples, against a Philox4x64-10 written here from its paper alone."""
+"""The order of examples and the noise of steps, against a Philox4x64-10 written here from its paper alone."""
 
 import hashlib
 import json
@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcore.batching import Loop, Place, batches, permutation
+from fedcore.batching import Loop, Place, batches, noise, permutation
 from fedcore.errors import PlanError
 
-VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "order.json").read_text())
+FOLDER = Path(__file__).parents[1] / "vectors"
+VECTORS, NOISE = (json.loads((FOLDER / name).read_text()) for name in ("order.json", "noise.json"))
 PLACE = Place(seed=7, round=3, slot=2)
 LOOPS = st.builds(
     Loop,
@@ -36,11 +37,21 @@ def philox4x64_10(counter, key):
     return c
 
 
-def order_by_the_specification(seed, round, slot, pass_index, epoch, examples):
-    tag = b"muster.order.v1" + b"".join(n.to_bytes(8, "little") for n in (seed, round, slot, pass_index, epoch))
+def stream_by_the_specification(label, numbers, count):
+    tag = label + b"".join(n.to_bytes(8, "little") for n in numbers)
     key = struct.unpack("<QQ", hashlib.sha256(tag).digest()[:16])
-    words = [word for i in range(-(-examples // 4)) for word in philox4x64_10((i + 1, 0, 0, 0), key)]
-    return sorted(range(examples), key=words[:examples].__getitem__)
+    return [word for i in range(-(-count // 4)) for word in philox4x64_10((i + 1, 0, 0, 0), key)][:count]
+
+
+def order_by_the_specification(seed, round, slot, pass_index, epoch, examples):
+    words = stream_by_the_specification(b"muster.order.v1", (seed, round, slot, pass_index, epoch), examples)
+    return sorted(range(examples), key=words.__getitem__)
+
+
+def noise_by_the_specification(seed, round, slot, pass_index, step, size):
+    words = stream_by_the_specification(b"muster.noise.v1", (seed, round, slot, pass_index, step), -(-size // 2))
+    halves = [half for word in words for half in (word % 2**32, word >> 32)]
+    return [half - 2**32 if half >= 2**31 else half for half in halves[:size]]
 
 
 def test_the_philox_here_gives_the_known_answers_of_its_authors():
@@ -57,6 +68,14 @@ def test_order_is_the_published_one_and_the_specification_alone_reproduces_it(ve
     order = permutation(Place(seed, round, slot), pass_index, epoch, vector["examples"])
     assert order.tolist() == vector["order"]
     assert order_by_the_specification(seed, round, slot, pass_index, epoch, vector["examples"]) == vector["order"]
+
+
+@pytest.mark.parametrize("vector", NOISE, ids=str)
+def test_noise_is_the_published_one_and_the_specification_alone_reproduces_it(vector):
+    seed, round, slot, pass_index, step = (vector[name] for name in ("seed", "round", "slot", "pass", "step"))
+    drawn = noise(Place(seed, round, slot), pass_index, step, vector["size"])
+    assert (drawn.dtype, drawn.tolist()) == (np.int32, vector["noise"])
+    assert noise_by_the_specification(seed, round, slot, pass_index, step, vector["size"]) == vector["noise"]
 
 
 def test_every_part_of_the_key_changes_the_order():

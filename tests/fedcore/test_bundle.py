@@ -3,12 +3,20 @@ import json
 import msgspec
 import pytest
 
-from fedcore.bundle import AlgorithmRef, Bundle, Certificate, Manifest, Parity
+from fedcore.bundle import AlgorithmRef, Bundle, Certificate, Evidence, Footprint, Manifest, Parity
 from fedcore.errors import DigestMismatch, PlanError
 from fedcore.plan import BlobRef
 from tests.fedcore.test_plan import GRAPHS, make_plan
 
-CERTIFICATE = Certificate("onnxruntime", "torch", 18, 1e-5, (Parity("train.step", 3, 2e-7), Parity("report", 1, 3e-7)))
+EVIDENCE = Evidence(
+    runtime="onnxruntime 1.24",
+    version="opset 18",
+    tolerance=1e-5,
+    parity=(Parity("train.step", 3, 2e-7, 1e-7), Parity("report", 1, 3e-7, 1e-7)),
+    footprint=Footprint(step_cpu_ms=0.5, peak_rss_mb=60.0, graph_bytes=9000),
+)
+WORSE = msgspec.structs.replace(EVIDENCE, version="executorch 1.5.1", parity=(Parity("report", 3, 4e-7, 1e-7),))
+CERTIFICATE = Certificate("torch", {"onnx": EVIDENCE, "executorch": WORSE})
 STATE = b"state"
 
 
@@ -36,7 +44,8 @@ def test_a_bundle_on_disk_holds_what_was_written(bundle):
     assert again.manifest == bundle.manifest
     assert again.plan == make_plan()
     assert again.certificate == CERTIFICATE
-    assert again.certificate.worst == 3e-7
+    assert again.certificate.formats["onnx"].worst == 3e-7
+    assert again.certificate.worst == 4e-7
     assert again.read(again.manifest.state) == STATE
 
 

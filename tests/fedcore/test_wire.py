@@ -42,6 +42,7 @@ ASSIGNMENT = Assignment(
         (CHECK_IN, CheckIn),
         (Accepted("s1"), CheckInAnswer),
         (REJECTED, CheckInAnswer),
+        (Rejected("unsupported-format", RetryWindow(1, 2), ("onnx", "executorch")), CheckInAnswer),
         (ASSIGNMENT, AssignmentAnswer),
         (REJECTED, AssignmentAnswer),
         (Receipt(assignment="a1", task="t1", round=3, sha256="00" * 32), Receipt),

@@ -12,6 +12,7 @@ import pytest
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
+from coordinator.tasks import open_coordinator_store
 from muster.cli import app, main
 from muster.server import coordinator_process
 from simulator import datasets
@@ -58,11 +59,13 @@ def test_plan_show_and_verify(plan):
     assert json.loads(shown.stdout) == facts
     verified = json.loads(in_process("plan", "verify", folder, "--json").stdout)
     assert verified["ok"]
-    assert {parity["graph"] for parity in verified["certificate"]["parity"]} == {"train.step", "sweep.step", "report"}
+    proven = verified["certificate"]["formats"]["onnx"]["parity"]
+    assert {parity["graph"] for parity in proven} == {"train.step", "sweep.step", "report"}
 
 
 def test_tasks_are_created_listed_paused_resumed_and_cancelled(plan, tmp_path):
     where = ["--db", f"sqlite:///{tmp_path / 'm.db'}", "--blobs", tmp_path / "blobs"]
+    open_coordinator_store(where[1], where[3]).close()
     made = in_process(
         "task", "create", "--plan", plan[0], "--population", "p", "--goal", 3, "--rounds", 2, *where, "--json"
     )
@@ -145,8 +148,8 @@ def test_one_device_run_by_hand_reports(plan, tmp_path):
     database, blobs = f"sqlite:///{tmp_path / 'm.db'}", tmp_path / "blobs"
     where = ["--db", database, "--blobs", blobs]
     create = ["task", "create", "--plan", plan[0], "--population", "p", "--goal", 1, "--rounds", 1]
-    assert in_process(*create, "--over-selection", 1, *where).exit_code == 0
     with coordinator_process(tmp_path, database, blobs) as url:
+        assert in_process(*create, "--over-selection", 1, *where).exit_code == 0
         device = ["device", "run", "--coordinator", url, "--population", "p", "--examples", tmp_path / "mine.npz"]
         device += ["--state", tmp_path / "state", "--once", "--json"]
         status, out, err = muster(*device)

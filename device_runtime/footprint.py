@@ -1,0 +1,94 @@
+"""What a plan costs on this machine: each pass once over random examples, in a process that holds nothing else.
+
+    python -m device_runtime.footprint FOLDER FORMAT
+
+reads `FOLDER/plan.json` and the graphs at `FOLDER/<sha256>`, and prints a Footprint as JSON. Memory is that of the
+whole process: interpreter, runtime, graphs, vectors and examples.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from device_runtime.backends import BACKENDS, FORMATS
+from device_runtime.backends.backend import Arrays, Executable
+from device_runtime.errors import NonFiniteReport
+from device_runtime.runner import execute
+from fedcore.batching import Place
+from fedcore.bundle import Footprint
+from fedcore.plan import Field, Plan
+
+STEPS = 5
+
+
+class _Timed:
+    """An executable that remembers the CPU time of its fastest run."""
+
+    def __init__(self, graph: Executable) -> None:
+        self._graph, self.best_s = graph, math.inf
+
+    def run(self, inputs: Arrays, outputs: Arrays) -> None:
+        started = time.process_time()
+        self._graph.run(inputs, outputs)
+        self.best_s = min(self.best_s, time.process_time() - started)
+
+
+def measure(plan: Plan, graphs: Mapping[str, bytes], form: str) -> Footprint:
+    """Run every pass for a few steps, and the report. graphs: those of the format `form`, by name."""
+    passes = tuple(replace(one, loop=replace(one.loop, epochs=1, steps=None)) for one in plan.passes)
+    engine = BACKENDS[FORMATS[form]]()
+    loaded = {name: _Timed(engine.load(graph, name)) for name, graph in graphs.items()}
+    random = np.random.default_rng(0)
+    count = STEPS * max(one.loop.batch_size for one in passes)
+    examples = {item.name: random_field(item, count, random) for item in plan.examples.fields}
+    # Positive and small: an optimizer's second moment must be, and no model should leave the finite numbers.
+    broadcast = {
+        spec.name: np.abs(random.standard_normal(spec.size, np.float32)) * np.float32(0.01) for spec in plan.broadcast
+    }
+    try:
+        execute(replace(plan, passes=passes), loaded, broadcast, examples, Place(0, 0, 0))
+    except NonFiniteReport:
+        pass  # a random model may diverge; its steps cost the same
+    dearest = max(loaded[f"{one.name}.step"].best_s for one in passes)
+    return Footprint(
+        step_cpu_ms=1e3 * dearest,
+        peak_rss_mb=_peak_rss_mb(),
+        graph_bytes=sum(len(graph) for graph in graphs.values()),
+    )
+
+
+def random_field(item: Field, count: int, random: np.random.Generator) -> NDArray[np.generic]:
+    """Examples of a field (count, *shape): normal, or uniform below `high`."""
+    shape = (count, *item.shape)
+    if item.high is None:
+        return random.normal(size=shape).astype(item.dtype)
+    return random.integers(0, item.high, shape).astype(item.dtype)
+
+
+def _peak_rss_mb() -> float:
+    """Not ru_maxrss, which a process inherits from the one that started it."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) / 1024
+    return math.nan
+
+
+def main() -> None:
+    """Measure what the command line names."""
+    folder, form = Path(sys.argv[1]), sys.argv[2]
+    plan = Plan.decode((folder / "plan.json").read_bytes())
+    graphs = {name: ref.check((folder / ref.sha256).read_bytes()) for name, ref in plan.graphs[form].items()}
+    sys.stdout.write(msgspec.json.encode(measure(plan, graphs, form)).decode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The C++ between this package and ExecuTorch, and what builds it."""

@@ -1,0 +1,67 @@
+"""Where the ExecuTorch library lies, and the C functions of it that `executorch_shim.cpp` defines."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+from pathlib import Path
+
+from device_runtime.errors import ConfigError
+
+VERSION = "1.5.1"
+FOLDER = "MUSTER_EXECUTORCH"
+COMMAND = "muster device build-executorch"
+SHIM = "libmuster_executorch"
+SOURCE = Path(__file__).with_name("executorch_shim.cpp")
+
+
+def default_folder(arch: str) -> Path:
+    """Where a build for `arch` goes and is looked for: what MUSTER_EXECUTORCH names, else in the user's cache."""
+    if os.environ.get(FOLDER):
+        return Path(os.environ[FOLDER])
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "muster" / f"executorch-{VERSION}-{arch}"
+
+
+def shim_name(arch: str) -> str:
+    """The file name of the shim for `arch`; it changes with the source, so that an older build is not taken for it."""
+    digest = hashlib.sha256(f"{VERSION} {arch}\n".encode() + SOURCE.read_bytes()).hexdigest()
+    return f"{SHIM}-{digest[:12]}.so"
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The shim for this machine. Raises ConfigError, naming the command to run, when there is none that loads."""
+    path = _find()
+    try:
+        loaded = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise ConfigError(f"the ExecuTorch library does not load: {error}; run `{COMMAND}` again") from error
+    pointer = ctypes.c_void_p
+    functions = {
+        "load": (pointer, [ctypes.c_char_p, ctypes.c_size_t]),
+        "unload": (None, [pointer]),
+        "failure": (ctypes.c_char_p, []),
+        "count": (ctypes.c_size_t, [pointer, ctypes.c_bool]),
+        "port": (ctypes.c_bool, [pointer, ctypes.c_bool, ctypes.c_size_t, pointer, pointer, pointer]),
+        "constant": (ctypes.c_bool, [pointer, ctypes.c_char_p, pointer, pointer]),
+        "run": (ctypes.c_bool, [pointer, pointer, pointer]),
+    }
+    for name, (result, arguments) in functions.items():
+        function = getattr(loaded, f"muster_{name}")
+        function.restype, function.argtypes = result, arguments
+    return loaded
+
+
+def _find() -> Path:
+    arch = platform.machine()
+    folder = default_folder(arch)
+    path = folder / shim_name(arch)
+    if path.is_file():
+        return path
+    if any(folder.glob(f"{SHIM}-*.so")):
+        raise ConfigError(f"the ExecuTorch library in {folder} is of another release or machine: run `{COMMAND}` again")
+    raise ConfigError(f"no ExecuTorch library in {folder}: run `{COMMAND}`, or name its folder in {FOLDER}")

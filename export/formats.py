@@ -1,0 +1,46 @@
+"""The forms in which graphs reach devices: and who writes each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from export.capture import Captured
+from export.errors import UnknownFormat
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One form of a graph.
+
+    version: of the form itself, such as an opset. fixed_batch: graphs hold the loop's batch size, and fewer examples
+    come under the mask. write: a captured graph as bytes.
+    """
+
+    name: str
+    version: str
+    fixed_batch: bool
+    write: Callable[[Captured], bytes]
+
+
+def _onnx() -> Format:
+    from export.onnx import OPSET, to_onnx  # noqa: PLC0415, loads onnx
+
+    return Format("onnx", f"opset {OPSET}", False, to_onnx)
+
+
+def _executorch() -> Format:
+    from export.executorch import EXPORTER, to_executorch  # noqa: PLC0415, loads executorch
+
+    return Format("executorch", EXPORTER, True, to_executorch)
+
+
+FORMATS: dict[str, Callable[[], Format]] = {"onnx": _onnx, "executorch": _executorch}
+
+
+def formats(names: Sequence[str]) -> tuple[Format, ...]:
+    """Formats by name. Raises UnknownFormat."""
+    unknown = [name for name in names if name not in FORMATS]
+    if unknown or not names:
+        raise UnknownFormat(f"no format is called {', '.join(map(repr, unknown))}; there are {', '.join(FORMATS)}")
+    return tuple(FORMATS[name]() for name in dict.fromkeys(names))

@@ -1,0 +1,79 @@
+"""Which layer of a model is at work, forward and backward: so that a message about an operator can name it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+from torch.fx import Node as TracedNode
+from torch.fx import traceback
+from torch.utils._pytree import tree_leaves
+
+KEY = "layer"
+
+
+def layer_of(node: TracedNode) -> str:
+    """Where a traced operator came from, for a message: " (in layer 'x')", or nothing when it is the loss's."""
+    path = node.meta.get("custom", {}).get(KEY)
+    return f" (in layer {path!r})" if path else ""
+
+
+class Layers:
+    """Marks what a trace records with the path of the layer that computed it."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._paths: list[str] = [""]
+        self._marked: set[Node] = set()
+
+    @property
+    def here(self) -> str:
+        """The layer at work, in the words of `layer_of`."""
+        return f" (in layer {self._paths[-1]!r})" if self._paths[-1] else ""
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Hook into every layer while a trace is made."""
+        with traceback.preserve_node_meta(), ExitStack() as hooks:
+            for path, layer in self._module.named_modules():
+                before = layer.register_forward_pre_hook(self._enter(path))
+                after = layer.register_forward_hook(self._leave(path))
+                hooks.callback(before.remove)
+                hooks.callback(after.remove)
+            yield
+
+    def _enter(self, path: str) -> Callable[..., None]:
+        def hook(layer: nn.Module, inputs: Any) -> None:
+            self._mark(inputs, self._paths[-1])
+            self._paths.append(path)
+            self._note()
+
+        return hook
+
+    def _leave(self, path: str) -> Callable[..., None]:
+        def hook(layer: nn.Module, inputs: Any, outputs: Any) -> None:
+            self._mark(outputs, path)
+            self._paths.pop()
+            self._note()
+
+        return hook
+
+    def _mark(self, values: Any, path: str) -> None:
+        """Have the gradient of everything that led to `values`, and is not marked yet, name the layer too."""
+        pending = [value.grad_fn for value in tree_leaves(values) if isinstance(value, Tensor)]
+        while pending:
+            node = pending.pop()
+            if node is not None and node not in self._marked:
+                self._marked.add(node)
+                node.register_prehook(lambda gradients: self._backward(path))
+                pending += [following for following, _ in node.next_functions]
+
+    def _backward(self, path: str) -> None:
+        self._paths[-1] = path
+        self._note()
+
+    def _note(self) -> None:
+        traceback.get_current_meta()["custom"] = {KEY: self._paths[-1]}

@@ -1,0 +1,117 @@
+"""`muster task` on bundles made by hand: what is refused, what is kept, what is shown."""
+
+import json
+
+import numpy as np
+import pytest
+
+from coordinator.store.rows import Seat
+from coordinator.tasks import open_coordinator_store
+from muster.server import coordinator_process
+from tests.coordinator.bundles import make_bundle, make_plan
+from tests.muster.test_cli import in_process, muster
+
+
+@pytest.fixture
+def where(tmp_path):
+    """The options that name a store which a coordinator has made."""
+    database, blobs = f"sqlite:///{tmp_path / 'm.db'}", tmp_path / "blobs"
+    open_coordinator_store(database, blobs).close()
+    return ["--db", database, "--blobs", blobs]
+
+
+@pytest.fixture
+def bundle(tmp_path):
+    """A bundle of two formats, each of 50 MB, 2 ms and 3 kB."""
+    return make_bundle(tmp_path / "plan", plan=make_plan(formats=("onnx", "executorch"))).folder
+
+
+def create(bundle, *more):
+    return in_process("task", "create", "--plan", bundle, "--population", "p", "--goal", 3, "--rounds", 2, *more)
+
+
+def shown(result):
+    """Names and values of a table of fields."""
+    return dict(line.split(maxsplit=1) for line in result.stdout.splitlines() if len(line.split()) > 1)
+
+
+def test_formats_and_budget_are_kept_and_shown_in_words(bundle, where):
+    limits = ["--minimum", 2, "--max-rss-mb", 64, "--max-step-ms", 2.5, "--max-graph-mb", 1.5]
+    made = create(bundle, "--format", "executorch", "--format", "onnx", *limits, *where, "--json")
+    assert made.exit_code == 0, made.output
+    facts = json.loads(made.stdout)
+    assert facts["formats"] == ["executorch", "onnx"]
+    assert facts["budget"] == {"peak_rss_mb": 64, "step_cpu_ms": 2.5, "graph_bytes": 1.5e6}
+    assert json.loads(in_process("task", "show", facts["task"], *where, "--json").stdout) == facts
+    fields = {name: value.strip() for name, value in shown(in_process("task", "show", facts["task"], *where)).items()}
+    assert fields["formats"] == "executorch, onnx"
+    assert fields["budget"] == "peak_rss_mb=64, step_cpu_ms=2.5, graph_bytes=1,500,000"
+    assert (fields["algorithm"], fields["algorithm_settings"]) == ("fedavg", "–")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--format", "coreml"], "the task needs graphs in format 'coreml', the plan has executorch, onnx"),
+        (["--max-rss-mb", "49"], "memory at the peak of format 'executorch' is 50 MB, the budget 49 MB"),
+        (["--max-step-ms", "1.5"], "CPU time of a step of format 'executorch' is 2 ms, the budget 1.5 ms"),
+        (
+            ["--max-graph-mb", "0.002"],
+            "size of all graphs of format 'executorch' is 3,000 bytes, the budget 2,000 bytes",
+        ),
+        (["--max-graph-mb", "nan"], "graph_bytes must be a finite number above 0"),
+        (["--max-rss-mb", "-1"], "peak_rss_mb must be a finite number above 0, not -1.0"),
+    ],
+)
+def test_plan_that_the_devices_cannot_bear_is_a_usage_error_and_no_task(bundle, where, options, words):
+    arguments = ["--plan", bundle, "--population", "p", "--goal", 3, "--rounds", 2]
+    status, out, err = muster("task", "create", *arguments, *options, *where)
+    assert (status, out) == (2, "")
+    assert words in " ".join(err.split())
+    assert json.loads(in_process("task", "list", *where, "--json").stdout) == []
+
+
+def test_mistyped_database_or_blob_folder_is_named_and_nothing_is_made(bundle, where, tmp_path):
+    _, database, _, blobs = where
+    before = sorted(tmp_path.iterdir())
+    typos = ["--db", f"sqlite:///{tmp_path}/typo.db"], ["--blobs", tmp_path / "typos"]
+    for typo in typos:
+        options = {"--db": database, "--blobs": blobs} | {typo[0]: typo[1]}
+        names = [word for option in options.items() for word in option]
+        arguments = ["--plan", bundle, "--population", "p", "--goal", 3, "--rounds", 2]
+        for command in (["create", *arguments], ["list"], ["cancel", "t"]):
+            status, out, err = muster("task", *command, *names)
+            assert (status, out) == (1, "")
+            assert f"{typo[1]}; start the coordinator first" in " ".join(err.split())
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_metrics_show_why_devices_gave_up(bundle, where):
+    task = json.loads(create(bundle, *where, "--json").stdout)["task"]
+    with open_coordinator_store(where[1], where[3]) as store, store.database.writing() as records:
+        row_id, _ = records.add_round(task, 1)
+        records.add_assignments(row_id, [Seat(f"seat-{slot}", slot, f"device-{slot}") for slot in range(4)])
+        for slot, reason in enumerate(("plan-refused", "invalid-examples", "plan-refused")):
+            records.move_assignment(records.assignment(f"seat-{slot}"), "aborted", "device", reason)
+    reasons = {"invalid-examples": 1, "plan-refused": 2}
+    assert json.loads(in_process("task", "metrics", task, *where, "--json").stdout)[0]["abort_reasons"] == reasons
+    _, out, _ = muster("task", "metrics", task, *where)
+    assert "invalid-examples=1, plan-refused=2" in out
+
+
+def test_device_that_runs_another_format_is_told_at_check_in_over_http(where, tmp_path):
+    bundle = make_bundle(tmp_path / "executorch", plan=make_plan(formats=("executorch",)))
+    np.savez(tmp_path / "mine.npz", x=np.zeros((3, 2), np.float32))
+    made = create(bundle.folder, "--format", "executorch", *where)
+    assert made.exit_code == 0, made.output
+    with coordinator_process(tmp_path, where[1], where[3]) as url:
+        device = ["device", "run", "--coordinator", url, "--population", "p", "--examples", tmp_path / "mine.npz"]
+        device += ["--state", tmp_path / "state", "--once"]
+        status, out, err = muster(*device)
+        assert status == 75, out + err
+        assert out.split()[:2] == ["rejected", "unsupported-format"]
+        assert "this device runs graphs in format 'onnx', the tasks for it have 'executorch'" in out
+        assert "run it with --backend executorch, or export the plan for 'onnx' too" in out
+        outcome = json.loads(muster(*device, "--json")[1])
+    assert (outcome["reason"], outcome["task"], outcome["retryable"]) == ("unsupported-format", "", "permanent")
+    assert outcome["retry"] == {"min_s": 0.1, "max_s": 0.5}
