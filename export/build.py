@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from export.capture import NOISE, Captured, capture_begin, capture_report, capture_step
+from export.capture import NOISE, Captured, Table, capture_begin, capture_report, capture_step
 from export.formats import Format, formats
 from export.model import Model
 from export.parity import certify
@@ -24,8 +24,8 @@ from fedcore.report import WEIGHT, ReportLayout, Segment
 Graphs = dict[str, dict[str, bytes]]
 """Serialised graphs by format and graph name."""
 
-Progress = Callable[[str], None]
-"""Told what is being done now, in a few words."""
+Progress = Callable[[str, str], None]
+"""Told for which format (or none) what is being done now."""
 
 
 def export_bundle(
@@ -34,7 +34,7 @@ def export_bundle(
     folder: Path,
     source: str | None = None,
     targets: Sequence[str] = ("onnx",),
-    progress: Progress = lambda doing: None,
+    progress: Progress = lambda form, doing: None,
 ) -> Bundle:
     """Trace, write and certify every graph in every format of `targets`, and write the bundle to `folder`.
 
@@ -61,7 +61,7 @@ def build_plan(
     model: Model,
     algorithm: Algorithm,
     targets: Sequence[str] = ("onnx",),
-    progress: Progress = lambda doing: None,
+    progress: Progress = lambda form, doing: None,
 ) -> tuple[Plan, Graphs]:
     """The plan and its graphs. Raises UnknownFormat, UnsupportedOperator or DynamicControlFlow."""
     received = algorithm.broadcast(algorithm.init(torch.from_numpy(model.initial)))
@@ -93,30 +93,28 @@ def build_plan(
 
 
 class _Writer:
-    """Captures each graph once for all formats that can share it, and writes it in each."""
+    """Captures graphs and writes them in every format."""
 
     def __init__(self, chosen: Sequence[Format], progress: Progress) -> None:
         self.graphs: Graphs = {form.name: {} for form in chosen}
         self._chosen, self._progress = chosen, progress
 
     def write(self, name: str, capture: Callable[[], Captured]) -> Captured:
-        """Write a graph that has no batch."""
+        """Write a graph that has no batch, and so is captured once."""
+        self._progress("", f"trace {name}")
         captured = capture()
         for form in self._chosen:
             self._write(form, name, captured)
         return captured
 
-    def write_step(self, name: str, capture: Callable[[int | None], Captured], batch: int) -> Captured:
-        """Write a graph of a batch, which some formats fix."""
-        captures: dict[int | None, Captured] = {}
+    def write_step(self, name: str, capture: Callable[[int | None, Table], Captured], batch: int) -> Captured:
+        """Write a graph of a batch, which some formats fix; each format has its own forms of operators."""
         for form in self._chosen:
-            size = batch if form.fixed_batch else None
-            if size not in captures:
-                self._progress(f"trace {name}")
-                captures[size] = capture(size)
-            self._write(form, name, captures[size])
-        return next(iter(captures.values()))
+            self._progress(form.name, f"trace {name}")
+            captured = capture(batch if form.fixed_batch else None, form.table)
+            self._write(form, name, captured)
+        return captured
 
     def _write(self, form: Format, name: str, captured: Captured) -> None:
-        self._progress(f"write {name} as {form.name}")
+        self._progress(form.name, f"write {name}")
         self.graphs[form.name][name] = form.write(captured)

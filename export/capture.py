@@ -102,7 +102,7 @@ def capture(
                 tracing_mode="symbolic",
                 _allow_non_fake_inputs=True,
             )(*examples)
-            module = _functional(module, examples)
+            module = _functional(module, examples, table)
     except ExportError as error:
         raise type(error)(f"{error}{layers.here}") from error
     except GuardOnDataDependentSymNode as error:
@@ -119,7 +119,7 @@ def capture(
     return Captured(module, _drop_unused(module, inputs), tuple(names))
 
 
-def _functional(module: fx.GraphModule, examples: Sequence[Tensor]) -> fx.GraphModule:
+def _functional(module: fx.GraphModule, examples: Sequence[Tensor], table: Table) -> fx.GraphModule:
     """The same graph without operators that change a value in place."""
     mutable = (
         node for node in module.graph.nodes if isinstance(node.target, OpOverload) and node.target._schema.is_mutable
@@ -127,7 +127,7 @@ def _functional(module: fx.GraphModule, examples: Sequence[Tensor]) -> fx.GraphM
     if not any(mutable):
         return module
     run = functionalize(fx.Interpreter(module).run, remove="mutations")
-    return make_fx(run, decomposition_table=TABLE, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*examples)
+    return make_fx(run, decomposition_table=table, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*examples)
 
 
 def _drop_unused(module: fx.GraphModule, inputs: Sequence[Port]) -> tuple[Port, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from export.capture import Captured
+from export.capture import Captured, Table
 from export.errors import UnknownFormat
 
 
@@ -14,25 +14,27 @@ class Format:
     """One form of a graph.
 
     version: of the form itself, such as an opset. fixed_batch: graphs hold the loop's batch size, and fewer examples
-    come under the mask. write: a captured graph as bytes.
+    come under the mask. table: the forms of operators when a step is captured. write: a captured graph as bytes.
     """
 
     name: str
     version: str
     fixed_batch: bool
+    table: Table
     write: Callable[[Captured], bytes]
 
 
 def _onnx() -> Format:
+    from export.decompositions import TABLE  # noqa: PLC0415
     from export.onnx import OPSET, to_onnx  # noqa: PLC0415, loads onnx
 
-    return Format("onnx", f"opset {OPSET}", False, to_onnx)
+    return Format("onnx", f"opset {OPSET}", False, TABLE, to_onnx)
 
 
 def _executorch() -> Format:
-    from export.executorch import EXPORTER, to_executorch  # noqa: PLC0415, loads executorch
+    from export.executorch import EXPORTER, TABLE, to_executorch  # noqa: PLC0415, loads executorch
 
-    return Format("executorch", EXPORTER, True, to_executorch)
+    return Format("executorch", EXPORTER, True, TABLE, to_executorch)
 
 
 FORMATS: dict[str, Callable[[], Format]] = {"onnx": _onnx, "executorch": _executorch}

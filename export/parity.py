@@ -141,19 +141,23 @@ class Trial:
 
 
 def certify(
-    model: Model, algorithm: Algorithm, plan: Plan, graphs: Graphs, progress: Callable[[str], None] = lambda doing: None
+    model: Model,
+    algorithm: Algorithm,
+    plan: Plan,
+    graphs: Graphs,
+    progress: Callable[[str, str], None] = lambda form, doing: None,
 ) -> Certificate:
     """Run every pass for three steps and the report on every format's runtime and on torch, and measure the cost.
 
     graphs: serialised, by format and name. Raises ParityFailed, naming format and graph, when a vector is too far off.
     """
     trial = Trial.draw(model, algorithm)
-    progress("torch: reference")
+    progress("", "run torch")
     expected = trial.reference()
     own = trial.distances(expected, trial.reference(torch.float64))
     evidence = {}
     for name, written in graphs.items():
-        progress(f"{name}: parity and footprint")
+        progress(name, "run and compare")
         found = trial.distances(_run(trial, plan, name, written), expected)
         evidence[name] = _judged(model.spec.name, name, found, own, _footprint(plan, name, written))
     return Certificate(f"torch {torch.__version__}", evidence)

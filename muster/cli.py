@@ -8,6 +8,7 @@ import sys
 import typer
 from rich.markup import escape
 
+from muster.commands.bench import bench_app
 from muster.commands.coordinator import coordinator_app
 from muster.commands.demo import demo
 from muster.commands.device import device_app
@@ -19,12 +20,21 @@ from muster.output import stderr
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_TERMINATED = 1, 2, 130, 143
 OURS = {"coordinator", "device_runtime", "export", "fedcore", "muster", "simulator"}
-USAGE_ERRORS = {"UnknownAlgorithm", "InvalidSetting", "UnknownModel", "DatasetError", "EngineError", "InvalidTask"}
+USAGE_ERRORS = {
+    "UnknownAlgorithm",
+    "InvalidSetting",
+    "UnknownModel",
+    "UnknownFormat",
+    "DatasetError",
+    "EngineError",
+    "InvalidTask",
+}
 
 # What a partial installation lacks, and the extra that brings it.
 EXTRAS = {
     "torch": "export",
     "onnx": "export",
+    "executorch": "executorch",
     "onnxruntime": "device",
     "httpx2": "device",
     "fastapi": "coordinator",
@@ -52,6 +62,7 @@ app.add_typer(coordinator_app, name="coordinator")
 app.add_typer(task_app, name="task")
 app.add_typer(device_app, name="device")
 app.add_typer(fleet_app, name="fleet")
+app.add_typer(bench_app, name="bench")
 
 
 def main() -> None:

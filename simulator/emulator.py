@@ -2,7 +2,8 @@
 
 One line of JSON on standard input starts one device, which is an operating-system process of its own and runs one
 session of the real device runtime. One line on standard output says how it ended. Closing standard input ends all.
-Loading the runtime once makes a device cost a fork instead of an interpreter (docs/decisions/0007-forked-devices.md).
+The arguments name the backends to load. Loading them and the runtime once makes a device cost a fork instead of an
+interpreter (docs/decisions/0007-forked-devices.md).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from device_runtime.backends import BACKENDS
+from device_runtime.errors import DeviceError
 from device_runtime.session import DeviceConfig, Outcome, run_session
 from device_runtime.transport import Transport
 
@@ -31,6 +33,7 @@ class Start(msgspec.Struct, frozen=True):
     examples: str
     state: str
     wait_s: float
+    backend: str
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -112,6 +115,7 @@ def _be_device(start: Start, writer: int) -> None:
             examples=Path(start.examples),
             state=Path(start.state),
             wait_s=start.wait_s,
+            backend=start.backend,
         )
         with os.fdopen(writer, "wb") as pipe:
             pipe.write(msgspec.json.encode(run_session(config)))
@@ -124,6 +128,10 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the fleet decides when to stop
     with Transport.to("http://localhost"):
         pass  # the HTTP library loads half of itself with its first client; let every child inherit that
-    BACKENDS["onnxruntime"]()  # loaded once here
+    try:
+        for name in sys.argv[1:]:
+            BACKENDS[name]()
+    except DeviceError as error:
+        sys.exit(f"error: {error}")
     gc.freeze()  # keep the shared pages of the loaded runtime out of the children's collections
     Emulator().run()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import queue
 import random
@@ -10,7 +11,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from device_runtime.backends import BACKENDS
 from device_runtime.session import Outcome, default_window
 from fedcore.wire.messages import RetryWindow
 from simulator.emulator import Ended, Start
@@ -33,7 +35,10 @@ AFTER_FAILURE = RetryWindow(0.5, 2.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetConfig:
-    """Which devices, and where they check in. At most `concurrency` devices are awake at a time."""
+    """Which devices, and where they check in. At most `concurrency` devices are awake at a time.
+
+    backends: the first device runs the first, the next the second, and so on, round and round.
+    """
 
     coordinator: str
     population: str
@@ -42,6 +47,7 @@ class FleetConfig:
     sessions: int | None = None
     wait_s: float = 30.0
     seed: int = 0
+    backends: tuple[str, ...] = ("onnxruntime",)
 
 
 @dataclass(slots=True)
@@ -71,9 +77,13 @@ class Fleet:
     def __init__(self, config: FleetConfig, population: Population) -> None:
         if config.concurrency < 1:
             raise FleetError(f"at least one device must be awake, not {config.concurrency}")
+        unknown = [name for name in config.backends if name not in BACKENDS]
+        if unknown or not config.backends:
+            raise FleetError(f"no backend is called {', '.join(map(repr, unknown))}; there are {', '.join(BACKENDS)}")
         self._config = config
         self._random = random.Random(config.seed)
         self._asleep = dict.fromkeys(population.clients, 0.0)
+        self._backends = dict(zip(population.clients, itertools.cycle(config.backends), strict=False))
         self._devices, self._failures = len(population), 0
         self._last_success: float | None = None
         self._done = False
@@ -89,7 +99,7 @@ class Fleet:
         Raises FleetError when session after session fails: there is no coordinator, say, or no such population.
         """
         summary, awake, started = FleetSummary(), 0, 0
-        with _emulator() as (wake, ended):
+        with _emulator(self._config.backends) as (wake, ended):
             while True:
                 while awake < self._config.concurrency and not self._done and started != self._config.sessions:
                     client = self._next()
@@ -115,6 +125,7 @@ class Fleet:
             examples=str(folder / "examples.npz"),
             state=str(folder / "state"),
             wait_s=config.wait_s,
+            backend=self._backends[client],
         )
 
     def _next(self) -> str | None:
@@ -168,10 +179,15 @@ def _retry_window(outcome: Outcome) -> RetryWindow:
 
 
 @contextmanager
-def _emulator() -> Iterator[tuple[Callable[[Start], None], queue.SimpleQueue[Ended | None]]]:
-    """An emulator process: a way to wake devices, and the queue of ended sessions (None once the process is gone)."""
+def _emulator(
+    backends: Sequence[str],
+) -> Iterator[tuple[Callable[[Start], None], queue.SimpleQueue[Ended | None]]]:
+    """An emulator process: a way to wake devices, and the queue of ended sessions (None once the process is gone).
+
+    backends: what the process loads for all devices.
+    """
     process = subprocess.Popen(
-        [sys.executable, "-m", "simulator.emulator"],
+        [sys.executable, "-m", "simulator.emulator", *backends],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, "OMP_NUM_THREADS": "1"},

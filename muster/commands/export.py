@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from time import process_time
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from muster.output import Json, Settings, emit, parse_settings, show_fields, show_table
+from muster.output import Json, Settings, emit, parse_settings, progress, show_fields, show_table, stderr
 
 if TYPE_CHECKING:
     from fedcore.bundle import Bundle
@@ -22,28 +25,122 @@ def export(
     ] = None,
     algorithm: Annotated[str, typer.Option(help="The federated algorithm.")] = "fedavg",
     settings: Settings = None,
+    formats: Annotated[
+        list[str] | None,
+        typer.Option("--format", help="onnx or executorch; may be repeated.  [default: onnx; with --all both]"),
+    ] = None,
     out: Annotated[Path, typer.Option(help="The folder to write; made when missing.")] = Path("plan"),
-    list_models: Annotated[bool, typer.Option("--list", help="List built-in models and algorithms.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Every built-in model, each in a folder of its own.")] = False,
+    list_models: Annotated[bool, typer.Option("--list", help="List built-in models, algorithms and formats.")] = False,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the initial weights.")] = 0,
     json: Json = False,
 ) -> None:
-    """Turn a torch model, its loss and an algorithm into a plan bundle of ONNX training graphs.
+    """Turn a torch model, its loss and an algorithm into a plan bundle of training graphs.
 
-    Your own model is a function without arguments that returns an export.model.ModelSpec: see docs/models.md.
+    Graphs are plain ONNX for stock ONNX Runtime, or ExecuTorch programs. Each format is compared with torch on the
+    runtime that devices have. Your own model is a function without arguments that returns an export.model.ModelSpec:
+    see docs/models.md.
     """
-    from export.build import export_bundle
-    from export.model import Model
-    from export.models import MODELS, load
-    from fedcore.algorithms import ALGORITHMS, create
+    from export.formats import FORMATS
+    from export.models import MODELS
+    from fedcore.algorithms import ALGORITHMS
 
     if list_models:
-        listing = {"models": list(MODELS), "algorithms": list(ALGORITHMS)}
-        return emit(listing) if json else show_fields({key: ", ".join(names) for key, names in listing.items()})
-    if model is None:
-        raise typer.BadParameter("name a model, or pass --list to see the built-in ones", param_hint="MODEL")
-    chosen = create(algorithm, parse_settings(settings))
-    bundle = export_bundle(Model(load(model), seed), chosen, out, source=model)
-    return _describe(bundle, json)
+        listing = {"models": list(MODELS), "algorithms": list(ALGORITHMS), "formats": list(FORMATS)}
+        return emit(listing) if json else show_fields(listing)
+    if every == (model is not None):
+        raise typer.BadParameter("name a model or pass --all; --list shows the built-in ones", param_hint="MODEL")
+    order = _Order(algorithm, parse_settings(settings), tuple(formats or (FORMATS if every else ("onnx",))), seed)
+    if model is not None:
+        return _describe(_exported(order, model, out)[0], json)
+    return _export_all(order, out, json)
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """What to make of a model."""
+
+    algorithm: str
+    settings: dict[str, object]
+    formats: tuple[str, ...]
+    seed: int
+
+
+def _exported(order: _Order, model: str, out: Path) -> tuple[Bundle, dict[str, float]]:
+    """The bundle, and the CPU seconds that each format took."""
+    from export.build import export_bundle
+    from export.model import Model
+    from export.models import load
+    from fedcore.algorithms import create
+
+    seconds: dict[str, float] = defaultdict(float)
+    with progress() as bar:
+        task = bar.add_task(model, total=None, note="")
+        now, since = "", process_time()
+
+        def note(form: str, doing: str) -> None:
+            nonlocal now, since
+            seconds[now] += process_time() - since
+            now, since = form, process_time()
+            bar.update(task, note=f"{form} {doing}")
+
+        chosen = create(order.algorithm, order.settings)
+        bundle = export_bundle(Model(load(model), order.seed), chosen, out, model, order.formats, note)
+        note("", "done")
+    return bundle, seconds
+
+
+def _export_all(order: _Order, out: Path, json: bool) -> None:
+    """Every built-in model; one that fails is named at the end, and does not stop the others."""
+    from export.errors import ExportError
+    from export.models import MODELS
+
+    done: list[dict[str, Any]] = []
+    failed: dict[str, str] = {}
+    for model in MODELS:
+        try:
+            bundle, seconds = _exported(order, model, out / model)
+        except ExportError as error:
+            failed[model] = str(error)
+            continue
+        done += [
+            {
+                "model": model,
+                "format": name,
+                "parity_l2": evidence.worst,
+                "tolerance": evidence.tolerance,
+                "float64_l2": max(parity.float64 for parity in evidence.parity),
+                "seconds": round(seconds[name], 2),
+                "bytes": evidence.footprint.graph_bytes,
+                "step_cpu_ms": evidence.footprint.step_cpu_ms,
+                "peak_rss_mb": evidence.footprint.peak_rss_mb,
+            }
+            for name, evidence in bundle.certificate.formats.items()
+        ]
+    if json:
+        emit(done)
+    else:
+        columns = ("model", "format", "from torch", "allowed", "CPU s", "kB", "step CPU ms", "peak RSS MB")
+        show_table(
+            columns,
+            [
+                (
+                    row["model"],
+                    row["format"],
+                    f"{row['parity_l2']:.1e}",
+                    f"{row['tolerance']:.0e}",
+                    f"{row['seconds']:.1f}",
+                    f"{row['bytes'] / 1e3:.0f}",
+                    f"{row['step_cpu_ms']:.3g}",
+                    f"{row['peak_rss_mb']:.0f}",
+                )
+                for row in done
+            ],
+        )
+    for model, reason in failed.items():
+        stderr.print(f"error: {reason}" if model in reason else f"error: {model}: {reason}", markup=False)
+    if failed:
+        raise typer.Exit(1)
 
 
 @plan_app.command()

@@ -24,6 +24,10 @@ def run(
     concurrency: Annotated[int, typer.Option(min=1, help="How many are awake at a time.")] = 20,
     dataset: Annotated[str, typer.Option(help="Whose users' examples the devices hold.")] = "digits",
     data: Annotated[Path | None, typer.Option(help="The folder that holds data sets on disk.")] = None,
+    backends: Annotated[
+        list[str] | None,
+        typer.Option("--backend", help="onnxruntime or executorch; several take turns.  [default: onnxruntime]"),
+    ] = None,
     sessions: Annotated[
         int | None, typer.Option(min=1, help="Stop after so many sessions.  [default: no limit]")
     ] = None,
@@ -47,6 +51,7 @@ def run(
             concurrency=min(concurrency, devices),
             sessions=sessions,
             seed=seed,
+            backends=tuple(backends or ("onnxruntime",)),
         )
         line = bar.add_task("sessions", total=sessions, note="")
 

@@ -123,6 +123,24 @@ def dropout():
     )
 
 
+def digits_dropout():
+    """For 8×8 digits: convolution, dropout on images and on a hidden layer, nothing with a kink."""
+    return spec(
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 4, 3, padding=1),
+            nn.Tanh(),
+            nn.Dropout(0.25),
+            nn.Flatten(),
+            nn.Linear(256, 16),
+            nn.SiLU(),
+            nn.Dropout(),
+            nn.Linear(16, 10),
+        ),
+        inputs=(Field("x", "float32", (1, 8, 8)),),
+        label=Field("y", "int64", high=10),
+    )
+
+
 def mean_loss():
     return spec(lambda: nn.Sequential(nn.Flatten(), nn.Linear(126, 5)), nn.functional.cross_entropy)
 

@@ -3,6 +3,8 @@
 If this holds, what a researcher sees in simulation is what a company gets on phones.
 """
 
+from typing import NamedTuple
+
 import pytest
 
 from coordinator.tasks import TaskSettings, open_coordinator_store
@@ -12,7 +14,7 @@ from export.models import load
 from fedcore.algorithms import create
 from muster.server import coordinator_process
 from simulator import datasets
-from simulator.agreement import counted_cohort, worst_difference
+from simulator.agreement import Cohort, counted_cohort, worst_difference
 from simulator.engine import Engine
 from simulator.fleet import Fleet, FleetConfig
 
@@ -25,29 +27,67 @@ CASES = [
     ("digits_cnn", "fedadam", {"batch_size": 5}),
     ("digits_cnn", "mimelite", {"batch_size": 5, "weighting": "examples"}),
     ("digits_cnn", "mimelite", {"optimizer": "adam", "client_lr": 0.01, "batch_size": 7}),
+    ("tests.export.models:digits_dropout", "fedavg", {"batch_size": 5, "epochs": 2}),
 ]
 
 
 @pytest.mark.parametrize(("model_name", "algorithm_name", "settings"), CASES)
 def test_the_fleet_and_the_engine_reach_the_same_model(model_name, algorithm_name, settings, tmp_path, capsys):
     users, _ = datasets.users("digits", None, 12)
-    algorithm, model = create(algorithm_name, settings), Model(load(model_name, (1, 8, 8), 10), SEED)
-    bundle = export_bundle(model, algorithm, tmp_path / "plan")
+    model = Model(load(model_name, (1, 8, 8), 10), SEED)
+    run = federate(model, create(algorithm_name, settings), users, {"onnx": "onnxruntime"}, tmp_path)
+    tell(capsys, f"{model_name} {algorithm_name}", run.difference)
+    assert run.difference < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("model_name", "algorithm_name", "settings"), [CASES[4], ("tests.export.models:digits_dropout", "mimelite", {})]
+)
+def test_devices_with_different_runtimes_train_in_one_round(
+    model_name, algorithm_name, settings, tmp_path, capsys, executorch
+):
+    users, _ = datasets.users("digits", None, 12)
+    model, algorithm = Model(load(model_name, (1, 8, 8), 10), SEED), create(algorithm_name, settings)
+    backends = {"onnx": "onnxruntime", "executorch": "executorch"}
+    run = federate(model, algorithm, users, backends, tmp_path)
+    tell(capsys, f"{model_name} {algorithm_name} on both runtimes", run.difference)
+    assert run.difference < TOLERANCE
+    # Devices take turns in the order of the population: even ones run ONNX Runtime, odd ones ExecuTorch.
+    for cohort in run.cohorts:
+        assert {users.clients.index(client) % 2 for client in cohort.values()} == {0, 1}
+
+
+class Run(NamedTuple):
+    difference: float
+    cohorts: list[Cohort]
+
+
+def tell(capsys, what, difference):
+    with capsys.disabled():
+        print(f"\nkeystone {what}: {difference:.1e} relative l2 after {ROUNDS} rounds")
+
+
+def federate(model, algorithm, users, backends, tmp_path):
+    """Three rounds of eight devices, which take turns in the backends, and their distance from the engine's model."""
+    bundle = export_bundle(model, algorithm, tmp_path / "plan", targets=tuple(backends))
     database, blobs = f"sqlite:///{tmp_path / 'muster.db'}", tmp_path / "blobs"
     with open_coordinator_store(database, blobs) as store, coordinator_process(tmp_path, database, blobs) as url:
         task_settings = TaskSettings(population="p", goal=8, rounds=ROUNDS, over_selection=1.0, seed=SEED)
         task = store.register_task(bundle, task_settings).id
-        config = FleetConfig(coordinator=url, population="p", folder=tmp_path / "devices", concurrency=8)
+        config = FleetConfig(
+            coordinator=url,
+            population="p",
+            folder=tmp_path / "devices",
+            concurrency=8,
+            backends=tuple(backends.values()),
+        )
         summary = Fleet(config, users).run()
         numbers = range(1, ROUNDS + 1)
         cohorts = [counted_cohort(store, task, number, summary.clients) for number in numbers]
         fleet = [store.checkpoint(task, number)["params"] for number in numbers]
     assert [len(cohort) for cohort in cohorts] == [8] * ROUNDS
     assert summary.outcomes["reported"] == 8 * ROUNDS
-    worst = worst_difference(Engine(model, algorithm, users, seed=SEED), users, cohorts, fleet)
-    with capsys.disabled():
-        print(f"\nkeystone {model_name} {algorithm_name}: {worst:.1e} relative l2 after {ROUNDS} rounds")
-    assert worst < TOLERANCE
+    return Run(worst_difference(Engine(model, algorithm, users, seed=SEED), users, cohorts, fleet), cohorts)
 
 
 def test_the_measure_of_agreement_sees_a_wrong_seed(tmp_path):

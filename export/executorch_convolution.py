@@ -1,0 +1,340 @@
+"""Convolution and max-pooling, and their gradients, in forms that ExecuTorch runs fast.
+
+Weights are inputs of a graph, and XNNPACK's convolutions want constants. Its matrix product takes any operands and is
+as fast as torch's, so a convolution is a gather of patches and a product. Values are channels-last inside: patches are
+runs of memory then.
+
+Figures: docs/decisions/0011-executorch.md. Shapes: N batch, C channels, O channels out, G groups, S positions, K taps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from export.errors import UnsupportedOperator
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """How a kernel slides: everything per spatial axis."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+
+    @staticmethod
+    def of(kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]) -> Window:
+        """torch's arguments, of which a single number stands for all axes, and no stride for the kernel's size."""
+        axes = len(kernel)
+        given = (stride or kernel, padding, dilation)
+        return Window(tuple(kernel), *(tuple(part) * (axes // len(part)) for part in given))
+
+    @property
+    def reach(self) -> tuple[int, ...]:
+        """From the first to the last position under the kernel."""
+        return tuple(spread * (taps - 1) for spread, taps in zip(self.dilation, self.kernel, strict=True))
+
+    @property
+    def taps(self) -> int:
+        """The number of positions under the kernel."""
+        return math.prod(self.kernel)
+
+    def outputs(self, sizes: Sequence[int]) -> tuple[int, ...]:
+        """The spatial sizes of the result."""
+        each = zip(sizes, self.padding, self.reach, self.stride, strict=True)
+        return tuple((size + 2 * pad - reach - 1) // step + 1 for size, pad, reach, step in each)
+
+    @property
+    def trivial(self) -> bool:
+        """Every position is its own patch."""
+        return self.taps == 1 and set(self.stride) == {1} and set(self.padding) == {0}
+
+    @property
+    def tiles(self) -> bool:
+        """Patches lie side by side."""
+        return self.stride == self.kernel and set(self.padding) == {0} and set(self.dilation) == {1}
+
+
+def channels_last(x: Tensor) -> Tensor:
+    """(N, C, *S) -> (N, *S, C)."""
+    return x.permute(0, *range(2, x.dim()), 1)
+
+
+def channels_first(x: Tensor) -> Tensor:
+    """(N, *S, C) -> (N, C, *S). Contiguous, because torch gives other operators to memory that is channels-last."""
+    return x.permute(0, x.dim() - 1, *range(1, x.dim() - 1)).contiguous()
+
+
+def gather(x: Tensor, sizes: Sequence[int], strides: Sequence[int], start: int) -> Tensor:
+    """A strided view as a copy. Says contiguous first, because strides count elements of contiguous memory."""
+    gathered: Tensor = aten.as_strided_copy(x.contiguous(), sizes, strides, start)
+    return gathered
+
+
+def steps(sizes: Sequence[int]) -> list[int]:
+    """Strides of contiguous memory."""
+    return [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
+
+
+def patches(x: Tensor, window: Window, fill: float = 0.0) -> Tensor:
+    """(N, *S, C) -> what each position of the result meets: (N, *S', K, C)."""
+    outputs = window.outputs(x.shape[1:-1])
+    if window.trivial:
+        return x.unsqueeze(-2)
+    if any(window.padding):
+        x = aten.constant_pad_nd(x, [0, 0, *(pad for pad in reversed(window.padding) for _ in range(2))], fill)
+    step = steps(x.shape)
+    inner = [s * spread for s, spread in zip(step[1:-1], window.dilation, strict=True)]
+    outer = [s * stride for s, stride in zip(step[1:-1], window.stride, strict=True)]
+    sizes = [x.shape[0], *outputs, *window.kernel, x.shape[-1]]
+    met = gather(x, sizes, [step[0], *outer, *inner, 1], 0)
+    return met.reshape(x.shape[0], *outputs, window.taps, x.shape[-1])
+
+
+def unpatched(met: Tensor, window: Window, sizes: Sequence[int]) -> Tensor:
+    """The transpose of `patches`: (N, *S', K, C) summed where patches overlap -> (N, *S, C)."""
+    if window.trivial:
+        return met.squeeze(-2)
+    if window.tiles:
+        return _side_by_side(met, window, sizes)
+    met = _spread(met, window.stride)
+    # Room on both sides, so that every position meets every tap somewhere; what is there is zero.
+    low = [reach - pad for reach, pad in zip(window.reach, window.padding, strict=True)]
+    high = [size - 1 + pad - (have - 1) for size, pad, have in zip(sizes, window.padding, met.shape[1:-2], strict=True)]
+    offsets = [max(0, -room) for room in low]
+    pads = [side for pair in zip(low, high, strict=True) for side in (max(0, room) for room in pair)]
+    met = aten.constant_pad_nd(met, [0, 0, 0, 0, *_reversed_pairs(pads)], 0.0)
+    step = steps(met.shape)
+    channels, taps = met.shape[-1], steps((*window.kernel, met.shape[-1]))
+    # Position y takes tap i from place y + padding - i * dilation. With the last tap first no stride is negative.
+    start = (window.taps - 1) * channels + sum(o * s for o, s in zip(offsets, step[1:-2], strict=True))
+    inner = [s * d - t for s, d, t in zip(step[1:-2], window.dilation, taps[:-1], strict=True)]
+    shape = [met.shape[0], *sizes, *window.kernel, channels]
+    terms = gather(met, shape, [step[0], *step[1:-2], *inner, 1], start)
+    return _tapwise(terms.flatten(-len(sizes) - 1, -2)).sum(1).reshape(met.shape[0], *sizes, channels)
+
+
+def _reversed_pairs(pads: Sequence[int]) -> list[int]:
+    """torch pads the last axis first."""
+    return [side for axis in reversed(range(len(pads) // 2)) for side in pads[2 * axis : 2 * axis + 2]]
+
+
+def _spread(x: Tensor, stride: Sequence[int]) -> Tensor:
+    """(N, *S, K, C) with stride - 1 zeros between positions."""
+    if set(stride) == {1}:
+        return x
+    spatial = x.shape[1:-2]
+    apart = x.reshape(
+        x.shape[0], *(size for pair in zip(spatial, [1] * len(spatial), strict=True) for size in pair), -1
+    )
+    pads = [side for step in reversed(stride) for side in (0, step - 1, 0, 0)]
+    padded: Tensor = aten.constant_pad_nd(apart, [0, 0, *pads], 0.0)
+    return padded.reshape(x.shape[0], *(a * b for a, b in zip(spatial, stride, strict=True)), *x.shape[-2:])
+
+
+def _side_by_side(met: Tensor, window: Window, sizes: Sequence[int]) -> Tensor:
+    axes, outputs = len(sizes), met.shape[1:-2]
+    apart = met.reshape(met.shape[0], *outputs, *window.kernel, met.shape[-1])
+    order = [axis for pair in zip(range(1, axes + 1), range(axes + 1, 2 * axes + 1), strict=True) for axis in pair]
+    covered = [out * taps for out, taps in zip(outputs, window.kernel, strict=True)]
+    whole = apart.permute(0, *order, 2 * axes + 1).reshape(met.shape[0], *covered, met.shape[-1])
+    missing = [side for size, have in zip(sizes, covered, strict=True) for side in (0, size - have)]
+    padded: Tensor = aten.constant_pad_nd(whole, [0, 0, *_reversed_pairs(missing)], 0.0) if any(missing) else whole
+    return padded
+
+
+def _matrix(weight: Tensor) -> Tensor:
+    """(O, C, *kernel) -> (O, K·C)."""
+    return channels_last(weight).reshape(weight.shape[0], -1)
+
+
+def _is_depthwise(weight: Tensor, groups: int) -> bool:
+    return weight.shape[0] == groups and weight.shape[1] == 1
+
+
+def convolution(  # noqa: PLR0913, PLR0917, the operator's own signature
+    inputs: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """Patches times weights."""
+    _refuse_transposed(transposed)
+    window = Window.of(weight.shape[2:], stride, padding, dilation)
+    met = patches(channels_last(inputs), window)
+    if groups == 1:
+        flat, matrix = met.reshape(-1, met.shape[-1] * window.taps), _matrix(weight).t()
+        result = flat @ matrix if bias is None else aten.addmm(bias, flat, matrix)
+    else:
+        if _is_depthwise(weight, groups):
+            result = (_tapwise(met) * _tapwise(_matrix(weight).t())).sum(1).flatten(1)
+        else:
+            result = (_grouped(met, groups) @ _group_matrices(weight, groups)).transpose(0, 1).flatten(1)
+        result = result if bias is None else result + bias
+    return channels_first(result.reshape(*met.shape[:-2], -1))
+
+
+def convolution_backward(  # noqa: PLR0913, PLR0917, the operator's own signature
+    grad_output: Tensor,
+    inputs: Tensor,
+    weight: Tensor,
+    bias_sizes: Sequence[int] | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of input, weight and bias."""
+    _refuse_transposed(transposed)
+    window = Window.of(weight.shape[2:], stride, padding, dilation)
+    grad = channels_last(grad_output)
+    grad_input = grad_weight = grad_bias = None
+    if output_mask[0]:
+        grad_input = channels_first(_input_gradient(grad, weight, window, inputs.shape[2:], groups))
+    if output_mask[1]:
+        rows = _weight_gradient(grad, patches(channels_last(inputs), window), weight, groups)
+        grad_weight = channels_first(rows.reshape(weight.shape[0], *weight.shape[2:], -1))
+    if output_mask[2]:
+        grad_bias = grad.reshape(-1, grad.shape[-1]).sum(0)
+    return grad_input, grad_weight, grad_bias
+
+
+def _refuse_transposed(transposed: bool) -> None:
+    if transposed:
+        raise UnsupportedOperator("a transposed convolution has no ExecuTorch form here; interpolate and convolve")
+
+
+def _weight_gradient(grad: Tensor, met: Tensor, weight: Tensor, groups: int) -> Tensor:
+    """In the order of `_matrix`: channels out, taps, channels of a group."""
+    if groups == 1:
+        return grad.reshape(-1, grad.shape[-1]).t() @ met.reshape(-1, met.shape[-2] * met.shape[-1])
+    if _is_depthwise(weight, groups):
+        products = _tapwise(met) * grad.reshape(-1, 1, 1, grad.shape[-1])
+        return products.sum(0).reshape(met.shape[-2], met.shape[-1]).t()
+    return _grouped(grad.unsqueeze(-2), groups).transpose(1, 2) @ _grouped(met, groups)
+
+
+def _input_gradient(grad: Tensor, weight: Tensor, window: Window, sizes: Sequence[int], groups: int) -> Tensor:
+    """(N, *S', O) -> (N, *S, C)."""
+    if groups == 1:
+        return _dense_input_gradient(grad, weight, window, sizes)
+    if _is_depthwise(weight, groups):
+        met = grad.reshape(-1, 1, 1, grad.shape[-1]) * _tapwise(_matrix(weight).t())
+    else:
+        products = _grouped(grad.unsqueeze(-2), groups) @ _group_matrices(weight, groups).transpose(1, 2)
+        met = products.reshape(*products.shape[:2], window.taps, -1).permute(1, 2, 0, 3)
+    return unpatched(met.reshape(*grad.shape[:-1], window.taps, -1), window, sizes)
+
+
+def _dense_input_gradient(grad: Tensor, weight: Tensor, window: Window, sizes: Sequence[int]) -> Tensor:
+    """By patches of the gradient and the kernel turned round; where weights are larger, by the transpose of that."""
+    outside = tuple(reach - pad for reach, pad in zip(window.reach, window.padding, strict=True))
+    turned = set(window.stride) == {1} and min(outside) >= 0 and not window.trivial
+    if not turned or grad.shape[0] * math.prod(sizes) < 2 * weight.shape[0]:
+        met = grad.reshape(-1, grad.shape[-1]) @ _matrix(weight)
+        return unpatched(met.reshape(*grad.shape[:-1], window.taps, -1), window, sizes)
+    rows = weight.permute(*range(2, weight.dim()), 0, 1).reshape(window.taps, -1)
+    # The taps backwards, by a look-up in a table: it copies whole rows.
+    backwards: Tensor = aten.embedding(rows, torch.arange(window.taps - 1, -1, -1))
+    met = patches(grad, Window(window.kernel, window.stride, outside, window.dilation))
+    flat = met.reshape(-1, window.taps * grad.shape[-1]) @ backwards.reshape(-1, weight.shape[1])
+    return flat.reshape(grad.shape[0], *sizes, weight.shape[1])
+
+
+def _tapwise(x: Tensor) -> Tensor:
+    """(…, K, C) -> (…, K, 1, C) with one axis for all before: XNNPACK sums this over K where it lies."""
+    return x.reshape(-1, x.shape[-2], 1, x.shape[-1])
+
+
+def _grouped(met: Tensor, groups: int) -> Tensor:
+    """(N, *S, K, C) -> (G, N·S, K·C/G)."""
+    apart = met.reshape(-1, met.shape[-2], groups, met.shape[-1] // groups)
+    return apart.permute(2, 0, 1, 3).flatten(2)
+
+
+def _group_matrices(weight: Tensor, groups: int) -> Tensor:
+    """(O, C/G, *kernel) -> (G, K·C/G, O/G)."""
+    return _matrix(weight).reshape(groups, weight.shape[0] // groups, -1).transpose(1, 2)
+
+
+def positive(x: Tensor) -> Tensor:
+    """1 where x > 0, else 0, in arithmetic that XNNPACK has."""
+    return x.clamp(0.0, 1.0).ceil()
+
+
+def _first_largest(met: Tensor) -> tuple[Tensor, Tensor]:
+    """Of (N, *S, K, C): the largest along K, and 1 where it is for the first time, else 0."""
+    taps = met.unbind(-2)
+    largest = taps[0]
+    for tap in taps[1:]:
+        largest = torch.maximum(largest, tap)
+    chosen = [1 - positive(largest - taps[0])]
+    free = 1 - chosen[0]
+    for tap in taps[1:]:
+        chosen.append(free * (1 - positive(largest - tap)))
+        free = free - chosen[-1]
+    return largest, torch.stack(chosen, -2)
+
+
+def _pool_window(
+    kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+) -> Window:
+    return Window.of(tuple(kernel) * (2 // len(kernel)), stride, padding, dilation)
+
+
+def max_pool2d(
+    inputs: Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+    ceil_mode: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """By comparisons. ExecuTorch's own backward kernel would need the indices, and is wrong."""
+    window = _pool_window(kernel_size, stride, padding, dilation)
+    if ceil_mode:
+        raise UnsupportedOperator("max-pooling with ceil_mode; pad the input instead")
+    largest, chosen = _first_largest(patches(channels_last(inputs), window, -torch.inf))
+    return channels_first(largest), channels_first(_places(chosen, inputs, window))
+
+
+def _places(chosen: Tensor, inputs: Tensor, window: Window) -> Tensor:
+    """The index in its plane of what was chosen. Without a user, and there rarely is one, nothing of it is exported."""
+    height, width = inputs.shape[2:]
+    rows, columns = torch.arange(height).reshape(1, -1, 1, 1), torch.arange(width).reshape(1, 1, -1, 1)
+    places = (rows * width + columns).to(torch.float32)
+    met = patches(places, window)
+    return (chosen * met).sum(-2).to(torch.int64)
+
+
+def max_pool2d_backward(  # noqa: PLR0913, PLR0917, the operator's own signature
+    grad_output: Tensor,
+    inputs: Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+    indices: Tensor,
+) -> Tensor:
+    """The gradient goes to the first of the largest, as in torch."""
+    window = _pool_window(kernel_size, stride, padding, dilation)
+    _, chosen = _first_largest(patches(channels_last(inputs), window, -torch.inf))
+    met = chosen * channels_last(grad_output).unsqueeze(-2)
+    return channels_first(unpatched(met, window, inputs.shape[2:]))

@@ -1,0 +1,137 @@
+"""What is traced instead of an operator for ExecuTorch: a table for `capture`.
+
+XNNPACK has no comparisons, and sums fast over the middle axes of (N, H, W, C): hence the forms of normalisation and of
+the gradients of activations. Shapes: N batch, C channels, G groups, S positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from export.decompositions import TABLE
+from export.executorch_convolution import (
+    aten,
+    channels_first,
+    channels_last,
+    convolution,
+    convolution_backward,
+    max_pool2d,
+    max_pool2d_backward,
+    positive,
+)
+
+
+def _over_groups(x_NC: Tensor, groups: int) -> Tensor:
+    """Sums over the channels of each group, at every channel."""
+    sums = x_NC.reshape(x_NC.shape[0], groups, -1).sum(-1, keepdim=True)
+    return sums.expand(-1, -1, x_NC.shape[1] // groups).reshape(x_NC.shape)
+
+
+def _each_channel(x_NG: Tensor, channels: int) -> Tensor:
+    """A number per group, at every channel."""
+    return x_NG.unsqueeze(-1).expand(-1, -1, channels // x_NG.shape[1]).reshape(x_NG.shape[0], channels)
+
+
+def _over_positions(x: Tensor) -> Tensor:
+    """(N, *S, C) -> (N, C)."""
+    return x.sum(list(range(1, x.dim() - 1)))
+
+
+def _everywhere(x_NC: Tensor, like: Tensor) -> Tensor:
+    """(N, C) -> (N, 1 …, C), which broadcasts to (N, *S, C)."""
+    return x_NC.reshape(x_NC.shape[0], *(1 for _ in like.shape[1:-1]), x_NC.shape[1])
+
+
+def group_norm(  # noqa: PLR0913, PLR0917, the operator's own signature
+    inputs: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    batch: int,
+    channels: int,
+    positions: int,
+    groups: int,
+    epsilon: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Statistics by sums over positions, which are fast, and then over the few channels of a group."""
+    x, count = channels_last(inputs), positions * channels // groups
+    mean_NC = _over_groups(_over_positions(x), groups) / count
+    centred = x - _everywhere(mean_NC, x)
+    rstd_NC = (_over_groups(_over_positions(centred * centred), groups) / count + epsilon).rsqrt()
+    out = centred * _everywhere(rstd_NC if weight is None else rstd_NC * weight, x)
+    out = out if bias is None else out + bias
+    each = channels // groups
+    return channels_first(out), mean_NC[:, ::each], rstd_NC[:, ::each]
+
+
+def group_norm_backward(  # noqa: PLR0913, PLR0917, the operator's own signature
+    grad_output: Tensor,
+    inputs: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    batch: int,
+    channels: int,
+    positions: int,
+    groups: int,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Everything but the input's own gradient comes from two sums over positions."""
+    grad, x = channels_last(grad_output), channels_last(inputs)
+    rstd_NC = _each_channel(rstd, channels)
+    centred = x - _everywhere(_each_channel(mean, channels), x)
+    sums_NC, along_NC = _over_positions(grad), _over_positions(grad * centred) * rstd_NC
+    grad_input = grad_weight = grad_bias = None
+    if output_mask[0]:
+        scale_NC = rstd_NC / (positions * channels // groups)
+        weighted = [part if weight is None else part * weight for part in (sums_NC, along_NC)]
+        level_NC, slope_NC = (_over_groups(part, groups) * scale_NC for part in weighted)
+        gain_NC = rstd_NC if weight is None else rstd_NC * weight
+        back = grad * _everywhere(gain_NC, x) - centred * _everywhere(slope_NC * rstd_NC, x)
+        grad_input = channels_first(back - _everywhere(level_NC, x))
+    if output_mask[1]:
+        grad_weight = along_NC.sum(0)
+    if output_mask[2]:
+        grad_bias = sums_NC.sum(0)
+    return grad_input, grad_weight, grad_bias
+
+
+def threshold_backward(grad_output: Tensor, inputs: Tensor, threshold: float) -> Tensor:
+    """The gradient of ReLU, by arithmetic instead of a comparison and a choice."""
+    return grad_output * positive(inputs - threshold if threshold else inputs)
+
+
+def hardtanh_backward(grad_output: Tensor, inputs: Tensor, low: float, high: float) -> Tensor:
+    """The gradient of ReLU6 and its like."""
+    return grad_output * (positive(inputs - low if low else inputs) * positive(high - inputs))
+
+
+def log_softmax(inputs: Tensor, axis: int, half_to_float: bool) -> Tensor:
+    """ExecuTorch's own kernel takes the exponentials one by one."""
+    shifted = inputs - inputs.amax(axis, keepdim=True)
+    return shifted - shifted.exp().sum(axis, keepdim=True).log()
+
+
+def softmax(inputs: Tensor, axis: int, half_to_float: bool) -> Any:
+    """XNNPACK's own along the last axis (NotImplemented: as it is), and so along any."""
+    last = inputs.dim() - 1
+    if axis in {-1, last}:
+        return NotImplemented
+    return inputs.transpose(axis, last).softmax(last).transpose(axis, last)
+
+
+FORMS: dict[Any, Callable[..., Any]] = {
+    **TABLE,
+    aten._log_softmax.default: log_softmax,
+    aten._softmax.default: softmax,
+    aten.convolution.default: convolution,
+    aten.convolution_backward.default: convolution_backward,
+    aten.max_pool2d_with_indices.default: max_pool2d,
+    aten.max_pool2d_with_indices_backward.default: max_pool2d_backward,
+    aten.native_group_norm.default: group_norm,
+    aten.native_group_norm_backward.default: group_norm_backward,
+    aten.threshold_backward.default: threshold_backward,
+    aten.hardtanh_backward.default: hardtanh_backward,
+}

@@ -1,0 +1,176 @@
+"""One local step on every runtime against torch eager: forward, backward and the algorithm's update, on one thread.
+
+Every runtime does the same step of FedAvg at batch 20, in turns of short blocks in one process; the least CPU time per
+step counts. torch's is plain eager code: the user's module as it is, with torch's own dropout, and the same metrics.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+
+import msgspec
+import numpy as np
+import onnxruntime
+import torch
+from torch.nn.utils import parameters_to_vector
+
+from device_runtime.backends import BACKENDS, FORMATS
+from device_runtime.footprint import random_field
+from export.build import build_plan
+from export.model import Model
+from export.models import load
+from fedcore.algorithms import create
+from fedcore.plan import Plan
+
+LEARNING_RATE, BATCH = 0.1, 20
+BLOCK_S = 0.2
+EAGER = "torch"
+# How many times torch's time a step may take; measurements behind them: docs/performance.md.
+TARGETS: dict[str, dict[str, float]] = {
+    "onnx": {
+        "logreg": 1.0,
+        "mlp": 1.0,
+        "emnist_cnn": 1.0,
+        "resnet18_gn": 1.3,
+        "mobilenetv2_gn": 1.5,
+        "char_lstm": 1.3,
+        "word_lstm": 1.0,
+        "transformer": 1.0,
+    },
+    "executorch": {
+        "logreg": 2.46,
+        "emnist_cnn": 3.36,
+        "resnet18_gn": 2.43,
+        "mobilenetv2_gn": 13.0,
+        "char_lstm": 2.07,
+        "word_lstm": 1.3,
+        "transformer": 1.34,
+    },
+}
+
+
+class StepTime(msgspec.Struct, frozen=True, kw_only=True):
+    """One model on one runtime. export_cpu_s: tracing and writing the graphs of the format."""
+
+    model: str
+    backend: str
+    cpu_ms: float
+    ratio_to_eager: float
+    target: float | None
+    export_cpu_s: float | None
+    graph_bytes: int | None
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """A run of the benchmark, and where it was made."""
+
+    benchmark: str
+    date: str
+    machine: str
+    versions: dict[str, str]
+    batch_size: int
+    steps: list[StepTime]
+
+
+def run(models: Sequence[str], forms: Sequence[str], blocks: int, progress: Callable[[str], None]) -> Result:
+    """Measure every model on torch and on the runtimes of `forms`, `blocks` times in turns."""
+    torch.set_num_threads(1)
+    steps = [step for name in models for step in _measure(name, forms, blocks, progress)]
+    versions = {"torch": torch.__version__, "onnxruntime": onnxruntime.__version__}
+    versions |= {FORMATS[form]: BACKENDS[FORMATS[form]]().runtime.split()[-1] for form in forms}
+    return Result(
+        benchmark="device_step",
+        date=datetime.now(UTC).strftime("%Y-%m-%d"),
+        machine=f"{platform.machine()}, {_processor()}",
+        versions=versions,
+        batch_size=BATCH,
+        steps=steps,
+    )
+
+
+def _measure(name: str, forms: Sequence[str], blocks: int, progress: Callable[[str], None]) -> list[StepTime]:
+    model, random = Model(load(name)), np.random.default_rng(0)
+    batch = {item.name: random_field(item, BATCH, random) for item in model.spec.fields}
+    runs: dict[str, Callable[[], object]] = {EAGER: _eager(model, batch)}
+    costs: dict[str, float] = {}
+    sizes: dict[str, int] = {}
+    for form in forms:
+        progress(f"{name}: export as {form}")
+        started = time.process_time()
+        plan, graphs = build_plan(model, create("fedavg", {"client_lr": LEARNING_RATE, "batch_size": BATCH}), (form,))
+        costs[form] = time.process_time() - started
+        sizes[form] = sum(len(graph) for graph in graphs[form].values())
+        runs[form] = _exported(model, plan, form, graphs[form]["train.step"], batch)
+    progress(f"{name}: measure")
+    best = _least(runs, blocks)
+    return [
+        StepTime(
+            model=name,
+            backend=FORMATS.get(form, form),
+            cpu_ms=1e3 * seconds,
+            ratio_to_eager=seconds / best[EAGER],
+            target=TARGETS.get(form, {}).get(name),
+            export_cpu_s=costs.get(form),
+            graph_bytes=sizes.get(form),
+        )
+        for form, seconds in best.items()
+    ]
+
+
+def _least(runs: dict[str, Callable[[], object]], blocks: int) -> dict[str, float]:
+    """The least CPU seconds of one call of each, over blocks taken in turns."""
+    best = dict.fromkeys(runs, math.inf)
+    for _ in range(blocks):
+        for name, call in runs.items():
+            call()  # the caches are another's
+            until = time.process_time() + BLOCK_S
+            while True:
+                started = time.process_time()
+                call()
+                ended = time.process_time()
+                best[name] = min(best[name], ended - started)
+                if ended > until:
+                    break
+    return best
+
+
+def _eager(model: Model, batch: dict[str, np.ndarray]) -> Callable[[], object]:
+    """The step as torch code: flat vector in, flat vector and metric sums out."""
+    spec, tensors = model.spec, {name: torch.from_numpy(value) for name, value in batch.items()}
+    params, mask = torch.from_numpy(model.initial), torch.ones(BATCH)
+    inputs, label = [tensors[item.name] for item in spec.inputs], tensors[spec.label.name]
+
+    def step() -> object:
+        leaves = {name: part.detach().requires_grad_() for name, part in model.tensors(params).items()}
+        outputs = torch.func.functional_call(model.module, leaves, tuple(inputs))
+        values = [spec.loss(outputs, label), *(metric(outputs, label) for metric in spec.metrics.values())]
+        loss = (values[0] * mask).sum() / mask.sum()
+        gradients = torch.autograd.grad(loss, list(leaves.values()))
+        sums = torch.stack([mask.sum(), *((value.detach() * mask).sum() for value in values)])
+        return params - LEARNING_RATE * parameters_to_vector(gradients), sums
+
+    return step
+
+
+def _exported(model: Model, plan: Plan, form: str, graph: bytes, batch: dict[str, np.ndarray]) -> Callable[[], object]:
+    step = BACKENDS[FORMATS[form]]().load(graph, "train.step")
+    inputs = {f"example.{name}": value for name, value in batch.items()}
+    inputs |= dict.fromkeys(("carry.params", "broadcast.params"), model.initial)
+    inputs |= {"mask": np.ones(BATCH, np.float32), "noise": np.arange(BATCH, dtype=np.int32)}
+    outputs = {
+        "next.params": np.empty_like(model.initial),
+        "metrics": np.empty(len(plan.passes[0].metrics), np.float32),
+    }
+    return lambda: step.run(inputs, outputs)
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or "unknown"

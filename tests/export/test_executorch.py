@@ -1,0 +1,288 @@
+"""ExecuTorch programs against torch, on the libraries that devices run: three steps, the last on a masked batch."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from device_runtime.backends.executorch import ExecuTorch
+from export.capture import Port, capture, capture_begin, capture_report, capture_step
+from export.errors import ExportError, UnsupportedOperator
+from export.executorch import TABLE, to_executorch
+from export.model import GradientOracle, Model
+from export.models import load
+from fedcore.algorithms import create
+from fedcore.params import VectorSpec
+from tests.export.models import regression, spec
+
+pytestmark = pytest.mark.usefixtures("executorch")
+
+BATCH = 5
+X, INDEX = Port("x", (4, 6), batched=True), Port("i", (4,), torch.int64, batched=True)
+NOISE = Port("n", (), torch.int32, batched=True)
+
+FUNCTIONS = {
+    "slices with negative and absent bounds": lambda x, i, n: x[:, -3:-1, ::2],
+    "the last index": lambda x, i, n: x[:, -1, -2],
+    "squeeze of an axis that is not of size one": lambda x, i, n: x.squeeze(1) + x.unsqueeze(-1).squeeze(-1),
+    "integer division gives floats": lambda x, i, n: i / 4,
+    "integers and floats promote": lambda x, i, n: x * i.unsqueeze(-1) + 1,
+    "comparison of an integer with a float": lambda x, i, n: (i > 1.5).to(torch.float32),
+    "sum of everything, and of booleans": lambda x, i, n: x.sum() + (i > 1).sum(),
+    "sums over axes that are apart": lambda x, i, n: x.sum((0, 2)),
+    "mean over axes, kept": lambda x, i, n: x.mean((0, -1), keepdim=True) - x,
+    "long sums": lambda x, i, n: x.abs().repeat(1, 7, 300).sum(-1) + x.repeat(1, 7, 11).exp().sum((1, 2)).unsqueeze(-1),
+    "sum over the middle": lambda x, i, n: x.sum(1) + x.amax(1),
+    "softmax over a middle axis": lambda x, i, n: x.softmax(1) * x.softmax(-1) + x.log_softmax(1),
+    "pads on two axes, unequal": lambda x, i, n: functional.pad(x, (1, 2, 0, 3), value=0.5) * 2,
+    "clamp on one side": lambda x, i, n: x.clamp(min=-0.2).clamp(max=0.7),
+    "gather along the last axis": lambda x, i, n: x.gather(2, i.unsqueeze(-1)),
+    "scatter of one number": lambda x, i, n: x.scatter(2, i.unsqueeze(-1), 9.0),
+    "repeated indices add up": lambda x, i, n: torch.zeros_like(x).scatter_add(
+        2, i.unsqueeze(-1).expand(-1, -1, 6) * 0, x
+    ),
+    "rows added at indices": lambda x, i, n: x.new_zeros(4, 6).index_put((i[:, 0],), x[:, 0], accumulate=True),
+    "rows looked up": lambda x, i, n: functional.embedding(i, x[0]),
+    "a choice": lambda x, i, n: torch.where((x > 0) & (x < 1) | (x == x.amax()), x, 0.0) + torch.where(x <= 0, -1.0, x),
+    "new leading axis by expand": lambda x, i, n: x[:, :1].expand(-1, 5, -1) * 2,
+    "expanded and flattened": lambda x, i, n: x[:, :, :1].expand(-1, -1, 6).flatten(1) + x.flatten(1),
+    "powers": lambda x, i, n: x.abs() ** 0.5 + x**2 + x.abs() ** 1.7 + (x.abs() + 1) ** -1,
+    "unary functions": lambda x, i, n: x.exp() + x.abs().sqrt() + (x.abs() + 1).log() - x.neg().tanh() + x.erf(),
+    "more of them": lambda x, i, n: x.sigmoid() + (x.abs() + 1).rsqrt() + x.floor() + x.ceil() + x.abs().reciprocal(),
+    "differences with factors": lambda x, i, n: torch.add(x, x, alpha=3) - torch.sub(1, x) * (2 - x) / (x.abs() + 1),
+    "concatenation of many": lambda x, i, n: torch.cat([x, x + 1, i.unsqueeze(-1).to(x.dtype), x, x, x * 2, x], -1),
+    "concatenation of few": lambda x, i, n: torch.stack([x + 1, x * 2], 1),
+    "transposes that meet": lambda x, i, n: ((x.mT + 1) * x.mT).relu().mT + x,
+    "products": lambda x, i, n: (x.transpose(1, 2) @ x) @ (x.transpose(1, 2) @ x).mT,
+    "products of matrices": lambda x, i, n: x[0] @ x[1].t() @ (x[2].t() @ x[3]).t()[:4],
+    "products with a sum": lambda x, i, n: torch.addmm(x[0, :4], x[0, :, :4], x[1], alpha=2, beta=0.5),
+    "products with a vector": lambda x, i, n: torch.addmm(x[0, 0], x[1, :, :4], x[2]),
+    "the largest and where": lambda x, i, n: torch.maximum(x, -x).minimum(x + 1) + x.argmax(-1, keepdim=True),
+    "integers that wrap": lambda x, i, n: (n * (n + n + 1) >= 5).to(torch.float32) + (n * n).to(torch.float32),
+    "a table of constants": lambda x, i, n: x + torch.arange(6) * (torch.arange(4) > 1).unsqueeze(1),
+    "an input as it is": lambda x, i, n: x,
+    "a number per example": lambda x, i, n: x.sum((1, 2)) / x.sum(),
+}
+
+
+def written(function, inputs=(X, INDEX, NOISE)):
+    names = [port.name for port in inputs]
+    return to_executorch(
+        capture(lambda values: {"out": function(*(values[name] for name in names))}, inputs, BATCH, table=TABLE)
+    )
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_an_operator_computes_what_torch_computes_every_time(name):
+    function = FUNCTIONS[name]
+    program = ExecuTorch().load(written(function))
+    for seed in range(3):
+        random = np.random.default_rng(seed)
+        feed = {
+            "x": random.normal(size=(BATCH, 4, 6)).astype(np.float32),
+            "i": random.integers(0, 4, (BATCH, 4)),
+            "n": random.integers(-(2**31), 2**31, BATCH, np.int32),
+        }
+        expected = function(*map(torch.from_numpy, feed.values())).numpy()
+        found = np.full_like(expected, 7)
+        program.run(feed, {"out": found})
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+class Embedded(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x[..., 0].transpose(1, 2))[0].flatten(1)
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(7, 12)
+
+    def forward(self, x):
+        parts = self.first(x.flatten(1, 2)).unflatten(-1, (3, 2, 2)).permute(2, 0, 3, 1, 4)
+        return functional.scaled_dot_product_attention(*parts, is_causal=True).flatten(1)
+
+
+def ending(*layers, head=nn.LazyLinear):
+    """A model of these layers and a dense one on top; its input is (2, 9, 7)."""
+
+    def make():
+        model = nn.Sequential(*(layer() for layer in layers), nn.Flatten(), head(5))
+        model(torch.zeros(1, 2, 9, 7))
+        return model
+
+    return make
+
+
+LAYERS = {
+    "convolution": [lambda: nn.Conv2d(2, 6, 3), nn.Tanh, lambda: nn.Conv2d(6, 3, 3, padding=1)],
+    "convolution with strides": [lambda: nn.Conv2d(2, 4, 3, (2, 3), 1), nn.Tanh, lambda: nn.Conv2d(4, 3, 2, 2)],
+    "convolution with dilation": [nn.Tanh, lambda: nn.Conv2d(2, 4, (3, 2), 1, (1, 2), (2, 3)), nn.Tanh],
+    "padding beyond the kernel": [
+        lambda: nn.Conv2d(2, 3, 2, padding=3),
+        nn.Tanh,
+        lambda: nn.Conv2d(3, 3, 2, padding=2),
+    ],
+    "one by one, with and without stride": [lambda: nn.Conv2d(2, 4, 1), nn.Tanh, lambda: nn.Conv2d(4, 3, 1, 2)],
+    "more weights than positions": [lambda: nn.Conv2d(2, 40, 3, 3), nn.Tanh, lambda: nn.Conv2d(40, 40, 3, padding=1)],
+    "one axis": [lambda: nn.Flatten(2), lambda: nn.Conv1d(2, 4, 5, 2, 1), nn.Tanh, lambda: nn.Conv1d(4, 3, 3)],
+    "three axes": [lambda: nn.Unflatten(1, (1, 2)), lambda: nn.Conv3d(1, 3, (2, 3, 3), 1, 1), nn.Tanh],
+    "depthwise": [lambda: nn.Conv2d(2, 6, 1), lambda: nn.Conv2d(6, 6, 3, 2, 1, groups=6), nn.Tanh],
+    "groups": [lambda: nn.Conv2d(2, 6, 1), lambda: nn.Conv2d(6, 9, 3, 2, 1, groups=3), nn.Tanh],
+    "max-pool in tiles, with a rest": [lambda: nn.Conv2d(2, 4, 3, padding=1), lambda: nn.MaxPool2d(2)],
+    "max-pool that overlaps": [lambda: nn.Conv2d(2, 4, 3), lambda: nn.MaxPool2d(3, 2, 1)],
+    "max-pool over equal values": [lambda: nn.Conv2d(2, 4, 3), nn.ReLU, lambda: nn.MaxPool2d(2)],
+    "average pools": [lambda: nn.Conv2d(2, 4, 3), lambda: nn.AvgPool2d(2), lambda: nn.AdaptiveAvgPool2d(1)],
+    "group normalisation": [lambda: nn.Conv2d(2, 6, 3), lambda: nn.GroupNorm(3, 6), nn.SiLU],
+    "without factors": [lambda: nn.Conv2d(2, 6, 3), lambda: nn.GroupNorm(1, 6, affine=False), nn.SiLU],
+    "layer normalisation": [nn.Flatten, lambda: nn.Linear(126, 8), lambda: nn.LayerNorm(8), nn.GELU],
+    "activations": [nn.Flatten, lambda: nn.Linear(126, 8), nn.ELU, nn.Softplus, nn.LeakyReLU, nn.Sigmoid],
+    "clipped activations": [lambda: nn.Conv2d(2, 6, 3), nn.ReLU, nn.Hardtanh, nn.ReLU6, lambda: nn.GELU("tanh")],
+    "LSTM": [lambda: Embedded(nn.LSTM(2, 3, 2, batch_first=True, bidirectional=True))],
+    "attention": [Attention],
+    "dropout": [nn.Flatten, lambda: nn.Dropout(0.3), lambda: nn.Linear(126, 8), nn.Tanh, nn.Dropout],
+}
+
+
+def after_three_steps(model, algorithm):
+    """The carries of every pass, and reports, as (ours, torch's)."""
+    received = algorithm.broadcast(algorithm.init(torch.from_numpy(model.initial)))
+    broadcast = [VectorSpec(name, vector.numel()) for name, vector in received.items()]
+    feed = {f"broadcast.{name}": vector.numpy() for name, vector in received.items()}
+    carries, theirs = {}, {}
+    for item in algorithm.passes:
+        begin = capture_begin(item, broadcast)
+        step = capture_step(model, item, broadcast, begin.specs, BATCH, TABLE)
+        carries[item.name], expected = begin.specs, item.begin(received)
+        state, program = (
+            run(ExecuTorch().load(to_executorch(begin)), begin, feed),
+            ExecuTorch().load(to_executorch(step)),
+        )
+        for batch, mask, noise in batches(model):
+            carry = {f"carry.{spec.name}": state[f"next.{spec.name}"] for spec in begin.specs}
+            examples = {f"example.{name}": values for name, values in batch.items()}
+            state = run(program, step, feed | carry | examples | {"mask": mask, "noise": noise})
+            tensors = {field: torch.from_numpy(values) for field, values in batch.items()}
+            oracle = GradientOracle(model, tensors, torch.from_numpy(mask), torch.from_numpy(noise))
+            expected = {name: value.detach() for name, value in item.step(expected, received, oracle).items()}
+            np.testing.assert_allclose(state["metrics"], oracle.sums.detach(), rtol=1e-4)
+        feed |= {f"{item.name}.carry.{spec.name}": state[f"next.{spec.name}"] for spec in begin.specs}
+        theirs[item.name] = expected
+    report = capture_report(algorithm, broadcast, carries)
+    return run(ExecuTorch().load(to_executorch(report)), report, feed), algorithm.report(received, theirs)
+
+
+def run(program, captured, feed):
+    shapes = {
+        name: tuple(node.meta["val"].shape) for name, node in zip(captured.outputs, captured.results, strict=True)
+    }
+    made = {name: np.full(shape, 7, np.float32) for name, shape in shapes.items()}
+    program.run({port.name: feed[port.name] for port in captured.inputs}, made)
+    return made
+
+
+def batches(model):
+    random = np.random.default_rng(0)
+    for step in range(3):
+        batch = {
+            field.name: random.normal(size=(BATCH, *field.shape)).astype(np.float32)
+            if field.dtype == "float32"
+            else random.integers(0, field.high, (BATCH, *field.shape))
+            for field in model.spec.fields
+        }
+        mask = (np.arange(BATCH) < (BATCH if step < 2 else 3)).astype(np.float32)
+        yield batch, mask, random.integers(-(2**31), 2**31, BATCH, np.int32)
+
+
+def assert_agree(model, algorithm="fedavg", tolerance=1e-5):
+    found, expected = after_three_steps(model, create(algorithm))
+    for name, value in expected.items():
+        distance = np.linalg.norm(found[name] - value.numpy())
+        scale = max(float(torch.linalg.norm(value)), 1e-2 * float(np.linalg.norm(model.initial)))
+        assert distance <= tolerance * scale, name
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_trains_as_in_torch(name):
+    assert_agree(Model(spec(ending(*LAYERS[name]))))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "classes"),
+    [
+        ("logreg", None, None),
+        ("mlp", None, None),
+        ("digits_cnn", None, None),
+        ("emnist_cnn", (1, 10, 10), 6),
+        ("char_lstm", (7,), 11),
+        ("word_lstm", (4,), 13),
+        ("transformer", (6,), 17),
+    ],
+)
+def test_a_built_in_model_trains_as_in_torch(name, shape, classes):
+    assert_agree(Model(load(name, shape, classes)))
+
+
+def test_every_pass_of_an_algorithm_runs():
+    assert_agree(Model(regression()), "mimelite")
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda x, i, n: x.cumsum(1), "cumsum"),
+        (lambda x, i, n: x.sort(1).values, "sort"),
+        (lambda x, i, n: x.to(torch.float64).cos(), "cos"),
+        (lambda x, i, n: functional.conv_transpose1d(x, x[:4, :, :2]), "transposed convolution"),
+        (lambda x, i, n: functional.max_pool2d(x.unsqueeze(1), 3, ceil_mode=True), "ceil_mode"),
+    ],
+)
+def test_what_is_not_allowed_is_refused_by_name(function, words):
+    with pytest.raises(UnsupportedOperator, match=words):
+        written(function)
+
+
+def test_equal_graphs_give_equal_bytes():
+    model, item = Model(load("digits_cnn")), create("fedavg").passes[0]
+    specs = [VectorSpec("params", model.initial.size)]
+    first, second = (to_executorch(capture_step(model, item, specs, specs, BATCH, TABLE)) for _ in range(2))
+    assert first == second
+
+
+def test_calls_may_alternate_between_buffers():
+    program = ExecuTorch().load(written(lambda x, i, n: x * 2 + i.unsqueeze(-1)))
+    buffers = [np.zeros((BATCH, 4, 6), np.float32) for _ in range(2)]
+    indices = np.zeros((BATCH, 4), np.int64)
+    buffers[0] += 1
+    for turn in range(4):
+        program.run({"x": buffers[turn % 2], "i": indices}, {"out": buffers[1 - turn % 2]})
+    assert np.all(buffers[0] == 16)
+
+
+def test_exporting_is_silent():
+    code = """if True:
+        from export.capture import Port, capture
+        from export.executorch import TABLE, to_executorch
+        to_executorch(capture(lambda values: {"out": values["x"] + 1}, [Port("x", (4,))], 2, table=TABLE))
+    """
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_missing_exporter_is_named(monkeypatch):
+    captured = capture(lambda values: {"out": values["x"] + 1}, [Port("x", (4,))], 2, table=TABLE)
+    monkeypatch.delitem(sys.modules, "export.executorch_program", raising=False)
+    monkeypatch.delattr("export.executorch_program", raising=False)
+    monkeypatch.setitem(sys.modules, "executorch", None)
+    monkeypatch.setitem(sys.modules, "executorch.exir", None)
+    with pytest.raises(ExportError, match=r"pip install muster-fl\[executorch\]"):
+        to_executorch(captured)

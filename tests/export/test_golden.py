@@ -1,0 +1,41 @@
+"""Twenty steps of every reference model on every backend end where torch's float64 ends: tests/vectors/golden.json."""
+
+import json
+
+import numpy as np
+import pytest
+
+from device_runtime.backends import BACKENDS, FORMATS
+from export.build import build_plan
+from export.models import MODELS
+from tests.export.golden import KINKED, KINKED_TOLERANCE, TOLERANCE, VECTORS, algorithm, sketch, travelled, trial
+
+GOLDEN = json.loads(VECTORS.read_text())["models"]
+
+
+def distance(name, way, start):
+    """As in a certificate: over the way travelled, with the round-off of the model's own size allowed for."""
+    floor = np.finfo(np.float32).eps / TOLERANCE * np.linalg.norm(start)
+    return np.linalg.norm(sketch(way) - GOLDEN[name]["sketch"]) / (GOLDEN[name]["moved"] + floor)
+
+
+def allowed(name):
+    return KINKED_TOLERANCE if name in KINKED else TOLERANCE
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("name", MODELS)
+def test_twenty_steps_end_at_the_golden_vector(name, form, executorch):
+    work = trial(name)
+    plan, graphs = build_plan(work.model, algorithm(name), (form,))
+    backend = BACKENDS[FORMATS[form]]()
+    found = work.exported(plan, {part: backend.load(graph, part) for part, graph in graphs[form].items()})
+    assert distance(name, travelled(work, found.carries), work.model.initial) <= allowed(name)
+
+
+@pytest.mark.parametrize("name", ["logreg", "emnist_cnn"])
+def test_the_golden_vector_tells_one_percent_of_the_step_size(name):
+    work = trial(name)
+    way = travelled(work, work.reference().carries)
+    assert distance(name, way, work.model.initial) <= allowed(name)
+    assert distance(name, way * 1.01, work.model.initial) > 100 * allowed(name)
