@@ -8,6 +8,7 @@ whole process: interpreter, runtime, graphs, vectors and examples.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 import time
@@ -54,10 +55,8 @@ def measure(plan: Plan, graphs: Mapping[str, bytes], form: str) -> Footprint:
     broadcast = {
         spec.name: np.abs(random.standard_normal(spec.size, np.float32)) * np.float32(0.01) for spec in plan.broadcast
     }
-    try:
+    with contextlib.suppress(NonFiniteReport):  # a random model may diverge; its steps cost the same
         execute(replace(plan, passes=passes), loaded, broadcast, examples, Place(0, 0, 0))
-    except NonFiniteReport:
-        pass  # a random model may diverge; its steps cost the same
     dearest = max(loaded[f"{one.name}.step"].best_s for one in passes)
     return Footprint(
         step_cpu_ms=1e3 * dearest,

@@ -115,7 +115,24 @@ def _weight_gradient(grad: Tensor, inputs: Tensor, weight: Tensor, window: Windo
         matrices = _by_channel(inputs).transpose(1, 2) @ _by_channel(grad)
         taps = matrices.flatten(1) @ _meetings(weight, inputs, grad, window).t()
         return taps.reshape(weight.shape)
+    if set(window.stride) == {1}:
+        return _flat_weight_gradient(grad, inputs, weight, window)
     products = [(tap * grad).sum([0, *range(2, grad.dim())]) for tap in _taps(inputs, weight, grad.shape[2:], window)]
+    return torch.stack(products, 1).reshape(weight.shape)
+
+
+def _flat_weight_gradient(grad: Tensor, inputs: Tensor, weight: Tensor, window: Window) -> Tensor:
+    """Each tap as one run of memory: with gradients laid out like the padded image, a tap is a shift of all places."""
+    pads = [side for pad in reversed(window.padding) for side in (pad, pad)]
+    padded = torch.nn.functional.pad(inputs, pads)
+    space = padded.shape[2:]
+    margins = [part for size, made in zip(space, grad.shape[2:], strict=True) for part in (size - made, 0)]
+    spread = torch.nn.functional.pad(grad, margins[::-1]).flatten(2)
+    steps = [math.prod(space[axis + 1 :]) * spread for axis, spread in enumerate(window.dilation)]
+    taps = itertools.product(*(range(kernel) for kernel in weight.shape[2:]))
+    shifts = [sum(offset * step for offset, step in zip(tap, steps, strict=True)) for tap in taps]
+    flat = torch.nn.functional.pad(padded.flatten(2), (0, shifts[-1]))
+    products = [(flat[..., shift : shift + spread.shape[2]] * spread).sum([0, 2]) for shift in shifts]
     return torch.stack(products, 1).reshape(weight.shape)
 
 
@@ -196,7 +213,7 @@ def _meetings(weight: Tensor, inputs: Tensor, output: Tensor, window: Window) ->
         source = grid[met].ravel()
         real = np.flatnonzero(source >= 0)
         found[tap, source[real], real] = 1
-    return torch.from_numpy(found.reshape(len(found), -1))
+    return torch.from_numpy(found.reshape(len(found), -1)).to(weight.dtype)
 
 
 def _output_size(inputs: Tensor, weight: Tensor, window: Window) -> list[int]:

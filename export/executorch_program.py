@@ -20,6 +20,7 @@ from executorch.exir.lowered_backend_module import LoweredBackendModule
 from executorch.exir.passes import MemoryPlanningPass
 from executorch.exir.verification.verifier import EXIREdgeDialectVerifier
 from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram, ExportGraphSignature, ModuleCallEntry, ModuleCallSignature
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec, TensorArgument
 from torch.utils._pytree import tree_structure
@@ -72,19 +73,21 @@ def _levels(graph: fx.Graph) -> tuple[set[fx.Node], dict[fx.Node, int]]:
             sources = [source for source in node.all_input_nodes if source in levels]
             levels[node] = max((levels[each] + _waits(node, each, delegated) for each in sources), default=0)
     for node in reversed(levels):
-        users = [user for user in _users(node) if user in levels]
+        users = [user for user in _users(node, delegated) if user in levels]
         if users and _grows(node):
             # What is larger than its operands is made when it is needed: the backward pass may be far.
             levels[node] = min(levels[user] - _waits(user, node, delegated) for user in users)
     for node in levels:
-        if node.target is aten.view.default:
-            levels[node] = levels.get(arguments(node)[0], 0)
+        source = node.all_input_nodes[0] if node.target is aten.view.default else node
+        if (source in delegated) == (node in delegated):
+            levels[node] = levels.get(source, 0)
     return delegated, levels
 
 
-def _users(node: fx.Node) -> list[fx.Node]:
-    """Who reads a value, or a view of it."""
-    views = [user for user in node.users if user.target is aten.view.default]
+def _users(node: fx.Node, delegated: set[fx.Node]) -> list[fx.Node]:
+    """Who reads a value, or a view of it on the same side."""
+    inside = node in delegated
+    views = [user for user in node.users if user.target is aten.view.default and (user in delegated) == inside]
     return [user for each in (node, *views) for user in each.users if user not in views]
 
 
@@ -106,14 +109,12 @@ class _Program:
         self._graph, self._root = fx.Graph(), torch.nn.Module()
         self._constants: dict[str, Tensor] = {}
         self._constant_nodes: dict[Any, fx.Node] = {}
-        self._inputs: list[fx.Node] = []
         self._made: dict[fx.Node, fx.Node] = {}
         self._delegates = 0
-        placeholders = graph.find_nodes(op="placeholder")
-        self._mode = placeholders[0].meta["val"].fake_mode
-        for node in placeholders:
-            self._inputs.append(self._placeholder(node.name, node.meta["val"]))
-            self._made[node] = self._inputs[-1]
+        self._mode = FakeTensorMode()
+        for node in graph.find_nodes(op="placeholder"):
+            self._made[node] = self._graph.placeholder(node.name)
+            self._made[node].meta["val"] = self._fake(node.meta["val"])
 
     def plain(self, node: fx.Node) -> None:
         """One of ExecuTorch's own kernels."""
@@ -132,7 +133,8 @@ class _Program:
     def delegate(self, nodes: Sequence[fx.Node]) -> None:
         """One XNNPACK subgraph of what is used outside of `nodes`, and of what that needs."""
         inside = set(nodes)
-        outputs = [node for node in nodes if node.target is not aten.view.default and self._leaves(node, inside)]
+        values = [node for node in nodes if node.target is not aten.view.default]
+        outputs = [node for node in values if any(user not in inside for user in _users(node, inside))]
         if not outputs:
             return
         needed = set(outputs)
@@ -149,10 +151,6 @@ class _Program:
         for node in nodes:
             if node.target is aten.view.default and any(user not in inside for user in node.users):
                 self._made[node] = self._viewed(self._made[arguments(node)[0]], shape_of(node))
-
-    def _leaves(self, node: fx.Node, inside: set[fx.Node]) -> bool:
-        """Whether a delegated value, or a view of it, is used elsewhere."""
-        return any(user not in inside for user in _users(node))
 
     def finish(self, results: Sequence[fx.Node]) -> ExportedProgram:
         """The program with its outputs."""
@@ -180,19 +178,11 @@ class _Program:
         if key not in self._constant_nodes:
             name = f"constant_{len(self._constants)}"
             self._constants[name] = value
-            self._constant_nodes[key] = self._placeholder(name, value)
-        return self._constant_nodes[key]
-
-    def _placeholder(self, name: str, value: Tensor) -> fx.Node:
-        first = next(iter(self._graph.nodes), None)
-        place = self._graph.inserting_before(first) if name.startswith("constant_") and first else None
-        if place is None:
-            made = self._graph.placeholder(name)
-        else:
-            with place:
+            with self._graph.inserting_after():  # before everything, as ExecuTorch wants constants
                 made = self._graph.placeholder(name)
-        made.meta["val"] = self._fake(value)
-        return made
+            made.meta["val"] = self._fake(value)
+            self._constant_nodes[key] = made
+        return self._constant_nodes[key]
 
     def _fake(self, value: Tensor, shape: Sequence[int] | None = None) -> Tensor:
         with self._mode:

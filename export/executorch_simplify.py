@@ -45,9 +45,8 @@ def simplify(module: fx.GraphModule) -> fx.Graph:
             graph.output(fx.map_arg(node.args[0], copies.__getitem__))
             continue
         copied = graph.node_copy(node, copies.__getitem__)
-        copied.meta = {"val": node.meta["val"], "custom": node.meta.get("custom", {})} if node.op != "get_attr" else {}
-        if node.op == "get_attr":
-            copied.meta["val"] = getattr(module, str(node.target))
+        value = getattr(module, str(node.target)) if node.op == "get_attr" else node.meta["val"]
+        copied.meta = {"val": value, "custom": node.meta.get("custom", {})}
         copies[node] = _simpler(copied, seen)
     _drop_expansions(graph)
     graph.eliminate_dead_code()

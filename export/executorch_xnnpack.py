@@ -81,8 +81,9 @@ class Subgraph:
         return self._numbers[number, count]
 
     def constant(self, values: Tensor) -> int:
-        """A constant."""
+        """A constant, kept within the subgraph."""
         data = values.contiguous().numpy().tobytes()
+        # The last None: a key, even an empty one, would be looked up outside of the subgraph.
         self._graph.constant_data.append(schema.ConstantDataOffset(len(self._constants), len(data), None))
         self._constants += data + b"\0" * (-len(data) % ALIGNMENT)
         return self._value(values.shape, INTERNAL, 0, len(self._graph.constant_data) - 1)

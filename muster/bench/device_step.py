@@ -80,7 +80,7 @@ def run(models: Sequence[str], forms: Sequence[str], blocks: int, progress: Call
     """Measure every model on torch and on the runtimes of `forms`, `blocks` times in turns."""
     torch.set_num_threads(1)
     steps = [step for name in models for step in _measure(name, forms, blocks, progress)]
-    versions = {"torch": torch.__version__, "onnxruntime": onnxruntime.__version__}
+    versions = {"torch": str(torch.__version__), "onnxruntime": onnxruntime.__version__}
     versions |= {FORMATS[form]: BACKENDS[FORMATS[form]]().runtime.split()[-1] for form in forms}
     return Result(
         benchmark="device_step",

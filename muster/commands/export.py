@@ -14,6 +14,7 @@ from muster.output import Json, Settings, emit, parse_settings, progress, show_f
 
 if TYPE_CHECKING:
     from fedcore.bundle import Bundle
+    from fedcore.plan import PassPlan
 
 plan_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look into a plan bundle, or check one.")
 BundlePath = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A folder written by `muster export`.")]
@@ -196,7 +197,30 @@ def _describe(bundle: Bundle, json: bool) -> None:
         "parity_l2": bundle.certificate.worst,
         "plan_sha256": manifest.plan.sha256,
     }
+    evidence = bundle.certificate.formats
     if json:
-        emit(facts)
-    else:
-        show_fields(facts)
+        emit(facts | {"formats": evidence})
+        return
+    show_fields(facts | {"passes": [_sweeps(item) for item in plan.passes]})
+    columns = ("format", "from torch", "allowed", "step CPU ms", "peak RSS MB", "graphs kB")
+    show_table(
+        columns,
+        [
+            (
+                name,
+                f"{one.worst:.1e}",
+                f"{one.tolerance:.0e}",
+                f"{one.footprint.step_cpu_ms:.3g}",
+                f"{one.footprint.peak_rss_mb:.0f}",
+                f"{one.footprint.graph_bytes / 1e3:.0f}",
+            )
+            for name, one in evidence.items()
+        ],
+    )
+
+
+def _sweeps(item: PassPlan) -> str:
+    loop = item.loop
+    parts = [f"{loop.epochs} × all examples in batches of {loop.batch_size}"]
+    parts += [f"at most {loop.steps} steps"] if loop.steps else []
+    return f"{item.name} ({'; '.join(parts)})"

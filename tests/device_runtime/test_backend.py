@@ -1,4 +1,5 @@
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper
 
@@ -73,6 +74,18 @@ def test_an_unreadable_graph_is_refused_by_name(capfd):
     with pytest.raises(PlanRefused, match=r"cannot load graph 'train\.step'"):
         OnnxRuntime().load(b"not a graph", "train.step")
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_graph_of_another_opset_and_a_damaged_one_are_refused_before_training(capfd):
+    newer = onnx.load_model_from_string(doubler())
+    newer.opset_import[0].version = 99
+    with pytest.raises(PlanRefused, match=r"'train\.step'.*[Oo]pset"):
+        OnnxRuntime().load(newer.SerializeToString(), "train.step")
+    whole = doubler()
+    for cut in (1, len(whole) // 2, len(whole) - 1):
+        with pytest.raises(PlanRefused, match=r"train\.step"):
+            OnnxRuntime().load(whole[:cut], "train.step")
+    assert capfd.readouterr().err == ""
 
 
 def test_a_missing_input_and_an_unknown_output_are_refused_by_name():

@@ -15,7 +15,7 @@ import torch
 
 from export.model import Model
 from export.models import MODELS, load
-from export.parity import Trial
+from export.parity import Outcome, Trial
 from fedcore.algorithms import create
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "golden.json"
@@ -45,16 +45,16 @@ def sketch(vector):
     return padded.reshape(-1, BUCKETS).sum(0)
 
 
-def travelled(work: Trial, carries) -> np.ndarray:
+def travelled(work: Trial, outcome: Outcome) -> np.ndarray:
     """From the initial to the last parameters (D,)."""
-    return carries["train"]["params"].astype(np.float64) - work.model.initial
+    return outcome.last("train")["params"].astype(np.float64) - work.model.initial
 
 
 def main():
     entries = {}
     for name in MODELS:
         work = trial(name)
-        way = travelled(work, work.reference(torch.float64).carries)
+        way = travelled(work, work.reference(torch.float64))
         entries[name] = {"moved": float(np.linalg.norm(way)), "sketch": sketch(way).tolist()}
         print(name, entries[name]["moved"], flush=True)
     VECTORS.write_text(json.dumps({"steps": STEPS, "batch_size": BATCH, "models": entries}, indent=1) + "\n")

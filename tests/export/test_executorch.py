@@ -25,6 +25,14 @@ BATCH = 5
 X, INDEX = Port("x", (4, 6), batched=True), Port("i", (4,), torch.int64, batched=True)
 NOISE = Port("n", (), torch.int32, batched=True)
 
+
+def pool_gradient(x, *window):
+    """Of values of which many are equal, through a max-pool."""
+    leaf = x.floor().unsqueeze(1).detach().requires_grad_()
+    largest = functional.max_pool2d(leaf, *window)
+    return torch.autograd.grad((largest * (largest + 0.5)).sum(), leaf)[0]
+
+
 FUNCTIONS = {
     "slices with negative and absent bounds": lambda x, i, n: x[:, -3:-1, ::2],
     "the last index": lambda x, i, n: x[:, -1, -2],
@@ -65,6 +73,9 @@ FUNCTIONS = {
     "integers that wrap": lambda x, i, n: (n * (n + n + 1) >= 5).to(torch.float32) + (n * n).to(torch.float32),
     "a table of constants": lambda x, i, n: x + torch.arange(6) * (torch.arange(4) > 1).unsqueeze(1),
     "an input as it is": lambda x, i, n: x,
+    "the first of equal values gets the gradient": lambda x, i, n: pool_gradient(x, 2) + pool_gradient(x, 3, 1, 1),
+    "more axes than XNNPACK has": lambda x, i, n: ((x * 2).reshape(-1, 2, 2, 1, 3, 1, 2) + 1).reshape(x.shape) * 3,
+    "nothing but constants": lambda x, i, n: torch.ones(3) * 2,
     "a number per example": lambda x, i, n: x.sum((1, 2)) / x.sum(),
 }
 
@@ -140,7 +151,6 @@ LAYERS = {
     "groups": [lambda: nn.Conv2d(2, 6, 1), lambda: nn.Conv2d(6, 9, 3, 2, 1, groups=3), nn.Tanh],
     "max-pool in tiles, with a rest": [lambda: nn.Conv2d(2, 4, 3, padding=1), lambda: nn.MaxPool2d(2)],
     "max-pool that overlaps": [lambda: nn.Conv2d(2, 4, 3), lambda: nn.MaxPool2d(3, 2, 1)],
-    "max-pool over equal values": [lambda: nn.Conv2d(2, 4, 3), nn.ReLU, lambda: nn.MaxPool2d(2)],
     "average pools": [lambda: nn.Conv2d(2, 4, 3), lambda: nn.AvgPool2d(2), lambda: nn.AdaptiveAvgPool2d(1)],
     "group normalisation": [lambda: nn.Conv2d(2, 6, 3), lambda: nn.GroupNorm(3, 6), nn.SiLU],
     "without factors": [lambda: nn.Conv2d(2, 6, 3), lambda: nn.GroupNorm(1, 6, affine=False), nn.SiLU],

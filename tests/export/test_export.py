@@ -11,7 +11,7 @@ import torch
 
 from export.build import build_plan, export_bundle
 from export.capture import Port, capture
-from export.convolution import convolution_backward
+from export.convolution import convolution, convolution_backward
 from export.decompositions import max_pool2d_backward
 from export.errors import (
     DynamicControlFlow,
@@ -145,15 +145,24 @@ def test_a_masked_batch_equals_a_short_one():
         {"stride": 3, "padding": 2, "dilation": 2},
     ],
 )
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("size", [(8, 7, 6), (17, 9, 8)])
+@pytest.mark.parametrize("channels", [4, 128])
 @pytest.mark.parametrize("axes", [1, 2, 3])
-def test_convolution_gradients_are_torchs(axes, settings):
+def test_a_convolution_and_its_gradients_are_torchs_in_every_form(axes, channels, size, groups, settings):
     torch.manual_seed(0)
-    x = torch.randn(3, 2, *(8, 7, 6)[:axes], dtype=torch.float64)
-    weight = torch.randn(4, 2, *(3, 2, 2)[:axes], dtype=torch.float64)
+    groups = channels if groups == 4 else groups
+    x = torch.randn(3, channels, *size[:axes], dtype=torch.float64)
+    weight = torch.randn(channels, channels // groups, *(3, 2, 2)[:axes], dtype=torch.float64)
+    bias = torch.randn(channels, dtype=torch.float64)
     lists = [[settings[name]] * axes for name in ("stride", "padding", "dilation")]
-    out = torch.ops.aten.convolution(x, weight, None, *lists, False, [0] * axes, 1)
+    rest = (*lists, False, [0] * axes, groups)
+    out = torch.ops.aten.convolution(x, weight, bias, *rest)
+    ours = convolution(x, weight, bias, *rest)
+    if ours is not NotImplemented:
+        torch.testing.assert_close(ours, out)
     grad = torch.randn_like(out)
-    arguments = (grad, x, weight, [4], *lists, False, [0] * axes, 1, [True, True, True])
+    arguments = (grad, x, weight, [channels], *rest, [True, True, True])
     for ours, theirs in zip(
         convolution_backward(*arguments), torch.ops.aten.convolution_backward(*arguments), strict=True
     ):

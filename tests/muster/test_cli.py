@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
 from coordinator.tasks import open_coordinator_store
+from export.models import MODELS
 from muster.cli import app, main
 from muster.server import coordinator_process
 from simulator import datasets
@@ -63,6 +64,34 @@ def test_plan_show_and_verify(plan):
     assert {parity["graph"] for parity in proven} == {"train.step", "sweep.step", "report"}
 
 
+def test_export_all_makes_a_table_and_names_what_failed(tmp_path, monkeypatch, executorch):
+    monkeypatch.setattr(
+        "export.models.MODELS", {"logreg": MODELS["logreg"], "broken": user_models.batch_norm, "mlp": MODELS["mlp"]}
+    )
+    result = in_process("export", "--all", "--out", tmp_path, "--json")
+    assert result.exit_code == 1
+    assert "GroupNorm" in result.stderr
+    rows = json.loads(result.stdout)
+    assert [(row["model"], row["format"]) for row in rows] == [
+        (model, form) for model in ("logreg", "mlp") for form in ("onnx", "executorch")
+    ]
+    for row in rows:
+        assert row["parity_l2"] <= row["tolerance"] == 1e-5
+        assert row["bytes"] > 1000
+        assert 0 < row["seconds"] < 60
+    assert in_process("plan", "verify", tmp_path / "mlp").exit_code == 0
+    assert "executorch" in in_process("plan", "show", tmp_path / "mlp").stdout
+
+
+def test_bench_device_step_compares_with_torch_in_the_same_run(executorch):
+    result = in_process("bench", "device_step", "--model", "mlp", "--blocks", 1, "--json")
+    assert result.exit_code == 0, result.output
+    steps = {step["backend"]: step for step in json.loads(result.stdout)["steps"]}
+    assert set(steps) == {"torch", "onnxruntime", "executorch"}
+    for step in steps.values():
+        assert step["ratio_to_eager"] == pytest.approx(step["cpu_ms"] / steps["torch"]["cpu_ms"])
+
+
 def test_tasks_are_created_listed_paused_resumed_and_cancelled(plan, tmp_path):
     where = ["--db", f"sqlite:///{tmp_path / 'm.db'}", "--blobs", tmp_path / "blobs"]
     open_coordinator_store(where[1], where[3]).close()
@@ -83,7 +112,7 @@ def test_tasks_are_created_listed_paused_resumed_and_cancelled(plan, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("export", "resnet"), 2, "no model is called 'resnet'; there are logreg, mlp, digits_cnn"),
+        (("export", "resnet"), 2, "no model is called 'resnet'; there are logreg, mlp, digits_cnn, emnist_cnn"),
         (
             ("export", "mlp", "--algorithm", "sgd"),
             2,
@@ -93,6 +122,10 @@ def test_tasks_are_created_listed_paused_resumed_and_cancelled(plan, tmp_path):
         (("export", "mlp", "--set", "client_lr=-1"), 2, "client_lr must be a number above 0, not '-1'"),
         (("export", "mlp", "--set", "client_lr"), 2, "not of the form key=value"),
         (("export", "mlp", "--colour"), 2, "No such option"),
+        (("export", "mlp", "--format", "coreml"), 2, "no format is called 'coreml'; there are onnx, executorch"),
+        (("export", "mlp", "--all"), 2, "name a model or pass --all"),
+        (("bench", "device_step", "--model", "lenet"), 2, "no model is called 'lenet'"),
+        (("fleet", "run", "--coordinator", "http://x", "--population", "p", "--backend", "tflite"), 1, "'tflite'"),
         (("export", f"{user_models.__name__}:batch_norm"), 1, "GroupNorm"),
         (("demo", "--algorithms", "sgd"), 2, "no algorithm is called 'sgd'"),
         (("simulate", "--model", "mlp", "--dataset", "imagenet"), 2, "no data set is called 'imagenet'"),
