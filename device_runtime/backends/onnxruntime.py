@@ -17,6 +17,8 @@ from device_runtime.backends.backend import Arrays, Executable
 from device_runtime.errors import PlanRefused, RuntimeFailed
 
 KEPT = 2
+# Larger graphs are loaded without a plan for their buffers.
+PLANNED_BYTES = 128 * 1024
 # ONNX Runtime's statuses are exceptions without a common base; its binding calls raise RuntimeError.
 FAILURES: tuple[type[Exception], ...] = (
     RuntimeError,
@@ -33,7 +35,7 @@ class OnnxRuntime:
     def load(self, graph: bytes, name: str = "graph") -> Executable:
         """Prepare a graph. Raises PlanRefused when ONNX Runtime cannot read it."""
         try:
-            session = onnxruntime.InferenceSession(graph, _options(), providers=["CPUExecutionProvider"])
+            session = onnxruntime.InferenceSession(graph, _options(len(graph)), providers=["CPUExecutionProvider"])
         except FAILURES as error:
             raise PlanRefused(f"ONNX Runtime cannot load graph {name!r}: {error}") from error
         return _Graph(session, name)
@@ -95,17 +97,17 @@ def _address(array: NDArray[Any]) -> int:
     return address
 
 
-def _options() -> onnxruntime.SessionOptions:
+def _options(size: int) -> onnxruntime.SessionOptions:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
     options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
     # The last level rearranges images for convolutions whose weights are constants; ours are inputs.
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-    # Planning the reuse of buffers takes time quadratic in the operators (seconds for an unrolled LSTM), and one block
-    # for a whole step holds more memory than the arena, which frees as it goes. Neither made steps faster.
-    options.enable_mem_reuse = False
+    # One block for a whole step holds more memory than the arena, which frees as it goes.
     options.enable_mem_pattern = False
+    # Planning which buffers to use again takes time quadratic in the operators: seconds for an unrolled LSTM.
+    options.enable_mem_reuse = size <= PLANNED_BYTES
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.inter_op.allow_spinning", "0")
     options.log_severity_level = 4  # what goes wrong arrives as an exception; on stderr it would be told twice

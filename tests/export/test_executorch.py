@@ -290,8 +290,8 @@ def test_exporting_is_silent():
 
 def test_a_missing_exporter_is_named(monkeypatch):
     captured = capture(lambda values: {"out": values["x"] + 1}, [Port("x", (4,))], 2, table=TABLE)
-    monkeypatch.delitem(sys.modules, "export.executorch_program", raising=False)
-    monkeypatch.delattr("export.executorch_program", raising=False)
+    monkeypatch.delitem(sys.modules, "export.executorch.program", raising=False)
+    monkeypatch.delattr("export.executorch.program", raising=False)
     monkeypatch.setitem(sys.modules, "executorch", None)
     monkeypatch.setitem(sys.modules, "executorch.exir", None)
     with pytest.raises(ExportError, match=r"pip install muster-fl\[executorch\]"):

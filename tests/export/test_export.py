@@ -67,8 +67,10 @@ USERS = [
 
 
 @pytest.mark.parametrize("make", USERS)
-def test_a_users_own_model_agrees_with_torch(make, tmp_path):
-    assert export_bundle(Model(make()), create("mimelite"), tmp_path).certificate.worst <= TOLERANCE
+def test_a_users_own_model_agrees_with_torch_in_both_formats(make, tmp_path, executorch):
+    bundle = export_bundle(Model(make()), create("mimelite"), tmp_path, targets=("onnx", "executorch"))
+    assert set(bundle.certificate.formats) == {"onnx", "executorch"}
+    assert bundle.certificate.worst <= TOLERANCE
 
 
 @pytest.mark.parametrize(

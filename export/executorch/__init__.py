@@ -14,8 +14,8 @@ from types import ModuleType
 
 from export.capture import Captured
 from export.errors import ExportError
-from export.executorch_forms import FORMS
-from export.executorch_simplify import simplify
+from export.executorch.forms import FORMS
+from export.executorch.simplify import simplify
 
 EXPORTER = "executorch 1.4.1"
 TABLE = FORMS
@@ -43,10 +43,10 @@ def _program() -> ModuleType:
     """The rest of the exporter, which loads ExecuTorch: optional, slow and talkative."""
     with _quiet():
         try:
-            from export import executorch_program  # noqa: PLC0415
+            from export.executorch import program  # noqa: PLC0415
         except ModuleNotFoundError as error:
             raise ExportError("the ExecuTorch exporter is not installed: pip install muster-fl[executorch]") from error
-    return executorch_program
+    return program
 
 
 @contextlib.contextmanager

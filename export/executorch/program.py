@@ -26,9 +26,9 @@ from torch.export.graph_signature import InputKind, InputSpec, OutputKind, Outpu
 from torch.utils._pytree import tree_structure
 
 from export.errors import UnsupportedOperator
-from export.executorch_kernels import KERNELS
-from export.executorch_simplify import arguments, aten, shape_of
-from export.executorch_xnnpack import Subgraph, delegable
+from export.executorch.kernels import KERNELS
+from export.executorch.simplify import arguments, aten, shape_of
+from export.executorch.xnnpack import Subgraph, delegable
 from export.layers import layer_of
 
 # ExecuTorch's checks hold for operators that its own lowering makes; and tensors have no order of axes but C's.

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from export.decompositions import TABLE
-from export.executorch_convolution import (
+from export.executorch.convolution import (
     aten,
     channels_first,
     channels_last,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from export.executorch_simplify import aten
+from export.executorch.simplify import aten
 
 # Which of ExecuTorch's kernels may run, by what was traced. Each was compared with torch over several steps
 # (tests/export/test_executorch.py). Not here, because wrong or absent: max_pool2d_with_indices_backward, the gradient

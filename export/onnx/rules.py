@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from export.errors import UnsupportedOperator
-from export.onnx_graph import ONNX_TYPES, GraphBuilder, dtype_of, rank_of
+from export.onnx.graph import ONNX_TYPES, GraphBuilder, dtype_of, rank_of
 
 aten = torch.ops.aten
 Rule = Callable[[GraphBuilder, fx.Node], Any]

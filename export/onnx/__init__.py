@@ -12,8 +12,8 @@ from torch import fx
 from export.capture import Captured, Port
 from export.errors import UnsupportedOperator
 from export.layers import layer_of
-from export.onnx_graph import ONNX_TYPES, GraphBuilder
-from export.onnx_rules import TABLE
+from export.onnx.graph import ONNX_TYPES, GraphBuilder
+from export.onnx.rules import TABLE
 
 OPSET = 18
 IR_VERSION = 10

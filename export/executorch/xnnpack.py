@@ -15,7 +15,7 @@ from executorch.backends.xnnpack.serialization import xnnpack_graph_schema as sc
 from executorch.backends.xnnpack.serialization.xnnpack_graph_serialize import serialize_xnnpack_binary
 from torch import Tensor, fx
 
-from export.executorch_simplify import arguments, aten, bmm_turned, shape_of
+from export.executorch.simplify import arguments, aten, bmm_turned, shape_of
 
 INTERNAL = 2**32 - 1
 INPUT, OUTPUT = 1, 2
