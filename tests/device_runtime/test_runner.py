@@ -81,7 +81,7 @@ def test_executables_serve_a_second_run_with_other_data():
     graphs = load(linear.graphs())
     for seed, n in ((1, 9), (2, 5)):
         data = linear.examples(n, seed)
-        result = execute(linear.plan(), graphs, {"params": linear.PARAMS}, data, linear.PLACE)
+        result = execute(linear.plan(), dict(graphs), {"params": linear.PARAMS}, data, linear.PLACE)
         expected = linear.reference(linear.PARAMS, data, linear.PLACE)
         np.testing.assert_allclose(result.report, expected, rtol=2e-6, atol=1e-5)
 
