@@ -44,8 +44,9 @@ TARGETS = {"installed_mb": 170.0, "import_cpu_s": 0.5, "train_rss_mb": 120.0}
 class Result(msgspec.Struct, frozen=True, kw_only=True):
     """A run of the benchmark, and where it was made.
 
-    installed_mb: files of the installation, without pip and Python. import_cpu_s: loading the session and ONNX Runtime.
-    train_rss_mb: on ONNX Runtime. `targets` are the most that the figures of their names may be.
+    installed_mb: files of the installation, without pip and Python, in 10^6 bytes; bytecode_mb is the part that Python
+    makes of sources. import_cpu_s: loading the session and ONNX Runtime. train_rss_mb: on ONNX Runtime, in 2^20 bytes.
+    `targets` are the most that the figures of their names may be.
     """
 
     benchmark: str
@@ -53,6 +54,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     machine: str
     python: str
     installed_mb: float
+    bytecode_mb: float
     import_cpu_s: float
     train_rss_mb: float
     train_rss_executorch_mb: float
@@ -76,7 +78,8 @@ def run(progress: Callable[[str], None]) -> Result:
             date=datetime.now(UTC).strftime("%Y-%m-%d"),
             machine=describe_machine(),
             python=sys.version.split()[0],
-            installed_mb=sum(path.stat().st_size for path in target.rglob("*") if path.is_file()) / 1e6,
+            installed_mb=_size_mb(target, "*"),
+            bytecode_mb=_size_mb(target, "*.pyc"),
             import_cpu_s=import_cpu_s,
             train_rss_mb=rss["onnx"],
             train_rss_executorch_mb=rss["executorch"],
@@ -89,6 +92,10 @@ def _install(target: Path) -> None:
         wheel = build_wheel(Path(place))
         options = ["--quiet", "--disable-pip-version-check", "--compile", "--target", str(target)]
         call([sys.executable, "-m", "pip", "install", *options, f"{wheel}[device]"])
+
+
+def _size_mb(folder: Path, pattern: str) -> float:
+    return sum(path.stat().st_size for path in folder.rglob(pattern) if path.is_file()) / 1e6
 
 
 def _train(target: Path, form: str) -> Footprint:

@@ -77,6 +77,7 @@ def device_footprint(json: Json = False) -> None:
         return emit(result)
     figures = {
         "installed_mb": result.installed_mb,
+        "bytecode_mb": result.bytecode_mb,
         "import_cpu_s": result.import_cpu_s,
         "train_rss_mb": result.train_rss_mb,
         "train_rss_executorch_mb": result.train_rss_executorch_mb,

@@ -20,8 +20,8 @@ def call(command: Sequence[str], environment: Mapping[str, str] | None = None) -
             text=True,
             check=False,
         )
-    except FileNotFoundError as error:
-        raise SysrootError(f"there is no program {command[0]} on this machine") from error
+    except OSError as error:
+        raise SysrootError(f"cannot run {command[0]} on this machine: {error.strerror}") from error
     if done.returncode:
         raise SysrootError(f"`{' '.join(command)}` failed: {_reason(done.stderr or done.stdout, done.returncode)}")
     return done.stdout

@@ -28,7 +28,7 @@ def version(program: Path) -> tuple[int, int]:
     """The version of a qemu; 0.0 when it is not there or does not say."""
     try:
         said = re.search(r"version (\d+)\.(\d+)", call([str(program), "--version"]))
-    except (SysrootError, OSError):
+    except SysrootError:
         said = None
     return (int(said[1]), int(said[2])) if said else (0, 0)
 
