@@ -39,7 +39,7 @@ class Result:
 
 def execute(
     plan: Plan,
-    graphs: Mapping[str, Executable],
+    graphs: dict[str, Executable],
     broadcast: Mapping[str, Float32],
     examples: Arrays,
     place: Place,
@@ -48,7 +48,8 @@ def execute(
 ) -> Result:
     """Run every pass of `plan` and make the report.
 
-    graphs: one executable for every graph name of the plan.
+    graphs: one executable for every graph name of the plan. Each is taken out when its work is done, so that its memory
+    is free again before the next pass and the report ask for theirs.
     broadcast: the vectors of `plan.broadcast`; examples: `(n, *shape)` for every field of the plan, n at least 1.
     keep_going: asked before every step.
     Raises PlanRefused when the plan contradicts itself or its graphs, RuntimeFailed when a graph fails, DeadlinePassed
@@ -65,7 +66,7 @@ def execute(
         values[f"{one.name}.metrics"] = metrics
         steps += taken
     means = {s.name: _buffer((s.size,)) for s in plan.report.segments if s.reduction == "mean" and s.name != WEIGHT}
-    graphs["report"].run(known, means)
+    graphs.pop("report").run(known, means)
     try:
         with np.errstate(over="ignore"):  # an overflow is reported as what it is: a non-finite segment
             report = plan.report.concatenate(values | means, plan.report.weight(work.count))
@@ -78,7 +79,7 @@ def execute(
 class _Work:
     """What every pass of one assignment shares; vectors and examples under their names at the edge of a graph."""
 
-    graphs: Mapping[str, Executable]
+    graphs: dict[str, Executable]
     broadcast: Arrays
     examples: Arrays
     place: Place
@@ -96,8 +97,8 @@ class _Work:
         mask, metrics, totals = _buffer((size,)), _buffer((len(one.metrics),)), np.zeros(len(one.metrics))
         # The carry lives in two sets of buffers, read and written in turns: a graph must not write what it reads.
         now, after = ({spec.name: _buffer((spec.size,)) for spec in one.carry} for _ in range(2))
-        self.graphs[f"{one.name}.begin"].run(self.broadcast, _under("next", now))
-        step, steps = self.graphs[f"{one.name}.step"], 0
+        self.graphs.pop(f"{one.name}.begin").run(self.broadcast, _under("next", now))
+        step, steps = self.graphs.pop(f"{one.name}.step"), 0
         fixed = {**self.broadcast, **batch, "mask": mask, "noise": _buffer((size,), np.int32)}
         for indices, real in batches(one.loop, self.count, self.place, index):
             if not self.keep_going():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import platform
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -60,6 +61,8 @@ class DeviceConfig:
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """How a session ended, as far as it came; `task` is empty when there was no assignment.
 
+    arch is the machine's architecture as it names itself, backend what runs graphs on it.
+
     reported: the report was counted. rejected: no work now. not-needed: the round ended first. aborted: the device gave
     its assignment up. failed: the rest. `reason` is the coordinator's, or an AbortReason, or one of this file.
     `retryable` says, unless the report was counted, whether coming back within minutes is of use.
@@ -68,6 +71,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     outcome: Literal["reported", "rejected", "aborted", "not-needed", "failed"] = "failed"
     reason: str = ""
     detail: str = ""
+    arch: str = ""
+    backend: str = ""
     device: str = ""
     task: str = ""
     round: int = 0
@@ -85,10 +90,10 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 def run_session(config: DeviceConfig) -> Outcome:
     """Run one session. Whatever goes wrong is in the outcome, and the coordinator was told if it was waiting."""
     started = time.monotonic()
-    outcome = Outcome()
+    outcome = Outcome(arch=platform.machine(), backend=config.backend)
     try:
         with only_session(config.state), Transport.to(config.coordinator) as transport:
-            outcome = _Session(config, transport).run()
+            outcome = _Session(config, transport, outcome).run()
             outcome = replace(outcome, bytes_up=transport.bytes_up, bytes_down=transport.bytes_down)
     except DeviceError as error:
         outcome = _failed(outcome, error)
@@ -121,10 +126,10 @@ def default_window(outcome: Outcome) -> RetryWindow:
 class _Session:
     """One pass through the protocol; `outcome` holds what is known so far."""
 
-    def __init__(self, config: DeviceConfig, transport: Transport) -> None:
+    def __init__(self, config: DeviceConfig, transport: Transport, outcome: Outcome) -> None:
         self._config = config
         self._transport = transport
-        self._outcome = Outcome()
+        self._outcome = outcome
 
     def run(self) -> Outcome:
         """Everything from check-in to receipt."""

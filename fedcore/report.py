@@ -70,7 +70,7 @@ class ReportLayout(msgspec.Struct, frozen=True):
             value = values.get(segment.name)
             if value is None or value.shape != (segment.size,):
                 raise ReportError(f"segment {segment.name!r} must be float32[{segment.size}]")
-            vector[where] = value * np.float32(weight) if segment.reduction == "mean" else value
+            np.multiply(value, np.float32(weight if segment.reduction == "mean" else 1), out=vector[where])
             if not np.isfinite(vector[where]).all():
                 raise ReportError(f"segment {segment.name!r} holds a non-finite value")
         return vector

@@ -12,6 +12,7 @@ from muster.commands.bench import bench_app
 from muster.commands.coordinator import coordinator_app
 from muster.commands.demo import demo
 from muster.commands.device import device_app
+from muster.commands.doctor import doctor
 from muster.commands.export import export, plan_app
 from muster.commands.fleet import fleet_app
 from muster.commands.simulate import simulate
@@ -55,6 +56,7 @@ app = typer.Typer(
     "Start with `muster demo`. Commands that answer have --json; exit codes are 0 ok, 1 failed, 2 usage, 75 try later.",
 )
 app.command()(demo)
+app.command()(doctor)
 app.command()(export)
 app.command()(simulate)
 app.add_typer(plan_app, name="plan")

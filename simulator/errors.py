@@ -4,7 +4,8 @@ SimulatorError
 ├── DatasetError        a data set is unknown, absent, malformed or does not fit the model
 ├── EngineError         the engine cannot run as asked (no such compute device, cohort larger than the population, …)
 ├── Diverged            training left the finite numbers
-└── FleetError          the fleet of emulated devices cannot run, or stopped making progress
+├── FleetError          the fleet of emulated devices cannot run, or stopped making progress
+└── SysrootError        what emulated ARM devices run in is missing, or cannot be made here
 """
 
 
@@ -26,3 +27,7 @@ class Diverged(SimulatorError):
 
 class FleetError(SimulatorError):
     """The fleet of emulated devices cannot run, or stopped making progress."""
+
+
+class SysrootError(SimulatorError):
+    """What emulated ARM devices run in is missing, or cannot be made here."""

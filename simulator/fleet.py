@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import itertools
-import os
 import queue
 import random
-import subprocess
-import sys
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from device_runtime.backends import BACKENDS
 from device_runtime.session import Outcome, default_window
 from fedcore.wire.messages import RetryWindow
 from simulator.emulator import Ended, Start
+from simulator.emulators import DIED, HERE, Ends, architectures, emulators
 from simulator.errors import FleetError
 from simulator.population import Population
 
@@ -37,7 +33,9 @@ AFTER_FAILURE = RetryWindow(0.5, 2.0)
 class FleetConfig:
     """Which devices, and where they check in. At most `concurrency` devices are awake at a time.
 
-    backends: the first device runs the first, the next the second, and so on, round and round.
+    Devices take turns: the first is of the first of `archs` and runs the first of `backends`, the next runs the second,
+    and after the last backend comes the next architecture, round and round. Another architecture than this machine's
+    runs under qemu (docs/emulators.md).
     """
 
     coordinator: str
@@ -48,13 +46,18 @@ class FleetConfig:
     wait_s: float = 30.0
     seed: int = 0
     backends: tuple[str, ...] = ("onnxruntime",)
+    archs: tuple[str, ...] = (HERE,)
 
 
 @dataclass(slots=True)
 class FleetSummary:
-    """What happened: sessions by outcome, bytes over all devices, who reported, and the client of each device id."""
+    """What happened: sessions by outcome, bytes over all devices, who reported, and the client of each device id.
+
+    by: sessions by outcome, for every "<architecture> <backend>".
+    """
 
     outcomes: Counter[str] = field(default_factory=Counter)
+    by: dict[str, Counter[str]] = field(default_factory=dict)
     bytes_up: int = 0
     bytes_down: int = 0
     clients: dict[str, str] = field(default_factory=dict)
@@ -63,6 +66,7 @@ class FleetSummary:
     def add(self, client: str, outcome: Outcome) -> None:
         """Count one session."""
         self.outcomes[outcome.outcome] += 1
+        self.by.setdefault(f"{outcome.arch} {outcome.backend}", Counter())[outcome.outcome] += 1
         self.bytes_up += outcome.bytes_up
         self.bytes_down += outcome.bytes_down
         if outcome.device:
@@ -77,13 +81,13 @@ class Fleet:
     def __init__(self, config: FleetConfig, population: Population) -> None:
         if config.concurrency < 1:
             raise FleetError(f"at least one device must be awake, not {config.concurrency}")
-        unknown = [name for name in config.backends if name not in BACKENDS]
-        if unknown or not config.backends:
-            raise FleetError(f"no backend is called {', '.join(map(repr, unknown))}; there are {', '.join(BACKENDS)}")
+        _check("backend", config.backends, tuple(BACKENDS))
+        _check("architecture", config.archs, architectures())
         self._config = config
         self._random = random.Random(config.seed)
         self._asleep = dict.fromkeys(population.clients, 0.0)
-        self._backends = dict(zip(population.clients, itertools.cycle(config.backends), strict=False))
+        kinds = itertools.cycle(itertools.product(config.archs, config.backends))
+        self._kinds = dict(zip(population.clients, kinds, strict=False))
         self._devices, self._failures = len(population), 0
         self._last_success: float | None = None
         self._done = False
@@ -96,16 +100,20 @@ class Fleet:
         """Wake devices until the population has no more work, or `sessions` have ended.
 
         A device process that dies is an outcome like any other ("failed", reason "process-died").
-        Raises FleetError when session after session fails: there is no coordinator, say, or no such population.
+        Raises FleetError when session after session fails: there is no coordinator, say, or no such population; and
+        SysrootError when devices of an architecture cannot run here.
         """
         summary, awake, started = FleetSummary(), 0, 0
-        with _emulator(self._config.backends) as (wake, ended):
+        loaded: dict[str, list[str]] = {}
+        for arch, backend in dict.fromkeys(self._kinds.values()):
+            loaded.setdefault(arch, []).append(backend)
+        with emulators(loaded) as (wake, ended):
             while True:
                 while awake < self._config.concurrency and not self._done and started != self._config.sessions:
                     client = self._next()
                     if client is None:
                         break
-                    wake(self._start(client))
+                    wake(self._kinds[client][0], self._start(client))
                     awake, started = awake + 1, started + 1
                 if awake == 0 and (self._done or started == self._config.sessions):
                     return summary
@@ -125,7 +133,7 @@ class Fleet:
             examples=str(folder / "examples.npz"),
             state=str(folder / "state"),
             wait_s=config.wait_s,
-            backend=self._backends[client],
+            backend=self._kinds[client][1],
         )
 
     def _next(self) -> str | None:
@@ -138,7 +146,7 @@ class Fleet:
         del self._asleep[client]
         return client
 
-    def _wait(self, ended: queue.SimpleQueue[Ended | None], *, full: bool) -> Ended | None:
+    def _wait(self, ended: Ends, *, full: bool) -> Ended | None:
         """The next ended session, or None when a sleeping device may wake first."""
         now = time.monotonic()
         until = now + 1 if full else min(self._asleep.values(), default=now + 1)
@@ -147,13 +155,14 @@ class Fleet:
         except queue.Empty:
             return None
         if report is None:
-            raise FleetError("the emulator process died; its last words are on standard error")
+            raise FleetError(DIED)
         return report
 
     def _settle(self, report: Ended) -> Outcome:
         """Put the device to sleep for its retry window, and notice the end of work."""
-        detail = f"exit code {report.exit_code}"
-        outcome = report.outcome or Outcome(reason="process-died", detail=detail, retryable="transient")
+        arch, backend = self._kinds[report.client]
+        died = Outcome(reason="process-died", detail=f"exit code {report.exit_code}", retryable="transient")
+        outcome = report.outcome or replace(died, arch=arch, backend=backend)
         window = _retry_window(outcome)
         now = time.monotonic()
         self._asleep[report.client] = now + self._random.uniform(window.min_s, window.max_s)
@@ -170,52 +179,15 @@ class Fleet:
         return outcome
 
 
+def _check(what: str, names: tuple[str, ...], known: tuple[str, ...]) -> None:
+    unknown = [name for name in names if name not in known]
+    if unknown or not names:
+        raise FleetError(f"no {what} is called {', '.join(map(repr, unknown))}; there are {', '.join(known)}")
+
+
 def _retry_window(outcome: Outcome) -> RetryWindow:
     if outcome.retry is not None:
         return outcome.retry
     if outcome.outcome in {"reported", "not-needed"}:
         return RetryWindow(0.0, 0.0)
     return AFTER_FAILURE if outcome.retryable == "transient" else default_window(outcome)
-
-
-@contextmanager
-def _emulator(
-    backends: Sequence[str],
-) -> Iterator[tuple[Callable[[Start], None], queue.SimpleQueue[Ended | None]]]:
-    """An emulator process: a way to wake devices, and the queue of ended sessions (None once the process is gone).
-
-    backends: what the process loads for all devices.
-    """
-    process = subprocess.Popen(
-        [sys.executable, "-m", "simulator.emulator", *backends],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    stdin, stdout = process.stdin, process.stdout
-    if stdin is None or stdout is None:
-        raise FleetError("the emulator process has no pipes")
-    ended: queue.SimpleQueue[Ended | None] = queue.SimpleQueue()
-
-    def read() -> None:
-        for line in stdout:
-            ended.put(msgspec.json.decode(line, type=Ended))
-        ended.put(None)
-
-    def wake(start: Start) -> None:
-        try:
-            stdin.write(msgspec.json.encode(start) + b"\n")
-            stdin.flush()
-        except BrokenPipeError as error:
-            raise FleetError("the emulator process died; its last words are on standard error") from error
-
-    reader = threading.Thread(target=read, daemon=True)
-    reader.start()
-    try:
-        yield wake, ended
-    finally:
-        with suppress(BrokenPipeError):
-            stdin.close()
-        process.wait()
-        reader.join()
-        stdout.close()

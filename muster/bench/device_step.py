@@ -7,7 +7,6 @@ step counts. torch's is plain eager code: the user's module as it is, with torch
 from __future__ import annotations
 
 import math
-import platform
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -25,6 +24,7 @@ from export.model import Model
 from export.models import load
 from fedcore.algorithms import create
 from fedcore.plan import Plan
+from muster.bench.machine import describe_machine
 
 LEARNING_RATE, BATCH = 0.1, 20
 BLOCK_S = 0.2
@@ -85,7 +85,7 @@ def run(models: Sequence[str], forms: Sequence[str], blocks: int, progress: Call
     return Result(
         benchmark="device_step",
         date=datetime.now(UTC).strftime("%Y-%m-%d"),
-        machine=f"{platform.machine()}, {_processor()}",
+        machine=describe_machine(),
         versions=versions,
         batch_size=BATCH,
         steps=steps,
@@ -166,11 +166,3 @@ def _exported(model: Model, plan: Plan, form: str, graph: bytes, batch: dict[str
         "metrics": np.empty(len(plan.passes[0].metrics), np.float32),
     }
     return lambda: step.run(inputs, outputs)
-
-
-def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or "unknown"

@@ -60,3 +60,27 @@ def device_step(
         for step in result.steps
     ]
     show_table(("model", "runtime", "CPU ms", "to torch", "target", "export CPU s"), rows)
+
+
+@bench_app.command("device_footprint")
+def device_footprint(json: Json = False) -> None:
+    """What a device weighs: megabytes installed, CPU seconds to import, memory while it trains.
+
+    It installs the device extra into an empty folder, so it needs pip and PyPI, and takes half a minute.
+    """
+    from muster.bench.device_footprint import run
+
+    with progress() as bar:
+        task = bar.add_task("device_footprint", total=None, note="")
+        result = run(lambda doing: bar.update(task, note=doing))
+    if json:
+        return emit(result)
+    figures = {
+        "installed_mb": result.installed_mb,
+        "bytecode_mb": result.bytecode_mb,
+        "import_cpu_s": result.import_cpu_s,
+        "train_rss_mb": result.train_rss_mb,
+        "train_rss_executorch_mb": result.train_rss_executorch_mb,
+    }
+    rows = [(name, f"{value:.3g}", result.targets.get(name)) for name, value in figures.items()]
+    return show_table(("what", "is", "at most"), rows)

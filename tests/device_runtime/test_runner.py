@@ -1,3 +1,5 @@
+import weakref
+
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -81,7 +83,7 @@ def test_executables_serve_a_second_run_with_other_data():
     graphs = load(linear.graphs())
     for seed, n in ((1, 9), (2, 5)):
         data = linear.examples(n, seed)
-        result = execute(linear.plan(), graphs, {"params": linear.PARAMS}, data, linear.PLACE)
+        result = execute(linear.plan(), dict(graphs), {"params": linear.PARAMS}, data, linear.PLACE)
         expected = linear.reference(linear.PARAMS, data, linear.PLACE)
         np.testing.assert_allclose(result.report, expected, rtol=2e-6, atol=1e-5)
 
@@ -99,7 +101,7 @@ class Watched:
 
 def test_no_graph_ever_writes_into_what_it_reads():
     graphs = {name: Watched(one) for name, one in load(linear.graphs()).items()}
-    execute(linear.plan(), graphs, {"params": linear.PARAMS}, linear.examples(10), linear.PLACE)
+    execute(linear.plan(), dict(graphs), {"params": linear.PARAMS}, linear.examples(10), linear.PLACE)
     assert {name: len(one.calls) for name, one in graphs.items()} == {
         "train.begin": 1,
         "train.step": 6,
@@ -152,3 +154,23 @@ def test_a_plan_without_example_fields_is_refused():
     plan = replace(linear.plan(), examples=replace(linear.plan().examples, fields=()))
     with pytest.raises(PlanRefused, match="no example field"):
         run(plan, {})
+
+
+class Witness:
+    """A graph that notes, when it runs, which other graphs are still in memory."""
+
+    def __init__(self, name, graph, others, seen):
+        self.name, self.graph, self.others, self.seen = name, graph, others, seen
+
+    def run(self, inputs, outputs):
+        self.seen[self.name] = {name for name, one in self.others.items() if one()} - {self.name}
+        self.graph.run(inputs, outputs)
+
+
+def test_a_graph_is_let_go_before_the_next_pass_and_the_report_ask_for_memory():
+    others, seen = {}, {}
+    graphs = {name: Witness(name, one, others, seen) for name, one in load(linear.graphs()).items()}
+    others |= {name: weakref.ref(one) for name, one in graphs.items()}
+    execute(linear.plan(), graphs, {"params": linear.PARAMS}, linear.examples(10), linear.PLACE)
+    assert seen["sweep.step"] == {"report"}
+    assert seen["report"] == set()

@@ -232,7 +232,7 @@ def test_every_command_has_help_with_an_example_of_what_it_does():
     names += [
         ["task", name] for name in ("create", "list", "show", "metrics", "pause", "resume", "cancel", "checkpoint")
     ]
-    names += [["device", "run"], ["fleet", "run"]]
+    names += [["device", "run"], ["fleet", "run"], ["fleet", "sysroot"], ["doctor"], ["bench", "device_footprint"]]
     for name in names:
         result = in_process(*name, "--help")
         assert result.exit_code == 0

@@ -3,6 +3,7 @@
 If this holds, what a researcher sees in simulation is what a company gets on phones.
 """
 
+from collections import Counter
 from typing import NamedTuple
 
 import pytest
@@ -15,6 +16,7 @@ from fedcore.algorithms import create
 from muster.server import coordinator_process
 from simulator import datasets
 from simulator.agreement import Cohort, counted_cohort, worst_difference
+from simulator.emulators import HERE
 from simulator.engine import Engine
 from simulator.fleet import Fleet, FleetConfig
 
@@ -60,6 +62,7 @@ def test_devices_with_different_runtimes_train_in_one_round(
 class Run(NamedTuple):
     difference: float
     cohorts: list[Cohort]
+    by: dict[str, Counter[str]]
 
 
 def tell(capsys, what, difference):
@@ -67,12 +70,12 @@ def tell(capsys, what, difference):
         print(f"\nkeystone {what}: {difference:.1e} relative l2 after {ROUNDS} rounds")
 
 
-def federate(model, algorithm, users, backends, tmp_path):
-    """Three rounds of eight devices, which take turns in the backends, and their distance from the engine's model."""
+def federate(model, algorithm, users, backends, tmp_path, *, archs=(HERE,), rounds=ROUNDS):
+    """Rounds of eight devices, which take turns in the backends, and their distance from the engine's model."""
     bundle = export_bundle(model, algorithm, tmp_path / "plan", targets=tuple(backends))
     database, blobs = f"sqlite:///{tmp_path / 'muster.db'}", tmp_path / "blobs"
     with open_coordinator_store(database, blobs) as store, coordinator_process(tmp_path, database, blobs) as url:
-        task_settings = TaskSettings(population="p", goal=8, rounds=ROUNDS, over_selection=1.0, seed=SEED)
+        task_settings = TaskSettings(population="p", goal=8, rounds=rounds, over_selection=1.0, seed=SEED)
         task = store.register_task(bundle, task_settings).id
         config = FleetConfig(
             coordinator=url,
@@ -80,14 +83,16 @@ def federate(model, algorithm, users, backends, tmp_path):
             folder=tmp_path / "devices",
             concurrency=8,
             backends=tuple(backends.values()),
+            archs=archs,
         )
         summary = Fleet(config, users).run()
-        numbers = range(1, ROUNDS + 1)
+        numbers = range(1, rounds + 1)
         cohorts = [counted_cohort(store, task, number, summary.clients) for number in numbers]
         fleet = [store.checkpoint(task, number)["params"] for number in numbers]
-    assert [len(cohort) for cohort in cohorts] == [8] * ROUNDS
-    assert summary.outcomes["reported"] == 8 * ROUNDS
-    return Run(worst_difference(Engine(model, algorithm, users, seed=SEED), users, cohorts, fleet), cohorts)
+    assert [len(cohort) for cohort in cohorts] == [8] * rounds
+    assert summary.outcomes["reported"] == 8 * rounds
+    difference = worst_difference(Engine(model, algorithm, users, seed=SEED), users, cohorts, fleet)
+    return Run(difference, cohorts, summary.by)
 
 
 def test_the_measure_of_agreement_sees_a_wrong_seed(tmp_path):

@@ -1,0 +1,157 @@
+"""What this installation can do, what it lacks, and how to get that. It asks files and programs, not libraries."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import msgspec
+
+from device_runtime.native.library import default_folder, shim_name
+from simulator.arm import qemu, sysroot
+from simulator.errors import SysrootError
+
+DISTRIBUTION = "muster-fl"
+EXTRAS = ("", "device", "coordinator", "export", "sim", "executorch")
+DEMO = {"", "device", "coordinator", "export", "sim"}
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+EXTRA = re.compile(r"extra == ['\"]([\w-]+)['\"]")
+POSTGRES = Path("/usr/lib/postgresql")
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+CUDA_ASK_S = 20.0
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing: what was `found` (a version, a path; None if it is not there), what it is for, and how to get it.
+
+    needed: `muster demo` does not run without it.
+    """
+
+    name: str
+    found: str | None
+    purpose: str
+    get: str = ""
+    needed: bool = False
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """All findings, and whether what `muster demo` needs is there."""
+
+    core_works: bool
+    findings: tuple[Finding, ...]
+
+
+def examine() -> Report:
+    """Look at everything. Takes a second or two, most of it asking for a CUDA device."""
+    findings = (*_python(), *_packages(), *_executorch(), *_compilers(), *_emulation(), *_programs(), *_machine())
+    return Report(core_works=all(one.found for one in findings if one.needed), findings=findings)
+
+
+def _python() -> Iterator[Finding]:
+    yield Finding(name="Python", found=platform.python_version(), purpose="everything", needed=True)
+
+
+def _packages() -> Iterator[Finding]:
+    """The packages of every extra, each under the first extra that wants it."""
+    seen = set()
+    for extra in EXTRAS:
+        for name in _wanted(extra):
+            if name in seen:
+                continue
+            seen.add(name)
+            yield Finding(
+                name=name,
+                found=_version(name),
+                purpose=f"extra {extra}" if extra else "every command",
+                get=f"pip install '{DISTRIBUTION}[{extra}]'" if extra else f"pip install {DISTRIBUTION}",
+                needed=extra in DEMO,
+            )
+
+
+def _wanted(extra: str) -> list[str]:
+    """The names of the packages that an extra adds; those of the installation itself for ""."""
+    wanted = []
+    for line in metadata.requires(DISTRIBUTION) or ():
+        belongs, name = EXTRA.search(line), NAME.match(line)
+        if name and name[0] != DISTRIBUTION and (belongs[1] if belongs else "") == extra:
+            wanted.append(name[0])
+    return wanted
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _executorch() -> Iterator[Finding]:
+    for arch in ("x86_64", "aarch64"):
+        library = default_folder(arch) / shim_name(arch)
+        yield Finding(
+            name=f"ExecuTorch library, {arch}",
+            found=str(library.parent) if library.is_file() else None,
+            purpose="devices on backend executorch",
+            get=f"muster device build-executorch --arch {arch}",
+        )
+
+
+def _compilers() -> Iterator[Finding]:
+    for program, package in (("g++", "g++"), ("aarch64-linux-gnu-g++", "g++-aarch64-linux-gnu")):
+        yield Finding(
+            name=program,
+            found=shutil.which(program),
+            purpose="building the ExecuTorch library",
+            get=f"apt-get install {package}",
+        )
+
+
+def _emulation() -> Iterator[Finding]:
+    get, folder = sysroot.COMMAND, None
+    try:
+        folder = sysroot.default_folder()
+        ready = str(sysroot.ready().folder)
+    except SysrootError as error:
+        ready, get = None, str(error)
+    program = qemu.find(folder) if folder else None
+    found = f"{program}, {'.'.join(map(str, qemu.version(program)))}" if program else None
+    yield Finding(name="qemu-aarch64", found=found, purpose="emulated ARM devices", get=sysroot.COMMAND)
+    yield Finding(name="sysroot", found=ready, purpose="emulated ARM devices", get=get)
+
+
+def _programs() -> Iterator[Finding]:
+    postgres = shutil.which("postgres") or next(map(str, sorted(POSTGRES.glob("*/bin/postgres"))), None)
+    yield Finding(
+        name="PostgreSQL", found=postgres, purpose="tests against PostgreSQL", get="apt-get install postgresql"
+    )
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    yield Finding(name="Chromium", found=browser, purpose="tests in a browser", get="apt-get install chromium")
+
+
+def _machine() -> Iterator[Finding]:
+    yield Finding(name="CUDA device", found=_cuda(), purpose="muster simulate --device cuda", get="an NVIDIA driver")
+    free = shutil.disk_usage(Path.home()).free
+    yield Finding(name="free disk", found=f"{free / 1e9:.0f} GB", purpose="1 GB for the ARM sysroot and its making")
+    yield Finding(name="cores", found=str(_cores()), purpose="devices that train at a time")
+
+
+def _cuda() -> str | None:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return None
+    query = [program, "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=CUDA_ASK_S, check=False)
+    except subprocess.TimeoutExpired:
+        return None
+    return ", ".join(done.stdout.split("\n")).strip(", ") or None if done.returncode == 0 else None
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

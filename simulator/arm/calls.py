@@ -1,0 +1,33 @@
+"""Run a program of this machine, and say what it said when it fails."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from simulator.errors import SysrootError
+
+
+def call(command: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
+    """What the program printed. Raises SysrootError, with the program's own reason, when it is missing or fails."""
+    try:
+        done = subprocess.run(
+            command,
+            env={**os.environ, "LC_ALL": "C"} if environment is None else environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except OSError as error:
+        raise SysrootError(f"cannot run {command[0]} on this machine: {error.strerror}") from error
+    if done.returncode:
+        raise SysrootError(f"`{' '.join(command)}` failed: {_reason(done.stderr or done.stdout, done.returncode)}")
+    return done.stdout
+
+
+def _reason(words: str, code: int) -> str:
+    lines = [line.strip() for line in words.splitlines() if line.strip()] or [f"exit code {code}"]
+    telling = [line for line in lines if line.lower().startswith(("e:", "error"))] or lines
+    return telling[-1]

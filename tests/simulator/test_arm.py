@@ -1,0 +1,112 @@
+"""Emulated 64-bit ARM devices, in what `muster fleet sysroot` makes. Skipped where this machine cannot make it."""
+
+import platform
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
+from export.build import build_plan
+from export.model import Model
+from export.models import load
+from fedcore.algorithms import create
+from fedcore.bundle import Footprint
+from fedcore.plan import BlobRef
+from simulator import datasets
+from simulator.arm import sysroot as arm
+from simulator.arm.calls import call
+from simulator.arm.wheel import build_wheel
+from simulator.emulators import HERE
+from simulator.errors import FleetError, SysrootError
+from simulator.fleet import Fleet, FleetConfig
+from tests.simulator.test_keystone import SEED, TOLERANCE, federate
+
+MADE_NOW = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def machine():
+    """The sysroot of these sources, made in the user's cache if it is not there."""
+    if HERE != "x86_64":
+        pytest.skip("ARM devices are tested on an x86-64 machine")
+    try:
+        arm.build()
+        return arm.ready()
+    except SysrootError as error:
+        pytest.skip(f"no ARM devices here: {error}")
+
+
+@MADE_NOW
+def test_arm_and_x86_devices_on_both_runtimes_train_one_model(machine, executorch, tmp_path, capsys):
+    if "executorch" not in machine.backends:
+        pytest.skip("no ExecuTorch for ARM devices: no compiler aarch64-linux-gnu-g++")
+    users, _ = datasets.users("digits", None, 8)
+    model = Model(load("digits_cnn", (1, 8, 8), 10), SEED)
+    algorithm = create("mimelite", {"batch_size": 5, "weighting": "examples"})
+    backends = {"onnx": "onnxruntime", "executorch": "executorch"}
+    run = federate(model, algorithm, users, backends, tmp_path, archs=("x86_64", "aarch64"), rounds=2)
+    with capsys.disabled():
+        print(f"\nx86-64 and ARM on both runtimes: {run.difference:.1e} relative l2 from the engine after 2 rounds")
+    assert run.difference < TOLERANCE
+    # Two devices of each kind, in both rounds; the architecture is what the device's own machine said.
+    kinds = [f"{arch} {backend}" for arch in ("x86_64", "aarch64") for backend in ("onnxruntime", "executorch")]
+    assert {kind: counts["reported"] for kind, counts in run.by.items()} == dict.fromkeys(kinds, 4)
+
+
+@MADE_NOW
+def test_the_wheel_installs_with_the_emulated_machines_own_pip_and_trains(machine, tmp_path):
+    wheels, target, plan_folder = tmp_path / "wheels", tmp_path / "target", tmp_path / "plan"
+    wheels.mkdir()
+    wheel = build_wheel(wheels)
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(wheels)]
+    call([*pip, *arm.wheels_for_arm(), f"{wheel}[device]"])
+    own = next((machine.folder / "root" / "usr" / "share" / "python-wheels").glob("pip-*.whl"))
+    options = ["--no-index", "--find-links", str(wheels), "--no-compile", "--target", str(target)]
+    call(machine.python(f"{own}/pip", "install", *options, "muster-fl[device]"), machine.environment(PYTHONPATH=""))
+
+    plan, graphs = build_plan(Model(load("digits_cnn")), create("mimelite", {"batch_size": 5}))
+    plan_folder.mkdir()
+    (plan_folder / "plan.json").write_bytes(plan.encode())
+    for graph in graphs["onnx"].values():
+        (plan_folder / BlobRef.of(graph).sha256).write_bytes(graph)
+    code = "import platform, sys, device_runtime.session as s; print(platform.machine(), s.__file__, file=sys.stderr); "
+    code += "from device_runtime.footprint import main; main()"
+    done = subprocess.run(
+        machine.python("-c", code, str(plan_folder), "onnx"),
+        env=machine.environment(PYTHONPATH=str(target)),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr.split() == ["aarch64", str(target / "device_runtime" / "session.py")]
+    assert msgspec.json.decode(done.stdout, type=Footprint).step_cpu_ms > 0
+
+
+def test_a_sysroot_that_is_not_there_is_asked_for_by_name(tmp_path, monkeypatch):
+    monkeypatch.setenv(arm.FOLDER, str(tmp_path / "nowhere"))
+    users, _ = datasets.users("digits", None, 2)
+    config = FleetConfig(coordinator="http://127.0.0.1:9", population="p", folder=tmp_path, archs=(_other(),))
+    with pytest.raises(SysrootError, match=r"no sysroot .*nowhere: run `muster fleet sysroot`"):
+        Fleet(config, users).run()
+
+
+def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter").write_text("dear")
+    with pytest.raises(SysrootError, match="holds something else"):
+        arm.build(tmp_path / "mine")
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["letter"]
+
+
+def test_an_unknown_architecture_is_refused_with_those_that_there_are(tmp_path):
+    users, _ = datasets.users("digits", None, 2)
+    config = FleetConfig(coordinator="http://127.0.0.1:9", population="p", folder=tmp_path, archs=("riscv64",))
+    with pytest.raises(FleetError, match=r"'riscv64'; there are .*aarch64"):
+        Fleet(config, users)
+
+
+def _other():
+    if platform.machine() == arm.ARCH:
+        pytest.skip("ARM is this machine's own architecture")
+    return arm.ARCH
