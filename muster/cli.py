@@ -14,6 +14,7 @@ from muster.commands.demo import demo
 from muster.commands.device import device_app
 from muster.commands.export import export, plan_app
 from muster.commands.fleet import fleet_app
+from muster.commands.key import key_app
 from muster.commands.simulate import simulate
 from muster.commands.task import task_app
 from muster.output import stderr
@@ -58,6 +59,7 @@ app.command()(demo)
 app.command()(export)
 app.command()(simulate)
 app.add_typer(plan_app, name="plan")
+app.add_typer(key_app, name="key")
 app.add_typer(coordinator_app, name="coordinator")
 app.add_typer(task_app, name="task")
 app.add_typer(device_app, name="device")
