@@ -21,7 +21,9 @@ RejectionReason = Literal[
 ]
 """Why a device gets no work now; what each means stands in docs/spec/wire.md §3."""
 
-AbortReason = Literal["invalid-examples", "too-few-examples", "non-finite-report", "plan-refused", "runtime-failed"]
+AbortReason = Literal[
+    "invalid-examples", "too-few-examples", "non-finite-report", "plan-refused", "runtime-failed", "conditions"
+]
 """Why a device gives up an assignment; what each means stands in docs/spec/wire.md §6."""
 
 
