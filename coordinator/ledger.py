@@ -183,6 +183,8 @@ class Draft:
                 plan=plan,
                 checkpoint=model,
                 report_within_s=task.settings.reporting_deadline_s,
+                plan_signature=task.plan_signature,
+                cohort=task.settings.goal,
             )
             self.seated[session.id] = (session, assignment, self._now + task.settings.reporting_deadline_s)
 

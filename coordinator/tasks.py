@@ -49,9 +49,10 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
         """Copy a bundle into the store and start a task on it.
 
         Raises InvalidTask when plan, algorithm and initial state do not fit each other, or the plan does not pass the
-        release gate; fedcore's errors when a blob was altered, or the algorithm or one of its settings is unknown.
+        release gate; fedcore's errors when a blob was altered, the plan's signature is not good, or the algorithm or
+        one of its settings is unknown.
         """
-        plan = bundle.plan
+        plan, _ = bundle.plan, bundle.signer
         algorithm = algorithms.create(bundle.manifest.algorithm.name, bundle.manifest.algorithm.settings)
         try:
             state = checkpoint.decode(bundle.read(bundle.manifest.state), state_specs(plan, algorithm))
@@ -71,6 +72,7 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
                 settings=settings,
                 algorithm=bundle.manifest.algorithm,
                 plan_sha256=bundle.manifest.plan.sha256,
+                plan_signature=bundle.manifest.signature,
                 initial=Snapshot(0, bundle.manifest.state.sha256, first.sha256),
                 created_at=records.at,
             )

@@ -1,6 +1,6 @@
-"""Plans and graphs by digest, kept between rounds.
+"""Blobs by digest: plans and graphs kept between rounds, and what arrived of a download that broke off.
 
-Checkpoints do not come here: they are large, differ every round, and a device rarely works on the same round twice.
+Checkpoints are not kept: they are large, differ every round, and a device rarely works on the same round twice.
 """
 
 from __future__ import annotations
@@ -13,25 +13,91 @@ from device_runtime.state import sweep_partials, write_whole
 from fedcore.errors import DigestMismatch
 from fedcore.plan import BlobRef
 
+DOWNLOAD = ".download"
+
+
+class Partial:
+    """The first bytes of a blob, in a file. Every method raises StateError when that cannot be used."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self.size = path.stat().st_size if path.exists() else 0
+        except (OSError, ValueError) as error:
+            raise _unusable(path, error) from error
+
+    def append(self, chunk: bytes) -> None:
+        """Add what arrived."""
+        try:
+            with self._path.open("ab") as file:
+                file.write(chunk)
+        except OSError as error:
+            raise _unusable(self._path, error) from error
+        self.size += len(chunk)
+
+    def read(self) -> bytes:
+        """All that arrived."""
+        try:
+            return self._path.read_bytes() if self.size else b""
+        except OSError as error:
+            raise _unusable(self._path, error) from error
+
+    def clear(self) -> None:
+        """Start again from nothing."""
+        try:
+            self._path.unlink(missing_ok=True)
+        except OSError as error:
+            raise _unusable(self._path, error) from error
+        self.size = 0
+
 
 class BlobCache:
-    """Blobs in a folder, each in a file of its digest's name. Only for the holder of the state folder."""
+    """Blobs in a folder, each in a file of its digest's name. Only for the holder of the state folder.
 
-    def __init__(self, folder: Path) -> None:
+    `fetch` gives a blob's checked bytes and leaves in the Partial what arrived, should it fail. One download is
+    remembered, the last that broke off: a device that went on to other work has no use for older ones.
+    """
+
+    def __init__(self, folder: Path, fetch: Callable[[BlobRef, Partial], bytes]) -> None:
         self._folder = folder
+        self._fetch = fetch
         sweep_partials(folder)
 
-    def get(self, ref: BlobRef, fetch: Callable[[BlobRef], bytes]) -> bytes:
-        """The blob's bytes, checked on every read; `fetch`, which must check them too, is asked when they are not here.
+    def holds(self, ref: BlobRef) -> bool:
+        """Whether a blob is kept here, as far as its name says."""
+        return (self._folder / ref.sha256).is_file()
 
-        A damaged file counts as absent. Raises StateError and what `fetch` raises.
-        """
+    def get(self, ref: BlobRef) -> bytes:
+        """A kept blob; it is fetched when it is not here, or damaged. Raises StateError and what `fetch` does."""
         path = self._folder / ref.sha256
         try:
             return ref.check(path.read_bytes())
         except (FileNotFoundError, DigestMismatch):
-            data = fetch(ref)
+            data, partial = self._download(ref)
         except (OSError, ValueError) as error:
             raise StateError("a cached blob cannot be read", f"{path}: {error}") from error
         write_whole(path, data, durable=False)
+        partial.clear()
         return data
+
+    def once(self, ref: BlobRef) -> bytes:
+        """A blob that is not kept. Raises StateError and what `fetch` raises."""
+        data, partial = self._download(ref)
+        partial.clear()
+        return data
+
+    def _download(self, ref: BlobRef) -> tuple[bytes, Partial]:
+        path = self._folder / f"{ref.sha256}{DOWNLOAD}"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            for other in self._folder.glob(f"*{DOWNLOAD}"):
+                if other != path:
+                    other.unlink()
+        except OSError as error:
+            raise _unusable(path, error) from error
+        partial = Partial(path)
+        return self._fetch(ref, partial), partial
+
+
+def _unusable(path: Path, error: Exception) -> StateError:
+    return StateError("a download cannot be kept in the state folder", f"{path}: {error}")

@@ -1,15 +1,19 @@
 """Errors of the device runtime.
 
 DeviceError
-├── ConfigError             the configuration names something that is not there
+├── ConfigError             the configuration, or the policy file, is not one
+├── PolicyForbids           this device's policy lets it take no part now; the coordinator was not called
 ├── AssignmentError         this device cannot carry out the assignment; the coordinator is told `reason`
 │   ├── ExamplesError       local examples are missing, too few, or not what the plan asks for
 │   ├── PlanRefused         the plan or one of its graphs cannot be run here, now or later
+│   ├── NotAllowedNow       a condition under which this device may work failed, or its owner stopped it
 │   ├── NonFiniteReport     training diverged: the report holds an infinity or NaN
 │   └── RuntimeFailed       a graph failed while it ran
 │       └── DeadlinePassed  the coordinator stopped waiting before the work was done
 ├── StateError              the state folder cannot be used
-│   └── StateInUse          another process runs a session with this state folder
+│   ├── StateInUse          another process runs a session with this state folder
+│   ├── StateDamaged        the state database does not hold what it should
+│   └── ReportLost          a finished report is gone or was changed before it was counted
 └── TransportError          talking to the coordinator failed
     ├── Unreachable         no whole answer arrived, however often it was asked for
     ├── BadAnswer           the answer is not one of this protocol, or not the bytes that were asked for
@@ -40,9 +44,16 @@ class DeviceError(Exception):
 
 
 class ConfigError(DeviceError):
-    """The configuration names something that is not there."""
+    """The configuration names something that is not there, or the policy file is not a policy."""
 
     reason = "bad-configuration"
+    permanent = True
+
+
+class PolicyForbids(DeviceError):
+    """This device's policy lets it take no part now; the coordinator was not called."""
+
+    reason = "policy"
     permanent = True
 
 
@@ -65,6 +76,13 @@ class PlanRefused(AssignmentError):
     """The plan or one of its graphs cannot be run here, now or later."""
 
     reason = "plan-refused"
+
+
+class NotAllowedNow(AssignmentError):
+    """A condition under which this device may work failed, or its owner stopped it."""
+
+    reason = "conditions"
+    permanent = False
 
 
 class NonFiniteReport(AssignmentError):
@@ -97,6 +115,16 @@ class StateInUse(StateError):
     reason = "state-in-use"
 
 
+class StateDamaged(StateError):
+    """The state database does not hold what it should; the next session sets it aside."""
+
+
+class ReportLost(StateError):
+    """A finished report is gone or was changed before it was counted."""
+
+    reason = "report-lost"
+
+
 class TransportError(DeviceError):
     """Talking to the coordinator failed."""
 
@@ -120,7 +148,8 @@ class BadAnswer(TransportError):
 class Refused(TransportError):
     """The coordinator answered with a problem: its `status`, its registered `slug`, and when to come back if it said.
 
-    Permanent: a fault of the request or of this installation, which time does not mend. `after_s` is Retry-After, or 0.
+    Permanent: a fault of the request or of this installation, which time does not mend. Final: the same request would
+    be refused again, as after a round is over. `after_s` is Retry-After, or 0.
     """
 
     def __init__(
@@ -133,3 +162,4 @@ class Refused(TransportError):
         self.after_s = after_s
         client_fault = 400 <= status < 500 and status not in {408, 429}
         self.permanent = (client_fault and slug not in PASSING) or status == 501
+        self.final = client_fault

@@ -1,54 +1,76 @@
-"""One session: check in, wait to be selected, do the work, upload once. Spec: docs/spec/wire.md."""
+"""One session: check in, wait to be selected, do the work, upload once. Spec: docs/spec/wire.md.
+
+A device that was killed finds its last assignment in the state folder (kept.py) and settles that before anything else.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import platform
-import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Protocol
 
-import msgspec
 from msgspec.structs import replace
 
 from device_runtime.backends import BACKENDS, FORMATS
 from device_runtime.backends.backend import Backend
 from device_runtime.cache import BlobCache
+from device_runtime.clock import Clock, Moment
+from device_runtime.database import Database, open_database
 from device_runtime.errors import (
     AssignmentError,
+    BadAnswer,
     ConfigError,
     DeviceError,
-    PlanRefused,
+    NotAllowedNow,
+    PolicyForbids,
     Refused,
+    ReportLost,
+    RuntimeFailed,
+    StateDamaged,
+    StateError,
     TransportError,
 )
 from device_runtime.examples import ExampleSource, open_examples
+from device_runtime.guard import Guard
 from device_runtime.identity import device_id
-from device_runtime.runner import Result, execute
+from device_runtime.journal import Journal
+from device_runtime.kept import Kept, KeptAssignment
+from device_runtime.outcome import Outcome, failed
+from device_runtime.policy import Policy, policy_in
+from device_runtime.record import Record
 from device_runtime.state import only_session
 from device_runtime.transport import Transport
+from device_runtime.work import Worker
 from fedcore import checkpoint
-from fedcore.batching import Place
-from fedcore.errors import FedcoreError
-from fedcore.plan import Plan
-from fedcore.wire.messages import Abort, Assignment, CheckIn, Rejected, RetryWindow
+from fedcore.wire.messages import Abort, AbortReason, Assignment, CheckIn, Rejected
 
 # Answers to an upload after which there is no assignment left to give up: unknown, decided, too late.
 OVER = frozenset({404, 409, 410})
+# How a process is told to end: Ctrl-C, and the handler that an application has for SIGTERM.
+STOPS = (KeyboardInterrupt, SystemExit)
 
-# When to come back where the coordinator did not say; after a report at once, as it says so at the next check-in.
-AFTER_WORK = RetryWindow(0.0, 2.0)
-MINUTES = RetryWindow(60.0, 300.0)
-HOURS = RetryWindow(2 * 3600.0, 6 * 3600.0)
+
+class Requirements(Protocol):
+    """Under which conditions a device may work."""
+
+    def unmet(self, conditions: Any) -> tuple[str, ...]:
+        """Those that do not hold, in words; nothing when the device may work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceConfig:
-    """One device. `state` is a folder of its own; `wait_s` is how long it waits to be selected."""
+    """One device. `state` is a folder of its own; `wait_s` is how long it waits to be selected.
+
+    policy: what it may do; None is the `policy.toml` of the state folder.
+
+    conditions: asked before a session, before every download and between batches, and held against `requirements`;
+    without the two a device may always work.
+    """
 
     coordinator: str
     population: str
@@ -56,98 +78,103 @@ class DeviceConfig:
     state: Path
     backend: str = "onnxruntime"
     wait_s: float = 30.0
+    policy: Policy | None = None
+    conditions: Callable[[], Any] | None = None
+    requirements: Requirements | None = None
+
+    def unmet(self) -> tuple[str, ...]:
+        """The conditions that do not hold now, in words."""
+        if self.conditions is None or self.requirements is None:
+            return ()
+        return self.requirements.unmet(self.conditions())
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How a session ended, as far as it came; `task` is empty when there was no assignment.
+def run_session(config: DeviceConfig, clock: Clock | None = None) -> Outcome:
+    """Run one session. Whatever goes wrong is in the outcome, and the coordinator was told if it was waiting.
 
-    arch is the machine's architecture as it names itself, backend what runs graphs on it.
-
-    reported: the report was counted. rejected: no work now. not-needed: the round ended first. aborted: the device gave
-    its assignment up. failed: the rest. `reason` is the coordinator's, or an AbortReason, or one of this file.
-    `retryable` says, unless the report was counted, whether coming back within minutes is of use.
+    When the process is told to end (KeyboardInterrupt, SystemExit), so is the coordinator, and the exception goes on.
     """
-
-    outcome: Literal["reported", "rejected", "aborted", "not-needed", "failed"] = "failed"
-    reason: str = ""
-    detail: str = ""
-    arch: str = ""
-    backend: str = ""
-    device: str = ""
-    task: str = ""
-    round: int = 0
-    attempt: int = 0
-    slot: int = 0
-    examples: int = 0
-    steps: int = 0
-    bytes_up: int = 0
-    bytes_down: int = 0
-    seconds: float = 0.0
-    retry: RetryWindow | None = None
-    retryable: Literal["transient", "permanent"] | None = None
-
-
-def run_session(config: DeviceConfig) -> Outcome:
-    """Run one session. Whatever goes wrong is in the outcome, and the coordinator was told if it was waiting."""
     started = time.monotonic()
-    outcome = Outcome(arch=platform.machine(), backend=config.backend)
+    clock = clock or Clock()
+    outcome = Outcome()
     try:
-        with only_session(config.state), Transport.to(config.coordinator) as transport:
-            outcome = _Session(config, transport, outcome).run()
-            outcome = replace(outcome, bytes_up=transport.bytes_up, bytes_down=transport.bytes_down)
+        with (
+            only_session(config.state),
+            open_database(config.state, clock) as database,
+            Transport.to(config.coordinator) as transport,
+        ):
+            outcome = _Session(config, transport, database, clock).run()
     except DeviceError as error:
-        outcome = _failed(outcome, error)
-    return replace(outcome, seconds=time.monotonic() - started)
-
-
-def run_forever(
-    config: DeviceConfig,
-    on_outcome: Callable[[Outcome], None],
-    *,
-    sleep: Callable[[float], None] = time.sleep,
-    rng: random.Random | None = None,
-) -> NoReturn:
-    """Run sessions for ever: each comes at a random time in the window that the last one's outcome names."""
-    rng = rng or random.Random()
-    while True:
-        outcome = run_session(config)
-        on_outcome(outcome)
-        window = outcome.retry or default_window(outcome)
-        sleep(rng.uniform(window.min_s, window.max_s))
-
-
-def default_window(outcome: Outcome) -> RetryWindow:
-    """When to come back after an outcome for which the coordinator named no window."""
-    if outcome.outcome in {"reported", "not-needed"}:
-        return AFTER_WORK
-    return HOURS if outcome.retryable == "permanent" else MINUTES
+        outcome = failed(outcome, error)
+    seconds = time.monotonic() - started
+    return replace(outcome, seconds=seconds, arch=platform.machine(), backend=config.backend)
 
 
 class _Session:
-    """One pass through the protocol; `outcome` holds what is known so far."""
+    """One pass through the protocol."""
 
-    def __init__(self, config: DeviceConfig, transport: Transport, outcome: Outcome) -> None:
+    def __init__(self, config: DeviceConfig, transport: Transport, database: Database, clock: Clock) -> None:
         self._config = config
         self._transport = transport
-        self._outcome = outcome
+        self._database = database
+        self._clock = clock
+        self._kept = KeptAssignment(database, config.state, config.coordinator, config.population)
+        journal = Journal(database, clock)
+        self._guard = Guard(config.policy or policy_in(config.state), journal, clock=clock.wall)
+        self._record = Record(journal, transport, config.coordinator, config.population)
 
     def run(self) -> Outcome:
-        """Everything from check-in to receipt."""
+        """Everything from the conditions to the receipt."""
         try:
-            self._take_part()
+            if self._database.notice:
+                self._record.notice("state-replaced", self._database.notice)
+            self._record.note(device=device_id(self._config.state))
+            unmet = self._config.unmet()
+            if unmet:
+                self._record.note(outcome="not-now", reason="conditions", detail="; ".join(unmet))
+            elif not self._settle():
+                self._take_part()
+        except StateDamaged:
+            raise  # nothing can be written down any more
+        except PolicyForbids as error:
+            self._record.fail(error, outcome="not-now")
         except DeviceError as error:
-            self._outcome = _failed(self._outcome, error)
-        return self._outcome
+            self._record.fail(error)
+        except STOPS:
+            self._record.close(outcome="stopped")
+            raise
+        return self._record.close()
+
+    def _settle(self) -> bool:
+        """Bring to its end what a killed process left; whether that was this session's work."""
+        self._kept.sweep()
+        kept = self._kept.get()
+        if kept is None or kept.phase == "uploaded":
+            return False
+        kept = self._kept.carried_over(kept, self._clock)
+        if not kept.due.remaining_s(self._clock):
+            self._kept.drop()
+            place = f"round {kept.given.round} of task {kept.given.task}"
+            self._record.notice("dropped", f"{place} was left {kept.phase} when the device stopped, and is over by now")
+            return False
+        self._note_assignment(kept.given)
+        if kept.phase == "assigned":
+            # Not trained again: what stopped the device may well have been this work.
+            self._give_up(kept.given, RuntimeFailed("the device was stopped while it worked"))
+        else:
+            self._record.note(examples=kept.examples, steps=kept.steps)
+            self._deliver(kept)
+        return True
 
     def _take_part(self) -> None:
         config, transport = self._config, self._transport
-        self._note(device=device_id(config.state))
+        self._guard.check_in(config.population)
         backend, examples = _backend(config.backend), open_examples(config.examples)
         hello = CheckIn(
-            device=self._outcome.device,
+            device=self._record.outcome.device,
             runtime=f"muster {version('muster-fl')}, {backend.runtime}",
             formats=(backend.format,),
-            examples=examples.counts(),
+            examples=self._guard.shown(examples.counts()),
         )
         answer = transport.check_in(config.population, hello)
         if isinstance(answer, Rejected):
@@ -159,51 +186,94 @@ class _Session:
 
     def _work(self, given: Assignment, backend: Backend, examples: ExampleSource) -> None:
         """Carry out the assignment, or tell the coordinator why not."""
-        self._note(task=given.task, round=given.round, attempt=given.attempt, slot=given.slot)
+        due = Moment.after(given.report_within_s, self._clock)
+        last = self._kept.get()
+        if last is not None and last.given.assignment == given.assignment:
+            raise BadAnswer(f"assignment {given.assignment} came again after its report was counted")
+        self._note_assignment(given)
         try:
-            result = self._compute(given, backend, examples)
-            self._note(examples=result.examples, steps=result.steps)
-            self._transport.report(given.assignment, checkpoint.encode({"report": result.report}))
-            self._note(outcome="reported")
-        except AssignmentError as error:
-            self._outcome = replace(_failed(self._outcome, error), outcome="aborted")
-            self._abort(given, Abort(error.reason, error.detail))
+            kept = self._train(given, due, backend, examples)
         except DeviceError as error:
-            self._outcome = _failed(self._outcome, error)
-            if not (isinstance(error, Refused) and error.status in OVER):
-                self._abort(given, Abort("runtime-failed", error.detail))
+            self._give_up(given, error)
+        except STOPS:
+            with contextlib.suppress(TransportError):
+                self._transport.leave(given.assignment, Abort("conditions", "the device was told to stop"))
+            self._kept.drop()
+            raise
+        else:
+            self._deliver(kept)
 
-    def _compute(self, given: Assignment, backend: Backend, examples: ExampleSource) -> Result:
-        deadline = time.monotonic() + given.report_within_s
-        cache, fetch = BlobCache(self._config.state / "blobs"), self._transport.blob
+    def _train(self, given: Assignment, due: Moment, backend: Backend, examples: ExampleSource) -> Kept:
+        """Train, and keep the report. The journal knows at every moment how far it came."""
+        record = self._record
+        with self._database.transaction():
+            kept = self._kept.assigned(given, due)
+            record.write(assignment=given.assignment, plan_sha256=given.plan.sha256)
+        cache = BlobCache(self._config.state / "blobs", self._transport.blob)
+        worker = Worker(backend, examples, cache, lambda: self._keep_going(due))
+        self._guard.check_assignment(given, self._transport.bytes_moved)
+        plan = worker.plan(given)
+        record.write(plan=plan.name)
+        to_move = self._transport.bytes_moved + worker.to_move(given, plan)
+        self._guard.check_plan(plan, backend.format, examples.count, to_move=to_move)
+        started = time.process_time()
         try:
-            plan = Plan.decode(cache.get(given.plan, fetch))
-            refs = plan.graphs.get(backend.format)
-            if refs is None:
-                raise PlanRefused(
-                    f"plan {plan.name!r} has graphs in {sorted(plan.graphs)}, this device runs {backend.format!r}"
-                )
-            columns = examples.load(plan.examples)
-            graphs = {name: backend.load(cache.get(ref, fetch), name) for name, ref in refs.items()}
-            broadcast = checkpoint.decode(fetch(given.checkpoint), plan.broadcast)
-        except FedcoreError as error:
-            raise PlanRefused(str(error)) from error
-        place = Place(given.seed, given.round, given.slot)
-        return execute(plan, graphs, broadcast, columns, place, keep_going=lambda: time.monotonic() < deadline)
+            result = worker.train(given, plan)
+        finally:
+            record.know(compute_s=time.process_time() - started)
+        record.note(examples=result.examples, steps=result.steps)
+        with self._database.transaction():
+            kept = self._kept.trained(kept, checkpoint.encode({"report": result.report}), result.examples, result.steps)
+            record.write()
+        return kept
 
-    def _abort(self, given: Assignment, message: Abort) -> None:
-        # The outcome keeps the first failure; a coordinator that hears nothing has its own deadline.
-        with contextlib.suppress(TransportError):
-            self._transport.abort(given.assignment, message)
+    def _deliver(self, kept: Kept) -> None:
+        """Send the kept report. Until its receipt is in, it stays kept, unless nobody wants it any more."""
+        try:
+            receipt = self._transport.report(kept.given.assignment, self._kept.report(kept))
+            if receipt.sha256 != kept.sha256:
+                raise BadAnswer("the receipt is for another report")
+        except DeviceError as error:
+            if isinstance(error, ReportLost) or (isinstance(error, Refused) and error.final):
+                return self._give_up(kept.given, error)
+            self._record.fail(error)
+            return self._record.notice("kept", "the report is kept; the next session sends it if there is time left")
+        self._record.note(outcome="reported")
+        try:
+            with self._database.transaction():
+                self._record.write(receipt=kept.sha256)
+                self._kept.uploaded(kept)
+            self._kept.sweep()
+        except StateError as error:
+            self._record.notice("kept", f"the receipt could not be written down: {error.detail}")
+
+    def _give_up(self, given: Assignment, error: DeviceError) -> None:
+        """End an assignment without a report, and say why."""
+        self._record.fail(error)
+        reason: AbortReason = "runtime-failed"
+        if isinstance(error, AssignmentError):
+            self._record.note(outcome="aborted")
+            reason = error.reason
+        if not (isinstance(error, Refused) and error.status in OVER):
+            # The outcome keeps the first failure; a coordinator that hears nothing has its own deadline.
+            with contextlib.suppress(TransportError):
+                self._transport.abort(given.assignment, Abort(reason, error.detail))
+        self._kept.drop()
+
+    def _keep_going(self, due: Moment) -> bool:
+        unmet = self._config.unmet()
+        if unmet:
+            raise NotAllowedNow("a condition for work no longer holds", "; ".join(unmet))
+        return self._guard.may_go_on() and due.remaining_s(self._clock) > 0
 
     def _rejected(self, answer: Rejected, backend: Backend) -> None:
-        self._note(outcome="rejected", reason=answer.reason, retry=answer.retry, retryable="transient")
+        self._record.note(outcome="rejected", reason=answer.reason, retry=answer.retry, retryable="transient")
         if answer.reason == "unsupported-format":
             # Only another backend or another task helps. The window stays: when tasks change, the coordinator knows.
-            self._note(detail=_unsupported(backend.format, answer.formats), retryable="permanent")
+            self._record.note(detail=_unsupported(backend.format, answer.formats), retryable="permanent")
 
-    def _note(self, **known: Any) -> None:
-        self._outcome = replace(self._outcome, **known)
+    def _note_assignment(self, given: Assignment) -> None:
+        self._record.note(task=given.task, round=given.round, attempt=given.attempt, slot=given.slot)
 
 
 def _backend(name: str) -> Backend:
@@ -216,16 +286,3 @@ def _unsupported(own: str, offered: Sequence[str]) -> str:
     other = [f"run it with --backend {FORMATS[name]}" for name in offered if name in FORMATS]
     remedy = ", or ".join([*other, f"export the plan for {own!r} too"])
     return f"this device runs graphs in format {own!r}, the tasks for it have {', '.join(map(repr, offered))}: {remedy}"
-
-
-def _failed(outcome: Outcome, error: DeviceError) -> Outcome:
-    outcome = replace(
-        outcome,
-        outcome="failed",
-        reason=error.reason,
-        detail=str(error),
-        retryable="permanent" if error.permanent else "transient",
-    )
-    if not isinstance(error, Refused):
-        return outcome
-    return replace(outcome, outcome="not-needed" if error.status == 410 else "failed", retry=error.retry)

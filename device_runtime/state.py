@@ -33,6 +33,18 @@ def only_session(folder: Path) -> Iterator[None]:
         os.close(lock)
 
 
+def is_held(folder: Path) -> bool:
+    """Whether a session of any process holds the state folder now. Raises StateError when that cannot be told."""
+    try:
+        with (folder / "lock").open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except (BlockingIOError, FileNotFoundError) as error:
+        return isinstance(error, BlockingIOError)
+    except OSError as error:
+        raise StateError("the state folder's lock cannot be looked at", f"{folder}: {error}") from error
+    return False
+
+
 def write_whole(path: Path, data: bytes, *, durable: bool = True) -> None:
     """Write a file so that a reader finds all of it or nothing. Raises StateError.
 

@@ -15,12 +15,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import httpx2
 import msgspec
 
+from device_runtime.cache import Partial
 from device_runtime.errors import BadAnswer, ConfigError, Refused, Unreachable
 from fedcore.errors import DigestMismatch, WireError
 from fedcore.plan import BlobRef
@@ -35,11 +36,13 @@ from fedcore.wire.messages import (
 )
 from fedcore.wire.problems import PROBLEM_TYPE, Problem
 
+T = TypeVar("T")
 RETRIES = 3
 RETRIED_STATUSES = frozenset({429, 503})
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 60.0
 TIMEOUT_S = 30.0
+LEAVING_S = 2.0
 LARGEST_MESSAGE = 1 << 20
 PIECE = 1 << 16
 JSON = {"Content-Type": "application/json"}
@@ -54,21 +57,20 @@ class _Answer:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A request, and the most bytes that its answer may have."""
+    """A request."""
 
     method: str
     path: str
     content: bytes = b""
     headers: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float = TIMEOUT_S
-    limit: int = LARGEST_MESSAGE
 
 
 class Transport:
     """A conversation with one coordinator. `bytes_up` and `bytes_down` count bodies as they cross the wire.
 
     A call is made again on 429, on 503 and when the connection breaks: 3 times until there is an assignment, and 3
-    times within it. Every method raises Unreachable, Refused or BadAnswer.
+    times within it; `leave` never. Every method raises Unreachable, Refused or BadAnswer.
     """
 
     def __init__(
@@ -100,6 +102,11 @@ class Transport:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._client.close()
 
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes down and up together."""
+        return self.bytes_down + self.bytes_up
+
     def check_in(self, population: str, message: CheckIn) -> CheckInAnswer:
         """Say that this device is willing."""
         call = _Call("POST", f"/v1/populations/{_segment(population)}/checkins", encode(message), JSON)
@@ -116,12 +123,22 @@ class Transport:
         self._retries = RETRIES
         return answer
 
-    def blob(self, ref: BlobRef) -> bytes:
-        """A blob's bytes, checked."""
-        body = self._send(_Call("GET", f"/v1/blobs/{_segment(ref.sha256)}", limit=max(ref.size, LARGEST_MESSAGE))).body
+    def blob(self, ref: BlobRef, partial: Partial) -> bytes:
+        """A blob's bytes, checked; `partial` holds what arrived so far, and only the rest is asked for.
+
+        Raises StateError when `partial` cannot be written.
+        """
+        if partial.size < ref.size or not ref.size:
+            try:
+                self._retrying(lambda: self._append(ref, partial))
+            except Refused as error:
+                if error.slug == "range-not-satisfiable":
+                    partial.clear()  # it is no beginning of what the coordinator has
+                raise
         try:
-            return ref.check(body)
+            return ref.check(partial.read())
         except DigestMismatch as error:
+            partial.clear()
             raise BadAnswer(str(error)) from error
 
     def report(self, assignment: str, body: bytes) -> Receipt:
@@ -136,6 +153,11 @@ class Transport:
         """Give the assignment up."""
         self._send(_Call("POST", f"/v1/assignments/{_segment(assignment)}:abort", encode(message), JSON))
 
+    def leave(self, assignment: str, message: Abort) -> None:
+        """Give the assignment up with no time to lose: asked once, for a moment."""
+        path = f"/v1/assignments/{_segment(assignment)}:abort"
+        self._attempt(_Call("POST", path, encode(message), JSON, timeout_s=LEAVING_S))
+
     def _message(self, call: _Call, kind: Any) -> Any:
         answer = self._send(call)
         if not answer.headers.get("content-type", "").startswith("application/json"):
@@ -147,10 +169,13 @@ class Transport:
             raise BadAnswer(f"{call.method} {call.path}: {error}", permanent=True) from error
 
     def _send(self, call: _Call) -> _Answer:
-        """The answer, after as many attempts as the rules allow."""
+        return self._retrying(lambda: self._attempt(call))
+
+    def _retrying(self, attempt_once: Callable[[], T]) -> T:
+        """What an attempt gives, after as many attempts as the rules allow."""
         for attempt in itertools.count():
             try:
-                return self._attempt(call)
+                return attempt_once()
             except Unreachable:
                 asked_s = 0.0
                 if self._retries == 0:
@@ -164,20 +189,51 @@ class Transport:
         raise AssertionError("unreachable")
 
     def _attempt(self, call: _Call) -> _Answer:
+        with self._asked(call) as response:
+            return _Answer(response.status_code, response.headers, self._read(response, call))
+
+    def _append(self, ref: BlobRef, partial: Partial) -> None:
+        """Fetch what is missing of a blob. What arrives before the connection breaks is kept, if it is of the blob."""
+        start, etag = partial.size, f'"{ref.sha256}"'
+        # Compressed bytes could not be continued, and nobody compresses them but a proxy.
+        headers = {"Accept-Encoding": "identity"}
+        if start:
+            headers |= {"Range": f"bytes={start}-", "If-Range": etag}
+        call = _Call("GET", f"/v1/blobs/{_segment(ref.sha256)}", headers=headers)
+        with self._asked(call) as response:
+            if start and not _continues(response, start):
+                partial.clear()
+            try:
+                for chunk in response.iter_bytes():
+                    partial.append(chunk)
+                    if partial.size > ref.size:
+                        partial.clear()
+                        raise BadAnswer(f"{call.method} {call.path}: the answer is longer than {ref.size} bytes")
+            except httpx2.TransportError:
+                if response.headers.get("etag") != etag:
+                    partial.clear()
+                raise
+
+    @contextlib.contextmanager
+    def _asked(self, call: _Call) -> Iterator[httpx2.Response]:
+        """A good answer whose body is still to be read. Its bytes are counted, however it ends."""
         # The length is given because the body is handed over in pieces, to count those that left.
         headers = {**call.headers, "Content-Length": str(len(call.content))}
         try:
             with self._client.stream(
                 call.method, call.path, content=self._counted(call.content), headers=headers, timeout=call.timeout_s
             ) as response:
-                answer = _Answer(response.status_code, response.headers, self._read(response, call))
+                try:
+                    if not 200 <= response.status_code < 300:
+                        answer = _Answer(response.status_code, response.headers, self._read(response, call))
+                        raise _refusal(call, answer)
+                    yield response
+                finally:
+                    self.bytes_down += response.num_bytes_downloaded
         except httpx2.TransportError as error:
             raise Unreachable(f"{call.method} {call.path}: {error or type(error).__name__}") from error
         except httpx2.RequestError as error:
             raise BadAnswer(f"{call.method} {call.path}: {error}") from error
-        if not 200 <= answer.status < 300:
-            raise _refusal(call, answer)
-        return answer
 
     def _counted(self, content: bytes) -> Iterator[bytes]:
         for start in range(0, len(content), PIECE):
@@ -187,14 +243,16 @@ class Transport:
 
     def _read(self, response: httpx2.Response, call: _Call) -> bytes:
         body = bytearray()
-        try:
-            for chunk in response.iter_bytes():
-                body += chunk
-                if len(body) > call.limit:
-                    raise BadAnswer(f"{call.method} {call.path}: the answer is longer than {call.limit} bytes")
-        finally:
-            self.bytes_down += response.num_bytes_downloaded
+        for chunk in response.iter_bytes():
+            body += chunk
+            if len(body) > LARGEST_MESSAGE:
+                raise BadAnswer(f"{call.method} {call.path}: the answer is longer than {LARGEST_MESSAGE} bytes")
         return bytes(body)
+
+
+def _continues(response: httpx2.Response, start: int) -> bool:
+    """Whether an answer is the rest from byte `start` on; anything else is the whole."""
+    return response.status_code == 206 and response.headers.get("content-range", "").startswith(f"bytes {start}-")
 
 
 def _refusal(call: _Call, answer: _Answer) -> Refused:

@@ -5,13 +5,18 @@ Spec: docs/spec/plan.md §6.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from fedcore.errors import DigestMismatch, PlanError
-from fedcore.plan import BlobRef, Plan, decode_versioned
+from fedcore.plan import BlobRef, Plan, PlanSignature, decode_versioned
+
+if TYPE_CHECKING:
+    from fedcore.signing import SigningKey
 
 MANIFEST_VERSION = 1
 
@@ -89,6 +94,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     plan: BlobRef
     state: BlobRef
     certificate: BlobRef
+    signature: PlanSignature | None = None
 
 
 class Bundle:
@@ -113,6 +119,23 @@ class Bundle:
             return msgspec.json.decode(self.read(self.manifest.certificate), type=Certificate)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise PlanError(f"malformed certificate: {error}") from error
+
+    @property
+    def signer(self) -> str | None:
+        """Who signed the plan, or None when nobody did. Raises BadSignature, or InvalidKey."""
+        signature = self.manifest.signature
+        if signature is None:
+            return None
+        from fedcore.signing import verify  # noqa: PLC0415  # most bundles have no signature
+
+        verify(self.manifest.plan, signature)
+        return signature.signer
+
+    def sign(self, key: SigningKey) -> Bundle:
+        """The same bundle on disk with its plan signed, in place of any signature before. Raises PlanError."""
+        plan = BlobRef.of(self.read(self.manifest.plan))
+        _write_manifest(self.folder, msgspec.structs.replace(self.manifest, signature=key.sign(plan)))
+        return Bundle(self.folder)
 
     def read(self, ref: BlobRef) -> bytes:
         """A blob's bytes. Raises PlanError when it is missing, DigestMismatch when it was altered."""
@@ -143,5 +166,11 @@ class Bundle:
                 raise DigestMismatch(f"the manifest names blob {ref.sha256[:12]}…, which was not given")
         for ref, blob in given.items():
             (folder / "blobs" / ref.sha256).write_bytes(blob)
-        (folder / "manifest.json").write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2))
+        _write_manifest(folder, manifest)
         return cls(folder)
+
+
+def _write_manifest(folder: Path, manifest: Manifest) -> None:
+    partial = folder / "manifest.json.partial"
+    partial.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2))
+    os.replace(partial, folder / "manifest.json")

@@ -3,7 +3,9 @@
 FedcoreError
 ├── SchemaError             a vector or tensor does not have the declared name, shape or type
 ├── PlanError               a plan or manifest is malformed or of an unknown version
-│   └── DigestMismatch      bytes do not have the digest that names them
+│   ├── DigestMismatch      bytes do not have the digest that names them
+│   └── BadSignature        a plan does not have the signature that it is said to have
+├── InvalidKey              a key is malformed, or a file that should hold one does not
 ├── WireError               a message is malformed or of an unknown version
 ├── ReportError             a report has the wrong length or layout, or holds a non-finite number
 └── AlgorithmError
@@ -26,6 +28,14 @@ class PlanError(FedcoreError):
 
 class DigestMismatch(PlanError):
     """Bytes do not have the digest that names them."""
+
+
+class BadSignature(PlanError):
+    """A plan does not have the signature that it is said to have."""
+
+
+class InvalidKey(FedcoreError):
+    """A key is malformed, or a file that should hold one does not."""
 
 
 class WireError(FedcoreError):

@@ -42,6 +42,13 @@ class BlobRef(msgspec.Struct, frozen=True):
         return data
 
 
+class PlanSignature(msgspec.Struct, frozen=True):
+    """Who vouches for a plan: the signer's public key and the signature, both as text. `fedcore.signing` checks it."""
+
+    signer: str
+    value: str
+
+
 class Field(msgspec.Struct, frozen=True):
     """One array of an example; `shape` is that of a single example, without the batch axis.
 

@@ -15,6 +15,7 @@ from muster.commands.device import device_app
 from muster.commands.doctor import doctor
 from muster.commands.export import export, plan_app
 from muster.commands.fleet import fleet_app
+from muster.commands.key import key_app
 from muster.commands.simulate import simulate
 from muster.commands.task import task_app
 from muster.output import stderr
@@ -60,6 +61,7 @@ app.command()(doctor)
 app.command()(export)
 app.command()(simulate)
 app.add_typer(plan_app, name="plan")
+app.add_typer(key_app, name="key")
 app.add_typer(coordinator_app, name="coordinator")
 app.add_typer(task_app, name="task")
 app.add_typer(device_app, name="device")

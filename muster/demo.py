@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from coordinator.rounds import RoundState
 from coordinator.tasks import CoordinatorStore, TaskSettings, open_coordinator_store
-from device_runtime.session import Outcome
+from device_runtime.outcome import Outcome
 from export.build import export_bundle
 from export.model import Model
 from export.models import load as load_model

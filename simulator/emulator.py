@@ -20,7 +20,8 @@ import msgspec
 
 from device_runtime.backends import BACKENDS
 from device_runtime.errors import DeviceError
-from device_runtime.session import DeviceConfig, Outcome, run_session
+from device_runtime.outcome import Outcome
+from device_runtime.session import DeviceConfig, run_session
 from device_runtime.transport import Transport
 
 

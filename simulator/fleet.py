@@ -15,7 +15,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from device_runtime.backends import BACKENDS
-from device_runtime.session import Outcome, default_window
+from device_runtime.outcome import Outcome
+from device_runtime.scheduler import default_window
 from fedcore.wire.messages import RetryWindow
 from simulator.emulator import Ended, Start
 from simulator.emulators import DIED, HERE, Ends, architectures, emulators

@@ -62,7 +62,18 @@ def test_the_command_line_loads_nothing_heavy_before_a_command_runs():
 
 
 def test_the_engine_needs_torch_numpy_and_msgspec_alone():
-    blocked = ["safetensors", "httpx2", "sklearn", "typer", "rich", "sqlalchemy", "matplotlib", *GRAPHS, *WEB]
+    blocked = [
+        "safetensors",
+        "cryptography",
+        "httpx2",
+        "sklearn",
+        "typer",
+        "rich",
+        "sqlalchemy",
+        "matplotlib",
+        *GRAPHS,
+        *WEB,
+    ]
     assert python(BLOCKS, "simulator.engine", *blocked) == set()
 
 

@@ -16,7 +16,7 @@ from coordinator.store.rows import AssignmentRecord, RoundRecord, Seat, Snapshot
 from coordinator.store.tables import ASSIGNMENTS, BLOBS, POPULATIONS, REPORTS, ROUNDS, TASKS, TRANSITIONS
 from coordinator.task_settings import TaskSettings
 from fedcore.bundle import AlgorithmRef
-from fedcore.plan import BlobRef
+from fedcore.plan import BlobRef, PlanSignature
 
 _SETTINGS = tuple(TaskSettings.__dataclass_fields__)
 
@@ -57,6 +57,7 @@ class Records:
             TASKS,
             **asdict(task.settings) | {"minimum": task.settings.policy.minimum},
             **{name: getattr(task, name) for name in ("id", "name", "state", "reason", "plan_sha256", "created_at")},
+            plan_signature=msgspec.to_builtins(task.plan_signature),
             algorithm=task.algorithm.name,
             algorithm_settings=task.algorithm.settings,
             state_sha256=task.initial.state_sha256,
@@ -225,6 +226,7 @@ def _task(row: Row[Any]) -> Task:
         settings=msgspec.convert({name: getattr(row, name) for name in _SETTINGS}, TaskSettings),
         algorithm=AlgorithmRef(row.algorithm, row.algorithm_settings),
         plan_sha256=row.plan_sha256,
+        plan_signature=msgspec.convert(row.plan_signature, PlanSignature | None),
         initial=Snapshot(0, row.state_sha256, row.checkpoint_sha256),
         created_at=row.created_at,
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from coordinator.rounds import AssignmentState, RoundState, TaskState
 from coordinator.task_settings import TaskSettings
 from fedcore.bundle import AlgorithmRef
+from fedcore.plan import PlanSignature
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class Task:
     settings: TaskSettings
     algorithm: AlgorithmRef
     plan_sha256: str
+    plan_signature: PlanSignature | None
     initial: Snapshot
     created_at: float
 

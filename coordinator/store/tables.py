@@ -63,6 +63,7 @@ TASKS = Table(
     _column("algorithm", String(64), comment="name of the algorithm"),
     _column("algorithm_settings", JSON, comment="its settings"),
     _blob("plan_sha256", "what devices execute"),
+    _column("plan_signature", JSON(none_as_null=True), comment="who signed the plan, and the signature", null=True),
     _blob("state_sha256", "server state before round 1"),
     _blob("checkpoint_sha256", "what devices receive in round 1"),
     _column("goal", Integer, comment="reports that end a round"),

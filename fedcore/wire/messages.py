@@ -10,7 +10,7 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 
 from fedcore.errors import WireError
-from fedcore.plan import BlobRef
+from fedcore.plan import BlobRef, PlanSignature
 
 WIRE_VERSION = 1
 T = TypeVar("T")
@@ -22,7 +22,9 @@ RejectionReason = Literal[
 ]
 """Why a device gets no work now; what each means stands in docs/spec/wire.md §3."""
 
-AbortReason = Literal["invalid-examples", "too-few-examples", "non-finite-report", "plan-refused", "runtime-failed"]
+AbortReason = Literal[
+    "invalid-examples", "too-few-examples", "non-finite-report", "plan-refused", "runtime-failed", "conditions"
+]
 """Why a device gives up an assignment; what each means stands in docs/spec/wire.md §6."""
 
 
@@ -71,7 +73,8 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, tag="assigned", tag_
     """`POST /v1/sessions/{session}/assignments`: one device's part in one round.
 
     `seed`, `round` and `slot` key every random number of the session; `report_within_s` counts from the answer, so a
-    device's clock does not matter.
+    device's clock does not matter. `plan_signature` is there when the plan was signed; `cohort` is the round's report
+    goal.
     """
 
     version: int = WIRE_VERSION
@@ -84,6 +87,8 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, tag="assigned", tag_
     plan: BlobRef
     checkpoint: BlobRef
     report_within_s: float
+    plan_signature: PlanSignature | None = None
+    cohort: Count | None = None
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from muster.output import Json, emit, show_fields
+from muster.output import Json, emit, show_fields, show_table
+
+if TYPE_CHECKING:
+    from device_runtime.journal import Entry
 
 device_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Run a device.")
 
@@ -19,18 +24,23 @@ def run(
     examples: Annotated[Path, typer.Option(help="Local examples: an .npz file, or a SQLite example store.")],
     state: Annotated[Path, typer.Option(help="Where the device keeps its identity and cached plans.")] = Path("device"),
     backend: Annotated[str, typer.Option(help="What runs the graphs: onnxruntime or executorch.")] = "onnxruntime",
+    policy: Annotated[
+        Path | None,
+        typer.Option(help="What this device may do, see docs/device.md.  [default: policy.toml in the state folder]"),
+    ] = None,
     once: Annotated[bool, typer.Option("--once", help="Run one session and end.")] = False,
     json: Json = False,
 ) -> None:
     """Check in, train when selected, report; again and again unless --once. Examples never leave the device.
 
+    Times to come back are honoured across restarts; --once runs its session now.
+
     With --once the exit code is 0 when the session reported, 75 when there was no work now, 1 when it failed.
     """
-    from device_runtime.session import DeviceConfig, Outcome, run_forever, run_session
+    from device_runtime.device import Device
+    from device_runtime.outcome import Outcome
 
-    config = DeviceConfig(
-        coordinator=coordinator, population=population, examples=examples, state=state, backend=backend
-    )
+    device = Device(coordinator, population, examples, state, policy=policy, backend=backend)
 
     def tell(outcome: Outcome) -> None:
         if json:
@@ -38,13 +48,47 @@ def run(
         else:
             place = f"task {outcome.task} round {outcome.round}" if outcome.task else ""
             typer.echo(" ".join(filter(None, [outcome.outcome, outcome.reason, place, outcome.detail])))
+            for notice in outcome.notices:
+                typer.echo(f"  {notice}")
 
     if not once:
-        run_forever(config, tell)
-    outcome = run_session(config)
+        return device.run_forever(threading.Event(), tell)
+    outcome = device.run_once()
     tell(outcome)
-    codes = {"reported": 0, "rejected": 75, "not-needed": 75}
+    codes = {"reported": 0, "rejected": 75, "not-needed": 75, "not-now": 75}
     raise typer.Exit(codes.get(outcome.outcome, 1))
+
+
+@device_app.command()
+def log(
+    state: Annotated[Path, typer.Option(help="The device's state folder.")] = Path("device"),
+    last: Annotated[int, typer.Option(min=1, help="Show so many entries, the newest.")] = 20,
+    json: Json = False,
+) -> None:
+    """Show the device's journal: what was trained, when, for whom, what was sent, and how it ended."""
+    from device_runtime.journal import read_journal
+
+    entries = read_journal(state)[-last:]
+    if json:
+        return emit(entries)
+    return show_table(["when", "how it ended", "for whom", "trained", "sent"], map(_cells, entries))
+
+
+def _cells(entry: Entry) -> list[str]:
+    """An entry for people: the table's columns, of several lines each."""
+    ended = [entry.outcome, f"×{entry.times}" if entry.times > 1 else "", entry.reason and f"({entry.reason})"]
+    trained = f"{entry.examples:,} examples, {entry.steps:,} steps, {entry.compute_s:.2f} s"
+    return [
+        time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.opened)),
+        _lines(" ".join(filter(None, ended)), entry.receipt and f"receipt {entry.receipt[:12]}", entry.detail),
+        _lines(entry.population, entry.coordinator, entry.task and f"{entry.task} round {entry.round}"),
+        _lines(entry.plan, entry.plan_sha256[:12], trained if entry.steps else ""),
+        _lines(f"{entry.bytes_up:,} B up", f"{entry.bytes_down:,} B down") if entry.coordinator else "–",
+    ]
+
+
+def _lines(*parts: str) -> str:
+    return "\n".join(filter(None, parts)) or "–"
 
 
 @device_app.command()

@@ -1,4 +1,4 @@
-"""`muster export` and `muster plan`: make a plan bundle, look into one, check one."""
+"""`muster export` and `muster plan`: make a plan bundle, look into one, check one, sign one."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from muster.output import Json, Settings, emit, parse_settings, progress, show_f
 if TYPE_CHECKING:
     from fedcore.bundle import Bundle
     from fedcore.plan import PassPlan
+    from fedcore.signing import SigningKey
 
-plan_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look into a plan bundle, or check one.")
+plan_app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Look into a plan bundle, check one, or sign it."
+)
 BundlePath = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A folder written by `muster export`.")]
 
 
@@ -34,6 +37,7 @@ def export(
     every: Annotated[bool, typer.Option("--all", help="Every built-in model, each in a folder of its own.")] = False,
     list_models: Annotated[bool, typer.Option("--list", help="List built-in models, algorithms and formats.")] = False,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the initial weights.")] = 0,
+    sign: Annotated[Path | None, typer.Option(metavar="KEYFILE", help="Sign the plan with this private key.")] = None,
     json: Json = False,
 ) -> None:
     """Turn a torch model, its loss and an algorithm into a plan bundle of training graphs.
@@ -51,7 +55,8 @@ def export(
         return emit(listing) if json else show_fields(listing)
     if every == (model is not None):
         raise typer.BadParameter("name a model or pass --all; --list shows the built-in ones", param_hint="MODEL")
-    order = _Order(algorithm, parse_settings(settings), tuple(formats or (FORMATS if every else ("onnx",))), seed)
+    key = None if sign is None else _signing_key(sign)
+    order = _Order(algorithm, parse_settings(settings), tuple(formats or (FORMATS if every else ("onnx",))), seed, key)
     if model is not None:
         return _describe(_exported(order, model, out)[0], json)
     return _export_all(order, out, json)
@@ -65,6 +70,7 @@ class _Order:
     settings: dict[str, object]
     formats: tuple[str, ...]
     seed: int
+    key: SigningKey | None
 
 
 def _exported(order: _Order, model: str, out: Path) -> tuple[Bundle, dict[str, float]]:
@@ -88,7 +94,7 @@ def _exported(order: _Order, model: str, out: Path) -> tuple[Bundle, dict[str, f
         chosen = create(order.algorithm, order.settings)
         bundle = export_bundle(Model(load(model), order.seed), chosen, out, model, order.formats, note)
         note("", "done")
-    return bundle, seconds
+    return (bundle if order.key is None else bundle.sign(order.key)), seconds
 
 
 def _export_all(order: _Order, out: Path, json: bool) -> None:
@@ -161,13 +167,15 @@ def verify(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Check every digest, and compare the graphs with the model's source again on this machine's runtime."""
+    """Check digests and signature, and compare the graphs with the model's source again on this machine's runtime."""
     from export.verify import verify_bundle
     from fedcore.bundle import Bundle
 
-    certificate = verify_bundle(Bundle(bundle), model)
+    found = Bundle(bundle)
+    signer = found.signer
+    certificate = verify_bundle(found, model)
     if json:
-        emit({"bundle": str(bundle), "ok": True, "certificate": certificate})
+        emit({"bundle": str(bundle), "ok": True, "signer": signer, "certificate": certificate})
     else:
         rows = [
             (name, parity.graph, parity.steps, f"{parity.l2:.1e}", f"{parity.float64:.1e}", f"{evidence.tolerance:.0e}")
@@ -177,6 +185,30 @@ def verify(
         show_table(("format", "graph", "steps", "from torch", "torch from float64", "allowed"), rows)
         runtimes = ", ".join(evidence.runtime for evidence in certificate.formats.values())
         typer.echo(f"ok: {runtimes} agrees with {certificate.reference} to {certificate.worst:.1e} (relative l2)")
+        typer.echo(f"signed by {signer}" if signer else "not signed")
+
+
+@plan_app.command()
+def sign(
+    bundle: BundlePath,
+    key: Annotated[Path, typer.Option(metavar="KEYFILE", help="The private key, from `muster key new`.")],
+    json: Json = False,
+) -> None:
+    """Sign a bundle's plan, in place of any signature that it has."""
+    from fedcore.bundle import Bundle
+
+    signed = Bundle(bundle).sign(_signing_key(key))
+    facts = {"bundle": str(bundle), "plan_sha256": signed.manifest.plan.sha256, "signer": signed.signer}
+    if json:
+        emit(facts)
+    else:
+        show_fields(facts)
+
+
+def _signing_key(path: Path) -> SigningKey:
+    from fedcore.signing import SigningKey
+
+    return SigningKey.load(path)
 
 
 def _describe(bundle: Bundle, json: bool) -> None:
@@ -196,6 +228,7 @@ def _describe(bundle: Bundle, json: bool) -> None:
         "examples": {field.name: f"{field.dtype}{list(field.shape)}" for field in plan.examples.fields},
         "parity_l2": bundle.certificate.worst,
         "plan_sha256": manifest.plan.sha256,
+        "signer": bundle.signer,
     }
     evidence = bundle.certificate.formats
     if json:

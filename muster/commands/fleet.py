@@ -11,7 +11,7 @@ import typer
 from muster.output import Json, emit, progress, show_fields
 
 if TYPE_CHECKING:
-    from device_runtime.session import Outcome
+    from device_runtime.outcome import Outcome
 
 fleet_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Run a fleet of emulated devices.")
 

@@ -187,6 +187,7 @@ def _facts(task: Task) -> dict[str, Any]:
         "reason": task.reason,
         "algorithm": task.algorithm,
         "plan_sha256": task.plan_sha256,
+        "signer": task.plan_signature and task.plan_signature.signer,
         **dataclasses.asdict(task.settings),
     }
 

@@ -15,6 +15,7 @@ from coordinator.errors import (
 from coordinator.rounds import AssignmentState, RoundState, TaskState
 from coordinator.store.tables import ROUNDS, TRANSITIONS
 from coordinator.submissions import GiveUp, HangUp, Report, Wait
+from fedcore.signing import SigningKey, verify
 from fedcore.wire.messages import Abort, Accepted, Rejected
 from tests.coordinator.bundles import START, make_bundle, make_plan, report_vector
 from tests.coordinator.conftest import RETRY
@@ -29,6 +30,16 @@ def transitions(store, entity):
         table = TRANSITIONS.c
         query = sqlalchemy.select(table.entity_id, table.from_state, table.to_state, table.cause).order_by(table.id)
         return [tuple(row) for row in connection.execute(query.where(table.entity == entity))]
+
+
+def test_assignment_says_who_signed_the_plan_and_the_rounds_goal(register, desk, bundle, tmp_path):
+    register(bundle, goal=2)
+    assert {(a.plan_signature, a.cohort) for a in desk.assign("a", "b")} == {(None, 2)}
+    signed = bundle.sign(SigningKey.new(tmp_path / "key.pem"))
+    register(signed, population="tablets", goal=1)
+    given = desk.wait("c", population="tablets").result(timeout=0)
+    assert (given.plan_signature, given.cohort) == (signed.manifest.signature, 1)
+    verify(given.plan, given.plan_signature)
 
 
 def test_two_rounds_of_fedavg_equal_exact_arithmetic(store, register, desk):

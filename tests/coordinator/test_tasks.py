@@ -5,6 +5,7 @@ import re
 import sqlite3
 from contextlib import closing
 
+import msgspec
 import numpy as np
 import pytest
 import sqlalchemy
@@ -22,6 +23,8 @@ from coordinator.rounds import TaskState
 from coordinator.store.tables import METADATA
 from coordinator.tasks import Budget, TaskSettings, open_coordinator_store
 from fedcore import errors as fedcore_errors
+from fedcore.bundle import Bundle
+from fedcore.signing import SigningKey
 from tests.coordinator.bundles import EVIDENCE, START, make_bundle, make_plan
 
 
@@ -109,6 +112,18 @@ def test_altered_blob_unknown_algorithm_and_foreign_state_register_nothing(store
         with pytest.raises(error):
             register(bundle)
     assert store.tasks() == []
+
+
+def test_signature_is_kept_and_a_bad_one_is_refused_by_name(store, register, bundle, tmp_path):
+    assert store.task(register()).plan_signature is None
+    signed = bundle.sign(SigningKey.new(tmp_path / "key.pem"))
+    assert store.task(register(signed)).plan_signature == signed.manifest.signature
+    other = make_bundle(tmp_path / "other", plan=make_plan(weighting="uniform"))
+    forged = msgspec.structs.replace(other.manifest, signature=signed.manifest.signature)
+    (other.folder / "manifest.json").write_bytes(msgspec.json.encode(forged))
+    with pytest.raises(fedcore_errors.BadSignature, match="does not have the signature of ed25519:"):
+        register(Bundle(other.folder))
+    assert len(store.tasks()) == 2
 
 
 def test_task_is_paused_resumed_and_cancelled_once(store, register):

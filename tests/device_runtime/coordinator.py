@@ -28,6 +28,7 @@ class Coordinator:
         self.checkins, self.aborts, self.reports, self.headers = [], [], [], []
         self.faults = defaultdict(list)
         self.report_within_s = 60.0
+        self.given = 1
         self.blobs = {}
         self.offer(linear.plan(), linear.graphs(), {"params": linear.PARAMS})
 
@@ -40,7 +41,7 @@ class Coordinator:
 
     def assignment(self):
         return Assignment(
-            assignment="a-1",
+            assignment=f"a-{self.given}",
             task="t-1",
             round=linear.PLACE.round,
             attempt=1,
@@ -58,16 +59,18 @@ class Coordinator:
                 self.checkins.append(decode(body, CheckIn))
                 return "check-in", 200, "application/json", encode(Accepted("s-1"))
             case ["POST", "v1", "sessions", "s-1", "assignments"]:
+                self.given = self.calls.count("assignment")
                 return "assignment", 200, "application/json", encode(self.assignment())
             case ["GET", "v1", "blobs", digest] if digest in self.blobs:
-                return "blob", 200, "application/octet-stream", self.blobs[digest]
-            case ["PUT", "v1", "assignments", "a-1", "report"]:
+                data, start = self.blobs[digest], headers.get("Range", "")[len("bytes=") : -1]
+                return "blob", 206 if start else 200, "application/octet-stream", data[int(start or 0) :]
+            case ["PUT", "v1", "assignments", name, "report"]:
                 digest = hashlib.sha256(body).digest()
                 assert headers["Content-Digest"] == f"sha-256=:{base64.b64encode(digest).decode()}:"
                 self.reports.append(checkpoint.decode(body, linear.plan().report.wire)["report"])
-                receipt = Receipt(assignment="a-1", task="t-1", round=2, sha256=digest.hex())
+                receipt = Receipt(assignment=name, task="t-1", round=2, sha256=digest.hex())
                 return "report", 200, "application/json", encode(receipt)
-            case ["POST", "v1", "assignments", "a-1:abort"]:
+            case ["POST", "v1", "assignments", name] if name.endswith(":abort"):
                 self.aborts.append(decode(body, Abort))
                 return "abort", 204, "application/json", b""
         return "unknown", 404, PROBLEM_TYPE, encode(problem("unknown-resource", path))
@@ -101,7 +104,7 @@ def hang_up(handler):
     handler.close_connection = True
 
 
-CALLS = {"checkins": "check-in", "assignments": "assignment", "blobs": "blob", "report": "report", "a-1:abort": "abort"}
+CALLS = {"checkins": "check-in", "assignments": "assignment", "blobs": "blob", "report": "report"}
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -111,14 +114,18 @@ class Handler(BaseHTTPRequestHandler):
     def handle_any(self):
         coordinator = self.server.coordinator
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        call = next(CALLS[part] for part in self.path.split("/")[::-1] if part in CALLS)
+        parts = self.path.split("/")[::-1]
+        call = "abort" if parts[0].endswith(":abort") else next(CALLS[part] for part in parts if part in CALLS)
         coordinator.calls.append(call)
         coordinator.headers.append((call, dict(self.headers)))
         if coordinator.faults[call]:
             coordinator.faults[call].pop(0)(self)
             return
         _, code, kind, answer = coordinator.answer(self.command, self.path, self.headers, body)
-        self.respond(code, kind, answer)
+        about = {"ETag": f'"{self.path.rsplit("/", 1)[-1]}"'} if call == "blob" else {}
+        if code == 206:
+            about["Content-Range"] = self.headers["Range"].replace("=", " ")
+        self.respond(code, kind, answer, about)
 
     def respond(self, code, kind, body, headers=None):
         self.send_response(code)

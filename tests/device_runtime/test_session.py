@@ -1,19 +1,20 @@
 import json
 import os
-import signal
-import subprocess
-import sys
+import sqlite3
+import tempfile
+from contextlib import closing, contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 
 from device_runtime.examples import ExampleStore
-from device_runtime.session import DeviceConfig, default_window, run_forever, run_session
+from device_runtime.session import DeviceConfig, run_session
 from device_runtime.state import only_session
 from fedcore.plan import Field
-from fedcore.wire.messages import Rejected, RetryWindow, encode
+from fedcore.wire.messages import Receipt, Rejected, RetryWindow, encode
 from tests.device_runtime import linear
 from tests.device_runtime.coordinator import WINDOW, answer, cut, hang_up, refusal, report_of, status
 
@@ -293,57 +294,107 @@ def test_a_second_session_in_the_same_state_folder_does_not_start(coordinator, c
     assert coordinator.calls == []
 
 
-def test_killing_a_device_at_work_leaves_a_state_that_the_next_one_uses(coordinator, config, examples):
-    coordinator.faults["report"] = [lambda handler: os.kill(device.pid, signal.SIGKILL)]
-    code = (
-        "import sys, pathlib; from device_runtime.session import *\n"
-        f"run_session(DeviceConfig(coordinator={config.coordinator!r}, population='phones',"
-        f" examples=pathlib.Path({str(config.examples)!r}), state=pathlib.Path({str(config.state)!r})))"
-    )
-    device = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert device.wait(30) == -signal.SIGKILL
-    (config.state / "blobs" / "tmpabc.partial").write_bytes(b"ha")
+class Needs:
+    """Requirements that take the words a source gives."""
+
+    def unmet(self, conditions):
+        return conditions
+
+
+def test_conditions_that_do_not_hold_mean_that_nothing_is_sent(coordinator, config):
+    outcome = run_session(replace(config, conditions=lambda: ("not charging", "metered"), requirements=Needs()))
+    assert (outcome.outcome, outcome.reason, outcome.detail) == ("not-now", "conditions", "not charging; metered")
+    assert (coordinator.calls, outcome.bytes_up) == ([], 0)
+
+
+@pytest.mark.parametrize("batches", [0, 1, 5, 8])
+def test_conditions_that_fail_end_the_work_within_a_batch(coordinator, config, batches):
+    before = 1 + (1 + 5 + 1)  # the check-in, and every download
+    asked = []
+
+    def conditions():
+        asked.append(1)
+        return ("unplugged",) if len(asked) > before + batches else ()
+
+    outcome = run_session(replace(config, conditions=conditions, requirements=Needs()))
+    assert (outcome.outcome, outcome.reason) == ("aborted", "conditions")
+    assert len(asked) == before + batches + 1
+    assert [abort.reason for abort in coordinator.aborts] == ["conditions"]
+    assert coordinator.reports == []
+
+
+def test_a_download_goes_on_where_the_connection_broke(coordinator, config):
+    first = len(coordinator.blobs[coordinator.checkpoint.sha256]) // 2
+    run_session(config)
+    coordinator.faults["blob"] = [begin(coordinator.checkpoint.sha256, first)]
     outcome = run_session(config)
     assert outcome.outcome == "reported"
-    assert {hello.device for hello in coordinator.checkins} == {outcome.device}
-    assert coordinator.calls.count("blob") == 7 + 1
-    assert not list(config.state.glob("**/*.partial"))
+    asked = [headers.get("Range") for call, headers in coordinator.headers if call == "blob"]
+    assert asked[-2:] == [None, f"bytes={first}-"]
 
 
-class Enough(Exception):
-    """Ends a loop that runs for ever."""
+def begin(sha256, count):
+    """Answer with the first bytes of a blob, and hang up."""
+
+    def fault(handler):
+        data = handler.server.coordinator.blobs[sha256]
+        handler.send_response(200)
+        handler.send_header("ETag", f'"{sha256}"')
+        handler.send_header("Content-Length", str(len(data)))
+        handler.end_headers()
+        handler.wfile.write(data[:count])
+        handler.close_connection = True
+
+    return fault
 
 
-def waits(config, sessions):
-    """The outcomes and the sleeps of so many sessions."""
-    outcomes, slept = [], []
-
-    def sleep(seconds):
-        slept.append(seconds)
-        if len(slept) == sessions:
-            raise Enough
-
-    with pytest.raises(Enough):
-        run_forever(config, outcomes.append, sleep=sleep)
-    return outcomes, slept
+def test_an_assignment_that_comes_again_after_its_receipt_is_not_trained_again(coordinator, config):
+    run_session(config)
+    coordinator.faults["assignment"] = [answer(encode(coordinator.assignment()))]
+    outcome = run_session(config)
+    assert (outcome.outcome, outcome.reason) == ("failed", "bad-answer")
+    assert len(coordinator.reports) == 1
 
 
-def test_a_device_comes_back_in_the_window_it_was_told(coordinator, config):
-    coordinator.faults["check-in"] = [answer(encode(Rejected("no-task", WINDOW)))] * 3
-    outcomes, slept = waits(config, 4)
-    assert [outcome.outcome for outcome in outcomes] == ["rejected"] * 3 + ["reported"]
-    assert all(WINDOW.min_s <= seconds <= WINDOW.max_s for seconds in slept[:3])
-    assert len(set(slept)) == 4
-    assert slept[3] <= 2
+def test_a_receipt_for_another_report_is_none(coordinator, config):
+    other = Receipt(assignment="a-1", task="t-1", round=2, sha256="0" * 64)
+    coordinator.faults["report"] = [answer(encode(other))]
+    assert run_session(config).reason == "bad-answer"
+    assert run_session(config).outcome == "reported"
+    assert coordinator.calls.count("check-in") == 1
 
 
-def test_a_transient_error_costs_minutes_and_a_permanent_one_hours(coordinator, config):
-    coordinator.faults["check-in"] = [refusal("internal"), refusal("malformed-message")]
-    outcomes, slept = waits(config, 2)
-    assert [outcome.retryable for outcome in outcomes] == ["transient", "permanent"]
-    assert 60 <= slept[0] <= 300
-    assert 7200 <= slept[1] <= 21600
-    assert default_window(outcomes[1]).min_s == 7200
+def test_a_folder_that_cannot_be_written_is_a_clear_outcome(coordinator, config):
+    with tempfile.TemporaryDirectory() as bare, unprivileged():
+        outcome = run_session(replace(config, state=Path(bare) / "state"))
+    assert (outcome.outcome, outcome.reason) == ("failed", "state-unusable")
+    assert "Permission denied" in outcome.detail
+    assert coordinator.calls == []
+
+
+@contextmanager
+def unprivileged():
+    """Without the rights of an administrator, whom no permission stops."""
+    user = os.geteuid()
+    if user:
+        pytest.skip("made for an administrator: only one can make a folder of somebody else's")
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+
+
+def test_a_row_that_cannot_be_read_is_set_aside_for_the_next_session(coordinator, config):
+    run_session(config)
+    with closing(sqlite3.connect(config.state / "state.db")) as database:
+        database.execute("UPDATE assignment SET kept = '{}'")
+        database.commit()
+    outcome = run_session(config)
+    assert (outcome.outcome, outcome.reason) == ("failed", "state-unusable")
+    (aside,) = config.state.glob("state.db.damaged-*")
+    assert aside.name in outcome.detail
+    assert run_session(config).outcome == "reported"
 
 
 def test_only_values_make_a_configuration(config):

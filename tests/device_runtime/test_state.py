@@ -28,26 +28,31 @@ def test_a_damaged_id_is_replaced_for_good(tmp_path, damage):
     assert len(device_id(tmp_path)) == 32
 
 
-def never(ref):
+def never(ref, partial):
     raise AssertionError("fetched although cached")
 
 
+def whole(ref, partial):
+    partial.append(BLOB)
+    return partial.read()
+
+
 def test_a_blob_is_fetched_once(tmp_path):
-    assert BlobCache(tmp_path).get(REF, lambda ref: BLOB) == BLOB
-    assert BlobCache(tmp_path).get(REF, never) == BLOB
+    assert BlobCache(tmp_path, whole).get(REF) == BLOB
+    assert BlobCache(tmp_path, never).get(REF) == BLOB
 
 
 @pytest.mark.parametrize("damage", [b"", b"a grapf", b"a graph and more"])
 def test_a_corrupt_cache_entry_is_fetched_again(tmp_path, damage):
-    BlobCache(tmp_path).get(REF, lambda ref: BLOB)
+    BlobCache(tmp_path, whole).get(REF)
     (tmp_path / REF.sha256).write_bytes(damage)
-    assert BlobCache(tmp_path).get(REF, lambda ref: BLOB) == BLOB
-    assert BlobCache(tmp_path).get(REF, never) == BLOB
+    assert BlobCache(tmp_path, whole).get(REF) == BLOB
+    assert BlobCache(tmp_path, never).get(REF) == BLOB
 
 
 def test_what_a_killed_process_left_half_written_is_swept_away(tmp_path):
     (tmp_path / "tmp123.partial").write_bytes(b"hal")
-    BlobCache(tmp_path)
+    BlobCache(tmp_path, never)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -66,7 +71,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
 
 def test_a_digest_that_is_no_file_name_reads_nothing(tmp_path):
     with pytest.raises(StateError):
-        BlobCache(tmp_path).get(BlobRef("\0", 1), never)
+        BlobCache(tmp_path, never).get(BlobRef("\0", 1))
 
 
 def test_two_sessions_cannot_share_a_state_folder(tmp_path):

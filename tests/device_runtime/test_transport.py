@@ -2,6 +2,7 @@ import httpx2
 import numpy as np
 import pytest
 
+from device_runtime.cache import Partial
 from device_runtime.errors import BadAnswer, ConfigError, Refused, Unreachable
 from device_runtime.transport import Transport
 from fedcore import checkpoint
@@ -22,6 +23,11 @@ class Pauses(list):
 @pytest.fixture
 def pauses():
     return Pauses()
+
+
+@pytest.fixture
+def partial(tmp_path):
+    return Partial(tmp_path / "partial")
 
 
 @pytest.fixture
@@ -57,22 +63,22 @@ def test_a_broken_connection_is_tried_again(coordinator, transport, fault):
     assert transport.check_in("phones", HELLO) == Accepted("s-1")
 
 
-def test_three_retries_are_all_there_are_in_an_assignment(coordinator, transport):
+def test_three_retries_are_all_there_are_in_an_assignment(coordinator, transport, partial, tmp_path):
     given = transport.await_assignment("s-1", 5)
     coordinator.faults["blob"] = [cut, cut]
-    transport.blob(given.plan)
+    transport.blob(given.plan, partial)
     coordinator.faults["blob"] = [cut, cut]
     with pytest.raises(Unreachable, match="blobs"):
-        transport.blob(given.checkpoint)
+        transport.blob(given.checkpoint, Partial(tmp_path / "other"))
     assert coordinator.calls.count("blob") == 5
 
 
-def test_an_assignment_starts_with_fresh_retries(coordinator, transport):
+def test_an_assignment_starts_with_fresh_retries(coordinator, transport, partial):
     coordinator.faults["check-in"] = [hang_up] * 3
     transport.check_in("phones", HELLO)
     given = transport.await_assignment("s-1", 5)
     coordinator.faults["blob"] = [hang_up] * 3
-    transport.blob(given.plan)
+    transport.blob(given.plan, partial)
 
 
 def test_a_problem_keeps_its_slug_detail_and_window_and_is_not_repeated(coordinator, transport):
@@ -134,13 +140,13 @@ def test_an_endless_answer_is_cut_off(coordinator, transport):
         transport.check_in("phones", HELLO)
 
 
-def test_bytes_of_another_digest_are_refused(coordinator, transport):
+def test_bytes_of_another_digest_are_refused(coordinator, transport, partial):
     coordinator.faults["blob"] = [answer(b"evil", "application/octet-stream")]
     with pytest.raises(BadAnswer, match="arrived as"):
-        transport.blob(BlobRef.of(b"good"))
+        transport.blob(BlobRef.of(b"good"), partial)
 
 
-def test_body_bytes_are_counted_both_ways_with_failed_attempts(coordinator, transport):
+def test_body_bytes_are_counted_both_ways_with_failed_attempts(coordinator, transport, partial):
     coordinator.faults["report"] = [status(503)]
     body = checkpoint.encode({"report": np.ones(11, np.float32)})
     transport.report("a-1", body)
@@ -148,7 +154,7 @@ def test_body_bytes_are_counted_both_ways_with_failed_attempts(coordinator, tran
     receipt_bytes = transport.bytes_down - len(b"no")
     assert receipt_bytes > 64
     transport.bytes_down = 0
-    transport.blob(coordinator.plan)
+    transport.blob(coordinator.plan, partial)
     assert transport.bytes_down == coordinator.plan.size
 
 

@@ -2,11 +2,13 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 
+import msgspec
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
@@ -14,6 +16,10 @@ from typer.testing import CliRunner
 
 from coordinator.tasks import open_coordinator_store
 from export.models import MODELS
+
+
+from fedcore.plan import BlobRef
+from fedcore.signing import SigningKey
 from muster.cli import app, main
 from muster.server import coordinator_process
 from simulator import datasets
@@ -90,6 +96,40 @@ def test_bench_device_step_compares_with_torch_in_the_same_run(executorch):
     assert set(steps) == {"torch", "onnxruntime", "executorch"}
     for step in steps.values():
         assert step["ratio_to_eager"] == pytest.approx(step["cpu_ms"] / steps["torch"]["cpu_ms"])
+
+
+def test_plans_are_signed_at_export_or_later_and_every_command_says_by_whom(plan, tmp_path):
+    keys = [tmp_path / "a.pem", tmp_path / "b.pem"]
+    first, second = (json.loads(in_process("key", "new", "--out", key, "--json").stdout)["signer"] for key in keys)
+    folder = tmp_path / "signed"
+    made = in_process("export", "logreg", "--out", folder, "--sign", keys[0], "--json")
+    assert json.loads(made.stdout)["signer"] == first
+    assert json.loads(in_process("plan", "sign", folder, "--key", keys[1], "--json").stdout)["signer"] == second
+    assert json.loads(in_process("plan", "show", folder, "--json").stdout)["signer"] == second
+    assert json.loads(in_process("plan", "verify", folder, "--json").stdout)["signer"] == second
+    assert f"signed by {second}" in in_process("plan", "verify", folder).stdout
+    assert "not signed" in in_process("plan", "verify", plan[0]).stdout
+    where = ["--db", f"sqlite:///{tmp_path / 'm.db'}", "--blobs", tmp_path / "blobs"]
+    open_coordinator_store(where[1], where[3]).close()
+    task = ["task", "create", "--plan", folder, "--population", "p", "--goal", 3, "--rounds", 2, *where, "--json"]
+    assert json.loads(in_process(*task).stdout)["signer"] == second
+    assert muster("key", "new", "--out", keys[0])[:2] == (1, "")
+
+
+def test_a_signature_of_another_plan_is_refused_by_every_command(plan, tmp_path):
+    key, folder = tmp_path / "key.pem", tmp_path / "plan"
+    assert in_process("key", "new", "--out", key).stdout.startswith("ed25519:")
+    shutil.copytree(plan[0], folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    signature = SigningKey.load(key).sign(BlobRef.of(b"another"))
+    (folder / "manifest.json").write_text(json.dumps(manifest | {"signature": msgspec.to_builtins(signature)}))
+    where = ["--db", f"sqlite:///{tmp_path / 'm.db'}", "--blobs", tmp_path / "blobs"]
+    open_coordinator_store(where[1], where[3]).close()
+    task = ["task", "create", "--plan", folder, "--population", "p", "--goal", 3, "--rounds", 2, *where]
+    for command in (["plan", "show", folder], ["plan", "verify", folder], task):
+        status, out, err = muster(*command)
+        assert (status, out) == (1, "")
+        assert "does not have the signature of ed25519:" in " ".join(err.split())
 
 
 def test_tasks_are_created_listed_paused_resumed_and_cancelled(plan, tmp_path):

@@ -1,0 +1,55 @@
+"""Time that survives restarts: a wall clock that may jump, and the time since boot, which may not."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+
+def _seconds_since_boot() -> float:
+    # The time asleep counts too, where a system can tell.
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    except OSError:
+        return secrets.token_hex(16)  # a name that no other process has: from one to the next, the wall clock serves
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Seconds since 1970 as people see them, seconds since boot, and a name for this boot."""
+
+    wall: Callable[[], float] = time.time
+    since_boot: Callable[[], float] = _seconds_since_boot
+    boot: str = field(default_factory=_boot)
+
+
+class Moment(msgspec.Struct, frozen=True):
+    """A time in the future that can be written down: `length_s` seconds after it was made."""
+
+    wall: float
+    since_boot: float
+    boot: str
+    length_s: float
+
+    @classmethod
+    def after(cls, seconds: float, clock: Clock) -> Moment:
+        """The moment so many seconds from now."""
+        return cls(clock.wall() + seconds, clock.since_boot() + seconds, clock.boot, seconds)
+
+    def carried_over(self, clock: Clock) -> Moment:
+        """The same moment on the clock of this boot: from here on it comes nearer, however the wall clock is set."""
+        return self if self.boot == clock.boot else Moment.after(self.remaining_s(clock), clock)
+
+    def remaining_s(self, clock: Clock) -> float:
+        """Seconds until then, 0 to `length_s`: within one boot exact, and after another never more than it ever was."""
+        left = self.since_boot - clock.since_boot() if self.boot == clock.boot else self.wall - clock.wall()
+        return min(max(left, 0.0), self.length_s)

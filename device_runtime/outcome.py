@@ -1,0 +1,56 @@
+"""How a session ended, in words and numbers."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from msgspec.structs import replace
+
+from device_runtime.errors import DeviceError, Refused
+from fedcore.wire.messages import RetryWindow
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How a session ended, as far as it came; `task` is empty when there was no assignment.
+
+    reported: the report was counted. rejected: no work now. not-needed: the round ended first. not-now: a condition
+    under which this device may work does not hold, and nothing was sent. aborted: the device gave its assignment up.
+    failed: the rest. `reason` is the coordinator's, or an AbortReason, or one of errors.py.
+    `retryable` says, unless the report was counted, whether coming back within minutes is of use. `notices` tell the
+    device's owner what was found and mended: a damaged state database, a report that came too late.
+    `arch` is the machine's architecture as it names itself, `backend` what runs graphs on it.
+    """
+
+    outcome: Literal["reported", "rejected", "aborted", "not-needed", "not-now", "failed"] = "failed"
+    reason: str = ""
+    detail: str = ""
+    arch: str = ""
+    backend: str = ""
+    device: str = ""
+    task: str = ""
+    round: int = 0
+    attempt: int = 0
+    slot: int = 0
+    examples: int = 0
+    steps: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    seconds: float = 0.0
+    retry: RetryWindow | None = None
+    retryable: Literal["transient", "permanent"] | None = None
+    notices: tuple[str, ...] = ()
+
+
+def failed(outcome: Outcome, error: DeviceError) -> Outcome:
+    """The outcome after an error that nothing inside the session could answer."""
+    outcome = replace(
+        outcome,
+        outcome="failed",
+        reason=error.reason,
+        detail=str(error),
+        retryable="permanent" if error.permanent else "transient",
+    )
+    if not isinstance(error, Refused):
+        return outcome
+    return replace(outcome, outcome="not-needed" if error.status == 410 else "failed", retry=error.retry)

@@ -1,0 +1,70 @@
+"""What is known of a running session: its outcome so far, and the same for the owner in the journal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from device_runtime.errors import DeviceError, NotAllowedNow, StateError
+from device_runtime.journal import RUNNING, Entry, Journal
+from device_runtime.outcome import Outcome, failed
+from device_runtime.transport import Transport
+
+# What outcome and entry have in common.
+SHARED = ("outcome", "reason", "task", "round", "attempt", "examples", "steps")
+
+
+class Record:
+    """The outcome and the journal's entry of one session. The entry is written when the record is made."""
+
+    def __init__(self, journal: Journal, transport: Transport, coordinator: str, population: str) -> None:
+        self.outcome = Outcome()
+        self._journal = journal
+        self._transport = transport
+        self._public: str | None = None
+        self._number, self._entry = journal.open(coordinator, population)
+
+    def note(self, **known: Any) -> None:
+        """Add to the outcome."""
+        self.outcome = replace(self.outcome, **known)
+
+    def notice(self, kind: str, words: str) -> None:
+        """Tell the owner something that is not the session's own end, in the journal too. Raises StateError."""
+        self.note(notices=(*self.outcome.notices, words))
+        self._journal.remark(kind, words)
+
+    def know(self, **known: Any) -> None:
+        """Add to the journal's entry; it is written with what comes next."""
+        self._entry = replace(self._entry, **known)
+
+    def write(self, **known: Any) -> None:
+        """Add to the journal's entry, and write it down. Raises StateError."""
+        self.know(**known)
+        self._journal.write(self._number, replace(self._merged(), outcome=RUNNING))
+
+    def fail(self, error: DeviceError) -> None:
+        """The session ends with this error."""
+        self.outcome = failed(self.outcome, error)
+        # What an error says in private may quote a path or a value, and the journal is for showing around.
+        self._public = str(error) if isinstance(error, NotAllowedNow) else error.detail
+
+    def close(self, **known: Any) -> Outcome:
+        """Write the entry for the last time; `known` changes it alone. A journal that cannot be written is a notice."""
+        entry = replace(self._merged(), **known)
+        self.note(bytes_up=entry.bytes_up, bytes_down=entry.bytes_down)
+        try:
+            self._journal.close(self._number, entry)
+        except StateError as error:
+            self.note(notices=(*self.outcome.notices, f"the journal lacks the end of this session: {error}"))
+        return self.outcome
+
+    def _merged(self) -> Entry:
+        known = {name: getattr(self.outcome, name) for name in SHARED}
+        return replace(
+            self._entry,
+            **known,
+            detail=self.outcome.detail if self._public is None else self._public,
+            bytes_up=self._transport.bytes_up,
+            bytes_down=self._transport.bytes_down,
+        )

@@ -1,0 +1,107 @@
+"""Ed25519 signatures of plans, so that a device can tell whose plan it was given. Spec: docs/spec/plan.md §8.
+
+Nothing else of `fedcore` loads this module before there is a signature to make or to check: the engine does without
+`cryptography`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import os
+from pathlib import Path
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+
+from fedcore.errors import BadSignature, InvalidKey
+from fedcore.plan import BlobRef, PlanSignature
+
+DOMAIN = b"muster.plan.v1\0"
+KIND = "ed25519:"
+
+
+def message(plan: BlobRef) -> bytes:
+    """What is signed: the domain, so that no other protocol's signature fits, and the digest of the plan's bytes."""
+    return DOMAIN + bytes.fromhex(plan.sha256)
+
+
+def verify(plan: BlobRef, signature: PlanSignature) -> None:
+    """Raise BadSignature unless `signature` is its signer's, over this plan. Whether to trust the signer is not ours.
+
+    Raises InvalidKey when the signer is not a public key.
+    """
+    key = public_key(signature.signer)
+    try:
+        key.verify(_bytes(signature.value), message(plan))
+    except (InvalidSignature, ValueError) as error:
+        raise BadSignature(
+            f"plan {plan.sha256[:12]}… does not have the signature of {signature.signer}: it was altered, or signed "
+            "for another plan; sign it again with `muster plan sign`"
+        ) from error
+
+
+def public_key(signer: str) -> Ed25519PublicKey:
+    """The key in its text form, `ed25519:` and 32 bytes in base64url. Raises InvalidKey."""
+    if signer.startswith(KIND):
+        with contextlib.suppress(ValueError):
+            return Ed25519PublicKey.from_public_bytes(_bytes(signer.removeprefix(KIND)))
+    raise InvalidKey(f"{signer!r} is not a public key: it must be {KIND} and 32 bytes in base64url, without padding")
+
+
+class SigningKey:
+    """A private key. Whoever holds its file can sign plans that devices run."""
+
+    def __init__(self, key: Ed25519PrivateKey) -> None:
+        self._key = key
+
+    @classmethod
+    def new(cls, path: Path) -> SigningKey:
+        """Make a key and write it to `path`, PKCS #8 in PEM, for its owner alone. Raises OSError; never overwrites."""
+        key = Ed25519PrivateKey.generate()
+        text = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(text)
+        return cls(key)
+
+    @classmethod
+    def load(cls, path: Path) -> SigningKey:
+        """The key in a file. Raises OSError, or InvalidKey when it holds no Ed25519 key in plain PEM."""
+        try:
+            key = load_pem_private_key(path.read_bytes(), password=None)
+        except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+            raise InvalidKey(f"{path} is not a private key in plain PEM; `muster key new` makes one") from error
+        if not isinstance(key, Ed25519PrivateKey):
+            raise InvalidKey(f"{path} holds a {type(key).__name__}, not an Ed25519 key; `muster key new` makes one")
+        return cls(key)
+
+    @property
+    def signer(self) -> str:
+        """The public key in its text form."""
+        return KIND + _text(self._key.public_key().public_bytes_raw())
+
+    def sign(self, plan: BlobRef) -> PlanSignature:
+        """Sign a plan by its digest. The same key and plan give the same signature."""
+        return PlanSignature(self.signer, _text(self._key.sign(message(plan))))
+
+
+def _text(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).decode().rstrip("=")
+
+
+def _bytes(text: str) -> bytes:
+    """The inverse of `_text`, and of nothing else: one value has one spelling. Raises ValueError."""
+    try:
+        data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    except binascii.Error as error:
+        raise ValueError(str(error)) from error
+    if _text(data) != text:
+        raise ValueError("not in its one spelling")
+    return data

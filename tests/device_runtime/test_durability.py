@@ -1,0 +1,323 @@
+"""A real device process against a real coordinator: killed at every point, told to stop, and on bad roads."""
+
+import json
+import resource
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from device_runtime.journal import read_journal
+from muster.cli import app
+from muster.server import coordinator_process
+from simulator import datasets
+from tests.device_runtime.proxy import Hold, road_to
+
+ENDLESS = 300_000
+"""Epochs of the long plan: tens of seconds of work, which no test waits for."""
+
+
+def muster(*arguments):
+    result = CliRunner().invoke(app, [*map(str, arguments), "--json"])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+@pytest.fixture(scope="session")
+def plans(tmp_path_factory):
+    """A short plan, and one that trains for as long as a test needs."""
+    folder = tmp_path_factory.mktemp("plans")
+    for name, epochs in (("short", 1), ("long", ENDLESS)):
+        muster("export", "logreg", "--algorithm", "fedavg", "--set", f"epochs={epochs}", "--out", folder / name)
+    return folder
+
+
+class World:
+    """A coordinator with one task for one device, the road to it, and the device's folder."""
+
+    def __init__(self, folder, plans, road):
+        self.folder, self.plans, self.road = folder, plans, road
+        self.where = ["--db", f"sqlite:///{folder / 'm.db'}", "--blobs", folder / "blobs"]
+        self.state = folder / "state"
+        self.task = ""
+
+    def create(self, plan="short", deadline_s=600.0):
+        options = ["--population", "p", "--goal", 1, "--rounds", 1, "--over-selection", 1]
+        options += ["--reporting-deadline-s", deadline_s]
+        self.task = muster("task", "create", "--plan", self.plans / plan, *options, *self.where)["task"]
+
+    def rounds(self):
+        return muster("task", "metrics", self.task, *self.where)
+
+    def start(self, *options, **how):
+        command = [sys.executable, "-m", "muster", "device", "run", "--coordinator", self.road.url, "--json"]
+        command += ["--population", "p", "--examples", str(self.folder / "mine.npz"), "--state", str(self.state)]
+        return subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **how)
+
+    def once(self, **how):
+        with self.start("--once", **how) as device:
+            out, err = device.communicate(timeout=60)
+        assert out, err
+        return json.loads(out)
+
+    def kept(self):
+        """What the state database says of the assignment, read from outside."""
+        if not (self.state / "state.db").exists():
+            return None
+        with closing(sqlite3.connect(f"file:{self.state / 'state.db'}?mode=ro", uri=True)) as database:
+            try:
+                row = database.execute("SELECT kept FROM assignment").fetchone()
+            except sqlite3.OperationalError:
+                return None
+        return json.loads(row[0]) if row else None
+
+
+def until(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def changed(data):
+    return data[:-1] + bytes([data[-1] ^ 1])
+
+
+def kill(device):
+    device.kill()
+    device.communicate()
+    assert device.returncode == -signal.SIGKILL
+
+
+@pytest.fixture
+def world(tmp_path, plans):
+    np.savez(tmp_path / "mine.npz", **datasets.load("digits").shard(0))
+    database, blobs = f"sqlite:///{tmp_path / 'm.db'}", tmp_path / "blobs"
+    with coordinator_process(tmp_path, database, blobs) as url, road_to(url) as road:
+        yield World(tmp_path, plans, road)
+
+
+def held_at(world, call, *, answered=False, skip=0):
+    """A device process that has come to a call, or to its answer, and goes no further."""
+    hold = Hold()
+    moments = world.road.after if answered else world.road.before
+    moments[call] += [lambda: None] * skip + [hold]
+    device = world.start("--once")
+    until(hold.reached.is_set)
+    return device, hold
+
+
+@pytest.mark.parametrize("call", ["check-in", "assignment"])
+def test_killed_before_it_has_work_the_device_begins_anew(world, call):
+    world.create()
+    device, _ = held_at(world, call)
+    assert world.kept() is None
+    kill(device)
+    assert [entry.outcome for entry in read_journal(world.state)] == ["interrupted"]
+    assert world.once()["outcome"] == "reported"
+    assert [entry.outcome for entry in read_journal(world.state)] == ["interrupted", "reported"]
+    assert [(one["state"], one["reported"]) for one in world.rounds()] == [("committed", 1)]
+
+
+@pytest.mark.parametrize(("skip", "plan"), [(0, None), (2, "logreg-fedavg")])
+def test_killed_while_it_downloads_the_device_gives_up_and_then_serves_the_next_attempt(world, skip, plan):
+    world.create()
+    device, _ = held_at(world, "blob", skip=skip)
+    until(lambda: (world.kept() or {}).get("phase", "assigned") == "assigned")
+    kill(device)
+    (entry,) = read_journal(world.state)
+    assert (entry.outcome, entry.task, entry.plan or None, entry.steps) == ("interrupted", world.task, plan, 0)
+    outcome = world.once()
+    assert (outcome["outcome"], outcome["reason"], outcome["round"]) == ("aborted", "runtime-failed", 1)
+    assert world.once()["outcome"] == "reported"
+    first, second = world.rounds()
+    assert (first["abort_reasons"], first["reported"]) == ({"runtime-failed": 1}, 0)
+    assert (second["state"], second["reported"]) == ("committed", 1)
+
+
+def test_killed_while_it_trains_the_device_does_not_train_for_that_assignment_again(world):
+    world.create("long")
+    device = world.start("--once")
+    until(lambda: world.road.calls.count("blob") >= 5 and read_journal(world.state)[-1].plan)
+    time.sleep(0.5)
+    kill(device)
+    assert world.kept()["phase"] == "assigned"
+    assert world.once()["outcome"] == "aborted"
+    assert world.kept() is None
+    assert world.road.reports == []
+
+
+@pytest.mark.parametrize("answered", [False, True])
+def test_a_report_without_a_receipt_is_sent_again_as_it_was_and_counted_once(world, answered):
+    world.create()
+    device, _ = held_at(world, "report", answered=answered)
+    kept = world.kept()
+    assert kept["phase"] == "trained"
+    kill(device)
+    # Other examples now: the device must send what it trained, not train again.
+    np.savez(world.folder / "mine.npz", **datasets.load("digits").shard(1))
+    outcome = world.once()
+    assert (outcome["outcome"], outcome["round"], outcome["steps"]) == ("reported", 1, kept["steps"])
+    (path, first), (again, second) = world.road.reports
+    assert (path, first) == (again, second)
+    assert world.road.calls.count("check-in") == 1
+    assert [(one["state"], one["reported"], one["assigned"]) for one in world.rounds()] == [("committed", 1, 1)]
+    assert world.kept()["phase"] == "uploaded"
+    assert list(world.state.glob("*.report")) == []
+    entries = read_journal(world.state)
+    assert [entry.outcome for entry in entries] == ["interrupted", "reported"]
+    assert entries[1].receipt == kept["sha256"]
+    assert world.once()["reason"] == "no-task"
+
+
+def test_after_the_receipt_nothing_is_sent_again(world):
+    world.create()
+    assert world.once()["outcome"] == "reported"
+    assert world.once()["outcome"] == "rejected"
+    assert len(world.road.reports) == 1
+
+
+def test_a_kept_report_that_comes_too_late_is_dropped_and_the_owner_told(world):
+    world.create(deadline_s=3.0)
+    device, _ = held_at(world, "report")
+    kill(device)
+    until(lambda: world.rounds()[0]["state"] == "abandoned")
+    outcome = world.once()
+    assert outcome["outcome"] == "reported"
+    assert "is over by now" in outcome["notices"][0]
+    assert [entry.outcome for entry in read_journal(world.state)] == ["interrupted", "reported", "dropped"]
+    assert [one["reported"] for one in world.rounds()] == [0, 1]
+
+
+def test_a_kept_report_that_the_coordinator_no_longer_takes_is_dropped(world):
+    world.create()
+    device, _ = held_at(world, "report")
+    kill(device)
+    muster("task", "cancel", world.task, *world.where)
+    until(lambda: world.rounds()[0]["state"] == "abandoned")
+    outcome = world.once()
+    assert (outcome["outcome"], outcome["reason"]) == ("not-needed", "no-longer-needed")
+    assert world.kept() is None
+    assert world.once()["reason"] == "no-task"
+
+
+def test_a_damaged_kept_report_is_never_sent(world):
+    world.create()
+    device, _ = held_at(world, "report")
+    kill(device)
+    (file,) = world.state.glob("*.report")
+    file.write_bytes(changed(file.read_bytes()))
+    assert world.once()["reason"] == "report-lost"
+    assert len(world.road.reports) == 1
+    assert world.once()["outcome"] == "reported"
+
+
+def test_a_coordinator_that_is_down_when_the_report_is_ready_gets_it_later(world):
+    world.create()
+    target = world.road.target
+
+    def vanish():
+        world.road.target = "127.0.0.1:9"
+
+    world.road.before["report"] = [vanish]
+    outcome = world.once()
+    assert (outcome["outcome"], outcome["retryable"]) == ("failed", "transient")
+    assert "the next session sends it" in outcome["notices"][0]
+    world.road.target = target
+    assert world.once()["outcome"] == "reported"
+    assert len({body for _, body in world.road.reports}) == 1
+    assert world.rounds()[0]["reported"] == 1
+
+
+@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGINT])
+def test_told_to_stop_while_it_trains_the_device_gives_up_at_once(world, sign):
+    world.create("long")
+    device = world.start()
+    until(lambda: world.road.calls.count("blob") >= 5)
+    time.sleep(0.5)
+    device.send_signal(sign)
+    _, err = device.communicate(timeout=10)
+    assert device.returncode == {signal.SIGTERM: 143, signal.SIGINT: 130}[sign]
+    assert "Traceback" not in err
+    assert world.kept() is None
+    (entry,) = read_journal(world.state)
+    assert (entry.outcome, entry.task) == ("stopped", world.task)
+    assert world.rounds()[0]["abort_reasons"] == {"conditions": 1}
+
+
+def test_told_to_stop_while_it_waits_or_sleeps_the_device_ends_at_once(world):
+    world.create()
+    device, _ = held_at(world, "assignment")
+    device.terminate()
+    device.communicate(timeout=10)
+    assert device.returncode == 143
+    assert world.once()["outcome"] == "reported"
+    sleeper = world.start()
+    assert json.loads(sleeper.stdout.readline())["reason"] == "no-task"
+    sleeper.terminate()
+    sleeper.communicate(timeout=10)
+    assert sleeper.returncode == 143
+
+
+def test_a_download_that_was_killed_goes_on_where_it_stopped(world):
+    world.create()
+    world.road.slow_s = 1.5
+    device = world.start("--once")
+    until(lambda: any(path.stat().st_size for path in (world.state / "blobs").glob("*.download")))
+    kill(device)
+    (partial,) = (world.state / "blobs").glob("*.download")
+    size = partial.stat().st_size
+    world.road.slow_s = 0.0
+    assert world.once()["outcome"] == "aborted"
+    assert world.once()["outcome"] == "reported"
+    assert f"bytes={size}-" in world.road.ranges
+    assert list((world.state / "blobs").glob("*.download")) == []
+
+
+def test_other_bytes_than_the_digests_are_never_used_and_not_kept(world):
+    world.create()
+    world.road.change["blob"] = changed
+    outcome = world.once()
+    assert (outcome["outcome"], outcome["reason"]) == ("failed", "bad-answer")
+    assert list((world.state / "blobs").iterdir()) == []
+    assert world.road.reports == []
+    del world.road.change["blob"]
+    assert world.once()["outcome"] == "reported"
+
+
+def test_a_disk_that_is_full_is_a_clear_outcome_and_mends(world):
+    world.create()
+    world.once()
+
+    def full():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
+
+    shutil.rmtree(world.state)
+    outcome = world.once(preexec_fn=full)
+    assert (outcome["outcome"], outcome["reason"]) == ("failed", "state-unusable")
+    assert world.once()["reason"] == "no-task"
+
+
+def test_a_damaged_state_database_is_kept_aside_and_the_owner_told(world):
+    world.create()
+    device, _ = held_at(world, "report", answered=True)
+    kill(device)
+    database = world.state / "state.db"
+    for suffix in ("-wal", "-shm"):
+        Path(f"{database}{suffix}").unlink(missing_ok=True)
+    database.write_bytes(b"SQLite format 3\0" + b"\xff" * 5000)
+    outcome = world.once()
+    assert outcome["reason"] == "no-task"
+    (aside,) = world.state.glob("state.db.damaged-*Z")
+    assert aside.read_bytes().endswith(b"\xff")
+    assert aside.name in outcome["notices"][0]
+    assert "state-replaced" in [entry.outcome for entry in read_journal(world.state)]
+    assert world.rounds()[0]["reported"] == 1

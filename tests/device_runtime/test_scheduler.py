@@ -1,0 +1,192 @@
+import random
+from dataclasses import replace
+
+import pytest
+
+from device_runtime.clock import Clock, Moment
+from device_runtime.scheduler import default_window, run_forever
+from device_runtime.session import run_session
+from fedcore.wire.messages import Rejected, RetryWindow, encode
+from tests.device_runtime.coordinator import WINDOW, answer, refusal
+
+
+class Enough(Exception):
+    """Ends a loop that runs for ever."""
+
+
+class Time:
+    """A clock that a test sets; sleeping moves it. `sleeps` are the seconds between sessions."""
+
+    def __init__(self, most=100):
+        self.wall, self.boot_s, self.boot, self.slept, self.most = 1e9, 50.0, "first", [], most
+
+    @property
+    def clock(self):
+        return Clock(lambda: self.wall, lambda: self.boot_s, self.boot)
+
+    def sleep(self, seconds):
+        if len(self.slept) == self.most:
+            raise Enough
+        self.slept.append(seconds)
+        self.wall, self.boot_s = self.wall + seconds, self.boot_s + seconds
+
+    def reboot(self, jump_s=0.0):
+        self.boot, self.boot_s, self.wall = "next", 1.0, self.wall + jump_s
+
+
+class Sessions:
+    """Outcomes of a loop, and how long it waited before each; the loop ends with the last."""
+
+    def __init__(self, time, most):
+        self.time, self.most, self.outcomes, self.waits, self._last = time, most, [], [], time.boot_s
+
+    def __call__(self, outcome):
+        self.outcomes.append(outcome)
+        self.waits.append(self.time.boot_s - self._last)
+        self._last = self.time.boot_s
+        if len(self.outcomes) == self.most:
+            raise Enough
+
+
+def run(config, time, most):
+    """So many sessions of a device that starts now."""
+    sessions = Sessions(time, most)
+    with pytest.raises(Enough):
+        run_forever(config, sessions, sleep=time.sleep, rng=random.Random(0), clock=time.clock)
+    return sessions
+
+
+def reject(coordinator, times=1, window=WINDOW):
+    coordinator.faults["check-in"] += [answer(encode(Rejected("no-task", window)))] * times
+
+
+def test_a_device_comes_back_in_the_window_it_was_told(coordinator, config):
+    reject(coordinator, 3)
+    sessions = run(config, Time(), 5)
+    assert [outcome.outcome for outcome in sessions.outcomes] == ["rejected"] * 3 + ["reported"] * 2
+    assert sessions.waits[0] == 0
+    assert all(WINDOW.min_s <= seconds <= WINDOW.max_s for seconds in sessions.waits[1:4])
+    assert len(set(sessions.waits[1:4])) == 3
+    assert sessions.waits[4] <= 2
+
+
+def test_a_transient_error_costs_minutes_and_a_permanent_one_hours(coordinator, config):
+    coordinator.faults["check-in"] = [refusal("internal"), refusal("malformed-message")]
+    sessions = run(config, Time(1000), 3)
+    assert [outcome.retryable for outcome in sessions.outcomes[:2]] == ["transient", "permanent"]
+    assert 60 <= sessions.waits[1] <= 300
+    assert 7200 <= sessions.waits[2] <= 21600
+    assert default_window(sessions.outcomes[1]).min_s == 7200
+
+
+def test_a_restart_does_not_shorten_the_wait(coordinator, config):
+    time = Time()
+    reject(coordinator, 1, RetryWindow(500.0, 600.0))
+    run(config, time, 1)
+    time.sleep(100)
+    assert 400 <= run(config, time, 1).waits[0] <= 500
+
+
+def test_another_coordinator_or_population_has_a_wait_of_its_own(coordinator, config):
+    time = Time()
+    reject(coordinator, 1, RetryWindow(500.0, 600.0))
+    run(config, time, 1)
+    assert run(replace(config, population="toasters"), time, 1).waits == [0]
+    assert run(config, time, 1).waits[0] >= 500
+
+
+@pytest.mark.parametrize("jump_s", [-1e8, -3600.0, 3600.0, 1e8])
+def test_a_wall_clock_that_is_set_changes_no_wait(coordinator, config, jump_s):
+    time = Time()
+    reject(coordinator, 1, RetryWindow(500.0, 600.0))
+    run(config, time, 1)
+    time.wall += jump_s
+    assert 500 <= run(config, time, 1).waits[0] <= 600
+
+
+def test_after_a_reboot_with_a_clock_that_fell_back_the_wait_is_never_longer_than_it_was(coordinator, config):
+    time = Time()
+    reject(coordinator, 1, RetryWindow(500.0, 600.0))
+    run(config, time, 1)
+    time.reboot(jump_s=-1e8)
+    assert 500 <= run(config, time, 1).waits[0] <= 600
+
+
+def test_a_reboot_keeps_the_wait_by_the_wall_clock(coordinator, config):
+    time = Time()
+    reject(coordinator, 1, RetryWindow(500.0, 600.0))
+    run(config, time, 1)
+    time.reboot(jump_s=400.0)
+    assert 100 <= run(config, time, 1).waits[0] <= 200
+
+
+def test_time_asleep_counts(coordinator, config):
+    time = Time()
+    reject(coordinator, 1, RetryWindow(500.0, 500.0))
+    nap = time.sleep
+
+    def deep(seconds):
+        nap(seconds)
+        if len(time.slept) == 2:
+            nap(1000)
+
+    sessions = Sessions(time, 2)
+    with pytest.raises(Enough):
+        run_forever(config, sessions, sleep=deep, clock=time.clock)
+    assert len(time.slept) == 3
+    assert sessions.waits[1] == pytest.approx(1120)
+
+
+def test_once_does_not_wait(coordinator, config):
+    time = Time()
+    reject(coordinator, 1, RetryWindow(500.0, 600.0))
+    run(config, time, 1)
+    assert run_session(config, time.clock).outcome == "reported"
+
+
+class Needs:
+    """Requirements that take the words a source gives."""
+
+    def unmet(self, conditions):
+        return conditions
+
+
+def test_while_conditions_do_not_hold_they_are_looked_at_each_minute_and_nothing_is_sent(coordinator, config):
+    states = iter([("not charging",)] * 3)
+    config = replace(config, conditions=lambda: next(states, ()), requirements=Needs())
+    time = Time()
+    sessions = run(config, time, 2)
+    first, second = sessions.outcomes
+    assert (first.outcome, first.reason, first.detail) == ("not-now", "conditions", "not charging")
+    assert (second.outcome, sessions.waits[1]) == ("reported", 180)
+    assert coordinator.calls.count("check-in") == 1
+
+
+def test_waiting_for_conditions_does_not_forget_the_window(coordinator, config):
+    time = Time()
+    reject(coordinator, 1, RetryWindow(500.0, 600.0))
+    run(config, time, 1)
+    asked = []
+    config = replace(config, conditions=lambda: asked.append(time.boot_s) or ("metered",), requirements=Needs())
+    run(config, time, 1)
+    assert asked[0] >= 550
+
+
+def test_a_state_folder_that_cannot_be_used_still_means_waiting(config, tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    sessions = run(replace(config, state=tmp_path / "file"), Time(), 2)
+    assert [outcome.reason for outcome in sessions.outcomes] == ["state-unusable"] * 2
+    assert sessions.waits[1] >= 60
+
+
+def test_a_moment_is_exact_within_a_boot_and_bounded_after():
+    time = Time()
+    moment = Moment.after(100.0, time.clock)
+    assert moment.remaining_s(time.clock) == 100
+    time.wall -= 1e6
+    time.boot_s += 30
+    assert moment.remaining_s(time.clock) == 70
+    time.reboot()
+    assert moment.remaining_s(time.clock) == 100
+    time.wall += 2e6
+    assert moment.remaining_s(time.clock) == 0
