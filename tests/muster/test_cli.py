@@ -16,8 +16,6 @@ from typer.testing import CliRunner
 
 from coordinator.tasks import open_coordinator_store
 from export.models import MODELS
-
-
 from fedcore.plan import BlobRef
 from fedcore.signing import SigningKey
 from muster.cli import app, main
