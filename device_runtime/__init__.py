@@ -1,4 +1,36 @@
 """What ships to a device: a session loop that downloads graphs, runs them over local examples and uploads one vector.
 
 It contains no algorithm and no tensor library: a new algorithm reaches a device as data, never as an update of the app.
+A host application needs the names below and nothing else (docs/device.md). Each is loaded when it is first asked for:
+whoever imports a part of this package need not have what the other parts need.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from device_runtime.device import Device
+    from device_runtime.errors import ConfigError
+    from device_runtime.examples import ExampleStore
+    from device_runtime.outcome import Outcome
+    from device_runtime.policy import PerDay, PlanLimits, Policy
+
+__all__ = ["ConfigError", "Device", "ExampleStore", "Outcome", "PerDay", "PlanLimits", "Policy"]
+
+_HOMES = {
+    "ConfigError": "errors",
+    "Device": "device",
+    "ExampleStore": "examples",
+    "Outcome": "outcome",
+    "PerDay": "policy",
+    "PlanLimits": "policy",
+    "Policy": "policy",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

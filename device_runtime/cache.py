@@ -63,6 +63,10 @@ class BlobCache:
         self._fetch = fetch
         sweep_partials(folder)
 
+    def holds(self, ref: BlobRef) -> bool:
+        """Whether a blob is kept here, as far as its name says."""
+        return (self._folder / ref.sha256).is_file()
+
     def get(self, ref: BlobRef) -> bytes:
         """A kept blob; it is fetched when it is not here, or damaged. Raises StateError and what `fetch` does."""
         path = self._folder / ref.sha256

@@ -1,7 +1,8 @@
 """Errors of the device runtime.
 
 DeviceError
-├── ConfigError             the configuration names something that is not there
+├── ConfigError             the configuration, or the policy file, is not one
+├── PolicyForbids           this device's policy lets it take no part now; the coordinator was not called
 ├── AssignmentError         this device cannot carry out the assignment; the coordinator is told `reason`
 │   ├── ExamplesError       local examples are missing, too few, or not what the plan asks for
 │   ├── PlanRefused         the plan or one of its graphs cannot be run here, now or later
@@ -43,9 +44,16 @@ class DeviceError(Exception):
 
 
 class ConfigError(DeviceError):
-    """The configuration names something that is not there."""
+    """The configuration names something that is not there, or the policy file is not a policy."""
 
     reason = "bad-configuration"
+    permanent = True
+
+
+class PolicyForbids(DeviceError):
+    """This device's policy lets it take no part now; the coordinator was not called."""
+
+    reason = "policy"
     permanent = True
 
 

@@ -34,9 +34,13 @@ class Record:
         self.note(notices=(*self.outcome.notices, words))
         self._journal.remark(kind, words)
 
+    def know(self, **known: Any) -> None:
+        """Add to the journal's entry; it is written with what comes next."""
+        self._entry = replace(self._entry, **known)
+
     def write(self, **known: Any) -> None:
         """Add to the journal's entry, and write it down. Raises StateError."""
-        self._entry = replace(self._entry, **known)
+        self.know(**known)
         self._journal.write(self._number, replace(self._merged(), outcome=RUNNING))
 
     def fail(self, error: DeviceError) -> None:

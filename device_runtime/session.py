@@ -26,6 +26,7 @@ from device_runtime.errors import (
     ConfigError,
     DeviceError,
     NotAllowedNow,
+    PolicyForbids,
     Refused,
     ReportLost,
     RuntimeFailed,
@@ -34,10 +35,12 @@ from device_runtime.errors import (
     TransportError,
 )
 from device_runtime.examples import ExampleSource, open_examples
+from device_runtime.guard import Guard
 from device_runtime.identity import device_id
 from device_runtime.journal import Journal
 from device_runtime.kept import Kept, KeptAssignment
 from device_runtime.outcome import Outcome, failed
+from device_runtime.policy import Policy, policy_in
 from device_runtime.record import Record
 from device_runtime.state import only_session
 from device_runtime.transport import Transport
@@ -62,6 +65,8 @@ class Requirements(Protocol):
 class DeviceConfig:
     """One device. `state` is a folder of its own; `wait_s` is how long it waits to be selected.
 
+    policy: what it may do; None is the `policy.toml` of the state folder.
+
     conditions: asked before a session, before every download and between batches, and held against `requirements`;
     without the two a device may always work.
     """
@@ -72,6 +77,7 @@ class DeviceConfig:
     state: Path
     backend: str = "onnxruntime"
     wait_s: float = 30.0
+    policy: Policy | None = None
     conditions: Callable[[], Any] | None = None
     requirements: Requirements | None = None
 
@@ -111,7 +117,9 @@ class _Session:
         self._database = database
         self._clock = clock
         self._kept = KeptAssignment(database, config.state, config.coordinator, config.population)
-        self._record = Record(Journal(database, clock), transport, config.coordinator, config.population)
+        journal = Journal(database, clock)
+        self._guard = Guard(config.policy or policy_in(config.state), journal, clock=clock.wall)
+        self._record = Record(journal, transport, config.coordinator, config.population)
 
     def run(self) -> Outcome:
         """Everything from the conditions to the receipt."""
@@ -126,6 +134,9 @@ class _Session:
                 self._take_part()
         except StateDamaged:
             raise  # nothing can be written down any more
+        except PolicyForbids as error:
+            self._record.fail(error)
+            self._record.note(outcome="not-now")
         except DeviceError as error:
             self._record.fail(error)
         except STOPS:
@@ -156,12 +167,13 @@ class _Session:
 
     def _take_part(self) -> None:
         config, transport = self._config, self._transport
+        self._guard.check_in(config.population)
         backend, examples = _backend(config.backend), open_examples(config.examples)
         hello = CheckIn(
             device=self._record.outcome.device,
             runtime=f"muster {version('muster-fl')}, {backend.runtime}",
             formats=(backend.format,),
-            examples=examples.counts(),
+            examples=self._guard.shown(examples.counts()),
         )
         answer = transport.check_in(config.population, hello)
         if isinstance(answer, Rejected):
@@ -198,14 +210,20 @@ class _Session:
             record.write(assignment=given.assignment, plan_sha256=given.plan.sha256)
         cache = BlobCache(self._config.state / "blobs", self._transport.blob)
         worker = Worker(backend, examples, cache, lambda: self._keep_going(due))
+        self._guard.check_assignment(given, self._transport.bytes_moved)
         plan = worker.plan(given)
         record.write(plan=plan.name)
+        to_move = self._transport.bytes_moved + worker.to_move(given, plan)
+        self._guard.check_plan(plan, backend.format, examples.count, to_move=to_move)
         started = time.process_time()
-        result = worker.train(given, plan)
+        try:
+            result = worker.train(given, plan)
+        finally:
+            record.know(compute_s=time.process_time() - started)
         record.note(examples=result.examples, steps=result.steps)
         with self._database.transaction():
             kept = self._kept.trained(kept, checkpoint.encode({"report": result.report}), result.examples, result.steps)
-            record.write(compute_s=time.process_time() - started)
+            record.write()
         return kept
 
     def _deliver(self, kept: Kept) -> None:
@@ -245,7 +263,7 @@ class _Session:
         unmet = self._config.unmet()
         if unmet:
             raise NotAllowedNow("a condition for work no longer holds", "; ".join(unmet))
-        return due.remaining_s(self._clock) > 0
+        return self._guard.may_go_on() and due.remaining_s(self._clock) > 0
 
     def _rejected(self, answer: Rejected, backend: Backend) -> None:
         self._record.note(outcome="rejected", reason=answer.reason, retry=answer.retry, retryable="transient")

@@ -102,6 +102,11 @@ class Transport:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._client.close()
 
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes down and up together."""
+        return self.bytes_down + self.bytes_up
+
     def check_in(self, population: str, message: CheckIn) -> CheckInAnswer:
         """Say that this device is willing."""
         call = _Call("POST", f"/v1/populations/{_segment(population)}/checkins", encode(message), JSON)

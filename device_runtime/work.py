@@ -53,6 +53,12 @@ class Worker:
         place = Place(given.seed, given.round, given.slot)
         return execute(plan, graphs, broadcast, columns, place, keep_going=self.keep_going)
 
+    def to_move(self, given: Assignment, plan: Plan) -> int:
+        """Bytes still to come and go: graphs that are not kept here, the checkpoint, the report."""
+        graphs = set(plan.graphs.get(self.backend.format, {}).values())
+        missing = sum(ref.size for ref in graphs if not self.cache.holds(ref))
+        return missing + given.checkpoint.size + 4 * plan.report.size
+
     def _fetch(self, get: Callable[[BlobRef], bytes], ref: BlobRef) -> bytes:
         if not self.keep_going():
             raise DeadlinePassed("stopped before training: the report would come too late")

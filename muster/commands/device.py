@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,6 +24,10 @@ def run(
     examples: Annotated[Path, typer.Option(help="Local examples: an .npz file, or a SQLite example store.")],
     state: Annotated[Path, typer.Option(help="Where the device keeps its identity and cached plans.")] = Path("device"),
     backend: Annotated[str, typer.Option(help="What runs the graphs: onnxruntime or executorch.")] = "onnxruntime",
+    policy: Annotated[
+        Path | None,
+        typer.Option(help="What this device may do, see docs/device.md.  [default: policy.toml in the state folder]"),
+    ] = None,
     once: Annotated[bool, typer.Option("--once", help="Run one session and end.")] = False,
     json: Json = False,
 ) -> None:
@@ -32,13 +37,10 @@ def run(
 
     With --once the exit code is 0 when the session reported, 75 when there was no work now, 1 when it failed.
     """
+    from device_runtime.device import Device
     from device_runtime.outcome import Outcome
-    from device_runtime.scheduler import run_forever
-    from device_runtime.session import DeviceConfig, run_session
 
-    config = DeviceConfig(
-        coordinator=coordinator, population=population, examples=examples, state=state, backend=backend
-    )
+    device = Device(coordinator, population, examples, state, policy=policy, backend=backend)
 
     def tell(outcome: Outcome) -> None:
         if json:
@@ -50,8 +52,8 @@ def run(
                 typer.echo(f"  {notice}")
 
     if not once:
-        run_forever(config, tell)
-    outcome = run_session(config)
+        return device.run_forever(threading.Event(), tell)
+    outcome = device.run_once()
     tell(outcome)
     codes = {"reported": 0, "rejected": 75, "not-needed": 75, "not-now": 75}
     raise typer.Exit(codes.get(outcome.outcome, 1))

@@ -1,8 +1,36 @@
 import subprocess
 import sys
 
-MODULES = "session", "runner", "transport", "cache", "identity", "examples", "backends.onnxruntime"
+MODULES = (
+    "session",
+    "runner",
+    "transport",
+    "cache",
+    "identity",
+    "examples",
+    "device",
+    "guard",
+    "policy",
+    "backends.onnxruntime",
+)
 FOREIGN = "torch", "fastapi", "sqlalchemy", "pydantic", "onnx", "sklearn", "coordinator", "export", "simulator"
+
+
+HEAVY = "numpy", "msgspec", "httpx2", "onnxruntime", "cryptography", "sqlite3"
+
+
+def test_the_package_alone_loads_nothing_and_then_what_is_asked_for():
+    code = f"""
+import sys, device_runtime
+loaded = lambda: [name for name in {HEAVY} if name in sys.modules]
+print(loaded())
+for name in device_runtime.__all__:
+    assert getattr(device_runtime, name).__name__ == name
+print(loaded())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    # The runtime comes with the first session, cryptography with the first key that a policy names.
+    assert done.stdout.splitlines() == ["[]", "['numpy', 'msgspec', 'httpx2', 'sqlite3']"]
 
 
 def test_a_device_loads_no_tensor_library_and_no_server():

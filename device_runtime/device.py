@@ -1,0 +1,109 @@
+"""A device inside a host application: what an app embeds. How to use it: docs/device.md."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from device_runtime.outcome import Outcome
+from device_runtime.policy import Policy, policy_in
+from device_runtime.scheduler import run_forever
+from device_runtime.session import DeviceConfig, Requirements, run_session
+
+_LOG = logging.getLogger(__name__)
+
+
+class Device:
+    """One device: it serves one population of one coordinator, with examples and a state folder of its own.
+
+    examples: a SQLite example store or an `.npz` file. policy: what the device may do, as a Policy or its file; None is
+    `policy.toml` in the state folder, or everything when there is none. conditions, requirements: under which
+    conditions it may work. wait_s: how long it waits to be selected. Raises ConfigError when the policy is not one.
+    """
+
+    def __init__(  # noqa: PLR0913  # one parameter per setting, most of them by name
+        self,
+        coordinator: str,
+        population: str,
+        examples: Path | str,
+        state: Path | str,
+        *,
+        policy: Policy | Path | str | None = None,
+        conditions: Callable[[], Any] | None = None,
+        requirements: Requirements | None = None,
+        backend: str = "onnxruntime",
+        wait_s: float = 30.0,
+    ) -> None:
+        self._config = DeviceConfig(
+            coordinator=coordinator,
+            population=population,
+            examples=Path(examples),
+            state=Path(state),
+            policy=_policy(policy, Path(state)),
+            conditions=conditions,
+            requirements=requirements,
+            backend=backend,
+            wait_s=wait_s,
+        )
+        self._said = False
+
+    def run_once(self) -> Outcome:
+        """Run one session now. Whatever happens in it is in the outcome."""
+        self._say_what_is_open()
+        return run_session(self._config)
+
+    def run_forever(self, stop: threading.Event, on_outcome: Callable[[Outcome], None] = lambda outcome: None) -> None:
+        """Run sessions at the times that the coordinator names, until `stop` is set.
+
+        Work on a plan then stops within one batch, and the coordinator hears of it. A device that waits to be selected
+        comes back at the latest after `wait_s`. While the device may not work, `on_outcome` hears of it once.
+        """
+        self._say_what_is_open()
+
+        def heard(outcome: Outcome) -> None:
+            on_outcome(outcome)
+            nap(0.0)
+
+        def nap(seconds: float) -> None:
+            if stop.wait(seconds):
+                raise _Stopped
+
+        config = dataclasses.replace(
+            self._config, conditions=lambda: None, requirements=_UntilStopped(self._config, stop)
+        )
+        with contextlib.suppress(_Stopped):
+            nap(0.0)
+            run_forever(config, heard, sleep=nap)
+
+    def _say_what_is_open(self) -> None:
+        policy = self._config.policy
+        if not self._said and policy is not None and not policy.signers:
+            _LOG.warning("this device runs plans of any signer, and unsigned ones: its policy names no signers")
+        self._said = True
+
+
+class _Stopped(Exception):
+    """The application told the device to stop."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _UntilStopped:
+    """The requirements of a device, and one more: that its application goes on."""
+
+    config: DeviceConfig
+    stop: threading.Event
+
+    def unmet(self, conditions: Any) -> tuple[str, ...]:
+        """Those that do not hold, in words."""
+        return ("the application is stopping",) if self.stop.is_set() else self.config.unmet()
+
+
+def _policy(given: Policy | Path | str | None, state: Path) -> Policy:
+    if isinstance(given, Policy):
+        return given
+    return policy_in(state) if given is None else Policy.load(Path(given))

@@ -1,0 +1,75 @@
+"""What is shown to whoever embeds a device really works."""
+
+import configparser
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from coordinator.tasks import TaskSettings, open_coordinator_store
+from device_runtime.examples import ExampleStore
+from export.build import export_bundle
+from export.model import Model
+from export.models import load
+from fedcore.algorithms import create
+from muster.cli import app
+from muster.server import coordinator_process
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def test_the_host_app_trains_on_what_it_recorded(tmp_path):
+    bundle = export_bundle(Model(load("logreg")), create("fedavg", {"batch_size": 5}), tmp_path / "plan")
+    database, blobs = f"sqlite:///{tmp_path / 'muster.db'}", tmp_path / "blobs"
+    with open_coordinator_store(database, blobs) as store, coordinator_process(tmp_path, database, blobs) as url:
+        task = store.register_task(bundle, TaskSettings(population="digits", goal=1, rounds=2, over_selection=1.0)).id
+        command = [sys.executable, EXAMPLES / "host_app.py", "--coordinator", url, "--population", "digits"]
+        runs = [
+            subprocess.run([*command, "--folder", tmp_path / "app"], capture_output=True, text=True, check=False)
+            for _ in range(2)
+        ]
+        rounds = store.rounds(task)
+    assert [(run.returncode, run.stdout.split()) for run in runs] == [(0, ["reported"])] * 2, runs
+    assert "its policy names no signers" in runs[0].stderr
+    assert [attempt.metrics["train.loss"] > 0 for attempt in rounds] == [True, True]
+    assert ExampleStore(tmp_path / "app" / "examples.db").counts() == {"default": 40}
+
+
+def unit(name):
+    parser = configparser.RawConfigParser(strict=False, inline_comment_prefixes=None)
+    parser.optionxform = str
+    parser.read(EXAMPLES / "systemd" / name)
+    return parser
+
+
+def test_the_service_runs_a_command_that_exists_with_its_options():
+    words = shlex.split(unit("muster-device.service")["Service"]["ExecStart"])
+    command = typer.main.get_command(app)
+    for word in words[1:3]:
+        command = command.commands[word]
+    known = {name for parameter in command.params for name in parameter.opts}
+    assert {word for word in words if word.startswith("--")} <= known
+    required = {parameter.opts[0] for parameter in command.params if parameter.required}
+    assert required <= set(words)
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd-analyze")
+def test_systemd_understands_every_line_of_the_units(tmp_path):
+    for path in (EXAMPLES / "systemd").iterdir():
+        text = path.read_text().replace("/opt/muster/bin/muster", shutil.which("true") or "/bin/true")
+        (tmp_path / path.name).write_text(text)
+    units = sorted(map(str, tmp_path.iterdir()))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", *units],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"LANG": "C"},
+    )
+    said = [line for line in done.stderr.splitlines() if "muster-device" in line]
+    assert (done.returncode, said) == (0, []), done.stderr

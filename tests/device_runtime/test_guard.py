@@ -1,0 +1,233 @@
+"""The guard in the real runtime: against a real coordinator over HTTP, and a small one that says what it hears."""
+
+import itertools
+import logging
+import threading
+
+import msgspec
+import numpy as np
+import pytest
+import sqlalchemy
+
+from coordinator.store.tables import TASKS
+from coordinator.tasks import TaskSettings, open_coordinator_store
+from device_runtime import ConfigError, Device, ExampleStore, PerDay, PlanLimits, Policy
+from export.build import export_bundle
+from export.model import Model
+from export.models import load
+from fedcore.algorithms import create
+from fedcore.params import ParamSchema, TensorSpec
+from fedcore.signing import SigningKey
+from muster.server import coordinator_process
+
+OTHER = "ed25519:11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"
+POPULATIONS = (f"population-{number}" for number in itertools.count())
+
+
+class World:
+    """A real coordinator with its store, a signed and an unsigned bundle, and the signer's key."""
+
+    def __init__(self, url, store, key, signed, unsigned):
+        self.url, self.store, self.key, self.signed, self.unsigned = url, store, key, signed, unsigned
+
+    def task(self, bundle=None, plan=None, **settings):
+        """A population with one task; `plan` is what a coordinator that cheats hands out instead."""
+        population = next(POPULATIONS)
+        given = {"goal": 1, "rounds": 100, "over_selection": 1.0, "selection_timeout_s": 0.2} | settings
+        task = self.store.register_task(bundle or self.signed, TaskSettings(population=population, **given)).id
+        if plan is not None:
+            ref = self.store.blobs.put(plan.encode())
+            with self.store.database.writing() as records:
+                records.add_blob(ref, public=True)
+            with self.store.database.engine.begin() as connection:
+                connection.execute(sqlalchemy.update(TASKS).where(TASKS.c.id == task).values(plan_sha256=ref.sha256))
+        return task, population
+
+    def refusals(self, task):
+        """Why devices gave up, over all attempts."""
+        return [attempt.abort_reasons for attempt in self.store.rounds(task) if attempt.abort_reasons]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("world")
+    key = SigningKey.new(folder / "key.pem")
+    model, algorithm = Model(load("logreg")), create("fedavg", {"batch_size": 5, "epochs": 2})
+    signed = export_bundle(model, algorithm, folder / "signed").sign(key)
+    unsigned = export_bundle(model, algorithm, folder / "unsigned")
+    database, blobs = f"sqlite:///{folder / 'muster.db'}", folder / "blobs"
+    with open_coordinator_store(database, blobs) as store, coordinator_process(folder, database, blobs) as url:
+        yield World(url, store, key, signed, unsigned)
+
+
+@pytest.fixture
+def device(world, tmp_path):
+    """A device with twelve examples: a function of its population and its policy."""
+    store = ExampleStore(tmp_path / "examples.db")
+    store.append({"x": np.full((1, 8, 8), 0.5, np.float32), "y": np.array(n % 10)} for n in range(12))
+
+    def make(population, policy=None):
+        return Device(world.url, population, store.path, tmp_path / "state", policy=policy, wait_s=5.0)
+
+    return make
+
+
+def refused(world, task, outcome, rule, words=""):
+    """The device gave its assignment up because of `rule`, and the coordinator counted that."""
+    assert (outcome.outcome, outcome.reason, outcome.retryable) == ("aborted", "plan-refused", "permanent")
+    assert outcome.detail.startswith(f"against {rule} of this device's policy: ")
+    assert words in outcome.detail
+    assert outcome.steps == 0
+    assert world.refusals(task) == [{"plan-refused": 1}]
+
+
+def kept_away(outcome, rule):
+    """The device did not call the coordinator because of `rule`."""
+    assert (outcome.outcome, outcome.reason, outcome.retryable) == ("not-now", "policy", "permanent")
+    assert outcome.detail.startswith(f"against {rule} of this device's policy: ")
+    assert (outcome.bytes_up, outcome.bytes_down) == (0, 0)
+
+
+def test_a_plan_of_a_named_signer_within_all_limits_is_trained(world, device):
+    _, population = world.task(goal=1)
+    policy = Policy(
+        populations=(population,),
+        collections=("default",),
+        signers=(OTHER, world.key.signer),
+        per_day=PerDay(compute_seconds=60, bytes=10**6, sessions=5),
+        plan=PlanLimits(parameters=650, graph_bytes=10**6, batch_examples=5 * 2 * 3),
+    )
+    outcome = device(population, policy).run_once()
+    assert (outcome.outcome, outcome.examples, outcome.steps) == ("reported", 12, 6), outcome
+
+
+def test_a_tampered_plan_is_refused_although_every_digest_fits(world, device):
+    evil = msgspec.structs.replace(world.signed.plan, name="evil")
+    task, population = world.task(plan=evil)
+    outcome = device(population, Policy(signers=(world.key.signer,))).run_once()
+    refused(world, task, outcome, "signers", "does not have the signature of ed25519:")
+    assert device(population).run_once().outcome == "reported"
+
+
+def test_an_unsigned_plan_and_one_of_another_signer_are_refused(world, device):
+    task, population = world.task(world.unsigned)
+    refused(world, task, device(population, Policy(signers=(OTHER,))).run_once(), "signers", "not signed")
+    task, population = world.task(world.signed)
+    refused(world, task, device(population, Policy(signers=(OTHER,))).run_once(), "signers", "does not name")
+
+
+def test_a_plan_whose_schema_is_not_its_model_is_refused(world, device):
+    wrong = msgspec.structs.replace(world.signed.plan, schema=ParamSchema((TensorSpec("w", (3,)),)))
+    task, population = world.task(plan=wrong)
+    outcome = device(population, Policy(plan=PlanLimits(parameters=5))).run_once()
+    assert (outcome.outcome, outcome.reason) == ("aborted", "plan-refused")
+    assert "schema has 3 parameters, its broadcast 650" in outcome.detail
+    assert world.refusals(task) == [{"plan-refused": 1}]
+
+
+@pytest.mark.parametrize(
+    ("policy", "rule"),
+    [
+        (Policy(min_cohort=2), "min_cohort"),
+        (Policy(require_secure_aggregation=True), "require_secure_aggregation"),
+        (Policy(plan=PlanLimits(parameters=649)), "plan.parameters"),
+        (Policy(plan=PlanLimits(graph_bytes=100)), "plan.graph_bytes"),
+        (Policy(plan=PlanLimits(batch_examples=29)), "plan.batch_examples"),
+        (Policy(per_day=PerDay(bytes=3000)), "per_day.bytes"),
+        (Policy(per_day=PerDay(compute_seconds=1e-9)), "per_day.compute_seconds"),
+    ],
+)
+def test_what_is_against_the_policy_is_given_up_by_the_rules_name(world, device, policy, rule):
+    task, population = world.task()
+    refused(world, task, device(population, policy).run_once(), rule)
+
+
+def test_a_collection_that_is_not_allowed_is_neither_trained_on_nor_mentioned(world, device):
+    task, population = world.task()
+    outcome = device(population, Policy(collections=("typed",))).run_once()
+    assert (outcome.outcome, outcome.reason) == ("rejected", "not-eligible")
+    assert world.store.rounds(task) == []
+
+
+def test_another_population_is_not_called(world, device):
+    _, population = world.task()
+    kept_away(device(population, Policy(populations=("others",))).run_once(), "populations")
+
+
+@pytest.mark.parametrize("limit", [{"sessions": 1}, {"bytes": 20_000}, {"compute_seconds": 1e-3}])
+def test_a_days_budget_outlasts_the_process_and_then_keeps_the_device_away(world, device, limit):
+    _, population = world.task()
+    (rule,) = limit
+    policy, outcomes = Policy(per_day=PerDay(**limit)), []
+    while len(outcomes) < 20 and (not outcomes or outcomes[-1].outcome == "reported"):
+        outcomes.append(device(population, policy).run_once())
+    assert f"against per_day.{rule} of this device's policy" in outcomes[-1].detail
+    if limit == {"sessions": 1}:
+        assert [outcome.outcome for outcome in outcomes] == ["reported", "not-now"]
+        kept_away(outcomes[-1], "per_day.sessions")
+    assert device(population).run_once().outcome == "reported"
+
+
+def test_the_coordinator_hears_the_rule_and_nothing_else_of_the_policy(coordinator, config):
+    policy = Policy(signers=(OTHER,), min_cohort=1)
+    outcome = Device(config.coordinator, "phones", config.examples, config.state, policy=policy).run_once()
+    assert [(abort.reason, abort.detail) for abort in coordinator.aborts] == [
+        ("plan-refused", "against signers of this device's policy")
+    ]
+    assert outcome.detail == "against signers of this device's policy: the plan is not signed"
+    assert coordinator.calls == ["check-in", "assignment", "abort"]
+
+
+def test_the_check_in_mentions_allowed_collections_alone(coordinator, config):
+    device = Device(config.coordinator, "phones", config.examples, config.state, policy=Policy(collections=("typed",)))
+    assert "against collections" in device.run_once().detail
+    assert coordinator.checkins[0].examples == {}
+
+
+def test_the_plan_is_checked_before_graphs_and_checkpoint_are_fetched(coordinator, config):
+    policy = Policy(plan=PlanLimits(parameters=2))
+    Device(config.coordinator, "phones", config.examples, config.state, policy=policy).run_once()
+    assert coordinator.calls == ["check-in", "assignment", "blob", "abort"]
+
+
+def test_the_policy_of_the_state_folder_holds_and_a_bad_one_stops_the_device(coordinator, config):
+    config.state.mkdir()
+    path = config.state / "policy.toml"
+    path.write_text('populations = ["tablets"]')
+    assert (
+        "against populations" in Device(config.coordinator, "phones", config.examples, config.state).run_once().detail
+    )
+    other = config.state.parent / "other.toml"
+    other.write_text("")
+    allowed = Device(config.coordinator, "phones", config.examples, config.state, policy=other)
+    assert allowed.run_once().outcome == "reported"
+    path.write_text("populations = 3")
+    with pytest.raises(ConfigError, match="populations = 3"):
+        Device(config.coordinator, "phones", config.examples, config.state)
+    assert coordinator.calls.count("check-in") == 1
+
+
+def test_a_device_that_accepts_every_plan_says_so_once(coordinator, config, caplog):
+    device = Device(config.coordinator, "phones", config.examples, config.state)
+    with caplog.at_level(logging.INFO):
+        assert [device.run_once().outcome for _ in range(2)] == ["reported"] * 2
+    said = [record.getMessage() for record in caplog.records if "signer" in record.getMessage()]
+    assert len(said) == 1
+    caplog.clear()
+    Device(config.coordinator, "phones", config.examples, config.state, policy=Policy(signers=(OTHER,))).run_once()
+    assert not [record for record in caplog.records if "signer" in record.getMessage()]
+
+
+def test_a_host_app_stops_its_device(coordinator, config):
+    device = Device(config.coordinator, "phones", config.examples, config.state)
+    stop, outcomes = threading.Event(), []
+
+    def on_outcome(outcome):
+        outcomes.append(outcome.outcome)
+        if len(outcomes) == 2:
+            stop.set()
+
+    device.run_forever(stop, on_outcome)
+    assert outcomes == ["reported", "reported"]
+    device.run_forever(stop, on_outcome)
+    assert len(outcomes) == 2

@@ -1,0 +1,325 @@
+"""The policy file and the rules, without a network."""
+
+import time
+
+import msgspec
+import pytest
+
+from device_runtime.clock import Clock
+from device_runtime.database import open_database
+from device_runtime.errors import ConfigError, PlanRefused, PolicyForbids
+from device_runtime.guard import DAY_S, Guard
+from device_runtime.journal import Journal, Spent
+from device_runtime.policy import PerDay, PlanLimits, Policy, policy_in
+from fedcore.batching import Loop
+from fedcore.params import VectorSpec
+from fedcore.plan import BlobRef
+from fedcore.signing import SigningKey
+from fedcore.wire.messages import Assignment
+from tests.device_runtime import linear
+
+SIGNER = "ed25519:11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"
+WHOLE = f"""
+populations = ["phones"]
+collections = ["typed", "spoken"]
+signers = ["{SIGNER}"]
+min_cohort = 20
+require_secure_aggregation = true
+[per_day]
+compute_seconds = 600
+bytes = 50_000_000
+sessions = 8
+[plan]
+parameters = 2_000_000
+graph_bytes = 10_000_000
+batch_examples = 100_000
+"""
+PLAN, CHECKPOINT = BlobRef("0" * 64, 100), BlobRef("1" * 64, 1000)
+GRAPH_BYTES = sum(ref.size for ref in linear.plan().graphs["onnx"].values())
+
+
+class Remembered:
+    """A tally that was told what to say, and remembers what it was asked."""
+
+    def __init__(self, *spent):
+        self.answer, self.since = Spent(*spent), None
+
+    def spent(self, since):
+        self.since = since
+        return self.answer
+
+
+def guard(policy=None, spent=(), **clocks):
+    return Guard(policy or Policy(), Remembered(*spent), **clocks)
+
+
+def assignment(**fields):
+    given = {"assignment": "a", "task": "t", "round": 1, "attempt": 1, "slot": 0, "seed": 0, "report_within_s": 60.0}
+    return Assignment(**given, plan=PLAN, checkpoint=CHECKPOINT, **fields)
+
+
+def check_plan(policy, plan=None, examples=10, to_move=0, asked=None, **kwargs):
+    def count(collection):
+        if asked is not None:
+            asked.append(collection)
+        return examples
+
+    guarded = guard(policy, **kwargs)
+    guarded.check_plan(plan or linear.plan(), "onnx", count, to_move=to_move)
+    return guarded
+
+
+def against(rule):
+    return pytest.raises(PlanRefused, match=f"^against {rule} of this device's policy: ")
+
+
+def test_a_whole_policy_is_read(tmp_path):
+    path = tmp_path / "policy.toml"
+    path.write_text(WHOLE)
+    assert Policy.load(path) == Policy(
+        populations=("phones",),
+        collections=("typed", "spoken"),
+        signers=(SIGNER,),
+        min_cohort=20,
+        require_secure_aggregation=True,
+        per_day=PerDay(compute_seconds=600, bytes=50_000_000, sessions=8),
+        plan=PlanLimits(parameters=2_000_000, graph_bytes=10_000_000, batch_examples=100_000),
+    )
+
+
+def test_the_state_folders_policy_counts_where_there_is_one(tmp_path):
+    assert policy_in(tmp_path) == Policy()
+    (tmp_path / "policy.toml").write_text("min_cohort = 3")
+    assert policy_in(tmp_path) == Policy(min_cohort=3)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("min_cohrt = 20", "min_cohrt = 20: there is no such key; there are populations, collections, signers"),
+        (
+            "[per_day]\nsession = 1",
+            r"per_day\.session = 1: there is no such key; there are compute_seconds, bytes, ses",
+        ),
+        ("min_cohort = 0", "min_cohort = 0: Expected `int` >= 1"),
+        ("min_cohort = true", "min_cohort = True: Expected `int`"),
+        ('min_cohort = "20"', "min_cohort = '20': Expected `int`"),
+        ('populations = "phones"', "populations = 'phones': Expected `array"),
+        ("populations = []", r"populations = \[\]: Expected `array` of length >= 1"),
+        ("collections = []", r"collections = \[\]: Expected"),
+        ("collections = [1]", r"collections = \[1\]: Expected `str`"),
+        ("require_secure_aggregation = 1", "require_secure_aggregation = 1: Expected `bool`"),
+        ("[per_day]\nbytes = -1", r"per_day\.bytes = -1: Expected `int` >= 0"),
+        ("[per_day]\ncompute_seconds = nan", r"per_day\.compute_seconds = nan: Expected"),
+        ("[plan]\nparameters = 1.5", r"plan\.parameters = 1\.5: Expected `int"),
+        ("plan = 5", r"plan = 5: it must be a table, \[plan\]"),
+        ('signers = ["ed25519:x"]', r"signers = \['ed25519:x'\]: 'ed25519:x' is not a public key"),
+        ("min_cohort = ", "cannot be read"),
+    ],
+)
+def test_a_mistake_in_the_file_is_named_with_its_key_and_value(tmp_path, text, words):
+    path = tmp_path / "policy.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=rf"policy .*policy\.toml.*{words}"):
+        Policy.load(path)
+
+
+def test_a_file_that_is_not_there_or_not_text_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"nowhere\.toml cannot be read"):
+        Policy.load(tmp_path / "nowhere.toml")
+    (tmp_path / "policy.toml").write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        policy_in(tmp_path)
+
+
+def test_a_policy_made_in_python_is_checked_as_well():
+    with pytest.raises(ConfigError, match="populations = 'phones'"):
+        Policy(populations="phones")
+    with pytest.raises(ConfigError, match="sessions = -1"):
+        PerDay(sessions=-1)
+
+
+def test_the_default_allows_everything():
+    guarded = check_plan(Policy(), spent=(1e9, 10**15, 10**6), to_move=10**15)
+    guarded.check_in("anything")
+    guarded.check_assignment(assignment(), moved=10**15)
+    assert guarded.shown({"any": 3}) == {"any": 3}
+    assert guarded.may_go_on()
+
+
+def test_only_named_populations_are_served():
+    guarded = guard(Policy(populations=("phones", "tablets")))
+    guarded.check_in("tablets")
+    with pytest.raises(PolicyForbids, match=r"^against populations of this device's policy: .* 'toasters'"):
+        guarded.check_in("toasters")
+
+
+@pytest.mark.parametrize(
+    ("limit", "spent", "rule"),
+    [
+        ({"compute_seconds": 60.5}, (60.5, 0, 0), "compute_seconds"),
+        ({"bytes": 1000}, (0, 1001, 0), "bytes"),
+        ({"sessions": 3}, (0, 0, 3), "sessions"),
+        ({"sessions": 0}, (), "sessions"),
+    ],
+)
+def test_a_days_budget_that_is_used_up_keeps_the_device_away(limit, spent, rule):
+    policy = Policy(per_day=PerDay(**limit))
+    with pytest.raises(PolicyForbids, match=rf"^against per_day\.{rule} of this device's policy: .* used up"):
+        guard(policy, spent).check_in("phones")
+    if any(spent):
+        guard(policy, [max(0, used - 1.5) for used in spent]).check_in("phones")
+
+
+def test_a_day_is_the_last_24_hours():
+    tally = Remembered()
+    Guard(Policy(), tally, clock=lambda: 1e6)
+    assert tally.since == 1e6 - DAY_S == 1e6 - 24 * 3600
+
+
+@pytest.mark.parametrize(("cohort", "fine"), [(20, True), (21, True), (19, False), (0, False), (None, False)])
+def test_a_cohort_below_the_least_or_unknown_is_refused(cohort, fine):
+    guarded = guard(Policy(min_cohort=20))
+    if fine:
+        guarded.check_assignment(assignment(cohort=cohort), 0)
+    else:
+        with against("min_cohort"):
+            guarded.check_assignment(assignment(cohort=cohort), 0)
+
+
+def test_a_device_that_wants_secure_aggregation_takes_no_assignment():
+    with against("require_secure_aggregation"):
+        guard(Policy(require_secure_aggregation=True)).check_assignment(assignment(cohort=1000), 0)
+
+
+def test_only_a_good_signature_of_a_named_signer_is_accepted(tmp_path):
+    ours, other = (SigningKey.new(tmp_path / name) for name in ("ours.pem", "other.pem"))
+    guarded = guard(Policy(signers=(SIGNER, ours.signer)))
+    guarded.check_assignment(assignment(plan_signature=ours.sign(PLAN)), 0)
+    for signature, words in (
+        (None, "the plan is not signed"),
+        (other.sign(PLAN), "which the policy does not name"),
+        (ours.sign(CHECKPOINT), "it was altered"),
+    ):
+        with pytest.raises(PlanRefused, match=words) as refused:
+            guarded.check_assignment(assignment(plan_signature=signature), 0)
+        assert refused.value.detail == "against signers of this device's policy"
+
+
+def test_bytes_that_would_exceed_the_day_are_not_fetched():
+    policy = Policy(per_day=PerDay(bytes=5000))
+    guard(policy, (0, 3000, 0)).check_assignment(assignment(), moved=900)
+    with against("per_day.bytes"):
+        guard(policy, (0, 3000, 0)).check_assignment(assignment(), moved=901)
+    check_plan(policy, spent=(0, 3000, 0), to_move=2000)
+    with against("per_day.bytes"):
+        check_plan(policy, spent=(0, 3000, 0), to_move=2001)
+
+
+@pytest.mark.parametrize(
+    ("limit", "value"),
+    # The linear plan has vectors of 3, and visits 10 examples in batches of 4: twice 3, then 3.
+    [("parameters", 3), ("graph_bytes", GRAPH_BYTES), ("batch_examples", 4 * 9)],
+)
+def test_a_plan_is_held_to_its_limits(limit, value):
+    check_plan(Policy(plan=PlanLimits(**{limit: value})))
+    with against(f"plan.{limit}"):
+        check_plan(Policy(plan=PlanLimits(**{limit: value - 1})))
+
+
+def test_a_long_vector_anywhere_in_the_plan_counts(tmp_path):
+    plan = linear.plan()
+    policy = Policy(plan=PlanLimits(parameters=3))
+    longer = VectorSpec("more", 4)
+    first, *rest = plan.passes
+    for change in (
+        {"broadcast": (*plan.broadcast, longer)},
+        {"passes": (type(first)(first.name, first.loop, (*first.carry, longer), first.metrics), *rest)},
+    ):
+        with against("plan.parameters"):
+            check_plan(policy, type(plan)(**{name: getattr(plan, name) for name in plan.__struct_fields__} | change))
+
+
+def test_capped_steps_count_as_they_will_run():
+    plan = linear.plan(train=Loop(batch_size=4, epochs=1000, steps=2), sweep=Loop(batch_size=4, steps=1))
+    check_plan(Policy(plan=PlanLimits(batch_examples=12)), plan)
+
+
+def test_a_plan_whose_schema_is_not_its_broadcast_is_refused():
+    plan = linear.plan()
+    parts = {name: getattr(plan, name) for name in plan.__struct_fields__}
+    for broadcast in ((), (VectorSpec("params", 4),)):
+        with pytest.raises(PlanRefused, match="schema has 3 parameters, its broadcast"):
+            check_plan(Policy(), type(plan)(**parts | {"broadcast": broadcast}))
+
+
+def test_another_collection_is_refused_and_neither_counted_nor_told_of():
+    policy = Policy(collections=("typed",), plan=PlanLimits(batch_examples=100))
+    asked = []
+    with against("collections"):
+        check_plan(policy, asked=asked)
+    assert asked == []
+    assert guard(policy).shown({"default": 10, "typed": 3}) == {"typed": 3}
+
+
+def test_work_stops_when_the_days_seconds_are_used_up():
+    now = iter([100.0, 103.0, 105.0, 105.25])
+    guarded = check_plan(Policy(per_day=PerDay(compute_seconds=10)), spent=(5.0, 0, 0), timer=lambda: next(now))
+    assert guarded.may_go_on()
+    assert guarded.may_go_on()
+    with against("per_day.compute_seconds"):
+        guarded.may_go_on()
+
+
+def test_the_guard_measures_cpu_time():
+    guarded, before = check_plan(Policy()), time.process_time()
+    while time.process_time() - before < 0.01:
+        pass
+    assert guarded.seconds >= 0.01
+
+
+class Days:
+    """A journal on a clock that only the test moves."""
+
+    def __init__(self, database, clock):
+        self.now, self.journal = 0.0, Journal(database, clock)
+
+    def session(self, at, ends, **known):
+        self.now = at
+        number, entry = self.journal.open("https://c", "p")
+        self.now = ends
+        self.journal.close(number, msgspec.structs.replace(entry, outcome="any", **known))
+
+
+@pytest.fixture
+def days(tmp_path):
+    clock = Clock(wall=lambda: made.now)
+    with open_database(tmp_path, clock) as database:
+        made = Days(database, clock)
+        yield made
+
+
+def test_the_journal_says_what_was_used_since_a_time(days):
+    days.session(100, 110, task="t", compute_s=5.0, bytes_up=10, bytes_down=20)
+    days.session(200, 210, task="t", compute_s=0.5, bytes_up=1, bytes_down=2)
+    days.session(300, 301, bytes_up=100)
+    assert days.journal.spent(0) == Spent(5.5, 133, 2)
+    assert days.journal.spent(105) == Spent(5.5, 133, 2)
+    assert days.journal.spent(111) == Spent(0.5, 103, 1)
+    assert days.journal.spent(302) == Spent()
+
+
+def test_of_many_calls_in_one_entry_those_of_the_day_count(days):
+    for hour in range(100):
+        days.session(hour, hour + 1, bytes_up=10)
+    assert days.journal.spent(0) == Spent(0, 1000, 0)
+    assert days.journal.spent(75) == Spent(0, 250, 0)
+
+
+def test_a_session_that_was_killed_counts_as_far_as_it_was_written_down(days):
+    days.now = 50.0
+    number, entry = days.journal.open("https://c", "p")
+    days.journal.write(number, msgspec.structs.replace(entry, task="t", bytes_down=7))
+    days.now = 60.0
+    days.journal.open("https://c", "p")
+    assert days.journal.spent(40) == Spent(0, 7, 1)
