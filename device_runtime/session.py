@@ -137,7 +137,8 @@ class _Session:
         except StateDamaged:
             raise  # nothing can be written down any more
         except PolicyForbids as error:
-            self._record.fail(error, outcome="not-now")
+            self._record.fail(error)
+            self._record.note(outcome="not-now")
         except DeviceError as error:
             self._record.fail(error)
         except STOPS:
