@@ -15,6 +15,7 @@ from fedcore.plan import BlobRef
 WIRE_VERSION = 1
 T = TypeVar("T")
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 RejectionReason = Literal[
     "no-task", "not-eligible", "unsupported-format", "not-selected", "superseded", "shutting-down"
@@ -34,6 +35,15 @@ class RetryWindow(msgspec.Struct, frozen=True):
     max_s: float
 
 
+class StatedConditions(msgspec.Struct, frozen=True):
+    """What a device says of its conditions; `battery` is a fraction, None is what it does not know."""
+
+    charging: bool | None = None
+    idle: bool | None = None
+    unmetered: bool | None = None
+    battery: Fraction | None = None
+
+
 class CheckIn(msgspec.Struct, frozen=True, kw_only=True):
     """`POST /v1/populations/{population}/checkins`: a device is willing and says what it can run."""
 
@@ -42,6 +52,7 @@ class CheckIn(msgspec.Struct, frozen=True, kw_only=True):
     runtime: str
     formats: tuple[str, ...]
     examples: dict[str, int]
+    conditions: StatedConditions | None = None
 
 
 class Accepted(msgspec.Struct, frozen=True, tag="accepted", tag_field="outcome"):

@@ -16,6 +16,7 @@ from fedcore.wire.messages import (
     Receipt,
     Rejected,
     RetryWindow,
+    StatedConditions,
     decode,
     encode,
 )
@@ -40,6 +41,7 @@ ASSIGNMENT = Assignment(
     ("message", "kind"),
     [
         (CHECK_IN, CheckIn),
+        (msgspec.structs.replace(CHECK_IN, conditions=StatedConditions(True, None, False, 0.8)), CheckIn),
         (Accepted("s1"), CheckInAnswer),
         (REJECTED, CheckInAnswer),
         (Rejected("unsupported-format", RetryWindow(1, 2), ("onnx", "executorch")), CheckInAnswer),
@@ -65,6 +67,7 @@ def test_answers_say_their_outcome():
         ({"device": 5}, r"Expected `str`, got `int` - at `\$\.device`"),
         ({"formats": "onnx"}, r"at `\$\.formats`"),
         ({"examples": {"default": "many"}}, r"at `\$\.examples"),
+        ({"conditions": {"battery": 80}}, r"at `\$\.conditions\.battery`"),
         ({"version": 2}, "message version 2 is unknown here; this side speaks version 1"),
     ],
 )

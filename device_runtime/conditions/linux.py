@@ -1,0 +1,196 @@
+"""Conditions as the Linux kernel tells them. What it does not tell is unknown; nothing is guessed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from device_runtime.conditions.conditions import Conditions, ConditionSource
+
+# Others may use this much of all processors while the machine still counts as idle.
+IDLE_SHARE = 0.25
+# Processor times are compared over at least, and at most, this long.
+WINDOW_S = (2.0, 60.0)
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+# Trip points at which the kernel slows the machine down or stops it; others only turn fans.
+TRIPS = frozenset({"passive", "hot", "critical"})
+# Kinds of link in /sys/class/net/*/type, from if_arp.h: Ethernet; PPP, and the raw IP of modems.
+ETHERNET = "1"
+DIALLED = frozenset({"512", "519", "530"})
+
+
+def linux(root: Path = Path("/"), storage: Path = Path()) -> ConditionSource:
+    """A source that reads /proc and /sys under `root`, and the free space where `storage` lies.
+
+    Idleness leaves out what this process uses itself, so that training does not end training. It looks at the time
+    since the last reading; at the first one, and after a minute without any, at the load average.
+    """
+    idleness = _Idleness(root / "proc")
+
+    def read() -> Conditions:
+        charging, battery = _power(root / "sys/class/power_supply")
+        return Conditions(
+            charging=charging,
+            idle=idleness.read(),
+            unmetered=_unmetered(root),
+            battery=battery,
+            free_storage_bytes=_free_storage(storage),
+            free_memory_bytes=_free_memory(root / "proc/meminfo"),
+            thermal_headroom_c=_headroom(root / "sys/class/thermal"),
+        )
+
+    return read
+
+
+class _Idleness:
+    """Whether others leave the processors alone; remembers the last reading."""
+
+    def __init__(self, proc: Path) -> None:
+        self._proc = proc
+        self._before: tuple[float, float] | None = None
+        self._idle: bool | None = None
+
+    def read(self) -> bool | None:
+        lines = _text(self._proc / "stat").splitlines()
+        cores = sum(line.startswith("cpu") for line in lines) - 1
+        if cores < 1:
+            return None
+        total, unused = _ticks(lines[0])
+        now = total, total - unused - _own_ticks(self._proc / "self/stat")
+        if self._before is not None:
+            elapsed, others = (after - before for after, before in zip(now, self._before, strict=True))
+            shortest, longest = (seconds * TICKS_PER_S * cores for seconds in WINDOW_S)
+            if elapsed < shortest:
+                return self._idle
+            self._before, self._idle = now, others < IDLE_SHARE * elapsed
+            if elapsed <= longest:
+                return self._idle
+        self._before, self._idle = now, self._by_load(cores)
+        return self._idle
+
+    def _by_load(self, cores: int) -> bool | None:
+        load = _number(_text(self._proc / "loadavg").partition(" ")[0])
+        return None if load is None else load < IDLE_SHARE * cores
+
+
+def _ticks(line: str) -> tuple[float, float]:
+    """Ticks of all processors since boot, and those of them in which they idled or waited for a disk."""
+    # Guests, the last two of ten, are counted in user time already.
+    counts = [float(word) for word in line.split()[1:9]]
+    return sum(counts), sum(counts[3:5])
+
+
+def _own_ticks(path: Path) -> float:
+    # The name of the program, in parentheses, may hold spaces; user and system time are fields 14 and 15.
+    fields = _text(path).rpartition(")")[2].split()
+    return float(fields[11]) + float(fields[12]) if len(fields) > 12 else 0.0
+
+
+def _power(folder: Path) -> tuple[bool | None, float | None]:
+    """Whether external power is there, and how full the battery is: the mean where there are several."""
+    # A supply of scope "Device" belongs to a mouse or a headset.
+    supplies = [supply for supply in _entries(folder) if _word(supply / "scope") != "Device"]
+    batteries = [supply for supply in supplies if _word(supply / "type") == "Battery"]
+    states = {_word(battery / "status") for battery in batteries}
+    levels = [level for battery in batteries if (level := _number(_word(battery / "capacity"))) is not None]
+    online = [on for supply in supplies if supply not in batteries and (on := _word(supply / "online"))]
+    charging: bool | None = None
+    if states & {"Charging", "Discharging"}:
+        charging = "Discharging" not in states
+    elif online:
+        charging = any(on != "0" for on in online)
+    elif states == {"Full"}:
+        charging = True
+    return charging, min(sum(levels) / len(levels) / 100, 1.0) if levels else None
+
+
+def _unmetered(root: Path) -> bool | None:
+    """Whether the link of the default route is free: cables are, modems are not, of others the kernel does not know."""
+    name = _default_link(root / "proc/net")
+    if not name:
+        return None
+    link = root / "sys/class/net" / name
+    kind, hints = _word(link / "type"), _text(link / "uevent").splitlines()
+    if kind in DIALLED or "DEVTYPE=wwan" in hints:
+        return False
+    # Wireless may be a phone's hotspot and USB a phone on a cable; tunnels and bridges have no device.
+    bus = (link / "device/subsystem").resolve().name
+    wired = kind == ETHERNET and os.path.exists(link / "device") and bus != "usb"
+    wireless = "DEVTYPE=wlan" in hints or any(os.path.exists(link / mark) for mark in ("wireless", "phy80211"))
+    return True if wired and not wireless else None
+
+
+def _default_link(net: Path) -> str:
+    """The interface of the default route, of IPv4 if there is one, with the least metric; empty without any."""
+    four = [line.split() for line in _text(net / "route").splitlines()[1:]]
+    six = [line.split() for line in _text(net / "ipv6_route").splitlines()]
+    routes = [(int(row[6]), row[0]) for row in four if len(row) > 7 and row[1] == row[7] == "00000000"]
+    routes = routes or [
+        (int(row[5], 16), row[9])
+        for row in six
+        if len(row) > 9 and row[0] == "0" * 32 and row[1] == "00" and row[9] != "lo"
+    ]
+    return min(routes)[1] if routes else ""
+
+
+def _free_storage(path: Path) -> int | None:
+    """Bytes that a file at `path`, or where it will be made, may take."""
+    existing = next(place for place in (path, *path.absolute().parents) if os.path.exists(place))
+    try:
+        found = os.statvfs(existing)
+    except OSError:
+        return None
+    return found.f_bavail * found.f_frsize
+
+
+def _free_memory(path: Path) -> int | None:
+    for line in _text(path).splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            return 1024 * int(value.split()[0])
+    return None
+
+
+def _headroom(folder: Path) -> float | None:
+    """Degrees Celsius until the first zone slows the machine down; zones without such a trip point do not count."""
+    room = []
+    for zone in _entries(folder):
+        temperature = _number(_word(zone / "temp"))
+        if temperature is not None:
+            room += [(trip - temperature) / 1000 for trip in _trips(zone)]
+    return min(room, default=None)
+
+
+def _trips(zone: Path) -> Iterator[float]:
+    for path in zone.glob("trip_point_*_type"):
+        limit = _number(_word(path.with_name(path.name.replace("_type", "_temp"))))
+        # A trip point that is switched off lies at or below zero.
+        if _word(path) in TRIPS and limit is not None and limit > 0:
+            yield limit
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _word(path: Path) -> str:
+    return _text(path).strip()
+
+
+def _text(path: Path) -> str:
+    """A file's content; nothing when it is missing or hidden from us, or its driver cannot answer now."""
+    try:
+        return path.read_text("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None

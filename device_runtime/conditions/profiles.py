@@ -1,0 +1,89 @@
+"""Conditions that are made up, for emulated devices and tests: they depend on their arguments and the clock alone."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from device_runtime.conditions.conditions import Conditions, ConditionSource
+from device_runtime.errors import ConfigError
+
+Clock = Callable[[], float]
+"""Seconds since whenever."""
+
+PLENTY = 1 << 40
+UP = Conditions(
+    charging=True,
+    idle=True,
+    unmetered=True,
+    battery=1.0,
+    free_storage_bytes=PLENTY,
+    free_memory_bytes=PLENTY,
+    thermal_headroom_c=30.0,
+)
+DOWN = msgspec.structs.replace(UP, charging=False, idle=False, unmetered=False, battery=0.5)
+# A stretch of flapping is drawn at once and for itself, so that no reading has to replay all time before it.
+CYCLES = 32
+
+
+def constant(conditions: Conditions) -> ConditionSource:
+    """A source of always the same conditions."""
+    return lambda: conditions
+
+
+def trace(entries: Path | Sequence[tuple[float, Conditions]], clock: Clock = time.monotonic) -> ConditionSource:
+    """A source that goes through (seconds, conditions) from the clock's zero, again and again.
+
+    A file holds them as JSON: `[[3600, {"charging": true}], [1800, {"charging": false}]]`. Raises ConfigError when it
+    cannot be read or is malformed, when there are no entries, or one does not last.
+    """
+    given = _read(entries) if isinstance(entries, Path) else tuple(entries)
+    for index, (seconds, _) in enumerate(given):
+        if not (seconds > 0 and math.isfinite(seconds)):
+            raise ConfigError(f"entry {index} of the trace lasts {seconds} seconds; give it more than 0")
+    if not given:
+        raise ConfigError("the trace has no entries")
+    whole = sum(seconds for seconds, _ in given)
+
+    def read() -> Conditions:
+        left = clock() % whole
+        for seconds, conditions in given:
+            left -= seconds
+            if left < 0:
+                return conditions
+        return given[-1][1]
+
+    return read
+
+
+def flapping(seed: int, up_s: float, down_s: float, clock: Clock = time.monotonic) -> ConditionSource:
+    """A source that alternates between good conditions and bad ones, for `up_s` and `down_s` seconds in the mean.
+
+    Both times are exponentially distributed. Readings depend on seed and clock alone, not on when it was read before.
+    Raises ConfigError when a time is not above 0.
+    """
+    if not (up_s > 0 and down_s > 0):
+        raise ConfigError(f"conditions that flap need times above 0, not {up_s} and {down_s} seconds")
+    stretch_s = CYCLES * (up_s + down_s)
+
+    def read() -> Conditions:
+        stretch, left = divmod(clock(), stretch_s)
+        rng = random.Random(f"{seed} {stretch:.0f}")
+        up = rng.random() < up_s / (up_s + down_s)
+        while (left := left - rng.expovariate(1 / (up_s if up else down_s))) >= 0:
+            up = not up
+        return UP if up else DOWN
+
+    return read
+
+
+def _read(path: Path) -> tuple[tuple[float, Conditions], ...]:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=tuple[tuple[float, Conditions], ...])
+    except (OSError, UnicodeDecodeError, msgspec.MsgspecError) as error:
+        raise ConfigError(f"the trace of conditions {path} cannot be used: {error}") from error

@@ -1,0 +1,241 @@
+import itertools
+import json
+import os
+
+import msgspec
+import pytest
+
+from device_runtime.conditions import Conditions, Requirements, constant, flapping, linux, trace
+from device_runtime.errors import ConfigError
+from tests.device_runtime.trees import BOARD, PHONE, PLUGGED_LAPTOP, grow
+
+TICKS = os.sysconf("SC_CLK_TCK")
+POWER = "sys/class/power_supply"
+GOOD = Conditions(
+    charging=True,
+    idle=True,
+    unmetered=True,
+    battery=0.9,
+    free_storage_bytes=10**9,
+    free_memory_bytes=10**9,
+    thermal_headroom_c=20.0,
+)
+STRICT = Requirements(
+    charging=True,
+    idle=True,
+    unmetered=True,
+    min_battery=0.5,
+    min_free_storage_bytes=10**8,
+    min_free_memory_bytes=10**8,
+    min_thermal_headroom_c=5.0,
+)
+
+
+def clock_of(times):
+    """A clock that shows these times, one at each look."""
+    return iter(times).__next__
+
+
+def read(root, files, **changed):
+    """Conditions on a machine; free storage is this machine's and left out."""
+    return msgspec.structs.replace(linux(grow(root, files), root)(), free_storage_bytes=None, **changed)
+
+
+def test_a_laptop_tells_everything(tmp_path):
+    assert read(tmp_path, PLUGGED_LAPTOP) == Conditions(
+        charging=True,
+        idle=True,
+        unmetered=True,
+        battery=0.79,
+        free_memory_bytes=2_048_000_000,
+        thermal_headroom_c=12.5,
+    )
+
+
+def test_what_a_phone_hides_is_unknown(tmp_path):
+    assert read(tmp_path, PHONE) == Conditions(unmetered=False, free_memory_bytes=512_000_000, thermal_headroom_c=5.5)
+
+
+def test_a_board_has_no_battery_and_no_thermal_limit(tmp_path):
+    assert read(tmp_path, BOARD) == Conditions(charging=True, idle=False, free_memory_bytes=716_800_000)
+
+
+def test_where_nothing_is_told_all_but_storage_is_unknown(tmp_path):
+    assert linux(tmp_path, tmp_path)().free_storage_bytes > 0
+    assert read(tmp_path, {}) == Conditions()
+
+
+def test_this_machine_can_be_read():
+    assert linux()().free_memory_bytes > 0
+
+
+def test_free_storage_is_that_of_a_folder_that_does_not_exist_yet(tmp_path):
+    assert linux(tmp_path, tmp_path / "a" / "b")().free_storage_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("status", "online", "charging"),
+    [
+        ("Discharging", "1", False),
+        ("Charging", "0", True),
+        ("Not charging", "0", False),
+        ("Full", "0", False),
+        ("Full", "", True),
+        ("Unknown", "", None),
+    ],
+)
+def test_charging_is_what_the_battery_does_or_else_what_the_plug_says(tmp_path, status, online, charging):
+    changed = {f"{POWER}/BAT0/status": status, f"{POWER}/AC/online": online}
+    assert read(tmp_path, PLUGGED_LAPTOP | changed).charging is charging
+
+
+@pytest.mark.parametrize("hint", ["wireless/status", "phy80211/index"])
+def test_wireless_may_be_a_hotspot_so_nobody_knows_what_it_costs(tmp_path, hint):
+    assert read(tmp_path, PLUGGED_LAPTOP | {f"sys/class/net/eth0/{hint}": "0"}).unmetered is None
+
+
+def test_a_cable_by_usb_may_be_a_phone(tmp_path):
+    grow(tmp_path, PLUGGED_LAPTOP | {"sys/bus/usb/name": "usb"})
+    (tmp_path / "sys/class/net/eth0/device/subsystem").symlink_to(tmp_path / "sys/bus/usb")
+    assert linux(tmp_path)().unmetered is None
+
+
+def test_a_modem_is_metered(tmp_path):
+    assert read(tmp_path, PLUGGED_LAPTOP | {"sys/class/net/eth0/uevent": "DEVTYPE=wwan\n"}).unmetered is False
+
+
+def test_a_tunnel_hides_what_is_below(tmp_path):
+    changed = {"proc/net/route": PLUGGED_LAPTOP["proc/net/route"].replace("eth0 0000", "tun0 0000")}
+    assert read(tmp_path, PLUGGED_LAPTOP | changed | {"sys/class/net/tun0/type": "65534"}).unmetered is None
+
+
+class Machine:
+    """Two processors whose times pass when told."""
+
+    def __init__(self, root):
+        self.root = grow(root, PLUGGED_LAPTOP)
+        self.busy, self.unused, self.own = 0.0, 0.0, 0.0
+        self.source = linux(root, root)
+
+    def idle_after(self, seconds, *, own, others, load):
+        """Let time pass in which so many processors are used, and read."""
+        self.own += own * seconds * TICKS
+        self.busy += (own + others) * seconds * TICKS
+        self.unused += (2 - own - others) * seconds * TICKS
+        total = f"cpu  {self.busy:.0f} 0 0 {self.unused:.0f} 0 0 0 0 0 0\ncpu0 0\ncpu1 0\n"
+        own_stat = f"1 (me) R {'0 ' * 10}{self.own:.0f} 0 0\n"
+        grow(self.root, {"proc/stat": total, "proc/self/stat": own_stat, "proc/loadavg": f"{load} 0 0 1/1 1\n"})
+        return self.source().idle
+
+
+def test_training_itself_does_not_make_a_machine_busy(tmp_path):
+    machine = Machine(tmp_path)
+    assert machine.idle_after(0, own=0, others=0, load=0.1) is True
+    assert machine.idle_after(10, own=2, others=0, load=2.0) is True
+    assert machine.idle_after(10, own=1, others=1, load=2.0) is False
+
+
+def test_idleness_holds_between_readings_in_quick_succession(tmp_path):
+    machine = Machine(tmp_path)
+    assert machine.idle_after(0, own=0, others=0, load=0.1) is True
+    assert machine.idle_after(1, own=0, others=2, load=2.0) is True
+    assert machine.idle_after(1, own=0, others=2, load=2.0) is False
+
+
+def test_after_a_long_pause_the_load_average_decides_anew(tmp_path):
+    machine = Machine(tmp_path)
+    assert machine.idle_after(0, own=0, others=0, load=0.1) is True
+    assert machine.idle_after(3600, own=0, others=0.1, load=2.0) is False
+
+
+def test_requirements_that_hold_have_no_reasons():
+    assert STRICT.unmet(GOOD) == ()
+    assert Requirements().unmet(Conditions()) == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"charging": False}, "not charging"),
+        ({"idle": False}, "in use"),
+        ({"unmetered": False}, "the network is metered"),
+        ({"battery": 0.2}, "battery 20 % is below 50 %"),
+        ({"free_storage_bytes": 5 * 10**6}, "free storage 5 MB is below 100 MB"),
+        ({"free_memory_bytes": 0}, "free memory 0 MB is below 100 MB"),
+        ({"thermal_headroom_c": -1.0}, "thermal headroom -1 °C is below 5 °C"),
+        ({"charging": None}, "unknown: charging or not"),
+        ({"idle": None}, "unknown: in use or not"),
+        ({"unmetered": None}, "unknown: network metered or not"),
+        ({"battery": None}, "unknown: battery"),
+        ({"thermal_headroom_c": None}, "unknown: thermal headroom"),
+    ],
+)
+def test_what_does_not_hold_or_is_not_known_is_said_in_words(change, reason):
+    changed = msgspec.structs.replace(GOOD, **change)
+    assert STRICT.unmet(changed) == (reason,)
+    assert Requirements().unmet(changed) == ()
+
+
+def test_all_reasons_are_given_at_once():
+    assert len(STRICT.unmet(Conditions())) == 7
+
+
+def test_a_coordinator_hears_the_battery_in_tenths_and_nothing_of_storage():
+    stated = msgspec.to_builtins(msgspec.structs.replace(GOOD, battery=0.8437, idle=None).stated())
+    assert stated == {"charging": True, "idle": None, "unmetered": True, "battery": 0.8}
+
+
+def test_a_trace_repeats(tmp_path):
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps([[10, {"charging": True}], [5, {"charging": False}]]))
+    times = (0.0, 9.9, 10.0, 14.9, 15.0, 25.0, 1500.0)
+    source = trace(path, clock_of(times))
+    seen = [source().charging for _ in times]
+    assert seen == [True, True, False, False, True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "trace.json"),
+        ("[", "trace.json"),
+        ('[[1, {"chargin": true}]]', r"trace.json.*chargin"),
+        ("[]", "no entries"),
+        ("[[1, {}], [0, {}]]", "entry 1 of the trace lasts 0"),
+    ],
+)
+def test_a_trace_that_is_none_is_refused(tmp_path, content, words):
+    if content is not None:
+        (tmp_path / "trace.json").write_text(content)
+    with pytest.raises(ConfigError, match=words):
+        trace(tmp_path / "trace.json")
+
+
+def test_flapping_depends_on_seed_and_time_alone():
+    times = [7.0 * i for i in range(300)]
+
+    def readings(seed, order):
+        source = flapping(seed, 60, 30, clock_of(order))
+        return {time: source() for time in order}
+
+    assert readings(1, times) == readings(1, times[::-1])
+    assert readings(1, times) != readings(2, times)
+
+
+def test_flapping_is_up_for_its_share_of_time_and_in_runs_of_its_length():
+    times = range(0, 200_000, 5)
+    source = flapping(3, 60, 30, clock_of(times))
+    ups = [source().charging for _ in times]
+    changes = sum(before != after for before, after in itertools.pairwise(ups))
+    assert 0.6 < sum(ups) / len(ups) < 0.73
+    assert 80 < 2 * 200_000 / changes < 105
+
+
+@pytest.mark.parametrize("times", [(0, 1), (1, 0), (-1, 1)])
+def test_flapping_wants_times_above_zero(times):
+    with pytest.raises(ConfigError, match="above 0"):
+        flapping(1, *times)
+
+
+def test_a_constant_source_never_changes():
+    assert constant(GOOD)() == GOOD == constant(GOOD)()
