@@ -8,11 +8,10 @@ from __future__ import annotations
 import contextlib
 import platform
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol
 
 from msgspec.structs import replace
 
@@ -20,6 +19,7 @@ from device_runtime.backends import BACKENDS, FORMATS
 from device_runtime.backends.backend import Backend
 from device_runtime.cache import BlobCache
 from device_runtime.clock import Clock, Moment
+from device_runtime.conditions import Conditions, ConditionSource, Requirements
 from device_runtime.database import Database, open_database
 from device_runtime.errors import (
     AssignmentError,
@@ -51,15 +51,10 @@ from fedcore.wire.messages import Abort, AbortReason, Assignment, CheckIn, Rejec
 
 # Answers to an upload after which there is no assignment left to give up: unknown, decided, too late.
 OVER = frozenset({404, 409, 410})
+# Reading conditions costs more than a small model's step, so between batches they are read no more often than this.
+LOOK_EVERY_S = 0.1
 # How a process is told to end: Ctrl-C, and the handler that an application has for SIGTERM.
 STOPS = (KeyboardInterrupt, SystemExit)
-
-
-class Requirements(Protocol):
-    """Under which conditions a device may work."""
-
-    def unmet(self, conditions: Any) -> tuple[str, ...]:
-        """Those that do not hold, in words; nothing when the device may work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +63,8 @@ class DeviceConfig:
 
     policy: what it may do; None is the `policy.toml` of the state folder.
 
-    conditions: asked before a session, before every download and between batches, and held against `requirements`;
-    without the two a device may always work.
+    conditions: read before a session, before downloads and between batches, and held against `requirements`. Without a
+    source nothing is known, so whatever is required does not hold.
     """
 
     coordinator: str
@@ -79,13 +74,11 @@ class DeviceConfig:
     backend: str = "onnxruntime"
     wait_s: float = 30.0
     policy: Policy | None = None
-    conditions: Callable[[], Any] | None = None
-    requirements: Requirements | None = None
+    conditions: ConditionSource = Conditions
+    requirements: Requirements = field(default_factory=Requirements)
 
     def unmet(self) -> tuple[str, ...]:
         """The conditions that do not hold now, in words."""
-        if self.conditions is None or self.requirements is None:
-            return ()
         return self.requirements.unmet(self.conditions())
 
 
@@ -118,6 +111,7 @@ class _Session:
         self._transport = transport
         self._database = database
         self._clock = clock
+        self._look_at = 0.0
         self._kept = KeptAssignment(database, config.state, config.coordinator, config.population)
         journal = Journal(database, clock)
         self._guard = Guard(config.policy or policy_in(config.state), journal, clock=clock.wall)
@@ -262,9 +256,12 @@ class _Session:
         self._kept.drop()
 
     def _keep_going(self, due: Moment) -> bool:
-        unmet = self._config.unmet()
-        if unmet:
-            raise NotAllowedNow("a condition for work no longer holds", "; ".join(unmet))
+        now = time.monotonic()
+        if now >= self._look_at:
+            unmet = self._config.unmet()
+            if unmet:
+                raise NotAllowedNow("a condition for work no longer holds", "; ".join(unmet))
+            self._look_at = now + LOOK_EVERY_S
         return self._guard.may_go_on() and due.remaining_s(self._clock) > 0
 
     def _rejected(self, answer: Rejected, backend: Backend) -> None:

@@ -22,7 +22,7 @@ NOUNS = re.findall(
     r"\S+",
     "population task plan checkpoint round attempt check-in session assignment report aggregate cohort pass carry "
     "broadcast segment slot blob bundle certificate engine fleet mask loop weight receipt graph agreement "
-    "footprint budget noise signer policy guard",
+    "footprint budget noise signer policy guard journal",
 )
 PHRASES = [
     "retry window",

@@ -282,6 +282,13 @@ def test_a_download_that_was_killed_goes_on_where_it_stopped(world):
     assert list((world.state / "blobs").glob("*.download")) == []
 
 
+def test_a_slow_coordinator_gets_its_report(world):
+    world.create()
+    world.road.slow_s = 0.05
+    assert world.once()["outcome"] == "reported"
+    assert world.rounds()[0]["reported"] == 1
+
+
 def test_other_bytes_than_the_digests_are_never_used_and_not_kept(world):
     world.create()
     world.road.change["blob"] = changed

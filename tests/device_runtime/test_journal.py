@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from device_runtime import journal
+from device_runtime import journal, session
 from device_runtime.clock import Clock
+from device_runtime.conditions import Conditions, Requirements
 from device_runtime.database import open_database
 from device_runtime.errors import StateError
 from device_runtime.journal import Journal, read_journal
@@ -121,14 +122,12 @@ def test_people_read_the_journal_as_a_table_and_programs_as_json(coordinator, co
     assert [entry["outcome"] for entry in json.loads(show(config, "--json", "--last", "1"))] == ["rejected"]
 
 
-def test_a_condition_that_failed_is_told_to_the_owner_and_not_to_the_coordinator(coordinator, config):
-    class Needs:
-        def unmet(self, words):
-            return words
-
-    states = iter([(), (), (), ("battery at 7 %",)])
-    outcome = run_session(replace(config, conditions=lambda: next(states, ("battery at 7 %",)), requirements=Needs()))
+def test_a_condition_that_failed_is_told_to_the_owner_and_not_to_the_coordinator(coordinator, config, monkeypatch):
+    monkeypatch.setattr(session, "LOOK_EVERY_S", 0.0)
+    levels = iter([0.9, 0.9, 0.9])
+    source = lambda: Conditions(battery=next(levels, 0.07))  # noqa: E731
+    outcome = run_session(replace(config, conditions=source, requirements=Requirements(min_battery=0.2)))
     assert (outcome.outcome, outcome.reason, outcome.retryable) == ("aborted", "conditions", "transient")
-    assert "battery at 7 %" in read_journal(config.state)[0].detail
+    assert "battery 7 %" in read_journal(config.state)[0].detail
     (abort,) = coordinator.aborts
     assert (abort.reason, "battery" in abort.detail) == ("conditions", False)

@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 
 from device_runtime.clock import Clock, Moment
+from device_runtime.conditions import Conditions, Requirements
 from device_runtime.scheduler import default_window, run_forever
 from device_runtime.session import run_session
 from fedcore.wire.messages import Rejected, RetryWindow, encode
@@ -144,16 +145,12 @@ def test_once_does_not_wait(coordinator, config):
     assert run_session(config, time.clock).outcome == "reported"
 
 
-class Needs:
-    """Requirements that take the words a source gives."""
-
-    def unmet(self, conditions):
-        return conditions
+CHARGING = Requirements(charging=True)
 
 
 def test_while_conditions_do_not_hold_they_are_looked_at_each_minute_and_nothing_is_sent(coordinator, config):
-    states = iter([("not charging",)] * 3)
-    config = replace(config, conditions=lambda: next(states, ()), requirements=Needs())
+    states = iter([False] * 3)
+    config = replace(config, conditions=lambda: Conditions(charging=next(states, True)), requirements=CHARGING)
     time = Time()
     sessions = run(config, time, 2)
     first, second = sessions.outcomes
@@ -167,7 +164,7 @@ def test_waiting_for_conditions_does_not_forget_the_window(coordinator, config):
     reject(coordinator, 1, RetryWindow(500.0, 600.0))
     run(config, time, 1)
     asked = []
-    config = replace(config, conditions=lambda: asked.append(time.boot_s) or ("metered",), requirements=Needs())
+    config = replace(config, conditions=lambda: asked.append(time.boot_s) or Conditions(), requirements=CHARGING)
     run(config, time, 1)
     assert asked[0] >= 550
 

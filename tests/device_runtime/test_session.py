@@ -10,6 +10,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from device_runtime import session
+from device_runtime.conditions import Conditions, Requirements, constant
 from device_runtime.examples import ExampleStore
 from device_runtime.session import DeviceConfig, run_session
 from device_runtime.state import only_session
@@ -294,33 +296,44 @@ def test_a_second_session_in_the_same_state_folder_does_not_start(coordinator, c
     assert coordinator.calls == []
 
 
-class Needs:
-    """Requirements that take the words a source gives."""
-
-    def unmet(self, conditions):
-        return conditions
+ALL = Requirements(charging=True, unmetered=True)
+PLUGGED, UNPLUGGED = Conditions(charging=True), Conditions(charging=False)
 
 
 def test_conditions_that_do_not_hold_mean_that_nothing_is_sent(coordinator, config):
-    outcome = run_session(replace(config, conditions=lambda: ("not charging", "metered"), requirements=Needs()))
-    assert (outcome.outcome, outcome.reason, outcome.detail) == ("not-now", "conditions", "not charging; metered")
+    outcome = run_session(replace(config, conditions=constant(UNPLUGGED), requirements=ALL))
+    assert (outcome.outcome, outcome.reason) == ("not-now", "conditions")
+    assert outcome.detail == "not charging; unknown: network metered or not"
     assert (coordinator.calls, outcome.bytes_up) == ([], 0)
 
 
 @pytest.mark.parametrize("batches", [0, 1, 5, 8])
-def test_conditions_that_fail_end_the_work_within_a_batch(coordinator, config, batches):
+def test_conditions_that_fail_end_the_work_within_a_batch(coordinator, config, batches, monkeypatch):
+    monkeypatch.setattr(session, "LOOK_EVERY_S", 0.0)
     before = 1 + (1 + 5 + 1)  # the check-in, and every download
     asked = []
 
     def conditions():
         asked.append(1)
-        return ("unplugged",) if len(asked) > before + batches else ()
+        return UNPLUGGED if len(asked) > before + batches else PLUGGED
 
-    outcome = run_session(replace(config, conditions=conditions, requirements=Needs()))
+    outcome = run_session(replace(config, conditions=conditions, requirements=Requirements(charging=True)))
     assert (outcome.outcome, outcome.reason) == ("aborted", "conditions")
     assert len(asked) == before + batches + 1
     assert [abort.reason for abort in coordinator.aborts] == ["conditions"]
     assert coordinator.reports == []
+
+
+def test_conditions_are_not_read_again_for_every_small_batch(config, monkeypatch):
+    monkeypatch.setattr(session, "LOOK_EVERY_S", 3600.0)
+    asked = []
+    assert run_session(replace(config, conditions=lambda: asked.append(1) or PLUGGED)).outcome == "reported"
+    assert len(asked) == 2
+
+
+def test_what_is_required_and_not_known_does_not_hold(coordinator, config):
+    outcome = run_session(replace(config, requirements=Requirements(charging=True)))
+    assert (outcome.outcome, coordinator.calls) == ("not-now", [])
 
 
 def test_a_download_goes_on_where_the_connection_broke(coordinator, config):
