@@ -8,13 +8,14 @@ import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+from device_runtime.conditions import Conditions, ConditionSource, Requirements
 from device_runtime.outcome import Outcome
 from device_runtime.policy import Policy, policy_in
 from device_runtime.scheduler import run_forever
-from device_runtime.session import DeviceConfig, Requirements, run_session
+from device_runtime.session import DeviceConfig, run_session
 
+NO_REQUIREMENTS = Requirements()
 _LOG = logging.getLogger(__name__)
 
 
@@ -34,8 +35,8 @@ class Device:
         state: Path | str,
         *,
         policy: Policy | Path | str | None = None,
-        conditions: Callable[[], Any] | None = None,
-        requirements: Requirements | None = None,
+        conditions: ConditionSource = Conditions,
+        requirements: Requirements = NO_REQUIREMENTS,
         backend: str = "onnxruntime",
         wait_s: float = 30.0,
     ) -> None:
@@ -73,9 +74,7 @@ class Device:
             if stop.wait(seconds):
                 raise _Stopped
 
-        config = dataclasses.replace(
-            self._config, conditions=lambda: None, requirements=_UntilStopped(self._config, stop)
-        )
+        config = dataclasses.replace(self._config, stopping=stop.is_set)
         with contextlib.suppress(_Stopped):
             nap(0.0)
             run_forever(config, heard, sleep=nap)
@@ -89,18 +88,6 @@ class Device:
 
 class _Stopped(Exception):
     """The application told the device to stop."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _UntilStopped:
-    """The requirements of a device, and one more: that its application goes on."""
-
-    config: DeviceConfig
-    stop: threading.Event
-
-    def unmet(self, conditions: Any) -> tuple[str, ...]:
-        """Those that do not hold, in words."""
-        return ("the application is stopping",) if self.stop.is_set() else self.config.unmet()
 
 
 def _policy(given: Policy | Path | str | None, state: Path) -> Policy:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -64,7 +64,7 @@ class DeviceConfig:
     policy: what it may do; None is the `policy.toml` of the state folder.
 
     conditions: read before a session, before downloads and between batches, and held against `requirements`. Without a
-    source nothing is known, so whatever is required does not hold.
+    source nothing is known, so whatever is required does not hold. stopping: whether to give up within one batch.
     """
 
     coordinator: str
@@ -76,9 +76,12 @@ class DeviceConfig:
     policy: Policy | None = None
     conditions: ConditionSource = Conditions
     requirements: Requirements = field(default_factory=Requirements)
+    stopping: Callable[[], bool] = lambda: False
 
     def unmet(self) -> tuple[str, ...]:
         """The conditions that do not hold now, in words."""
+        if self.stopping():
+            return ("the application is stopping",)
         return self.requirements.unmet(self.conditions())
 
 
