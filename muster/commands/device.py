@@ -22,7 +22,9 @@ def run(
     coordinator: Annotated[str, typer.Option(help="The coordinator's URL.")],
     population: Annotated[str, typer.Option(help="The population to serve.")],
     examples: Annotated[Path, typer.Option(help="Local examples: an .npz file, or a SQLite example store.")],
-    state: Annotated[Path, typer.Option(help="Where the device keeps its identity and cached plans.")] = Path("device"),
+    state: Annotated[Path, typer.Option(help="Where the device keeps its identity, journal and plans.")] = Path(
+        "device"
+    ),
     backend: Annotated[str, typer.Option(help="What runs the graphs: onnxruntime or executorch.")] = "onnxruntime",
     policy: Annotated[
         Path | None,
