@@ -7,16 +7,18 @@ from typing import Annotated
 
 import typer
 
+from muster.commands.examples import examples_app
 from muster.output import Json, emit, show_fields
 
 device_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Run a device.")
+device_app.add_typer(examples_app, name="examples")
 
 
 @device_app.command()
 def run(
     coordinator: Annotated[str, typer.Option(help="The coordinator's URL.")],
     population: Annotated[str, typer.Option(help="The population to serve.")],
-    examples: Annotated[Path, typer.Option(help="Local examples: an .npz file, or a SQLite example store.")],
+    examples: Annotated[Path, typer.Option(help="Local examples: an .npz file, or an example store.")],
     state: Annotated[Path, typer.Option(help="Where the device keeps its identity and cached plans.")] = Path("device"),
     backend: Annotated[str, typer.Option(help="What runs the graphs: onnxruntime or executorch.")] = "onnxruntime",
     once: Annotated[bool, typer.Option("--once", help="Run one session and end.")] = False,
@@ -45,6 +47,23 @@ def run(
     tell(outcome)
     codes = {"reported": 0, "rejected": 75, "not-needed": 75}
     raise typer.Exit(codes.get(outcome.outcome, 1))
+
+
+@device_app.command()
+def conditions(
+    state: Annotated[Path, typer.Option(help="The device's state folder, whose disk counts.")] = Path("device"),
+    json: Json = False,
+) -> None:
+    """What this machine tells of charging, use, network, battery, space, memory and heat."""
+    import msgspec
+
+    from device_runtime.conditions import linux
+
+    now = linux(storage=state)()
+    if json:
+        return emit(now)
+    told = msgspec.structs.asdict(now)
+    return show_fields({name: "unknown" if value is None else value for name, value in told.items()})
 
 
 @device_app.command()
