@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 
 from device_runtime.errors import ExampleRefused, ExamplesError, StoreDamaged, StoreError
 from device_runtime.examples import Collection, ExampleStore, Retention, open_examples
+from device_runtime.session import run_session
 from fedcore.plan import ExampleSpec, Field
 
 FIELDS = (Field("x", "float32", (2, 3)), Field("y", "int64", (), 10), Field("b", "uint8", (4,)))
@@ -239,6 +241,13 @@ def test_deleted_bytes_are_gone_from_the_file(store):
     assert store.path.stat().st_size < size / 2
 
 
+def test_what_retention_removes_is_gone_from_the_file(store):
+    store.append_all("default", [example(b=[77, 78, 79, 80])] * 500)
+    store.declare(Collection("default", FIELDS, Retention(max_count=1)))
+    store.append("default", example())
+    assert b"MNOP" not in store.path.read_bytes()
+
+
 @pytest.mark.parametrize("at", [np.nan, np.inf])
 def test_a_time_that_is_none_is_refused(store, at):
     with pytest.raises(ExampleRefused, match="of the time"):
@@ -282,6 +291,14 @@ def test_a_session_says_that_the_store_was_damaged_once(store):
     assert open_examples(store.path).counts() == {}
     store.append("default", example(5))
     assert labels(store) == [5]
+
+
+def test_the_outcome_of_a_session_says_that_the_store_was_damaged(store, config):
+    store.append_all("default", [example()] * 200)
+    damage(store, 3 * 4096)
+    outcome = run_session(replace(config, examples=store.path.parent))
+    assert (outcome.outcome, outcome.reason) == ("failed", "invalid-examples")
+    assert "kept aside" in outcome.detail
 
 
 def test_a_damaged_file_that_another_process_replaced_is_left_alone(store, monkeypatch):
@@ -399,12 +416,18 @@ OPEN = "from pathlib import Path\nfrom device_runtime.examples import ExampleSto
 def test_two_processes_append_at_once_and_nothing_is_lost(store):
     code = f"""{OPEN}
 store = ExampleStore(Path({str(store.path)!r}))
-for n in range(30):
+input()
+for n in range(100):
     store.append("default", {{"x": [[0.5] * 3] * 2, "y": 2, "b": [0] * 4}})
 """
-    children = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
-    assert [child.wait() for child in children] == [0, 0]
-    assert store.counts() == {"default": 60}
+    children = [subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, text=True) for _ in range(2)]
+    for child in children:
+        child.stdin.write("go\n")
+        child.stdin.flush()
+    for child in children:
+        child.communicate()
+    assert [child.returncode for child in children] == [0, 0]
+    assert store.counts() == {"default": 200}
 
 
 def test_a_process_that_dies_while_it_appends_leaves_whole_appends(store):
