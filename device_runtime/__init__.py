@@ -13,16 +13,28 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from device_runtime.device import Device
     from device_runtime.errors import ConfigError
-    from device_runtime.examples import ExampleStore
+    from device_runtime.examples import Collection, ExampleStore, Retention
     from device_runtime.outcome import Outcome
     from device_runtime.policy import PerDay, PlanLimits, Policy
 
-__all__ = ["ConfigError", "Device", "ExampleStore", "Outcome", "PerDay", "PlanLimits", "Policy"]
+__all__ = [
+    "Collection",
+    "ConfigError",
+    "Device",
+    "ExampleStore",
+    "Outcome",
+    "PerDay",
+    "PlanLimits",
+    "Policy",
+    "Retention",
+]
 
 _HOMES = {
     "ConfigError": "errors",
     "Device": "device",
+    "Collection": "examples",
     "ExampleStore": "examples",
+    "Retention": "examples",
     "Outcome": "outcome",
     "PerDay": "policy",
     "PlanLimits": "policy",

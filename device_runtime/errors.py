@@ -5,11 +5,14 @@ DeviceError
 ├── PolicyForbids           this device's policy lets it take no part now; the coordinator was not called
 ├── AssignmentError         this device cannot carry out the assignment; the coordinator is told `reason`
 │   ├── ExamplesError       local examples are missing, too few, or not what the plan asks for
+│   │   └── StoreDamaged    the example store was damaged; it is kept aside, and a new one was made
 │   ├── PlanRefused         the plan or one of its graphs cannot be run here, now or later
 │   ├── NotAllowedNow       a condition under which this device may work failed, or its owner stopped it
 │   ├── NonFiniteReport     training diverged: the report holds an infinity or NaN
 │   └── RuntimeFailed       a graph failed while it ran
 │       └── DeadlinePassed  the coordinator stopped waiting before the work was done
+├── ExampleRefused          an example is not what its collection was declared to hold, or no plan could train on it
+├── StoreError              the example store cannot be used: no space, no permission, locked
 ├── StateError              the state folder cannot be used
 │   ├── StateInUse          another process runs a session with this state folder
 │   ├── StateDamaged        the state database does not hold what it should
@@ -21,6 +24,8 @@ DeviceError
 """
 
 from __future__ import annotations
+
+from pathlib import Path
 
 from fedcore.wire.messages import AbortReason, RetryWindow
 
@@ -72,6 +77,15 @@ class ExamplesError(AssignmentError):
         self.reason = reason
 
 
+class StoreDamaged(ExamplesError):
+    """The example store was damaged; it is `kept` aside, and a new one was made in its place."""
+
+    def __init__(self, kept: Path) -> None:
+        detail = "the example store was damaged; it is kept aside, and a new one was made"
+        super().__init__("invalid-examples", detail, str(kept))
+        self.kept = kept
+
+
 class PlanRefused(AssignmentError):
     """The plan or one of its graphs cannot be run here, now or later."""
 
@@ -101,6 +115,19 @@ class RuntimeFailed(AssignmentError):
 
 class DeadlinePassed(RuntimeFailed):
     """The coordinator stopped waiting before the work was done."""
+
+
+class ExampleRefused(DeviceError):
+    """An example is not what its collection was declared to hold, or no plan could train on it."""
+
+    reason = "example-refused"
+    permanent = True
+
+
+class StoreError(DeviceError):
+    """The example store cannot be used: no space, no permission, locked."""
+
+    reason = "store-unusable"
 
 
 class StateError(DeviceError):

@@ -15,18 +15,24 @@ from pathlib import Path
 
 import numpy as np
 
-from device_runtime import Device, ExampleStore
+from device_runtime import Collection, Device, ExampleStore, Retention
+from fedcore.plan import Field
+
+FIELDS = (Field("x", "float32", (1, 8, 8)), Field("y", "int64", high=10))
 
 
 def record(store: ExampleStore, strokes: int) -> None:
     """What an app does as its user writes: append examples, never more than it will need."""
     random = np.random.default_rng()
-    store.append(
-        {
-            "x": random.uniform(0, 1, (1, 8, 8)).astype(np.float32),
-            "y": np.array(random.integers(0, 10), np.int64),
-        }
-        for _ in range(strokes)
+    store.append_all(
+        "default",
+        (
+            {
+                "x": random.uniform(0, 1, (1, 8, 8)).astype(np.float32),
+                "y": np.array(random.integers(0, 10), np.int64),
+            }
+            for _ in range(strokes)
+        ),
     )
 
 
@@ -39,9 +45,10 @@ def main() -> int:
     given = parser.parse_args()
     logging.basicConfig(format="%(message)s")
     given.folder.mkdir(parents=True, exist_ok=True)
-    store = ExampleStore(given.folder / "examples.db")
+    store = ExampleStore.open(given.folder / "examples")
+    store.declare(Collection("default", FIELDS, Retention(max_count=1000)))
     record(store, strokes=20)
-    device = Device(given.coordinator, given.population, store.path, given.folder / "state")
+    device = Device(given.coordinator, given.population, given.folder / "examples", given.folder / "state")
     outcome = device.run_once()
     print(outcome.outcome, outcome.reason, outcome.detail)
     return 0 if outcome.outcome in {"reported", "rejected", "not-needed"} else 1

@@ -22,7 +22,7 @@ NOUNS = re.findall(
     r"\S+",
     "population task plan checkpoint round attempt check-in session assignment report aggregate cohort pass carry "
     "broadcast segment slot blob bundle certificate engine fleet mask loop weight receipt graph agreement "
-    "footprint budget noise signer policy guard journal",
+    "footprint budget noise signer policy guard journal retention conditions requirements",
 )
 PHRASES = [
     "retry window",
@@ -32,6 +32,8 @@ PHRASES = [
     "server state",
     "release gate",
     "keystone test",
+    "example store",
+    "host application",
 ]
 MACHINE_PATH = re.compile(r"(?<![\w.:~\-/}])/(?:home|root|work|Users|mnt)/\w+")
 LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")

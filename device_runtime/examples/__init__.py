@@ -1,24 +1,38 @@
-"""Local examples: an `.npz` file, or the SQLite store that a host application appends to."""
+"""Local examples: an `.npz` file, or the SQLite store that a host application appends to. See docs/device.md."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from device_runtime.examples.collection import Collection, Retention
+from device_runtime.examples.files import import_file
 from device_runtime.examples.npz import NpzFile
 from device_runtime.examples.source import ExampleSource, invalid
-from device_runtime.examples.store import ExampleStore
+from device_runtime.examples.store import FILE, Appended, ExampleStore, Holding
 
-__all__ = ["ExampleSource", "ExampleStore", "NpzFile", "open_examples"]
+__all__ = [
+    "Appended",
+    "Collection",
+    "ExampleSource",
+    "ExampleStore",
+    "Holding",
+    "NpzFile",
+    "Retention",
+    "import_file",
+    "open_examples",
+]
 
 SQLITE_MAGIC = b"SQLite format 3\0"
 ZIP_MAGIC = b"PK"
 
 
 def open_examples(path: Path) -> ExampleSource:
-    """The source at `path`, recognised by its first bytes: an `.npz` file or an example store.
+    """The source at `path`: an `.npz` file, or an example store's folder or file. A file is known by its first bytes.
 
     Raises ExamplesError when it is missing, unreadable or of another kind.
     """
+    if (path / FILE).is_file():
+        return ExampleStore(path / FILE)
     try:
         with path.open("rb") as file:
             start = file.read(len(SQLITE_MAGIC))

@@ -27,6 +27,11 @@ class NpzFile(ExampleSource):
             shapes = [_npy_shape(members, name) for name in _fields(members)]
         return {"default": min((shape[0] for shape in shapes if shape), default=0)}
 
+    def columns(self) -> Columns:
+        """All fields, by name. Raises ExamplesError when the file cannot be read."""
+        with self._members() as members:
+            return {name: _npy(members, name) for name in _fields(members)}
+
     def _columns(self, spec: ExampleSpec) -> Columns:
         with self._members() as members:
             missing = sorted({field.name for field in spec.fields} - set(_fields(members)))

@@ -3,113 +3,256 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
+from device_runtime.errors import ExampleRefused, StoreDamaged, StoreError
+from device_runtime.examples.collection import Collection, Example, Retention, words
+from device_runtime.examples.database import Database
 from device_runtime.examples.source import Columns, ExampleSource, invalid
 from fedcore.plan import ExampleSpec, Field
 
-# Written into the file's header, so that another application's database is not taken for a store.
-APPLICATION_ID = 0x4D757374
-VERSION = 1
-SCHEMA = f"""
-BEGIN;
-CREATE TABLE examples (
-    id INTEGER PRIMARY KEY,
-    collection TEXT NOT NULL,
-    fields BLOB NOT NULL -- msgpack {{name: [dtype, shape, bytes]}}, the bytes little-endian and row-major
-);
-CREATE INDEX examples_by_collection ON examples (collection, id);
-PRAGMA application_id = {APPLICATION_ID};
-PRAGMA user_version = {VERSION};
-COMMIT;
-"""
+FILE = "examples.db"
+T = TypeVar("T")
 
 
-class Stored(msgspec.Struct, frozen=True, array_like=True):
-    """One field of one example."""
+class Appended(msgspec.Struct, frozen=True, kw_only=True):
+    """What an append did: examples added, those that retention removed, and where a damaged store is kept, if any."""
 
-    dtype: str
-    shape: tuple[int, ...]
-    data: bytes
+    added: int
+    removed: int
+    put_aside: str | None = None
+
+
+class Holding(msgspec.Struct, frozen=True, kw_only=True):
+    """What the store holds of one collection; times in seconds since 1970, None without examples."""
+
+    collection: str
+    examples: int
+    bytes: int
+    oldest: float | None
+    newest: float | None
+    fields: tuple[Field, ...]
+    retention: Retention
 
 
 class ExampleStore(ExampleSource):
-    """A SQLite file. An app may append while a device reads; each example goes to one collection."""
+    """A SQLite file. An app may append while a device reads, from another process too; examples never leave it.
 
-    def append(self, examples: Iterable[Mapping[str, NDArray[Any]]], collection: str = "default") -> None:
-        """Add examples, all or none; the file is created when missing. Raises ExamplesError when it cannot be written.
+    Methods raise StoreError when the file cannot be used, and ExamplesError when it is no example store. A damaged file
+    is kept aside, at `put_aside`, and a new one is made: appending goes on there, all else raises StoreDamaged, once.
+    """
 
-        Each is one array per field, without a batch axis, stored as it is: give it the plan's dtype and shape.
-        Raises TypeError when one is not of numbers.
+    def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
+        """The store in the file `path`; `clock` gives seconds since 1970."""
+        super().__init__(path)
+        self.put_aside: Path | None = None
+        self._database = Database(path)
+        self._clock = clock
+
+    @classmethod
+    def open(cls, folder: Path, clock: Callable[[], float] = time.time) -> ExampleStore:
+        """The store in a folder of its own; both are made when missing."""
+        store = cls(folder / FILE, clock)
+        store._going_on(store._database.create)
+        return store
+
+    def declare(self, collection: Collection) -> None:
+        """Say what a collection's examples are and how long they are kept; once, or again with the same fields.
+
+        Raises ExampleRefused when no plan could ask for such examples, or the collection has other fields already.
         """
-        rows = [(collection, msgspec.msgpack.encode({n: _stored(a) for n, a in one.items()})) for one in examples]
-        with self._connection() as connection:
-            if not self.path.stat().st_size:
-                connection.executescript(SCHEMA)
-            self._check_ours(connection)
-            with connection:
-                connection.executemany("INSERT INTO examples (collection, fields) VALUES (?, ?)", rows)
+        self.extend(collection, ())
+
+    def declared(self, name: str) -> Collection | None:
+        """A collection as it was declared; None when it was not."""
+        return self._going_on(lambda: self._declared(name))
+
+    def append(self, collection: str, example: Example, at: float | None = None) -> Appended:
+        """Add one example to a declared collection, at a time in seconds since 1970 (now if not given).
+
+        Python's numbers and lists take the type of the field; an array must have it. Raises ExampleRefused, naming the
+        field, when the example is not what was declared, or holds an infinity, a NaN or a number out of range.
+        """
+        return self.append_all(collection, [example], at)
+
+    def append_all(self, collection: str, examples: Iterable[Example], at: float | None = None) -> Appended:
+        """Add several examples, all or none; see `append`."""
+        known = self.declared(collection)
+        if known is None:
+            raise ExampleRefused(f"no collection {collection!r} was declared in {self.path}; declare its fields first")
+        return self.extend(known, examples, at)
+
+    def extend(self, collection: Collection, examples: Iterable[Example], at: float | None = None) -> Appended:
+        """Declare a collection, and add examples to it: all of this or nothing. See `declare` and `append`."""
+        collection = collection.checked()
+        if at is not None and not math.isfinite(at):
+            raise ExampleRefused(f"examples cannot be of the time {at}")
+        rows = [collection.encode(example) for example in examples]
+        removed = self._going_on(lambda: self._insert(collection, rows, at))
+        return Appended(
+            added=len(rows), removed=removed, put_aside=None if self.put_aside is None else str(self.put_aside)
+        )
+
+    def delete(self, collection: str | None = None, before: float | None = None) -> int:
+        """Remove examples of one collection or of all, those from before a time or all; the number of those removed.
+
+        Without a time the declarations go too.
+        """
+        with self._database.writing() as connection:
+            ids = [key for key, known in _collections(connection) if collection in {None, known.name}]
+            removed = 0
+            for key in ids:
+                oldest = connection.execute(
+                    "DELETE FROM examples WHERE collection = ? AND at < ?",
+                    (key, math.inf if before is None else before),
+                )
+                removed += oldest.rowcount
+                if before is None:
+                    connection.execute("DELETE FROM collections WHERE id = ?", (key,))
+        # They are gone; that the file gets shorter can wait for a better day.
+        with contextlib.suppress(StoreError), self._database.reading() as connection:
+            connection.executescript("PRAGMA incremental_vacuum")
+        return removed
+
+    def holdings(self) -> list[Holding]:
+        """What the store holds of each collection that was declared, by name."""
+        self._enforce()
+        with self._database.reading() as connection:
+            return [_holding(connection, key, known) for key, known in _collections(connection)]
 
     def counts(self) -> dict[str, int]:
-        """Number of examples per collection. Raises ExamplesError when the file cannot be read."""
-        with self._connection() as connection:
-            self._check_ours(connection)
-            return dict(connection.execute("SELECT collection, count(*) FROM examples GROUP BY collection"))
+        """Number of examples per collection that has any, after retention."""
+        return {held.collection: held.examples for held in self.holdings() if held.examples}
 
     def _columns(self, spec: ExampleSpec) -> Columns:
-        with self._connection() as connection:
-            self._check_ours(connection)
-            query = "SELECT fields FROM examples WHERE collection = ? ORDER BY id"
-            rows = [_decode(index, row[0]) for index, row in enumerate(connection.execute(query, (spec.collection,)))]
-        return {field.name: _column(field, rows) for field in spec.fields}
+        with self._database.reading() as connection:
+            found = _find(connection, spec.collection)
+            if found is None:
+                raise invalid(f"there is no collection {spec.collection!r}", str(self.path))
+            key, known = found
+            _check_fields(spec, known)
+            data = _data(connection, key, known.example_bytes)
+        records = np.frombuffer(data, known.record)
+        return {field.name: np.array(records[field.name], field.dtype) for field in spec.fields}
 
-    @contextlib.contextmanager
-    def _connection(self) -> Iterator[sqlite3.Connection]:
+    def _declared(self, name: str) -> Collection | None:
+        with self._database.reading() as connection:
+            found = _find(connection, name)
+        return found[1] if found else None
+
+    def _insert(self, collection: Collection, rows: list[bytes], at: float | None) -> int:
+        now = self._clock()
+        with self._database.writing() as connection:
+            key = _declare(connection, collection)
+            values = ((key, now if at is None else at, row) for row in rows)
+            connection.executemany("INSERT INTO examples (collection, at, data) VALUES (?, ?, ?)", values)
+            return _drop(connection, key, collection, now)
+
+    def _enforce(self) -> None:
+        """Remove what is kept too long; what may only be read is left alone where there is nothing to remove."""
+        now = self._clock()
+        with self._database.reading() as connection:
+            due = any(_overdue(connection, key, known, now) for key, known in _collections(connection))
+        if due:
+            with self._database.writing() as connection:
+                for key, known in _collections(connection):
+                    _drop(connection, key, known, now)
+
+    def _going_on(self, work: Callable[[], T]) -> T:
+        """The work's result, in the new store if the old one was damaged."""
         try:
-            with contextlib.closing(sqlite3.connect(self.path)) as connection:
-                yield connection
-        except (sqlite3.Error, OSError) as error:
-            raise invalid("the example store failed", f"{self.path}: {error}") from error
-
-    def _check_ours(self, connection: sqlite3.Connection) -> None:
-        found = [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")]
-        if found != [APPLICATION_ID, VERSION]:
-            raise invalid(f"the examples are in SQLite, but not an example store of version {VERSION}", str(self.path))
+            return work()
+        except StoreDamaged as damaged:
+            self.put_aside = damaged.kept
+            return work()
 
 
-def _stored(array: NDArray[Any]) -> Stored:
-    array = np.asarray(array)
-    if array.dtype.kind not in "biuf":
-        raise TypeError(f"an example holds numbers, not {array.dtype}")
-    little = array.astype(array.dtype.newbyteorder("<"), copy=False)
-    return Stored(little.dtype.name, little.shape, little.tobytes())
-
-
-def _decode(index: int, data: bytes) -> dict[str, Stored]:
+def _collections(connection: sqlite3.Connection) -> list[tuple[int, Collection]]:
+    rows = connection.execute("SELECT id, declaration FROM collections ORDER BY name").fetchall()
     try:
-        return msgspec.msgpack.decode(data, type=dict[str, Stored])
+        return [(key, msgspec.json.decode(declaration, type=Collection)) for key, declaration in rows]
     except msgspec.MsgspecError as error:
-        raise invalid(f"example {index} cannot be read: {error}") from error
+        raise invalid(f"a collection's declaration cannot be read: {error}") from error
 
 
-def _column(field: Field, rows: list[dict[str, Stored]]) -> NDArray[Any]:
-    """The arrays of one field, stacked. Raises ExamplesError, naming the first example that does not fit."""
-    dtype = np.dtype(field.dtype).newbyteorder("<")
-    size = dtype.itemsize * int(np.prod(field.shape, dtype=np.int64))
-    for index, row in enumerate(rows):
-        stored = row.get(field.name)
-        if stored is None:
-            raise invalid(f"example {index} has no field {field.name!r}, it has {sorted(row)}")
-        if stored.dtype != field.dtype or stored.shape != field.shape or len(stored.data) != size:
+def _find(connection: sqlite3.Connection, name: str) -> tuple[int, Collection] | None:
+    return next((found for found in _collections(connection) if found[1].name == name), None)
+
+
+def _declare(connection: sqlite3.Connection, collection: Collection) -> int:
+    """The id of a collection, which is declared if it was not; a changed retention replaces the old one."""
+    found = _find(connection, collection.name)
+    if found and found[1].fields != collection.fields:
+        raise ExampleRefused(
+            f"collection {collection.name!r} was declared with {words(found[1].fields)}, not "
+            f"{words(collection.fields)}; delete it first, or use another name"
+        )
+    query = (
+        "INSERT INTO collections (name, declaration) VALUES (?, ?) "
+        "ON CONFLICT (name) DO UPDATE SET declaration = excluded.declaration RETURNING id"
+    )
+    return int(connection.execute(query, (collection.name, msgspec.json.encode(collection))).fetchone()[0])
+
+
+def _overdue(connection: sqlite3.Connection, key: int, collection: Collection, now: float) -> int:
+    """How many of the oldest examples are to go."""
+    age = math.inf if collection.retention.max_age_s is None else collection.retention.max_age_s
+    query = "SELECT count(*), count(*) FILTER (WHERE at < ?) FROM examples WHERE collection = ?"
+    examples, old = connection.execute(query, (now - age, key)).fetchone()
+    most = collection.most
+    return max(int(old), 0 if most is None else int(examples) - most)
+
+
+def _drop(connection: sqlite3.Connection, key: int, collection: Collection, now: float) -> int:
+    """Remove what retention does not keep; the number of those removed."""
+    overdue = _overdue(connection, key, collection, now)
+    oldest = "SELECT id FROM examples WHERE collection = ? ORDER BY at, id LIMIT ?"
+    connection.execute(f"DELETE FROM examples WHERE id IN ({oldest})", (key, overdue))  # noqa: S608
+    return overdue
+
+
+def _holding(connection: sqlite3.Connection, key: int, known: Collection) -> Holding:
+    query = "SELECT count(*), min(at), max(at) FROM examples WHERE collection = ?"
+    examples, oldest, newest = connection.execute(query, (key,)).fetchone()
+    return Holding(
+        collection=known.name,
+        examples=examples,
+        bytes=examples * known.example_bytes,
+        oldest=oldest,
+        newest=newest,
+        fields=known.fields,
+        retention=known.retention,
+    )
+
+
+def _data(connection: sqlite3.Connection, key: int, example_bytes: int) -> bytearray:
+    """All examples of a collection in the order of their insertion, one after the other."""
+    data = bytearray()
+    query = "SELECT data FROM examples WHERE collection = ? ORDER BY id"
+    for index, (one,) in enumerate(connection.execute(query, (key,))):
+        if len(one) != example_bytes:
+            raise invalid(f"example {index} has {len(one)} bytes, its collection says {example_bytes}")
+        data += one
+    return data
+
+
+def _check_fields(spec: ExampleSpec, known: Collection) -> None:
+    """Raise ExamplesError unless the collection has the fields that a plan names, in its dtypes and shapes."""
+    have = {field.name: field for field in known.fields}
+    for wanted in spec.fields:
+        if wanted.name not in have:
+            raise invalid(f"collection {known.name!r} has no field {wanted.name!r}, it has {sorted(have)}")
+        field = have[wanted.name]
+        if (field.dtype, field.shape) != (wanted.dtype, wanted.shape):
             raise invalid(
-                f"field {field.name!r} of example {index} is {stored.dtype}{list(stored.shape)} "
-                f"in {len(stored.data)} bytes, the plan wants {field.dtype}{list(field.shape)}"
+                f"field {field.name!r} holds {field.dtype}{list(field.shape)}, "
+                f"the plan wants {wanted.dtype}{list(wanted.shape)}"
             )
-    joined = np.frombuffer(b"".join(row[field.name].data for row in rows), dtype)
-    return joined.reshape(len(rows), *field.shape)

@@ -9,19 +9,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from muster.commands.examples import examples_app
 from muster.output import Json, emit, show_fields, show_table
 
 if TYPE_CHECKING:
     from device_runtime.journal import Entry
 
 device_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Run a device.")
+device_app.add_typer(examples_app, name="examples")
 
 
 @device_app.command()
 def run(
     coordinator: Annotated[str, typer.Option(help="The coordinator's URL.")],
     population: Annotated[str, typer.Option(help="The population to serve.")],
-    examples: Annotated[Path, typer.Option(help="Local examples: an .npz file, or a SQLite example store.")],
+    examples: Annotated[Path, typer.Option(help="Local examples: an .npz file, or an example store.")],
     state: Annotated[Path, typer.Option(help="Where the device keeps its identity, journal and plans.")] = Path(
         "device"
     ),
@@ -91,6 +93,23 @@ def _cells(entry: Entry) -> list[str]:
 
 def _lines(*parts: str) -> str:
     return "\n".join(filter(None, parts)) or "–"
+
+
+@device_app.command()
+def conditions(
+    state: Annotated[Path, typer.Option(help="The device's state folder, whose disk counts.")] = Path("device"),
+    json: Json = False,
+) -> None:
+    """What this machine tells of charging, use, network, battery, space, memory and heat."""
+    import msgspec
+
+    from device_runtime.conditions import linux
+
+    now = linux(storage=state)()
+    if json:
+        return emit(now)
+    told = msgspec.structs.asdict(now)
+    return show_fields({name: "unknown" if value is None else value for name, value in told.items()})
 
 
 @device_app.command()

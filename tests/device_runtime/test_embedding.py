@@ -37,7 +37,7 @@ def test_the_host_app_trains_on_what_it_recorded(tmp_path):
     assert [(run.returncode, run.stdout.split()) for run in runs] == [(0, ["reported"])] * 2, runs
     assert "its policy names no signers" in runs[0].stderr
     assert [attempt.metrics["train.loss"] > 0 for attempt in rounds] == [True, True]
-    assert ExampleStore(tmp_path / "app" / "examples.db").counts() == {"default": 40}
+    assert ExampleStore.open(tmp_path / "app" / "examples").counts() == {"default": 40}
 
 
 def unit(name):

@@ -11,12 +11,13 @@ import sqlalchemy
 
 from coordinator.store.tables import TASKS
 from coordinator.tasks import TaskSettings, open_coordinator_store
-from device_runtime import ConfigError, Device, ExampleStore, PerDay, PlanLimits, Policy
+from device_runtime import Collection, ConfigError, Device, ExampleStore, PerDay, PlanLimits, Policy
 from export.build import export_bundle
 from export.model import Model
 from export.models import load
 from fedcore.algorithms import create
 from fedcore.params import ParamSchema, TensorSpec
+from fedcore.plan import Field
 from fedcore.signing import SigningKey
 from muster.server import coordinator_process
 
@@ -63,11 +64,12 @@ def world(tmp_path_factory):
 @pytest.fixture
 def device(world, tmp_path):
     """A device with twelve examples: a function of its population and its policy."""
-    store = ExampleStore(tmp_path / "examples.db")
-    store.append({"x": np.full((1, 8, 8), 0.5, np.float32), "y": np.array(n % 10)} for n in range(12))
+    fields = (Field("x", "float32", (1, 8, 8)), Field("y", "int64", high=10))
+    examples = ({"x": np.full((1, 8, 8), 0.5, np.float32), "y": n % 10} for n in range(12))
+    ExampleStore.open(tmp_path / "examples").extend(Collection("default", fields), examples)
 
     def make(population, policy=None):
-        return Device(world.url, population, store.path, tmp_path / "state", policy=policy, wait_s=5.0)
+        return Device(world.url, population, tmp_path / "examples", tmp_path / "state", policy=policy, wait_s=5.0)
 
     return make
 

@@ -12,7 +12,7 @@ import pytest
 
 from device_runtime import session
 from device_runtime.conditions import Conditions, Requirements, constant
-from device_runtime.examples import ExampleStore
+from device_runtime.examples import Collection, ExampleStore
 from device_runtime.session import DeviceConfig, run_session
 from device_runtime.state import only_session
 from fedcore.plan import Field
@@ -59,8 +59,10 @@ def test_an_outcome_is_json(config):
 
 
 def test_an_example_store_gives_the_same_report_as_an_npz_file(coordinator, config, examples, tmp_path):
-    store = ExampleStore(tmp_path / "examples.db")
-    store.append([{"x": x, "y": y} for x, y in zip(examples["x"], examples["y"], strict=True)])
+    store = ExampleStore.open(tmp_path / "examples")
+    fields = tuple(Field(name, column.dtype.name, column.shape[1:]) for name, column in examples.items())
+    store.declare(Collection("default", fields))
+    store.append_all("default", [{"x": x, "y": y} for x, y in zip(examples["x"], examples["y"], strict=True)])
     run_session(config)
     run_session(replace(config, examples=store.path))
     first, second = coordinator.reports

@@ -1,0 +1,117 @@
+"""A collection of the example store: what its examples are, how long they are kept, and their form as bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from device_runtime.errors import ExampleRefused
+from fedcore.plan import Field
+
+Example = Mapping[str, ArrayLike]
+"""One value per field: a number, nested lists of numbers, or an array; without a batch axis."""
+
+INTEGERS = frozenset({"int64", "int32", "uint8"})
+AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class Retention(msgspec.Struct, frozen=True, kw_only=True):
+    """What is kept of a collection; where one of these is exceeded, the oldest examples go. By default all are kept."""
+
+    max_age_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    max_count: AtLeastOne | None = None
+    max_bytes: AtLeastOne | None = None
+
+
+class Collection(msgspec.Struct, frozen=True):
+    """A declared collection. `fields` are those that plans name; every example has all of them and no other."""
+
+    name: str
+    fields: tuple[Field, ...]
+    retention: Retention = Retention()
+
+    def checked(self) -> Collection:
+        """This declaration. Raises ExampleRefused when no plan could ask for such examples, or none could be kept."""
+        try:
+            given = msgspec.convert(msgspec.to_builtins(self), Collection)
+        except msgspec.ValidationError as error:
+            raise ExampleRefused(f"collection {self.name!r} cannot be declared: {error}") from error
+        names = [field.name for field in given.fields]
+        if not given.name or not names or not all(names) or len(set(names)) < len(names):
+            raise ExampleRefused(
+                f"collection {self.name!r} needs a name and fields with names of their own, not {names}"
+            )
+        for field in given.fields:
+            highest = np.iinfo(field.dtype).max + 1 if field.dtype in INTEGERS else 0
+            if field.high is not None and not 1 <= field.high <= highest:
+                raise ExampleRefused(f"field {field.name!r} of {field.dtype} cannot have {field.high} as its high")
+        if given.most == 0:
+            raise ExampleRefused(
+                f"retention of collection {self.name!r} is below the {given.example_bytes} bytes of one example"
+            )
+        return given
+
+    @property
+    def record(self) -> np.dtype[Any]:
+        """The fields of one example, little-endian, one after the other."""
+        return np.dtype([(f.name, np.dtype(f.dtype).newbyteorder("<"), f.shape) for f in self.fields])
+
+    @property
+    def example_bytes(self) -> int:
+        """What one example takes."""
+        return self.record.itemsize
+
+    @property
+    def most(self) -> int | None:
+        """The number of examples that retention by count and by bytes leaves."""
+        counts = [self.retention.max_count] if self.retention.max_count is not None else []
+        if self.retention.max_bytes is not None:
+            counts.append(self.retention.max_bytes // max(self.example_bytes, 1))
+        return min(counts, default=None)
+
+    def encode(self, example: Example) -> bytes:
+        """The bytes of one example. Raises ExampleRefused, naming the field that no plan could train on."""
+        names = [field.name for field in self.fields]
+        if set(example) != set(names):
+            raise ExampleRefused(
+                f"an example of collection {self.name!r} has the fields {sorted(names)}, not {sorted(example)}"
+            )
+        return b"".join(_array(field, example[field.name]).tobytes() for field in self.fields)
+
+
+def words(fields: Sequence[Field]) -> str:
+    """Fields for people: `x float32[28, 28], y int64[] below 10`."""
+    return ", ".join(
+        f"{f.name} {f.dtype}{list(f.shape)}" + ("" if f.high is None else f" below {f.high}") for f in fields
+    )
+
+
+def _array(field: Field, value: ArrayLike) -> NDArray[Any]:
+    """The value in the field's form. Python's own numbers take the field's type; an array must have it."""
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise ExampleRefused(f"field {field.name!r} is a list of lists of different lengths") from error
+    wanted = np.dtype(field.dtype)
+    same = array.dtype.newbyteorder("=") == wanted
+    typed = isinstance(value, np.ndarray | np.generic)
+    fits = same or (not typed and array.dtype.kind in ("iuf" if wanted.kind == "f" else "iu"))
+    if not fits or array.shape != field.shape:
+        raise ExampleRefused(
+            f"field {field.name!r} is {array.dtype}{list(array.shape)}, not {field.dtype}{list(field.shape)}"
+        )
+    if wanted.kind == "f":
+        with np.errstate(over="ignore"):
+            array = array.astype(wanted.newbyteorder("<"), copy=False)
+        if not np.isfinite(array).all():
+            raise ExampleRefused(f"field {field.name!r} holds an infinity, a NaN or a number beyond {field.dtype}")
+        return array
+    limits = np.iinfo(field.dtype)
+    least, most = (limits.min, limits.max) if field.high is None else (0, field.high - 1)
+    if array.size and not (least <= array.min() and array.max() <= most):
+        raise ExampleRefused(f"field {field.name!r} holds a value outside {least} … {most}")
+    return array.astype(wanted.newbyteorder("<"), copy=False)

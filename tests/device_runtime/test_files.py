@@ -1,0 +1,174 @@
+"""Examples imported from files, by function and by command."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from device_runtime.errors import DeviceError, ExampleRefused
+from device_runtime.examples import Collection, ExampleStore, Retention, import_file, open_examples
+from fedcore.plan import ExampleSpec, Field
+from muster.cli import app
+
+FIELDS = (Field("x", "float32", (2, 2)), Field("y", "int64", (), 10))
+X = np.arange(12, dtype=np.float32).reshape(3, 2, 2) / 2
+Y = np.array([3, 1, 2])
+
+
+def npz(path, x=X, y=Y, **more):
+    np.savez(path.with_suffix(".npz"), x=x, y=y, **more)
+    return path.with_suffix(".npz")
+
+
+def jsonl(path, change=lambda rows: None):
+    rows = [{"x": x.tolist(), "y": int(y)} for x, y in zip(X, Y, strict=True)]
+    change(rows)
+    path.with_suffix(".jsonl").write_text("".join(f"{json.dumps(row)}\n\n" for row in rows))
+    return path.with_suffix(".jsonl")
+
+
+def table(path, change=lambda rows: None):
+    rows = [["y", "x.0", "x.1", "x.2", "x.3"], *([int(y), *x.ravel()] for x, y in zip(X, Y, strict=True))]
+    change(rows)
+    with path.with_suffix(".csv").open("w", newline="", encoding="utf-8-sig") as file:
+        csv.writer(file).writerows(rows)
+    return path.with_suffix(".csv")
+
+
+def put(row, column, value):
+    def change(rows):
+        rows[row][column] = value
+
+    return change
+
+
+@pytest.fixture
+def store(tmp_path):
+    return ExampleStore.open(tmp_path / "store")
+
+
+@pytest.mark.parametrize("write", [npz, jsonl, table])
+def test_a_file_of_each_kind_holds_the_same_examples(store, tmp_path, write):
+    assert import_file(store, write(tmp_path / "mine"), fields=FIELDS).added == 3
+    loaded = store.load(ExampleSpec(FIELDS))
+    np.testing.assert_array_equal(loaded["x"], X)
+    np.testing.assert_array_equal(loaded["y"], Y)
+
+
+def test_an_npz_file_declares_a_new_collection(store, tmp_path):
+    import_file(store, npz(tmp_path / "mine"))
+    (held,) = store.holdings()
+    assert held.fields == (FIELDS[0], Field("y", "int64"))
+
+
+def test_a_second_file_needs_no_fields_and_keeps_the_retention(store, tmp_path):
+    store.declare(Collection("default", FIELDS, Retention(max_count=4)))
+    import_file(store, jsonl(tmp_path / "mine"))
+    done = import_file(store, table(tmp_path / "mine"))
+    assert (done.added, done.removed, store.counts()) == (3, 2, {"default": 4})
+
+
+@pytest.mark.parametrize(
+    ("write", "words"),
+    [
+        (lambda p: npz(p, X.astype(np.float64)), r"mine.npz: example 0: field 'x' is float64\[2, 2\], not float32"),
+        (lambda p: npz(p, y=np.array([1, 2, 10])), "mine.npz: example 2: field 'y' holds a value outside 0 … 9"),
+        (lambda p: npz(p, y=Y[:2]), "mine.npz: arrays differ in their number of examples: .*'y': 2"),
+        (lambda p: npz(p, z=Y), "mine.npz: example 0: .* not .*'z'"),
+        (lambda p: jsonl(p, put(2, "y", 10)), "mine.jsonl: line 5: field 'y' holds a value outside 0 … 9"),
+        (lambda p: jsonl(p, put(1, "x", [[1, 2], [3]])), "mine.jsonl: line 3: field 'x' is a list of lists"),
+        (lambda p: jsonl(p, put(1, "y", None)), "mine.jsonl: line 3: field 'y' is object"),
+        (lambda p: jsonl(p, put(1, "y", float("nan"))), "mine.jsonl: line 3: this is not a JSON object"),
+        (lambda p: jsonl(p, lambda rows: rows.append([1])), "mine.jsonl: line 7: this is not a JSON object"),
+        (lambda p: jsonl(p, lambda rows: rows[0].pop("x")), "mine.jsonl: line 1: .* not .*'y'"),
+        (lambda p: table(p, put(3, 0, 1.5)), "mine.csv: line 4: field 'y' must be whole numbers"),
+        (lambda p: table(p, put(2, 3, "private")), "mine.csv: line 3: field 'x' must be numbers"),
+        (lambda p: table(p, put(2, 3, "inf")), "mine.csv: line 3: field 'x' holds an infinity"),
+        (lambda p: table(p, put(1, 0, 10**30)), "mine.csv: line 2: field 'y'"),
+        (lambda p: table(p, lambda rows: rows[2].pop()), "mine.csv: line 3: this has 4 cells, the header 5"),
+        (lambda p: table(p, put(0, 1, "x")), r"mine.csv: the header lacks columns \['x.0'\] or has others \['x'\]"),
+        (lambda p: table(p, lambda rows: rows[0].append("y")), "mine.csv: the header .* twice"),
+    ],
+)
+def test_a_bad_row_imports_nothing_and_is_named_by_file_row_and_field(store, tmp_path, write, words):
+    with pytest.raises(ExampleRefused, match=words) as caught:
+        import_file(store, write(tmp_path / "mine"), fields=FIELDS)
+    assert "private" not in str(caught.value)
+    assert store.holdings() == []
+
+
+@pytest.mark.parametrize("name", ["mine.csv", "mine.jsonl", "mine.npz"])
+def test_bytes_that_are_no_such_file_are_refused(store, tmp_path, name):
+    (tmp_path / name).write_bytes(b"y,x.0,x.1,x.2,x.3\n\xff\xfe")
+    with pytest.raises(DeviceError, match=name):
+        import_file(store, tmp_path / name, fields=FIELDS)
+    assert store.holdings() == []
+
+
+def test_the_name_tells_the_kind(store, tmp_path):
+    with pytest.raises(ExampleRefused, match=r"mine.txt: files of examples are called \*.npz, \*.jsonl, \*.csv"):
+        import_file(store, tmp_path / "mine.txt")
+
+
+def test_text_does_not_declare_a_collection(store, tmp_path):
+    with pytest.raises(ExampleRefused, match="'default' is new: say what its fields are"):
+        import_file(store, jsonl(tmp_path / "mine"))
+
+
+def muster(*arguments):
+    return CliRunner().invoke(app, ["device", "examples", *map(str, arguments)])
+
+
+def test_commands_import_list_and_delete(tmp_path):
+    store = tmp_path / "store"
+    new = ["--field", "x:float32:2x2", "--field", "y:int64::10"]
+    done = muster("import", table(tmp_path / "mine"), "--store", store, "--collection", "photos", *new, "--json")
+    assert json.loads(done.stdout) == {"added": 3, "removed": 0, "put_aside": None}
+    muster("import", npz(tmp_path / "mine"), "--store", store)
+    first, second = json.loads(muster("list", "--store", store, "--json").stdout)["collections"]
+    assert (first["collection"], first["examples"]) == ("default", 3)
+    assert (second["collection"], second["bytes"], second["fields"][1]["high"]) == ("photos", 3 * 24, 10)
+    assert "photos" in muster("list", "--store", store).stdout
+    assert json.loads(muster("delete", "--store", store, "--before", "2001-01-01", "--json").stdout) == {"removed": 0}
+    assert json.loads(muster("delete", "--store", store, "--collection", "photos", "--json").stdout) == {"removed": 3}
+    assert open_examples(store).counts() == {"default": 3}
+    assert json.loads(muster("delete", "--store", store, "--all", "--json").stdout) == {"removed": 3}
+
+
+def test_an_import_goes_on_in_a_new_store_and_says_where_the_damaged_one_is(tmp_path):
+    store = ExampleStore.open(tmp_path / "store")
+    import_file(store, npz(tmp_path / "mine"))
+    store.path.write_bytes(store.path.read_bytes()[:4096] + b"\xff" * 20_000)
+    done = json.loads(muster("import", npz(tmp_path / "mine"), "--store", tmp_path / "store", "--json").stdout)
+    assert done["added"] == 3
+    assert ".damaged-" in done["put_aside"]
+    assert open_examples(tmp_path / "store").counts() == {"default": 3}
+
+
+@pytest.mark.parametrize("arguments", [[], ["--all", "--collection", "photos"]])
+def test_deleting_says_what(tmp_path, arguments):
+    ExampleStore.open(tmp_path)
+    assert muster("delete", "--store", tmp_path, *arguments).exit_code == 2
+
+
+@pytest.mark.parametrize("field", ["x", "x:float64", "x:float32:a", "x:int64::b", "x:int64::1:2"])
+def test_a_field_that_is_none_is_a_usage_error(tmp_path, field):
+    done = muster("import", npz(tmp_path / "mine"), "--store", tmp_path / "s", "--field", field)
+    assert done.exit_code == 2
+    assert repr(field) in done.output.replace("\n", "")
+
+
+def test_listing_a_store_that_is_not_there_makes_none(tmp_path):
+    done = muster("list", "--store", tmp_path / "store")
+    assert "the file is missing" in str(done.exception)
+    assert not (tmp_path / "store").exists()
+
+
+def test_conditions_are_told_as_json_and_in_words(tmp_path):
+    told = json.loads(CliRunner().invoke(app, ["device", "conditions", "--json"]).stdout)
+    assert told["free_memory_bytes"] > 0
+    assert set(told) >= {"charging", "idle", "unmetered", "battery", "thermal_headroom_c"}
+    words = CliRunner().invoke(app, ["device", "conditions"]).stdout
+    assert ("unknown" in words) == (None in told.values())
