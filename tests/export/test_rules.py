@@ -34,6 +34,8 @@ FUNCTIONS = {
     "powers": lambda x, i: x.abs() ** 0.5 + x**2 + x.abs() ** 1.7 + (x.abs() + 1) ** -1,
     "concatenation of an integer with a float": lambda x, i: torch.cat([i.to(torch.float32).unsqueeze(-1), x], -1),
     "every other value from the end": lambda x, i: x.flip(1, 2)[..., ::2],
+    "the first of equal largest": lambda x, i: (x > 0).to(torch.float32).argmax(-1),
+    "the largest along a middle axis, kept": lambda x, i: x.argmax(1, keepdim=True),
     "rows of a table": lambda x, i: functional.embedding(i, x[0]),
     "repeats along new and old axes": lambda x, i: x.repeat(2, 1, 1, 3).cos(),
     "any along an axis": lambda x, i: (x > 1).any(-1, keepdim=True).to(torch.float32),
