@@ -179,6 +179,7 @@ def _refuse_unsupported(module: nn.Module) -> None:
                 f"{path or 'the model'} is {type(layer).__name__}: of the random layers only nn.Dropout draws the same "
                 "numbers everywhere; use that"
             )
+        _refuse_unsaid(path, layer)
     for path, parameter in module.named_parameters():
         if parameter.dtype != torch.float32:
             raise InvalidModel(f"parameter {path} is {parameter.dtype}; every parameter must be float32")
@@ -186,3 +187,14 @@ def _refuse_unsupported(module: nn.Module) -> None:
             raise InvalidModel(f"parameter {path} is frozen (requires_grad=False), which is not supported yet")
     if not any(True for _ in module.parameters()):
         raise InvalidModel("the model has no parameters to train")
+
+
+def _refuse_unsaid(path: str, layer: nn.Module) -> None:
+    """Layers that would do something else on a device without a word."""
+    if isinstance(layer, nn.RNNBase) and not isinstance(layer, nn.LSTM) and layer.dropout:
+        raise UnsupportedModule(
+            f"{path or 'the model'} is {type(layer).__name__} with dropout, which would be lost; put nn.Dropout "
+            "between single layers, or use nn.LSTM"
+        )
+    if isinstance(layer, nn.Embedding) and layer.max_norm is not None:
+        raise UnsupportedModule(f"{path or 'the model'} is Embedding with max_norm, which changes weights unseen")

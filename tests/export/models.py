@@ -111,6 +111,14 @@ def batch_norm():
     return spec(lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(105, 5)))
 
 
+def gru_dropout():
+    return spec(lambda: nn.GRU(7, 5, 2, dropout=0.4))
+
+
+def bounded_embedding():
+    return spec(lambda: nn.Embedding(11, 5, max_norm=1.0), inputs=(TOKENS,))
+
+
 def channel_dropout():
     return spec(lambda: nn.Sequential(nn.Dropout2d(0.5), nn.Flatten(), nn.Linear(126, 5)))
 

@@ -194,6 +194,8 @@ def test_an_output_may_be_an_input_and_leave_twice():
     ("make", "error", "words"),
     [
         (models.batch_norm, UnsupportedModule, "1 is BatchNorm2d.*GroupNorm"),
+        (models.gru_dropout, UnsupportedModule, "is GRU with dropout"),
+        (models.bounded_embedding, UnsupportedModule, "max_norm"),
         (models.channel_dropout, UnsupportedModule, "0 is Dropout2d"),
         (models.integer_parameter, InvalidModel, "parameter table is torch.int64"),
         (models.frozen, InvalidModel, "parameter body.bias is frozen"),
