@@ -11,6 +11,7 @@ import msgspec
 import torch
 
 from export.capture import NOISE, Captured, Table, capture_begin, capture_report, capture_step
+from export.decompositions import TABLE
 from export.formats import Format, formats
 from export.model import Model
 from export.parity import certify
@@ -63,7 +64,10 @@ def build_plan(
     targets: Sequence[str] = ("onnx",),
     progress: Progress = lambda form, doing: None,
 ) -> tuple[Plan, Graphs]:
-    """The plan and its graphs. Raises UnknownFormat, UnsupportedOperator or DynamicControlFlow."""
+    """The plan and its graphs; with no targets, the plan without any graph.
+
+    Raises UnknownFormat, InvalidModel, UnsupportedOperator or DynamicControlFlow.
+    """
     received = algorithm.broadcast(algorithm.init(torch.from_numpy(model.initial)))
     broadcast = tuple(VectorSpec(name, vector.numel()) for name, vector in received.items())
     writer = _Writer(formats(targets), progress)
@@ -109,11 +113,12 @@ class _Writer:
 
     def write_step(self, name: str, capture: Callable[[int | None, Table], Captured], batch: int) -> Captured:
         """Write a graph of a batch, which some formats fix; each format has its own forms of operators."""
+        captured = None
         for form in self._chosen:
             self._progress(form.name, f"trace {name}")
             captured = capture(batch if form.fixed_batch else None, form.table)
             self._write(form, name, captured)
-        return captured
+        return captured or capture(None, TABLE)
 
     def _write(self, form: Format, name: str, captured: Captured) -> None:
         self._progress(form.name, f"write {name}")

@@ -23,9 +23,9 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 
 from export.decompositions import TABLE
-from export.errors import DynamicControlFlow, ExportError, InvalidModel
+from export.errors import DynamicControlFlow, ExportError, InvalidModel, UnsupportedOperator, reason
 from export.folding import fold_constants
-from export.layers import Layers
+from export.layers import Layers, layer_of
 from export.model import GradientOracle, Model
 from export.rewrites import Traceable
 from fedcore.algorithms.algorithm import Algorithm, Pass, Vector
@@ -107,14 +107,15 @@ def capture(
         raise type(error)(f"{error}{layers.here}") from error
     except GuardOnDataDependentSymNode as error:
         raise DynamicControlFlow(
-            f"the model branches on the values of a tensor; use torch.where instead{layers.here}: {error}"
+            f"the model branches on the values of a tensor; use torch.where instead{layers.here}"
         ) from error
-    except (RuntimeError, TypeError, ValueError, IndexError, AssertionError, NotImplementedError) as error:
-        raise InvalidModel(f"the model does not run{layers.here}: {error}") from error
+    except Exception as error:  # whatever the user's own code raises
+        raise InvalidModel(f"the model does not run{layers.here}: {reason(error)}") from error
     if environment.replacements:
         raise DynamicControlFlow(
             f"the model works only for a batch of {TRACE_BATCH}: it must not fix the first axis of its inputs"
         )
+    _refuse(module)
     fold_constants(module)
     return Captured(module, _drop_unused(module, inputs), tuple(names))
 
@@ -128,6 +129,22 @@ def _functional(module: fx.GraphModule, examples: Sequence[Tensor], table: Table
         return module
     run = functionalize(fx.Interpreter(module).run, remove="mutations")
     return make_fx(run, decomposition_table=table, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*examples)
+
+
+def _refuse(module: fx.GraphModule) -> None:
+    for node in module.graph.nodes:
+        if not isinstance(node.target, OpOverload):
+            continue
+        if torch.Tag.nondeterministic_seeded in node.target.tags:
+            raise UnsupportedOperator(
+                f"{node.target}{layer_of(node)} draws random numbers, which every runtime would draw otherwise; only "
+                "nn.Dropout draws the same everywhere"
+            )
+        if node.target._schema.is_mutable:
+            raise UnsupportedOperator(
+                f"{node.target}{layer_of(node)} changes a value that outlives the step, such as a buffer; a device "
+                "keeps nothing of a model but its parameters"
+            )
 
 
 def _drop_unused(module: fx.GraphModule, inputs: Sequence[Port]) -> tuple[Port, ...]:

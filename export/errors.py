@@ -41,3 +41,9 @@ class DynamicControlFlow(ExportError):
 
 class ParityFailed(ExportError):
     """The exported graphs do not compute what torch computes."""
+
+
+def reason(error: BaseException) -> str:
+    """What someone else's code raised, in one line: the kind, and the first line of its words."""
+    words = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {words}" if words else type(error).__name__

@@ -41,8 +41,8 @@ FORMATS: dict[str, Callable[[], Format]] = {"onnx": _onnx, "executorch": _execut
 
 
 def formats(names: Sequence[str]) -> tuple[Format, ...]:
-    """Formats by name. Raises UnknownFormat."""
+    """Formats by name, each once. Raises UnknownFormat."""
     unknown = [name for name in names if name not in FORMATS]
-    if unknown or not names:
+    if unknown:
         raise UnknownFormat(f"no format is called {', '.join(map(repr, unknown))}; there are {', '.join(FORMATS)}")
     return tuple(FORMATS[name]() for name in dict.fromkeys(names))

@@ -13,12 +13,13 @@ from torch.fx import traceback
 from torch.utils._pytree import tree_leaves
 
 KEY = "layer"
+# In the place of a layer's path: no layer has this one.
+LOSS = "/"
 
 
 def layer_of(node: TracedNode) -> str:
     """Where a traced operator came from, for a message: " (in layer 'x')", or nothing when it is the loss's."""
-    path = node.meta.get("custom", {}).get(KEY)
-    return f" (in layer {path!r})" if path else ""
+    return _words(node.meta.get("custom", {}).get(KEY, LOSS))
 
 
 class Layers:
@@ -26,13 +27,13 @@ class Layers:
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
-        self._paths: list[str] = [""]
+        self._paths: list[str] = [LOSS]
         self._marked: set[Node] = set()
 
     @property
     def here(self) -> str:
         """The layer at work, in the words of `layer_of`."""
-        return f" (in layer {self._paths[-1]!r})" if self._paths[-1] else ""
+        return _words(self._paths[-1])
 
     @contextmanager
     def watch(self) -> Iterator[None]:
@@ -77,3 +78,9 @@ class Layers:
 
     def _note(self) -> None:
         traceback.get_current_meta()["custom"] = {KEY: self._paths[-1]}
+
+
+def _words(path: str) -> str:
+    if path == LOSS:
+        return ""
+    return f" (in layer {path!r})" if path else " (in the model's own forward)"

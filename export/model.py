@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from export.errors import InvalidModel, UnsupportedModule
+from export.errors import InvalidModel, UnsupportedModule, reason
 from export.rewrites import Dropout
 from fedcore.params import Float32, ParamSchema, TensorSpec
 from fedcore.plan import Field
@@ -104,7 +104,7 @@ class Model:
                 )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.module = spec.make()
+            self.module = _made(spec)
         _refuse_unsupported(self.module)
         named = dict(self.module.named_parameters())
         self.schema = ParamSchema(tuple(TensorSpec(name, tuple(value.shape)) for name, value in named.items()))
@@ -165,6 +165,16 @@ class Model:
         values = self.measure(tensors, batch, noise)
         sums = torch.stack([mask.sum(), *((value.detach() * mask).sum() for value in values.values())])
         return (values["loss"] * mask).sum() / mask.sum(), sums
+
+
+def _made(spec: ModelSpec) -> nn.Module:
+    try:
+        module = spec.make()
+    except Exception as error:  # whatever the user's own code raises
+        raise InvalidModel(f"{spec.name}: make() fails with {reason(error)}") from error
+    if not isinstance(module, nn.Module):
+        raise InvalidModel(f"{spec.name}: make() returns {type(module).__name__}, not a torch.nn.Module")
+    return module
 
 
 def _refuse_unsupported(module: nn.Module) -> None:

@@ -65,6 +65,8 @@ class Dropout(TorchFunctionMode):
         if inputs.shape[0] != self._noise.shape[0]:
             raise InvalidModel("dropout on values whose first axis is not the batch; move the batch to the front")
         self.turns += 1
+        if p == 1:
+            return inputs * 0.0
         kept = keep(self._noise, self.turns, tuple(inputs.shape[1:]), p, inputs.device)
         return inputs * (kept.to(inputs.dtype) * (1 / (1 - p)))
 
@@ -81,7 +83,7 @@ def keep(noise: Tensor, turn: int, shape: tuple[int, ...], p: float, device: tor
     x = noise.reshape(-1, *(1 for _ in shape)) + torch.from_numpy(places.view(np.int32).reshape(1, *shape)).to(device)
     for _ in range(2):
         x = x * (x + x + 1)
-    return x >= round(p * INT32) - INT32 // 2
+    return x >= min(round(p * INT32), INT32 - 1) - INT32 // 2
 
 
 class Traceable(TorchFunctionMode):

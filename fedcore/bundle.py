@@ -32,14 +32,15 @@ class Parity(msgspec.Struct, frozen=True):
     """How far a graph on the real runtime is from torch: relative l2 after `steps` steps, the last one masked.
 
     `float64` is how far torch's own float32 is from its float64, on the same steps: the round-off of the model itself.
-    `lockstep` says that every step started where torch's did, and that `l2` is the worst of them.
+    `single` is there for a model whose round-off is too large for steps in a row. Then every step started where torch's
+    did, `l2` and `float64` are the worst of the steps, and `single` is the median over steps of one example each.
     """
 
     graph: str
     steps: int
     l2: float
     float64: float
-    lockstep: bool = False
+    single: float | None = None
 
 
 class Footprint(msgspec.Struct, frozen=True, kw_only=True):

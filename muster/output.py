@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output and nothing else there.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, one value, on standard output and nothing else there.")]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the algorithm; may be repeated.")
 ]

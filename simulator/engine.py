@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.func import grad_and_value, vmap
 from torch.nn.modules.conv import _ConvNd
 
+from export.errors import ExportError, reason
 from export.model import Model
 from export.rewrites import Traceable
 from fedcore.algorithms.algorithm import Algorithm, Broadcast, Carry, Pass, Report
@@ -184,10 +185,14 @@ class CohortOracle:
             grad_and_value(self._model.loss, has_aux=True),
             (shared, 0, 0, None if self._noise_KB is None else 0),
         )
-        with Traceable():
-            gradients, (loss_K, self.sums_KM) = gradient(
-                self._model.tensors(params), self._batch, self._mask_KB, self._noise_KB
-            )
+        tensors = self._model.tensors(params)
+        try:
+            with Traceable():
+                gradients, (loss_K, self.sums_KM) = gradient(tensors, self._batch, self._mask_KB, self._noise_KB)
+        except ExportError:
+            raise
+        except Exception as error:  # whatever the user's own code raises
+            raise EngineError(f"the model {self._model.spec.name} does not run here: {reason(error)}") from error
         flat_KD = torch.cat([gradient.flatten(1) for gradient in gradients.values()], 1)
         return loss_K[:, None], flat_KD, self.sums_KM[:, :1]
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from export.errors import InvalidModel, UnknownModel
+from export.errors import InvalidModel, UnknownModel, reason
 from export.model import ModelSpec
 from export.models.char_lstm import char_lstm
 from export.models.digits_cnn import digits_cnn
@@ -49,9 +49,12 @@ def load(name: str, shape: tuple[int, ...] | None = None, classes: int | None = 
         sys.path.insert(0, str(Path.cwd()))
     try:
         make = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise UnknownModel(f"cannot import {name!r}: {error}") from error
-    spec = make()
+    except Exception as error:  # whatever the user's own code raises
+        raise UnknownModel(f"cannot import {name!r}: {reason(error)}") from error
+    try:
+        spec = make()
+    except Exception as error:
+        raise InvalidModel(f"{name} fails with {reason(error)}") from error
     if not isinstance(spec, ModelSpec):
         raise InvalidModel(f"{name} returned {type(spec).__name__}, expected export.model.ModelSpec")
     return spec

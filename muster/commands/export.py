@@ -117,6 +117,7 @@ def _export_all(order: _Order, out: Path, json: bool) -> None:
                 "parity_l2": evidence.worst,
                 "tolerance": evidence.tolerance,
                 "float64_l2": max(parity.float64 for parity in evidence.parity),
+                "single_l2": max((one.single for one in evidence.parity if one.single is not None), default=None),
                 "seconds": round(seconds[name], 2),
                 "bytes": evidence.footprint.graph_bytes,
                 "step_cpu_ms": evidence.footprint.step_cpu_ms,
@@ -178,11 +179,14 @@ def verify(
         emit({"bundle": str(bundle), "ok": True, "signer": signer, "certificate": certificate})
     else:
         rows = [
-            (name, parity.graph, parity.steps, f"{parity.l2:.1e}", f"{parity.float64:.1e}", f"{evidence.tolerance:.0e}")
+            (
+                *(name, parity.graph, parity.steps, f"{parity.l2:.1e}", f"{evidence.tolerance:.0e}"),
+                *(f"{parity.float64:.1e}", None if parity.single is None else f"{parity.single:.1e}"),
+            )
             for name, evidence in certificate.formats.items()
             for parity in evidence.parity
         ]
-        show_table(("format", "graph", "steps", "from torch", "torch from float64", "allowed"), rows)
+        show_table(("format", "graph", "steps", "from torch", "allowed", "torch from float64", "one example"), rows)
         runtimes = ", ".join(evidence.runtime for evidence in certificate.formats.values())
         typer.echo(f"ok: {runtimes} agrees with {certificate.reference} to {certificate.worst:.1e} (relative l2)")
         typer.echo(f"signed by {signer}" if signer else "not signed")

@@ -15,7 +15,7 @@ import torch
 
 from export.model import Model
 from export.models import MODELS, load
-from export.parity import Outcome, Trial
+from export.trial import Outcome, Trial
 from fedcore.algorithms import create
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "golden.json"

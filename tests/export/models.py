@@ -1,5 +1,7 @@
 """Models of a user that none of our code has seen."""
 
+import functools
+
 import torch
 from torch import nn
 
@@ -328,3 +330,68 @@ def not_a_spec():
 
 def unbounded_label():
     return spec(nn.Flatten, label=Field("y", "int64"))
+
+
+def kinked():
+    """Convolutions with ReLU and group normalisation, deep enough for round-off to grow at a large step size."""
+    layers = [nn.Conv2d(2, 16, 3, padding=1)]
+    for _ in range(12):
+        layers += [nn.GroupNorm(4, 16), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1)]
+    return spec(lambda: nn.Sequential(*layers, nn.Flatten(), nn.Linear(16 * 63, 5)))
+
+
+class Dense(nn.Module):
+    """A dense layer after something done to the flattened input."""
+
+    def __init__(self, before):
+        super().__init__()
+        self.dense, self.before = nn.Linear(126, 5), before
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x):
+        return self.dense(self.before(self, x.flatten(1)))
+
+
+def _dense(before):
+    return spec(lambda: Dense(before))
+
+
+def fixed_to_float32():
+    return _dense(lambda self, x: torch.where(x > 0, x.float() / 255, torch.tensor(0.1)))
+
+
+def weighted_loss():
+    loss = functools.partial(nn.functional.cross_entropy, weight=torch.arange(1.0, 6.0), reduction="none")
+    return spec(lambda: nn.Sequential(nn.Flatten(), nn.Linear(126, 5)), loss)
+
+
+def everything_dropped():
+    return _dense(lambda self, x: torch.cat([nn.functional.dropout(x[:, :60], 1.0), x[:, 60:]], 1))
+
+
+def centred():
+    return _dense(lambda self, x: x - x.mean(0))
+
+
+def noisy():
+    return _dense(lambda self, x: x + torch.randn_like(x))
+
+
+def counting():
+    return _dense(lambda self, x: x + self.count.add_(1))
+
+
+def misspelt():
+    return _dense(lambda self, x: self.nope(x))
+
+
+def tuple_output():
+    return spec(lambda: nn.LSTM(7, 5, batch_first=True), inputs=(Field("x", "float32", (9, 7)),))
+
+
+def failing():
+    return spec(lambda: nn.Linear(126, "5"))
+
+
+def no_module():
+    return spec(lambda: 3)

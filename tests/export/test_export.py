@@ -3,16 +3,18 @@
 import dataclasses
 import functools
 
+import msgspec
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 import torch
+from msgspec.structs import replace
 
 from export.build import build_plan, export_bundle
 from export.capture import Port, capture
 from export.convolution import convolution, convolution_backward
-from export.decompositions import max_pool2d_backward
+from export.decompositions import TABLE, max_pool2d_backward
 from export.errors import (
     DynamicControlFlow,
     InvalidModel,
@@ -24,11 +26,13 @@ from export.errors import (
 from export.model import Model, accuracy
 from export.models import load
 from export.onnx import to_onnx
-from export.parity import TOLERANCE, certify
+from export.parity import certify
+from export.trial import TOLERANCE
 from export.verify import verify_bundle
 from fedcore.algorithms import ALGORITHMS, create
+from fedcore.bundle import Bundle
 from fedcore.errors import DigestMismatch
-from fedcore.plan import Field
+from fedcore.plan import BlobRef, Field
 from tests.export import models
 
 # Those that export in seconds, with every algorithm; the others follow in test_golden.py.
@@ -63,6 +67,9 @@ USERS = [
     models.recurrent,
     models.encoder,
     models.dropout,
+    models.fixed_to_float32,
+    models.weighted_loss,
+    models.everything_dropped,
 ]
 
 
@@ -206,6 +213,13 @@ def test_an_output_may_be_an_input_and_leave_twice():
         (models.transposed, UnsupportedOperator, r"gradient of a transposed convolution \(in layer '1'\)"),
         (models.sorting, UnsupportedOperator, "aten.sort"),
         (models.diverging, ParityFailed, "nan"),
+        (models.centred, ParityFailed, "influence each other within a batch"),
+        (models.noisy, UnsupportedOperator, r"aten.randn_like.*own forward.*only nn.Dropout"),
+        (models.counting, UnsupportedOperator, r"aten.add_.*outlives the step"),
+        (models.misspelt, InvalidModel, "own forward.: AttributeError: .*nope"),
+        (models.tuple_output, InvalidModel, "does not run: AttributeError: 'tuple'"),
+        (models.failing, InvalidModel, "make.. fails with TypeError"),
+        (models.no_module, InvalidModel, "returns int, not a torch.nn.Module"),
         (models.branching, DynamicControlFlow, "torch.where"),
         (models.fixed_batch, DynamicControlFlow, "batch"),
     ],
@@ -228,6 +242,21 @@ def test_parity_catches_a_graph_that_computes_something_else():
 @pytest.mark.parametrize("client_lr", [1e-5, 1e-3, 1.0])
 def test_the_certificate_passes_right_graphs_at_any_step_size(name, client_lr, tmp_path):
     export_bundle(Model(load(name)), create("fedavg", {"client_lr": client_lr}), tmp_path)
+
+
+def test_a_kinked_network_is_held_to_its_right_gradients(monkeypatch):
+    model, algorithm = Model(models.kinked()), create("fedavg", {"client_lr": 1.0})
+    backward = torch.ops.aten.native_group_norm_backward.default
+    right = TABLE[backward]
+
+    def wrong(*arguments):
+        inputs, weight, bias = right(*arguments)
+        return inputs, weight * 1.001, bias
+
+    certify(model, algorithm, *build_plan(model, algorithm))
+    monkeypatch.setitem(TABLE, backward, wrong)
+    with pytest.raises(ParityFailed, match="after a step of one example"):
+        certify(model, algorithm, *build_plan(model, algorithm))
 
 
 @pytest.mark.parametrize("setting", ["client_lr", "beta1"])
@@ -259,6 +288,25 @@ def test_verify_recomputes_the_certificate_and_names_an_altered_blob(tmp_path):
     graph.write_bytes(graph.read_bytes()[:-1] + b"\0")
     with pytest.raises(DigestMismatch):
         verify_bundle(bundle)
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"passes": lambda plan: (replace(plan.passes[0], noise=True), *plan.passes[1:])}, "passes"),
+        ({"passes": lambda plan: (replace(plan.passes[0], loop=replace(plan.passes[0].loop, epochs=9)),)}, "passes"),
+        ({"report": lambda plan: replace(plan.report, weighting="uniform")}, "report"),
+        ({"name": lambda plan: "other"}, "name"),
+    ],
+)
+def test_verify_notices_a_plan_that_says_something_else_than_the_manifest(changes, word, tmp_path):
+    bundle = export_bundle(Model(load("mlp")), create("fedavg"), tmp_path, "mlp")
+    plan = replace(bundle.plan, **{name: change(bundle.plan) for name, change in changes.items()}).encode()
+    (tmp_path / "blobs" / BlobRef.of(plan).sha256).write_bytes(plan)
+    manifest = replace(bundle.manifest, plan=BlobRef.of(plan))
+    (tmp_path / "manifest.json").write_bytes(msgspec.json.encode(manifest))
+    with pytest.raises(ParityFailed, match=f"the plan's {word} are not"):
+        verify_bundle(Bundle(tmp_path))
 
 
 def test_models_are_found_by_import_path_and_an_unknown_name_lists_the_known():

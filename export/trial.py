@@ -1,0 +1,254 @@
+"""The same steps of training for every runtime, and how far apart two of them end."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+
+from device_runtime.backends.backend import Executable
+from device_runtime.footprint import random_field
+from export.errors import InvalidModel, reason
+from export.model import GradientOracle, Model
+from fedcore.algorithms.algorithm import Algorithm
+from fedcore.params import Float32
+from fedcore.plan import PassPlan, Plan
+
+STEPS = 3
+TOLERANCE = 1e-5
+TINY = 1e-30
+ROUND_OFF = float(np.finfo(np.float32).eps)
+METRICS = "metrics"
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One step's input: fields (B, …), mask float32 (B,), noise int32 (B,)."""
+
+    fields: Arrays
+    mask: Float32
+    noise: np.ndarray
+
+    @property
+    def real(self) -> Batch:
+        """Only the rows that the mask keeps."""
+        rows = self.mask > 0
+        return Batch({name: field[rows] for name, field in self.fields.items()}, self.mask[rows], self.noise[rows])
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a trial: by pass, the carry after every step with that step's metric sums; and the report."""
+
+    trails: dict[str, list[Arrays]]
+    report: Arrays
+
+    def last(self, name: str) -> Arrays:
+        """The last carry of a pass, with the metrics of all its steps."""
+        sums = np.sum([carry[METRICS] for carry in self.trails[name]], axis=0)
+        return self.trails[name][-1] | {METRICS: sums}
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """The same work for every runtime: broadcast vectors, and the batches of every pass."""
+
+    model: Model
+    algorithm: Algorithm
+    broadcast: Arrays
+    batches: dict[str, list[Batch]]
+
+    @classmethod
+    def draw(cls, model: Model, algorithm: Algorithm, steps: int = STEPS, real: int | None = None) -> Trial:
+        """Random batches, and the initial model with every other vector moved off zero, which could hide a term.
+
+        real: how many examples of every batch the mask keeps; when None all, and half of the last batch.
+        """
+        random = np.random.default_rng(0)
+        state = algorithm.init(torch.from_numpy(model.initial))
+        broadcast = {name: vector.numpy().copy() for name, vector in algorithm.broadcast(state).items()}
+        for name, vector in broadcast.items():
+            if name != "params":
+                np.add(vector, np.abs(random.normal(0, 0.01, vector.shape)), out=vector, casting="same_kind")
+        batches = {}
+        for item in algorithm.passes:
+            size = item.loop.batch_size
+            kept = [real or size] * (steps - 1) + [real or (size + 1) // 2]
+            batches[item.name] = [_batch(model, size, count, random) for count in kept]
+        return cls(model, algorithm, broadcast, batches)
+
+    def reference(self, dtype: torch.dtype = torch.float32, guide: Outcome | None = None) -> Outcome:
+        """The work done by torch, with none of the exporter's rewriting but dropout, and on real examples alone.
+
+        guide: an outcome from whose carries every step but the first starts, in the place of its own.
+        Raises InvalidModel when the model does not run in `dtype`.
+        """
+        if dtype == torch.float32:
+            return self._reference(self.model, dtype, guide)
+        model = copy.copy(self.model)
+        model.module = copy.deepcopy(model.module).to(dtype)
+        try:
+            with _Widened():
+                return self._reference(model, dtype, guide)
+        except (RuntimeError, TypeError) as error:
+            raise InvalidModel(f"the model does not run in {dtype}, for comparison: {reason(error)}") from error
+
+    def _reference(self, model: Model, dtype: torch.dtype, guide: Outcome | None) -> Outcome:
+        received = _tensors(self.broadcast, dtype)
+        trails: dict[str, list[Arrays]] = {}
+        for item in self.algorithm.passes:
+            carry, trails[item.name] = item.begin(received), []
+            for number, batch in enumerate(self.batches[item.name]):
+                if guide and number:
+                    carry = _tensors(_vectors_of(guide.trails[item.name][number - 1]), dtype)
+                fields, mask = _tensors(batch.real.fields, dtype), torch.from_numpy(batch.real.mask).to(dtype)
+                oracle = GradientOracle(model, fields, mask, torch.from_numpy(batch.real.noise))
+                carry = item.step(carry, received, oracle)
+                trails[item.name].append(_arrays(carry | {METRICS: oracle.sums}))
+        last = {name: _vectors_of((guide.trails if guide else trails)[name][-1]) for name in trails}
+        report = self.algorithm.report(received, {name: _tensors(carry, dtype) for name, carry in last.items()})
+        return Outcome(trails, _arrays(report))
+
+    def exported(self, plan: Plan, graphs: Mapping[str, Executable], guide: Outcome | None = None) -> Outcome:
+        """The work done by exported graphs; guide: as in `reference`."""
+        received = _named("broadcast", self.broadcast)
+        trails = {one.name: self._exported_pass(one, graphs, received, guide) for one in plan.passes}
+        feed = dict(received)
+        for name in trails:
+            feed |= _named(f"{name}.carry", _vectors_of((guide.trails if guide else trails)[name][-1]))
+        report = _empty({s.name: s.size for s in plan.report.segments if s.reduction == "mean"})
+        graphs["report"].run(feed, report)
+        return Outcome(trails, report)
+
+    def _exported_pass(
+        self, one: PassPlan, graphs: Mapping[str, Executable], received: Arrays, guide: Outcome | None
+    ) -> list[Arrays]:
+        sizes = {spec.name: spec.size for spec in one.carry}
+        carry, trail = _empty(sizes), []
+        graphs[f"{one.name}.begin"].run(received, _named("next", carry))
+        for number, batch in enumerate(self.batches[one.name]):
+            if guide and number:
+                carry = _vectors_of(guide.trails[one.name][number - 1])
+            after, metrics = _empty(sizes), np.empty(len(one.metrics), np.float32)
+            feed = received | _named("carry", carry) | _named("example", batch.fields)
+            feed |= {"mask": batch.mask, "noise": batch.noise}
+            graphs[f"{one.name}.step"].run(feed, _named("next", after) | {METRICS: metrics})
+            carry = after
+            trail.append(after | {METRICS: metrics})
+        return trail
+
+    def distances(
+        self,
+        found: Outcome,
+        expected: Outcome,
+        over: Callable[[Iterable[float]], float] | None = None,
+        *,
+        by_tensor: bool = True,
+    ) -> dict[str, float]:
+        """By graph, how far it is from what was expected: after all steps, or after each, summed up by `over`.
+
+        The worst vector counts; by_tensor: the worst tensor of the model in it.
+        """
+        distance = functools.partial(self._distance, by_tensor=by_tensor)
+        received = _tensors(self.broadcast, torch.float32)
+        apart = {}
+        for item in self.algorithm.passes:
+            start = _arrays(item.begin(received))
+            if over is None:
+                apart[f"{item.name}.step"] = distance(found.last(item.name), expected.last(item.name), start)
+            else:
+                ours, theirs = found.trails[item.name], expected.trails[item.name]
+                starts = [start, *map(_vectors_of, theirs)]
+                apart[f"{item.name}.step"] = over(map(distance, ours, theirs, starts))
+        return apart | {"report": distance(found.report, expected.report, {})}
+
+    def _distance(self, found: Arrays, expected: Arrays, start: Arrays, *, by_tensor: bool) -> float:
+        """The worst l2 difference of any part of any vector, over how far that part moved.
+
+        It moved from `start`, or from zero when absent there. A difference of two models loses digits to cancellation
+        however right the graph is: the denominator grows by what makes one unit of float32 round-off of the model's
+        part count as the tolerance. And by a hundredth of the whole vector's way, as the gradient of a tensor may be
+        zero but for round-off. Not a number if any is.
+        """
+        apart = []
+        for name, vector in expected.items():
+            change = vector.astype(np.float64) - start.get(name, 0.0)
+            error = found[name].astype(np.float64) - vector
+            whole = _norm(change)
+            # Metric sums are of the model's size in nothing.
+            model = self.broadcast["params"] * (name != METRICS)
+            cuts: Sequence[int] = self._cuts if by_tensor and vector.size == model.size else []
+            for error_t, change_t, model_t in zip(*(np.split(v, cuts) for v in (error, change, model)), strict=True):
+                floor = ROUND_OFF / TOLERANCE * _norm(model_t) + 0.01 * whole
+                apart.append(_norm(error_t) / max(_norm(change_t) + floor, TINY))
+        return worst(apart)
+
+    @property
+    def _cuts(self) -> list[int]:
+        """Where the model's tensors part in a vector (D,)."""
+        return list(itertools.accumulate(spec.size for spec in self.model.schema.tensors[:-1]))
+
+
+class _Widened(TorchFunctionMode):
+    """What a model's own code fixes to float32 is float64 instead."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], kinds: Iterable[type], args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        func = torch.Tensor.double if func is torch.Tensor.float else func
+        args, kwargs = tree_map(_widened, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def _widened(value: object) -> object:
+    if isinstance(value, torch.Tensor) and value.dtype == torch.float32:
+        return value.double()
+    return torch.float64 if value is torch.float32 else value
+
+
+def _norm(vector: np.ndarray) -> float:
+    return float(np.linalg.norm(vector))
+
+
+def worst(distances: Iterable[float]) -> float:
+    """The largest; not a number if any is."""
+    found = list(distances)
+    return math.nan if any(map(math.isnan, found)) else max(found)
+
+
+def _batch(model: Model, size: int, real: int, random: np.random.Generator) -> Batch:
+    mask = (np.arange(size) < real).astype(np.float32)
+    fields = {item.name: random_field(item, size, random) for item in model.spec.fields}
+    return Batch(fields, mask, random.integers(-(2**31), 2**31, size).astype(np.int32))
+
+
+def _empty(sizes: Mapping[str, int]) -> Arrays:
+    return {name: np.empty(size, np.float32) for name, size in sizes.items()}
+
+
+def _vectors_of(carry: Arrays) -> Arrays:
+    return {name: value for name, value in carry.items() if name != METRICS}
+
+
+def _named(prefix: str, values: Arrays) -> Arrays:
+    return {f"{prefix}.{name}": value for name, value in values.items()}
+
+
+def _tensors(values: Arrays, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Tensors; those of floats in `dtype`."""
+    tensors = {name: torch.from_numpy(value) for name, value in values.items()}
+    return {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+
+
+def _arrays(values: Mapping[str, torch.Tensor]) -> Arrays:
+    return {name: value.detach().numpy() for name, value in values.items()}
