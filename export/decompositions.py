@@ -110,6 +110,11 @@ def slice_scatter(
     return torch.where(torch.from_numpy(taken).to(inputs.device), spread, inputs)
 
 
+def select_scatter(inputs: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
+    """What one place along an axis is set to, between what lies before and after."""
+    return slice_scatter(inputs, source.unsqueeze(dim), dim, index, None if index == -1 else index + 1)
+
+
 def _pad_axis(values: Tensor, axis: int, before: int, after: int) -> Tensor:
     return torch.nn.functional.pad(values, [0, 0] * (values.dim() - axis - 1) + [before, after])
 
@@ -194,6 +199,7 @@ TABLE: dict[Any, Callable[..., Any]] = {
     aten.max.dim: max_dim,
     aten.min.default: lambda inputs: inputs.amin(list(range(inputs.dim()))),
     aten.min.dim: min_dim,
+    aten.select_scatter.default: select_scatter,
     aten.slice_scatter.default: slice_scatter,
     aten.var.correction: lambda inputs, *dim, **kwargs: var_mean(inputs, *dim, **kwargs)[0],
     aten.var_mean.correction: var_mean,
