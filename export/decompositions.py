@@ -1,4 +1,4 @@
-"""Backward operators written in forward ones, so that an inference runtime can train.
+"""Operators written in simpler ones, the backward ones above all, so that an inference runtime can train.
 
 torch supplies most; the rest is ours. Each is checked against torch by tests/export.
 """
