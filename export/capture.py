@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functionalize
+from torch.fx import traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
@@ -27,7 +28,8 @@ from export.errors import DynamicControlFlow, ExportError, InvalidModel, Unsuppo
 from export.folding import fold_constants
 from export.layers import Layers, layer_of
 from export.model import GradientOracle, Model
-from export.rewrites import Traceable
+from export.quiet import quiet
+from export.rewrites import Traceable, unhinted
 from fedcore.algorithms.algorithm import Algorithm, Pass, Vector
 from fedcore.params import VectorSpec
 from fedcore.plan import Field
@@ -95,14 +97,15 @@ def capture(
 
     examples = [_fake(mode, port, batch) for port in inputs]
     try:
-        with layers.watch(), Traceable():
+        # What fails while values are made up is said in an error of ours.
+        with quiet("torch._subclasses.fake_tensor"), layers.watch(), unhinted(layers.module), Traceable():
             module = make_fx(
                 positional,
                 decomposition_table=table,
                 tracing_mode="symbolic",
                 _allow_non_fake_inputs=True,
             )(*examples)
-            module = _functional(module, examples, table)
+        module = _functional(module, examples, table)
     except ExportError as error:
         raise type(error)(f"{error}{layers.here}") from error
     except GuardOnDataDependentSymNode as error:
@@ -115,35 +118,52 @@ def capture(
         raise DynamicControlFlow(
             f"the model works only for a batch of {TRACE_BATCH}: it must not fix the first axis of its inputs"
         )
-    _refuse(module)
+    _refuse_random(module)
     fold_constants(module)
     return Captured(module, _drop_unused(module, inputs), tuple(names))
 
 
 def _functional(module: fx.GraphModule, examples: Sequence[Tensor], table: Table) -> fx.GraphModule:
     """The same graph without operators that change a value in place."""
-    mutable = (
+    mutable = [
         node for node in module.graph.nodes if isinstance(node.target, OpOverload) and node.target._schema.is_mutable
-    )
-    if not any(mutable):
+    ]
+    if not mutable:
         return module
-    run = functionalize(fx.Interpreter(module).run, remove="mutations")
-    return make_fx(run, decomposition_table=table, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*examples)
+    for node in mutable:
+        for index, argument in enumerate(node.target._schema.arguments):
+            if argument.alias_info and argument.alias_info.is_write:
+                _refuse_state(node, node.kwargs[argument.name] if index >= len(node.args) else node.args[index])
+    run = functionalize(_Interpreter(module).run, remove="mutations")
+    with traceback.preserve_node_meta():
+        return make_fx(run, decomposition_table=table, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*examples)
 
 
-def _refuse(module: fx.GraphModule) -> None:
+class _Interpreter(fx.Interpreter):
+    """Runs a graph under `functionalize`, which must be told of constants: they are no arguments."""
+
+    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """The constant, as a value of this run."""
+        return torch.ops.aten.lift_fresh(super().get_attr(target, args, kwargs))
+
+
+def _refuse_state(node: fx.Node, changed: Any) -> None:
+    """What an operator changes in place must have been made by this run."""
+    while isinstance(changed, fx.Node) and isinstance(changed.target, OpOverload) and changed.target.is_view:
+        changed = changed.args[0]
+    if isinstance(changed, fx.Node) and changed.op == "get_attr":
+        raise InvalidModel(
+            f"the model changes a buffer in place by {node.target}{layer_of(node)}; only parameters are kept from one "
+            "step to the next"
+        )
+
+
+def _refuse_random(module: fx.GraphModule) -> None:
     for node in module.graph.nodes:
-        if not isinstance(node.target, OpOverload):
-            continue
-        if torch.Tag.nondeterministic_seeded in node.target.tags:
+        if isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags:
             raise UnsupportedOperator(
                 f"{node.target}{layer_of(node)} draws random numbers, which every runtime would draw otherwise; only "
                 "nn.Dropout draws the same everywhere"
-            )
-        if node.target._schema.is_mutable:
-            raise UnsupportedOperator(
-                f"{node.target}{layer_of(node)} changes a value that outlives the step, such as a buffer; a device "
-                "keeps nothing of a model but its parameters"
             )
 
 

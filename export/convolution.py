@@ -9,29 +9,21 @@ Shapes: B batch, C channels in, O channels out, K kernel taps, P places of one i
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from export.errors import UnsupportedOperator
+from export.windows import Window
 
 aten = torch.ops.aten
 # Images of so many places at most are convolved as one matrix product over the batch, by kernels of so many weights at
 # least: below that, moving values about costs more than the product.
 SMALL, LARGE = 64, 1 << 14
-
-
-class Window(NamedTuple):
-    """How a kernel moves over its input, per axis."""
-
-    stride: Sequence[int]
-    padding: Sequence[int]
-    dilation: Sequence[int]
 
 
 def convolution(  # noqa: PLR0913, PLR0917, the operator's own signature
@@ -46,12 +38,12 @@ def convolution(  # noqa: PLR0913, PLR0917, the operator's own signature
     groups: int,
 ) -> Any:
     """A product over the whole batch where images are small; else the runtime's own operator (NotImplemented)."""
-    window = Window(stride, padding, dilation)
+    window = Window.of(weight.shape[2:], stride, padding, dilation)
     if transposed or math.prod(inputs.shape[2:]) > SMALL:
         return NotImplemented
     if groups == 1 and weight.numel() >= LARGE:
-        size = _output_size(inputs, weight, window)
-        flat = _rows(weight) @ _patches(inputs, weight, size, window)
+        size = window.outputs(inputs.shape[2:])
+        flat = _rows(weight) @ _patches(inputs, size, window)
         result = flat.reshape(weight.shape[0], inputs.shape[0], *size).transpose(0, 1)
     elif _depthwise(weight, groups):
         result = _depthwise_small(inputs, weight, window)
@@ -76,7 +68,7 @@ def convolution_backward(  # noqa: PLR0913, PLR0917, the operator's own signatur
     """Gradients of input, weight and bias."""
     if transposed:
         raise UnsupportedOperator("gradient of a transposed convolution")
-    window = Window(stride, padding, dilation)
+    window = Window.of(weight.shape[2:], stride, padding, dilation)
     grad_input = _input_gradient(grad_output, inputs, weight, window, groups) if output_mask[0] else None
     grad_weight = _weight_gradient(grad_output, inputs, weight, window, groups) if output_mask[1] else None
     grad_bias = grad_output.sum([0, *range(2, inputs.dim())]) if output_mask[2] else None
@@ -88,36 +80,37 @@ def _input_gradient(grad: Tensor, inputs: Tensor, weight: Tensor, window: Window
     if small and _depthwise(weight, groups):
         places = _by_channel(grad) @ _matrices(weight, inputs, grad, window).transpose(1, 2)
         return places.reshape(*inputs.shape[1::-1], *inputs.shape[2:]).transpose(0, 1)
-    reach = [spread * (kernel - 1) for kernel, spread in zip(weight.shape[2:], window.dilation, strict=True)]
-    back = [far - pad for far, pad in zip(reach, window.padding, strict=True)]
+    back = tuple(reach - pad for reach, pad in zip(window.reach, window.padding, strict=True))
     if small and groups == 1 and weight.numel() >= LARGE and set(window.stride) == {1} and min(back) >= 0:
         # A convolution with the kernel turned round: its taps are met in the opposite order.
-        whole = Window(window.stride, back, window.dilation)
-        patches = _patches(grad, weight, inputs.shape[2:], whole, backwards=True)
+        whole = Window(window.kernel, window.stride, back, window.dilation)
+        patches = _patches(grad, inputs.shape[2:], whole, backwards=True)
         flat = _rows(weight.transpose(0, 1)) @ patches
         return flat.reshape(weight.shape[1], inputs.shape[0], *inputs.shape[2:]).transpose(0, 1)
     covered = [
         (out - 1) * step - 2 * pad + far + 1
-        for out, step, pad, far in zip(grad.shape[2:], window.stride, window.padding, reach, strict=True)
+        for out, step, pad, far in zip(grad.shape[2:], window.stride, window.padding, window.reach, strict=True)
     ]
     missing = [size - have for size, have in zip(inputs.shape[2:], covered, strict=True)]
-    result: Tensor = aten.convolution(grad, weight, None, *window, True, missing, groups)
+    result: Tensor = aten.convolution(
+        grad, weight, None, window.stride, window.padding, window.dilation, True, missing, groups
+    )
     return result
 
 
 def _weight_gradient(grad: Tensor, inputs: Tensor, weight: Tensor, window: Window, groups: int) -> Tensor:
     if groups == 1:
-        flat = grad.transpose(0, 1).reshape(weight.shape[0], -1) @ _patches(inputs, weight, grad.shape[2:], window).t()
+        flat = grad.transpose(0, 1).reshape(weight.shape[0], -1) @ _patches(inputs, grad.shape[2:], window).t()
         return _from_rows(flat, weight)
     if not _depthwise(weight, groups):
         return _grouped_weight_gradient(grad, inputs, weight, window, groups)
     if math.prod(inputs.shape[2:]) <= SMALL:
         matrices = _by_channel(inputs).transpose(1, 2) @ _by_channel(grad)
-        taps = matrices.flatten(1) @ _meetings(weight, inputs, grad, window).t()
+        taps = matrices.flatten(1) @ _meetings(inputs, grad, window).t()
         return taps.reshape(weight.shape)
     if set(window.stride) == {1}:
         return _flat_weight_gradient(grad, inputs, weight, window)
-    products = [(tap * grad).sum([0, *range(2, grad.dim())]) for tap in _taps(inputs, weight, grad.shape[2:], window)]
+    products = [(tap * grad).sum([0, *range(2, grad.dim())]) for tap in _taps(inputs, grad.shape[2:], window)]
     return torch.stack(products, 1).reshape(weight.shape)
 
 
@@ -129,8 +122,7 @@ def _flat_weight_gradient(grad: Tensor, inputs: Tensor, weight: Tensor, window: 
     margins = [part for size, made in zip(space, grad.shape[2:], strict=True) for part in (size - made, 0)]
     spread = torch.nn.functional.pad(grad, margins[::-1]).flatten(2)
     steps = [math.prod(space[axis + 1 :]) * spread for axis, spread in enumerate(window.dilation)]
-    taps = itertools.product(*(range(kernel) for kernel in weight.shape[2:]))
-    shifts = [sum(offset * step for offset, step in zip(tap, steps, strict=True)) for tap in taps]
+    shifts = [sum(offset * step for offset, step in zip(tap, steps, strict=True)) for tap in window.offsets]
     flat = torch.nn.functional.pad(padded.flatten(2), (0, shifts[-1]))
     products = [(flat[..., shift : shift + spread.shape[2]] * spread).sum([0, 2]) for shift in shifts]
     return torch.stack(products, 1).reshape(weight.shape)
@@ -139,23 +131,23 @@ def _flat_weight_gradient(grad: Tensor, inputs: Tensor, weight: Tensor, window: 
 def _grouped_weight_gradient(grad: Tensor, inputs: Tensor, weight: Tensor, window: Window, groups: int) -> Tensor:
     """A batched product, one for each group."""
     inside, outside = weight.shape[1], weight.shape[0] // groups
-    taps = list(_taps(inputs.transpose(0, 1), weight, grad.shape[2:], window))
+    taps = list(_taps(inputs.transpose(0, 1), grad.shape[2:], window))
     patches = torch.stack(taps).reshape(len(taps), groups, inside, -1).transpose(0, 1).flatten(1, 2)
     flat = grad.transpose(0, 1).reshape(groups, outside, -1) @ patches.transpose(1, 2)
     return _from_rows(flat.reshape(groups * outside, -1), weight)
 
 
-def _patches(inputs: Tensor, weight: Tensor, size: Sequence[int], window: Window, *, backwards: bool = False) -> Tensor:
+def _patches(inputs: Tensor, size: Sequence[int], window: Window, *, backwards: bool = False) -> Tensor:
     """Every input value that each kernel tap meets: (K·C, B·P); `backwards` begins with the last tap."""
-    taps = list(_taps(inputs.transpose(0, 1), weight, size, window))[:: -1 if backwards else 1]
+    taps = list(_taps(inputs.transpose(0, 1), size, window))[:: -1 if backwards else 1]
     return (torch.cat(taps) if len(taps) > 1 else taps[0]).reshape(len(taps) * inputs.shape[1], -1)
 
 
-def _taps(inputs: Tensor, weight: Tensor, size: Sequence[int], window: Window) -> Iterator[Tensor]:
+def _taps(inputs: Tensor, size: Sequence[int], window: Window) -> Iterator[Tensor]:
     """For each kernel tap, the input values that it meets; axes before the image's stay as they are."""
     pads = [side for pad in reversed(window.padding) for side in (pad, pad)]
     padded = torch.nn.functional.pad(inputs, pads) if any(pads) else inputs
-    for offsets in itertools.product(*(range(kernel) for kernel in weight.shape[2:])):
+    for offsets in window.offsets:
         view = padded
         for axis, (offset, step, spread) in enumerate(zip(offsets, window.stride, window.dilation, strict=True), 2):
             start, stop = offset * spread, offset * spread + (size[axis - 2] - 1) * step + 1
@@ -182,7 +174,7 @@ def _depthwise(weight: Tensor, groups: int) -> bool:
 
 def _depthwise_small(inputs: Tensor, weight: Tensor, window: Window) -> Tensor:
     """One matrix product for each channel."""
-    size = _output_size(inputs, weight, window)
+    size = window.outputs(inputs.shape[2:])
     grad_like = inputs.new_empty((1, 1, *size))
     flat = _by_channel(inputs) @ _matrices(weight, inputs, grad_like, window)
     return flat.reshape(*inputs.shape[1::-1], *size).transpose(0, 1)
@@ -196,16 +188,16 @@ def _by_channel(images: Tensor) -> Tensor:
 def _matrices(weight: Tensor, inputs: Tensor, output: Tensor, window: Window) -> Tensor:
     """Each channel's convolution as a matrix from input places to output places: (C, P in, P out)."""
     places = math.prod(inputs.shape[2:]), math.prod(output.shape[2:])
-    return (weight.flatten(1) @ _meetings(weight, inputs, output, window)).reshape(-1, *places)
+    return (weight.flatten(1) @ _meetings(inputs, output, window)).reshape(-1, *places)
 
 
-def _meetings(weight: Tensor, inputs: Tensor, output: Tensor, window: Window) -> Tensor:
+def _meetings(inputs: Tensor, output: Tensor, window: Window) -> Tensor:
     """Which tap takes which input place to which output place: a constant of zeros and ones, (K, P in · P out)."""
-    size, made, kernel = inputs.shape[2:], output.shape[2:], weight.shape[2:]
+    size, made = inputs.shape[2:], output.shape[2:]
     places = np.arange(math.prod(size)).reshape(size)
     grid = np.pad(places, [(pad, pad) for pad in window.padding], constant_values=-1)
-    found = np.zeros((math.prod(kernel), places.size, math.prod(made)), np.float32)
-    for tap, offsets in enumerate(itertools.product(*(range(length) for length in kernel))):
+    found = np.zeros((window.taps, places.size, math.prod(made)), np.float32)
+    for tap, offsets in enumerate(window.offsets):
         met = tuple(
             slice(offset * spread, offset * spread + (out - 1) * step + 1, step)
             for offset, spread, out, step in zip(offsets, window.dilation, made, window.stride, strict=True)
@@ -213,11 +205,4 @@ def _meetings(weight: Tensor, inputs: Tensor, output: Tensor, window: Window) ->
         source = grid[met].ravel()
         real = np.flatnonzero(source >= 0)
         found[tap, source[real], real] = 1
-    return torch.from_numpy(found.reshape(len(found), -1)).to(weight.dtype)
-
-
-def _output_size(inputs: Tensor, weight: Tensor, window: Window) -> list[int]:
-    return [
-        (size + 2 * pad - spread * (kernel - 1) - 1) // step + 1
-        for size, kernel, step, pad, spread in zip(inputs.shape[2:], weight.shape[2:], *window, strict=True)
-    ]
+    return torch.from_numpy(found.reshape(len(found), -1)).to(inputs.dtype)

@@ -1,4 +1,4 @@
-"""Backward operators written in forward ones, so that an inference runtime can train.
+"""Operators written in simpler ones, the backward ones above all, so that an inference runtime can train.
 
 torch supplies most; the rest is ours. Each is checked against torch by tests/export.
 """
@@ -6,50 +6,44 @@ torch supplies most; the rest is ours. Each is checked against torch by tests/ex
 from __future__ import annotations
 
 import functools
-import itertools
 import math
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._decomp import core_aten_decompositions, get_decompositions
 
 from export.convolution import convolution, convolution_backward
 from export.errors import UnsupportedOperator
+from export.windows import Window
 
 aten = torch.ops.aten
 
 
-def max_pool2d_backward(  # noqa: PLR0913, PLR0917, the operator's own signature
-    grad_output: Tensor,
-    inputs: Tensor,
-    kernel_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    ceil_mode: bool,
-    indices: Tensor,
-) -> Tensor:
-    """Each gradient goes to the place its maximum came from; of equal ones, to the first."""
-    size = inputs.shape[2:]
-    tiles = list(stride or kernel_size) == list(kernel_size) and set(padding) == {0} and set(dilation) == {1}
-    made = grad_output.shape[2:]
-    if tiles and all(out * step <= length for out, step, length in zip(made, kernel_size, size, strict=True)):
-        return _tiled_max_pool_backward(grad_output, inputs, kernel_size)
+def max_pool2d_backward(grad_output: Tensor, inputs: Tensor, *pool: Any) -> Tensor:
+    """Each gradient goes to the place its maximum came from; of equal ones, to the first.
+
+    pool: kernel, stride, padding, dilation, ceil_mode and indices, as the operator has them.
+    """
+    *sizes, _, indices = pool
+    window = Window.pool(*sizes)
+    reached = (out * step for out, step in zip(grad_output.shape[2:], window.kernel, strict=True))
+    if window.tiles and all(far <= length for far, length in zip(reached, inputs.shape[2:], strict=True)):
+        return _tiled_max_pool_backward(grad_output, inputs, window)
     batch, channels = inputs.shape[:2]
     zeros = torch.zeros_like(inputs).reshape(batch, channels, -1)
     summed = zeros.scatter_add(2, indices.reshape(batch, channels, -1), grad_output.reshape(batch, channels, -1))
     return summed.reshape(inputs.shape)
 
 
-def _tiled_max_pool_backward(grad_output: Tensor, inputs: Tensor, kernel: Sequence[int]) -> Tensor:
+def _tiled_max_pool_backward(grad_output: Tensor, inputs: Tensor, window: Window) -> Tensor:
     """Windows that do not overlap need no indices, which runtimes are slow to find: values are compared again."""
+    kernel = window.kernel
     rows, columns = (have * step for have, step in zip(grad_output.shape[2:], kernel, strict=True))
-    taps = [
-        inputs[:, :, down : rows : kernel[0], right : columns : kernel[1]]
-        for down, right in itertools.product(range(kernel[0]), range(kernel[1]))
-    ]
+    taps = [inputs[:, :, down : rows : kernel[0], right : columns : kernel[1]] for down, right in window.offsets]
     largest = functools.reduce(torch.maximum, taps)
     left, parts = grad_output, []
     for tap in taps:
@@ -92,6 +86,35 @@ def select_backward(grad_output: Tensor, input_sizes: Sequence[int], dim: int, i
     return _pad_axis(grad_output.unsqueeze(axis), axis, place, size - place - 1)
 
 
+def slice_scatter(
+    inputs: Tensor,
+    source: Tensor,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> Tensor:
+    """What a slice is set to, between what lies before and after; with a step, a choice by place."""
+    axis, size = dim % inputs.dim(), inputs.shape[dim]
+    if not start and step == 1 and (end is None or end is size or end == sys.maxsize):
+        return source
+    if not isinstance(size, int):
+        raise UnsupportedOperator("setting a part of the batch; choose with torch.where instead")
+    first, last, _ = slice(start, end).indices(size)
+    if step == 1:
+        parts = [inputs.narrow(axis, 0, first), source, inputs.narrow(axis, last, size - last)]
+        return torch.cat([part for part in parts if part.shape[axis]], axis)
+    taken = np.zeros([size, *(1 for _ in inputs.shape[axis + 1 :])], np.bool_)
+    taken[first:last:step] = True
+    spread = slice_backward(source, inputs.shape, axis, first, last, step)
+    return torch.where(torch.from_numpy(taken).to(inputs.device), spread, inputs)
+
+
+def select_scatter(inputs: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
+    """What one place along an axis is set to, between what lies before and after."""
+    return slice_scatter(inputs, source.unsqueeze(dim), dim, index, None if index == -1 else index + 1)
+
+
 def _pad_axis(values: Tensor, axis: int, before: int, after: int) -> Tensor:
     return torch.nn.functional.pad(values, [0, 0] * (values.dim() - axis - 1) + [before, after])
 
@@ -119,6 +142,26 @@ def var_mean(
     return (variance, mean) if keepdim else (variance.squeeze(axes), mean.squeeze(axes))
 
 
+def max_dim(inputs: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """The largest along an axis, and where it is."""
+    return inputs.amax(dim, keepdim), inputs.argmax(dim, keepdim)
+
+
+def min_dim(inputs: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """The smallest along an axis, and where it is."""
+    return inputs.amin(dim, keepdim), inputs.argmin(dim, keepdim)
+
+
+def any_dim(inputs: Tensor, dim: int, keepdim: bool = False) -> Tensor:
+    """The largest of zeros and ones."""
+    return inputs.to(torch.bool).to(torch.int32).amax(dim, keepdim).to(torch.bool)
+
+
+def empty(size: Sequence[int], *order: Any, dtype: torch.dtype | None = None, **rest: Any) -> Tensor:
+    """Zeros, which will be written over."""
+    return torch.zeros(size, dtype=dtype)
+
+
 TABLE: dict[Any, Callable[..., Any]] = {
     **core_aten_decompositions(),
     **get_decompositions(
@@ -133,6 +176,7 @@ TABLE: dict[Any, Callable[..., Any]] = {
             aten.native_group_norm_backward,
             aten.tanh_backward,
             aten.sigmoid_backward,
+            aten.clamp.Tensor,
             aten.elu,
             aten.elu_backward,
             aten.gelu,
@@ -140,12 +184,24 @@ TABLE: dict[Any, Callable[..., Any]] = {
             aten.hardtanh,
             aten.leaky_relu,
             aten.leaky_relu_backward,
+            aten.linalg_vector_norm,
             aten.softplus,
             aten.softplus_backward,
             aten.silu,
             aten.silu_backward,
         ]
     ),
+    aten.any.dim: any_dim,
+    aten.isnan.default: lambda inputs: inputs != inputs,  # noqa: PLR0124, what it is by definition
+    aten.empty.memory_format: empty,
+    aten.empty_permuted.default: empty,
+    aten.max.default: lambda inputs: inputs.amax(list(range(inputs.dim()))),
+    aten.max.dim: max_dim,
+    aten.min.default: lambda inputs: inputs.amin(list(range(inputs.dim()))),
+    aten.min.dim: min_dim,
+    aten.select_scatter.default: select_scatter,
+    aten.slice_scatter.default: slice_scatter,
+    aten.var.correction: lambda inputs, *dim, **kwargs: var_mean(inputs, *dim, **kwargs)[0],
     aten.var_mean.correction: var_mean,
     aten.embedding_dense_backward.default: embedding_backward,
     aten.copy.default: lambda into, source, non_blocking=False: source.to(into.dtype).expand(into.shape),

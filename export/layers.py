@@ -26,7 +26,7 @@ class Layers:
     """Marks what a trace records with the path of the layer that computed it."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._module = module
+        self.module = module
         self._paths: list[str] = [LOSS]
         self._marked: set[Node] = set()
 
@@ -39,12 +39,13 @@ class Layers:
     def watch(self) -> Iterator[None]:
         """Hook into every layer while a trace is made."""
         with traceback.preserve_node_meta(), ExitStack() as hooks:
-            for path, layer in self._module.named_modules():
+            for path, layer in self.module.named_modules():
                 before = layer.register_forward_pre_hook(self._enter(path))
                 after = layer.register_forward_hook(self._leave(path))
                 hooks.callback(before.remove)
                 hooks.callback(after.remove)
             yield
+            self._paths = [LOSS]
 
     def _enter(self, path: str) -> Callable[..., None]:
         def hook(layer: nn.Module, inputs: Any) -> None:

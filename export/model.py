@@ -19,6 +19,12 @@ from export.rewrites import Dropout
 from fedcore.params import Float32, ParamSchema, TensorSpec
 from fedcore.plan import Field
 
+# Options of nn.Embedding that are refused, and why.
+EMBEDDING_HARM = {
+    "max_norm": "changes weights unseen",
+    "scale_grad_by_freq": "would count the tokens of padding",
+    "sparse": "gives gradients of another form; the result is the same without",
+}
 PerExample = Callable[[Tensor, Tensor], Tensor]
 """(outputs (B, …), label (B, …)) -> (B,)"""
 
@@ -139,6 +145,8 @@ class Model:
         """
         inputs = tuple(batch[item.name] for item in self.spec.inputs)
         label = batch[self.spec.label.name]
+        # A small type saves room on the device; torch's losses want int64, and uint8 would wrap.
+        label = label if label.is_floating_point() else label.long()
         with Dropout(noise):
             outputs = torch.func.functional_call(self.module, dict(tensors), inputs)
         values = {"loss": self.spec.loss(outputs, label)}
@@ -206,5 +214,11 @@ def _refuse_unsaid(path: str, layer: nn.Module) -> None:
             f"{path or 'the model'} is {type(layer).__name__} with dropout, which would be lost; put nn.Dropout "
             "between single layers, or use nn.LSTM"
         )
-    if isinstance(layer, nn.Embedding) and layer.max_norm is not None:
-        raise UnsupportedModule(f"{path or 'the model'} is Embedding with max_norm, which changes weights unseen")
+    if isinstance(layer, nn.Embedding):
+        for option, harm in EMBEDDING_HARM.items():
+            if getattr(layer, option):
+                raise UnsupportedModule(f"{path or 'the model'} is Embedding with {option}, which {harm}")
+    if isinstance(layer, nn.EmbeddingBag):
+        raise UnsupportedModule(
+            f"{path or 'the model'} is EmbeddingBag, which no device runtime has; use nn.Embedding and a sum"
+        )

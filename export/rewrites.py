@@ -6,15 +6,16 @@ anywhere; `Traceable` replaces what torch would trace into operators that no dev
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -22,6 +23,8 @@ from export.errors import InvalidModel, UnsupportedOperator
 from export.lstm import lstm
 
 INT32 = 2**32
+# Where torch's transformers take the hint that a mask is causal: layer, name and position.
+HINTS = ((nn.TransformerEncoder, "is_causal", 3), (nn.TransformerDecoder, "tgt_is_causal", 6))
 
 
 class Dropout(TorchFunctionMode):
@@ -45,7 +48,7 @@ class Dropout(TorchFunctionMode):
         if func is functional.scaled_dot_product_attention and (args[4:5] or (kwargs.get("dropout_p"),))[0]:
             return self._within(_attention, args, kwargs)
         if func is functional.multi_head_attention_forward:
-            return self._within(_ATTENTION_LAYER, args, kwargs)
+            return self._within(_opened(func, dropout=self._by_heads), args, kwargs)
         return func(*args, **kwargs)
 
     @property
@@ -69,6 +72,12 @@ class Dropout(TorchFunctionMode):
             return inputs * 0.0
         kept = keep(self._noise, self.turns, tuple(inputs.shape[1:]), p, inputs.device)
         return inputs * (kept.to(inputs.dtype) * (1 / (1 - p)))
+
+    def _by_heads(self, weights: Tensor, p: float) -> Tensor:
+        """Dropout of attention weights (B·heads, T, S) of `multi_head_attention_forward`."""
+        if self._noise is None:
+            return weights
+        return self._dropout(weights.reshape(self._noise.shape[0], -1, *weights.shape[1:]), p).flatten(0, 1)
 
 
 def keep(noise: Tensor, turn: int, shape: tuple[int, ...], p: float, device: torch.device) -> Tensor:
@@ -96,21 +105,44 @@ class Traceable(TorchFunctionMode):
         return (form or func)(*args, **(kwargs or {}))
 
 
-def _opened(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of torch.nn.functional that does not hand itself to modes, so that what it calls meets them."""
-    scope = {**function.__globals__, "has_torch_function": lambda arguments: False}
+@contextlib.contextmanager
+def unhinted(module: nn.Module) -> Iterator[None]:
+    """Transformers of torch that do not look whether their mask is causal, which would branch on its values.
+
+    They take the mask as it is then, which comes to the same.
+    """
+    with contextlib.ExitStack() as hooks:
+        for layer in module.modules():
+            for kind, name, place in HINTS:
+                if isinstance(layer, kind):
+                    hook = layer.register_forward_pre_hook(_hinting(name, place), with_kwargs=True)
+                    hooks.callback(hook.remove)
+        yield
+
+
+def _hinting(name: str, place: int) -> Callable[..., tuple[Any, Any]]:
+    def hook(layer: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        unsaid = len(args) <= place and kwargs.get(name) is None
+        return args, {**kwargs, name: False} if unsaid else kwargs
+
+    return hook
+
+
+def _opened(function: Any, **others: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of torch.nn.functional that does not hand itself to modes, so that what it calls meets them.
+
+    others: what it calls by these names instead.
+    """
+    scope = {**function.__globals__, "has_torch_function": lambda arguments: False, **others}
     copied = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__)
     copied.__kwdefaults__ = function.__kwdefaults__
     return copied
 
 
-_ATTENTION_LAYER = _opened(functional.multi_head_attention_forward)
-
-
 def _lstm(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     if not isinstance(args[1], tuple | list):
         raise UnsupportedOperator("an LSTM over a packed sequence; pad the sequences and mask the loss instead")
-    if len(args[1]) != 2 or any(weight.dim() == 2 and weight.shape[0] % 4 for weight in args[2]):
+    if args[1][0].shape[-1] != args[1][1].shape[-1]:
         raise UnsupportedOperator("an LSTM with a projection (proj_size); use a dense layer after it")
     return lstm(*args)
 
@@ -140,26 +172,60 @@ def _attention(  # noqa: PLR0913, torch's own signature
     return (functional.dropout(weights, dropout_p) if dropout_p else weights) @ value
 
 
-def _avg_pool(  # noqa: PLR0913, PLR0917, torch's own signature
+def _avg_pool(axes: int) -> Callable[..., Tensor]:
+    """Average pooling over the last axes, whose windows lie side by side, as a mean."""
+
+    def form(  # noqa: PLR0913, PLR0917, torch's own signature
+        inputs: Tensor,
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> Tensor:
+        kernel, pads = _each(kernel_size, axes), _each(padding, axes)
+        if kernel != _each(stride or kernel_size, axes) or any(pads) or ceil_mode or divisor_override:
+            raise UnsupportedOperator(
+                "average pooling with padding, ceil_mode, a divisor or overlapping windows; give it a stride of the "
+                "kernel's size and pad before it, or use a convolution with that stride"
+            )
+        counts = [size // length for size, length in zip(inputs.shape[-axes:], kernel, strict=True)]
+        covered: list[Any] = [slice(count * length) for count, length in zip(counts, kernel, strict=True)]
+        cut = inputs[(..., *covered)]
+        apart = [size for pair in zip(counts, kernel, strict=True) for size in pair]
+        return cut.reshape(*inputs.shape[:-axes], *apart).mean(list(range(1 - 2 * axes, 0, 2)))
+
+    return form
+
+
+def _each(value: Any, axes: int) -> tuple[int, ...]:
+    """A number per axis, of which torch takes one for all."""
+    numbers = (value,) if isinstance(value, int) else tuple(value)
+    return numbers * (axes // len(numbers))
+
+
+def _instance_norm(  # noqa: PLR0913, PLR0917, torch's own signature
     inputs: Tensor,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
 ) -> Tensor:
-    """Average pooling whose windows lie side by side, as a mean."""
-    kernel, step = _pair(kernel_size), _pair(stride or kernel_size)
-    rows, columns = (size // length for size, length in zip(inputs.shape[-2:], kernel, strict=True))
-    if kernel != step or any(_pair(padding)) or ceil_mode or divisor_override:
-        raise UnsupportedOperator("average pooling with padding, ceil_mode, a divisor or overlapping windows")
-    cut = inputs[..., : rows * kernel[0], : columns * kernel[1]]
-    return cut.reshape(*inputs.shape[:-2], rows, kernel[0], columns, kernel[1]).mean((-3, -1))
+    """Group normalisation of every channel by itself."""
+    if running_mean is not None or not use_input_stats:
+        raise UnsupportedOperator("instance normalisation with running statistics; leave out track_running_stats")
+    return functional.group_norm(inputs, inputs.shape[1], weight, bias, eps)
 
 
-def _pair(value: Any) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else tuple(value)
+def _one_hot(label: Tensor, num_classes: int = -1) -> Tensor:
+    """Comparisons. torch also looks whether every label is in range, which the range of a field says."""
+    if num_classes < 0:
+        raise UnsupportedOperator("one_hot that counts the classes in the batch; give it num_classes")
+    return (label.unsqueeze(-1) == torch.arange(num_classes, device=label.device)).to(torch.int64)
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -193,7 +259,7 @@ def _cross_entropy(logits: Tensor, target: Tensor, **kwargs: Any) -> Tensor:
     unusual = unusual or kwargs.get("ignore_index", -100) >= 0
     if unusual or kwargs.get("reduction") != "none" or logits.dim() != 2:
         return functional.cross_entropy(logits, target, **kwargs)
-    loss: Tensor = _CrossEntropy.apply(logits, target)[0]  # type: ignore[no-untyped-call]
+    loss: Tensor = _CrossEntropy.apply(logits, target.long())[0]  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -201,5 +267,9 @@ FORMS: dict[Any, Callable[..., Any]] = {
     torch.lstm: _lstm,
     functional.scaled_dot_product_attention: _attention,
     functional.cross_entropy: _cross_entropy,
-    functional.avg_pool2d: _avg_pool,
+    functional.avg_pool1d: _avg_pool(1),
+    functional.avg_pool2d: _avg_pool(2),
+    functional.avg_pool3d: _avg_pool(3),
+    functional.instance_norm: _instance_norm,
+    functional.one_hot: _one_hot,
 }

@@ -6,16 +6,20 @@ Made from the graph directly, not by ExecuTorch's own lowering: docs/decisions/0
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import warnings
 from collections.abc import Iterator
 from types import ModuleType
 
+import torch
+from torch import fx
+
 from export.capture import Captured
-from export.errors import ExportError
+from export.errors import ExportError, UnsupportedOperator
 from export.executorch.forms import FORMS
 from export.executorch.simplify import simplify
+from export.layers import layer_of
+from export.quiet import quiet
 
 EXPORTER = "executorch 1.4.1"
 TABLE = FORMS
@@ -30,6 +34,7 @@ def to_executorch(captured: Captured) -> bytes:
 
     Raises UnsupportedOperator, naming the operator; ExportError when ExecuTorch is not installed.
     """
+    _refuse_several(captured.module.graph)
     program = _program()
     names = {"inputs": [port.name for port in captured.inputs], "outputs": list(captured.outputs)}
     with warnings.catch_warnings():
@@ -37,6 +42,14 @@ def to_executorch(captured: Captured) -> bytes:
         warnings.simplefilter("ignore", DeprecationWarning)
         data: bytes = program.serialize(simplify(captured.module), names)
     return data
+
+
+def _refuse_several(graph: fx.Graph) -> None:
+    """Only a split may compute something else than one tensor: its parts become slices."""
+    for node in graph.nodes:
+        several = node.op == "call_function" and not isinstance(node.meta.get("val"), torch.Tensor)
+        if several and node.target is not torch.ops.aten.split_with_sizes.default:
+            raise UnsupportedOperator(f"operator {node.target} has no ExecuTorch form here{layer_of(node)}")
 
 
 def _program() -> ModuleType:
@@ -52,12 +65,11 @@ def _program() -> ModuleType:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """What ExecuTorch and the packages that it loads say about themselves while they are loaded is not for users."""
-    logger = logging.getLogger("torch.utils._pytree")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings(), open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
+    with (
+        quiet("torch.utils._pytree"),
+        warnings.catch_warnings(),
+        open(os.devnull, "w") as nowhere,
+        contextlib.redirect_stderr(nowhere),
+    ):
+        warnings.simplefilter("ignore")
+        yield

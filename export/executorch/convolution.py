@@ -11,56 +11,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from export.errors import UnsupportedOperator
+from export.windows import Window
 
 aten = torch.ops.aten
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """How a kernel slides: everything per spatial axis."""
-
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-
-    @staticmethod
-    def of(kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]) -> Window:
-        """torch's arguments, of which a single number stands for all axes, and no stride for the kernel's size."""
-        axes = len(kernel)
-        given = (stride or kernel, padding, dilation)
-        return Window(tuple(kernel), *(tuple(part) * (axes // len(part)) for part in given))
-
-    @property
-    def reach(self) -> tuple[int, ...]:
-        """From the first to the last position under the kernel."""
-        return tuple(spread * (taps - 1) for spread, taps in zip(self.dilation, self.kernel, strict=True))
-
-    @property
-    def taps(self) -> int:
-        """The number of positions under the kernel."""
-        return math.prod(self.kernel)
-
-    def outputs(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """The spatial sizes of the result."""
-        each = zip(sizes, self.padding, self.reach, self.stride, strict=True)
-        return tuple((size + 2 * pad - reach - 1) // step + 1 for size, pad, reach, step in each)
-
-    @property
-    def trivial(self) -> bool:
-        """Every position is its own patch."""
-        return self.taps == 1 and set(self.stride) == {1} and set(self.padding) == {0}
-
-    @property
-    def tiles(self) -> bool:
-        """Patches lie side by side."""
-        return self.stride == self.kernel and set(self.padding) == {0} and set(self.dilation) == {1}
 
 
 def channels_last(x: Tensor) -> Tensor:
@@ -294,12 +253,6 @@ def _first_largest(met: Tensor) -> tuple[Tensor, Tensor]:
     return largest, torch.stack(chosen, -2)
 
 
-def _pool_window(
-    kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
-) -> Window:
-    return Window.of(tuple(kernel) * (2 // len(kernel)), stride, padding, dilation)
-
-
 def max_pool2d(
     inputs: Tensor,
     kernel_size: Sequence[int],
@@ -309,34 +262,37 @@ def max_pool2d(
     ceil_mode: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """By comparisons. ExecuTorch's own backward kernel would need the indices, and is wrong."""
-    window = _pool_window(kernel_size, stride, padding, dilation)
-    if ceil_mode:
-        raise UnsupportedOperator("max-pooling with ceil_mode; pad the input instead")
-    largest, chosen = _first_largest(patches(channels_last(inputs), window, -torch.inf))
-    return channels_first(largest), channels_first(_places(chosen, inputs, window))
+    window = Window.pool(kernel_size, stride, padding, dilation)
+    hung = _overhung(inputs, window, ceil_mode)
+    largest, chosen = _first_largest(patches(channels_last(hung), window, -torch.inf))
+    return channels_first(largest), channels_first(_places(chosen, inputs, window, ceil_mode))
 
 
-def _places(chosen: Tensor, inputs: Tensor, window: Window) -> Tensor:
+def _overhung(x: Tensor, window: Window, ceil_mode: bool, fill: float = -torch.inf) -> Tensor:
+    """(N, C, H, W) with what the last windows of `ceil_mode` need past the end."""
+    down, right = window.overhang(x.shape[2:]) if ceil_mode else (0, 0)
+    padded: Tensor = aten.constant_pad_nd(x, [0, right, 0, down], fill) if down or right else x
+    return padded
+
+
+def _places(chosen: Tensor, inputs: Tensor, window: Window, ceil_mode: bool) -> Tensor:
     """The index in its plane of what was chosen. Without a user, and there rarely is one, nothing of it is exported."""
     height, width = inputs.shape[2:]
-    rows, columns = torch.arange(height).reshape(1, -1, 1, 1), torch.arange(width).reshape(1, 1, -1, 1)
+    rows, columns = torch.arange(height).reshape(1, 1, -1, 1), torch.arange(width).reshape(1, 1, 1, -1)
     places = (rows * width + columns).to(torch.float32)
-    met = patches(places, window)
+    met = patches(channels_last(_overhung(places, window, ceil_mode, 0.0)), window)
     return (chosen * met).sum(-2).to(torch.int64)
 
 
-def max_pool2d_backward(  # noqa: PLR0913, PLR0917, the operator's own signature
-    grad_output: Tensor,
-    inputs: Tensor,
-    kernel_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    ceil_mode: bool,
-    indices: Tensor,
-) -> Tensor:
-    """The gradient goes to the first of the largest, as in torch."""
-    window = _pool_window(kernel_size, stride, padding, dilation)
-    _, chosen = _first_largest(patches(channels_last(inputs), window, -torch.inf))
+def max_pool2d_backward(grad_output: Tensor, inputs: Tensor, *pool: Any) -> Tensor:
+    """The gradient goes to the first of the largest, as in torch.
+
+    pool: kernel, stride, padding, dilation, ceil_mode and indices, as the operator has them.
+    """
+    *sizes, ceil_mode, _ = pool
+    window = Window.pool(*sizes)
+    hung = _overhung(inputs, window, ceil_mode)
+    _, chosen = _first_largest(patches(channels_last(hung), window, -torch.inf))
     met = chosen * channels_last(grad_output).unsqueeze(-2)
-    return channels_first(unpatched(met, window, inputs.shape[2:]))
+    back = channels_first(unpatched(met, window, hung.shape[2:]))
+    return back[:, :, : inputs.shape[2], : inputs.shape[3]] if ceil_mode else back

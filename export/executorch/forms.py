@@ -122,10 +122,23 @@ def softmax(inputs: Tensor, axis: int, half_to_float: bool) -> Any:
     return inputs.transpose(axis, last).softmax(last).transpose(axis, last)
 
 
+def constant_pad(inputs: Tensor, sides: Sequence[int], value: float = 0.0) -> Any:
+    """Negative padding cuts off, which ExecuTorch's kernel refuses: a slice. Otherwise as it is (NotImplemented)."""
+    if min(sides) >= 0:
+        return NotImplemented
+    for pair in range(len(sides) // 2):
+        before, after = (max(-side, 0) for side in sides[2 * pair : 2 * pair + 2])
+        axis = inputs.dim() - 1 - pair
+        inputs = inputs.narrow(axis, before, inputs.shape[axis] - before - after)
+    added = [max(side, 0) for side in sides]
+    return aten.constant_pad_nd(inputs, added, value) if any(added) else inputs
+
+
 FORMS: dict[Any, Callable[..., Any]] = {
     **TABLE,
     aten._log_softmax.default: log_softmax,
     aten._softmax.default: softmax,
+    aten.constant_pad_nd.default: constant_pad,
     aten.convolution.default: convolution,
     aten.convolution_backward.default: convolution_backward,
     aten.max_pool2d_with_indices.default: max_pool2d,

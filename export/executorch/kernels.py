@@ -16,6 +16,7 @@ KERNELS: dict[Any, str] = {
     aten.amax.default: "aten.amax.default",
     aten.amin.default: "aten.amin.default",
     aten.argmax.default: "aten.argmax.default",
+    aten.argmin.default: "aten.argmin.default",
     aten.as_strided_copy.default: "aten.as_strided_copy.default",
     aten.bitwise_and.Tensor: "aten.bitwise_and.Tensor",
     aten.bitwise_not.default: "aten.bitwise_not.default",

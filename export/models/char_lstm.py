@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from export.errors import InvalidModel
-from export.model import ModelSpec, token_accuracy, token_cross_entropy
-from fedcore.plan import Field
+from export.model import ModelSpec
+from export.models.tasks import next_token
 
 EMBEDDING, HIDDEN, LAYERS = 8, 256, 2
 
@@ -30,13 +29,4 @@ class _CharLstm(nn.Module):
 
 def char_lstm(shape: tuple[int, ...] = (80,), classes: int = 90) -> ModelSpec:
     """D = 822,570 by default. `x` and `y` are int64 (length,): characters, and the ones that follow; 0 is padding."""
-    if len(shape) != 1:
-        raise InvalidModel(f"char_lstm reads sequences of one axis, not examples of shape {list(shape)}")
-    return ModelSpec(
-        name="char_lstm",
-        make=lambda: _CharLstm(classes),
-        loss=token_cross_entropy,
-        inputs=(Field("x", "int64", shape, high=classes),),
-        label=Field("y", "int64", shape, high=classes),
-        metrics={"accuracy": token_accuracy},
-    )
+    return next_token("char_lstm", lambda: _CharLstm(classes), shape, classes)

@@ -7,19 +7,16 @@ from __future__ import annotations
 
 from torch import nn
 
-from export.errors import InvalidModel
-from export.model import ModelSpec, accuracy, cross_entropy
-from fedcore.plan import Field
+from export.model import ModelSpec
+from export.models.tasks import classifier, image_axes
 
 
 def digits_cnn(shape: tuple[int, ...] = (1, 8, 8), classes: int = 10) -> ModelSpec:
     """D = 3,818 for 8×8 images of one channel. `x` is float32 (channels, height, width), `y` the class."""
-    if len(shape) != 3:
-        raise InvalidModel(f"digits_cnn reads images (channels, height, width), not examples of shape {list(shape)}")
-    channels, height, width = shape
-    return ModelSpec(
-        name="digits_cnn",
-        make=lambda: nn.Sequential(
+    channels, height, width = image_axes("digits_cnn", shape)
+    return classifier(
+        "digits_cnn",
+        lambda: nn.Sequential(
             nn.Conv2d(channels, 8, 3, padding=1),
             nn.SiLU(),
             nn.MaxPool2d(2),
@@ -28,8 +25,6 @@ def digits_cnn(shape: tuple[int, ...] = (1, 8, 8), classes: int = 10) -> ModelSp
             nn.Flatten(),
             nn.Linear(16 * (height // 2) * (width // 2), classes),
         ),
-        loss=cross_entropy,
-        inputs=(Field("x", "float32", shape),),
-        label=Field("y", "int64", high=classes),
-        metrics={"accuracy": accuracy},
+        shape,
+        classes,
     )

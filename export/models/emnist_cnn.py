@@ -7,19 +7,16 @@ from __future__ import annotations
 
 from torch import nn
 
-from export.errors import InvalidModel
-from export.model import ModelSpec, accuracy, cross_entropy
-from fedcore.plan import Field
+from export.model import ModelSpec
+from export.models.tasks import classifier, image_axes
 
 
 def emnist_cnn(shape: tuple[int, ...] = (1, 28, 28), classes: int = 62) -> ModelSpec:
     """D = 1,206,590 for 28×28 images of one channel. `x` is float32 (channels, height, width), `y` the class."""
-    if len(shape) != 3:
-        raise InvalidModel(f"emnist_cnn reads images (channels, height, width), not examples of shape {list(shape)}")
-    channels, height, width = shape
-    return ModelSpec(
-        name="emnist_cnn",
-        make=lambda: nn.Sequential(
+    channels, height, width = image_axes("emnist_cnn", shape)
+    return classifier(
+        "emnist_cnn",
+        lambda: nn.Sequential(
             nn.Conv2d(channels, 32, 3),
             nn.ReLU(),
             nn.Conv2d(32, 64, 3),
@@ -32,8 +29,6 @@ def emnist_cnn(shape: tuple[int, ...] = (1, 28, 28), classes: int = 62) -> Model
             nn.Dropout(0.5),
             nn.Linear(128, classes),
         ),
-        loss=cross_entropy,
-        inputs=(Field("x", "float32", shape),),
-        label=Field("y", "int64", high=classes),
-        metrics={"accuracy": accuracy},
+        shape,
+        classes,
     )

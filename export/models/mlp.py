@@ -9,19 +9,15 @@ import math
 
 from torch import nn
 
-from export.model import ModelSpec, accuracy, cross_entropy
-from fedcore.plan import Field
+from export.model import ModelSpec
+from export.models.tasks import classifier
 
 
 def mlp(shape: tuple[int, ...] = (43,), classes: int = 6, hidden: int = 64) -> ModelSpec:
     """D = 3,206 by default. `x` is float32 of `shape`, flattened; `y` the class."""
-    return ModelSpec(
-        name="mlp",
-        make=lambda: nn.Sequential(
-            nn.Flatten(), nn.Linear(math.prod(shape), hidden), nn.SiLU(), nn.Linear(hidden, classes)
-        ),
-        loss=cross_entropy,
-        inputs=(Field("x", "float32", shape),),
-        label=Field("y", "int64", high=classes),
-        metrics={"accuracy": accuracy},
+    return classifier(
+        "mlp",
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), hidden), nn.SiLU(), nn.Linear(hidden, classes)),
+        shape,
+        classes,
     )

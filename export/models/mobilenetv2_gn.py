@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from export.errors import InvalidModel
-from export.model import ModelSpec, accuracy, cross_entropy
-from fedcore.plan import Field
+from export.model import ModelSpec
+from export.models.tasks import classifier, image_axes
 
 GROUPS = 8
 # expansion, channels, blocks, stride of the first block
@@ -61,15 +60,5 @@ def _network(channels: int, classes: int) -> nn.Module:
 
 def mobilenetv2_gn(shape: tuple[int, ...] = (3, 24, 24), classes: int = 100) -> ModelSpec:
     """D = 2,351,972 by default. `x` is float32 (channels, height, width), `y` the class."""
-    if len(shape) != 3:
-        raise InvalidModel(
-            f"mobilenetv2_gn reads images (channels, height, width), not examples of shape {list(shape)}"
-        )
-    return ModelSpec(
-        name="mobilenetv2_gn",
-        make=lambda: _network(shape[0], classes),
-        loss=cross_entropy,
-        inputs=(Field("x", "float32", shape),),
-        label=Field("y", "int64", high=classes),
-        metrics={"accuracy": accuracy},
-    )
+    channels, _, _ = image_axes("mobilenetv2_gn", shape)
+    return classifier("mobilenetv2_gn", lambda: _network(channels, classes), shape, classes)

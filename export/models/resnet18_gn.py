@@ -10,9 +10,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional
 
-from export.errors import InvalidModel
-from export.model import ModelSpec, accuracy, cross_entropy
-from fedcore.plan import Field
+from export.model import ModelSpec
+from export.models.tasks import classifier, image_axes
 
 GROUPS = 2
 STAGES = ((64, 1), (128, 2), (256, 2), (512, 2))
@@ -52,13 +51,5 @@ def _network(channels: int, classes: int) -> nn.Module:
 
 def resnet18_gn(shape: tuple[int, ...] = (3, 24, 24), classes: int = 100) -> ModelSpec:
     """D = 11,220,132 by default. `x` is float32 (channels, height, width), `y` the class."""
-    if len(shape) != 3:
-        raise InvalidModel(f"resnet18_gn reads images (channels, height, width), not examples of shape {list(shape)}")
-    return ModelSpec(
-        name="resnet18_gn",
-        make=lambda: _network(shape[0], classes),
-        loss=cross_entropy,
-        inputs=(Field("x", "float32", shape),),
-        label=Field("y", "int64", high=classes),
-        metrics={"accuracy": accuracy},
-    )
+    channels, _, _ = image_axes("resnet18_gn", shape)
+    return classifier("resnet18_gn", lambda: _network(channels, classes), shape, classes)

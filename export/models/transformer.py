@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from export.errors import InvalidModel
-from export.model import ModelSpec, token_accuracy, token_cross_entropy
-from fedcore.plan import Field
+from export.model import ModelSpec
+from export.models.tasks import next_token
 
 WIDTH, HEADS, LAYERS = 128, 4, 3
 
@@ -53,13 +52,4 @@ class _Transformer(nn.Module):
 
 def transformer(shape: tuple[int, ...] = (32,), classes: int = 256) -> ModelSpec:
     """D = 664,960 by default. `x` and `y` are int64 (length,): bytes, and the ones that follow; 0 is padding."""
-    if len(shape) != 1:
-        raise InvalidModel(f"transformer reads sequences of one axis, not examples of shape {list(shape)}")
-    return ModelSpec(
-        name="transformer",
-        make=lambda: _Transformer(shape[0], classes),
-        loss=token_cross_entropy,
-        inputs=(Field("x", "int64", shape, high=classes),),
-        label=Field("y", "int64", shape, high=classes),
-        metrics={"accuracy": token_accuracy},
-    )
+    return next_token("transformer", lambda: _Transformer(shape[0], classes), shape, classes)

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from export.errors import InvalidModel
-from export.model import ModelSpec, token_accuracy, token_cross_entropy
-from fedcore.plan import Field
+from export.model import ModelSpec
+from export.models.tasks import next_token
 
 EMBEDDING, HIDDEN = 96, 670
 
@@ -31,13 +30,4 @@ class _WordLstm(nn.Module):
 
 def word_lstm(shape: tuple[int, ...] = (20,), classes: int = 10_004) -> ModelSpec:
     """D = 4,053,428 by default. `x` and `y` are int64 (length,): words, and the ones that follow; 0 is padding."""
-    if len(shape) != 1:
-        raise InvalidModel(f"word_lstm reads sequences of one axis, not examples of shape {list(shape)}")
-    return ModelSpec(
-        name="word_lstm",
-        make=lambda: _WordLstm(classes),
-        loss=token_cross_entropy,
-        inputs=(Field("x", "int64", shape, high=classes),),
-        label=Field("y", "int64", shape, high=classes),
-        metrics={"accuracy": token_accuracy},
-    )
+    return next_token("word_lstm", lambda: _WordLstm(classes), shape, classes)

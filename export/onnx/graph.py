@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -70,6 +70,25 @@ class GraphBuilder:
             return self.constant(sizes, np.int64)
         parts = [self.names[size] if isinstance(size, fx.Node) else self.constant([size], np.int64) for size in sizes]
         return parts[0] if len(parts) == 1 else self.emit("Concat", parts, axis=0)
+
+
+Rule = Callable[[GraphBuilder, fx.Node], Any]
+"""Writes a traced operator and names what holds its result."""
+
+
+def overloads(rule: Rule, *operators: Any) -> dict[Any, Rule]:
+    """One rule for several operators."""
+    return dict.fromkeys(operators, rule)
+
+
+def arguments(node: fx.Node) -> tuple[Any, ...]:
+    """The positional arguments; which types they have is the operator's to say."""
+    return node.args
+
+
+def argument(node: fx.Node, index: int, default: Any = None) -> Any:
+    """A positional argument, or its default when the trace left it out."""
+    return node.args[index] if len(node.args) > index else default
 
 
 def dtype_of(node: fx.Node) -> torch.dtype:

@@ -121,6 +121,36 @@ def bounded_embedding():
     return spec(lambda: nn.Embedding(11, 5, max_norm=1.0), inputs=(TOKENS,))
 
 
+def counting_embedding():
+    return spec(lambda: nn.Embedding(11, 5, scale_grad_by_freq=True), inputs=(TOKENS,))
+
+
+def sparse_embedding():
+    return spec(lambda: nn.Embedding(11, 5, sparse=True), inputs=(TOKENS,))
+
+
+def embedding_bag():
+    return spec(lambda: nn.EmbeddingBag(11, 5), inputs=(TOKENS,))
+
+
+def projected_lstm():
+    """A projection whose weights look like those of a smaller LSTM."""
+
+    class Projected(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lstm = nn.LSTM(7, 8, proj_size=4, batch_first=True)
+
+        def forward(self, x):
+            return self.lstm(x[:, 0])[0][:, -1]
+
+    return spec(Projected)
+
+
+def spectral():
+    return spec(lambda: nn.Sequential(nn.Flatten(), nn.utils.parametrizations.spectral_norm(nn.Linear(126, 5))))
+
+
 def channel_dropout():
     return spec(lambda: nn.Sequential(nn.Dropout2d(0.5), nn.Flatten(), nn.Linear(126, 5)))
 

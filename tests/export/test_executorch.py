@@ -26,6 +26,12 @@ X, INDEX = Port("x", (4, 6), batched=True), Port("i", (4,), torch.int64, batched
 NOISE = Port("n", (), torch.int32, batched=True)
 
 
+def assigned(x, place, values):
+    made = x * 1
+    made[place] = values
+    return made
+
+
 def pool_gradient(x, *window):
     """Of values of which many are equal, through a max-pool."""
     leaf = x.floor().unsqueeze(1).detach().requires_grad_()
@@ -74,6 +80,21 @@ FUNCTIONS = {
     "a table of constants": lambda x, i, n: x + torch.arange(6) * (torch.arange(4) > 1).unsqueeze(1),
     "an input as it is": lambda x, i, n: x,
     "the first of equal values gets the gradient": lambda x, i, n: pool_gradient(x, 2) + pool_gradient(x, 3, 1, 1),
+    "the first of equal values, with windows past the end": lambda x, i, n: (
+        pool_gradient(x, 2, 3, 1, 1, True) + pool_gradient(x, 3, 2, 1, 1, True)
+    ),
+    "places of the largest, with windows past the end": lambda x, i, n: functional.max_pool2d(
+        x[:, None], (3, 4), return_indices=True, ceil_mode=True
+    )[1],
+    "padding that cuts off": lambda x, i, n: functional.pad(x, (-1, 2, -2, 0), value=0.5) * 2,
+    "padding that only cuts off": lambda x, i, n: functional.pad(x * 2, (0, -2, -1, -1)),
+    "the largest along an axis and its place": lambda x, i, n: sum(x.max(1, keepdim=True)),
+    "the smallest along an axis and its place": lambda x, i, n: sum(x.floor().min(-1)),
+    "any number that is not zero": lambda x, i, n: i.any(-1, keepdim=True).to(torch.float32),
+    "a place is set": lambda x, i, n: assigned(x, (slice(None), 1, -2), 0.0),
+    "a slice is set": lambda x, i, n: assigned(x, (slice(None), slice(1, 3)), x[:, :2] * 2),
+    "every other place is set": lambda x, i, n: assigned(x, (Ellipsis, slice(-5, -1, 2)), x[..., :2]),
+    "one of every kind": lambda x, i, n: functional.one_hot(i, 5),
     "more axes than XNNPACK has": lambda x, i, n: ((x * 2).reshape(-1, 2, 2, 1, 3, 1, 2) + 1).reshape(x.shape) * 3,
     "nothing but constants": lambda x, i, n: torch.ones(3) * 2,
     "a number per example": lambda x, i, n: x.sum((1, 2)) / x.sum(),
@@ -253,7 +274,8 @@ def test_every_pass_of_an_algorithm_runs():
         (lambda x, i, n: x.sort(1).values, "sort"),
         (lambda x, i, n: x.to(torch.float64).cos(), "cos"),
         (lambda x, i, n: functional.conv_transpose1d(x, x[:4, :, :2]), "transposed convolution"),
-        (lambda x, i, n: functional.max_pool2d(x.unsqueeze(1), 3, ceil_mode=True), "ceil_mode"),
+        (lambda x, i, n: x.topk(2).values, r"aten\.topk"),
+        (lambda x, i, n: functional.batch_norm(x, None, None, training=True), "batch_norm"),
     ],
 )
 def test_what_is_not_allowed_is_refused_by_name(function, words):

@@ -12,6 +12,13 @@ from export.onnx import to_onnx
 
 X, INDEX = Port("x", (4, 6), batched=True), Port("i", (4,), torch.int64, batched=True)
 
+
+def assigned(x, place, values):
+    made = x * 1
+    made[place] = values
+    return made
+
+
 FUNCTIONS = {
     "slices with negative and absent bounds": lambda x, i: x[:, -3:-1, ::2],
     "the last index": lambda x, i: x[:, -1, -2],
@@ -43,6 +50,20 @@ FUNCTIONS = {
     "logarithm of a softmax": lambda x, i: x.log_softmax(1),
     "rows added where an index says": lambda x, i: torch.zeros(4, 6).index_put((i[:, 0],), x[:, 0], accumulate=True),
     "positions, made from nothing": lambda x, i: x + torch.arange(6) * torch.ones(4, 6).tril(),
+    "signs and whole parts": lambda x, i: x.sign() + x.floor() * x.ceil(),
+    "the largest along an axis and its place": lambda x, i: sum(x.max(1, keepdim=True)),
+    "the smallest along an axis and its place": lambda x, i: sum(i.to(torch.int32).min(-1)),
+    "the largest and the smallest of all": lambda x, i: x.max() - x.min(),
+    "products and sums of truth": lambda x, i: ((x > 0) * (x < 1) + (x == 0)).to(torch.float32),
+    "any number that is not zero": lambda x, i: i.any(-1, keepdim=True).to(torch.float32),
+    "rows added where a small integer says": lambda x, i: torch.zeros(4, 6).index_put(
+        (i[:, 0].to(torch.int32),), x[:, 0], accumulate=True
+    ),
+    "a place is set": lambda x, i: assigned(x, (slice(None), 1, -2), 0.0),
+    "a slice is set": lambda x, i: assigned(x, (slice(None), slice(1, 3)), x[:, :2] * 2),
+    "every other place is set": lambda x, i: assigned(x, (Ellipsis, slice(-5, -1, 2)), x[..., :2]),
+    "everything is set": lambda x, i: assigned(x, (slice(None), slice(None)), x * 2),
+    "one of every kind": lambda x, i: functional.one_hot(i, 5),
     "average with weights by batched product": lambda x, i: x.transpose(1, 2) @ x,
 }
 
@@ -105,6 +126,11 @@ def test_a_rule_computes_what_torch_computes(name):
         (lambda x, i: x.cumsum(1), "cumsum"),
         (lambda x, i: torch.zeros(2, 4).index_put((i[:, 0], i[:, 1]), x[:, 0, 0]), "index_put"),
         (lambda x, i: x.argmax().to(torch.float32), "over all axes"),
+        (lambda x, i: assigned(x, 0, 1.0), "a part of the batch"),
+        (lambda x, i: assigned(x, x > 0, 1.0), "use torch.where"),
+        (lambda x, i: functional.one_hot(i), "give it num_classes"),
+        (lambda x, i: functional.avg_pool2d(x, 3, 1), "stride of the kernel's size"),
+        (lambda x, i: functional.instance_norm(x, x[0, :, 0], x[0, :, 0]), "track_running_stats"),
     ],
 )
 def test_what_a_rule_does_not_cover_is_refused_instead_of_written_wrong(function, words):

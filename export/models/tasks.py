@@ -1,0 +1,47 @@
+"""What the reference models are trained for: the class of an example, or the next token at every place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import nn
+
+from export.errors import InvalidModel
+from export.model import ModelSpec, accuracy, cross_entropy, token_accuracy, token_cross_entropy
+from fedcore.plan import Field
+
+
+def classifier(name: str, make: Callable[[], nn.Module], shape: tuple[int, ...], classes: int) -> ModelSpec:
+    """`x` is float32 of `shape`, `y` its class."""
+    return ModelSpec(
+        name=name,
+        make=make,
+        loss=cross_entropy,
+        inputs=(Field("x", "float32", shape),),
+        label=Field("y", "int64", high=classes),
+        metrics={"accuracy": accuracy},
+    )
+
+
+def image_axes(name: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """Channels, height and width. Raises InvalidModel when `shape` has other axes."""
+    if len(shape) != 3:
+        raise InvalidModel(f"{name} reads images (channels, height, width), not examples of shape {list(shape)}")
+    return shape[0], shape[1], shape[2]
+
+
+def next_token(name: str, make: Callable[[], nn.Module], shape: tuple[int, ...], classes: int) -> ModelSpec:
+    """`x` and `y` are int64 (length,): tokens, and the ones that follow; 0 is padding.
+
+    Raises InvalidModel when `shape` has more axes than one.
+    """
+    if len(shape) != 1:
+        raise InvalidModel(f"{name} reads sequences of one axis, not examples of shape {list(shape)}")
+    return ModelSpec(
+        name=name,
+        make=make,
+        loss=token_cross_entropy,
+        inputs=(Field("x", "int64", shape, high=classes),),
+        label=Field("y", "int64", shape, high=classes),
+        metrics={"accuracy": token_accuracy},
+    )

@@ -1,0 +1,16 @@
+"""How each traced operator is written in ONNX. One rule per operator; what is not in TABLE is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from export.onnx.graph import Rule
+from export.onnx.rules import arithmetic, indexing, reductions, shapes, windows
+
+TABLE: dict[Any, Rule] = {
+    **arithmetic.TABLE,
+    **shapes.TABLE,
+    **indexing.TABLE,
+    **reductions.TABLE,
+    **windows.TABLE,
+}

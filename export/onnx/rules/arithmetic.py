@@ -1,0 +1,138 @@
+"""Arithmetic, comparisons and functions of each value by itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from export.errors import UnsupportedOperator
+from export.onnx.graph import GraphBuilder, Rule, argument, arguments, dtype_of, overloads
+
+aten = torch.ops.aten
+# ONNX has no arithmetic of truth values; torch's is this.
+ON_TRUTH = {"Add": "Or", "Mul": "And", "Max": "Or", "Min": "And"}
+
+
+def elementwise(kind: str) -> Rule:
+    """An ONNX operator whose inputs must share one type: the type torch promotes to."""
+
+    def rule(graph: GraphBuilder, node: fx.Node) -> str:
+        left, right = (item.meta["val"] if isinstance(item, fx.Node) else item for item in arguments(node)[:2])
+        common = torch.result_type(left, right)
+        if kind == "Div" and not common.is_floating_point:
+            common = dtype_of(node)
+        written = ON_TRUTH.get(kind, kind) if common == torch.bool else kind
+        return graph.emit(written, [graph.value(item, common) for item in node.args[:2]])
+
+    return rule
+
+
+def unary(kind: str) -> Rule:
+    """An ONNX operator of one input."""
+    return lambda graph, node: graph.emit(kind, [graph.value(node.args[0], dtype_of(node))])
+
+
+def negated(rule: Rule) -> Rule:
+    """The logical opposite of a comparison."""
+    return lambda graph, node: graph.emit("Not", [rule(graph, node)])
+
+
+def logical(kind: str) -> Rule:
+    """A connective of truth values; on integers torch's operator works bit by bit, which this is not."""
+
+    def rule(graph: GraphBuilder, node: fx.Node) -> str:
+        if dtype_of(node) != torch.bool:
+            raise UnsupportedOperator(f"{node.target} on integers")
+        return graph.emit(kind, [graph.value(item, torch.bool) for item in node.args])
+
+    return rule
+
+
+def cast(graph: GraphBuilder, node: fx.Node) -> str:
+    return graph.value(node.args[0], dtype_of(node))
+
+
+def power(graph: GraphBuilder, node: fx.Node) -> str:
+    base, exponent = graph.value(node.args[0]), arguments(node)[1]
+    if exponent == 2:
+        return graph.emit("Mul", [base, base])
+    if exponent == 0.5:
+        return graph.emit("Sqrt", [base])
+    return graph.emit("Pow", [base, graph.value(exponent, dtype_of(node))])
+
+
+def rsqrt(graph: GraphBuilder, node: fx.Node) -> str:
+    return graph.emit("Reciprocal", [graph.emit("Sqrt", [graph.value(node.args[0])])])
+
+
+def expm1(graph: GraphBuilder, node: fx.Node) -> str:
+    kind = dtype_of(node)
+    return graph.emit("Sub", [graph.emit("Exp", [graph.value(node.args[0], kind)]), graph.value(1, kind)])
+
+
+def log1p(graph: GraphBuilder, node: fx.Node) -> str:
+    kind = dtype_of(node)
+    return graph.emit("Log", [graph.emit("Add", [graph.value(node.args[0], kind), graph.value(1, kind)])])
+
+
+def clamp(graph: GraphBuilder, node: fx.Node) -> str:
+    kind = dtype_of(node)
+    bounds = ["" if bound is None else graph.value(bound, kind) for bound in (argument(node, 1), argument(node, 2))]
+    return graph.emit("Clip", [graph.value(node.args[0]), *bounds])
+
+
+def where(graph: GraphBuilder, node: fx.Node) -> str:
+    condition, yes, no = arguments(node)
+    kind = dtype_of(node)
+    return graph.emit("Where", [graph.value(condition), graph.value(yes, kind), graph.value(no, kind)])
+
+
+def addmm(graph: GraphBuilder, node: fx.Node) -> str:
+    bias, left, right = (graph.value(item) for item in arguments(node))
+    return graph.emit("Gemm", [left, right, bias])
+
+
+TABLE: dict[Any, Rule] = {
+    **overloads(elementwise("Add"), aten.add.Tensor, aten.add.Scalar),
+    **overloads(elementwise("Sub"), aten.sub.Tensor, aten.sub.Scalar),
+    **overloads(elementwise("Mul"), aten.mul.Tensor, aten.mul.Scalar),
+    **overloads(elementwise("Div"), aten.div.Tensor, aten.div.Scalar),
+    **overloads(elementwise("Equal"), aten.eq.Tensor, aten.eq.Scalar),
+    **overloads(negated(elementwise("Equal")), aten.ne.Tensor, aten.ne.Scalar),
+    **overloads(elementwise("Less"), aten.lt.Tensor, aten.lt.Scalar),
+    **overloads(elementwise("LessOrEqual"), aten.le.Tensor, aten.le.Scalar),
+    **overloads(elementwise("Greater"), aten.gt.Tensor, aten.gt.Scalar),
+    **overloads(elementwise("GreaterOrEqual"), aten.ge.Tensor, aten.ge.Scalar),
+    **overloads(elementwise("MatMul"), aten.mm.default, aten.bmm.default),
+    **overloads(logical("And"), aten.bitwise_and.Tensor, aten.logical_and.default),
+    **overloads(logical("Or"), aten.bitwise_or.Tensor, aten.logical_or.default),
+    aten.maximum.default: elementwise("Max"),
+    aten.minimum.default: elementwise("Min"),
+    aten.abs.default: unary("Abs"),
+    aten.bitwise_not.default: unary("Not"),
+    aten.ceil.default: unary("Ceil"),
+    aten.cos.default: unary("Cos"),
+    aten.erf.default: unary("Erf"),
+    aten.exp.default: unary("Exp"),
+    aten.floor.default: unary("Floor"),
+    aten.log.default: unary("Log"),
+    aten.logical_not.default: unary("Not"),
+    aten.neg.default: unary("Neg"),
+    aten.reciprocal.default: unary("Reciprocal"),
+    aten.relu.default: unary("Relu"),
+    aten.sigmoid.default: unary("Sigmoid"),
+    aten.sign.default: unary("Sign"),
+    aten.sin.default: unary("Sin"),
+    aten.sqrt.default: unary("Sqrt"),
+    aten.tanh.default: unary("Tanh"),
+    aten._to_copy.default: cast,
+    aten.addmm.default: addmm,
+    aten.clamp.default: clamp,
+    aten.expm1.default: expm1,
+    aten.log1p.default: log1p,
+    aten.pow.Tensor_Scalar: power,
+    aten.rsqrt.default: rsqrt,
+    aten.where.self: where,
+}

@@ -1,0 +1,166 @@
+"""What moves values, joins them or cuts them apart; and sizes."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx
+
+from export.errors import UnsupportedOperator
+from export.onnx.graph import GraphBuilder, Rule, argument, arguments, dtype_of, overloads, rank_of
+
+aten = torch.ops.aten
+# ONNX Slice has no "to the end"; any number past the axis will do.
+END = np.iinfo(np.int64).max
+
+
+def same(graph: GraphBuilder, node: fx.Node) -> str:
+    """The operator changes nothing that ONNX can see."""
+    return graph.value(node.args[0])
+
+
+def view(graph: GraphBuilder, node: fx.Node) -> str:
+    source, sizes = arguments(node)[:2]
+    symbolic = [size for size in sizes if isinstance(size, fx.Node)]
+    if len(symbolic) == 1 and -1 not in sizes:
+        sizes = [-1 if isinstance(size, fx.Node) else size for size in sizes]
+    return graph.emit("Reshape", [graph.value(source), graph.integers(sizes)], allowzero=0)
+
+
+def as_strided(graph: GraphBuilder, node: fx.Node) -> str:
+    source, result = arguments(node)[0].meta["val"], node.meta["val"]
+    if not (source.is_contiguous() and result.is_contiguous() and source.numel() == result.numel()):
+        raise UnsupportedOperator(f"{node.target} that is more than a view")
+    return view(graph, node)
+
+
+def expand(graph: GraphBuilder, node: fx.Node) -> str:
+    sizes = [1 if size == -1 else size for size in arguments(node)[1]]
+    return graph.emit("Expand", [graph.value(node.args[0]), graph.integers(sizes)])
+
+
+def repeat(graph: GraphBuilder, node: fx.Node) -> str:
+    source, repeats = arguments(node)
+    value, missing = graph.value(source), len(repeats) - rank_of(source)
+    if missing:
+        value = graph.emit("Unsqueeze", [value, graph.constant(range(missing), np.int64)])
+    return graph.emit("Tile", [value, graph.integers(repeats)])
+
+
+def permute(graph: GraphBuilder, node: fx.Node) -> str:
+    rank = rank_of(node)
+    axes = [axis % rank for axis in arguments(node)[1]]
+    return graph.emit("Transpose", [graph.value(node.args[0])], perm=axes)
+
+
+def unsqueeze(graph: GraphBuilder, node: fx.Node) -> str:
+    axis = graph.constant([arguments(node)[1]], np.int64)
+    return graph.emit("Unsqueeze", [graph.value(node.args[0]), axis])
+
+
+def squeeze(graph: GraphBuilder, node: fx.Node) -> str:
+    source, axes = arguments(node)
+    shape = source.meta["val"].shape
+    # torch leaves an axis that is not of size 1 alone, and so a symbolic one, which may be.
+    single = [axis for axis in axes if isinstance(shape[axis], int) and shape[axis] == 1]
+    return (
+        graph.emit("Squeeze", [graph.value(source), graph.constant(single, np.int64)]) if single else same(graph, node)
+    )
+
+
+def concatenate(graph: GraphBuilder, node: fx.Node) -> str:
+    parts = [graph.value(part, dtype_of(node)) for part in arguments(node)[0]]
+    return graph.emit("Concat", parts, axis=argument(node, 1, 0))
+
+
+def split(graph: GraphBuilder, node: fx.Node) -> tuple[str, ...]:
+    source, sizes = arguments(node)[:2]
+    lengths = graph.constant(sizes, np.int64)
+    return graph.emit_many("Split", [graph.value(source), lengths], len(sizes), axis=argument(node, 2, 0))
+
+
+def slice_axis(graph: GraphBuilder, node: fx.Node) -> str:
+    bounds = (argument(node, 2) or 0, argument(node, 3), argument(node, 1, 0), argument(node, 4, 1))
+    start, end, axis, step = (END if bound is None else bound for bound in bounds)
+    inputs = [graph.integers([bound]) for bound in (start, end, axis, step)]
+    return graph.emit("Slice", [graph.value(node.args[0]), *inputs])
+
+
+def flip(graph: GraphBuilder, node: fx.Node) -> str:
+    source, axes = arguments(node)
+    bounds = [[-1] * len(axes), [-END] * len(axes), list(axes), [-1] * len(axes)]
+    return graph.emit("Slice", [graph.value(source), *(graph.integers(bound) for bound in bounds)])
+
+
+def pad(graph: GraphBuilder, node: fx.Node) -> str:
+    source, sides = arguments(node)[:2]
+    rank, pairs = rank_of(node), len(sides) // 2
+    # torch lists (before, after) from the last axis back; ONNX all befores, then all afters, from the first axis on.
+    before = [0] * (rank - pairs) + [sides[2 * pair] for pair in reversed(range(pairs))]
+    after = [0] * (rank - pairs) + [sides[2 * pair + 1] for pair in reversed(range(pairs))]
+    fill = graph.value(argument(node, 2, 0.0), dtype_of(node))
+    return graph.emit("Pad", [graph.value(source), graph.constant(before + after, np.int64), fill])
+
+
+def filled(graph: GraphBuilder, node: fx.Node) -> str:
+    """full, full_like and scalar_tensor: one constant, spread over a shape that may be symbolic."""
+    kind = dtype_of(node)
+    sizes: Any = [] if node.target is aten.scalar_tensor.default else node.args[0]
+    number = node.args[0] if node.target is aten.scalar_tensor.default else arguments(node)[1]
+    constant = graph.value(number, kind)
+    if isinstance(sizes, fx.Node):
+        return graph.emit("Expand", [constant, graph.emit("Shape", [graph.value(sizes)])])
+    return graph.emit("Expand", [constant, graph.integers(sizes)]) if sizes else constant
+
+
+def item(graph: GraphBuilder, node: fx.Node) -> str:
+    source, index = arguments(node)
+    name: str = graph.names[source][index]
+    return name
+
+
+def symbolic_size(graph: GraphBuilder, node: fx.Node) -> str:
+    source, axis = arguments(node)
+    return graph.emit("Shape", [graph.value(source)], start=axis, end=axis + 1)
+
+
+def symbolic_numel(graph: GraphBuilder, node: fx.Node) -> str:
+    count = graph.emit("Size", [graph.value(node.args[0])])
+    return graph.emit("Reshape", [count, graph.constant([1], np.int64)])
+
+
+def symbolic_arithmetic(kind: str) -> Rule:
+    """Arithmetic on sizes, which are int64 vectors of one element here."""
+
+    def rule(graph: GraphBuilder, node: fx.Node) -> str:
+        return graph.emit(kind, [graph.integers([size]) for size in node.args])
+
+    return rule
+
+
+TABLE: dict[Any, Rule] = {
+    **overloads(same, aten.alias.default, aten.clone.default, aten.detach.default, aten.lift_fresh_copy.default),
+    **overloads(view, aten.view.default, aten._unsafe_view.default),
+    **overloads(filled, aten.full.default, aten.full_like.default, aten.scalar_tensor.default),
+    aten.as_strided.default: as_strided,
+    aten.cat.default: concatenate,
+    aten.constant_pad_nd.default: pad,
+    aten.expand.default: expand,
+    aten.flip.default: flip,
+    aten.permute.default: permute,
+    aten.repeat.default: repeat,
+    aten.slice.Tensor: slice_axis,
+    aten.split_with_sizes.default: split,
+    aten.squeeze.dims: squeeze,
+    aten.unsqueeze.default: unsqueeze,
+    aten.sym_numel.default: symbolic_numel,
+    aten.sym_size.int: symbolic_size,
+    operator.add: symbolic_arithmetic("Add"),
+    operator.floordiv: symbolic_arithmetic("Div"),
+    operator.getitem: item,
+    operator.mul: symbolic_arithmetic("Mul"),
+    operator.sub: symbolic_arithmetic("Sub"),
+}

@@ -1,0 +1,55 @@
+"""Convolution and pooling."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx
+
+from export.errors import UnsupportedOperator
+from export.onnx.graph import GraphBuilder, Rule, argument, arguments, rank_of
+
+aten = torch.ops.aten
+
+
+def convolution(graph: GraphBuilder, node: fx.Node) -> str:
+    source, weight, bias, stride, padding, dilation, transposed, output_padding, groups = arguments(node)
+    inputs = [graph.value(item) for item in (source, weight, bias) if item is not None]
+    attributes: dict[str, Any] = {
+        "strides": stride,
+        "pads": [*padding, *padding],
+        "dilations": dilation,
+        "group": groups,
+    }
+    if transposed:
+        return graph.emit("ConvTranspose", inputs, output_padding=output_padding, **attributes)
+    return graph.emit("Conv", inputs, **attributes)
+
+
+def max_pool2d(graph: GraphBuilder, node: fx.Node) -> tuple[str, ...]:
+    source: fx.Node = arguments(node)[0]
+    if rank_of(source) != 4:
+        raise UnsupportedOperator(f"{node.target} of values that are not (batch, channels, height, width)")
+    kernel = argument(node, 1)
+    padding = argument(node, 3, [0, 0])
+    attributes: dict[str, Any] = {
+        "kernel_shape": kernel,
+        "strides": argument(node, 2) or kernel,
+        "pads": [*padding, *padding],
+        "dilations": argument(node, 4, [1, 1]),
+        "ceil_mode": int(argument(node, 5, False)),
+    }
+    if all(user.args[1] == 0 for user in node.users):
+        return (graph.emit("MaxPool", [graph.value(source)], **attributes),)  # places cost ten times the maximum
+    values, places = graph.emit_many("MaxPool", [graph.value(source)], 2, **attributes)
+    # ONNX counts places over the whole tensor, torch within each plane.
+    plane = graph.constant(int(np.prod(source.meta["val"].shape[2:])), np.int64)
+    return values, graph.emit("Mod", [places, plane])
+
+
+TABLE: dict[Any, Rule] = {
+    aten.convolution.default: convolution,
+    aten.max_pool2d_with_indices.default: max_pool2d,
+}

@@ -1,0 +1,69 @@
+"""How the kernel of a convolution or a pool slides over its input."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A kernel on its way: everything per spatial axis."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+
+    @staticmethod
+    def of(kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]) -> Window:
+        """torch's arguments, of which a single number stands for all axes, and no stride for the kernel's size."""
+        axes = len(kernel)
+        given = (stride or kernel, padding, dilation)
+        return Window(tuple(kernel), *(tuple(part) * (axes // len(part)) for part in given))
+
+    @staticmethod
+    def pool(kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]) -> Window:
+        """Of a pool over two axes, of which torch may give the kernel as one number too."""
+        return Window.of(tuple(kernel) * (2 // len(kernel)), stride, padding, dilation)
+
+    @property
+    def reach(self) -> tuple[int, ...]:
+        """From the first to the last position under the kernel."""
+        return tuple(spread * (taps - 1) for spread, taps in zip(self.dilation, self.kernel, strict=True))
+
+    @property
+    def taps(self) -> int:
+        """The number of positions under the kernel."""
+        return math.prod(self.kernel)
+
+    @property
+    def offsets(self) -> Iterator[tuple[int, ...]]:
+        """Every tap by its place in the kernel."""
+        return itertools.product(*map(range, self.kernel))
+
+    def outputs(self, sizes: Sequence[int]) -> tuple[int, ...]:
+        """The spatial sizes of the result."""
+        each = zip(sizes, self.padding, self.reach, self.stride, strict=True)
+        return tuple((size + 2 * pad - reach - 1) // step + 1 for size, pad, reach, step in each)
+
+    def overhang(self, sizes: Sequence[int]) -> tuple[int, ...]:
+        """By how much one more window that begins inside would pass the end: what `ceil_mode` adds to pad with."""
+        missing = []
+        for size, pad, reach, step in zip(sizes, self.padding, self.reach, self.stride, strict=True):
+            rest = (size + 2 * pad - reach - 1) % step
+            begins = size + 2 * pad - reach - 1 - rest + step
+            missing.append(step - rest if rest and begins < size + pad else 0)
+        return tuple(missing)
+
+    @property
+    def trivial(self) -> bool:
+        """Every position is its own patch."""
+        return self.taps == 1 and set(self.stride) == {1} and set(self.padding) == {0}
+
+    @property
+    def tiles(self) -> bool:
+        """Patches lie side by side."""
+        return self.stride == self.kernel and set(self.padding) == {0} and set(self.dilation) == {1}

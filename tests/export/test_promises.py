@@ -1,0 +1,280 @@
+"""What docs/models.md says can be exported trains as in torch: a model for every entry of its table, both formats."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from device_runtime.backends import BACKENDS, FORMATS
+from export.build import build_plan
+from export.model import Model
+from export.trial import TOLERANCE, Trial
+from fedcore.algorithms import create
+from fedcore.plan import Field
+from tests.export.models import TOKENS, Y, spec
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "models.md"
+CAUSAL = torch.ones(6, 6, dtype=torch.bool).triu(1)
+
+
+def layers(*makers):
+    """A model of these layers with a dense one on top; its input is (2, 9, 7)."""
+
+    def make():
+        model = nn.Sequential(*(maker() for maker in makers), nn.Flatten(), nn.LazyLinear(5))
+        model(torch.zeros(2, 2, 9, 7))
+        return model
+
+    return spec(make)
+
+
+class Between(nn.Module):
+    """A function of twelve hidden values."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.first, self.last = nn.Linear(126, 12), nn.LazyLinear(5)
+        self.function = function
+        self(torch.zeros(2, 2, 9, 7))
+
+    def forward(self, x):
+        return self.last(self.function(self.first(x.flatten(1)).tanh()).flatten(1))
+
+
+def function(between):
+    return spec(lambda: Between(between))
+
+
+class Sequence(nn.Module):
+    """A function of a module and six embedded tokens."""
+
+    def __init__(self, inner, function):
+        super().__init__()
+        self.embedding, self.inner, self.last = nn.Embedding(11, 8), inner, nn.LazyLinear(5)
+        self.register_buffer("mask", CAUSAL.clone())
+        self.function = function
+        self(torch.zeros(2, 6, dtype=torch.int64))
+
+    def forward(self, tokens):
+        return self.last(self.function(self, self.embedding(tokens)).flatten(1))
+
+
+def sequence(inner, function=lambda model, x: model.inner(x)[0]):
+    return spec(lambda: Sequence(inner(), function), inputs=(TOKENS,))
+
+
+def loss(function, label=None):
+    return spec(lambda: nn.Sequential(nn.Flatten(), nn.Linear(126, 5)), function, label=label or Y)
+
+
+def attention(**options):
+    return nn.MultiheadAttention(8, 2, batch_first=True, **options)
+
+
+def encoder():
+    return nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
+
+
+def decoder():
+    return nn.TransformerDecoder(nn.TransformerDecoderLayer(8, 2, 16, batch_first=True), 1)
+
+
+def in_place(x):
+    return functional.silu((x * 2).add_(1), inplace=True).mul_(x)
+
+
+def assigned(x):
+    made = x.new_zeros(x.shape)
+    made[:, 2:5] = x[:, 5:8] * 2
+    made[:, ::3] = x[:, ::3]
+    made[:, -1] += 1
+    return made
+
+
+def looped(x):
+    for _ in range(3):
+        x = (x * 1.5).tanh()
+    return x
+
+
+def own_loss(outputs, label):
+    return functional.relu(1 - outputs[:, 0] * (label - 2).sign()) + outputs.logsumexp(-1)
+
+
+ACTIVATIONS = {
+    name: [layers(nn.Flatten, lambda: nn.Linear(126, 8), layer)]
+    for name, layer in {
+        **{
+            name: getattr(nn, name)
+            for name in ["ReLU", "LeakyReLU", "PReLU", "ReLU6", "Hardtanh", "ELU", "SELU", "GELU", "SiLU"]
+        },
+        **{name: getattr(nn, name) for name in ["Mish", "Hardswish", "Softplus", "Softsign", "GLU"]},
+        "tanh": nn.Tanh,
+        "sigmoid": nn.Sigmoid,
+        "softmax": lambda: nn.Softmax(-1),
+    }.items()
+}
+PROMISES = {
+    "layers": {
+        "dense": [layers(nn.Flatten, lambda: nn.Linear(126, 8))],
+        "convolutions in one to three dimensions": [
+            layers(lambda: nn.Flatten(2), lambda: nn.Conv1d(2, 3, 3, padding="same")),
+            layers(lambda: nn.Conv2d(2, 3, 3, 2)),
+            layers(lambda: nn.Unflatten(1, (1, 2)), lambda: nn.Conv3d(1, 3, (2, 3, 3))),
+        ],
+        "grouped convolutions": [layers(lambda: nn.Conv2d(2, 4, 1), lambda: nn.Conv2d(4, 6, 3, groups=2))],
+        "depthwise convolutions": [layers(lambda: nn.Conv2d(2, 4, 3, groups=2), nn.Tanh)],
+        "LSTM in one or two directions": [
+            sequence(lambda: nn.LSTM(8, 3, batch_first=True)),
+            sequence(lambda: nn.LSTM(8, 3, batch_first=True, bidirectional=True)),
+            sequence(lambda: nn.LSTMCell(8, 3), lambda model, x: model.inner(x[:, 0])[0]),
+        ],
+        "GRU": [
+            sequence(lambda: nn.GRU(8, 3, batch_first=True)),
+            sequence(lambda: nn.GRUCell(8, 3), lambda model, x: model.inner(x[:, 0])),
+        ],
+        "RNN": [sequence(lambda: nn.RNN(8, 3, batch_first=True))],
+        "scaled_dot_product_attention": [
+            sequence(nn.Identity, lambda m, x: functional.scaled_dot_product_attention(x, x, x, ~m.mask))
+        ],
+        "MultiheadAttention": [
+            sequence(attention, lambda m, x: m.inner(x, x, x, attn_mask=m.mask)[0]),
+            sequence(attention, lambda m, x: m.inner(x, x, x, attn_mask=m.mask, need_weights=False)[0]),
+        ],
+        "TransformerEncoder": [
+            sequence(encoder, lambda m, x: m.inner(x)),
+            sequence(encoder, lambda m, x: m.inner(x, m.mask)),
+            sequence(encoder, lambda m, x: m.inner(x, m.mask, is_causal=True)),
+        ],
+        "TransformerDecoder": [sequence(decoder, lambda m, x: m.inner(x, x * 2, m.mask))],
+        "embeddings": [
+            sequence(lambda: nn.Embedding(11, 3, padding_idx=2), lambda m, x: m.inner((x[..., 0] > 0).int() + 1))
+        ],
+    },
+    "normalisation": {
+        "layer": [layers(nn.Flatten, lambda: nn.Linear(126, 8), lambda: nn.LayerNorm(8))],
+        "group": [layers(lambda: nn.Conv2d(2, 4, 3), lambda: nn.GroupNorm(2, 4))],
+        "instance": [
+            layers(lambda: nn.Conv2d(2, 3, 3), lambda: nn.InstanceNorm2d(3, affine=True), nn.Tanh),
+            layers(lambda: nn.Flatten(2), lambda: nn.Conv1d(2, 3, 3), lambda: nn.InstanceNorm1d(3), nn.Tanh),
+        ],
+        "RMS": [layers(nn.Flatten, lambda: nn.Linear(126, 8), lambda: nn.RMSNorm(8))],
+    },
+    "pooling": {
+        "max-pooling in one and two dimensions": [
+            layers(lambda: nn.Flatten(2), lambda: nn.Conv1d(2, 3, 3), lambda: nn.MaxPool1d(2)),
+            layers(lambda: nn.Conv2d(2, 3, 3), lambda: nn.MaxPool2d(3, 2, 1)),
+            layers(lambda: nn.Conv2d(2, 3, 2), lambda: nn.MaxPool2d(3, 2, 1, ceil_mode=True)),
+            layers(lambda: nn.Conv2d(2, 3, 3), lambda: nn.MaxPool2d(2, 3, 1, ceil_mode=True)),
+        ],
+        "average pooling whose windows lie side by side": [
+            layers(lambda: nn.Flatten(2), lambda: nn.Conv1d(2, 3, 3), lambda: nn.AvgPool1d(2)),
+            layers(lambda: nn.Conv2d(2, 3, 3), lambda: nn.AvgPool2d((2, 3))),
+            layers(lambda: nn.Unflatten(1, (1, 2)), lambda: nn.Conv3d(1, 3, 2), lambda: nn.AvgPool3d((1, 2, 2))),
+        ],
+        "global averages": [
+            layers(lambda: nn.Flatten(2), lambda: nn.Conv1d(2, 3, 3), lambda: nn.AdaptiveAvgPool1d(1)),
+            layers(lambda: nn.Conv2d(2, 3, 3), lambda: nn.AdaptiveAvgPool2d(1)),
+        ],
+    },
+    "activations": ACTIVATIONS,
+    "random": {
+        "nn.Dropout": [layers(nn.Flatten, lambda: nn.Linear(126, 8), lambda: nn.Dropout(0.3))],
+        "dropout between LSTM layers": [sequence(lambda: nn.LSTM(8, 3, 2, batch_first=True, dropout=0.3))],
+        "dropout on attention weights": [
+            sequence(lambda: attention(dropout=0.3), lambda m, x: m.inner(x, x, x, need_weights=False)[0]),
+            sequence(lambda: attention(dropout=0.3), lambda m, x: m.inner(x, x, x)[0]),
+            sequence(
+                lambda: nn.MultiheadAttention(8, 2, dropout=0.3),
+                lambda m, x: m.inner(x.transpose(0, 1), x.transpose(0, 1), x.transpose(0, 1))[1] @ x,
+            ),
+        ],
+    },
+    "losses": {
+        "cross-entropy": [
+            loss(lambda out, y: functional.cross_entropy(out, y, reduction="none"), Field("y", kind, high=5))
+            for kind in ("int64", "int32", "uint8")
+        ]
+        + [loss(lambda out, y: functional.cross_entropy(out, y, label_smoothing=0.1, reduction="none"))],
+        "binary cross-entropy with logits": [
+            loss(
+                lambda out, y: functional.binary_cross_entropy_with_logits(out[:, 0], y, reduction="none"),
+                Field("y", "float32"),
+            )
+        ],
+        "squared error": [loss(lambda out, y: functional.mse_loss(out[:, 0], y.float(), reduction="none"))],
+        "absolute error": [loss(lambda out, y: functional.l1_loss(out[:, 0], y.float(), reduction="none"))],
+        "Huber": [
+            loss(lambda out, y: functional.huber_loss(out[:, 0], y.float(), reduction="none")),
+            loss(lambda out, y: functional.smooth_l1_loss(out[:, 0], y.float(), reduction="none")),
+        ],
+        "Kullback-Leibler": [
+            loss(
+                lambda out, y: functional.kl_div(
+                    out.log_softmax(-1), functional.one_hot(y, 5) * 0.8 + 0.04, reduction="none"
+                ).sum(-1)
+            )
+        ],
+        "what the operators below can say": [loss(own_loss, Field("y", "uint8", high=5))],
+    },
+    "operators": {
+        "arithmetic": [function(lambda x: (x * 2 - x**3) / (x.exp() + 1) + (x.abs() + 1).log())],
+        "comparisons": [function(lambda x: x * (x > 0.1) * ((x <= 0.9) & (x != 0.2)).any(1, keepdim=True))],
+        "where": [function(lambda x: torch.where(x > 0, x * 2, 0.1))],
+        "sums": [function(lambda x: x - x.unflatten(1, (3, 4)).sum(1).repeat(1, 3))],
+        "means": [function(lambda x: x - x.mean(1, keepdim=True))],
+        "variances": [function(lambda x: x / x.std(1, keepdim=True) + x.var(1, keepdim=True))],
+        "norms": [function(functional.normalize)],
+        "maxima": [
+            function(lambda x: x.unflatten(1, (3, 4)).max(-1).values + x.amax(1, keepdim=True)),
+            function(lambda x: x * x.max(1, keepdim=True).indices - x.max()),
+        ],
+        "minima": [
+            function(lambda x: x.unflatten(1, (3, 4)).min(1).values + x.amin(1, keepdim=True)),
+            function(lambda x: x * x.min(1, keepdim=True).indices - x.min()),
+        ],
+        "slices": [function(lambda x: x[:, 1::2] * x[:, -7:-1])],
+        "concatenation": [function(lambda x: torch.cat([x, x * 2], 1))],
+        "gather": [function(lambda x: x.gather(1, x.argmax(1, keepdim=True)))],
+        "scatter": [function(lambda x: x.scatter(1, x.argmax(1, keepdim=True), 0.5))],
+        "flips": [function(lambda x: x * x.flip(1))],
+        "repeats": [function(lambda x: x.repeat(1, 2) * x.repeat_interleave(2, 1))],
+        "padding and cropping": [
+            layers(lambda: nn.Conv2d(2, 3, 3), lambda: nn.ZeroPad2d((1, 0, 2, 1)), nn.Tanh),
+            layers(lambda: nn.Conv2d(2, 3, 3), lambda: nn.ZeroPad2d((-1, 2, -2, 0)), nn.Tanh),
+            layers(lambda: nn.Conv2d(2, 3, 3), lambda: nn.ZeroPad2d(-1), nn.Tanh),
+        ],
+        "one-hot codes": [function(lambda x: x * functional.one_hot(x.argmax(1), 12))],
+        "constant buffers": [sequence(nn.Identity, lambda m, x: x.masked_fill(m.mask[:, :1], 0.5))],
+        "operators that work in place": [function(in_place)],
+        "assignments to slices": [function(assigned)],
+        "Python loops of fixed length": [function(looped)],
+    },
+}
+MODELS = [
+    pytest.param(model, id=f"{item} {number}")
+    for entries in PROMISES.values()
+    for item, examples in entries.items()
+    for number, model in enumerate(examples)
+]
+
+
+def test_the_table_of_the_document_has_an_example_for_every_entry():
+    table = DOCUMENT.read_text().split("## What can be exported")[1].split("The ONNX writer")[0]
+    found = {}
+    for kind, entries in re.findall(r"^\| (\w+) \| (.+) \|$", table, re.MULTILINE):
+        found[kind] = {entry.replace("`", "") for entry in entries.split(", ")}
+    assert found == {kind: set(entries) for kind, entries in PROMISES.items()}
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("example", MODELS)
+def test_what_is_promised_trains_as_in_torch(example, form, executorch):
+    model, algorithm = Model(example), create("fedavg", {"batch_size": 4})
+    plan, graphs = build_plan(model, algorithm, (form,))
+    work, backend = Trial.draw(model, algorithm), BACKENDS[FORMATS[form]]()
+    found = work.exported(plan, {part: backend.load(graph, part) for part, graph in graphs[form].items()})
+    assert max(work.distances(found, work.reference()).values()) <= TOLERANCE
