@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,7 @@ from muster.commands.examples import examples_app
 from muster.output import Json, emit, show_fields, show_table
 
 if TYPE_CHECKING:
+    from device_runtime.conditions import Requirements
     from device_runtime.journal import Entry
 
 device_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Run a device.")
@@ -32,19 +34,45 @@ def run(
         Path | None,
         typer.Option(help="What this device may do, see docs/device.md.  [default: policy.toml in the state folder]"),
     ] = None,
+    require: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[=LEAST],…",
+            help="What must hold before and during training: charging, idle, unmetered, min_battery=0.5, "
+            "min_free_storage_bytes=…, min_free_memory_bytes=…, min_thermal_headroom_c=…; may be repeated.  "
+            "[default: nothing]",
+        ),
+    ] = None,
+    conditions: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="TRACE", help="Made-up conditions: a JSON file of seconds and values.  [default: this machine's]"
+        ),
+    ] = None,
     once: Annotated[bool, typer.Option("--once", help="Run one session and end.")] = False,
     json: Json = False,
 ) -> None:
     """Check in, train when selected, report; again and again unless --once. Examples never leave the device.
 
-    Times to come back are honoured across restarts; --once runs its session now.
+    Times to come back are honoured across restarts; --once runs its session now. What is required must be known to
+    hold: `muster device conditions` shows what this machine tells.
 
     With --once the exit code is 0 when the session reported, 75 when there was no work now, 1 when it failed.
     """
+    from device_runtime.conditions import linux, trace
     from device_runtime.device import Device
     from device_runtime.outcome import Outcome
 
-    device = Device(coordinator, population, examples, state, policy=policy, backend=backend)
+    device = Device(
+        coordinator,
+        population,
+        examples,
+        state,
+        policy=policy,
+        conditions=linux(storage=state) if conditions is None else trace(conditions),
+        requirements=_requirements(require or []),
+        backend=backend,
+    )
 
     def tell(outcome: Outcome) -> None:
         if json:
@@ -61,6 +89,21 @@ def run(
     tell(outcome)
     codes = {"reported": 0, "rejected": 75, "not-needed": 75, "not-now": 75}
     raise typer.Exit(codes.get(outcome.outcome, 1))
+
+
+def _requirements(given: Sequence[str]) -> Requirements:
+    """`charging,min_battery=0.5` as requirements. Raises typer.BadParameter."""
+    import msgspec
+
+    from device_runtime.conditions import Requirements
+
+    pairs = [word.strip().partition("=") for text in given for word in text.split(",")]
+    raw = {name: least if equals else True for name, equals, least in pairs}
+    try:
+        return msgspec.convert(raw, Requirements, strict=False)
+    except msgspec.ValidationError as error:
+        known = ", ".join(Requirements.__struct_fields__)
+        raise typer.BadParameter(f"{','.join(given)}: {error}; there is {known}", param_hint="--require") from error
 
 
 @device_app.command()
