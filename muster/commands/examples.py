@@ -74,6 +74,29 @@ def list_(store: Store, json: Json = False) -> None:
 
 
 @examples_app.command()
+def keep(
+    store: Store,
+    collection: Annotated[str, typer.Option(help="The collection, which must be there.")] = "default",
+    max_age_s: Annotated[float | None, typer.Option(help="Keep no example for longer, in seconds.")] = None,
+    max_count: Annotated[int | None, typer.Option(min=1, help="Keep no more examples than this.")] = None,
+    max_bytes: Annotated[int | None, typer.Option(min=1, help="Keep no more bytes of examples than this.")] = None,
+    json: Json = False,
+) -> None:
+    """Set how long a collection keeps its examples. What is over that goes now, and after every append; oldest first.
+
+    A limit that is not given is none: without any option, all examples are kept.
+    """
+    from device_runtime.examples import ExampleStore, Retention
+    from device_runtime.examples.store import FILE
+
+    retention = Retention(max_age_s=max_age_s, max_count=max_count, max_bytes=max_bytes)
+    removed = ExampleStore(store / FILE).retain(collection, retention)
+    if json:
+        return emit({"collection": collection, "retention": retention, "removed": removed})
+    return show_fields({"removed": removed})
+
+
+@examples_app.command()
 def delete(
     store: Store,
     collection: Annotated[str | None, typer.Option(help="Delete this collection.")] = None,
