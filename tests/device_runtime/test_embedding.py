@@ -2,12 +2,14 @@
 
 import configparser
 import os
+import re
 import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import typer
 
@@ -38,6 +40,24 @@ def test_the_host_app_trains_on_what_it_recorded(tmp_path):
     assert "its policy names no signers" in runs[0].stderr
     assert [attempt.metrics["train.loss"] > 0 for attempt in rounds] == [True, True]
     assert ExampleStore.open(tmp_path / "app" / "examples").counts() == {"default": 40}
+
+
+def programs(language):
+    text = (EXAMPLES.parent / "docs" / "device.md").read_text()
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def test_the_programs_in_the_documents_run(coordinator, config, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    keep, embed = programs("python")
+    known = {"image": np.zeros((28, 28), np.float32)}
+    known["several"] = [{"x": known["image"], "y": label} for label in range(3)]
+    exec(compile(keep, "device.md", "exec"), known)
+    assert ExampleStore.open(tmp_path / "typed").counts() == {"digits": 4}
+    embed = embed.replace("https://fl.example.org", coordinator.url).replace("keyboard-en", "phones")
+    exec(compile(embed, "device.md", "exec"), known)
+    assert (known["outcome"].outcome, known["outcome"].reason) == ("aborted", "plan-refused")
+    assert coordinator.checkins[0].examples == {"digits": 4}
 
 
 def unit(name):
