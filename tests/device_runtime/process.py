@@ -10,7 +10,7 @@ from contextlib import closing
 
 from typer.testing import CliRunner
 
-from muster.cli import app
+from muster.app import app
 from tests.device_runtime.proxy import Hold
 
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from device_runtime.errors import DeviceError, ExampleRefused
 from device_runtime.examples import Collection, ExampleStore, Retention, import_file, open_examples
 from fedcore.plan import ExampleSpec, Field
-from muster.cli import app
+from muster.app import app
 
 FIELDS = (Field("x", "float32", (2, 2)), Field("y", "int64", (), 10))
 X = np.arange(12, dtype=np.float32).reshape(3, 2, 2) / 2
