@@ -184,7 +184,7 @@ class Draft:
                 checkpoint=model,
                 report_within_s=task.settings.reporting_deadline_s,
                 plan_signature=task.plan_signature,
-                cohort=task.settings.goal,
+                minimum=task.settings.policy.minimum,
             )
             self.seated[session.id] = (session, assignment, self._now + task.settings.reporting_deadline_s)
 

@@ -71,8 +71,9 @@ class Guard:
         """
         if self._policy.require_secure_aggregation:
             _refuse("require_secure_aggregation", "this version has none to offer")
-        if self._policy.min_cohort > (given.cohort or 1):
-            _refuse("min_cohort", f"the round's goal is {given.cohort}, the least allowed {self._policy.min_cohort}")
+        if self._policy.min_cohort > (given.minimum or 1):
+            found = "says no minimum" if given.minimum is None else f"may count with {given.minimum} reports"
+            _refuse("min_cohort", f"the round {found}, the least allowed is {self._policy.min_cohort}")
         self._check_signature(given)
         self._check_bytes(moved + given.plan.size + given.checkpoint.size)
 

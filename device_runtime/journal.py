@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from device_runtime.clock import Clock
 from device_runtime.database import Database, read_database
 from device_runtime.errors import StateDamaged
+from device_runtime.outcome import Course
 from device_runtime.state import is_held
 
 # Entries with work and without are bounded apart, so that a year of "no work now" does not push out what was trained.
@@ -22,8 +23,8 @@ MOST_WITHOUT = 200
 RUNNING = "running"
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One session; `task` is empty when there was no assignment. Times are in seconds since 1970, by the wall clock.
+class Entry(Course, frozen=True, kw_only=True):
+    """One session. Times are in seconds since 1970, by the wall clock.
 
     outcome: one of Outcome's, or "stopped" (told to end), "interrupted" (killed), "running". Some entries are of no
     session: "state-replaced" (a damaged state database was set aside), "kept" and "dropped" (of a report, or of work).
@@ -37,19 +38,10 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     coordinator: str = ""
     population: str = ""
     outcome: str = RUNNING
-    reason: str = ""
-    detail: str = ""
-    task: str = ""
-    round: int = 0
-    attempt: int = 0
     assignment: str = ""
     plan: str = ""
     plan_sha256: str = ""
-    examples: int = 0
-    steps: int = 0
     compute_s: float = 0.0
-    bytes_up: int = 0
-    bytes_down: int = 0
     receipt: str = ""
     times: int = 1
 

@@ -11,8 +11,23 @@ from device_runtime.errors import DeviceError, Refused
 from fedcore.wire.messages import RetryWindow
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How a session ended, as far as it came; `task` is empty when there was no assignment.
+class Course(msgspec.Struct, frozen=True, kw_only=True):
+    """What outcome and journal both tell of a session; `task` is empty when there was no assignment."""
+
+    outcome: str
+    reason: str = ""
+    detail: str = ""
+    task: str = ""
+    round: int = 0
+    attempt: int = 0
+    examples: int = 0
+    steps: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+
+class Outcome(Course, frozen=True, kw_only=True):
+    """How a session ended, as far as it came.
 
     reported: the report was counted. rejected: no work now. not-needed: the round ended first. not-now: a condition
     under which this device may work does not hold, and nothing was sent. aborted: the device gave its assignment up.
@@ -23,19 +38,10 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     outcome: Literal["reported", "rejected", "aborted", "not-needed", "not-now", "failed"] = "failed"
-    reason: str = ""
-    detail: str = ""
     arch: str = ""
     backend: str = ""
     device: str = ""
-    task: str = ""
-    round: int = 0
-    attempt: int = 0
     slot: int = 0
-    examples: int = 0
-    steps: int = 0
-    bytes_up: int = 0
-    bytes_down: int = 0
     seconds: float = 0.0
     retry: RetryWindow | None = None
     retryable: Literal["transient", "permanent"] | None = None

@@ -58,8 +58,9 @@ class Policy(_Part, frozen=True, kw_only=True):
     """What a device may do, whatever a coordinator asks. The default allows everything.
 
     populations, collections: the only ones it serves and shows; None is any. signers: public keys, as `muster key new`
-    prints them; a plan must be signed by one of them; none accepts every plan. min_cohort: the least report goal of a
-    round. require_secure_aggregation: refuse every assignment, because no coordinator of this version offers it.
+    prints them; a plan must be signed by one of them; none accepts every plan. min_cohort: the fewest reports with
+    which a round may count. require_secure_aggregation: refuse every assignment, because no coordinator of this version
+    offers it.
     """
 
     populations: Names | None = None

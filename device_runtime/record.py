@@ -8,11 +8,8 @@ from msgspec.structs import replace
 
 from device_runtime.errors import DeviceError, NotAllowedNow, StateError
 from device_runtime.journal import RUNNING, Entry, Journal
-from device_runtime.outcome import Outcome, failed
+from device_runtime.outcome import Course, Outcome, failed
 from device_runtime.transport import Transport
-
-# What outcome and entry have in common.
-SHARED = ("outcome", "reason", "task", "round", "attempt", "examples", "steps")
 
 
 class Record:
@@ -60,11 +57,8 @@ class Record:
         return self.outcome
 
     def _merged(self) -> Entry:
-        known = {name: getattr(self.outcome, name) for name in SHARED}
-        return replace(
-            self._entry,
-            **known,
-            detail=self.outcome.detail if self._public is None else self._public,
-            bytes_up=self._transport.bytes_up,
-            bytes_down=self._transport.bytes_down,
-        )
+        known = {name: getattr(self.outcome, name) for name in Course.__struct_fields__}
+        if self._public is not None:
+            known["detail"] = self._public
+        known |= {"bytes_up": self._transport.bytes_up, "bytes_down": self._transport.bytes_down}
+        return replace(self._entry, **known)

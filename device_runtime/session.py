@@ -10,6 +10,7 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from device_runtime.errors import (
     AssignmentError,
     BadAnswer,
     ConfigError,
+    DeadlinePassed,
     DeviceError,
     NotAllowedNow,
     PolicyForbids,
@@ -63,8 +65,8 @@ class DeviceConfig:
 
     policy: what it may do; None is the `policy.toml` of the state folder.
 
-    conditions: read before a session, before downloads and between batches, and held against `requirements`. Without a
-    source nothing is known, so whatever is required does not hold. stopping: whether to give up within one batch.
+    conditions: read before a session, while it downloads and between batches, and held against `requirements`. Without
+    a source nothing is known, so whatever is required does not hold. stopping: whether to give up within one batch.
     """
 
     coordinator: str
@@ -78,11 +80,11 @@ class DeviceConfig:
     requirements: Requirements = field(default_factory=Requirements)
     stopping: Callable[[], bool] = lambda: False
 
-    def unmet(self) -> tuple[str, ...]:
-        """The conditions that do not hold now, in words."""
+    def unmet(self, now: Conditions) -> tuple[str, ...]:
+        """Why not to work under the conditions of now, in words; empty when all that is required holds."""
         if self.stopping():
             return ("the application is stopping",)
-        return self.requirements.unmet(self.conditions())
+        return self.requirements.unmet(now)
 
 
 def run_session(config: DeviceConfig, clock: Clock | None = None) -> Outcome:
@@ -126,11 +128,12 @@ class _Session:
             if self._database.notice:
                 self._record.notice("state-replaced", self._database.notice)
             self._record.note(device=device_id(self._config.state))
-            unmet = self._config.unmet()
+            now = self._config.conditions()
+            unmet = self._config.unmet(now)
             if unmet:
                 self._record.note(outcome="not-now", reason="conditions", detail="; ".join(unmet))
             elif not self._settle():
-                self._take_part()
+                self._take_part(now)
         except StateDamaged:
             raise  # nothing can be written down any more
         except PolicyForbids as error:
@@ -164,7 +167,7 @@ class _Session:
             self._deliver(kept)
         return True
 
-    def _take_part(self) -> None:
+    def _take_part(self, now: Conditions) -> None:
         config, transport = self._config, self._transport
         self._guard.check_in(config.population)
         backend, examples = _backend(config.backend), open_examples(config.examples)
@@ -173,6 +176,7 @@ class _Session:
             runtime=f"muster {version('muster-fl')}, {backend.runtime}",
             formats=(backend.format,),
             examples=self._guard.shown(examples.counts()),
+            conditions=now.stated(),
         )
         answer = transport.check_in(config.population, hello)
         if isinstance(answer, Rejected):
@@ -207,7 +211,12 @@ class _Session:
         with self._database.transaction():
             kept = self._kept.assigned(given, due)
             record.write(assignment=given.assignment, plan_sha256=given.plan.sha256)
-        cache = BlobCache(self._config.state / "blobs", self._transport.blob)
+
+        def watch() -> None:
+            if not self._keep_going(due):
+                raise DeadlinePassed("stopped before training: the report would come too late")
+
+        cache = BlobCache(self._config.state / "blobs", partial(self._transport.blob, watch=watch))
         worker = Worker(backend, examples, cache, lambda: self._keep_going(due))
         self._guard.check_assignment(given, self._transport.bytes_moved)
         plan = worker.plan(given)
@@ -261,7 +270,7 @@ class _Session:
     def _keep_going(self, due: Moment) -> bool:
         now = time.monotonic()
         if now >= self._look_at:
-            unmet = self._config.unmet()
+            unmet = self._config.unmet(self._config.conditions())
             if unmet:
                 raise NotAllowedNow("a condition for work no longer holds", "; ".join(unmet))
             self._look_at = now + LOOK_EVERY_S

@@ -123,14 +123,15 @@ class Transport:
         self._retries = RETRIES
         return answer
 
-    def blob(self, ref: BlobRef, partial: Partial) -> bytes:
+    def blob(self, ref: BlobRef, partial: Partial, watch: Callable[[], None] = lambda: None) -> bytes:
         """A blob's bytes, checked; `partial` holds what arrived so far, and only the rest is asked for.
 
-        Raises StateError when `partial` cannot be written.
+        watch: called before every request and after every piece that arrives. What it raises ends the download, and
+        what arrived stays. Raises StateError when `partial` cannot be written.
         """
         if partial.size < ref.size or not ref.size:
             try:
-                self._retrying(lambda: self._append(ref, partial))
+                self._retrying(lambda: self._append(ref, partial, watch))
             except Refused as error:
                 if error.slug == "range-not-satisfiable":
                     partial.clear()  # it is no beginning of what the coordinator has
@@ -192,8 +193,9 @@ class Transport:
         with self._asked(call) as response:
             return _Answer(response.status_code, response.headers, self._read(response, call))
 
-    def _append(self, ref: BlobRef, partial: Partial) -> None:
-        """Fetch what is missing of a blob. What arrives before the connection breaks is kept, if it is of the blob."""
+    def _append(self, ref: BlobRef, partial: Partial, watch: Callable[[], None]) -> None:
+        """Fetch what is missing of a blob. What arrives before something ends it is kept, if it is of the blob."""
+        watch()
         start, etag = partial.size, f'"{ref.sha256}"'
         # Compressed bytes could not be continued, and nobody compresses them but a proxy.
         headers = {"Accept-Encoding": "identity"}
@@ -209,7 +211,8 @@ class Transport:
                     if partial.size > ref.size:
                         partial.clear()
                         raise BadAnswer(f"{call.method} {call.path}: the answer is longer than {ref.size} bytes")
-            except httpx2.TransportError:
+                    watch()
+            except BaseException:
                 if response.headers.get("etag") != etag:
                     partial.clear()
                 raise

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from device_runtime.backends.backend import Backend
 from device_runtime.cache import BlobCache
-from device_runtime.errors import DeadlinePassed, PlanRefused
+from device_runtime.errors import PlanRefused
 from device_runtime.examples import ExampleSource
 from device_runtime.runner import Result, execute
 from fedcore import checkpoint
 from fedcore.batching import Place
 from fedcore.errors import FedcoreError
-from fedcore.plan import BlobRef, Plan
+from fedcore.plan import Plan
 from fedcore.wire.messages import Assignment
 
 
@@ -21,8 +21,7 @@ from fedcore.wire.messages import Assignment
 class Worker:
     """What runs graphs, over which examples, and where blobs come from.
 
-    keep_going: asked before every download and every batch: whether there is time left. It raises what ends the work
-    otherwise.
+    keep_going: asked before every batch: whether there is time left. It raises what ends the work otherwise.
     """
 
     backend: Backend
@@ -33,7 +32,7 @@ class Worker:
     def plan(self, given: Assignment) -> Plan:
         """The plan of an assignment. Raises PlanRefused, StateError or TransportError."""
         try:
-            return Plan.decode(self._fetch(self.cache.get, given.plan))
+            return Plan.decode(self.cache.get(given.plan))
         except FedcoreError as error:
             raise PlanRefused(str(error)) from error
 
@@ -46,8 +45,8 @@ class Worker:
             )
         try:
             columns = self.examples.load(plan.examples)
-            graphs = {name: self.backend.load(self._fetch(self.cache.get, ref), name) for name, ref in refs.items()}
-            broadcast = checkpoint.decode(self._fetch(self.cache.once, given.checkpoint), plan.broadcast)
+            graphs = {name: self.backend.load(self.cache.get(ref), name) for name, ref in refs.items()}
+            broadcast = checkpoint.decode(self.cache.once(given.checkpoint), plan.broadcast)
         except FedcoreError as error:
             raise PlanRefused(str(error)) from error
         place = Place(given.seed, given.round, given.slot)
@@ -58,8 +57,3 @@ class Worker:
         graphs = set(plan.graphs.get(self.backend.format, {}).values())
         missing = sum(ref.size for ref in graphs if not self.cache.holds(ref))
         return missing + given.checkpoint.size + 4 * plan.report.size
-
-    def _fetch(self, get: Callable[[BlobRef], bytes], ref: BlobRef) -> bytes:
-        if not self.keep_going():
-            raise DeadlinePassed("stopped before training: the report would come too late")
-        return get(ref)

@@ -18,8 +18,8 @@ from simulator.arm import qemu, sysroot
 from simulator.errors import SysrootError
 
 DISTRIBUTION = "muster-fl"
-EXTRAS = ("", "device", "coordinator", "export", "sim", "executorch")
-DEMO = {"", "device", "coordinator", "export", "sim"}
+EXTRAS = ("", "cli", "device", "coordinator", "export", "sim", "executorch")
+DEMO = {"", "cli", "device", "coordinator", "export", "sim"}
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 EXTRA = re.compile(r"extra == ['\"]([\w-]+)['\"]")
 POSTGRES = Path("/usr/lib/postgresql")

@@ -14,7 +14,8 @@ from fedcore.algorithms import ALGORITHMS
 from fedcore.plan import PLAN_VERSION
 from fedcore.wire.messages import WIRE_VERSION, AbortReason, RejectionReason
 from fedcore.wire.problems import PROBLEMS
-from muster.cli import app
+from muster.app import app
+from muster.commands.device import parser as device_parser
 
 ROOT = Path(__file__).parents[1]
 SKIPPED = {"build", "dist", "out", "node_modules"}
@@ -152,13 +153,25 @@ def test_the_readme_opens_with_the_two_commands():
 
 @pytest.mark.parametrize("line", readme_commands())
 def test_every_command_in_the_readme_exists_with_its_options(line):
-    command = typer.main.get_command(app)
     words = shlex.split(line)[1:]
+    if words[0] == "device":
+        assert_device_command(words[1:])
+        return
+    command = typer.main.get_command(app)
     while words and hasattr(command, "commands"):
         assert words[0] in command.commands, line
         command = command.commands[words.pop(0)]
     known = {name for parameter in command.params for name in parameter.opts} | {"--help"}
     assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known
+
+
+def assert_device_command(words):
+    parser = device_parser().parser
+    while words and parser._subparsers is not None:
+        (action,) = parser._subparsers._group_actions
+        assert words[0] in action.choices, words
+        parser = action.choices[words.pop(0)]
+    assert {word.partition("=")[0] for word in words if word.startswith("--")} <= set(parser._option_string_actions)
 
 
 def test_the_model_in_the_readme_can_be_built():

@@ -58,7 +58,21 @@ def test_a_package_with_all_its_modules_loads_nothing_that_it_may_not(package, f
 
 def test_the_command_line_loads_nothing_heavy_before_a_command_runs():
     heavy = {"torch", "onnx", "onnxruntime", "fastapi", "sqlalchemy", "sklearn", "matplotlib", "numpy"}
-    assert python(LOADS, "muster.cli", "alone") & heavy == set()
+    assert python(LOADS, "muster.app", "alone") & heavy == set()
+
+
+def test_a_device_runs_its_commands_without_what_the_others_need():
+    code = "import sys; sys.modules.update(dict.fromkeys(['typer', 'click', 'rich', 'pydantic'])); "
+    code += "from muster.cli import main; main()"
+
+    def muster(*words):
+        return subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+
+    for words in (["run", "--help"], ["examples", "list", "--help"], ["conditions"]):
+        done = muster("device", *words)
+        assert (done.returncode, bool(done.stdout)) == (0, True), done.stderr
+    done = muster("doctor")
+    assert (done.returncode, done.stderr) == (1, "error: this command needs typer: pip install 'muster-fl[cli]'\n")
 
 
 def test_the_engine_needs_torch_numpy_and_msgspec_alone():

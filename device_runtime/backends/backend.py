@@ -3,11 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
+from device_runtime.errors import PlanRefused
+
 Arrays = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """What a graph called `name` reads and writes, by name: what every engine checks before it runs one."""
+
+    name: str
+    wanted: frozenset[str]
+    offered: frozenset[str]
+
+    def check_names(self, inputs: Arrays, outputs: Arrays) -> None:
+        """Raise PlanRefused when an input is missing, or an output is none of the graph's."""
+        if self.wanted <= inputs.keys() and outputs.keys() <= self.offered:
+            return
+        wants, lacks = sorted(self.wanted - inputs.keys()), sorted(outputs.keys() - self.offered)
+        raise PlanRefused(
+            f"graph {self.name!r} wants inputs {wants} that the plan does not name, lacks outputs {lacks} that it does"
+        )
+
+    def check_memory(self, inputs: Arrays, outputs: Arrays) -> None:
+        """Raise ValueError when an array cannot be bound where it lies, or an output shares memory with an input.
+
+        An operator may write its output before another has read the input: the result would be silently wrong.
+        """
+        read = {name: inputs[name] for name in self.wanted}
+        for array in (*read.values(), *outputs.values()):
+            if not (array.flags.c_contiguous and array.flags.aligned):
+                raise ValueError("an array bound to a graph must be C-contiguous and aligned")
+        for name, output in outputs.items():
+            for wanted, array in read.items():
+                if np.may_share_memory(output, array):
+                    raise ValueError(f"output {name!r} of graph {self.name!r} shares memory with input {wanted!r}")
+
+
+def address(array: NDArray[Any]) -> int:
+    """Where an array's values begin."""
+    begin: int = array.__array_interface__["data"][0]
+    return begin
 
 
 class Executable(Protocol):

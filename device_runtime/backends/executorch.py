@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from device_runtime.backends.backend import Arrays, Executable
+from device_runtime.backends.backend import Arrays, Edge, Executable, address
 from device_runtime.errors import PlanRefused, RuntimeFailed
 from device_runtime.native.library import VERSION, library
 
@@ -65,8 +65,7 @@ class _Program:
             raise self._refused()
         names = self._names()
         self._inputs, self._outputs = self._ports(names.inputs, 0), self._ports(names.outputs, 1)
-        self._wanted = frozenset(names.inputs)
-        self._offered = frozenset(names.outputs)
+        self._edge = Edge(name, frozenset(names.inputs), frozenset(names.outputs))
         # What is kept holds its arrays: their addresses stay valid, and an id means the same array.
         self._kept: dict[tuple[object, ...], tuple[Any, Any, list[NDArray[Any]]]] = {}
 
@@ -74,8 +73,8 @@ class _Program:
         self._library.muster_unload(self._handle)
 
     def run(self, inputs: Arrays, outputs: Arrays) -> None:
-        if not (self._wanted <= inputs.keys() and outputs.keys() <= self._offered):
-            raise PlanRefused(self._mismatch(inputs, outputs))
+        """Compute `outputs` from `inputs`: see Executable. Known arrays are not bound again."""
+        self._edge.check_names(inputs, outputs)
         key = (*[id(inputs[port.name]) for port in self._inputs], *map(id, outputs.values()), *outputs)
         if key not in self._kept:
             bound = self._bind(inputs, outputs)
@@ -87,7 +86,7 @@ class _Program:
             raise RuntimeFailed(f"graph {self._name!r} failed", self._failure())
 
     def _bind(self, inputs: Arrays, outputs: Arrays) -> tuple[Any, Any, list[NDArray[Any]]]:
-        self._refuse_aliases(inputs, outputs)
+        self._edge.check_memory(inputs, outputs)
         sources = [inputs[port.name] for port in self._inputs]
         # An output that nobody asked for is computed all the same.
         targets = [
@@ -99,26 +98,11 @@ class _Program:
         return _addresses(sources), _addresses(targets), held
 
     def _refuse_misfit(self, port: _Port, array: NDArray[Any]) -> None:
-        if not (array.flags.c_contiguous and array.flags.aligned):
-            raise ValueError("an array bound to a graph must be C-contiguous and aligned")
         if (array.dtype, array.shape) != (port.dtype, port.shape):
             raise RuntimeFailed(
                 f"graph {self._name!r} failed",
                 f"{port.name!r} is {port.dtype} {list(port.shape)}, not {array.dtype} {list(array.shape)}",
             )
-
-    def _refuse_aliases(self, inputs: Arrays, outputs: Arrays) -> None:
-        """An operator may write its output before another has read the input: the result would be silently wrong."""
-        for name, output in outputs.items():
-            for wanted in self._wanted:
-                if np.may_share_memory(output, inputs[wanted]):
-                    raise ValueError(f"output {name!r} of graph {self._name!r} shares memory with input {wanted!r}")
-
-    def _mismatch(self, inputs: Arrays, outputs: Arrays) -> str:
-        wants, lacks = sorted(self._wanted - inputs.keys()), sorted(outputs.keys() - self._offered)
-        return (
-            f"graph {self._name!r} wants inputs {wants} that the plan does not name, lacks outputs {lacks} that it does"
-        )
 
     def _names(self) -> _Names:
         data, size = ctypes.c_void_p(), ctypes.c_size_t()
@@ -153,4 +137,4 @@ class _Program:
 
 
 def _addresses(arrays: list[NDArray[Any]]) -> Any:
-    return (ctypes.c_void_p * len(arrays))(*(array.__array_interface__["data"][0] for array in arrays))
+    return (ctypes.c_void_p * len(arrays))(*map(address, arrays))

@@ -8,12 +8,11 @@ from typing import Any
 # Set before the import, which would otherwise open a telemetry store, give this machine an id and start a thread.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
-import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 from onnxruntime.capi import onnxruntime_pybind11_state as engine
 
-from device_runtime.backends.backend import Arrays, Executable
+from device_runtime.backends.backend import Arrays, Edge, Executable, address
 from device_runtime.errors import PlanRefused, RuntimeFailed
 
 KEPT = 2
@@ -46,16 +45,17 @@ class _Graph:
 
     def __init__(self, session: onnxruntime.InferenceSession, name: str) -> None:
         self._session = session
-        self._name = name
-        self._wanted = frozenset(node.name for node in session.get_inputs())
-        self._offered = frozenset(node.name for node in session.get_outputs())
+        inputs, outputs = (
+            frozenset(node.name for node in some()) for some in (session.get_inputs, session.get_outputs)
+        )
+        self._edge = Edge(name, inputs, outputs)
         # A kept binding holds its arrays: their addresses stay valid, and an id means the same array.
         self._kept: dict[tuple[object, ...], tuple[onnxruntime.IOBinding, list[NDArray[Any]]]] = {}
 
     def run(self, inputs: Arrays, outputs: Arrays) -> None:
-        if not (self._wanted <= inputs.keys() and outputs.keys() <= self._offered):
-            raise PlanRefused(self._mismatch(inputs, outputs))
-        arrays = [*(inputs[name] for name in self._wanted), *outputs.values()]
+        """Compute `outputs` from `inputs`: see Executable. Known arrays are not bound again."""
+        self._edge.check_names(inputs, outputs)
+        arrays = [*(inputs[name] for name in self._edge.wanted), *outputs.values()]
         key = (*map(id, arrays), *outputs)
         try:
             if key not in self._kept:
@@ -64,37 +64,17 @@ class _Graph:
                 self._kept[key] = self._bind(inputs, outputs), arrays
             self._session.run_with_iobinding(self._kept[key][0])
         except FAILURES as error:
-            raise RuntimeFailed(f"graph {self._name!r} failed", str(error)) from error
+            raise RuntimeFailed(f"graph {self._edge.name!r} failed", str(error)) from error
 
     def _bind(self, inputs: Arrays, outputs: Arrays) -> onnxruntime.IOBinding:
-        self._refuse_aliases(inputs, outputs)
+        self._edge.check_memory(inputs, outputs)
         binding = self._session.io_binding()
-        for name in self._wanted:
+        for name in self._edge.wanted:
             array = inputs[name]
-            binding.bind_input(name, "cpu", 0, array.dtype, array.shape, _address(array))
+            binding.bind_input(name, "cpu", 0, array.dtype, array.shape, address(array))
         for name, array in outputs.items():
-            binding.bind_output(name, "cpu", 0, array.dtype, array.shape, _address(array))
+            binding.bind_output(name, "cpu", 0, array.dtype, array.shape, address(array))
         return binding
-
-    def _refuse_aliases(self, inputs: Arrays, outputs: Arrays) -> None:
-        """An operator may write its output before another has read the input: the result would be silently wrong."""
-        for name, output in outputs.items():
-            for wanted in self._wanted:
-                if np.may_share_memory(output, inputs[wanted]):
-                    raise ValueError(f"output {name!r} of graph {self._name!r} shares memory with input {wanted!r}")
-
-    def _mismatch(self, inputs: Arrays, outputs: Arrays) -> str:
-        wants, lacks = sorted(self._wanted - inputs.keys()), sorted(outputs.keys() - self._offered)
-        return (
-            f"graph {self._name!r} wants inputs {wants} that the plan does not name, lacks outputs {lacks} that it does"
-        )
-
-
-def _address(array: NDArray[Any]) -> int:
-    if not (array.flags.c_contiguous and array.flags.aligned):
-        raise ValueError("an array bound to a graph must be C-contiguous and aligned")
-    address: int = array.__array_interface__["data"][0]
-    return address
 
 
 def _options(size: int) -> onnxruntime.SessionOptions:

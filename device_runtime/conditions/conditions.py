@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Annotated
 
 import msgspec
 
-from fedcore.wire.messages import StatedConditions
+from fedcore.wire.messages import Fraction, StatedConditions
+
+Size = Annotated[int, msgspec.Meta(ge=0)]
+Degrees = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class Conditions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,10 +48,10 @@ class Requirements(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     charging: bool = False
     idle: bool = False
     unmetered: bool = False
-    min_battery: float | None = None
-    min_free_storage_bytes: int | None = None
-    min_free_memory_bytes: int | None = None
-    min_thermal_headroom_c: float | None = None
+    min_battery: Fraction | None = None
+    min_free_storage_bytes: Size | None = None
+    min_free_memory_bytes: Size | None = None
+    min_thermal_headroom_c: Degrees | None = None
 
     def unmet(self, conditions: Conditions) -> tuple[str, ...]:
         """Why not to train now, one reason in words for each requirement that does not hold; empty when all do."""

@@ -29,6 +29,7 @@ def linux(root: Path = Path("/"), storage: Path = Path()) -> ConditionSource:
     idleness = _Idleness(root / "proc")
 
     def read() -> Conditions:
+        """The conditions now; None for what this kernel does not tell."""
         charging, battery = _power(root / "sys/class/power_supply")
         return Conditions(
             charging=charging,

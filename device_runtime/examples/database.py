@@ -126,6 +126,8 @@ class Database:
                 raise StoreError("the example store is damaged and cannot be put aside", f"{kept}: {error}") from error
             log.warning("the example store %s was damaged: it is kept as %s, and a new one was made", self.path, kept)
             self.create()
+            # Where an owner let a group in, an application in it must be able to go on.
+            self.path.chmod(kept.stat().st_mode & 0o777)
             with self.writing() as connection:
                 connection.executemany("INSERT OR IGNORE INTO collections (name, declaration) VALUES (?, ?)", declared)
         return StoreDamaged(max(self.path.parent.glob(f"{self.path.name}.damaged-*Z"), default=kept))

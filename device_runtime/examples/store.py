@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from device_runtime.errors import ExampleRefused, StoreDamaged, StoreError
 from device_runtime.examples.collection import Collection, Example, Retention, words
@@ -85,10 +86,7 @@ class ExampleStore(ExampleSource):
 
     def append_all(self, collection: str, examples: Iterable[Example], at: float | None = None) -> Appended:
         """Add several examples, all or none; see `append`."""
-        known = self.declared(collection)
-        if known is None:
-            raise ExampleRefused(f"no collection {collection!r} was declared in {self.path}; declare its fields first")
-        return self.extend(known, examples, at)
+        return self.extend(self._known(collection), examples, at)
 
     def extend(self, collection: Collection, examples: Iterable[Example], at: float | None = None) -> Appended:
         """Declare a collection, and add examples to it: all of this or nothing. See `declare` and `append`."""
@@ -100,6 +98,13 @@ class ExampleStore(ExampleSource):
         return Appended(
             added=len(rows), removed=removed, put_aside=None if self.put_aside is None else str(self.put_aside)
         )
+
+    def retain(self, collection: str, retention: Retention) -> int:
+        """Change how long a declared collection keeps its examples; the number of those removed, the oldest.
+
+        Raises ExampleRefused when it was not declared, or the retention is none that could keep an example.
+        """
+        return self.extend(replace(self._known(collection), retention=retention), ()).removed
 
     def delete(self, collection: str | None = None, before: float | None = None) -> int:
         """Remove examples of one collection or of all, those from before a time or all; the number of those removed.
@@ -142,6 +147,12 @@ class ExampleStore(ExampleSource):
             data = _data(connection, key, known.example_bytes)
         records = np.frombuffer(data, known.record)
         return {field.name: np.array(records[field.name], field.dtype) for field in spec.fields}
+
+    def _known(self, name: str) -> Collection:
+        known = self.declared(name)
+        if known is None:
+            raise ExampleRefused(f"no collection {name!r} was declared in {self.path}; declare its fields first")
+        return known
 
     def _declared(self, name: str) -> Collection | None:
         with self._database.reading() as connection:

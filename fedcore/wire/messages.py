@@ -73,8 +73,8 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, tag="assigned", tag_
     """`POST /v1/sessions/{session}/assignments`: one device's part in one round.
 
     `seed`, `round` and `slot` key every random number of the session; `report_within_s` counts from the answer, so a
-    device's clock does not matter. `plan_signature` is there when the plan was signed; `cohort` is the round's report
-    goal.
+    device's clock does not matter. `plan_signature` is there when the plan was signed; `minimum` is the number of
+    reports below which the round does not count.
     """
 
     version: int = WIRE_VERSION
@@ -88,7 +88,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, tag="assigned", tag_
     checkpoint: BlobRef
     report_within_s: float
     plan_signature: PlanSignature | None = None
-    cohort: Count | None = None
+    minimum: Count | None = None
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):

@@ -68,19 +68,19 @@ def run(progress: Callable[[str], None]) -> Result:
         progress("install")
         _install(target)
         progress("import")
-        import_cpu_s = min(float(_python(target, ["-c", LOADS])) for _ in range(STARTS))
+        start_s = import_cpu_s(str(target))
         rss = {}
         for form in FORMATS:
             progress(f"train on {FORMATS[form]}")
-            rss[form] = _train(target, form).peak_rss_mb
+            rss[form] = train(str(target), form).peak_rss_mb
         return Result(
             benchmark="device_footprint",
             date=datetime.now(UTC).strftime("%Y-%m-%d"),
             machine=describe_machine(),
             python=sys.version.split()[0],
-            installed_mb=_size_mb(target, "*"),
-            bytecode_mb=_size_mb(target, "*.pyc"),
-            import_cpu_s=import_cpu_s,
+            installed_mb=size_mb(target, "*"),
+            bytecode_mb=size_mb(target, "*.pyc"),
+            import_cpu_s=start_s,
             train_rss_mb=rss["onnx"],
             train_rss_executorch_mb=rss["executorch"],
             targets=TARGETS,
@@ -94,25 +94,31 @@ def _install(target: Path) -> None:
         call([sys.executable, "-m", "pip", "install", *options, f"{wheel}[device]"])
 
 
-def _size_mb(folder: Path, pattern: str) -> float:
+def size_mb(folder: Path, pattern: str) -> float:
+    """Files below a folder whose name fits, in 10^6 bytes."""
     return sum(path.stat().st_size for path in folder.rglob(pattern) if path.is_file()) / 1e6
 
 
-def _train(target: Path, form: str) -> Footprint:
-    """Train for STEPS batches in a process that has only the installation."""
+def import_cpu_s(path: str) -> float:
+    """CPU seconds that a device takes to start, with the packages on `path` and no others: the least of several."""
+    return min(float(_python(path, ["-c", LOADS])) for _ in range(STARTS))
+
+
+def train(path: str, form: str) -> Footprint:
+    """What training takes in a process that has the packages on `path` and no others."""
     plan, graphs = build_plan(Model(load(MODEL)), create("fedavg", {"batch_size": BATCH}), (form,))
     with tempfile.TemporaryDirectory(prefix="muster-plan-") as place:
         folder = Path(place)
         (folder / "plan.json").write_bytes(plan.encode())
         for graph in graphs[form].values():
             (folder / BlobRef.of(graph).sha256).write_bytes(graph)
-        words = _python(target, ["-m", "device_runtime.footprint", str(folder), form])
+        words = _python(path, ["-m", "device_runtime.footprint", str(folder), form])
     return msgspec.json.decode(words, type=Footprint)
 
 
-def _python(target: Path, arguments: Sequence[str]) -> str:
-    """What a fresh interpreter prints that finds the standard library and `target`, and no other packages."""
+def _python(path: str, arguments: Sequence[str]) -> str:
+    """What a fresh interpreter prints that finds the standard library and what is on `path`."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    environment = {**kept, "PYTHONPATH": str(target), "OMP_NUM_THREADS": "1"}
+    environment = {**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-S", "-P", *arguments]
     return subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout

@@ -1,81 +1,184 @@
-"""`muster device`: one device, on this machine."""
+"""`muster device`: one device, on this machine. It needs no more than a device has: no framework for commands."""
 
 from __future__ import annotations
 
+import argparse
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from muster.commands.examples import examples_app
-from muster.output import Json, emit, show_fields, show_table
+from muster.commands.arguments import Group, at_least_one
+from muster.commands.examples import add_examples
+from muster.plain import emit, say, show_fields, show_table
 
 if TYPE_CHECKING:
+    from device_runtime.conditions import Requirements
     from device_runtime.journal import Entry
 
-device_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Run a device.")
-device_app.add_typer(examples_app, name="examples")
+STATE = Path("device")
+CODES = {"reported": 0, "rejected": 75, "not-needed": 75, "not-now": 75}
 
 
-@device_app.command()
-def run(
-    coordinator: Annotated[str, typer.Option(help="The coordinator's URL.")],
-    population: Annotated[str, typer.Option(help="The population to serve.")],
-    examples: Annotated[Path, typer.Option(help="Local examples: an .npz file, or an example store.")],
-    state: Annotated[Path, typer.Option(help="Where the device keeps its identity, journal and plans.")] = Path(
-        "device"
-    ),
-    backend: Annotated[str, typer.Option(help="What runs the graphs: onnxruntime or executorch.")] = "onnxruntime",
-    policy: Annotated[
-        Path | None,
-        typer.Option(help="What this device may do, see docs/device.md.  [default: policy.toml in the state folder]"),
-    ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Run one session and end.")] = False,
-    json: Json = False,
-) -> None:
+def main(arguments: Sequence[str]) -> int:
+    """Run one of the commands; its exit code. Raises SystemExit for help and for arguments that are none."""
+    given = parser().parse_args(arguments)
+    code: int | None = given.act(given)
+    return code or 0
+
+
+def parser() -> Group:
+    """All that follows `muster device`."""
+    top = Group("muster device", "Run a device.")
+    one = top.command(run)
+    one.add_argument("--coordinator", required=True, metavar="URL", help="The coordinator's URL.")
+    one.add_argument("--population", required=True, metavar="NAME", help="The population to serve.")
+    one.add_argument(
+        "--examples", type=Path, required=True, metavar="PATH", help="Local examples: an .npz file, or a store."
+    )
+    _add_state(one, "Where the device keeps its identity, journal and plans.")
+    one.add_argument(
+        "--backend", default="onnxruntime", help="What runs the graphs: onnxruntime or executorch.  [%(default)s]"
+    )
+    one.add_argument(
+        "--policy",
+        type=Path,
+        metavar="FILE",
+        help="What this device may do, see docs/device.md.  [policy.toml in the state folder]",
+    )
+    one.add_argument(
+        "--require",
+        type=_requirements,
+        action="append",
+        metavar="NAME[=LEAST],…",
+        help="What must hold before and during training: charging, idle, unmetered, min_battery=0.5, "
+        "min_free_storage_bytes=…, min_free_memory_bytes=…, min_thermal_headroom_c=…; may be repeated.  [nothing]",
+    )
+    one.add_argument(
+        "--conditions",
+        type=Path,
+        metavar="TRACE",
+        help="Made-up conditions: a JSON file of seconds and values.  [this machine's]",
+    )
+    one.add_argument("--once", action="store_true", help="Run one session and end.")
+    journal = top.command(log)
+    _add_state(journal, "The device's state folder.")
+    journal.add_argument(
+        "--last", type=at_least_one, default=20, metavar="N", help="Show so many entries, the newest.  [%(default)s]"
+    )
+    _add_state(top.command(conditions), "The device's state folder, whose disk counts.")
+    build = top.command(build_executorch)
+    build.add_argument("--arch", help="x86_64 or aarch64; this machine's if not given.")
+    build.add_argument(
+        "--out", type=Path, metavar="DIR", help="The folder to write, if not the one where a device looks."
+    )
+    add_examples(top)
+    return top
+
+
+def run(given: argparse.Namespace) -> int:
     """Check in, train when selected, report; again and again unless --once. Examples never leave the device.
 
-    Times to come back are honoured across restarts; --once runs its session now.
+    Times to come back are honoured across restarts; --once runs its session now. What is required must be known to
+    hold: `muster device conditions` shows what this machine tells.
 
     With --once the exit code is 0 when the session reported, 75 when there was no work now, 1 when it failed.
     """
+    from device_runtime.conditions import linux, trace
     from device_runtime.device import Device
     from device_runtime.outcome import Outcome
 
-    device = Device(coordinator, population, examples, state, policy=policy, backend=backend)
+    device = Device(
+        given.coordinator,
+        given.population,
+        given.examples,
+        given.state,
+        policy=given.policy,
+        conditions=linux(storage=given.state) if given.conditions is None else trace(given.conditions),
+        requirements=_together(given.require or []),
+        backend=given.backend,
+    )
 
     def tell(outcome: Outcome) -> None:
-        if json:
-            emit(outcome)
-        else:
-            place = f"task {outcome.task} round {outcome.round}" if outcome.task else ""
-            typer.echo(" ".join(filter(None, [outcome.outcome, outcome.reason, place, outcome.detail])))
-            for notice in outcome.notices:
-                typer.echo(f"  {notice}")
+        if given.json:
+            return emit(outcome)
+        place = f"task {outcome.task} round {outcome.round}" if outcome.task else ""
+        say(" ".join(filter(None, [outcome.outcome, outcome.reason, place, outcome.detail])))
+        for notice in outcome.notices:
+            say(f"  {notice}")
+        return None
 
-    if not once:
-        return device.run_forever(threading.Event(), tell)
+    if not given.once:
+        device.run_forever(threading.Event(), tell)
+        return 0
     outcome = device.run_once()
     tell(outcome)
-    codes = {"reported": 0, "rejected": 75, "not-needed": 75, "not-now": 75}
-    raise typer.Exit(codes.get(outcome.outcome, 1))
+    return CODES.get(outcome.outcome, 1)
 
 
-@device_app.command()
-def log(
-    state: Annotated[Path, typer.Option(help="The device's state folder.")] = Path("device"),
-    last: Annotated[int, typer.Option(min=1, help="Show so many entries, the newest.")] = 20,
-    json: Json = False,
-) -> None:
+def log(given: argparse.Namespace) -> None:
     """Show the device's journal: what was trained, when, for whom, what was sent, and how it ended."""
     from device_runtime.journal import read_journal
 
-    entries = read_journal(state)[-last:]
-    if json:
+    entries = read_journal(given.state)[-given.last :]
+    if given.json:
         return emit(entries)
     return show_table(["when", "how it ended", "for whom", "trained", "sent"], map(_cells, entries))
+
+
+def conditions(given: argparse.Namespace) -> None:
+    """What this machine tells of charging, use, network, battery, space, memory and heat."""
+    import msgspec
+
+    from device_runtime.conditions import linux
+
+    now = linux(storage=given.state)()
+    if given.json:
+        return emit(now)
+    told = msgspec.structs.asdict(now)
+    return show_fields({name: "unknown" if value is None else value for name, value in told.items()})
+
+
+def build_executorch(given: argparse.Namespace) -> None:
+    """Build what `--backend executorch` needs, with pip and a C++ compiler: see docs/backends.md."""
+    from device_runtime.native.build import build
+
+    made = build(given.arch, given.out)
+    if given.json:
+        return emit(made)
+    say(str(made.folder))
+    sizes = made.files | {"together": made.size_bytes}
+    return show_fields({name: f"{size / 1000:,.0f} kB" for name, size in sizes.items()})
+
+
+def _add_state(command: argparse.ArgumentParser, what: str) -> None:
+    command.add_argument("--state", type=Path, default=STATE, metavar="DIR", help=f"{what}  [%(default)s]")
+
+
+def _requirements(text: str) -> dict[str, object]:
+    """`charging,min_battery=0.5` as settings of Requirements. Raises argparse.ArgumentTypeError."""
+    import msgspec
+
+    from device_runtime.conditions import Requirements
+
+    pairs = [word.strip().partition("=") for word in text.split(",")]
+    settings: dict[str, object] = {name: least if equals else True for name, equals, least in pairs}
+    try:
+        msgspec.convert(settings, Requirements, strict=False)
+    except msgspec.ValidationError as error:
+        known = ", ".join(Requirements.__struct_fields__)
+        raise argparse.ArgumentTypeError(f"{text}: {error}; there is {known}") from error
+    return settings
+
+
+def _together(settings: Sequence[Mapping[str, object]]) -> Requirements:
+    import msgspec
+
+    from device_runtime.conditions import Requirements
+
+    all_of_them = {name: value for some in settings for name, value in some.items()}
+    return msgspec.convert(all_of_them, Requirements, strict=False)
 
 
 def _cells(entry: Entry) -> list[str]:
@@ -93,37 +196,3 @@ def _cells(entry: Entry) -> list[str]:
 
 def _lines(*parts: str) -> str:
     return "\n".join(filter(None, parts)) or "–"
-
-
-@device_app.command()
-def conditions(
-    state: Annotated[Path, typer.Option(help="The device's state folder, whose disk counts.")] = Path("device"),
-    json: Json = False,
-) -> None:
-    """What this machine tells of charging, use, network, battery, space, memory and heat."""
-    import msgspec
-
-    from device_runtime.conditions import linux
-
-    now = linux(storage=state)()
-    if json:
-        return emit(now)
-    told = msgspec.structs.asdict(now)
-    return show_fields({name: "unknown" if value is None else value for name, value in told.items()})
-
-
-@device_app.command()
-def build_executorch(
-    arch: Annotated[str | None, typer.Option(help="x86_64 or aarch64; this machine's if not given.")] = None,
-    out: Annotated[Path | None, typer.Option(help="The folder to write, if not the one where a device looks.")] = None,
-    json: Json = False,
-) -> None:
-    """Build what `--backend executorch` needs, with pip and a C++ compiler: see docs/backends.md."""
-    from device_runtime.native.build import build
-
-    made = build(arch, out)
-    if json:
-        return emit(made)
-    typer.echo(made.folder)
-    sizes = made.files | {"together": made.size_bytes}
-    return show_fields({name: f"{size / 1000:,.0f} kB" for name, size in sizes.items()})

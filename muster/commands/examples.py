@@ -2,51 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import argparse
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from muster.output import Json, emit, show_fields, show_table
+from muster.commands.arguments import Group, at_least_one
+from muster.plain import emit, show_fields, show_table
 
 if TYPE_CHECKING:
     from fedcore.plan import Field
 
-examples_app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Examples of a device, in a store that stays on this machine."
-)
-TIMES = ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"]
-Store = Annotated[Path, typer.Option(help="The folder of the example store.")]
+
+def add_examples(top: Group) -> None:
+    """Add the group of these commands."""
+    group = top.group("examples", "Examples of a device, in a store that stays on this machine.")
+    taken = group.command(import_, "import")
+    taken.add_argument("file", type=Path, metavar="FILE", help="A file *.npz, *.jsonl or *.csv.")
+    taken.add_argument("--collection", default="default", metavar="NAME", help="The one to add to.  [%(default)s]")
+    taken.add_argument(
+        "--field",
+        type=_field,
+        action="append",
+        metavar="NAME:DTYPE[:SHAPE[:HIGH]]",
+        help="A field, like x:float32:28x28 or y:int64::10.",
+    )
+    kept = group.command(keep)
+    kept.add_argument("--collection", default="default", metavar="NAME", help="It must be there.  [%(default)s]")
+    kept.add_argument("--max-age-s", type=float, metavar="S", help="Keep no example for longer, in seconds.")
+    kept.add_argument("--max-count", type=at_least_one, metavar="N", help="Keep no more examples than this.")
+    kept.add_argument("--max-bytes", type=at_least_one, metavar="N", help="Keep no more bytes of examples than this.")
+    gone = group.command(delete)
+    gone.add_argument("--collection", metavar="NAME", help="Delete this collection.")
+    gone.add_argument(
+        "--before", type=_time, metavar="TIME", help="Delete what is older, in local time: 2026-01-31[T12:00[:00]]."
+    )
+    gone.add_argument("--all", action="store_true", help="Delete all collections.")
+    for command in (taken, group.command(list_, "list"), kept, gone):
+        command.add_argument("--store", type=Path, required=True, metavar="DIR", help="The folder of the store.")
 
 
-@examples_app.command("import")
-def import_(
-    file: Annotated[Path, typer.Argument(help="A file *.npz, *.jsonl or *.csv.")],
-    store: Store,
-    collection: Annotated[str, typer.Option(help="The collection to add to.")] = "default",
-    field: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME:DTYPE[:SHAPE[:HIGH]]", help="A field, like x:float32:28x28 or y:int64::10."),
-    ] = None,
-    json: Json = False,
-) -> None:
+def import_(given: argparse.Namespace) -> None:
     """Add all examples of a file, or none if one is refused. The store is made when missing.
 
     A new collection needs a --field for each of its fields, unless the file is an .npz.
     """
     from device_runtime.examples import ExampleStore, import_file
 
-    done = import_file(ExampleStore.open(store), file, collection, _fields(field or []) or None)
-    if json:
+    fields = tuple(given.field or ()) or None
+    done = import_file(ExampleStore.open(given.store), given.file, given.collection, fields)
+    if given.json:
         return emit(done)
     aside = {"damaged store kept as": done.put_aside} if done.put_aside else {}
     return show_fields({"added": done.added, "removed by retention": done.removed, **aside})
 
 
-@examples_app.command("list")
-def list_(store: Store, json: Json = False) -> None:
+def list_(given: argparse.Namespace) -> None:
     """Collections: how many examples, how large, how old, how long they are kept."""
     import msgspec
 
@@ -54,8 +65,8 @@ def list_(store: Store, json: Json = False) -> None:
     from device_runtime.examples.collection import words
     from device_runtime.examples.store import FILE
 
-    holdings = ExampleStore(store / FILE).holdings()
-    if json:
+    holdings = ExampleStore(given.store / FILE).holdings()
+    if given.json:
         return emit({"collections": holdings})
     columns = ["collection", "examples", "bytes", "oldest", "newest", "fields", "kept at most"]
     rows = [
@@ -73,44 +84,58 @@ def list_(store: Store, json: Json = False) -> None:
     return show_table(columns, rows)
 
 
-@examples_app.command()
-def delete(
-    store: Store,
-    collection: Annotated[str | None, typer.Option(help="Delete this collection.")] = None,
-    before: Annotated[
-        datetime | None, typer.Option(help="Delete what is older than this, in local time.", formats=TIMES)
-    ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Delete all collections.")] = False,
-    json: Json = False,
-) -> None:
-    """Delete a collection, or what is older than a time, in one collection or all. The bytes are overwritten."""
+def keep(given: argparse.Namespace) -> None:
+    """Set how long a collection keeps its examples. What is over that goes now, and after every append; oldest first.
+
+    A limit that is not given is none: without any option, all examples are kept.
+    """
+    from device_runtime.examples import ExampleStore, Retention
+    from device_runtime.examples.store import FILE
+
+    retention = Retention(max_age_s=given.max_age_s, max_count=given.max_count, max_bytes=given.max_bytes)
+    removed = ExampleStore(given.store / FILE).retain(given.collection, retention)
+    if given.json:
+        return emit({"collection": given.collection, "retention": retention, "removed": removed})
+    return show_fields({"removed": removed})
+
+
+def delete(given: argparse.Namespace) -> None:
+    """Delete a collection, or what is older than a time, in one collection or all. The bytes are overwritten.
+
+    Give --collection, --before, or both; or --all alone.
+    """
     from device_runtime.examples import ExampleStore
     from device_runtime.examples.store import FILE
 
-    if everything == (collection is not None or before is not None):
-        raise typer.BadParameter("give --collection, --before, or both; or --all alone")
-    removed = ExampleStore(store / FILE).delete(collection, None if before is None else before.timestamp())
-    return emit({"removed": removed}) if json else show_fields({"removed": removed})
+    if given.all == (given.collection is not None or given.before is not None):
+        given.usage("give --collection, --before, or both; or --all alone")
+    before = None if given.before is None else given.before.timestamp()
+    removed = ExampleStore(given.store / FILE).delete(given.collection, before)
+    return emit({"removed": removed}) if given.json else show_fields({"removed": removed})
 
 
-def _fields(given: Sequence[str]) -> tuple[Field, ...]:
-    """`name:dtype[:shape[:high]]` as fields. Raises typer.BadParameter."""
+def _field(text: str) -> Field:
+    """`name:dtype[:shape[:high]]` as a field. Raises argparse.ArgumentTypeError."""
     import msgspec
 
     from fedcore.plan import Field
 
-    fields = []
-    for text in given:
-        name, dtype, shape, high, *more = [*text.split(":"), "", "", ""][: max(4, text.count(":") + 1)]
-        try:
-            sizes = [int(size) for size in shape.split("x")] if shape else []
-            raw = {"name": name, "dtype": dtype, "shape": sizes, "high": int(high) if high else None}
-            if more:
-                raise ValueError(f"{len(more)} parts too many")
-            fields.append(msgspec.convert(raw, Field))
-        except ValueError as error:
-            raise typer.BadParameter(f"{text!r} is not like x:float32:28x28 or y:int64::10: {error}") from error
-    return tuple(fields)
+    name, dtype, shape, high, *more = [*text.split(":"), "", "", ""][: max(4, text.count(":") + 1)]
+    try:
+        sizes = [int(size) for size in shape.split("x")] if shape else []
+        raw = {"name": name, "dtype": dtype, "shape": sizes, "high": int(high) if high else None}
+        if more:
+            raise ValueError(f"{len(more)} parts too many")
+        return msgspec.convert(raw, Field)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not like x:float32:28x28 or y:int64::10: {error}") from error
+
+
+def _time(text: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not like 2026-01-31 or 2026-01-31T12:00") from error
 
 
 def _day(at: float | None) -> str | None:

@@ -32,13 +32,13 @@ def transitions(store, entity):
         return [tuple(row) for row in connection.execute(query.where(table.entity == entity))]
 
 
-def test_assignment_says_who_signed_the_plan_and_the_rounds_goal(register, desk, bundle, tmp_path):
-    register(bundle, goal=2)
-    assert {(a.plan_signature, a.cohort) for a in desk.assign("a", "b")} == {(None, 2)}
+def test_assignment_says_who_signed_the_plan_and_the_rounds_minimum(register, desk, bundle, tmp_path):
+    register(bundle, goal=2, minimum=1)
+    assert {(a.plan_signature, a.minimum) for a in desk.assign("a", "b")} == {(None, 1)}
     signed = bundle.sign(SigningKey.new(tmp_path / "key.pem"))
     register(signed, population="tablets", goal=1)
     given = desk.wait("c", population="tablets").result(timeout=0)
-    assert (given.plan_signature, given.cohort) == (signed.manifest.signature, 1)
+    assert (given.plan_signature, given.minimum) == (signed.manifest.signature, 1)
     verify(given.plan, given.plan_signature)
 
 

@@ -3,8 +3,15 @@ import pytest
 
 from device_runtime import transport
 from device_runtime.session import DeviceConfig
+from muster.server import coordinator_process
+from simulator import datasets
 from tests.device_runtime import linear
 from tests.device_runtime.coordinator import serving
+from tests.device_runtime.process import World, muster
+from tests.device_runtime.proxy import road_to
+
+ENDLESS = 300_000
+"""Epochs of the long plan: tens of seconds of work, which no test waits for."""
 
 
 @pytest.fixture
@@ -30,3 +37,20 @@ def config(coordinator, examples, tmp_path, monkeypatch):
         state=tmp_path / "state",
         wait_s=5.0,
     )
+
+
+@pytest.fixture(scope="session")
+def plans(tmp_path_factory):
+    """A short plan, and one that trains for as long as a test needs."""
+    folder = tmp_path_factory.mktemp("plans")
+    for name, epochs in (("short", 1), ("long", ENDLESS)):
+        muster("export", "logreg", "--algorithm", "fedavg", "--set", f"epochs={epochs}", "--out", folder / name)
+    return folder
+
+
+@pytest.fixture
+def world(tmp_path, plans):
+    np.savez(tmp_path / "mine.npz", **datasets.load("digits").shard(0))
+    database, blobs = f"sqlite:///{tmp_path / 'm.db'}", tmp_path / "blobs"
+    with coordinator_process(tmp_path, database, blobs) as url, road_to(url) as road:
+        yield World(tmp_path, plans, road)

@@ -27,7 +27,7 @@ class Hold:
 class Road:
     """`before[call]` and `after[call]` are played first, one per call: before it is passed on, or before its answer is.
 
-    `change[call]` alters an answer's body; `slow_s` is waited after every 1000 bytes of a blob.
+    `change[call]` alters an answer's body; `slow_s` is waited after every `piece` bytes of a blob.
     """
 
     def __init__(self, coordinator):
@@ -36,7 +36,7 @@ class Road:
         self.before, self.after = defaultdict(list), defaultdict(list)
         self.change = {}
         self.calls, self.reports, self.ranges = [], [], []
-        self.slow_s = 0.0
+        self.slow_s, self.piece = 0.0, 1000
 
 
 def call_of(path):
@@ -76,8 +76,9 @@ class Handler(BaseHTTPRequestHandler):
         if answer.status != 204:
             self.send_header("Content-Length", str(len(data)))
         self.end_headers()
-        for start in range(0, len(data), 1000):
-            self.wfile.write(data[start : start + 1000])
+        piece = self.server.road.piece
+        for start in range(0, len(data), piece):
+            self.wfile.write(data[start : start + piece])
             if slow_s:
                 self.wfile.flush()
                 time.sleep(slow_s)

@@ -4,115 +4,15 @@ import json
 import resource
 import shutil
 import signal
-import sqlite3
-import subprocess
-import sys
 import time
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from device_runtime.journal import read_journal
-from muster.cli import app
-from muster.server import coordinator_process
 from simulator import datasets
-from tests.device_runtime.proxy import Hold, road_to
-
-ENDLESS = 300_000
-"""Epochs of the long plan: tens of seconds of work, which no test waits for."""
-
-
-def muster(*arguments):
-    result = CliRunner().invoke(app, [*map(str, arguments), "--json"])
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
-
-
-@pytest.fixture(scope="session")
-def plans(tmp_path_factory):
-    """A short plan, and one that trains for as long as a test needs."""
-    folder = tmp_path_factory.mktemp("plans")
-    for name, epochs in (("short", 1), ("long", ENDLESS)):
-        muster("export", "logreg", "--algorithm", "fedavg", "--set", f"epochs={epochs}", "--out", folder / name)
-    return folder
-
-
-class World:
-    """A coordinator with one task for one device, the road to it, and the device's folder."""
-
-    def __init__(self, folder, plans, road):
-        self.folder, self.plans, self.road = folder, plans, road
-        self.where = ["--db", f"sqlite:///{folder / 'm.db'}", "--blobs", folder / "blobs"]
-        self.state = folder / "state"
-        self.task = ""
-
-    def create(self, plan="short", deadline_s=600.0):
-        options = ["--population", "p", "--goal", 1, "--rounds", 1, "--over-selection", 1]
-        options += ["--reporting-deadline-s", deadline_s]
-        self.task = muster("task", "create", "--plan", self.plans / plan, *options, *self.where)["task"]
-
-    def rounds(self):
-        return muster("task", "metrics", self.task, *self.where)
-
-    def start(self, *options, **how):
-        command = [sys.executable, "-m", "muster", "device", "run", "--coordinator", self.road.url, "--json"]
-        command += ["--population", "p", "--examples", str(self.folder / "mine.npz"), "--state", str(self.state)]
-        return subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **how)
-
-    def once(self, **how):
-        with self.start("--once", **how) as device:
-            out, err = device.communicate(timeout=60)
-        assert out, err
-        return json.loads(out)
-
-    def kept(self):
-        """What the state database says of the assignment, read from outside."""
-        if not (self.state / "state.db").exists():
-            return None
-        with closing(sqlite3.connect(f"file:{self.state / 'state.db'}?mode=ro", uri=True)) as database:
-            try:
-                row = database.execute("SELECT kept FROM assignment").fetchone()
-            except sqlite3.OperationalError:
-                return None
-        return json.loads(row[0]) if row else None
-
-
-def until(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def changed(data):
-    return data[:-1] + bytes([data[-1] ^ 1])
-
-
-def kill(device):
-    device.kill()
-    device.communicate()
-    assert device.returncode == -signal.SIGKILL
-
-
-@pytest.fixture
-def world(tmp_path, plans):
-    np.savez(tmp_path / "mine.npz", **datasets.load("digits").shard(0))
-    database, blobs = f"sqlite:///{tmp_path / 'm.db'}", tmp_path / "blobs"
-    with coordinator_process(tmp_path, database, blobs) as url, road_to(url) as road:
-        yield World(tmp_path, plans, road)
-
-
-def held_at(world, call, *, answered=False, skip=0):
-    """A device process that has come to a call, or to its answer, and goes no further."""
-    hold = Hold()
-    moments = world.road.after if answered else world.road.before
-    moments[call] += [lambda: None] * skip + [hold]
-    device = world.start("--once")
-    until(hold.reached.is_set)
-    return device, hold
+from tests.device_runtime.process import changed, held_at, kill, muster, until
 
 
 @pytest.mark.parametrize("call", ["check-in", "assignment"])

@@ -2,14 +2,15 @@
 
 import configparser
 import os
+import re
 import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
-import typer
 
 from coordinator.tasks import TaskSettings, open_coordinator_store
 from device_runtime.examples import ExampleStore
@@ -17,7 +18,7 @@ from export.build import export_bundle
 from export.model import Model
 from export.models import load
 from fedcore.algorithms import create
-from muster.cli import app
+from muster.commands.device import parser, run
 from muster.server import coordinator_process
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -40,6 +41,24 @@ def test_the_host_app_trains_on_what_it_recorded(tmp_path):
     assert ExampleStore.open(tmp_path / "app" / "examples").counts() == {"default": 40}
 
 
+def programs(language):
+    text = (EXAMPLES.parent / "docs" / "device.md").read_text()
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def test_the_programs_in_the_documents_run(coordinator, config, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    keep, embed = programs("python")
+    known = {"image": np.zeros((28, 28), np.float32)}
+    known["several"] = [{"x": known["image"], "y": label} for label in range(3)]
+    exec(compile(keep, "device.md", "exec"), known)
+    assert ExampleStore.open(tmp_path / "typed").counts() == {"digits": 4}
+    embed = embed.replace("https://fl.example.org", coordinator.url).replace("keyboard-en", "phones")
+    exec(compile(embed, "device.md", "exec"), known)
+    assert (known["outcome"].outcome, known["outcome"].reason) == ("aborted", "plan-refused")
+    assert coordinator.checkins[0].examples == {"digits": 4}
+
+
 def unit(name):
     parser = configparser.RawConfigParser(strict=False, inline_comment_prefixes=None)
     parser.optionxform = str
@@ -49,13 +68,9 @@ def unit(name):
 
 def test_the_service_runs_a_command_that_exists_with_its_options():
     words = shlex.split(unit("muster-device.service")["Service"]["ExecStart"])
-    command = typer.main.get_command(app)
-    for word in words[1:3]:
-        command = command.commands[word]
-    known = {name for parameter in command.params for name in parameter.opts}
-    assert {word for word in words if word.startswith("--")} <= known
-    required = {parameter.opts[0] for parameter in command.params if parameter.required}
-    assert required <= set(words)
+    assert words[1:3] == ["device", "run"]
+    given = parser().parse_args(words[2:])
+    assert (given.act, given.once, str(given.policy)) == (run, True, "/etc/muster/policy.toml")
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd-analyze")

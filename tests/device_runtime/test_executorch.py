@@ -18,7 +18,7 @@ from device_runtime.errors import ConfigError, PlanRefused, RuntimeFailed
 from device_runtime.native import build as building
 from device_runtime.native.library import FOLDER, SHIM, default_folder, library, shim_name
 from device_runtime.session import run_session
-from muster.cli import app
+from muster.app import app
 from tests.conftest import built
 from tests.device_runtime import linear
 from tests.device_runtime.coordinator import report_of

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from device_runtime.errors import DeviceError, ExampleRefused
 from device_runtime.examples import Collection, ExampleStore, Retention, import_file, open_examples
 from fedcore.plan import ExampleSpec, Field
-from muster.cli import app
+from muster.app import app
 
 FIELDS = (Field("x", "float32", (2, 2)), Field("y", "int64", (), 10))
 X = np.arange(12, dtype=np.float32).reshape(3, 2, 2) / 2
@@ -119,6 +119,40 @@ def test_text_does_not_declare_a_collection(store, tmp_path):
 
 def muster(*arguments):
     return CliRunner().invoke(app, ["device", "examples", *map(str, arguments)])
+
+
+def test_a_retention_given_by_command_holds_now_and_for_what_comes(tmp_path):
+    store = tmp_path / "store"
+    muster("import", npz(tmp_path / "mine"), "--store", store)
+    done = muster("keep", "--store", store, "--max-count", 2, "--json")
+    limits = {"max_age_s": None, "max_count": 2, "max_bytes": None}
+    assert json.loads(done.stdout) == {"collection": "default", "retention": limits, "removed": 1}
+    done = muster("import", npz(tmp_path / "mine"), "--store", store, "--json")
+    assert json.loads(done.stdout)["removed"] == 3
+    assert muster("keep", "--store", store, "--max-bytes", 24).exit_code == 0
+    (held,) = json.loads(muster("list", "--store", store, "--json").stdout)["collections"]
+    assert (held["examples"], held["retention"]) == (1, {"max_age_s": None, "max_count": None, "max_bytes": 24})
+    muster("keep", "--store", store)
+    muster("import", npz(tmp_path / "mine"), "--store", store)
+    assert ExampleStore.open(store).counts() == {"default": 4}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--collection", "photos"], "no collection 'photos' was declared"),
+        (["--max-bytes", 23], "below the 24 bytes of one example"),
+        (["--max-age-s", 0], "max_age_s"),
+        (["--max-age-s", "nan"], "max_age_s"),
+    ],
+)
+def test_a_retention_that_is_none_is_refused_and_removes_nothing(tmp_path, options, words):
+    store = tmp_path / "store"
+    muster("import", npz(tmp_path / "mine"), "--store", store)
+    done = muster("keep", "--store", store, *options)
+    assert isinstance(done.exception, ExampleRefused)
+    assert words in str(done.exception)
+    assert ExampleStore.open(store).counts() == {"default": 3}
 
 
 def test_commands_import_list_and_delete(tmp_path):

@@ -144,6 +144,12 @@ def test_what_is_against_the_policy_is_given_up_by_the_rules_name(world, device,
     refused(world, task, device(population, policy).run_once(), rule)
 
 
+def test_a_round_is_held_to_the_reports_with_which_it_may_count_and_not_to_its_goal(world, device):
+    task, population = world.task(goal=3, minimum=1)
+    refused(world, task, device(population, Policy(min_cohort=2)).run_once(), "min_cohort", "count with 1 reports")
+    assert device(population, Policy(min_cohort=1)).run_once().outcome == "reported"
+
+
 def test_a_collection_that_is_not_allowed_is_neither_trained_on_nor_mentioned(world, device):
     task, population = world.task()
     outcome = device(population, Policy(collections=("typed",))).run_once()

@@ -14,7 +14,7 @@ from device_runtime.journal import Journal, read_journal
 from device_runtime.session import run_session
 from device_runtime.state import only_session
 from fedcore.wire.messages import Rejected, encode
-from muster.cli import app
+from muster.app import app
 from tests.device_runtime.coordinator import WINDOW, answer, refusal
 
 

@@ -177,19 +177,19 @@ def test_a_day_is_the_last_24_hours():
     assert tally.since == 1e6 - DAY_S == 1e6 - 24 * 3600
 
 
-@pytest.mark.parametrize(("cohort", "fine"), [(20, True), (21, True), (19, False), (0, False), (None, False)])
-def test_a_cohort_below_the_least_or_unknown_is_refused(cohort, fine):
+@pytest.mark.parametrize(("minimum", "fine"), [(20, True), (21, True), (19, False), (0, False), (None, False)])
+def test_a_round_that_may_count_with_too_few_reports_or_does_not_say_is_refused(minimum, fine):
     guarded = guard(Policy(min_cohort=20))
     if fine:
-        guarded.check_assignment(assignment(cohort=cohort), 0)
+        guarded.check_assignment(assignment(minimum=minimum), 0)
     else:
         with against("min_cohort"):
-            guarded.check_assignment(assignment(cohort=cohort), 0)
+            guarded.check_assignment(assignment(minimum=minimum), 0)
 
 
 def test_a_device_that_wants_secure_aggregation_takes_no_assignment():
     with against("require_secure_aggregation"):
-        guard(Policy(require_secure_aggregation=True)).check_assignment(assignment(cohort=1000), 0)
+        guard(Policy(require_secure_aggregation=True)).check_assignment(assignment(minimum=1000), 0)
 
 
 def test_only_a_good_signature_of_a_named_signer_is_accepted(tmp_path):

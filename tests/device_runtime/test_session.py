@@ -16,7 +16,7 @@ from device_runtime.examples import Collection, ExampleStore
 from device_runtime.session import DeviceConfig, run_session
 from device_runtime.state import only_session
 from fedcore.plan import Field
-from fedcore.wire.messages import Receipt, Rejected, RetryWindow, encode
+from fedcore.wire.messages import Receipt, Rejected, RetryWindow, StatedConditions, encode
 from tests.device_runtime import linear
 from tests.device_runtime.coordinator import WINDOW, answer, cut, hang_up, refusal, report_of, status
 
@@ -51,6 +51,14 @@ def test_a_check_in_says_what_the_device_can_and_has(coordinator, config):
     assert hello.device == outcome.device
     assert (hello.formats, hello.examples) == (("onnx",), {"default": 10})
     assert "onnxruntime" in hello.runtime
+    assert hello.conditions == StatedConditions()
+
+
+def test_a_check_in_states_the_conditions_that_were_held_against_the_requirements(coordinator, config):
+    readings = iter([Conditions(charging=True, unmetered=False, battery=0.7345, free_storage_bytes=5)])
+    config = replace(config, conditions=lambda: next(readings, PLUGGED), requirements=Requirements(charging=True))
+    assert run_session(config).outcome == "reported"
+    assert coordinator.checkins[0].conditions == StatedConditions(True, None, False, 0.7)
 
 
 def test_an_outcome_is_json(config):
@@ -312,7 +320,7 @@ def test_conditions_that_do_not_hold_mean_that_nothing_is_sent(coordinator, conf
 @pytest.mark.parametrize("batches", [0, 1, 5, 8])
 def test_conditions_that_fail_end_the_work_within_a_batch(coordinator, config, batches, monkeypatch):
     monkeypatch.setattr(session, "LOOK_EVERY_S", 0.0)
-    before = 1 + (1 + 5 + 1)  # the check-in, and every download
+    before = 1 + 2 * (1 + 5 + 1)  # the check-in, and every download: before the request, and after its one piece
     asked = []
 
     def conditions():

@@ -258,6 +258,15 @@ def test_only_the_owner_may_read_the_store(store):
     assert (store.path.stat().st_mode & 0o777, store.path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
 
 
+def test_a_group_that_the_owner_let_in_may_go_on_after_damage(store):
+    store.append_all("default", [example()] * 200)
+    store.path.chmod(0o660)
+    damage(store, 0)
+    with pytest.raises(StoreDamaged):
+        store.load(SPEC)
+    assert store.path.stat().st_mode & 0o777 == 0o660
+
+
 @pytest.mark.parametrize("start", [0, 100, 4096])
 def test_a_damaged_store_is_kept_aside_and_an_app_goes_on(store, start, caplog):
     store.append_all("default", [example()] * 200)

@@ -46,7 +46,7 @@ ASSIGNMENT = Assignment(
         (REJECTED, CheckInAnswer),
         (Rejected("unsupported-format", RetryWindow(1, 2), ("onnx", "executorch")), CheckInAnswer),
         (ASSIGNMENT, AssignmentAnswer),
-        (msgspec.structs.replace(ASSIGNMENT, plan_signature=PlanSignature("s", "v"), cohort=20), AssignmentAnswer),
+        (msgspec.structs.replace(ASSIGNMENT, plan_signature=PlanSignature("s", "v"), minimum=20), AssignmentAnswer),
         (REJECTED, AssignmentAnswer),
         (Receipt(assignment="a1", task="t1", round=3, sha256="00" * 32), Receipt),
         (Abort("runtime-failed", "out of memory"), Abort),

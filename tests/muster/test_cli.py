@@ -18,7 +18,8 @@ from coordinator.tasks import open_coordinator_store
 from export.models import MODELS
 from fedcore.plan import BlobRef
 from fedcore.signing import SigningKey
-from muster.cli import app, main
+from muster.app import app
+from muster.cli import main
 from muster.server import coordinator_process
 from simulator import datasets
 from tests.export import models as user_models

@@ -8,11 +8,11 @@ from importlib import metadata
 from typer.testing import CliRunner
 
 from muster import doctor
-from muster.cli import app
+from muster.app import app
 
 CODE = """
 import sys
-from muster.cli import app
+from muster.app import app
 app(["doctor", "--json"], standalone_mode=False)
 print(sorted({"torch", "onnxruntime", "onnx", "fastapi", "sklearn", "matplotlib"} & sys.modules.keys()))
 """
