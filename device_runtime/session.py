@@ -15,7 +15,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from device_runtime.backends import BACKENDS, FORMATS
+from device_runtime.backends import FORMATS, open_backend
 from device_runtime.backends.backend import Backend
 from device_runtime.cache import BlobCache
 from device_runtime.clock import Clock, Moment
@@ -24,7 +24,6 @@ from device_runtime.database import Database, open_database
 from device_runtime.errors import (
     AssignmentError,
     BadAnswer,
-    ConfigError,
     DeviceError,
     NotAllowedNow,
     PolicyForbids,
@@ -65,6 +64,8 @@ class DeviceConfig:
 
     conditions: read before a session, before downloads and between batches, and held against `requirements`. Without a
     source nothing is known, so whatever is required does not hold. stopping: whether to give up within one batch.
+
+    connect, load_backend: what makes the way to the coordinator, from its URL, and the engine, from its name.
     """
 
     coordinator: str
@@ -77,6 +78,8 @@ class DeviceConfig:
     conditions: ConditionSource = Conditions
     requirements: Requirements = field(default_factory=Requirements)
     stopping: Callable[[], bool] = lambda: False
+    connect: Callable[[str], Transport] = Transport.to
+    load_backend: Callable[[str], Backend] = open_backend
 
     def unmet(self) -> tuple[str, ...]:
         """The conditions that do not hold now, in words."""
@@ -97,7 +100,7 @@ def run_session(config: DeviceConfig, clock: Clock | None = None) -> Outcome:
         with (
             only_session(config.state),
             open_database(config.state, clock) as database,
-            Transport.to(config.coordinator) as transport,
+            config.connect(config.coordinator) as transport,
         ):
             outcome = _Session(config, transport, database, clock).run()
     except DeviceError as error:
@@ -167,7 +170,7 @@ class _Session:
     def _take_part(self) -> None:
         config, transport = self._config, self._transport
         self._guard.check_in(config.population)
-        backend, examples = _backend(config.backend), open_examples(config.examples)
+        backend, examples = config.load_backend(config.backend), open_examples(config.examples)
         hello = CheckIn(
             device=self._record.outcome.device,
             runtime=f"muster {version('muster-fl')}, {backend.runtime}",
@@ -275,12 +278,6 @@ class _Session:
 
     def _note_assignment(self, given: Assignment) -> None:
         self._record.note(task=given.task, round=given.round, attempt=given.attempt, slot=given.slot)
-
-
-def _backend(name: str) -> Backend:
-    if name not in BACKENDS:
-        raise ConfigError(f"no backend is called {name!r}; there is {sorted(BACKENDS)}")
-    return BACKENDS[name]()
 
 
 def _unsupported(own: str, offered: Sequence[str]) -> str:

@@ -29,6 +29,7 @@ USAGE_ERRORS = {
     "UnknownFormat",
     "DatasetError",
     "EngineError",
+    "ProfileError",
     "InvalidTask",
 }
 

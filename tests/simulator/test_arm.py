@@ -20,8 +20,10 @@ from simulator.arm.wheel import build_wheel
 from simulator.emulators import HERE
 from simulator.errors import FleetError, SysrootError
 from simulator.fleet import Fleet, FleetConfig
+from simulator.kinds import take_turns
 from tests.simulator.test_keystone import SEED, TOLERANCE, federate
 
+RUNTIME = ("onnxruntime",)
 MADE_NOW = pytest.mark.timeout(600)
 
 
@@ -86,7 +88,9 @@ def test_the_wheel_installs_with_the_emulated_machines_own_pip_and_trains(machin
 def test_a_sysroot_that_is_not_there_is_asked_for_by_name(tmp_path, monkeypatch):
     monkeypatch.setenv(arm.FOLDER, str(tmp_path / "nowhere"))
     users, _ = datasets.users("digits", None, 2)
-    config = FleetConfig(coordinator="http://127.0.0.1:9", population="p", folder=tmp_path, archs=(_other(),))
+    config = FleetConfig(
+        coordinator="http://127.0.0.1:9", population="p", folder=tmp_path, kinds=take_turns((_other(),), RUNTIME)
+    )
     with pytest.raises(SysrootError, match=r"no sysroot .*nowhere: run `muster fleet sysroot`"):
         Fleet(config, users).run()
 
@@ -101,7 +105,9 @@ def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path):
 
 def test_an_unknown_architecture_is_refused_with_those_that_there_are(tmp_path):
     users, _ = datasets.users("digits", None, 2)
-    config = FleetConfig(coordinator="http://127.0.0.1:9", population="p", folder=tmp_path, archs=("riscv64",))
+    config = FleetConfig(
+        coordinator="http://127.0.0.1:9", population="p", folder=tmp_path, kinds=take_turns(("riscv64",), RUNTIME)
+    )
     with pytest.raises(FleetError, match=r"'riscv64'; there are .*aarch64"):
         Fleet(config, users)
 

@@ -52,7 +52,7 @@ def test_a_device_with_nan_examples_aborts_with_a_reason_and_the_round_goes_on(t
     outcomes = []
     with task(tmp_path) as (store, url, task_id):
         devices = fleet(tmp_path, url, users, concurrency=6)
-        summary = devices.run(lambda client, outcome: outcomes.append((client, outcome)))
+        summary = devices.run(lambda session: outcomes.append((session.client, session.outcome)))
         seats = [seat for number in (1, 2) for seat in store.cohort(task_id, number)]
         assert store.task(task_id).state is TaskState.COMPLETED
         assert np.isfinite(store.checkpoint(task_id)["params"]).all()
@@ -62,7 +62,7 @@ def test_a_device_with_nan_examples_aborts_with_a_reason_and_the_round_goes_on(t
     assert all("'x'" in outcome.detail for _, outcome in aborted)
     assert {seat.reason for seat in seats if seat.state is AssignmentState.ABORTED} == {"invalid-examples"}
     # Broken examples do not mend themselves: the device stays away for hours.
-    assert summary.outcomes["aborted"] == len(aborted) == 1
+    assert summary.endings["aborted: invalid-examples"] == len(aborted) == 1
     assert len(summary.participants) == 5
 
 
@@ -84,7 +84,7 @@ def test_devices_are_separate_processes_and_a_killed_one_is_counted_by_nobody(tm
         killer = Thread(target=kill_one)
         killer.start()
         outcomes = []
-        fleet(tmp_path, url, users, concurrency=6).run(lambda client, outcome: outcomes.append(outcome))
+        fleet(tmp_path, url, users, concurrency=6).run(lambda session: outcomes.append(session.outcome))
         killer.join()
         record = store.rounds(task_id)[-1]
     died = [outcome for outcome in outcomes if outcome.reason == "process-died"]
@@ -108,7 +108,7 @@ def test_silent_devices_do_not_stall_a_round(tmp_path):
 
 def test_a_fleet_without_a_coordinator_says_so(tmp_path):
     users, _ = datasets.users("digits", None, 25)
-    with pytest.raises(FleetError, match="sessions in a row failed; the last: unreachable"):
+    with pytest.raises(FleetError, match="sessions in a row failed; the last: failed: unreachable"):
         fleet(tmp_path, "http://127.0.0.1:9", users, concurrency=25).run()
 
 
@@ -122,4 +122,4 @@ def test_a_fleet_stops_after_as_many_sessions_as_asked(tmp_path):
     users, _ = datasets.users("digits", None, 6)
     with task(tmp_path, goal=2, rounds=50, over_selection=1.0) as (_, url, _):
         summary = fleet(tmp_path, url, users, concurrency=4, sessions=6, wait_s=2.0).run()
-    assert sum(summary.outcomes.values()) == 6
+    assert sum(summary.endings.values()) == 6
