@@ -52,6 +52,8 @@ from fedcore.wire.messages import Abort, AbortReason, Assignment, CheckIn, Rejec
 OVER = frozenset({404, 409, 410})
 # Reading conditions costs more than a small model's step, so between batches they are read no more often than this.
 LOOK_EVERY_S = 0.1
+# How often work that goes on is written into the journal: a kill takes no more than this out of a day's budget.
+NOTE_EVERY_S = 2.0
 # How a process is told to end: Ctrl-C, and the handler that an application has for SIGTERM.
 STOPS = (KeyboardInterrupt, SystemExit)
 
@@ -117,7 +119,7 @@ class _Session:
         self._transport = transport
         self._database = database
         self._clock = clock
-        self._look_at = 0.0
+        self._look_at, self._note_at = 0.0, time.monotonic() + NOTE_EVERY_S
         self._kept = KeptAssignment(database, config.state, config.coordinator, config.population)
         journal = Journal(database, clock)
         self._guard = Guard(config.policy or policy_in(config.state), journal, clock=clock.wall)
@@ -209,7 +211,7 @@ class _Session:
         record = self._record
         with self._database.transaction():
             kept = self._kept.assigned(given, due)
-            record.write(assignment=given.assignment, plan_sha256=given.plan.sha256)
+            record.write()
         cache = BlobCache(self._config.state / "blobs", self._transport.blob)
         worker = Worker(backend, examples, cache, lambda: self._keep_going(due))
         self._guard.check_assignment(given, self._transport.bytes_moved)
@@ -217,11 +219,10 @@ class _Session:
         record.write(plan=plan.name)
         to_move = self._transport.bytes_moved + worker.to_move(given, plan)
         self._guard.check_plan(plan, backend.format, examples.count, to_move=to_move)
-        started = time.process_time()
         try:
             result = worker.train(given, plan)
         finally:
-            record.know(compute_s=time.process_time() - started)
+            record.know(compute_s=self._guard.seconds)
         record.note(examples=result.examples, steps=result.steps)
         with self._database.transaction():
             kept = self._kept.trained(kept, checkpoint.encode({"report": result.report}), result.examples, result.steps)
@@ -268,6 +269,9 @@ class _Session:
             if unmet:
                 raise NotAllowedNow("a condition for work no longer holds", "; ".join(unmet))
             self._look_at = now + LOOK_EVERY_S
+        if now >= self._note_at:
+            self._record.write(compute_s=self._guard.seconds)
+            self._note_at = now + NOTE_EVERY_S
         return self._guard.may_go_on() and due.remaining_s(self._clock) > 0
 
     def _rejected(self, answer: Rejected, backend: Backend) -> None:
@@ -278,6 +282,7 @@ class _Session:
 
     def _note_assignment(self, given: Assignment) -> None:
         self._record.note(task=given.task, round=given.round, attempt=given.attempt, slot=given.slot)
+        self._record.know(assignment=given.assignment, plan_sha256=given.plan.sha256)
 
 
 def _unsupported(own: str, offered: Sequence[str]) -> str:

@@ -127,7 +127,7 @@ class Fleet:
             coordinator=config.coordinator,
             population=config.population,
             examples=str(folder / "examples.npz"),
-            state=str(folder / "state"),
+            state=str(state_folder(config.folder, device.client)),
             wait_s=config.wait_s,
             backend=device.kind.backend,
             began=self._began,
@@ -182,6 +182,11 @@ class Fleet:
             hopeless = hopeless and now - self._last_success > PATIENCE_S
         if hopeless:
             raise FleetError(f"{self._failures} sessions in a row failed; {last}")
+
+
+def state_folder(folder: Path, client: str) -> Path:
+    """Where, in a fleet's folder, a client's device keeps its state."""
+    return folder / client / "state"
 
 
 def _check(what: str, names: list[str], known: tuple[str, ...]) -> None:

@@ -54,27 +54,28 @@ def _ending(ended: Ended, outcome: Outcome, fate: Fate) -> str:
 class FleetSummary:
     """Sums over the sessions of a fleet.
 
-    endings: sessions by how they ended; `by` has the same for every kind. devices: how many there are of each kind.
+    devices: how many there are of each kind. sessions: how many each client ran. endings: sessions by how they ended;
+    `by` has the same for every kind.
     clients: the client behind each device id. participants: the clients that ever reported.
     """
 
     devices: Counter[str]
+    sessions: Counter[str] = field(default_factory=Counter)
     endings: Counter[str] = field(default_factory=Counter)
     by: dict[str, Counter[str]] = field(default_factory=dict)
     bytes_up: int = 0
     bytes_down: int = 0
-    round: int = 0
     clients: dict[str, str] = field(default_factory=dict)
     participants: set[str] = field(default_factory=set)
 
     def add(self, session: Session) -> None:
         """Count one session."""
         outcome = session.outcome
+        self.sessions[session.client] += 1
         self.endings[session.ending] += 1
         self.by.setdefault(session.kind, Counter())[session.ending] += 1
         self.bytes_up += outcome.bytes_up
         self.bytes_down += outcome.bytes_down
-        self.round = max(self.round, outcome.round)
         if outcome.device:
             self.clients[outcome.device] = session.client
         if outcome.outcome == "reported":
