@@ -155,4 +155,4 @@ def _even_in_logarithm(rng: random.Random, value: Span) -> float:
 
 
 def _shown(value: Span) -> str:
-    return str(list(value) if isinstance(value, tuple) else value)
+    return f"[{value[0]:g}, {value[1]:g}]" if isinstance(value, tuple) else f"{value:g}"

@@ -3,6 +3,7 @@
 import platform
 import subprocess
 import sys
+import time
 
 import msgspec
 import pytest
@@ -20,7 +21,8 @@ from simulator.arm.wheel import build_wheel
 from simulator.emulators import HERE
 from simulator.errors import FleetError, SysrootError
 from simulator.fleet import Fleet, FleetConfig
-from simulator.kinds import take_turns
+from simulator.kinds import Kind, take_turns
+from tests.simulator.test_fleet import fleet, task
 from tests.simulator.test_keystone import SEED, TOLERANCE, federate
 
 RUNTIME = ("onnxruntime",)
@@ -54,6 +56,32 @@ def test_arm_and_x86_devices_on_both_runtimes_train_one_model(machine, executorc
     # Two devices of each kind, in both rounds; the architecture is what the device's own machine said.
     kinds = [f"{arch} {backend}" for arch in ("x86_64", "aarch64") for backend in ("onnxruntime", "executorch")]
     assert {kind: counts["reported"] for kind, counts in run.by.items()} == dict.fromkeys(kinds, 4)
+
+
+@MADE_NOW
+def test_eight_arm_devices_train_two_rounds_within_three_minutes(machine, tmp_path, capsys):
+    users, _ = datasets.users("digits", None, 8)
+    model, algorithm = Model(load("digits_cnn", (1, 8, 8), 10), SEED), create("fedavg", {"batch_size": 5})
+    started = time.monotonic()
+    run = federate(model, algorithm, users, {"onnx": "onnxruntime"}, tmp_path, archs=("aarch64",), rounds=2)
+    seconds = time.monotonic() - started
+    with capsys.disabled():
+        print(f"\neight ARM devices: two rounds in {seconds:.0f} s, {run.difference:.1e} relative l2 from the engine")
+    assert run.difference < TOLERANCE
+    assert run.by["aarch64 onnxruntime"]["reported"] == 16
+    assert seconds < 180
+
+
+@MADE_NOW
+def test_an_arm_device_can_be_slow_silent_and_killed(machine, tmp_path):
+    users, _ = datasets.users("digits", None, 3)
+    kinds = tuple(
+        Kind(name=name, arch="aarch64", bandwidth=1_000_000, slow_down=2, clock_skew_s=3600, **fault)
+        for name, fault in {"well": {}, "silent": {"silence": 1}, "killed": {"drop_out": 1}}.items()
+    )
+    with task(tmp_path, goal=3, minimum=1, over_selection=1.0, reporting_deadline_s=60.0) as (_, url, _):
+        summary = fleet(tmp_path, url, users, concurrency=3, sessions=3, kinds=kinds).run()
+    assert summary.by == {"well": {"reported": 1}, "silent": {"silent": 1}, "killed": {"killed": 1}}
 
 
 @MADE_NOW

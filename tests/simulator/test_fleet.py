@@ -11,14 +11,19 @@ import pytest
 
 from coordinator.rounds import AssignmentState, RoundState, TaskState
 from coordinator.tasks import TaskSettings, open_coordinator_store
+from device_runtime.conditions import Conditions, Requirements
+from device_runtime.journal import read_journal
 from export.build import export_bundle
 from export.model import Model
 from export.models import load
 from fedcore.algorithms import create
 from muster.server import coordinator_process
 from simulator import datasets
+from simulator.emulated import MadeUp
+from simulator.emulators import HERE
 from simulator.errors import FleetError
-from simulator.fleet import Fleet, FleetConfig
+from simulator.fleet import Fleet, FleetConfig, state_folder
+from simulator.kinds import Kind, take_turns
 
 
 @contextmanager
@@ -123,3 +128,73 @@ def test_a_fleet_stops_after_as_many_sessions_as_asked(tmp_path):
     with task(tmp_path, goal=2, rounds=50, over_selection=1.0) as (_, url, _):
         summary = fleet(tmp_path, url, users, concurrency=4, sessions=6, wait_s=2.0).run()
     assert sum(summary.endings.values()) == 6
+
+
+def test_a_fleet_whose_every_device_runs_the_wrong_format_ends_and_says_what_to_do(tmp_path, executorch):
+    users, _ = datasets.users("digits", None, 4)
+    with task(tmp_path) as (_, url, _), pytest.raises(FleetError) as refused:
+        fleet(tmp_path, url, users, concurrency=4, kinds=take_turns((HERE,), ("executorch",))).run()
+    assert "every device is refused for good, all 4" in str(refused.value)
+    assert "unsupported-format" in str(refused.value)
+    assert "--backend onnxruntime" in str(refused.value)
+
+
+def test_a_fleet_whose_every_device_holds_too_little_ends(tmp_path):
+    users, _ = datasets.users("digits", None, 4)
+    with task(tmp_path, min_examples=10_000) as (_, url, _), pytest.raises(FleetError, match="not-eligible"):
+        fleet(tmp_path, url, users, concurrency=2).run()
+
+
+def test_devices_that_are_refused_do_not_end_a_fleet_in_which_others_work(tmp_path, executorch):
+    users, _ = datasets.users("digits", None, 4)
+    kinds = take_turns((HERE,), ("onnxruntime", "executorch"))
+    with task(tmp_path, goal=2, over_selection=1.0) as (store, url, task_id):
+        summary = fleet(tmp_path, url, users, concurrency=4, kinds=kinds).run()
+        assert store.task(task_id).state is TaskState.COMPLETED
+    assert summary.by[kinds[0].name]["reported"] == 4
+    assert set(summary.by[kinds[1].name]) <= {"rejected: unsupported-format", "rejected: no-task"}
+
+
+def strike(tmp_path, **what):
+    """Four sessions, all of one kind: its summary, the seats of round 1, and the devices' journals."""
+    users, _ = datasets.users("digits", None, 4)
+    with task(tmp_path, goal=4, over_selection=1.0, reporting_deadline_s=60.0) as (store, url, task_id):
+        kinds = (Kind(name="struck", **what),)
+        summary = fleet(tmp_path, url, users, concurrency=4, sessions=4, kinds=kinds).run()
+        seats = store.cohort(task_id, 1) if store.rounds(task_id) else []
+    return summary, seats, [read_journal(state_folder(tmp_path / "devices", client)) for client in users.clients]
+
+
+def test_a_silent_device_neither_reports_nor_gives_up(tmp_path):
+    summary, seats, journals = strike(tmp_path, silence=1.0)
+    assert summary.by == {"struck": {"silent": 4}}
+    assert {seat.state for seat in seats} == {AssignmentState.ASSIGNED}
+    assert [[(entry.outcome, entry.reason) for entry in journal] for journal in journals] == [
+        [("failed", "unreachable")]
+    ] * 4
+
+
+@pytest.mark.parametrize("step", [1, 10_000])
+def test_a_device_that_drops_out_is_killed_while_it_trains(tmp_path, step):
+    summary, seats, journals = strike(tmp_path, drop_out=1.0, drop_out_step=step)
+    assert summary.by == {"struck": {"killed": 4}}
+    assert {seat.state for seat in seats} == {AssignmentState.ASSIGNED}
+    for (entry,) in journals:
+        assert (entry.outcome, entry.closed, entry.receipt) == ("interrupted", None, "")
+        assert entry.plan == "logreg-fedavg"
+        assert entry.assignment in {seat.id for seat in seats}
+
+
+def test_a_device_whose_conditions_do_not_hold_stays_away_and_says_why(tmp_path):
+    unplugged = MadeUp(constant=Conditions(charging=False))
+    summary, seats, journals = strike(tmp_path, conditions=unplugged, requirements=Requirements(charging=True))
+    assert summary.endings == {"not-now: conditions": 4}
+    assert seats == []
+    assert sum(entry.times for journal in journals for entry in journal) == 4
+    assert {entry.detail for journal in journals for entry in journal} == {"not charging"}
+
+
+def test_a_device_whose_clock_is_off_reports_all_the_same(tmp_path):
+    summary, _, journals = strike(tmp_path, clock_skew_s=86_400.0)
+    assert summary.endings == {"reported": 4}
+    assert all(entry.opened > time.time() + 80_000 for journal in journals for entry in journal)
