@@ -1,6 +1,8 @@
 """Emulated devices are processes of their own; what goes wrong with one does not stop a round."""
 
+import json
 import os
+import re
 import signal
 import time
 from contextlib import contextmanager
@@ -8,6 +10,7 @@ from threading import Thread
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from coordinator.rounds import AssignmentState, RoundState, TaskState
 from coordinator.tasks import TaskSettings, open_coordinator_store
@@ -17,6 +20,7 @@ from export.build import export_bundle
 from export.model import Model
 from export.models import load
 from fedcore.algorithms import create
+from muster.cli import app
 from muster.server import coordinator_process
 from simulator import datasets
 from simulator.emulated import MadeUp
@@ -198,3 +202,31 @@ def test_a_device_whose_clock_is_off_reports_all_the_same(tmp_path):
     summary, _, journals = strike(tmp_path, clock_skew_s=86_400.0)
     assert summary.endings == {"reported": 4}
     assert all(entry.opened > time.time() + 80_000 for journal in journals for entry in journal)
+
+
+def test_the_command_tells_what_became_of_every_kind_to_people_and_to_programs(tmp_path):
+    (tmp_path / "fleet.toml").write_text(
+        "[[kind]]\nname = 'well'\nweight = 3\n[[kind]]\nname = 'doomed'\ndrop_out = 1\n"
+    )
+
+    def muster_fleet(url, *options):
+        options = ["--coordinator", url, "--population", "p", "--profile", str(tmp_path / "fleet.toml"), *options]
+        result = CliRunner().invoke(app, ["fleet", "run", "--devices", "4", *options], env={"COLUMNS": "200"})
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    with task(tmp_path, goal=3, over_selection=4 / 3, rounds=2) as (_, url, _):
+        facts = json.loads(muster_fleet(url, "--sessions", "4", "--json"))
+        table = muster_fleet(url, "--sessions", "4")
+    well, doomed = ({"devices": 3, "endings": {"reported": 3}}, {"devices": 1, "endings": {"killed": 1}})
+    assert facts["kinds"] == {"well": well, "doomed": doomed}
+    assert (facts["devices"], facts["sessions"], facts["participants"]) == (4, 4, 3)
+    assert facts["endings"] == {"reported": 3, "killed": 1}
+    assert facts["bytes_up"] > 0
+    lines = (re.split(r"\s*[│┃]\s*", line.strip("│┃ ")) for line in table.splitlines())
+    rows = {cells[0]: cells[1:] for cells in lines if len(cells) == 4}
+    assert rows["how sessions ended"] == ["well", "doomed", "all"]
+    assert rows["devices"] == ["3", "1", "4"]
+    assert rows["sessions"] == ["3", "1", "4"]
+    assert rows["reported"] == ["3", "0", "3"]
+    assert rows["killed"] == ["0", "1", "1"]
