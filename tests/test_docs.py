@@ -6,6 +6,7 @@ import shlex
 import typing
 from pathlib import Path
 
+import msgspec
 import pytest
 import typer
 
@@ -15,6 +16,7 @@ from fedcore.plan import PLAN_VERSION
 from fedcore.wire.messages import WIRE_VERSION, AbortReason, RejectionReason
 from fedcore.wire.problems import PROBLEMS
 from muster.cli import app
+from simulator.kinds import Kind
 
 ROOT = Path(__file__).parents[1]
 SKIPPED = {"build", "dist", "out", "node_modules"}
@@ -32,6 +34,7 @@ PHRASES = [
     "server state",
     "release gate",
     "keystone test",
+    "fleet profile",
     "example store",
     "host application",
 ]
@@ -97,6 +100,17 @@ def test_every_algorithm_setting_is_documented_with_its_default_and_no_other():
         for field in dataclasses.fields(algorithm)
     }
     assert {key: default for key, default in documented.items() if default != "–"} == actual
+
+
+def test_every_key_of_a_fleet_profile_is_documented_with_its_default_and_no_other():
+    documented = {row[0]: row[1] for row in rows(section(read("docs/emulators.md"), "Profiles"))[2:] if len(row) == 3}
+    in_words = {"conditions": "unknown", "requirements": "none", "bandwidth": "no limit", "arch": "this machine's"}
+    actual = {}
+    for field in msgspec.structs.fields(Kind):
+        value = "–" if field.required else field.default
+        value = list(value) if isinstance(value, tuple) else value
+        actual[field.name] = in_words.get(field.name, f"{value:g}" if isinstance(value, float) else str(value))
+    assert documented == actual
 
 
 @pytest.mark.parametrize("noun", [*NOUNS, *PHRASES])
