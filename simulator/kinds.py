@@ -100,7 +100,7 @@ def take_turns(archs: Sequence[str], backends: Sequence[str]) -> tuple[Kind, ...
 def share_out(kinds: Sequence[Kind], count: int) -> list[Kind]:
     """The kind of each of `count` devices, evenly mixed; equal weights take turns.
 
-    Of the first n devices, each kind has its share of n to within one device for two kinds, and close to it for more.
+    Smooth weighted round-robin: of the first n devices, each kind has its share of n to within about one.
     """
     whole = sum(kind.weight for kind in kinds)
     credits, given = [0.0] * len(kinds), []

@@ -35,6 +35,8 @@ from simulator.summary import FleetSummary, Session
 # Smooth, so that the replay does not stray, and small: what is measured here is not training.
 MODEL, ALGORITHM, SETTINGS = "logreg", "fedavg", {"batch_size": 5, "epochs": 2, "client_lr": 0.05}
 POPULATION = "hostile"
+# Of float32 round-off, in the relative distance of two models; what the keystone test allows.
+TOLERANCE = 1e-5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +69,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """A run of the benchmark, and where it was made.
 
     committed and abandoned are attempts at rounds. agreement: the relative distance from the engine's model, the worst
-    of all rounds.
+    of all rounds. sound: whether every round was committed, all accounts agree, and the model is the engine's.
     """
 
     benchmark: str
@@ -79,6 +81,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     abandoned: int
     seconds: float
     agreement: float
+    sound: bool
     endings: dict[str, int]
     kinds: dict[str, dict[str, int]]
     audit: Audit
@@ -103,16 +106,18 @@ def run(config: HostileConfig, on_session: Callable[[Session], None]) -> Result:
             agreement = _agreement(engine, users, store, task, summary)
             found = audit(store, task, folder / "devices", summary)
             states = [one.state for one in store.rounds(task)]
+    committed = states.count(RoundState.COMMITTED)
     return Result(
         benchmark="hostile_fleet",
         date=datetime.now(UTC).date().isoformat(),
         machine=describe_machine(),
         dataset=config.dataset,
         devices=config.devices,
-        committed=states.count(RoundState.COMMITTED),
+        committed=committed,
         abandoned=states.count(RoundState.ABANDONED),
         seconds=seconds,
         agreement=agreement,
+        sound=committed == config.rounds and not found.discrepancies and agreement < TOLERANCE,
         endings=dict(summary.endings.most_common()),
         kinds={kind: dict(counts.most_common()) for kind, counts in summary.by.items()},
         audit=found,

@@ -19,6 +19,7 @@ from muster.server import coordinator_process
 from simulator import datasets
 from simulator.audit import audit
 from simulator.fleet import Fleet, FleetConfig, state_folder
+from simulator.kinds import Kind
 
 PROFILE = Path(__file__).parents[2] / "examples" / "fleet-hostile.toml"
 
@@ -27,30 +28,36 @@ def test_devices_that_fall_silent_die_and_are_unplugged_do_not_stop_a_task(capsy
     result = run(HostileConfig(profile=PROFILE, devices=16, rounds=4), lambda session: None)
     with capsys.disabled():
         print(f"\nhostile: {result.endings} in {result.seconds:.0f} s, {result.agreement:.1e} from the engine")
+    # A report that was counted twice, or not at all, would move the model.
+    assert result.sound, result
     assert result.committed == 4
-    assert result.audit.discrepancies == ()
     assert result.audit.sessions == result.audit.journalled == sum(result.endings.values())
     assert result.audit.accepted >= result.audit.receipts >= 4 * 2
-    assert result.audit.interrupted >= result.endings["killed"] >= 1
-    assert result.endings["silent"] >= 1
+    assert result.endings.get("silent", 0) + result.endings.get("killed", 0) >= 1
     assert set(result.kinds) == {"fast", "slow"}
-    # A report that was counted twice, or not at all, would move the model.
-    assert result.agreement < 1e-5
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """A fleet that did its work: its store and task, the devices' folder, the fleet's summary."""
+    """A fleet that did its work, one of four devices always killed: store and task, folder, summary."""
     folder = tmp_path_factory.mktemp("audited")
-    users, _ = datasets.users("digits", None, 3)
+    users, _ = datasets.users("digits", None, 4)
     bundle = export_bundle(Model(load("logreg")), create("fedavg", {"batch_size": 5}), folder / "plan")
     database, blobs = f"sqlite:///{folder / 'muster.db'}", folder / "blobs"
     with open_coordinator_store(database, blobs) as store, coordinator_process(folder, database, blobs) as url:
-        settings = TaskSettings(population="p", goal=2, rounds=2, over_selection=1.0)
+        settings = TaskSettings(
+            population="p", goal=3, minimum=1, rounds=2, over_selection=4 / 3, selection_timeout_s=20.0
+        )
         task = store.register_task(bundle, settings).id
-        config = FleetConfig(coordinator=url, population="p", folder=folder / "devices", concurrency=3)
+        kinds = (Kind(name="well", weight=3), Kind(name="doomed", drop_out=1.0))
+        config = FleetConfig(coordinator=url, population="p", folder=folder / "devices", concurrency=4, kinds=kinds)
         summary = Fleet(config, users).run()
         yield store, task, folder, summary
+
+
+def accepted(world, number):
+    store, task, *_ = world
+    return [seat for seat in store.cohort(task, number) if seat.report_sha256]
 
 
 def found(world, summary=None):
@@ -70,7 +77,8 @@ def change(path, sql, undo):
     return back
 
 
-def test_accounts_that_agree_have_no_discrepancies(world):
+def test_accounts_that_agree_have_no_discrepancies_killed_sessions_and_all(world):
+    assert world[3].by["doomed"]["killed"] >= 1
     assert found(world) == ()
 
 
@@ -84,14 +92,15 @@ def test_a_session_that_is_in_no_journal_is_found(world):
 
 def test_a_report_that_is_in_the_sum_and_was_not_accepted_is_found(world):
     sql = "UPDATE rounds SET reported = {} WHERE number = 2"
-    back = change(world[2] / "muster.db", sql.format(3), sql.format(2))
-    assert found(world) == ("round 2, attempt 1: 3 reports in the sum, 2 accepted",)
+    count = len(accepted(world, 2))
+    back = change(world[2] / "muster.db", sql.format(count + 1), sql.format(count))
+    assert found(world) == (f"round 2, attempt 1: {count + 1} reports in the sum, {count} accepted",)
     back()
 
 
 def test_a_device_that_was_counted_twice_in_a_round_is_found(world):
-    store, task, folder, _ = world
-    first, second = store.cohort(task, 1)
+    folder = world[2]
+    first, second, *_ = accepted(world, 1)
     sql = f"UPDATE assignments SET device = '{{}}' WHERE id = '{second.id}'"
     back = change(folder / "muster.db", sql.format(first.device), sql.format(second.device))
     words = " ".join(found(world))
@@ -101,8 +110,7 @@ def test_a_device_that_was_counted_twice_in_a_round_is_found(world):
 
 
 def test_a_report_without_a_reported_assignment_is_found(world):
-    store, task, folder, _ = world
-    seat = store.cohort(task, 1)[0]
+    folder, seat = world[2], accepted(world, 1)[0]
     sql = f"UPDATE assignments SET state = '{{}}' WHERE id = '{seat.id}'"
     back = change(folder / "muster.db", sql.format(AssignmentState.EXPIRED), sql.format(AssignmentState.REPORTED))
     assert found(world) == ("round 1, attempt 1: other assignments are reported than have a report",)
@@ -111,8 +119,8 @@ def test_a_report_without_a_reported_assignment_is_found(world):
 
 @pytest.mark.parametrize("changed", ["receipt", "assignment"])
 def test_a_receipt_that_the_coordinator_did_not_give_is_found(world, changed):
-    store, task, folder, summary = world
-    seat = store.cohort(task, 1)[0]
+    _, _, folder, summary = world
+    seat = accepted(world, 1)[0]
     own = {"receipt": seat.report_sha256, "assignment": seat.id}[changed]
     sql = f"UPDATE journal SET entry = json_set(entry, '$.{changed}', '{{}}') "
     sql += f"WHERE json_extract(entry, '$.{changed}') = '{{}}'"
