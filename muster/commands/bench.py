@@ -100,7 +100,7 @@ def hostile_fleet(
     """Devices that fall silent, die and are unplugged, against a real coordinator; then all accounts are compared.
 
     The coordinator's rows, the devices' journals and the fleet's own count must agree, and the engine must reach the
-    same model from the reports that were counted. The exit code is 1 when that is not so. It takes two minutes.
+    same model from the reports that were counted. The exit code is 1 when that is not so. It takes a few minutes.
     """
     from dataclasses import asdict
 
