@@ -19,6 +19,20 @@ if TYPE_CHECKING:
 fleet_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Run a fleet of emulated devices.")
 
 
+Profile = Annotated[
+    Path | None, typer.Option(help="Kinds of devices, and what goes wrong with them: see docs/emulators.md.")
+]
+Backends = Annotated[
+    list[str] | None,
+    typer.Option("--backend", help="onnxruntime or executorch; several take turns.  [default: onnxruntime]"),
+]
+Archs = Annotated[
+    list[str] | None,
+    typer.Option("--arch", help="x86_64 or aarch64; several take turns.  [default: this machine's]"),
+]
+Sessions = Annotated[int | None, typer.Option(min=1, help="Stop after so many sessions.  [default: no limit]")]
+
+
 @fleet_app.command()
 def run(
     coordinator: Annotated[str, typer.Option(help="The coordinator's URL.")],
@@ -27,20 +41,10 @@ def run(
     concurrency: Annotated[int, typer.Option(min=1, help="How many are awake at a time.")] = 20,
     dataset: Annotated[str, typer.Option(help="Whose users' examples the devices hold.")] = "digits",
     data: Annotated[Path | None, typer.Option(help="The folder that holds data sets on disk.")] = None,
-    profile: Annotated[
-        Path | None, typer.Option(help="Kinds of devices, and what goes wrong with them: see docs/emulators.md.")
-    ] = None,
-    backends: Annotated[
-        list[str] | None,
-        typer.Option("--backend", help="onnxruntime or executorch; several take turns.  [default: onnxruntime]"),
-    ] = None,
-    archs: Annotated[
-        list[str] | None,
-        typer.Option("--arch", help="x86_64 or aarch64; several take turns.  [default: this machine's]"),
-    ] = None,
-    sessions: Annotated[
-        int | None, typer.Option(min=1, help="Stop after so many sessions.  [default: no limit]")
-    ] = None,
+    profile: Profile = None,
+    backends: Backends = None,
+    archs: Archs = None,
+    sessions: Sessions = None,
     seed: Annotated[int, typer.Option(help="Seed of who wakes when, and of what a profile has drawn.")] = 0,
     json: Json = False,
 ) -> None:
