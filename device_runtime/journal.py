@@ -52,7 +52,10 @@ class Entry(Course, frozen=True, kw_only=True):
 
 
 class Spent(msgspec.Struct, frozen=True):
-    """What sessions used: `seconds` of work on plans, `bytes` down and up, `sessions` that got an assignment."""
+    """What sessions used: `seconds` of work on plans, `bytes` down and up, `sessions` by the assignments they got.
+
+    An assignment that a killed session left and another brought to its end counts once.
+    """
 
     seconds: float = 0.0
     bytes: int = 0
@@ -96,16 +99,17 @@ class Journal:
 
     def spent(self, since: float) -> Spent:
         """What was used since then, in seconds since 1970. Of an entry that is several sessions, its share of time."""
-        sums = Spent()
+        sums, given = Spent(), set[str]()
         ended = "coalesce(json_extract(entry, '$.closed'), json_extract(entry, '$.opened'))"
         for _, entry in _entries(self._database, f"WHERE {ended} >= {since!r}"):
             length_s = (entry.closed or entry.opened) - entry.opened
             share = 1.0 if entry.opened >= since or length_s <= 0 else 1.0 - (since - entry.opened) / length_s
             whole = share if entry.times > 1 else 1.0
+            given |= {entry.assignment} - {""}
             sums = Spent(
                 sums.seconds + entry.compute_s,
                 sums.bytes + round(whole * (entry.bytes_up + entry.bytes_down)),
-                sums.sessions + bool(entry.task),
+                len(given),
             )
         return sums
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from device_runtime.backends import BACKENDS, FORMATS
+from device_runtime.backends import FORMATS, open_backend
 from device_runtime.backends.backend import Backend
 from device_runtime.cache import BlobCache
 from device_runtime.clock import Clock, Moment
@@ -25,7 +25,6 @@ from device_runtime.database import Database, open_database
 from device_runtime.errors import (
     AssignmentError,
     BadAnswer,
-    ConfigError,
     DeadlinePassed,
     DeviceError,
     NotAllowedNow,
@@ -55,6 +54,8 @@ from fedcore.wire.messages import Abort, AbortReason, Assignment, CheckIn, Rejec
 OVER = frozenset({404, 409, 410})
 # Reading conditions costs more than a small model's step, so between batches they are read no more often than this.
 LOOK_EVERY_S = 0.1
+# How often work that goes on is written into the journal: a kill takes no more than this out of a day's budget.
+NOTE_EVERY_S = 2.0
 # How a process is told to end: Ctrl-C, and the handler that an application has for SIGTERM.
 STOPS = (KeyboardInterrupt, SystemExit)
 
@@ -67,6 +68,8 @@ class DeviceConfig:
 
     conditions: read before a session, while it downloads and between batches, and held against `requirements`. Without
     a source nothing is known, so whatever is required does not hold. stopping: whether to give up within one batch.
+
+    connect, load_backend: what makes the way to the coordinator, from its URL, and the engine, from its name.
     """
 
     coordinator: str
@@ -79,6 +82,8 @@ class DeviceConfig:
     conditions: ConditionSource = Conditions
     requirements: Requirements = field(default_factory=Requirements)
     stopping: Callable[[], bool] = lambda: False
+    connect: Callable[[str], Transport] = Transport.to
+    load_backend: Callable[[str], Backend] = open_backend
 
     def unmet(self, now: Conditions) -> tuple[str, ...]:
         """Why not to work under the conditions of now, in words; empty when all that is required holds."""
@@ -99,7 +104,7 @@ def run_session(config: DeviceConfig, clock: Clock | None = None) -> Outcome:
         with (
             only_session(config.state),
             open_database(config.state, clock) as database,
-            Transport.to(config.coordinator) as transport,
+            config.connect(config.coordinator) as transport,
         ):
             outcome = _Session(config, transport, database, clock).run()
     except DeviceError as error:
@@ -116,7 +121,7 @@ class _Session:
         self._transport = transport
         self._database = database
         self._clock = clock
-        self._look_at = 0.0
+        self._look_at, self._note_at = 0.0, time.monotonic() + NOTE_EVERY_S
         self._kept = KeptAssignment(database, config.state, config.coordinator, config.population)
         journal = Journal(database, clock)
         self._guard = Guard(config.policy or policy_in(config.state), journal, clock=clock.wall)
@@ -170,7 +175,7 @@ class _Session:
     def _take_part(self, now: Conditions) -> None:
         config, transport = self._config, self._transport
         self._guard.check_in(config.population)
-        backend, examples = _backend(config.backend), open_examples(config.examples)
+        backend, examples = config.load_backend(config.backend), open_examples(config.examples)
         hello = CheckIn(
             device=self._record.outcome.device,
             runtime=f"muster {version('muster-fl')}, {backend.runtime}",
@@ -210,7 +215,7 @@ class _Session:
         record = self._record
         with self._database.transaction():
             kept = self._kept.assigned(given, due)
-            record.write(assignment=given.assignment, plan_sha256=given.plan.sha256)
+            record.write()
 
         def watch() -> None:
             if not self._keep_going(due):
@@ -223,11 +228,10 @@ class _Session:
         record.write(plan=plan.name)
         to_move = self._transport.bytes_moved + worker.to_move(given, plan)
         self._guard.check_plan(plan, backend.format, examples.count, to_move=to_move)
-        started = time.process_time()
         try:
             result = worker.train(given, plan)
         finally:
-            record.know(compute_s=time.process_time() - started)
+            record.know(compute_s=self._guard.seconds)
         record.note(examples=result.examples, steps=result.steps)
         with self._database.transaction():
             kept = self._kept.trained(kept, checkpoint.encode({"report": result.report}), result.examples, result.steps)
@@ -274,6 +278,9 @@ class _Session:
             if unmet:
                 raise NotAllowedNow("a condition for work no longer holds", "; ".join(unmet))
             self._look_at = now + LOOK_EVERY_S
+        if now >= self._note_at:
+            self._record.write(compute_s=self._guard.seconds)
+            self._note_at = now + NOTE_EVERY_S
         return self._guard.may_go_on() and due.remaining_s(self._clock) > 0
 
     def _rejected(self, answer: Rejected, backend: Backend) -> None:
@@ -284,12 +291,7 @@ class _Session:
 
     def _note_assignment(self, given: Assignment) -> None:
         self._record.note(task=given.task, round=given.round, attempt=given.attempt, slot=given.slot)
-
-
-def _backend(name: str) -> Backend:
-    if name not in BACKENDS:
-        raise ConfigError(f"no backend is called {name!r}; there is {sorted(BACKENDS)}")
-    return BACKENDS[name]()
+        self._record.know(assignment=given.assignment, plan_sha256=given.plan.sha256)
 
 
 def _unsupported(own: str, offered: Sequence[str]) -> str:

@@ -84,12 +84,17 @@ class Transport:
         self._retries = RETRIES
 
     @classmethod
-    def to(cls, coordinator: str) -> Transport:
-        """A transport to the coordinator at this base URL. Raises ConfigError when it is none."""
+    def to(
+        cls, coordinator: str, carrier: Callable[[ssl.SSLContext | bool], httpx2.BaseTransport] | None = None
+    ) -> Transport:
+        """A transport to the coordinator at this base URL. Raises ConfigError when it is none.
+
+        carrier: makes what carries requests, from the certificates that it may trust; the library's own if not given.
+        """
         # Loading trusted certificates costs more CPU than the rest of a session; a context without any trusts nobody.
         trusted = not coordinator.startswith("http:") or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         try:
-            client = httpx2.Client(base_url=coordinator, verify=trusted)
+            client = httpx2.Client(base_url=coordinator, verify=trusted, transport=carrier and carrier(trusted))
         except httpx2.InvalidURL as error:
             raise ConfigError(f"coordinator {coordinator!r} is not a URL: {error}") from error
         if client.base_url.scheme not in {"http", "https"}:

@@ -14,6 +14,7 @@ USAGE_ERRORS = {
     "UnknownFormat",
     "DatasetError",
     "EngineError",
+    "ProfileError",
     "InvalidTask",
 }
 

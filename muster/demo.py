@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 
 from coordinator.rounds import RoundState
 from coordinator.tasks import CoordinatorStore, TaskSettings, open_coordinator_store
-from device_runtime.outcome import Outcome
 from export.build import export_bundle
 from export.model import Model
 from export.models import load as load_model
@@ -22,9 +21,10 @@ from muster.server import coordinator_process
 from simulator import datasets
 from simulator.agreement import counted_cohort, worst_difference
 from simulator.engine import Engine, evaluate
-from simulator.fleet import Fleet, FleetConfig, FleetSummary
+from simulator.fleet import Fleet, FleetConfig
 from simulator.population import Population
 from simulator.simulation import overall
+from simulator.summary import FleetSummary, Session
 
 MODEL, DATASET, DEVICES = "digits_cnn", "digits", 60
 # Found by a random search over simulated runs: docs/decisions/0008-demo-settings.md.
@@ -104,7 +104,7 @@ class Stage:
         task = self._create_task(model, algorithm)
         curve: list[float] = []
 
-        def on_outcome(_client: str, _outcome: Outcome) -> None:
+        def on_session(_session: Session) -> None:
             for number in range(len(curve) + 1, self._committed(task) + 1):
                 params = self.store.checkpoint(task, number)["params"]
                 curve.append(overall(evaluate(model, params, self.test)["accuracy"], self.test))
@@ -117,7 +117,7 @@ class Stage:
             concurrency=self.config.devices,
             seed=self.config.seed,
         )
-        summary = Fleet(fleet, self.train).run(on_outcome)
+        summary = Fleet(fleet, self.train).run(on_session)
         seconds = time.monotonic() - started
         if len(curve) < self.config.rounds:
             raise DemoFailed(

@@ -23,10 +23,12 @@ from device_runtime.errors import DeviceError
 from device_runtime.outcome import Outcome
 from device_runtime.session import DeviceConfig, run_session
 from device_runtime.transport import Transport
+from simulator import emulated
+from simulator.emulated import Fate, Traits
 
 
 class Start(msgspec.Struct, frozen=True):
-    """Start one session of one device."""
+    """Start one session of one device, of a fleet that `began` at that time of the machine's monotonic clock."""
 
     client: str
     coordinator: str
@@ -35,6 +37,9 @@ class Start(msgspec.Struct, frozen=True):
     state: str
     wait_s: float
     backend: str
+    began: float
+    traits: Traits
+    fate: Fate
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -110,19 +115,26 @@ def _be_device(start: Start, writer: int) -> None:
     os.dup2(nowhere, 0)
     os.dup2(nowhere, 1)
     try:
-        config = DeviceConfig(
-            coordinator=start.coordinator,
-            population=start.population,
-            examples=Path(start.examples),
-            state=Path(start.state),
-            wait_s=start.wait_s,
-            backend=start.backend,
-        )
         with os.fdopen(writer, "wb") as pipe:
-            pipe.write(msgspec.json.encode(run_session(config)))
+            pipe.write(msgspec.json.encode(run_session(_config(start), start.traits.clock())))
         code = 0
     finally:
         os._exit(code)
+
+
+def _config(start: Start) -> DeviceConfig:
+    return DeviceConfig(
+        coordinator=start.coordinator,
+        population=start.population,
+        examples=Path(start.examples),
+        state=Path(start.state),
+        wait_s=start.wait_s,
+        backend=start.backend,
+        conditions=start.traits.source(start.began),
+        requirements=start.traits.requirements,
+        connect=emulated.connect(start.traits, start.fate),
+        load_backend=emulated.load_backend(start.traits, start.fate),
+    )
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ SimulatorError
 ├── EngineError         the engine cannot run as asked (no such compute device, cohort larger than the population, …)
 ├── Diverged            training left the finite numbers
 ├── FleetError          the fleet of emulated devices cannot run, or stopped making progress
+├── ProfileError        a fleet profile cannot be read, or has an unknown key or a bad value
 └── SysrootError        what emulated ARM devices run in is missing, or cannot be made here
 """
 
@@ -27,6 +28,10 @@ class Diverged(SimulatorError):
 
 class FleetError(SimulatorError):
     """The fleet of emulated devices cannot run, or stopped making progress."""
+
+
+class ProfileError(SimulatorError):
+    """A fleet profile cannot be read, or has an unknown key or a bad value."""
 
 
 class SysrootError(SimulatorError):

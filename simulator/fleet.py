@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import queue
 import random
 import time
@@ -12,31 +11,33 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from msgspec.structs import replace
 
 from device_runtime.backends import BACKENDS
 from device_runtime.outcome import Outcome
 from device_runtime.scheduler import default_window
 from fedcore.wire.messages import RetryWindow
+from simulator.emulated import Fate, Traits
 from simulator.emulator import Ended, Start
 from simulator.emulators import DIED, HERE, Ends, architectures, emulators
 from simulator.errors import FleetError
+from simulator.kinds import Kind, share_out, take_turns
 from simulator.population import Population
+from simulator.summary import FleetSummary, Session
 
 # So many failed sessions before the first good one, and so long without one later, mean that there is no coordinator.
 MAX_FAILURES = 20
 PATIENCE_S = 60.0
-# A failed device comes back after so long: minutes would be right for a phone and wrong for who watches a fleet.
-AFTER_FAILURE = RetryWindow(0.5, 2.0)
+# A device that failed, or may not work now, comes back after so long: minutes would be right for a phone and wrong for
+# who watches a fleet.
+SOON = RetryWindow(0.5, 2.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetConfig:
     """Which devices, and where they check in. At most `concurrency` devices are awake at a time.
 
-    Devices take turns: the first is of the first of `archs` and runs the first of `backends`, the next runs the second,
-    and after the last backend comes the next architecture, round and round. Another architecture than this machine's
-    runs under qemu (docs/emulators.md).
+    kinds: what devices there are, shared out by weight. seed: of whatever is drawn. wait_s: how long a device waits to
+    be selected. sessions: end after so many.
     """
 
     coordinator: str
@@ -46,34 +47,21 @@ class FleetConfig:
     sessions: int | None = None
     wait_s: float = 30.0
     seed: int = 0
-    backends: tuple[str, ...] = ("onnxruntime",)
-    archs: tuple[str, ...] = (HERE,)
+    kinds: tuple[Kind, ...] = take_turns((HERE,), ("onnxruntime",))
 
 
 @dataclass(slots=True)
-class FleetSummary:
-    """What happened: sessions by outcome, bytes over all devices, who reported, and the client of each device id.
+class _Device:
+    """One device: what it is, how many sessions it began and what befalls the last, and when it wakes next."""
 
-    by: sessions by outcome, for every "<architecture> <backend>".
-    """
-
-    outcomes: Counter[str] = field(default_factory=Counter)
-    by: dict[str, Counter[str]] = field(default_factory=dict)
-    bytes_up: int = 0
-    bytes_down: int = 0
-    clients: dict[str, str] = field(default_factory=dict)
-    participants: set[str] = field(default_factory=set)
-
-    def add(self, client: str, outcome: Outcome) -> None:
-        """Count one session."""
-        self.outcomes[outcome.outcome] += 1
-        self.by.setdefault(f"{outcome.arch} {outcome.backend}", Counter())[outcome.outcome] += 1
-        self.bytes_up += outcome.bytes_up
-        self.bytes_down += outcome.bytes_down
-        if outcome.device:
-            self.clients[outcome.device] = client
-        if outcome.outcome == "reported":
-            self.participants.add(client)
+    client: str
+    kind: Kind
+    traits: Traits
+    sessions: int = 0
+    fate: Fate = field(default_factory=Fate)
+    awake: bool = False
+    wakes_at: float = 0.0
+    refused: bool = False
 
 
 class Fleet:
@@ -82,14 +70,16 @@ class Fleet:
     def __init__(self, config: FleetConfig, population: Population) -> None:
         if config.concurrency < 1:
             raise FleetError(f"at least one device must be awake, not {config.concurrency}")
-        _check("backend", config.backends, tuple(BACKENDS))
-        _check("architecture", config.archs, architectures())
+        _check("backend", [kind.backend for kind in config.kinds], tuple(BACKENDS))
+        _check("architecture", [kind.arch for kind in config.kinds], architectures())
         self._config = config
         self._random = random.Random(config.seed)
-        self._asleep = dict.fromkeys(population.clients, 0.0)
-        kinds = itertools.cycle(itertools.product(config.archs, config.backends))
-        self._kinds = dict(zip(population.clients, kinds, strict=False))
-        self._devices, self._failures = len(population), 0
+        self._devices = {
+            client: _Device(client, kind, kind.traits(random.Random(f"{config.seed} {client}")))
+            for client, kind in zip(population.clients, share_out(config.kinds, len(population)), strict=True)
+        }
+        self._began = time.monotonic()
+        self._failures = 0
         self._last_success: float | None = None
         self._done = False
         for index, client in enumerate(population.clients):
@@ -97,60 +87,65 @@ class Fleet:
             folder.mkdir(parents=True, exist_ok=True)
             np.savez(folder / "examples.npz", **population.shard(index))  # type: ignore[arg-type]
 
-    def run(self, on_outcome: Callable[[str, Outcome], None] = lambda client, outcome: None) -> FleetSummary:
+    def run(self, on_session: Callable[[Session], None] = lambda session: None) -> FleetSummary:
         """Wake devices until the population has no more work, or `sessions` have ended.
 
-        A device process that dies is an outcome like any other ("failed", reason "process-died").
-        Raises FleetError when session after session fails: there is no coordinator, say, or no such population; and
+        A device process that dies is a session like any other. Raises FleetError when session after session fails:
+        there is no coordinator, say, or no such population; and when every device is refused for good. Raises
         SysrootError when devices of an architecture cannot run here.
         """
-        summary, awake, started = FleetSummary(), 0, 0
+        summary = FleetSummary(Counter(device.kind.name for device in self._devices.values()))
         loaded: dict[str, list[str]] = {}
-        for arch, backend in dict.fromkeys(self._kinds.values()):
+        for arch, backend in dict.fromkeys((one.kind.arch, one.kind.backend) for one in self._devices.values()):
             loaded.setdefault(arch, []).append(backend)
+        awake, started = 0, 0
+        self._began = time.monotonic()
         with emulators(loaded) as (wake, ended):
             while True:
                 while awake < self._config.concurrency and not self._done and started != self._config.sessions:
-                    client = self._next()
-                    if client is None:
+                    device = self._next()
+                    if device is None:
                         break
-                    wake(self._kinds[client][0], self._start(client))
+                    wake(device.kind.arch, self._start(device))
                     awake, started = awake + 1, started + 1
                 if awake == 0 and (self._done or started == self._config.sessions):
                     return summary
                 report = self._wait(ended, full=awake == self._config.concurrency)
                 if report is not None:
                     awake -= 1
-                    outcome = self._settle(report)
-                    summary.add(report.client, outcome)
-                    on_outcome(report.client, outcome)
+                    session = self._settle(report)
+                    summary.add(session)
+                    on_session(session)
+                    self._check_hope(session)
 
-    def _start(self, client: str) -> Start:
-        config, folder = self._config, self._config.folder / client
+    def _start(self, device: _Device) -> Start:
+        config, folder = self._config, self._config.folder / device.client
+        device.awake, device.sessions = True, device.sessions + 1
+        device.fate = device.kind.fate(random.Random(f"{config.seed} {device.client} {device.sessions}"))
         return Start(
-            client=client,
+            client=device.client,
             coordinator=config.coordinator,
             population=config.population,
             examples=str(folder / "examples.npz"),
-            state=str(folder / "state"),
+            state=str(state_folder(config.folder, device.client)),
             wait_s=config.wait_s,
-            backend=self._kinds[client][1],
+            backend=device.kind.backend,
+            began=self._began,
+            traits=device.traits,
+            fate=device.fate,
         )
 
-    def _next(self) -> str | None:
+    def _next(self) -> _Device | None:
         """A device that may wake, drawn at random, or None when all sleep on."""
         now = time.monotonic()
-        ready = [client for client, until in self._asleep.items() if until <= now]
-        if not ready:
-            return None
-        client = self._random.choice(ready)
-        del self._asleep[client]
-        return client
+        ready = [device for device in self._devices.values() if not device.awake and device.wakes_at <= now]
+        return self._random.choice(ready) if ready else None
 
     def _wait(self, ended: Ends, *, full: bool) -> Ended | None:
         """The next ended session, or None when a sleeping device may wake first."""
         now = time.monotonic()
-        until = now + 1 if full else min(self._asleep.values(), default=now + 1)
+        sleepers = () if full else (device.wakes_at for device in self._devices.values() if not device.awake)
+        until = min(sleepers, default=now + 1)
         try:
             report = ended.get(timeout=max(0.01, min(until - now, 1.0)))
         except queue.Empty:
@@ -159,31 +154,50 @@ class Fleet:
             raise FleetError(DIED)
         return report
 
-    def _settle(self, report: Ended) -> Outcome:
+    def _settle(self, report: Ended) -> Session:
         """Put the device to sleep for its retry window, and notice the end of work."""
-        arch, backend = self._kinds[report.client]
-        died = Outcome(reason="process-died", detail=f"exit code {report.exit_code}", retryable="transient")
-        outcome = report.outcome or replace(died, arch=arch, backend=backend)
-        window = _retry_window(outcome)
+        device = self._devices[report.client]
+        session = Session.of(report, device.kind, device.fate)
+        window = _retry_window(session.outcome)
+        device.awake = False
+        device.wakes_at = time.monotonic() + self._random.uniform(window.min_s, window.max_s)
+        device.refused = _is_for_good(session.outcome)
+        self._done = self._done or session.outcome.reason == "no-task"
+        return session
+
+    def _check_hope(self, session: Session) -> None:
+        """Raise FleetError when there is no coordinator, or none that wants any of these devices."""
+        if session.struck or self._done:
+            return
+        last = f"the last: {session.ending}: {session.outcome.detail}"
+        if all(device.refused for device in self._devices.values()):
+            raise FleetError(f"every device is refused for good, all {len(self._devices)}; {last}")
         now = time.monotonic()
-        self._asleep[report.client] = now + self._random.uniform(window.min_s, window.max_s)
-        self._done = self._done or outcome.reason == "no-task"
-        if outcome.outcome != "failed":
+        if session.outcome.outcome != "failed":
             self._failures, self._last_success = 0, now
-            return outcome
+            return
         self._failures += 1
-        hopeless = self._failures >= min(MAX_FAILURES, self._devices)
+        hopeless = self._failures >= min(MAX_FAILURES, len(self._devices))
         if self._last_success is not None:
             hopeless = hopeless and now - self._last_success > PATIENCE_S
         if hopeless:
-            raise FleetError(f"{self._failures} sessions in a row failed; the last: {outcome.reason}: {outcome.detail}")
-        return outcome
+            raise FleetError(f"{self._failures} sessions in a row failed; {last}")
 
 
-def _check(what: str, names: tuple[str, ...], known: tuple[str, ...]) -> None:
+def state_folder(folder: Path, client: str) -> Path:
+    """Where, in a fleet's folder, a client's device keeps its state."""
+    return folder / client / "state"
+
+
+def _check(what: str, names: list[str], known: tuple[str, ...]) -> None:
     unknown = [name for name in names if name not in known]
     if unknown or not names:
         raise FleetError(f"no {what} is called {', '.join(map(repr, unknown))}; there are {', '.join(known)}")
+
+
+def _is_for_good(outcome: Outcome) -> bool:
+    # What an emulated device holds never grows, so too few examples stay too few.
+    return outcome.retryable == "permanent" or outcome.reason == "not-eligible"
 
 
 def _retry_window(outcome: Outcome) -> RetryWindow:
@@ -191,4 +205,5 @@ def _retry_window(outcome: Outcome) -> RetryWindow:
         return outcome.retry
     if outcome.outcome in {"reported", "not-needed"}:
         return RetryWindow(0.0, 0.0)
-    return AFTER_FAILURE if outcome.retryable == "transient" else default_window(outcome)
+    passes = outcome.retryable == "transient" or outcome.reason == "conditions"
+    return SOON if passes else default_window(outcome)

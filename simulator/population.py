@@ -52,6 +52,20 @@ class Population:
         """The population of some clients, in the given order."""
         return Population.of([self.clients[index] for index in clients], [self.shard(index) for index in clients])
 
+    def spread(self, count: int) -> Population:
+        """As many clients, `count`, by dealing out the examples of some: a person with several devices.
+
+        Raises DatasetError when a client would be left without any.
+        """
+        shares = [count // len(self) + (index < count % len(self)) for index in range(len(self))]
+        names, shards = [], []
+        for index, (client, parts) in enumerate(zip(self.clients, shares, strict=True)):
+            shard = self.shard(index)
+            for part in range(parts):
+                names.append(client if parts == 1 else f"{client}.{part + 1}")
+                shards.append({name: array[part::parts] for name, array in shard.items()})
+        return Population.of(names, shards)
+
     def split(self, held_out: float, seed: int) -> tuple[Population, Population]:
         """Train and held-out users: whole clients, drawn by seed; at least one on either side."""
         order = np.random.Generator(np.random.Philox(key=[seed, 0])).permutation(len(self))

@@ -6,6 +6,7 @@ import shlex
 import typing
 from pathlib import Path
 
+import msgspec
 import pytest
 import typer
 
@@ -16,6 +17,7 @@ from fedcore.wire.messages import WIRE_VERSION, AbortReason, RejectionReason
 from fedcore.wire.problems import PROBLEMS
 from muster.app import app
 from muster.commands.device import parser as device_parser
+from simulator.kinds import Kind
 
 ROOT = Path(__file__).parents[1]
 SKIPPED = {"build", "dist", "out", "node_modules"}
@@ -33,6 +35,7 @@ PHRASES = [
     "server state",
     "release gate",
     "keystone test",
+    "fleet profile",
     "example store",
     "host application",
 ]
@@ -98,6 +101,17 @@ def test_every_algorithm_setting_is_documented_with_its_default_and_no_other():
         for field in dataclasses.fields(algorithm)
     }
     assert {key: default for key, default in documented.items() if default != "–"} == actual
+
+
+def test_every_key_of_a_fleet_profile_is_documented_with_its_default_and_no_other():
+    documented = {row[0]: row[1] for row in rows(section(read("docs/emulators.md"), "Profiles"))[2:] if len(row) == 3}
+    in_words = {"conditions": "unknown", "requirements": "none", "bandwidth": "no limit", "arch": "this machine's"}
+    actual = {}
+    for field in msgspec.structs.fields(Kind):
+        value = "–" if field.required else field.default
+        value = list(value) if isinstance(value, tuple) else value
+        actual[field.name] = in_words.get(field.name, f"{value:g}" if isinstance(value, float) else str(value))
+    assert documented == actual
 
 
 @pytest.mark.parametrize("noun", [*NOUNS, *PHRASES])

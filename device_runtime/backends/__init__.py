@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from device_runtime.backends.backend import Backend
+from device_runtime.errors import ConfigError
 
 
 def _onnxruntime() -> Backend:
@@ -22,3 +23,10 @@ def _executorch() -> Backend:
 BACKENDS: dict[str, Callable[[], Backend]] = {"onnxruntime": _onnxruntime, "executorch": _executorch}
 FORMATS = {"onnx": "onnxruntime", "executorch": "executorch"}
 """The backend for each format of graphs."""
+
+
+def open_backend(name: str) -> Backend:
+    """The engine of this name, loaded. Raises ConfigError when there is none, or it cannot be loaded here."""
+    if name not in BACKENDS:
+        raise ConfigError(f"no backend is called {name!r}; there is {sorted(BACKENDS)}")
+    return BACKENDS[name]()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from muster.output import Json, emit, progress, show_table
+from muster.output import Json, emit, progress, show_fields, show_table
 
 bench_app = typer.Typer(
     no_args_is_help=True,
@@ -84,3 +85,36 @@ def device_footprint(json: Json = False) -> None:
     }
     rows = [(name, f"{value:.3g}", result.targets.get(name)) for name, value in figures.items()]
     return show_table(("what", "is", "at most"), rows)
+
+
+@bench_app.command("hostile_fleet")
+def hostile_fleet(
+    profile: Annotated[Path, typer.Option(help="The fleet's profile.")] = Path("examples/fleet-hostile.toml"),
+    devices: Annotated[int, typer.Option(min=4, help="How many there are, all awake.")] = 40,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds to complete, each with a quarter of the devices.")] = 20,
+    dataset: Annotated[str, typer.Option(help="Whose users' examples the devices hold.")] = "digits",
+    data: Annotated[Path | None, typer.Option(help="The folder that holds data sets on disk.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the fleet and of the task.")] = 0,
+    json: Json = False,
+) -> None:
+    """Devices that fall silent, die and are unplugged, against a real coordinator; then all accounts are compared.
+
+    The coordinator's rows, the devices' journals and the fleet's own count must agree, and the engine must reach the
+    same model from the reports that were counted. The exit code is 1 when that is not so. It takes a few minutes.
+    """
+    from dataclasses import asdict
+
+    from msgspec import structs
+
+    from muster.bench.hostile_fleet import HostileConfig, run
+
+    config = HostileConfig(profile=profile, devices=devices, rounds=rounds, dataset=dataset, data=data, seed=seed)
+    with progress() as bar:
+        task = bar.add_task("sessions", total=None, note="")
+        result = run(config, lambda session: bar.update(task, advance=1, note=f"{session.client}: {session.ending}"))
+    if json:
+        emit(result)
+    else:
+        fields = {name: value for name, value in structs.asdict(result).items() if name not in {"kinds", "audit"}}
+        show_fields(fields | asdict(result.audit))
+    raise typer.Exit(0 if result.sound else 1)

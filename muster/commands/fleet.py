@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from muster.output import Json, emit, progress, show_fields
+from muster.output import Json, emit, progress, show_fields, show_table
 
 if TYPE_CHECKING:
-    from device_runtime.outcome import Outcome
+    from simulator.fleet import Fleet
+    from simulator.kinds import Kind
+    from simulator.summary import FleetSummary, Session
 
 fleet_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Run a fleet of emulated devices.")
+
+
+Profile = Annotated[
+    Path | None, typer.Option(help="Kinds of devices, and what goes wrong with them: see docs/emulators.md.")
+]
+Backends = Annotated[
+    list[str] | None,
+    typer.Option("--backend", help="onnxruntime or executorch; several take turns.  [default: onnxruntime]"),
+]
+Archs = Annotated[
+    list[str] | None,
+    typer.Option("--arch", help="x86_64 or aarch64; several take turns.  [default: this machine's]"),
+]
+Sessions = Annotated[int | None, typer.Option(min=1, help="Stop after so many sessions.  [default: no limit]")]
 
 
 @fleet_app.command()
@@ -24,32 +41,26 @@ def run(
     concurrency: Annotated[int, typer.Option(min=1, help="How many are awake at a time.")] = 20,
     dataset: Annotated[str, typer.Option(help="Whose users' examples the devices hold.")] = "digits",
     data: Annotated[Path | None, typer.Option(help="The folder that holds data sets on disk.")] = None,
-    backends: Annotated[
-        list[str] | None,
-        typer.Option("--backend", help="onnxruntime or executorch; several take turns.  [default: onnxruntime]"),
-    ] = None,
-    archs: Annotated[
-        list[str] | None,
-        typer.Option("--arch", help="x86_64 or aarch64; several take turns.  [default: this machine's]"),
-    ] = None,
-    sessions: Annotated[
-        int | None, typer.Option(min=1, help="Stop after so many sessions.  [default: no limit]")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of who wakes when.")] = 0,
+    profile: Profile = None,
+    backends: Backends = None,
+    archs: Archs = None,
+    sessions: Sessions = None,
+    seed: Annotated[int, typer.Option(help="Seed of who wakes when, and of what a profile has drawn.")] = 0,
     json: Json = False,
 ) -> None:
     """Run devices until the coordinator has no more work for them.
 
     Every device is an operating-system process with the real device runtime; it holds one training user's examples and
     speaks the device protocol. --concurrency must reach the task's goal times its over-selection. Devices of another
-    architecture run under qemu in what `muster fleet sysroot` makes.
+    architecture run under qemu in what `muster fleet sysroot` makes. A --profile names its kinds' architectures and
+    backends itself.
     """
     from simulator import datasets
-    from simulator.emulators import HERE
     from simulator.fleet import Fleet, FleetConfig
 
+    kinds = _kinds(profile, archs, backends)
     users, _ = datasets.users(dataset, data, devices)
-    with tempfile.TemporaryDirectory(prefix="muster-fleet-") as folder, progress() as bar:
+    with tempfile.TemporaryDirectory(prefix="muster-fleet-") as folder:
         config = FleetConfig(
             coordinator=coordinator,
             population=population,
@@ -57,27 +68,66 @@ def run(
             concurrency=min(concurrency, devices),
             sessions=sessions,
             seed=seed,
-            backends=tuple(backends or ("onnxruntime",)),
-            archs=tuple(archs or (HERE,)),
+            kinds=kinds,
         )
+        summary = _watched(Fleet(config, users), sessions)
+    if json:
+        return emit(_facts(summary))
+    return _show(summary)
+
+
+def _kinds(profile: Path | None, archs: list[str] | None, backends: list[str] | None) -> tuple[Kind, ...]:
+    from simulator.emulators import HERE
+    from simulator.kinds import load_profile, take_turns
+
+    if profile is None:
+        return take_turns(archs or [HERE], backends or ["onnxruntime"])
+    if archs or backends:
+        raise typer.BadParameter("it names architectures and backends itself", param_hint="--profile")
+    return load_profile(profile)
+
+
+def _watched(fleet: Fleet, sessions: int | None) -> FleetSummary:
+    """Run a fleet behind a progress bar that says how its sessions ended so far."""
+    endings: Counter[str] = Counter()
+    with progress() as bar:
         line = bar.add_task("sessions", total=sessions, note="")
 
-        def on_outcome(client: str, outcome: Outcome) -> None:
-            bar.update(line, advance=1, note=f"{client}: {outcome.outcome} {outcome.reason} round {outcome.round}")
+        def on_session(session: Session) -> None:
+            endings[session.ending] += 1
+            note = ", ".join(f"{ending} {count}" for ending, count in endings.most_common())
+            bar.update(
+                line, advance=1, note=f"round {session.outcome.round}: {note}" if session.outcome.round else note
+            )
 
-        summary = Fleet(config, users).run(on_outcome)
-    facts = {
-        "devices": devices,
+        return fleet.run(on_session)
+
+
+def _facts(summary: FleetSummary) -> dict[str, object]:
+    kinds = {
+        kind: {"devices": count, "endings": dict(summary.by.get(kind, {}))} for kind, count in summary.devices.items()
+    }
+    return {
+        "devices": summary.devices.total(),
+        "sessions": summary.endings.total(),
         "participants": len(summary.participants),
-        "outcomes": dict(summary.outcomes),
-        "by": {kind: dict(counts) for kind, counts in summary.by.items()},
+        "endings": dict(summary.endings),
+        "kinds": kinds,
         "bytes_up": summary.bytes_up,
         "bytes_down": summary.bytes_down,
     }
-    if json:
-        emit(facts)
-    else:
-        show_fields(facts)
+
+
+def _show(summary: FleetSummary) -> None:
+    columns = [(kind, summary.by.get(kind, Counter())) for kind in summary.devices]
+    rows = [
+        (ending, *(counts[ending] for _, counts in columns), count) for ending, count in summary.endings.most_common()
+    ]
+    devices = ("devices", *summary.devices.values(), summary.devices.total())
+    sessions = ("sessions", *(counts.total() for _, counts in columns), summary.endings.total())
+    show_table(("how sessions ended", *(kind for kind, _ in columns), "all"), [devices, sessions, *rows])
+    facts = _facts(summary)
+    show_fields({name: facts[name] for name in ("participants", "bytes_up", "bytes_down")})
 
 
 @fleet_app.command()

@@ -63,9 +63,8 @@ def load(name: str, data: Path | None = None, clients: int | None = None) -> Pop
 def users(name: str, data: Path | None, count: int) -> tuple[Population, Population]:
     """`count` training users of a data set, and its held-out users; a partitioned one is split to have as many.
 
-    Raises DatasetError when the data set has fewer training users.
+    Where there are fewer users, some have several devices: their examples are dealt out. Raises DatasetError when there
+    are too few examples for that.
     """
     train, held_out = load(name, data, math.ceil(count / (1 - HELD_OUT))).split(HELD_OUT, seed=0)
-    if len(train) < count:
-        raise DatasetError(f"data set {name!r} has {len(train)} training users, not {count}")
-    return train.subset(range(count)), held_out
+    return train.spread(count) if len(train) < count else train.subset(range(count)), held_out

@@ -63,8 +63,8 @@ class World:
         return json.loads(row[0]) if row else None
 
 
-def until(condition):
-    deadline = time.monotonic() + 60
+def until(condition, within_s=60):
+    deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)

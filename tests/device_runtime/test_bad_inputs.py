@@ -233,7 +233,7 @@ def test_killed_at_any_moment_the_state_stays_usable_and_no_two_reports_are_sent
         time.sleep(0.3 + 0.15 * number)
         device.kill()
         device.communicate()
-    until(lambda: world.once()["reason"] == "no-task")
+    until(lambda: world.once()["reason"] == "no-task", within_s=150)
     sent = {}
     for path, body in world.road.reports:
         sent.setdefault(path, set()).add(body)

@@ -47,8 +47,12 @@ def test_killed_while_it_trains_the_device_does_not_train_for_that_assignment_ag
     world.create("long")
     device = world.start("--once")
     until(lambda: world.road.calls.count("blob") >= 5 and read_journal(world.state)[-1].plan)
-    time.sleep(0.5)
+    # What it spent until then is in the journal, and with that in the day's budget.
+    until(lambda: read_journal(world.state)[-1].compute_s > 0.2)
     kill(device)
+    (entry,) = read_journal(world.state)
+    assert (entry.outcome, entry.closed) == ("interrupted", None)
+    assert entry.compute_s > 0.2
     assert world.kept()["phase"] == "assigned"
     assert world.once()["outcome"] == "aborted"
     assert world.kept() is None
@@ -75,6 +79,7 @@ def test_a_report_without_a_receipt_is_sent_again_as_it_was_and_counted_once(wor
     entries = read_journal(world.state)
     assert [entry.outcome for entry in entries] == ["interrupted", "reported"]
     assert entries[1].receipt == kept["sha256"]
+    assert entries[1].assignment == entries[0].assignment == kept["given"]["assignment"]
     assert world.once()["reason"] == "no-task"
 
 

@@ -300,13 +300,19 @@ def days(tmp_path):
 
 
 def test_the_journal_says_what_was_used_since_a_time(days):
-    days.session(100, 110, task="t", compute_s=5.0, bytes_up=10, bytes_down=20)
-    days.session(200, 210, task="t", compute_s=0.5, bytes_up=1, bytes_down=2)
+    days.session(100, 110, task="t", assignment="a", compute_s=5.0, bytes_up=10, bytes_down=20)
+    days.session(200, 210, task="t", assignment="b", compute_s=0.5, bytes_up=1, bytes_down=2)
     days.session(300, 301, bytes_up=100)
     assert days.journal.spent(0) == Spent(5.5, 133, 2)
     assert days.journal.spent(105) == Spent(5.5, 133, 2)
     assert days.journal.spent(111) == Spent(0.5, 103, 1)
     assert days.journal.spent(302) == Spent()
+
+
+def test_an_assignment_that_took_two_sessions_counts_once(days):
+    days.session(100, 110, task="t", assignment="a", compute_s=5.0)
+    days.session(200, 210, task="t", assignment="a", bytes_up=10)
+    assert days.journal.spent(0) == Spent(5.0, 10, 1)
 
 
 def test_of_many_calls_in_one_entry_those_of_the_day_count(days):
@@ -319,7 +325,7 @@ def test_of_many_calls_in_one_entry_those_of_the_day_count(days):
 def test_a_session_that_was_killed_counts_as_far_as_it_was_written_down(days):
     days.now = 50.0
     number, entry = days.journal.open("https://c", "p")
-    days.journal.write(number, msgspec.structs.replace(entry, task="t", bytes_down=7))
+    days.journal.write(number, msgspec.structs.replace(entry, task="t", assignment="a", bytes_down=7))
     days.now = 60.0
     days.journal.open("https://c", "p")
     assert days.journal.spent(40) == Spent(0, 7, 1)

@@ -24,6 +24,8 @@ from muster.server import coordinator_process
 from simulator import datasets
 from tests.export import models as user_models
 
+FLEET = ("fleet", "run", "--coordinator", "http://x", "--population", "p")
+
 
 def muster(*arguments, **environment):
     """A real process: what a shell sees."""
@@ -164,7 +166,9 @@ def test_tasks_are_created_listed_paused_resumed_and_cancelled(plan, tmp_path):
         (("export", "mlp", "--format", "coreml"), 2, "no format is called 'coreml'; there are onnx, executorch"),
         (("export", "mlp", "--all"), 2, "name a model or pass --all"),
         (("bench", "device_step", "--model", "lenet"), 2, "no model is called 'lenet'"),
-        (("fleet", "run", "--coordinator", "http://x", "--population", "p", "--backend", "tflite"), 1, "'tflite'"),
+        ((*FLEET, "--backend", "tflite"), 1, "'tflite'"),
+        ((*FLEET, "--profile", "/nowhere.toml"), 2, "fleet profile /nowhere.toml"),
+        ((*FLEET, "--profile", "x.toml", "--arch", "aarch64"), 2, "it names architectures and backends itself"),
         (("export", f"{user_models.__name__}:batch_norm"), 1, "GroupNorm"),
         (("demo", "--algorithms", "sgd"), 2, "no algorithm is called 'sgd'"),
         (("simulate", "--model", "mlp", "--dataset", "imagenet"), 2, "no data set is called 'imagenet'"),
@@ -271,7 +275,8 @@ def test_every_command_has_help_with_an_example_of_what_it_does():
     names += [
         ["task", name] for name in ("create", "list", "show", "metrics", "pause", "resume", "cancel", "checkpoint")
     ]
-    names += [["device", "run"], ["fleet", "run"], ["fleet", "sysroot"], ["doctor"], ["bench", "device_footprint"]]
+    names += [["device", "run"], ["fleet", "run"], ["fleet", "sysroot"], ["doctor"]]
+    names += [["bench", "device_footprint"], ["bench", "hostile_fleet"]]
     for name in names:
         result = in_process(*name, "--help")
         assert result.exit_code == 0

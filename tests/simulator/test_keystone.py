@@ -19,6 +19,7 @@ from simulator.agreement import Cohort, counted_cohort, worst_difference
 from simulator.emulators import HERE
 from simulator.engine import Engine
 from simulator.fleet import Fleet, FleetConfig
+from simulator.kinds import take_turns
 
 ROUNDS, TOLERANCE, SEED = 3, 1e-5, 11
 # Shards hold 23 or 24 digits: batches of 5 leave a masked last batch, batches of 4 leave none on shards of 24.
@@ -82,15 +83,14 @@ def federate(model, algorithm, users, backends, tmp_path, *, archs=(HERE,), roun
             population="p",
             folder=tmp_path / "devices",
             concurrency=8,
-            backends=tuple(backends.values()),
-            archs=archs,
+            kinds=take_turns(archs, tuple(backends.values())),
         )
         summary = Fleet(config, users).run()
         numbers = range(1, rounds + 1)
         cohorts = [counted_cohort(store, task, number, summary.clients) for number in numbers]
         fleet = [store.checkpoint(task, number)["params"] for number in numbers]
     assert [len(cohort) for cohort in cohorts] == [8] * rounds
-    assert summary.outcomes["reported"] == 8 * rounds
+    assert summary.endings["reported"] == 8 * rounds
     difference = worst_difference(Engine(model, algorithm, users, seed=SEED), users, cohorts, fleet)
     return Run(difference, cohorts, summary.by)
 

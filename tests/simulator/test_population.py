@@ -48,6 +48,27 @@ def test_as_many_training_users_as_asked_for(count):
     assert len(test) >= 1
 
 
+def test_a_user_with_several_devices_has_every_example_on_one_of_them():
+    users = datasets.load("digits", clients=4)
+    spread = users.spread(10)
+    first, second = users.clients[:2]
+    assert spread.clients[:4] == (f"{first}.1", f"{first}.2", f"{first}.3", f"{second}.1")
+    assert len(set(spread.clients)) == 10
+    assert spread.sizes.sum() == users.sizes.sum()
+    for name, array in users.shard(3).items():
+        parts = [spread.shard(index)[name] for index in (8, 9)]
+        np.testing.assert_array_equal(parts[0], array[0::2])
+        np.testing.assert_array_equal(parts[1], array[1::2])
+    with pytest.raises(DatasetError, match="clients without examples"):
+        users.spread(2 * int(users.sizes.sum()))
+
+
+def test_more_devices_than_users_leave_the_held_out_users_alone(data):
+    train, held_out = datasets.users("wisdm", data, 40)
+    assert len(train) == 40
+    assert not {client.partition(".")[0] for client in train.clients} & set(held_out.clients)
+
+
 def test_cohorts_follow_seed_and_round_and_hold_nobody_twice():
     population = datasets.load("digits")
     cohort = population.sample(20, seed=3, round_number=5)
