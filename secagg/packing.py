@@ -15,6 +15,7 @@ from secagg.masking import LITTLE, Words, stream
 
 WORD_BITS = 64
 MOST_IN_BITS, MOST_FIELD_BITS = 20, 32
+LEAST_RANGE, MOST_RANGE = 1e-40, 1e40  # what float32 values span
 POINT_BITS = 32
 POINT, MANTISSA = 2.0**POINT_BITS, 2.0 ** (MOST_IN_BITS + POINT_BITS)
 SLICE = 1 << 15  # values quantised at a time: their float64 stay in a core's second cache
@@ -66,10 +67,8 @@ def check_headroom(segments: Sequence[Segment], n_max: int) -> None:
                 f"segment {place}: {n_max} values of {segment.in_bits} bits do not fit into fields of "
                 f"{segment.field_bits} bits; at most {MOST_IN_BITS} and {MOST_FIELD_BITS} are allowed"
             )
-        holds_zero = segment.low <= 0 <= segment.high and segment.low < segment.high
-        if not (
-            holds_zero and isfinite(segment.high - segment.low) and isfinite(1 / segment.step) and segment.norm >= 0
-        ):
+        makes_sense = segment.low <= 0 <= segment.high and LEAST_RANGE <= segment.high - segment.low <= MOST_RANGE
+        if not (makes_sense and segment.norm >= 0):
             raise HeadroomError(
                 f"segment {place}: [{segment.low}, {segment.high}] with norm {segment.norm} is no range to quantise; "
                 "it must hold 0"

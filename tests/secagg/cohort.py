@@ -1,5 +1,6 @@
 """A whole cohort and its server in one process, step by step, so that tests can lie in between."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,7 +10,6 @@ from secagg import keys
 from secagg.client import Client
 from secagg.messages import ACTIVE, Invite
 from secagg.packing import Segment
-from secagg.parameters import Parameters
 from secagg.policy import Policy
 from secagg.server import Server
 
@@ -52,16 +52,16 @@ def policy(kind=Policy, **changes):
 
 @dataclass
 class Cohort:
-    """n clients in slots 10, 11, …, and a server. `parameters` bypasses the least cohort."""
+    """n clients in slots 10, 11, …, and a server. `parameters`, by n, bypass the least cohort."""
 
     n: int
     invite: Invite = field(default_factory=invitation)
-    parameters: Parameters | None = None
+    parameters: Callable | None = None
     kind: type = Policy
 
     def __post_init__(self):
         if self.parameters:
-            self.server = Server(self.invite, SERVER, public(AUTHORITY), lambda _: self.parameters)
+            self.server = Server(self.invite, SERVER, public(AUTHORITY), self.parameters)
             self.kind = Lax
         else:
             self.server = Server(self.invite, SERVER, public(AUTHORITY))
@@ -69,6 +69,7 @@ class Cohort:
         self.policy = policy(self.kind, allow_honest=self.invite.mode != ACTIVE)
         self.clients = {slot: self.client(slot) for slot in self.identities}
         self.steps = {}
+        self.revealed = set()
 
     def client(self, slot, **changes):
         identity = self.identities[slot]
@@ -117,6 +118,7 @@ class Cohort:
             if slot not in without:
                 client = self.clients[slot]
                 self.steps[slot] = (client.confirmations if self.invite.mode == ACTIVE else client.survivors)(message)
+                self.revealed.add(slot)
                 self.server.receive(slot, self.steps[slot].message)
 
     def run(self, vectors, gone=((), (), (), (), ()), weights=None):
