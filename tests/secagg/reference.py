@@ -61,3 +61,23 @@ def interpolate(points, prime, at=0):
                 below = below * (x - other) % prime
         total += y * above * pow(below, -1, prime)
     return total % prime
+
+
+def x25519(scalar, u):
+    """RFC 7748, §5: the Montgomery ladder."""
+    p = 2**255 - 19
+    k = int.from_bytes(scalar, "little") & (1 << 254) - 8 | 1 << 254
+    x1 = int.from_bytes(u, "little") % 2**255
+    x2, z2, x3, z3 = 1, 0, x1, 1
+    for bit in range(254, -1, -1):
+        if k >> bit & 1:
+            x2, x3, z2, z3 = x3, x2, z3, z2
+        a, b, c, d = x2 + z2, x2 - z2, x3 + z3, x3 - z3
+        da, cb = d * a, c * b
+        aa, bb = a * a, b * b
+        x4, z4 = aa * bb % p, (aa - bb) * (aa + 121665 * (aa - bb)) % p
+        x3, z3 = (da + cb) ** 2 % p, x1 * (da - cb) ** 2 % p
+        x2, z2 = x4, z4
+        if k >> bit & 1:
+            x2, x3, z2, z3 = x3, x2, z3, z2
+    return (x2 * pow(z2, -1, p) % p).to_bytes(32, "little")

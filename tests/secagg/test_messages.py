@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from secagg.errors import Malformed, SecaggError, UnsupportedSuite, WrongSession
 from secagg.encoding import bitmap, read_bitmap
+from secagg.errors import Malformed, SecaggError, UnsupportedSuite, WrongSession
 from secagg.kept import Kept, Peer, Stage
 from secagg.messages import (
     Advertise,

@@ -54,7 +54,7 @@ def test_cohorts_that_are_too_small_or_absurd_are_refused(n):
 
 @pytest.mark.parametrize(
     "weak", [(100, 32, 21), (100, 30, 20), (100, 33, 26), (100, 32, 33), (1000, 96, 66), (20, 19, 11), (20, 19, 20),
-             (20, 20, 15), (100, 99, 54), (100, 0, 0), (100, 2, 1)],
+             (20, 20, 15), (100, 99, 54), (100, 0, 0), (100, 2, 1), (9, 6, 6), (64, 20, 20)],
 )  # fmt: skip
 def test_parameters_that_are_too_weak_or_make_no_graph_are_refused(weak):
     with pytest.raises(PolicyViolation, match=str(weak[2])):

@@ -5,7 +5,9 @@ import pytest
 
 SOURCES = sorted((Path(__file__).parents[2] / "secagg").glob("*.py"))
 # The standard library's and NumPy's generators can be predicted; `secrets` asks the system.
-FORBIDDEN = re.compile(r"\brandom\b(?!ly|ness)|default_rng|RandomState|\bseed\(|^\s*(?:import|from) (?:time|logging|os)\b", re.M)
+FORBIDDEN = re.compile(
+    r"\brandom\b(?!ly|ness)|default_rng|RandomState|\bseed\(|^\s*(?:import|from) (?:time|logging|os)\b", re.M
+)
 
 
 def test_there_are_sources():

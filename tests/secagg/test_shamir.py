@@ -68,7 +68,10 @@ def test_too_few_shares_are_counted():
         Recovery(3).recover({1: 5, 2: 6}, lambda _: True)
 
 
-@given(coefficients=st.lists(SECRETS, min_size=3, max_size=3), errors=st.dictionaries(st.integers(1, 10), SECRETS, max_size=3))
+@given(
+    coefficients=st.lists(SECRETS, min_size=3, max_size=3),
+    errors=st.dictionaries(st.integers(1, 10), SECRETS, max_size=3),
+)
 @settings(max_examples=40, deadline=None)
 def test_decoding_corrects_as_many_errors_as_the_code_allows(coefficients, errors):
     clean = {x: shamir.evaluate(coefficients, x) for x in range(1, 11)}

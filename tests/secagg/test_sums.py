@@ -60,9 +60,7 @@ def subsets(n):
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 4])
 def test_every_set_of_seven_may_leave_at_every_stage(stage):
-    outcomes = [
-        check(7, 4, SMALL, [() if place != stage else missing for place in range(5)]) for missing in subsets(7)
-    ]
+    outcomes = [check(7, 4, SMALL, [() if place != stage else missing for place in range(5)]) for missing in subsets(7)]
     assert outcomes.count(True) == 29  # with four of six shares, two may leave
 
 
@@ -81,7 +79,9 @@ def test_every_set_of_five_may_leave_at_every_stage_of_active_mode(stage):
         check(5, 3, invite, [() if place != stage else missing for place in range(5)])
 
 
-@pytest.mark.parametrize(("n", "mode", "seed"), [(8, 1, 0), (20, 1, 1), (64, 0, 2), (65, 0, 3), (100, 1, 4), (200, 0, 5)])
+@pytest.mark.parametrize(
+    ("n", "mode", "seed"), [(8, 1, 0), (20, 1, 1), (64, 0, 2), (65, 0, 3), (100, 1, 4), (200, 0, 5)]
+)
 def test_random_devices_leave_a_real_cohort_at_random_stages(n, mode, seed):
     made = np.random.default_rng(seed)
     cohort = Cohort(n, invitation(mode=mode, min_sum=n // 2))
@@ -108,9 +108,7 @@ def test_segments_with_their_own_ranges_are_summed_each_by_its_rule():
         Segment(2, 24, 16, 0.0, 65535.0),
     )  # fmt: skip
     cohort = Cohort(5, invitation(segments=segments, n_max=5, w_max=9), complete(3))
-    vectors = {
-        slot: np.array([1, -1, 0.5, 0, slot % 2, 60_000, slot], np.float32) for slot in cohort.clients
-    }
+    vectors = {slot: np.array([1, -1, 0.5, 0, slot % 2, 60_000, slot], np.float32) for slot in cohort.clients}
     found = cohort.run(vectors, weights={slot: slot - 9 for slot in vectors})
     assert found.weight == 1 + 2 + 3 + 4 + 5
     np.testing.assert_allclose(found.sums[:4], [15, -15, 7.5, 0], atol=5 * 9 * segments[0].step)
