@@ -30,6 +30,20 @@ class Mask(NamedTuple):
     sign: int
 
 
+class Keystream:
+    """A stream read from front to end in pieces, without a new array for each."""
+
+    def __init__(self, key: bytes, longest: int) -> None:
+        """`longest` is the greatest number of bytes asked for at once."""
+        self._cipher = _open(key, 0)
+        self._zeros, self._buffer = bytes(longest), bytearray(longest)
+
+    def u32(self, size: int) -> NDArray[np.uint32]:
+        """The next numbers, uniform over 32 bits, until the next call."""
+        self._cipher.update_into(memoryview(self._zeros)[: 4 * size], self._buffer)
+        return np.frombuffer(self._buffer, "<u4", size)
+
+
 def stream(key: bytes, size: int) -> Words:
     """The first `size` words of a stream."""
     words = np.zeros(size, np.uint64)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from secagg.errors import BadInput, HeadroomError, UnmaskCheckFailed
-from secagg.masking import LITTLE, Words, stream
+from secagg.masking import Keystream, Words
 
 WORD_BITS = 64
 MOST_IN_BITS, MOST_FIELD_BITS = 20, 32
@@ -92,12 +92,11 @@ def encode(segments: Sequence[Segment], vector_D: NDArray[np.float32], weight: i
         raise BadInput(f"the vector must be float32[{size}], not {vector_D.dtype}{list(vector_D.shape)}")
     words = np.zeros(word_count(segments), np.uint64)
     words[0] = weight
-    begin, key = 0, secrets.token_bytes(32)
-    uniform = stream(key, -(-size // 2)).astype(LITTLE, copy=False).view("<u4")[:size]
+    begin, uniform = 0, Keystream(secrets.token_bytes(32), 4 * SLICE)
     for segment, target in _slices(segments, words):
         values = vector_D[begin : begin + segment.size]
         factor = _factor(segment, values, weight / w_max)
-        _quantise(segment, values, factor, uniform[begin : begin + segment.size], target)
+        _quantise(segment, values, factor, uniform, target)
         begin += segment.size
     words[-1] = _check_word(words[:-1])
     return words
@@ -113,9 +112,7 @@ def _factor(segment: Segment, values: NDArray[np.float32], share: float) -> floa
     return scale * share if segment.weighted else scale
 
 
-def _quantise(
-    segment: Segment, values: NDArray[np.float32], factor: float, uniform: NDArray[np.uint32], target: Words
-) -> None:
+def _quantise(segment: Segment, values: NDArray[np.float32], factor: float, uniform: Keystream, target: Words) -> None:
     """Quantise and pack: value v goes into word v mod P, at field ⌊v / P⌋.
 
     A value becomes a number with 32 bits behind the point in the mantissa of a float64 between 2^52 and 2^53, where
@@ -131,7 +128,7 @@ def _quantise(
             x += MANTISSA - segment.low * scale
             np.clip(x, MANTISSA, MANTISSA + segment.most * POINT, out=x)
             q = x.view(np.uint64)
-            q += uniform[first:last]
+            q += uniform.u32(last - first)
             q >>= np.uint64(POINT_BITS)
             q &= np.uint64((1 << MOST_IN_BITS) - 1)
             q <<= shift
