@@ -9,11 +9,11 @@ from secagg.shamir import Lagrange, decode, evaluate
 
 
 class Recovery:
-    """Gives secrets back from t shares each. Coefficients are shared between secrets with the same responders."""
+    """Gives secrets back from t of k shares each."""
 
-    def __init__(self, t: int) -> None:
+    def __init__(self, k: int, t: int) -> None:
         self._t = t
-        self._known: dict[tuple[int, ...], Lagrange] = {}
+        self._lagrange = Lagrange(k)
 
     def recover(self, points: Mapping[int, int], fits: Callable[[int], bool]) -> tuple[int, list[int]]:
         """The secret that `fits`, from shares by rank, and the ranks whose shares are false, if any was in the way.
@@ -24,7 +24,7 @@ class Recovery:
         ranks = tuple(sorted(points))
         if len(ranks) < self._t:
             raise BelowThreshold(f"{len(ranks)} shares of a secret came, and {self._t} are needed")
-        secret = self._lagrange(ranks[: self._t]).combine(points)
+        secret = self._lagrange.combine({rank: points[rank] for rank in ranks[: self._t]})
         if fits(secret):
             return secret, []
         # A secret that fits is certain, so leaving out one share at a time finds what decoding alone cannot.
@@ -33,8 +33,3 @@ class Recovery:
             if found and fits(found[0]):
                 return found[0], [rank for rank in ranks if evaluate(found, rank) != points[rank]]
         raise BadShare(f"no {self._t} of {len(ranks)} shares give the secret: its dealer lied, or too many others did")
-
-    def _lagrange(self, ranks: tuple[int, ...]) -> Lagrange:
-        if ranks not in self._known:
-            self._known[ranks] = Lagrange(ranks)
-        return self._known[ranks]

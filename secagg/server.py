@@ -200,7 +200,7 @@ class Server:
         with self._closing(Phase.REVEALING, Phase.OVER):
             commitments = {position: shares.commitment for position, shares in self._shares.items()}
             masks, liars = Revealed(
-                self._sid, self._parameters.t, self._devices, self._neighbours, self._shared, self._alive,
+                self._sid, self._parameters, self._devices, self._neighbours, self._shared, self._alive,
                 commitments, self._revealed,
             ).masks()  # fmt: skip
             if executor is None:

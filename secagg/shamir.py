@@ -29,17 +29,29 @@ def evaluate(polynomial: Polynomial, x: int) -> int:
 
 
 class Lagrange:
-    """Interpolation at 0 from shares of fixed ranks; secrets with the same responders share one."""
+    """Secrets from shares among ranks 1 … k. Secrets with the same responders share their coefficients."""
 
-    def __init__(self, ranks: Sequence[int]) -> None:
-        self._ranks = tuple(ranks)
-        whole = prod(ranks)
+    def __init__(self, k: int) -> None:
+        ranks = range(1, k + 1)
         below = [rank * prod(other - rank for other in ranks if other != rank) for rank in ranks]
-        self._coefficients = [whole * inverse % PRIME for inverse in _inverses(below)]
+        self._inverse = dict(zip(ranks, _inverses(below), strict=True))
+        self._known: dict[tuple[int, ...], list[int]] = {}
 
     def combine(self, points: Mapping[int, int]) -> int:
-        """The secret, from shares by rank. Reduced once, at the end."""
-        return sum(c * points[rank] for c, rank in zip(self._coefficients, self._ranks, strict=True)) % PRIME
+        """The polynomial's value at 0, from shares by rank. Reduced once, at the end."""
+        ranks = tuple(points)
+        if ranks not in self._known:
+            self._known[ranks] = self._coefficients(ranks)
+        return sum(c * share for c, share in zip(self._known[ranks], points.values(), strict=True)) % PRIME
+
+    def _coefficients(self, ranks: Sequence[int]) -> list[int]:
+        """Π xₘ / (xₘ − x) over the other ranks m, for each rank x.
+
+        Inverses are of the product over all k ranks, once for all; what is too many in them is multiplied back.
+        """
+        whole = prod(ranks)
+        absent = self._inverse.keys() - set(ranks)
+        return [whole * prod([other - rank for other in absent]) * self._inverse[rank] % PRIME for rank in ranks]
 
 
 def decode(points: Mapping[int, int], t: int) -> Polynomial:

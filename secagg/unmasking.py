@@ -9,6 +9,7 @@ from secagg.errors import BadShare, BelowThreshold
 from secagg.keys import KEY_BYTES, PairKey
 from secagg.masking import Mask
 from secagg.messages import Advertise
+from secagg.parameters import Parameters
 from secagg.recovery import Recovery
 from secagg.session import commitment, pair_mask, self_mask
 
@@ -21,7 +22,7 @@ class Revealed:
     """
 
     sid: bytes
-    t: int
+    chosen: Parameters
     devices: Sequence[Advertise]
     neighbours: Sequence[Sequence[int]]
     shared: frozenset[int]
@@ -34,7 +35,7 @@ class Revealed:
 
         Raises BelowThreshold or BadShare, naming the device whose secret is lost.
         """
-        recovery = Recovery(self.t)
+        recovery = Recovery(self.chosen.k, self.chosen.t)
         masks: list[Mask] = []
         liars: set[int] = set()
         for owner in sorted(self.alive):

@@ -249,7 +249,7 @@ def _last_share_is_in(workload: Workload, chosen: Parameters) -> tuple[Revealed,
                 shares[peer][owner] = point
     devices = [Advertise(HASH, pair.public, HASH, UNSIGNED, UNSIGNED) for pair in pairs]
     commitments = {position: commitment(sid, position, seeds[position]) for position in range(n)}
-    revealed = Revealed(sid, chosen.t, devices, near, frozenset(range(n)), alive, commitments, shares)
+    revealed = Revealed(sid, chosen, devices, near, frozenset(range(n)), alive, commitments, shares)
     total = packing.encode((workload.segment,), np.zeros(workload.dim, np.float32), 10, 1000)
     masks, _ = revealed.masks()
     add_masks(total, [Mask(mask.key, -mask.sign) for mask in masks])

@@ -1,4 +1,4 @@
-"""Whatever a server does to a device, or somebody in between: it ends in the error of that name, and no share leaves."""
+"""Whatever a server does to a device, or somebody in between, ends in the error of that name; no share leaves."""
 
 from dataclasses import replace
 

@@ -35,7 +35,7 @@ def test_any_t_shares_give_the_secret_as_the_formula_does(secret, k, data):
     shares = dict(enumerate(shamir.split(secret, k, t), 1))
     ranks = data.draw(st.permutations(range(1, k + 1)))[:t]
     points = {rank: shares[rank] for rank in ranks}
-    assert Lagrange(ranks).combine(points) == secret == reference.interpolate(points, PRIME)
+    assert Lagrange(k).combine(points) == secret == reference.interpolate(points, PRIME)
 
 
 def test_one_share_less_fits_every_secret():
@@ -51,7 +51,7 @@ def test_false_shares_are_named_and_the_secret_is_found(k, t, false):
     lying = list(range(1, false + 1))
     for rank in lying:
         points[rank] = (points[rank] + 1) % PRIME
-    assert Recovery(t).recover(points, lambda found: found == 77) == (77, lying)
+    assert Recovery(k, t).recover(points, lambda found: found == 77) == (77, lying)
 
 
 @pytest.mark.parametrize(("k", "t", "false"), [(3, 3, 1), (5, 3, 3), (31, 22, 9)])
@@ -60,12 +60,12 @@ def test_too_many_false_shares_lose_the_secret(k, t, false):
     for rank in range(1, false + 1):
         points[rank] ^= 1
     with pytest.raises(BadShare):
-        Recovery(t).recover(points, lambda found: found == 77)
+        Recovery(k, t).recover(points, lambda found: found == 77)
 
 
 def test_too_few_shares_are_counted():
     with pytest.raises(BelowThreshold, match="2 shares"):
-        Recovery(3).recover({1: 5, 2: 6}, lambda _: True)
+        Recovery(4, 3).recover({1: 5, 2: 6}, lambda _: True)
 
 
 @given(
