@@ -15,6 +15,7 @@ LEAST_COHORT = 8
 COMPLETE_UP_TO = 64
 SECURITY_BITS, CORRECTNESS_BITS = 40, 20
 LARGEST_COHORT = 1 << 20
+MOST_NEIGHBOURS = 1000  # on a ring; beyond, the exact bound takes long to compute, and nobody needs it
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,9 @@ def check(parameters: Parameters) -> None:
     """Raise PolicyViolation unless a server cannot collect both of a device's secrets, except with chance 2^-40."""
     n, k, t = parameters.n, parameters.k, parameters.t
     _check_size(n)
-    well_formed = t <= k and (parameters.complete or (n > COMPLETE_UP_TO and k < n - 1 and k % 2 == 0))
+    well_formed = t <= k and (
+        parameters.complete or (n > COMPLETE_UP_TO and k < n - 1 and k <= MOST_NEIGHBOURS and k % 2 == 0)
+    )
     if not (well_formed and _is_secure(n, k, t)):
         raise PolicyViolation(
             f"{t} shares among {k} neighbours are too weak for {n} devices: the coordinator must ask for at least "
