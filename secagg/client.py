@@ -222,7 +222,7 @@ class Client:
         with self._step(Kept) as kept:
             if kept.stage is Stage.MASKED or kept.mode != ACTIVE:
                 raise OutOfOrder("confirmations came before survivors were settled, or in mode honest")
-            _check_confirmations(kept, Confirmations.decode(message, kept.sid))
+            self._check_confirmations(kept, Confirmations.decode(message, kept.sid))
             return self._reveal(kept)
 
     def result(self, message: bytes) -> Receipt:
@@ -279,6 +279,22 @@ class Client:
             for peer in roster.neighbours:
                 check_advertisement(peer.device, state.invite.hash, self._policy.authority)
 
+    def _check_confirmations(self, kept: Kept, found: Confirmations) -> None:
+        peers = kept.alive_peers
+        if len(found.signed) < kept.t:
+            raise BelowThreshold(f"{len(found.signed)} neighbours confirmed the survivors, and {kept.t} must")
+        for position, (digest, signature) in found.signed.items():
+            if position not in peers:
+                raise BadSignature(f"position {position} confirmed, but is no neighbour that survived", [position])
+            keys.verify(peers[position], signature, "survivors", kept.sid, digest)
+            if digest != kept.digest:
+                own = keys.sign(self._identity, "survivors", kept.sid, kept.digest)
+                raise InconsistentSurvivors(
+                    f"position {position} signed another survivor set: the server shows several",
+                    [position],
+                    [(kept.digest, own), (digest, signature)],
+                )
+
     def _reveal(self, kept: Kept) -> Step:
         revealed = kept.reveal()
         self._state = revealed
@@ -312,22 +328,6 @@ def _second_view(kept: Kept) -> AlreadyRevealed | InconsistentSurvivors:
     if kept.stage is Stage.REVEALED:
         return AlreadyRevealed("this device revealed its shares for another survivor set, and reveals no others")
     return InconsistentSurvivors("this device was shown another survivor set before, and signs one", [kept.position])
-
-
-def _check_confirmations(kept: Kept, found: Confirmations) -> None:
-    peers = kept.alive_peers
-    if len(found.signed) < kept.t:
-        raise BelowThreshold(f"{len(found.signed)} neighbours confirmed the survivors, and {kept.t} must")
-    for position, (digest, signature) in found.signed.items():
-        if position not in peers:
-            raise BadSignature(f"position {position} confirmed, but is no neighbour that survived", [position])
-        keys.verify(peers[position], signature, "survivors", kept.sid, digest)
-        if digest != kept.digest:
-            raise InconsistentSurvivors(
-                f"position {position} signed another survivor set: the server shows several",
-                [position],
-                [(digest, signature)],
-            )
 
 
 def _join(shares: tuple[int, int]) -> bytes:

@@ -126,7 +126,7 @@ class SelfMarkedDead(SecaggError):
 
 
 class InconsistentSurvivors(SecaggError):
-    """There are two views of who survived. `evidence` holds (digest, signature) of each that a device signed."""
+    """There are two views of who survived. `evidence` holds the (digest, signature) of two devices that saw them."""
 
     def __init__(
         self, message: str, culprits: Iterable[int] = (), evidence: Iterable[tuple[bytes, bytes]] = ()

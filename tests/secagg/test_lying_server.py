@@ -290,7 +290,7 @@ def test_a_delivery_without_oneself_or_enough_others_is_refused(delivered, victi
     found, sid = delivery(delivered), delivered.server._sid
     for error, positions in (
         (SelfMarkedDead, found.shared - {0}),
-        (TooFewNeighbours, frozenset({0, 1, 2, 3, 4})),
+        (TooFewNeighbours, frozenset(range(6))),  # t is 6, so one too few
     ):
         client = delivered.client(VICTIM)
         client._state = victim._state
@@ -325,6 +325,17 @@ def test_survivors_without_oneself_or_enough_others_are_refused(uploaded, victim
     dies(victim, error, victim.survivors, Survivors(frozenset(alive)).encode(uploaded.server._sid, 9))
 
 
+def test_a_sum_over_fewer_than_were_promised_is_refused_though_enough_neighbours_are_left():
+    cohort = Cohort(9, invitation(min_sum=9))
+    deliveries = cohort.share(cohort.advertise())
+    sid, first, second = cohort.server._sid, cohort.clients[10], cohort.clients[11]
+    found = Deliver.decode(deliveries[10], sid, 9, cohort.server._neighbours[0])
+    dies(first, BelowThreshold, first.deliver, only(found, frozenset(range(8)), sid))
+    second.deliver(deliveries[11])
+    second.mask(np.zeros(5, np.float32), 1)
+    dies(second, BelowThreshold, second.survivors, Survivors(frozenset(range(8))).encode(sid, 9))
+
+
 def test_survivors_that_never_shared_are_refused(cohort, victim):
     deliveries = cohort.share(cohort.advertise(), without=(18,))
     cohort.upload(deliveries, vectors_for(cohort))
@@ -352,11 +363,23 @@ def test_views_that_differ_between_devices_are_noticed_with_evidence(uploaded, v
     del signed_by[0]
     error = dies(victim, InconsistentSurvivors, victim.confirmations, Confirmations(signed_by).encode(sid))
     assert error.culprits == (4,)
-    assert error.evidence == (signed_by[4],)
+    own = survivors_digest(everyone, everyone, 9)
+    assert error.evidence == ((own, keys.sign(uploaded.identities[10], "survivors", sid, own)), signed_by[4])
     # A server that shows only those who agree shows too few.
     agreeing = {position: signed_by[position] for position in (5, 6, 7)}
     other = uploaded.clients[14]
     dies(other, BelowThreshold, other.confirmations, Confirmations(agreeing).encode(sid))
+
+
+def test_one_confirmation_too_few_reveals_nothing(uploaded, victim):
+    sid, everyone = uploaded.server._sid, frozenset(range(9))
+    digest = survivors_digest(everyone, everyone, 9)
+    victim.survivors(uploaded.survivors[VICTIM])
+    signed_by = {
+        position: (digest, keys.sign(uploaded.identities[10 + position], "survivors", sid, digest))
+        for position in range(1, 6)
+    }
+    dies(victim, BelowThreshold, victim.confirmations, Confirmations(signed_by).encode(sid))
 
 
 @pytest.mark.parametrize("what", ["digest", "signature", "stranger", "dead", "own"])
