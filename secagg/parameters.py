@@ -38,14 +38,11 @@ def find(n: int) -> Parameters:
     Raises PolicyViolation when n is below 8, the least cohort, or absurd.
     """
     _check_size(n)
-    if n > COMPLETE_UP_TO:
-        for k in range(2, n - 1, 2):
-            t = _least_shares(n, k)
-            # Losing more than k − t of k neighbours costs the sum.
-            if t <= k and _is_rare(n, k, k - t + 1, CORRECTNESS_BITS):
-                return Parameters(n, k, t)
-    k = n - 1
-    return Parameters(n, k, (k + _corrupt_neighbours(n)) // 2 + 1)
+    if n <= COMPLETE_UP_TO:
+        return Parameters(n, n - 1, (n - 1 + _corrupt_neighbours(n)) // 2 + 1)
+    candidates = (Parameters(n, k, _least_shares(n, k)) for k in range(2, n - 1, 2))
+    # Losing more than k − t of k neighbours costs the sum.
+    return next(p for p in candidates if p.t <= p.k and _is_rare(n, p.k, p.k - p.t + 1, CORRECTNESS_BITS))
 
 
 def check(parameters: Parameters) -> None:

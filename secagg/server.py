@@ -135,7 +135,7 @@ class Server:
 
     def receive(self, slot: int, message: bytes) -> None:
         """Take in what a device sent. A refusal, any SecaggError, changes nothing."""
-        if not message or message[0] not in {*DEVICE_MESSAGES}:
+        if not message or message[0] not in DEVICE_MESSAGES:
             raise Malformed("no device sends such a message")
         if message[0] != self.phase:
             raise OutOfOrder(f"M{message[0]} came while the server is in phase {self.phase.name.lower()}")

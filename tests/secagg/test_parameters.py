@@ -37,6 +37,11 @@ def test_what_is_found_holds_both_bounds_and_nothing_smaller_does(n):
     assert not any(good(found.k - 2, t) for t in range(found.k // 2, found.k - 1))
 
 
+def test_every_size_of_cohort_has_parameters_that_a_device_accepts():
+    for n in (*range(65, 300), 777, 3000, 2**17):
+        parameters.check(parameters.find(n))
+
+
 def test_up_to_64_everyone_is_a_neighbour_and_a_fifth_may_be_corrupt():
     for n in range(8, 65):
         found = parameters.find(n)
