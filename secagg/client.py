@@ -280,19 +280,19 @@ class Client:
                 check_advertisement(peer.device, state.invite.hash, self._policy.authority)
 
     def _check_confirmations(self, kept: Kept, found: Confirmations) -> None:
-        peers = kept.alive_peers
+        peers, shown = kept.alive_peers, kept.digest
         if len(found.signed) < kept.t:
             raise BelowThreshold(f"{len(found.signed)} neighbours confirmed the survivors, and {kept.t} must")
         for position, (digest, signature) in found.signed.items():
             if position not in peers:
                 raise BadSignature(f"position {position} confirmed, but is no neighbour that survived", [position])
             keys.verify(peers[position], signature, "survivors", kept.sid, digest)
-            if digest != kept.digest:
-                own = keys.sign(self._identity, "survivors", kept.sid, kept.digest)
+            if digest != shown:
+                own = keys.sign(self._identity, "survivors", kept.sid, shown)
                 raise InconsistentSurvivors(
                     f"position {position} signed another survivor set: the server shows several",
                     [position],
-                    [(kept.digest, own), (digest, signature)],
+                    [(shown, own), (digest, signature)],
                 )
 
     def _reveal(self, kept: Kept) -> Step:

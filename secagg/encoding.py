@@ -45,15 +45,17 @@ class Reader:
 
 def bitmap(positions: frozenset[int], n: int) -> bytes:
     """A set of positions below n as bits, the least significant first."""
-    return sum(1 << position for position in positions).to_bytes(-(-n // 8), "little")
+    data = bytearray(-(-n // 8))
+    for position in positions:
+        data[position // 8] |= 1 << position % 8
+    return bytes(data)
 
 
 def read_bitmap(data: bytes, n: int) -> frozenset[int]:
     """The positions in a bitmap of n bits."""
-    bits = int.from_bytes(data, "little")
-    if bits >> n:
+    if n % 8 and data[-1] >> n % 8:
         raise Malformed(f"a bitmap of {n} positions names others")
-    return frozenset(position for position in range(n) if bits >> position & 1)
+    return frozenset(position for position in range(n) if data[position // 8] >> position % 8 & 1)
 
 
 def open_message(data: bytes, number: int, name: str, session: bytes | None = None) -> Reader:
