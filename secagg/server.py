@@ -24,12 +24,11 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import IntEnum
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from numpy.typing import NDArray
 
 from secagg import keys, packing, parameters
 from secagg.errors import (
@@ -70,7 +69,7 @@ from secagg.messages import (
 from secagg.parameters import Parameters
 from secagg.session import check_advertisement, check_distinct, session_id
 from secagg.shamir import PRIME
-from secagg.unmasking import Revealed
+from secagg.unmasking import Aggregate, Revealed
 
 
 class Phase(IntEnum):
@@ -86,20 +85,6 @@ class Phase(IntEnum):
 
 
 DEVICE_MESSAGES = {Phase.ADVERTISING, Phase.SHARING, Phase.UPLOADING, Phase.CONFIRMING, Phase.REVEALING}
-
-
-@dataclass(frozen=True, slots=True)
-class Aggregate:
-    """What the server learns: over how many devices, Σ weight, and the sums float64 (D,) of each segment's values.
-
-    A weighted segment's sum is of weight · value. `liars` are the positions of devices that sent false shares.
-    """
-
-    devices: int
-    weight: int
-    sums: NDArray[np.float64]
-    liars: frozenset[int]
-    digest: bytes
 
 
 class Server:

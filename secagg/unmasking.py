@@ -1,9 +1,15 @@
-"""Which masks are on the sum, from the shares that devices revealed. Spec: docs/spec/secagg.md §7."""
+"""Which masks are on the sum, from the shares that devices revealed, and what is under them.
+
+Spec: docs/spec/secagg.md §7.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from secagg.errors import BadShare, BelowThreshold
 from secagg.keys import KEY_BYTES, PairKey
@@ -12,6 +18,20 @@ from secagg.messages import Advertise
 from secagg.parameters import Parameters
 from secagg.recovery import Recovery
 from secagg.session import commitment, pair_mask, self_mask
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate:
+    """What the server learns: over how many devices, Σ weight, and the sums float64 (D,) of each segment's values.
+
+    A weighted segment's sum is of weight · value. `liars` are the positions of devices that sent false shares.
+    """
+
+    devices: int
+    weight: int
+    sums: NDArray[np.float64]
+    liars: frozenset[int]
+    digest: bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,6 +95,17 @@ def test_random_devices_leave_a_real_cohort_at_random_stages(n, mode, seed):
     np.testing.assert_array_equal(found.sums, sum(vectors[slot].astype(np.float64) for slot in summed))
 
 
+@pytest.mark.parametrize("value", [0, 255])
+def test_an_upload_looks_uniform_whatever_is_in_it(value):
+    segment = Segment(100_000, 21, 8, 0.0, 255.0)
+    cohort = Cohort(4, invitation(segments=(segment,)), complete(2))
+    cohort.upload(cohort.share(cohort.advertise()), dict.fromkeys(cohort.clients, np.full(segment.size, value, "f4")))
+    counts = np.bincount(np.frombuffer(cohort.steps[10].message[34:-64], np.uint8), minlength=256)
+    expected = counts.sum() / 256
+    # 255 degrees of freedom; the chance to be 7 standard deviations above the mean is below 10^-9.
+    assert ((counts - expected) ** 2 / expected).sum() < 255 + 7 * 22.6
+
+
 @pytest.mark.parametrize("size", [0, 1, 7, 10_001])
 def test_vectors_of_every_length_are_summed(size):
     cohort = Cohort(4, invitation(segments=(Segment(size, 21, 8, 0.0, 255.0),)), complete(2))
