@@ -31,6 +31,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from secagg import keys, packing, parameters
+from secagg.encoding import DIGEST
 from secagg.errors import (
     BadShare,
     BadSignature,
@@ -150,8 +151,10 @@ class Server:
             return self._tree.root
 
     def open_roster(self, beacon: bytes) -> dict[int, bytes]:
-        """M2 by slot. `beacon` is 32 bytes."""
+        """M2 by slot. Raises Malformed unless `beacon` is 32 bytes."""
         with self._closing(Phase.DRAWING, Phase.SHARING):
+            if len(beacon) != DIGEST:
+                raise Malformed(f"a beacon has {DIGEST} bytes, not {len(beacon)}")
             chosen, root, n = self._parameters, self._tree.root, self._parameters.n
             self._sid = session_id(self._invite_hash, chosen, root, beacon)
             graph = Graph(chosen, root, beacon)
@@ -196,7 +199,7 @@ class Server:
             weight, sums = packing.decode(self._invite.segments, self._sum, devices, self._invite.w_max)
             digest = sha256(u32(devices) + self._sum.astype(LITTLE, copy=False).tobytes())
             self._aggregate = Aggregate(devices, weight, sums, liars, digest)
-            self._sum = np.zeros(0, np.uint64)
+            self._forget()
             return self._aggregate
 
     def results(self) -> dict[int, bytes]:
@@ -215,7 +218,12 @@ class Server:
         """End the session without a sum, in whatever phase."""
         if self._aggregate is None:
             self.phase = Phase.OVER
-            self._sum = np.zeros(0, np.uint64)
+            self._forget()
+
+    def _forget(self) -> None:
+        """Let go of what could take a mask off one device's vector, and of the sum's words."""
+        self._shares, self._revealed = {}, {}
+        self._sum = np.zeros(0, np.uint64)
 
     @contextmanager
     def _closing(self, phase: Phase, then: Phase) -> Iterator[None]:

@@ -219,6 +219,26 @@ def test_a_mask_that_does_not_cancel_lets_no_number_out():
     assert cohort.clients[10].result(cohort.server.results()[10]).done is False
 
 
+def test_no_share_is_left_when_the_session_is_over(cohort):
+    cohort.reveal(revealing(cohort))
+    assert cohort.server._revealed
+    cohort.server.unmask()
+    assert cohort.server._revealed == cohort.server._shares == {}
+    broken = Cohort(9, invitation(min_sum=3))
+    falsify(broken, revealing(broken), {12, 13, 14})
+    with pytest.raises(BadShare):
+        broken.server.unmask()
+    assert broken.server._revealed == broken.server._shares == {}
+
+
+def test_a_beacon_of_another_length_is_refused(cohort):
+    for slot in cohort.clients:
+        cohort.server.receive(slot, advertisement(cohort, slot))
+    cohort.server.fix_roster()
+    with pytest.raises(Malformed, match="beacon"):
+        cohort.server.open_roster(b"short")
+
+
 def test_a_server_with_fields_that_overflow_is_not_made():
     with pytest.raises(HeadroomError):
         Server(invitation(n_max=2**20), SERVER, public(AUTHORITY))
