@@ -4,16 +4,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
+import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from secagg import keys
 from secagg.client import Client
-from secagg.messages import ACTIVE, Invite
+from secagg.errors import OutOfOrder
+from secagg.messages import ACTIVE, Deliver, Invite
 from secagg.packing import Segment
 from secagg.policy import Policy
 from secagg.server import Server
 
 MODEL, LAYOUT, TASK, BEACON = (bytes([number]) * 32 for number in (1, 2, 3, 4))
+VICTIM = 10
 EXACT = (Segment(5, 16, 8, 0.0, 255.0),)
 
 
@@ -133,3 +136,24 @@ def vectors_for(cohort, seed=0):
     made = np.random.default_rng(seed)
     size = cohort.invite.dimension
     return {slot: made.integers(0, 256, size).astype(np.float32) for slot in cohort.clients}
+
+
+def signed(invite, key=SERVER):
+    return invite.body() + keys.sign(key, "invite", keys.NO_CONTEXT, invite.hash)
+
+
+def dies(client, error, step, *arguments):
+    """The step raises just that, and from then on the device answers nothing."""
+    with pytest.raises(error) as caught:
+        step(*arguments)
+    assert caught.type is error
+    for late in (client.roster, client.deliver, client.survivors, client.confirmations, client.result):
+        with pytest.raises(OutOfOrder):
+            late(bytes(200))
+    with pytest.raises(OutOfOrder):
+        client.invite(signed(invitation()), MODEL, LAYOUT)
+    return caught.value
+
+
+def only(found, positions, sid):
+    return Deliver(positions, {p: box for p, box in found.boxes.items() if p in positions}).encode(sid, 9)

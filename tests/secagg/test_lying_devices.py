@@ -37,11 +37,6 @@ from tests.secagg.cohort import (
 )
 
 
-@pytest.fixture
-def cohort():
-    return Cohort(9, invitation(min_sum=3))
-
-
 def refuses(server, error, slot, message):
     before = (server.phase, dict(server._uploads), server._sum.copy(), dict(server._revealed))
     with pytest.raises(error) as caught:

@@ -1,5 +1,6 @@
 """The sum is exact whoever leaves and when; below a threshold there is none."""
 
+from concurrent.futures import ProcessPoolExecutor
 from itertools import chain, combinations, product
 
 import numpy as np
@@ -124,6 +125,16 @@ def test_segments_with_their_own_ranges_are_summed_each_by_its_rule():
     assert found.weight == 1 + 2 + 3 + 4 + 5
     np.testing.assert_allclose(found.sums[:4], [15, -15, 7.5, 0], atol=5 * 9 * segments[0].step)
     assert found.sums[4:].tolist() == [2, 300_000, 60]
+
+
+def test_the_server_may_divide_the_work_among_processes():
+    cohort = Cohort(9, invitation(segments=(Segment(10_001, 21, 8, 0.0, 255.0),)))
+    vectors = vectors_for(cohort)
+    survivors = cohort.upload(cohort.share(cohort.advertise()), vectors, without=(11,))
+    cohort.reveal(cohort.confirm(survivors))
+    with ProcessPoolExecutor(2) as executor:
+        found = cohort.server.unmask(executor, 3)
+    np.testing.assert_array_equal(found.sums, sum(vectors[slot].astype(np.float64) for slot in survivors))
 
 
 def test_everyone_gets_a_signed_receipt_of_the_same_sum():
