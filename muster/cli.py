@@ -6,7 +6,7 @@ import signal
 import sys
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_TERMINATED = 1, 2, 130, 143
-OURS = {"coordinator", "device_runtime", "export", "fedcore", "muster", "simulator"}
+OURS = {"coordinator", "device_runtime", "export", "fedcore", "muster", "secagg", "simulator"}
 USAGE_ERRORS = {
     "UnknownAlgorithm",
     "InvalidSetting",

@@ -48,6 +48,7 @@ def test_the_import_contracts_are_kept():
     ("package", "forbidden"),
     [
         ("fedcore", {"torch", "sqlalchemy", "sklearn"} | WEB | GRAPHS),
+        ("secagg", {"torch", "sqlalchemy", "sklearn", "msgspec", "safetensors", "fedcore"} | WEB | GRAPHS),
         ("coordinator", {"torch", "sklearn"} | GRAPHS),
         ("device_runtime", {"torch", "sqlalchemy", "onnx", "sklearn"} | WEB),
     ],

@@ -118,3 +118,30 @@ def hostile_fleet(
         fields = {name: value for name, value in structs.asdict(result).items() if name not in {"kinds", "audit"}}
         show_fields(fields | asdict(result.audit))
     raise typer.Exit(0 if result.sound else 1)
+
+
+@bench_app.command("secagg")
+def secagg(
+    n: Annotated[int, typer.Option(min=8, help="Devices in the session.")] = 100,
+    dim: Annotated[int, typer.Option(min=0, help="Length of a device's vector.")] = 1_000_000,
+    dropout: Annotated[
+        float, typer.Option(min=0, max=0.5, help="Share of the devices that is lost after it shared its secrets.")
+    ] = 0.1,
+    honest: Annotated[bool, typer.Option("--honest", help="Without signatures, as simulations run it.")] = False,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs; the least time counts.")] = 5,
+    json: Json = False,
+) -> None:
+    """One device and the server of a secure aggregation (protocol SA1): CPU time and bytes, on one thread.
+
+    Also how fast masks are added against AES-256-CTR alone. 1000 devices take a minute.
+    """
+    from muster.bench.secagg import Workload, run
+
+    with progress() as bar:
+        task = bar.add_task("secagg", total=None, note="")
+        result = run(Workload(n, dim, dropout, not honest), repeats, lambda doing: bar.update(task, note=doing))
+    if json:
+        return emit(result)
+    figures = ("client_ms", "server_s", "receive_ms", "bytes_up", "bytes_down", "ctr_fraction", "mask_gb_s")
+    rows = [(name, f"{getattr(result, name):.4g}", result.targets.get(name)) for name in figures]
+    return show_table(("what", "is", "target"), rows)

@@ -99,6 +99,15 @@ def test_bench_device_step_compares_with_torch_in_the_same_run(executorch):
         assert step["ratio_to_eager"] == pytest.approx(step["cpu_ms"] / steps["torch"]["cpu_ms"])
 
 
+def test_bench_secagg_measures_both_ends_of_a_session():
+    result = in_process("bench", "secagg", "--n", 10, "--dim", 1000, "--repeats", 1, "--json")
+    assert result.exit_code == 0, result.output
+    figures = json.loads(result.stdout)
+    assert (figures["k"], figures["t"], figures["mode"], figures["targets"]) == (9, 6, "active", {})
+    assert 8 * (335 + 2) < figures["bytes_up"] < 8 * 335 + 3000
+    assert min(figures[name] for name in ("client_ms", "server_s", "receive_ms", "ctr_fraction", "mask_gb_s")) > 0
+
+
 def test_plans_are_signed_at_export_or_later_and_every_command_says_by_whom(plan, tmp_path):
     keys = [tmp_path / "a.pem", tmp_path / "b.pem"]
     first, second = (json.loads(in_process("key", "new", "--out", key, "--json").stdout)["signer"] for key in keys)
@@ -276,7 +285,7 @@ def test_every_command_has_help_with_an_example_of_what_it_does():
         ["task", name] for name in ("create", "list", "show", "metrics", "pause", "resume", "cancel", "checkpoint")
     ]
     names += [["device", "run"], ["fleet", "run"], ["fleet", "sysroot"], ["doctor"]]
-    names += [["bench", "device_footprint"], ["bench", "hostile_fleet"]]
+    names += [["bench", "device_footprint"], ["bench", "hostile_fleet"], ["bench", "secagg"]]
     for name in names:
         result = in_process(*name, "--help")
         assert result.exit_code == 0

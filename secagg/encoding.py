@@ -1,0 +1,87 @@
+"""The pieces of every encoding: fields taken from the front, bitmaps, heads. Spec: docs/spec/secagg.md §1, §4."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from secagg.errors import Malformed, UnsupportedSuite, WrongSession
+
+VERSION = 1
+DIGEST = 32
+
+
+class Reader:
+    """Takes fields from the front of a message, and refuses what is short or left over."""
+
+    def __init__(self, data: bytes, name: str) -> None:
+        self._data, self._at, self._name = data, 0, name
+
+    def take(self, size: int) -> bytes:
+        """The next `size` bytes."""
+        end = self._at + size
+        if end > len(self._data):
+            raise Malformed(f"{self._name} ends after {len(self._data)} bytes, in a field that goes to {end}")
+        part = self._data[self._at : end]
+        self._at = end
+        return part
+
+    def integer(self, size: int) -> int:
+        """The next unsigned integer of that many bytes."""
+        return int.from_bytes(self.take(size), "little")
+
+    def bitmap(self, n: int) -> frozenset[int]:
+        """The positions whose bits are set."""
+        return read_bitmap(self.take(-(-n // 8)), n)
+
+    def rest(self) -> bytes:
+        """All that is left."""
+        return self.take(len(self._data) - self._at)
+
+    def close(self) -> None:
+        """Refuse what is left over."""
+        if self._at != len(self._data):
+            raise Malformed(f"{self._name} has {len(self._data) - self._at} bytes too many")
+
+
+def bitmap(positions: frozenset[int], n: int) -> bytes:
+    """A set of positions below n as bits, the least significant first."""
+    data = bytearray(-(-n // 8))
+    for position in positions:
+        data[position // 8] |= 1 << position % 8
+    return bytes(data)
+
+
+def read_bitmap(data: bytes, n: int) -> frozenset[int]:
+    """The positions in a bitmap of n bits."""
+    if n % 8 and data[-1] >> n % 8:
+        raise Malformed(f"a bitmap of {n} positions names others")
+    return frozenset(position for position in range(n) if data[position // 8] >> position % 8 & 1)
+
+
+def open_message(data: bytes, number: int, name: str, session: bytes | None = None) -> Reader:
+    """A reader behind the head of message `number`. Raises Malformed, UnsupportedSuite, WrongSession."""
+    reader = Reader(data, name)
+    found, version = reader.take(2)
+    if found != number:
+        raise Malformed(f"message M{found} came instead of M{number}, {name}")
+    if version != VERSION:
+        raise UnsupportedSuite(f"{name} has version {version}; this end speaks {VERSION}: update the older end")
+    if session is not None and reader.take(DIGEST) != session:
+        raise WrongSession(f"{name} belongs to another session: it is late, or the other end holds another roster")
+    return reader
+
+
+def head(number: int, session: bytes = b"") -> bytes:
+    """What every message begins with."""
+    return bytes([number, VERSION]) + session
+
+
+def ascending(reader: Reader, count: int) -> Iterator[int]:
+    """The positions before `count` entries, whose other fields the caller takes. Each must exceed the one before."""
+    last = -1
+    for _ in range(count):
+        position = reader.integer(4)
+        if position <= last:
+            raise Malformed("positions do not ascend")
+        last = position
+        yield position

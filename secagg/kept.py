@@ -1,0 +1,113 @@
+"""What a device keeps after its upload: its peers' shares, what it signed, what it revealed.
+
+Spec: docs/spec/secagg.md §6.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+from secagg.encoding import DIGEST, Reader, bitmap
+from secagg.errors import Malformed
+from secagg.keys import u32
+from secagg.messages import ACTIVE, HONEST, KEY, KEY_SHARE, SEED_SHARE, SHARE, Unmask, survivors_digest
+from secagg.shamir import PRIME
+
+FORMAT = 1
+
+
+class Stage(IntEnum):
+    """How far a device has gone, which it never takes back."""
+
+    MASKED = 0
+    CONFIRMED = 1
+    REVEALED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A neighbour that shared its secrets: its id, and its share of either secret; 0 once it must never leave."""
+
+    position: int
+    id: bytes
+    seed_share: int
+    key_share: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The state that must be durable. Its bytes hold secrets of others: keep them as one keeps a key."""
+
+    sid: bytes
+    mode: int
+    n: int
+    t: int
+    min_sum: int
+    position: int
+    shared: frozenset[int]
+    peers: tuple[Peer, ...]
+    stage: Stage = Stage.MASKED
+    alive: frozenset[int] = frozenset()
+
+    @property
+    def digest(self) -> bytes:
+        """What the device signs of the survivors."""
+        return survivors_digest(self.shared, self.alive, self.n)
+
+    @property
+    def alive_peers(self) -> dict[int, bytes]:
+        """The ids of neighbours that survived, by position."""
+        return {peer.position: peer.id for peer in self.peers if peer.position in self.alive}
+
+    def confirm(self, alive: frozenset[int]) -> Kept:
+        """The state after the survivors were settled."""
+        return replace(self, stage=Stage.CONFIRMED, alive=alive)
+
+    def reveal(self) -> Kept:
+        """The state after one share of every peer was revealed. The other shares are no longer in it."""
+        peers = (
+            replace(peer, key_share=0) if peer.position in self.alive else replace(peer, seed_share=0)
+            for peer in self.peers
+        )
+        return replace(self, stage=Stage.REVEALED, peers=tuple(peers))
+
+    def unmask(self) -> bytes:
+        """M9: the seed's share of whoever survived, the mask key's of whoever did not."""
+        shares = {
+            peer.position: (SEED_SHARE, peer.seed_share) if peer.position in self.alive else (KEY_SHARE, peer.key_share)
+            for peer in self.peers
+        }
+        return Unmask(shares).encode(self.sid)
+
+    def encode(self) -> bytes:
+        """The state as bytes."""
+        numbers = u32(self.n, self.t, self.min_sum, self.position, len(self.peers))
+        peers = b"".join(
+            u32(peer.position)
+            + peer.id
+            + peer.seed_share.to_bytes(SHARE, "little")
+            + peer.key_share.to_bytes(SHARE, "little")
+            for peer in self.peers
+        )
+        sets = bitmap(self.shared, self.n) + bitmap(self.alive, self.n)
+        return bytes([FORMAT, self.mode, self.stage]) + self.sid + numbers + sets + peers
+
+    @classmethod
+    def decode(cls, data: bytes) -> Kept:
+        """The inverse of `encode`. Raises Malformed."""
+        reader = Reader(data, "the kept state")
+        form, mode, stage = reader.take(3)
+        if form != FORMAT or mode not in {HONEST, ACTIVE} or stage > Stage.REVEALED:
+            raise Malformed("the kept state is damaged, or of another version: the session is lost, and nothing else")
+        sid = reader.take(DIGEST)
+        n, t, min_sum, position, count = (reader.integer(4) for _ in range(5))
+        shared, alive = reader.bitmap(n), reader.bitmap(n)
+        peers = tuple(
+            Peer(reader.integer(4), reader.take(KEY), reader.integer(SHARE), reader.integer(SHARE))
+            for _ in range(count)
+        )
+        reader.close()
+        if any(share >= PRIME for peer in peers for share in (peer.seed_share, peer.key_share)):
+            raise Malformed("the kept state holds a share that is none")
+        return cls(sid, mode, n, t, min_sum, position, shared, peers, Stage(stage), alive)

@@ -1,0 +1,115 @@
+"""Keys, signatures and boxes, all of them from `cryptography`. Spec: docs/spec/secagg.md §1, §6."""
+
+from __future__ import annotations
+
+from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from secagg.errors import BadCiphertext, BadPoint, BadSignature
+
+FIELD_PRIME = 2**255 - 19
+NO_CONTEXT = bytes(32)
+NONCE = bytes(12)  # every key seals one box
+KEY_BYTES = 32
+
+
+def tag(what: str) -> bytes:
+    """The domain of a hash, key or signature, so that none fits in another's place."""
+    return b"muster.secagg.v1." + what.encode() + b"\0"
+
+
+def u32(*values: int) -> bytes:
+    """Values as unsigned 32-bit little-endian integers, joined."""
+    return b"".join(value.to_bytes(4, "little") for value in values)
+
+
+def sign(key: Ed25519PrivateKey, what: str, context: bytes, body: bytes) -> bytes:
+    """A signature (64 bytes) over a domain, a context (32 bytes) and a body."""
+    return key.sign(tag(what) + context + body)
+
+
+def verify(signer: bytes, signature: bytes, what: str, context: bytes, body: bytes) -> None:
+    """Raise BadSignature unless `signature` is the signer's (a 32-byte public key) over just that."""
+    try:
+        Ed25519PublicKey.from_public_bytes(signer).verify(signature, tag(what) + context + body)
+    except (InvalidSignature, ValueError) as error:
+        raise BadSignature(
+            f"the {what} signature is not that of {signer.hex()[:12]}…: it was altered, or made for another session"
+        ) from error
+
+
+def enrol(authority: Ed25519PrivateKey, device_id: bytes) -> bytes:
+    """The credential of a device: the authority's word that it knows this id."""
+    return sign(authority, "enrolment", NO_CONTEXT, device_id)
+
+
+def check_credential(authority: bytes, device_id: bytes, credential: bytes) -> None:
+    """Raise BadSignature unless the authority (a 32-byte public key) enrolled the device."""
+    verify(authority, credential, "enrolment", NO_CONTEXT, device_id)
+
+
+class PairKey:
+    """An X25519 private key of one session, which makes keys with peers."""
+
+    def __init__(self, private: bytes) -> None:
+        self._key = X25519PrivateKey.from_private_bytes(private)
+
+    @property
+    def public(self) -> bytes:
+        """The public key, 32 bytes."""
+        return self._key.public_key().public_bytes_raw()
+
+    @property
+    def secret(self) -> int:
+        """The private scalar, clamped as RFC 7748 says: an integer below 2^255, which is shared out."""
+        return clamp(int.from_bytes(self._key.private_bytes_raw(), "little"))
+
+    def agree(self, peer: bytes) -> bytes:
+        """The shared secret with a peer's public key, 32 bytes. Raises BadPoint."""
+        check_encoding(peer)
+        try:
+            return self._key.exchange(X25519PublicKey.from_public_bytes(peer))
+        except ValueError as error:
+            raise BadPoint(
+                f"public key {peer.hex()[:12]}… has low order: whoever sent it wants a known secret"
+            ) from error
+
+
+def clamp(scalar: int) -> int:
+    """A scalar with the bits set and cleared that RFC 7748 §5 fixes."""
+    return scalar & ((1 << 254) - 8) | 1 << 254
+
+
+def check_encoding(point: bytes) -> None:
+    """Raise BadPoint when a public key is not the one encoding of its point."""
+    if int.from_bytes(point, "little") >= FIELD_PRIME:
+        raise BadPoint(f"public key {point.hex()[:12]}… is not reduced: it would have two encodings")
+
+
+def check_point(point: bytes) -> None:
+    """Raise BadPoint unless a public key is encoded as it must be, and not of low order."""
+    PairKey(bytes(32)).agree(point)
+
+
+def derive(secret: bytes, sid: bytes, what: str, *numbers: int) -> bytes:
+    """A key of 32 bytes for one purpose between numbered parties in one session."""
+    return HKDF(SHA256(), 32, sid, tag(what) + u32(*numbers)).derive(secret)
+
+
+def seal(key: bytes, shares: bytes, sid: bytes, sender: int, receiver: int) -> bytes:
+    """Shares in a box that says from whom to whom. A key must seal only one box."""
+    return AESGCM(key).encrypt(NONCE, shares, sid + u32(sender, receiver))
+
+
+def open_box(key: bytes, box: bytes, sid: bytes, sender: int, receiver: int) -> bytes:
+    """What is in a box. Raises BadCiphertext, which names the sender."""
+    try:
+        return AESGCM(key).decrypt(NONCE, box, sid + u32(sender, receiver))
+    except InvalidTag as error:
+        raise BadCiphertext(
+            f"the box from position {sender} does not open: it was altered, or sealed for another", [sender]
+        ) from error

@@ -1,0 +1,177 @@
+"""From a float vector to words that can be masked and added, and back from the sum. Spec: docs/spec/secagg.md §5."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import isfinite
+
+import numpy as np
+from numpy.typing import NDArray
+
+from secagg.errors import BadInput, HeadroomError, UnmaskCheckFailed
+from secagg.masking import Keystream, Words
+
+WORD_BITS = 64
+MOST_IN_BITS, MOST_FIELD_BITS = 20, 32
+LEAST_RANGE, MOST_RANGE = 1e-40, 1e40  # what float32 values span
+POINT_BITS = 32
+POINT, MANTISSA = 2.0**POINT_BITS, 2.0 ** (MOST_IN_BITS + POINT_BITS)
+SLICE = 1 << 15  # values quantised at a time: their float64 stay in a core's second cache
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A range of `size` values in [low, high] that share one encoding.
+
+    `in_bits` of precision travel in fields of `field_bits`. A `weighted` segment is multiplied by weight / w_max.
+    `norm` is the greatest L2 norm, to which a longer segment is scaled down; 0 is no limit.
+    """
+
+    size: int
+    field_bits: int
+    in_bits: int
+    low: float
+    high: float
+    norm: float = 0.0
+    weighted: bool = False
+
+    @property
+    def per_word(self) -> int:
+        """Fields in a word."""
+        return WORD_BITS // self.field_bits
+
+    @property
+    def words(self) -> int:
+        """Words that the segment takes."""
+        return -(-self.size // self.per_word)
+
+    @property
+    def most(self) -> int:
+        """The greatest quantised value."""
+        return (1 << self.in_bits) - 1
+
+    @property
+    def step(self) -> float:
+        """Difference between neighbouring quantised values."""
+        return (self.high - self.low) / self.most
+
+
+def check_headroom(segments: Sequence[Segment], n_max: int) -> None:
+    """Raise HeadroomError unless every field can hold the sum of n_max values and every range makes sense."""
+    for place, segment in enumerate(segments):
+        widths = 1 <= segment.in_bits <= MOST_IN_BITS and segment.in_bits <= segment.field_bits <= MOST_FIELD_BITS
+        if not (widths and n_max * segment.most < 1 << segment.field_bits):
+            raise HeadroomError(
+                f"segment {place}: {n_max} values of {segment.in_bits} bits do not fit into fields of "
+                f"{segment.field_bits} bits; at most {MOST_IN_BITS} and {MOST_FIELD_BITS} are allowed"
+            )
+        makes_sense = segment.low <= 0 <= segment.high and LEAST_RANGE <= segment.high - segment.low <= MOST_RANGE
+        if not (makes_sense and segment.norm >= 0):
+            raise HeadroomError(
+                f"segment {place}: [{segment.low}, {segment.high}] with norm {segment.norm} is no range to quantise; "
+                "it must hold 0"
+            )
+
+
+def word_count(segments: Sequence[Segment]) -> int:
+    """W: the weight, all segments, the check word."""
+    return 2 + sum(segment.words for segment in segments)
+
+
+def encode(segments: Sequence[Segment], vector_D: NDArray[np.float32], weight: int, w_max: int) -> Words:
+    """The words (W,) of one device, ready to be masked. Raises BadInput.
+
+    Trap: values outside [low, high] are clamped, which is a bias; choose norm and range so that it is rare.
+    """
+    if not 0 <= weight <= w_max:
+        raise BadInput(f"the weight must be 0 to {w_max}, not {weight}: cap it, or ask for a session with more room")
+    size = sum(segment.size for segment in segments)
+    if vector_D.shape != (size,) or vector_D.dtype != np.float32:
+        raise BadInput(f"the vector must be float32[{size}], not {vector_D.dtype}{list(vector_D.shape)}")
+    words = np.zeros(word_count(segments), np.uint64)
+    words[0] = weight
+    begin, uniform = 0, Keystream(secrets.token_bytes(32), 4 * SLICE)
+    for segment, target in _slices(segments, words):
+        values = vector_D[begin : begin + segment.size]
+        factor = _factor(segment, values, weight / w_max)
+        _quantise(segment, values, factor, uniform, target)
+        begin += segment.size
+    words[-1] = _check_word(words[:-1])
+    return words
+
+
+def _factor(segment: Segment, values: NDArray[np.float32], share: float) -> float:
+    """What a segment is multiplied by. Raises BadInput when it holds a value that is not finite."""
+    # A float32 squared fits into a float64 however often it is added; the sum is finite exactly when all values are.
+    norm = float(np.sqrt(np.einsum("i,i->", values, values, dtype=np.float64)))
+    if not isfinite(norm):
+        raise BadInput("the vector holds a value that is not finite: the training diverged, and nothing is sent")
+    scale = segment.norm / norm if 0 < segment.norm < norm else 1.0
+    return scale * share if segment.weighted else scale
+
+
+def _quantise(segment: Segment, values: NDArray[np.float32], factor: float, uniform: Keystream, target: Words) -> None:
+    """Quantise and pack: value v goes into word v mod P, at field ⌊v / P⌋.
+
+    A value becomes a number with 32 bits behind the point in the mantissa of a float64 between 2^52 and 2^53, where
+    neighbours differ by one: adding the uniform bits as an integer and cutting them off rounds without bias.
+    """
+    scale = POINT / segment.step
+    for plane, begin in enumerate(range(0, segment.size, max(segment.words, 1))):
+        shift = np.uint64(plane * segment.field_bits)
+        end = min(begin + segment.words, segment.size)
+        for first in range(begin, end, SLICE):
+            last = min(first + SLICE, end)
+            x = np.multiply(values[first:last], factor * scale, dtype=np.float64)
+            x += MANTISSA - segment.low * scale
+            np.clip(x, MANTISSA, MANTISSA + segment.most * POINT, out=x)
+            q = x.view(np.uint64)
+            q += uniform.u32(last - first)
+            q >>= np.uint64(POINT_BITS)
+            q &= np.uint64((1 << MOST_IN_BITS) - 1)
+            q <<= shift
+            target[first - begin : last - begin] |= q
+
+
+def decode(segments: Sequence[Segment], words: Words, devices: int, w_max: int) -> tuple[int, NDArray[np.float64]]:
+    """The sum of weights, and the sums (D,) of values, from the summed words of that many devices.
+
+    Raises UnmaskCheckFailed when the words do not fit their check word.
+    """
+    if _check_word(words[:-1]) != words[-1]:
+        raise UnmaskCheckFailed(
+            "the sum does not fit its check word: a mask was left on it, as when a device masked for another model or "
+            "roster; nothing of it can be used"
+        )
+    sums = np.empty(sum(segment.size for segment in segments), np.float64)
+    begin = 0
+    for segment, packed in _slices(segments, words):
+        values = sums[begin : begin + segment.size]
+        low = np.uint64((1 << segment.field_bits) - 1)
+        for plane, first in enumerate(range(0, segment.size, max(segment.words, 1))):
+            part = values[first : first + segment.words]
+            part[:] = packed[: part.size] >> np.uint64(plane * segment.field_bits) & low
+        scale = float(w_max) if segment.weighted else 1.0
+        values *= segment.step * scale
+        values += segment.low * scale * devices
+        begin += segment.size
+    return int(words[0]), sums
+
+
+def _slices(segments: Sequence[Segment], words: Words) -> Iterator[tuple[Segment, Words]]:
+    begin = 1
+    for segment in segments:
+        yield segment, words[begin : begin + segment.words]
+        begin += segment.words
+
+
+def _check_word(words: Words) -> int:
+    """Σ (2m + 1) · word m: linear, so it adds up, and no two words have the same factor."""
+    odd = np.arange(1, 2 * SLICE, 2, dtype=np.uint64)
+    total: int = 0
+    for first in range(0, words.size, SLICE):
+        part = words[first : first + SLICE]
+        total += int(np.dot(part, odd[: part.size])) + 2 * first * int(part.sum())
+    return int(total % 2**WORD_BITS)

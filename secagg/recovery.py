@@ -1,0 +1,35 @@
+"""Secrets from shares, some of which may be false. Spec: docs/spec/secagg.md §7."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from secagg.errors import BadShare, BelowThreshold
+from secagg.shamir import Lagrange, decode, evaluate
+
+
+class Recovery:
+    """Gives secrets back from t of k shares each."""
+
+    def __init__(self, k: int, t: int) -> None:
+        self._t = t
+        self._lagrange = Lagrange(k)
+
+    def recover(self, points: Mapping[int, int], fits: Callable[[int], bool]) -> tuple[int, list[int]]:
+        """The secret that `fits`, from shares by rank, and the ranks whose shares are false, if any was in the way.
+
+        Raises BelowThreshold when there are fewer than t shares. Raises BadShare when so many are false that the secret
+        is lost: with m shares it is found if ⌊(m − t) / 2⌋ are false, and always if only one is and m > t.
+        """
+        ranks = tuple(sorted(points))
+        if len(ranks) < self._t:
+            raise BelowThreshold(f"{len(ranks)} shares of a secret came, and {self._t} are needed")
+        secret = self._lagrange.combine({rank: points[rank] for rank in ranks[: self._t]})
+        if fits(secret):
+            return secret, []
+        # A secret that fits is certain, so leaving out one share at a time finds what decoding alone cannot.
+        for left_out in (0, *ranks):
+            found = decode({rank: points[rank] for rank in ranks if rank != left_out}, self._t)
+            if found and fits(found[0]):
+                return found[0], [rank for rank in ranks if evaluate(found, rank) != points[rank]]
+        raise BadShare(f"no {self._t} of {len(ranks)} shares give the secret: its dealer lied, or too many others did")

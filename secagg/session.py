@@ -1,0 +1,53 @@
+"""What both ends compute alike: the session's id, commitments, masks, and checks of what devices advertise.
+
+Spec: docs/spec/secagg.md §3, §6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from secagg import keys
+from secagg.errors import DuplicateKey
+from secagg.keys import KEY_BYTES, tag, u32
+from secagg.masking import Mask
+from secagg.merkle import sha256
+from secagg.messages import Advertise
+from secagg.parameters import Parameters
+
+
+def session_id(invite_hash: bytes, chosen: Parameters, root: bytes, beacon: bytes) -> bytes:
+    """sid: every key of the session depends on it, so devices with another view of anything in it share no key."""
+    return sha256(tag("sid") + invite_hash + u32(chosen.n, chosen.k, chosen.t) + root + beacon)
+
+
+def commitment(sid: bytes, position: int, seed: int) -> bytes:
+    """What a device commits to its self seed with. The seed's 255 bits of chance hide it."""
+    return sha256(tag("commit") + sid + u32(position) + seed.to_bytes(KEY_BYTES, "little"))
+
+
+def self_mask(sid: bytes, position: int, seed: int) -> Mask:
+    """The mask of a device's own, as it adds it."""
+    return Mask(keys.derive(seed.to_bytes(KEY_BYTES, "little"), sid, "self", position), 1)
+
+
+def pair_mask(sid: bytes, own: int, peer: int, secret: bytes) -> Mask:
+    """The mask that a device shares with a peer, with the sign that the device gives it; the peer's is the other."""
+    return Mask(keys.derive(secret, sid, "mask", min(own, peer), max(own, peer)), 1 if own < peer else -1)
+
+
+def check_advertisement(device: Advertise, invite_hash: bytes, authority: bytes | None) -> None:
+    """Raise BadSignature unless a device signed its keys for this session, and the authority, if any, knows it."""
+    keys.verify(device.id, device.signature, "advertise", invite_hash, device.mask_key + device.box_key)
+    if authority is not None:
+        keys.check_credential(authority, device.id, device.credential)
+
+
+def check_distinct(devices: Iterable[Advertise]) -> None:
+    """Raise DuplicateKey when an id or a key occurs twice, in whatever role."""
+    seen: set[bytes] = set()
+    for device in devices:
+        for key in (device.id, device.mask_key, device.box_key):
+            if key in seen:
+                raise DuplicateKey(f"id or key {key.hex()[:12]}… occurs twice: one device plays several")
+            seen.add(key)

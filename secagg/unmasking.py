@@ -1,0 +1,94 @@
+"""Which masks are on the sum, from the shares that devices revealed, and what is under them.
+
+Spec: docs/spec/secagg.md §7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from secagg.errors import BadShare, BelowThreshold
+from secagg.keys import KEY_BYTES, PairKey
+from secagg.masking import Mask
+from secagg.messages import Advertise
+from secagg.parameters import Parameters
+from secagg.recovery import Recovery
+from secagg.session import commitment, pair_mask, self_mask
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate:
+    """What the server learns: over how many devices, Σ weight, and the sums float64 (D,) of each segment's values.
+
+    A weighted segment's sum is of weight · value. `liars` are the positions of devices that sent false shares.
+    """
+
+    devices: int
+    weight: int
+    sums: NDArray[np.float64]
+    liars: frozenset[int]
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Revealed:
+    """What the server knows when the last share is in, by position.
+
+    `shares` are by responder, then by owner; `commitments` are those of the devices in `shared` (U1).
+    """
+
+    sid: bytes
+    chosen: Parameters
+    devices: Sequence[Advertise]
+    neighbours: Sequence[Sequence[int]]
+    shared: frozenset[int]
+    alive: frozenset[int]
+    commitments: Mapping[int, bytes]
+    shares: Mapping[int, Mapping[int, int]]
+
+    def masks(self) -> tuple[list[Mask], frozenset[int]]:
+        """What to add to the sum so that no mask is left, and who sent false shares.
+
+        Raises BelowThreshold or BadShare, naming the device whose secret is lost.
+        """
+        recovery = Recovery(self.chosen.k, self.chosen.t)
+        masks: list[Mask] = []
+        liars: set[int] = set()
+        for owner in sorted(self.alive):
+            seed = self._recover(recovery, owner, self._is_seed, liars)
+            masks.append(_inverse(self_mask(self.sid, owner, seed)))
+        for owner in sorted(self.shared - self.alive):
+            left = [peer for peer in self.neighbours[owner] if peer in self.alive]
+            if left:
+                key = _pair_key(self._recover(recovery, owner, self._is_mask_key, liars))
+                # The owner's own sign of a pair mask is the opposite of the peer's, so it is what cancels it.
+                masks += [pair_mask(self.sid, owner, peer, key.agree(self.devices[peer].mask_key)) for peer in left]
+        return masks, frozenset(liars)
+
+    def _recover(self, recovery: Recovery, owner: int, fits: Callable[[int, int], bool], liars: set[int]) -> int:
+        ranked = enumerate(self.neighbours[owner], 1)
+        points = {rank: self.shares[peer][owner] for rank, peer in ranked if peer in self.shares}
+        try:
+            secret, false = recovery.recover(points, lambda found: fits(owner, found))
+        except (BadShare, BelowThreshold) as error:
+            raise type(error)(f"the secret of position {owner} is lost: {error}", [owner]) from error
+        liars.update(self.neighbours[owner][rank - 1] for rank in false)
+        return secret
+
+    def _is_seed(self, owner: int, found: int) -> bool:
+        return commitment(self.sid, owner, found) == self.commitments[owner]
+
+    def _is_mask_key(self, owner: int, found: int) -> bool:
+        return _pair_key(found).public == self.devices[owner].mask_key
+
+
+def _inverse(mask: Mask) -> Mask:
+    return Mask(mask.key, -mask.sign)
+
+
+def _pair_key(secret: int) -> PairKey:
+    return PairKey(secret.to_bytes(KEY_BYTES, "little"))

@@ -1,0 +1,111 @@
+"""Make the frozen transcript of one session: python -m tests.secagg.make_vectors
+
+Every random number is the next one of a stated sequence, so that another implementation can replay the session. It
+writes tests/vectors/secagg/transcript.json, which only a change of the protocol may change.
+"""
+
+import hashlib
+import json
+import secrets
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+
+from secagg.packing import Segment
+from tests.secagg.cohort import AUTHORITY, BEACON, LAYOUT, MODEL, SERVER, Cohort, invitation
+
+PATH = Path(__file__).parents[1] / "vectors" / "secagg" / "transcript.json"
+SEGMENTS = (Segment(4, 21, 14, -1.0, 1.0, norm=1.5, weighted=True), Segment(3, 16, 8, 0.0, 255.0))
+GONE = {"M3": [12], "M5": [15]}
+
+
+class Chance:
+    """Draw number i of a device is made of SHA-256("SA1" ‖ its slot ‖ i), slot and i as one byte each."""
+
+    def __init__(self):
+        self.slot, self.drawn = 0, {}
+
+    def token_bytes(self, size):
+        drawn = self.drawn.setdefault(self.slot, [])
+        value = hashlib.sha256(b"SA1" + bytes([self.slot, len(drawn) % 256])).digest()
+        drawn.append(value.hex())
+        assert size == len(value)
+        return value
+
+    def randbelow(self, bound):
+        return int.from_bytes(self.token_bytes(32), "little") % bound
+
+
+def vector(slot):
+    """What a device sums: fractions in the first segment, and integers in the second."""
+    return np.array([slot / 20 - 0.6, 0.25, -0.5, 1 / slot, slot, 255, 0], np.float32)
+
+
+def transcript():
+    """The session as what JSON holds: bytes in hex."""
+    chance = Chance()
+    invite = invitation(SEGMENTS, n_max=100, min_sum=4, w_max=64)
+    cohort = Cohort(8, invite)
+    sent = {name: {} for name in ("M1", "M3", "M5", "M7", "M9")}
+    got = {}
+
+    def send(name, slot, step, *arguments):
+        chance.slot = slot
+        made = step(*arguments)
+        sent[name][str(slot)] = getattr(made, "message", made)
+        cohort.server.receive(slot, sent[name][str(slot)])
+
+    with patch.object(secrets, "token_bytes", chance.token_bytes), patch.object(secrets, "randbelow", chance.randbelow):
+        for slot, client in cohort.clients.items():
+            send("M1", slot, client.invite, cohort.server.invitation, MODEL, LAYOUT)
+        root = cohort.server.fix_roster()
+        got["M2"] = cohort.server.open_roster(BEACON)
+        for slot in cohort.everyone(GONE["M3"]):
+            send("M3", slot, cohort.clients[slot].roster, got["M2"][slot])
+        got["M4"] = cohort.server.close_phase()
+        for slot in cohort.everyone(GONE["M3"] + GONE["M5"]):
+            cohort.clients[slot].deliver(got["M4"][slot])
+            send("M5", slot, cohort.clients[slot].mask, vector(slot), slot)
+        got["M6"] = cohort.server.close_phase()
+        for slot, message in got["M6"].items():
+            send("M7", slot, cohort.clients[slot].survivors, message)
+        got["M8"] = cohort.server.close_phase()
+        for slot, message in got["M8"].items():
+            send("M9", slot, cohort.clients[slot].confirmations, message)
+    found = cohort.server.unmask()
+    got["M10"] = cohort.server.results()
+    return {
+        "chance": Chance.__doc__,
+        "server_private_key": raw(SERVER),
+        "authority_private_key": raw(AUTHORITY),
+        "identity_private_keys": {str(slot): raw(key) for slot, key in cohort.identities.items()},
+        "gone_from": GONE,
+        "vectors": {str(slot): [float(value) for value in vector(slot)] for slot in cohort.clients},
+        "weights": "the slot",
+        "beacon": BEACON.hex(),
+        "invite_hash": invite.hash.hex(),
+        "roster_root": root.hex(),
+        "sid": cohort.server._sid.hex(),
+        "neighbours": {str(position): near for position, near in enumerate(cohort.server._neighbours)},
+        "drawn": {str(slot): drawn for slot, drawn in chance.drawn.items()},
+        "M0": cohort.server.invitation.hex(),
+        "sent": {name: {slot: data.hex() for slot, data in messages.items()} for name, messages in sent.items()},
+        "got_by_slot_10": {name: messages[10].hex() for name, messages in got.items()},
+        "got_by_everyone_sha256": {
+            name: hashlib.sha256(b"".join(messages[slot] for slot in sorted(messages))).hexdigest()
+            for name, messages in got.items()
+        },
+        "aggregate": {
+            "devices": found.devices, "weight": found.weight, "sums": found.sums.tolist(), "digest": found.digest.hex(),
+        },
+    }  # fmt: skip
+
+
+def raw(key):
+    return key.private_bytes_raw().hex()
+
+
+if __name__ == "__main__":
+    PATH.write_text(json.dumps(transcript(), indent=1, ensure_ascii=False) + "\n")
+    print(f"wrote {PATH}")

@@ -1,0 +1,239 @@
+"""What a device sends that it should not: the server refuses it by name, loses nothing, and names who lied."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from secagg import keys
+from secagg.errors import (
+    BadPoint,
+    BadShare,
+    BadSignature,
+    BadVector,
+    BelowThreshold,
+    DuplicateKey,
+    DuplicateUpload,
+    HeadroomError,
+    Malformed,
+    OutOfOrder,
+    UnmaskCheckFailed,
+    WrongSession,
+)
+from secagg.messages import HONEST, Advertise, Shares, Unmask
+from secagg.server import Server
+from secagg.shamir import PRIME
+from tests.secagg.cohort import (
+    AUTHORITY,
+    BEACON,
+    LAYOUT,
+    MODEL,
+    SERVER,
+    Cohort,
+    invitation,
+    private,
+    public,
+    vectors_for,
+)
+
+
+def refuses(server, error, slot, message):
+    before = (server.phase, dict(server._uploads), server._sum.copy(), dict(server._revealed))
+    with pytest.raises(error) as caught:
+        server.receive(slot, message)
+    assert caught.type is error
+    assert (server.phase, server._uploads, server._revealed) == (before[0], before[1], before[3])
+    np.testing.assert_array_equal(server._sum, before[2])
+
+
+def advertisement(cohort, slot, **changes):
+    """A device's M1 with something changed, and signed by it."""
+    found = Advertise.decode(cohort.client(slot).invite(cohort.server.invitation, MODEL, LAYOUT), cohort.invite.hash)
+    found = replace(found, **changes)
+    body = found.mask_key + found.box_key
+    signature = keys.sign(cohort.identities[slot], "advertise", cohort.invite.hash, body)
+    return replace(found, signature=signature).encode(cohort.invite.hash)
+
+
+def test_a_bad_advertisement_is_refused_and_the_rest_goes_on(cohort):
+    server = cohort.server
+    first = advertisement(cohort, 10)
+    server.receive(10, first)
+    mask_key = Advertise.decode(first, cohort.invite.hash).mask_key
+    refuses(server, DuplicateUpload, 10, advertisement(cohort, 10))
+    refuses(server, DuplicateKey, 11, advertisement(cohort, 11, box_key=mask_key))
+    refuses(server, DuplicateKey, 11, advertisement(cohort, 10))
+    for name in ("mask_key", "box_key"):
+        refuses(server, BadPoint, 11, advertisement(cohort, 11, **{name: bytes(32)}))
+    strange = keys.enrol(private(3), public(cohort.identities[11]))
+    refuses(server, BadSignature, 11, advertisement(cohort, 11, credential=strange))
+    refuses(server, BadSignature, 11, advertisement(cohort, 11)[:-128] + bytes(64) + first[-64:])
+    refuses(server, WrongSession, 11, b"\1\1" + bytes(300))
+    for junk in (b"", b"\0", b"\2\1", b"\x0b\1", advertisement(cohort, 11) + b"\0"):
+        refuses(server, Malformed, 11, junk)
+    for slot in cohort.everyone(without=(10,)):
+        server.receive(slot, advertisement(cohort, slot))
+    assert len(server.fix_roster()) == 32
+
+
+def test_a_roster_that_is_full_takes_nobody_else():
+    cohort = Cohort(9, invitation(n_max=8, min_sum=3))
+    with pytest.raises(OutOfOrder, match="full"):
+        cohort.advertise()
+
+
+def test_an_upload_counts_once_whole_and_signed(cohort):
+    vectors = vectors_for(cohort)
+    deliveries = cohort.share(cohort.advertise(), without=(18,))
+    server = cohort.server
+    uploads = {}
+    for slot, message in deliveries.items():
+        cohort.clients[slot].deliver(message)
+        uploads[slot] = cohort.clients[slot].mask(vectors[slot], 1).message
+    flipped = uploads[10][:50] + bytes([uploads[10][50] ^ 1]) + uploads[10][51:]
+    for wrong in (flipped, uploads[10][:-1], uploads[10] + b"\0", uploads[11]):
+        refuses(server, BadVector, 10, wrong)
+    server.receive(10, uploads[10])
+    refuses(server, DuplicateUpload, 10, uploads[10])
+    refuses(server, OutOfOrder, 18, uploads[11])
+    refuses(server, OutOfOrder, 77, uploads[11])
+    for slot in range(11, 18):
+        server.receive(slot, uploads[slot])
+    cohort.reveal(cohort.confirm(server.close_phase()))
+    np.testing.assert_array_equal(server.unmask().sums, sum(vectors[slot].astype(np.float64) for slot in uploads))
+
+
+def test_messages_out_of_turn_are_refused(cohort):
+    advertised = advertisement(cohort, 10)
+    refuses(cohort.server, OutOfOrder, 10, b"\3\1" + bytes(200))
+    for slot in cohort.clients:
+        cohort.server.receive(slot, advertisement(cohort, slot))
+    for wrong in (cohort.server.close_phase, cohort.server.unmask, lambda: cohort.server.open_roster(BEACON)):
+        with pytest.raises(OutOfOrder):
+            wrong()
+    cohort.server.fix_roster()
+    refuses(cohort.server, OutOfOrder, 10, advertised)
+
+
+def test_a_confirmation_of_anything_else_is_refused(cohort):
+    survivors = cohort.upload(cohort.share(cohort.advertise()), vectors_for(cohort), without=(18,))
+    message = cohort.clients[10].survivors(survivors[10]).message
+    refuses(cohort.server, BadSignature, 11, message)
+    refuses(cohort.server, OutOfOrder, 18, message)
+    cohort.server.receive(10, message)
+    refuses(cohort.server, DuplicateUpload, 10, message)
+
+
+def revealing(cohort, gone=(18,)):
+    vectors = vectors_for(cohort)
+    survivors = cohort.upload(cohort.share(cohort.advertise()), vectors, without=gone)
+    messages = cohort.confirm(survivors)
+    cohort.expected = sum(vectors[slot].astype(np.float64) for slot in survivors)
+    return messages
+
+
+def test_shares_of_another_kind_number_or_size_are_refused(cohort):
+    messages = revealing(cohort)
+    sid = cohort.server._sid
+    message = cohort.clients[10].confirmations(messages[10]).message
+    shares = Unmask.decode(message, sid).shares
+    peer, (kind, share) = next(iter(shares.items()))
+    fewer = {other: value for other, value in shares.items() if other != peer}
+    for wrong in (
+        {**shares, peer: (1 - kind, share)},
+        {**shares, peer: (kind, PRIME)},
+        {**shares, 0: (0, 5)},
+        fewer,
+        {**fewer, 77: (kind, share)},
+    ):
+        refuses(cohort.server, BadShare, 10, Unmask(wrong).encode(sid))
+    cohort.server.receive(10, message)
+    refuses(cohort.server, DuplicateUpload, 10, message)
+
+
+def falsify(cohort, messages, slots):
+    """Everyone reveals; `slots` add one to every share."""
+    for slot, message in messages.items():
+        step = cohort.clients[slot].confirmations(message)
+        shares = Unmask.decode(step.message, cohort.server._sid).shares
+        false = {peer: (kind, (share + 1) % PRIME) for peer, (kind, share) in shares.items()}
+        wrong = Unmask(false).encode(cohort.server._sid)
+        cohort.server.receive(slot, wrong if slot in slots else step.message)
+
+
+def test_a_device_that_reveals_false_shares_is_named_and_the_sum_is_right(cohort):
+    falsify(cohort, revealing(cohort), {12})
+    found = cohort.server.unmask()
+    assert found.liars == {2}
+    np.testing.assert_array_equal(found.sums, cohort.expected)
+
+
+def test_false_shares_by_more_than_can_be_corrected_end_the_session(cohort):
+    falsify(cohort, revealing(cohort), {12, 13, 14})
+    with pytest.raises(BadShare, match="secret of position") as caught:
+        cohort.server.unmask()
+    assert len(caught.value.culprits) == 1
+    assert cohort.clients[10].result(cohort.server.results()[10]).done is False
+
+
+def test_a_device_that_committed_to_another_seed_ends_the_session(cohort):
+    rosters = cohort.advertise()
+    for slot, message in rosters.items():
+        found = Shares.decode(cohort.clients[slot].roster(message), cohort.server._sid, 8)
+        wrong = replace(found, commitment=bytes(32)) if slot == 13 else found
+        cohort.server.receive(slot, wrong.encode(cohort.server._sid))
+    survivors = cohort.upload(cohort.server.close_phase(), vectors_for(cohort))
+    cohort.reveal(cohort.confirm(survivors))
+    with pytest.raises(BadShare) as caught:
+        cohort.server.unmask()
+    assert caught.value.culprits == (3,)
+
+
+def test_too_few_shares_end_the_session(cohort):
+    messages = revealing(cohort)
+    cohort.reveal(messages, without=(10, 11, 12))
+    with pytest.raises(BelowThreshold):
+        cohort.server.unmask()
+
+
+def test_a_mask_that_does_not_cancel_lets_no_number_out():
+    """A device masks with another key, as one does that holds another model."""
+    cohort = Cohort(9, invitation(mode=HONEST, min_sum=3))
+    deliveries, vectors = cohort.share(cohort.advertise()), vectors_for(cohort)
+    for slot, message in deliveries.items():
+        client = cohort.clients[slot]
+        client.deliver(message)
+        if slot == 13:
+            state = client._state
+            client._state = replace(state, masks=(*state.masks[:-1], state.masks[-1]._replace(key=bytes(32))))
+        cohort.server.receive(slot, client.mask(vectors[slot], 1).message)
+    cohort.reveal(cohort.server.close_phase())
+    with pytest.raises(UnmaskCheckFailed):
+        cohort.server.unmask()
+    assert cohort.server._sum.size == 0
+    assert cohort.clients[10].result(cohort.server.results()[10]).done is False
+
+
+def test_no_share_is_left_when_the_session_is_over(cohort):
+    cohort.reveal(revealing(cohort))
+    assert cohort.server._revealed
+    cohort.server.unmask()
+    assert cohort.server._revealed == cohort.server._shares == {}
+    broken = Cohort(9, invitation(min_sum=3))
+    falsify(broken, revealing(broken), {12, 13, 14})
+    with pytest.raises(BadShare):
+        broken.server.unmask()
+    assert broken.server._revealed == broken.server._shares == {}
+
+
+def test_a_beacon_of_another_length_is_refused(cohort):
+    for slot in cohort.clients:
+        cohort.server.receive(slot, advertisement(cohort, slot))
+    cohort.server.fix_roster()
+    with pytest.raises(Malformed, match="beacon"):
+        cohort.server.open_roster(b"short")
+
+
+def test_a_server_with_fields_that_overflow_is_not_made():
+    with pytest.raises(HeadroomError):
+        Server(invitation(n_max=2**20), SERVER, public(AUTHORITY))

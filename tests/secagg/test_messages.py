@@ -1,0 +1,169 @@
+"""Decoders take exactly what encoders give. MUSTER_FUZZ=1000000 asks for that many inputs per message."""
+
+import os
+import random
+
+import pytest
+
+from secagg.encoding import bitmap, read_bitmap
+from secagg.errors import Malformed, SecaggError, UnsupportedSuite, WrongSession
+from secagg.kept import Kept, Peer, Stage
+from secagg.messages import (
+    Advertise,
+    Confirm,
+    Confirmations,
+    Deliver,
+    Entry,
+    Invite,
+    Masked,
+    Result,
+    Roster,
+    Shares,
+    Survivors,
+    Unmask,
+)
+from tests.secagg.cohort import invitation
+
+INPUTS = int(os.environ.get("MUSTER_FUZZ", "100000"))
+SID = bytes(range(32))
+N = 13
+NEAR = (4, 1, 12)
+U1 = frozenset({0, 1, 4, 9})
+
+
+def some(size, seed=0):
+    return random.Random(seed).randbytes(size)
+
+
+DEVICE = Advertise(some(32, 1), some(32, 2), some(32, 3), some(64, 4), some(64, 5))
+ENTRIES = tuple(Entry(position, DEVICE, some(128, position)) for position in NEAR)
+SIGNED = {1: (some(32), some(64)), 4: (some(32, 1), some(64, 1))}
+PEERS = (Peer(4, some(32), 5, 6), Peer(1, some(32, 1), 7, 8))
+KEPT = Kept(SID, 1, N, 2, 2, 0, U1, PEERS, Stage.REVEALED, frozenset({0, 4}))
+
+# name: (bytes, decoder, what the decoded value encodes to)
+CASES = {
+    "M0": (
+        invitation(n_max=100).body() + some(64),
+        Invite.decode,
+        lambda found: found[0].body() + found[1],
+    ),
+    "M1": (DEVICE.encode(SID), lambda data: Advertise.decode(data, SID), lambda found: found.encode(SID)),
+    "M2": (
+        Roster(N, 3, 2, some(32), some(32, 1), 7, some(128), ENTRIES).encode(SID),
+        lambda data: Roster.decode(data, SID, 20),
+        lambda found: found.encode(SID),
+    ),
+    "M3": (
+        Shares(some(32), tuple(some(80, i) for i in range(3))).encode(SID),
+        lambda data: Shares.decode(data, SID, 3),
+        lambda found: found.encode(SID),
+    ),
+    "M4": (
+        Deliver(U1, {4: some(80), 1: some(80, 1)}).encode(SID, N),
+        lambda data: Deliver.decode(data, SID, N, NEAR),
+        lambda found: found.encode(SID, N),
+    ),
+    "M5": (
+        Masked(some(40), some(64)).encode(SID),
+        lambda data: Masked.decode(data, SID, 5),
+        lambda found: found.encode(SID),
+    ),
+    "M6": (
+        Survivors(U1).encode(SID, N),
+        lambda data: Survivors.decode(data, SID, N),
+        lambda found: found.encode(SID, N),
+    ),
+    "M7": (Confirm(some(64)).encode(SID), lambda data: Confirm.decode(data, SID), lambda found: found.encode(SID)),
+    "M8": (
+        Confirmations(SIGNED).encode(SID),
+        lambda data: Confirmations.decode(data, SID),
+        lambda found: found.encode(SID),
+    ),
+    "M9": (
+        Unmask({1: (0, 2**256 - 1), 4: (1, 3)}).encode(SID),
+        lambda data: Unmask.decode(data, SID),
+        lambda found: found.encode(SID),
+    ),
+    "M10": (
+        Result(1, some(32), some(32, 1), some(64)).encode(SID),
+        lambda data: Result.decode(data, SID),
+        lambda found: found.encode(SID),
+    ),
+    "kept": (KEPT.encode(), Kept.decode, lambda found: found.encode()),
+}
+CASE = pytest.mark.parametrize(("data", "decode", "encode"), CASES.values(), ids=CASES)
+
+
+def mutated(data, made):
+    """Bits flipped, bytes replaced, cut out, doubled or left over; now and then noise."""
+    data = bytearray(data)
+    for _ in range(made.choice((1, 1, 1, 2, 5))):
+        place = made.randrange(len(data)) if data else 0
+        what = made.randrange(7)
+        if what < 3 and data:
+            data[place] ^= 1 << made.randrange(8)
+        elif what == 3 and data:
+            data[place] = made.choice((0, 1, 127, 128, 255))
+        elif what == 4:
+            del data[place : place + made.randrange(1, 40)]
+        elif what == 5:
+            data[place:place] = data[place : place + made.randrange(1, 40)]
+        else:
+            data += made.randbytes(made.randrange(1, 9))
+    return bytes(data) if made.random() < 0.95 else bytes(data[:2]) + made.randbytes(made.randrange(200))
+
+
+@CASE
+def test_what_was_encoded_is_decoded(data, decode, encode):
+    assert encode(decode(data)) == data
+
+
+@CASE
+def test_every_truncation_and_every_byte_too_many_is_refused(data, decode, encode):
+    for wrong in (*(data[:size] for size in range(len(data))), data + b"\0"):
+        with pytest.raises(Malformed):
+            decode(wrong)
+
+
+@pytest.mark.parametrize(("data", "decode", "encode"), [CASES[name] for name in CASES if name != "kept"])
+def test_another_kind_version_or_session_is_refused_by_name(data, decode, encode):
+    with pytest.raises(Malformed, match="instead of"):
+        decode(bytes([data[0] ^ 16]) + data[1:])
+    with pytest.raises(UnsupportedSuite, match="version 2"):
+        decode(data[:1] + b"\2" + data[2:])
+    if data[0]:
+        with pytest.raises(WrongSession):
+            decode(data[:2] + b"\xff" + data[3:])
+
+
+@CASE
+def test_decoders_raise_only_typed_errors_and_accept_only_what_encodes_alike(data, decode, encode):
+    made = random.Random(len(data))
+    for _ in range(INPUTS):
+        wrong = mutated(data, made)
+        try:
+            found = decode(wrong)
+        except SecaggError:
+            continue
+        assert encode(found) == wrong
+
+
+def test_a_bitmap_counts_from_the_least_bit_and_has_no_others():
+    assert bitmap(frozenset({0, 9}), 10) == bytes([1, 2])
+    assert read_bitmap(bytes([1, 2]), 10) == {0, 9}
+    with pytest.raises(Malformed):
+        read_bitmap(bytes([1, 4]), 10)
+    assert read_bitmap(b"", 0) == frozenset()
+
+
+@pytest.mark.parametrize("change", [{"mode": 2}, {"w_max": 0}])
+def test_an_invitation_to_nothing_that_exists_is_refused(change):
+    with pytest.raises(Malformed):
+        Invite.decode(invitation(**change).body() + bytes(64))
+
+
+def test_a_suite_that_is_unknown_is_refused():
+    data = invitation().body()
+    with pytest.raises(UnsupportedSuite, match="suite 9"):
+        Invite.decode(data[:2] + b"\x09" + data[3:] + bytes(64))

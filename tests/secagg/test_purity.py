@@ -1,0 +1,28 @@
+import re
+from pathlib import Path
+
+import pytest
+
+SOURCES = sorted((Path(__file__).parents[2] / "secagg").glob("*.py"))
+# The standard library's and NumPy's generators can be predicted; `secrets` asks the system.
+FORBIDDEN = re.compile(
+    r"\brandom\b(?!ly|ness)|default_rng|RandomState|\bseed\(|^\s*(?:import|from) (?:time|logging|os)\b", re.M
+)
+
+
+def test_there_are_sources():
+    assert len(SOURCES) > 15
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+def test_no_file_draws_from_a_generator_that_can_be_predicted_or_reads_a_clock(path):
+    assert not FORBIDDEN.findall(path.read_text())
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+def test_no_file_imports_another_of_our_packages(path):
+    imported = set(re.findall(r"^\s*(?:from|import) (\w+)", path.read_text(), re.M))
+    assert imported <= {
+        "__future__", "collections", "concurrent", "contextlib", "cryptography", "dataclasses", "enum", "hashlib",
+        "math", "numpy", "secagg", "secrets", "struct", "typing",
+    }  # fmt: skip

@@ -1,0 +1,164 @@
+"""The sum is exact whoever leaves and when; below a threshold there is none."""
+
+from concurrent.futures import ProcessPoolExecutor
+from itertools import chain, combinations, product
+
+import numpy as np
+import pytest
+
+from secagg.errors import BelowThreshold, TooFewNeighbours
+from secagg.messages import ACTIVE, HONEST, Invite
+from secagg.packing import Segment
+from secagg.parameters import Parameters
+from tests.secagg.cohort import EXACT, LAYOUT, MODEL, Cohort, invitation, vectors_for
+
+STAGES = ("M1", "M3", "M5", "M7", "M9")
+SMALL = invitation(mode=HONEST, segments=(Segment(3, 16, 8, 0.0, 255.0),), min_sum=2)
+
+
+def complete(t):
+    return lambda n: Parameters(n, n - 1, t)
+
+
+def enough(sizes, n, t, min_sum):
+    """Whether a complete graph of those who came to M1, M3, … can end in a sum; sizes count who is left."""
+    joined, shared, uploaded, confirmed, revealed = sizes
+    if joined < max(min_sum, t + 1) or min(shared, uploaded) < min_sum:
+        return False
+    # A survivor's own share is nobody's, so t others must be there; a dropped device has all survivors.
+    return min(shared, uploaded, confirmed, revealed) - 1 >= t or (
+        min(shared, uploaded, confirmed) - 1 >= t and revealed >= t + 1
+    )
+
+
+def check(n, t, invite, gone):
+    """Run a session in which `gone` leave at each message, and compare with what must come out."""
+    cohort = Cohort(n, invite, complete(t))
+    slots = list(cohort.clients)
+    vectors = vectors_for(cohort, n)
+    gone = [[slots[place] for place in places] for places in gone]
+    weights = {slot: slot for slot in slots}
+    left, sizes = n, []
+    for stage in gone:
+        left -= len(stage)
+        sizes.append(left)
+    if not enough(sizes, n, t, invite.min_sum):
+        with pytest.raises((BelowThreshold, TooFewNeighbours)):
+            cohort.run(vectors, gone, weights)
+        if not enough([*sizes[:4], sizes[3]], n, t, invite.min_sum):
+            assert not cohort.revealed
+        return False
+    found = cohort.run(vectors, gone, weights)
+    summed = [slot for slot in slots if slot not in chain(*gone[:3])]
+    assert (found.devices, found.weight, found.liars) == (len(summed), sum(summed), frozenset())
+    np.testing.assert_array_equal(found.sums, sum(vectors[slot].astype(np.float64) for slot in summed))
+    return True
+
+
+def subsets(n):
+    return chain.from_iterable(combinations(range(n), size) for size in range(n + 1))
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 4])
+def test_every_set_of_seven_may_leave_at_every_stage(stage):
+    outcomes = [check(7, 4, SMALL, [() if place != stage else missing for place in range(5)]) for missing in subsets(7)]
+    assert outcomes.count(True) == 29  # with four of six shares, two may leave
+
+
+def test_every_mix_of_stages_among_four_devices():
+    outcomes = []
+    for leaves in product((0, 1, 2, 4, None), repeat=4):
+        gone = [tuple(place for place in range(4) if leaves[place] == stage) for stage in range(5)]
+        outcomes.append(check(4, 2, SMALL, gone))
+    assert 0 < outcomes.count(True) < len(outcomes)
+
+
+@pytest.mark.parametrize("stage", range(5))
+def test_every_set_of_five_may_leave_at_every_stage_of_active_mode(stage):
+    invite = invitation(mode=ACTIVE, segments=SMALL.segments, min_sum=2)
+    for missing in subsets(5):
+        check(5, 3, invite, [() if place != stage else missing for place in range(5)])
+
+
+@pytest.mark.parametrize(
+    ("n", "mode", "seed"), [(8, 1, 0), (20, 1, 1), (64, 0, 2), (65, 0, 3), (100, 1, 4), (200, 0, 5)]
+)
+def test_random_devices_leave_a_real_cohort_at_random_stages(n, mode, seed):
+    made = np.random.default_rng(seed)
+    cohort = Cohort(n, invitation(mode=mode, min_sum=n // 2))
+    leaving = made.choice(list(cohort.clients), max(n // 12, 1), replace=False).tolist()
+    stages = made.integers(0, 5, len(leaving)).tolist()
+    gone = [[slot for slot, at in zip(leaving, stages, strict=True) if at == stage] for stage in range(5)]
+    vectors = vectors_for(cohort, seed)
+    found = cohort.run(vectors, gone)
+    summed = [slot for slot in cohort.clients if slot not in chain(*gone[:3])]
+    assert found.devices == len(summed)
+    np.testing.assert_array_equal(found.sums, sum(vectors[slot].astype(np.float64) for slot in summed))
+
+
+@pytest.mark.parametrize("value", [0, 255])
+def test_an_upload_looks_uniform_whatever_is_in_it(value):
+    segment = Segment(100_000, 21, 8, 0.0, 255.0)
+    cohort = Cohort(4, invitation(segments=(segment,)), complete(2))
+    cohort.upload(cohort.share(cohort.advertise()), dict.fromkeys(cohort.clients, np.full(segment.size, value, "f4")))
+    counts = np.bincount(np.frombuffer(cohort.steps[10].message[34:-64], np.uint8), minlength=256)
+    expected = counts.sum() / 256
+    # 255 degrees of freedom; the chance to be 7 standard deviations above the mean is below 10^-9.
+    assert ((counts - expected) ** 2 / expected).sum() < 255 + 7 * 22.6
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 10_001])
+def test_vectors_of_every_length_are_summed(size):
+    cohort = Cohort(4, invitation(segments=(Segment(size, 21, 8, 0.0, 255.0),)), complete(2))
+    vectors = vectors_for(cohort)
+    np.testing.assert_array_equal(cohort.run(vectors).sums, sum(v.astype(np.float64) for v in vectors.values()))
+
+
+def test_segments_with_their_own_ranges_are_summed_each_by_its_rule():
+    segments = (
+        Segment(4, 32, 20, -2.0, 2.0, norm=3.0, weighted=True), Segment(1, 8, 1, 0.0, 1.0),
+        Segment(2, 24, 16, 0.0, 65535.0),
+    )  # fmt: skip
+    cohort = Cohort(5, invitation(segments=segments, n_max=5, w_max=9), complete(3))
+    vectors = {slot: np.array([1, -1, 0.5, 0, slot % 2, 60_000, slot], np.float32) for slot in cohort.clients}
+    found = cohort.run(vectors, weights={slot: slot - 9 for slot in vectors})
+    assert found.weight == 1 + 2 + 3 + 4 + 5
+    np.testing.assert_allclose(found.sums[:4], [15, -15, 7.5, 0], atol=5 * 9 * segments[0].step)
+    assert found.sums[4:].tolist() == [2, 300_000, 60]
+
+
+def test_the_server_may_divide_the_work_among_processes():
+    cohort = Cohort(9, invitation(segments=(Segment(10_001, 21, 8, 0.0, 255.0),)))
+    vectors = vectors_for(cohort)
+    survivors = cohort.upload(cohort.share(cohort.advertise()), vectors, without=(11,))
+    cohort.reveal(cohort.confirm(survivors))
+    with ProcessPoolExecutor(2) as executor:
+        found = cohort.server.unmask(executor, 3)
+    np.testing.assert_array_equal(found.sums, sum(vectors[slot].astype(np.float64) for slot in survivors))
+
+
+def test_everyone_gets_a_signed_receipt_of_the_same_sum():
+    cohort = Cohort(8, invitation(segments=EXACT))
+    found = cohort.run(vectors_for(cohort), ((), (), (12,), (), ()))
+    results = cohort.server.results()
+    receipts = {cohort.clients[slot].result(message) for slot, message in results.items() if slot != 12}
+    assert [(receipt.done, receipt.aggregate_hash) for receipt in receipts] == [(True, found.digest)]
+
+
+def test_a_session_below_its_threshold_ends_with_a_signed_abort_and_no_share():
+    cohort = Cohort(8)
+    survivors = cohort.share(cohort.advertise())
+    with pytest.raises(BelowThreshold):
+        cohort.upload(survivors, vectors_for(cohort), without=(10, 11, 12, 13))
+    receipt = cohort.clients[14].result(cohort.server.results()[14])
+    assert (receipt.done, receipt.aggregate_hash) == (False, bytes(32))
+
+
+def test_what_devices_send_and_get_is_as_small_as_the_specification_says():
+    cohort = Cohort(8)
+    roster = cohort.advertise()[10]
+    assert len(cohort.server.invitation) == 130 + 31 * len(cohort.invite.segments) + 64
+    assert Invite.decode(cohort.server.invitation)[0] == cohort.invite
+    assert len(roster) == 34 + 12 + 64 + 4 + 96 + 7 * (4 + 224 + 96)
+    assert len(cohort.client(11).invite(cohort.server.invitation, MODEL, LAYOUT)) == 34 + 224
+    assert len(cohort.clients[10].roster(roster)) == 34 + 32 + 7 * 80
