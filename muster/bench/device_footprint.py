@@ -44,8 +44,9 @@ TARGETS = {"installed_mb": 170.0, "import_cpu_s": 0.5, "train_rss_mb": 120.0}
 class Result(msgspec.Struct, frozen=True, kw_only=True):
     """A run of the benchmark, and where it was made.
 
-    installed_mb: files of the installation, without pip and Python, in 10^6 bytes; bytecode_mb is the part that Python
-    makes of sources. import_cpu_s: loading the session and ONNX Runtime. train_rss_mb: on ONNX Runtime, in 2^20 bytes.
+    All megabytes are 2^20 bytes, as `du` and `free` count. installed_mb: files of the installation, without pip and
+    Python; bytecode_mb is the part that Python makes of sources. import_cpu_s: loading the session and ONNX Runtime.
+    train_rss_mb: on ONNX Runtime.
     `targets` are the most that the figures of their names may be.
     """
 
@@ -95,8 +96,8 @@ def _install(target: Path) -> None:
 
 
 def size_mb(folder: Path, pattern: str) -> float:
-    """Files below a folder whose name fits, in 10^6 bytes."""
-    return sum(path.stat().st_size for path in folder.rglob(pattern) if path.is_file()) / 1e6
+    """Files below a folder whose name fits, in 2^20 bytes."""
+    return sum(path.stat().st_size for path in folder.rglob(pattern) if path.is_file()) / 2**20
 
 
 def import_cpu_s(path: str) -> float:

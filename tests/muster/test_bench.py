@@ -26,6 +26,6 @@ def test_only_what_is_on_the_path_is_measured(tmp_path):
 
 def test_sizes_are_those_of_files_in_all_folders(tmp_path):
     (tmp_path / "deep").mkdir()
-    (tmp_path / "deep" / "module.pyc").write_bytes(bytes(3_000))
-    (tmp_path / "module.py").write_bytes(bytes(5_000))
-    assert (size_mb(tmp_path, "*"), size_mb(tmp_path, "*.pyc")) == (0.008, 0.003)
+    (tmp_path / "deep" / "module.pyc").write_bytes(bytes(2**19))
+    (tmp_path / "module.py").write_bytes(bytes(2**20))
+    assert (size_mb(tmp_path, "*"), size_mb(tmp_path, "*.pyc")) == (1.5, 0.5)
