@@ -13,7 +13,7 @@ import typer
 from muster.output import Json, Settings, emit, parse_settings, progress, show_fields, show_table, stderr
 
 if TYPE_CHECKING:
-    from fedcore.bundle import Bundle
+    from fedcore.bundle import Bundle, Evidence
     from fedcore.plan import PassPlan
     from fedcore.signing import SigningKey
 
@@ -110,45 +110,46 @@ def _export_all(order: _Order, out: Path, json: bool) -> None:
         except ExportError as error:
             failed[model] = str(error)
             continue
-        done += [
-            {
-                "model": model,
-                "format": name,
-                "parity_l2": evidence.worst,
-                "tolerance": evidence.tolerance,
-                "float64_l2": max(parity.float64 for parity in evidence.parity),
-                "single_l2": max((one.single for one in evidence.parity if one.single is not None), default=None),
-                "seconds": round(seconds[name], 2),
-                "bytes": evidence.footprint.graph_bytes,
-                "step_cpu_ms": evidence.footprint.step_cpu_ms,
-                "peak_rss_mb": evidence.footprint.peak_rss_mb,
-            }
-            for name, evidence in bundle.certificate.formats.items()
-        ]
+        formats = bundle.certificate.formats
+        done += [_row(model, name, evidence, seconds[name]) for name, evidence in formats.items()]
     if json:
         emit(done)
     else:
         columns = ("model", "format", "from torch", "allowed", "CPU s", "kB", "step CPU ms", "peak RSS MB")
-        show_table(
-            columns,
-            [
-                (
-                    row["model"],
-                    row["format"],
-                    f"{row['parity_l2']:.1e}",
-                    f"{row['tolerance']:.0e}",
-                    f"{row['seconds']:.1f}",
-                    f"{row['bytes'] / 1e3:.0f}",
-                    f"{row['step_cpu_ms']:.3g}",
-                    f"{row['peak_rss_mb']:.0f}",
-                )
-                for row in done
-            ],
-        )
+        show_table(columns, map(_cells, done))
     for model, reason in failed.items():
         stderr.print(f"error: {reason}" if model in reason else f"error: {model}: {reason}", markup=False)
     if failed:
         raise typer.Exit(1)
+
+
+def _row(model: str, name: str, evidence: Evidence, seconds: float) -> dict[str, Any]:
+    """What is told of one model in one format."""
+    return {
+        "model": model,
+        "format": name,
+        "parity_l2": evidence.worst,
+        "tolerance": evidence.tolerance,
+        "float64_l2": max(parity.float64 for parity in evidence.parity),
+        "single_l2": max((one.single for one in evidence.parity if one.single is not None), default=None),
+        "seconds": round(seconds, 2),
+        "bytes": evidence.footprint.graph_bytes,
+        "step_cpu_ms": evidence.footprint.step_cpu_ms,
+        "peak_rss_mb": evidence.footprint.peak_rss_mb,
+    }
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        row["model"],
+        row["format"],
+        f"{row['parity_l2']:.1e}",
+        f"{row['tolerance']:.0e}",
+        f"{row['seconds']:.1f}",
+        f"{row['bytes'] / 1e3:.0f}",
+        f"{row['step_cpu_ms']:.3g}",
+        f"{row['peak_rss_mb']:.0f}",
+    )
 
 
 @plan_app.command()
