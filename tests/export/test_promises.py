@@ -234,7 +234,7 @@ PROMISES = {
         ],
         "minima": [
             function(lambda x: x.unflatten(1, (3, 4)).min(1).values + x.amin(1, keepdim=True)),
-            function(lambda x: x * x.min(1, keepdim=True).indices - x.min()),
+            function(lambda x: x * x.min(1, keepdim=True).indices - x.min(1, keepdim=True).values),
         ],
         "slices": [function(lambda x: x[:, 1::2] * x[:, -7:-1])],
         "concatenation": [function(lambda x: torch.cat([x, x * 2], 1))],
