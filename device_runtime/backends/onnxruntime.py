@@ -90,5 +90,8 @@ def _options(size: int) -> onnxruntime.SessionOptions:
     options.enable_mem_reuse = size <= PLANNED_BYTES
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+    # A graph is whole in itself. ONNX lets a tensor name a file; below what is no folder there is none to read.
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.devnull)
+    options.add_session_config_entry("session.load_model_format", "ONNX")
     options.log_severity_level = 4  # what goes wrong arrives as an exception; on stderr it would be told twice
     return options

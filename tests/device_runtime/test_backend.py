@@ -115,3 +115,46 @@ def test_a_graph_cannot_read_files_of_the_device(tmp_path, monkeypatch):
     model = helper.make_model(proto, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
     with pytest.raises(PlanRefused):
         OnnxRuntime().load(model.SerializeToString())
+
+
+def elsewhere(path):
+    """A tensor whose bytes are in a file."""
+    tensor = TensorProto(name="w", data_type=TensorProto.UINT8, dims=[5], data_location=TensorProto.EXTERNAL)
+    tensor.external_data.add(key="location", value=path)
+    return tensor
+
+
+def reading(path, where):
+    """A graph that gives five bytes of a file as floats, which it names in one of the places where ONNX allows it."""
+    constant = helper.make_node("Constant", [], ["w"], value=elsewhere(path))
+    cast = helper.make_node("Cast", ["w"], ["d"], to=TensorProto.FLOAT)
+    take = [helper.make_node("Gather", ["w", "zero"], ["g"]), helper.make_node("Cast", ["g"], ["d"], to=FLOAT)]
+    inputs = [helper.make_tensor_value_info("yes", TensorProto.BOOL, [])]
+    inputs += [helper.make_tensor_value_info("zero", TensorProto.INT64, [5])]
+    outputs = [helper.make_tensor_value_info("d", FLOAT, [5])]
+    branch = helper.make_graph([constant, *take], "b", [], outputs)
+    inner = helper.make_graph(take, "b", [], outputs, [elsewhere(path)])
+    graphs = {
+        "initializer": helper.make_graph(take, "g", inputs, outputs, [elsewhere(path)]),
+        "initializer, cast": helper.make_graph([cast], "g", inputs, outputs, [elsewhere(path)]),
+        "constant": helper.make_graph([constant, *take], "g", inputs, outputs),
+        "branch": helper.make_graph(
+            [helper.make_node("If", ["yes"], ["d"], then_branch=branch, else_branch=branch)], "g", inputs, outputs
+        ),
+        "branch's initializer": helper.make_graph(
+            [helper.make_node("If", ["yes"], ["d"], then_branch=inner, else_branch=inner)], "g", inputs, outputs
+        ),
+    }
+    opsets = [helper.make_opsetid("", 18)]
+    return helper.make_model(graphs[where], opset_imports=opsets, ir_version=10).SerializeToString()
+
+
+@pytest.mark.parametrize("where", ["initializer", "initializer, cast", "constant", "branch", "branch's initializer"])
+@pytest.mark.parametrize("path", ["diary.txt", "./diary.txt", "../here/diary.txt", "{}/diary.txt"])
+def test_a_graph_cannot_read_a_file_of_the_device(where, path, tmp_path, monkeypatch):
+    folder = tmp_path / "here"
+    folder.mkdir()
+    (folder / "diary.txt").write_bytes(b"diary")
+    monkeypatch.chdir(folder)
+    with pytest.raises(PlanRefused):
+        OnnxRuntime().load(reading(path.format(folder), where))
