@@ -118,7 +118,7 @@ def capture(
         raise DynamicControlFlow(
             f"the model works only for a batch of {TRACE_BATCH}: it must not fix the first axis of its inputs"
         )
-    _refuse_random(module)
+    _refuse(module)
     fold_constants(module)
     return Captured(module, _drop_unused(module, inputs), tuple(names))
 
@@ -158,8 +158,14 @@ def _refuse_state(node: fx.Node, changed: Any) -> None:
         )
 
 
-def _refuse_random(module: fx.GraphModule) -> None:
+def _refuse(module: fx.GraphModule) -> None:
     for node in module.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, Tensor) and value.dtype in {torch.float16, torch.bfloat16}:
+            raise UnsupportedOperator(
+                f"{node.target}{layer_of(node)} computes in {value.dtype}; devices train in float32, so leave out "
+                "half(), bfloat16() and autocast"
+            )
         if isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags:
             raise UnsupportedOperator(
                 f"{node.target}{layer_of(node)} draws random numbers, which every runtime would draw otherwise; only "

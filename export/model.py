@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from export.errors import InvalidModel, UnsupportedModule, reason
 from export.rewrites import Dropout
 from fedcore.params import Float32, ParamSchema, TensorSpec
-from fedcore.plan import Field
+from fedcore.plan import Dtype, Field
 
 # Options of nn.Embedding that are refused, and why.
 EMBEDDING_HARM = {
@@ -103,6 +104,7 @@ class Model:
 
     def __init__(self, spec: ModelSpec, seed: int = 0) -> None:
         self.spec = spec
+        _check_names(spec)
         for item in spec.fields:
             if not item.dtype.startswith("float") and item.high is None:
                 raise InvalidModel(
@@ -175,6 +177,18 @@ class Model:
         return (values["loss"] * mask).sum() / mask.sum(), sums
 
 
+def _check_names(spec: ModelSpec) -> None:
+    names = [item.name for item in spec.fields]
+    if len(set(names)) < len(names):
+        raise InvalidModel(f"{spec.name}: the fields {', '.join(names)} need names of their own")
+    for item in spec.fields:
+        if item.dtype not in get_args(Dtype):
+            raise InvalidModel(f"field {item.name!r} is {item.dtype}; there are {', '.join(get_args(Dtype))}")
+    for name in ("examples", "loss"):
+        if name in spec.metrics:
+            raise InvalidModel(f"{spec.name}: a metric is called {name!r}, which is always measured; rename it")
+
+
 def _made(spec: ModelSpec) -> nn.Module:
     try:
         module = spec.make()
@@ -199,6 +213,8 @@ def _refuse_unsupported(module: nn.Module) -> None:
             )
         _refuse_unsaid(path, layer)
     for path, parameter in module.named_parameters():
+        if isinstance(parameter, nn.UninitializedParameter) or parameter.device.type != "cpu":
+            raise InvalidModel(f"parameter {path} has no values on the CPU; give layers their sizes, and no device")
         if parameter.dtype != torch.float32:
             raise InvalidModel(f"parameter {path} is {parameter.dtype}; every parameter must be float32")
         if not parameter.requires_grad:

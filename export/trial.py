@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import itertools
@@ -17,17 +18,18 @@ from torch.utils._pytree import tree_map
 
 from device_runtime.backends.backend import Executable
 from device_runtime.footprint import random_field
-from export.errors import InvalidModel, reason
+from export.errors import ExportError, InvalidModel, reason
 from export.model import GradientOracle, Model
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.params import Float32
-from fedcore.plan import PassPlan, Plan
+from fedcore.plan import Field, PassPlan, Plan
 
 STEPS = 3
 TOLERANCE = 1e-5
 TINY = 1e-30
 ROUND_OFF = float(np.finfo(np.float32).eps)
 METRICS = "metrics"
+FEW = 4
 Arrays = dict[str, np.ndarray]
 
 
@@ -93,15 +95,21 @@ class Trial:
         guide: an outcome from whose carries every step but the first starts, in the place of its own.
         Raises InvalidModel when the model does not run in `dtype`.
         """
-        if dtype == torch.float32:
-            return self._reference(self.model, dtype, guide)
-        model = copy.copy(self.model)
-        model.module = copy.deepcopy(model.module).to(dtype)
+        model: Model = self.model
+        widened: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+        if dtype != torch.float32:
+            model, widened = copy.copy(self.model), _Widened()
+            model.module = copy.deepcopy(model.module).to(dtype)
         try:
-            with _Widened():
+            with widened:
                 return self._reference(model, dtype, guide)
-        except (RuntimeError, TypeError) as error:
-            raise InvalidModel(f"the model does not run in {dtype}, for comparison: {reason(error)}") from error
+        except ExportError:
+            raise
+        except Exception as error:  # whatever the user's own code raises
+            raise InvalidModel(
+                f"the model does not run on random examples in {dtype}: {reason(error)}; does the `high` of every "
+                "integer field fit the model?"
+            ) from error
 
     def _reference(self, model: Model, dtype: torch.dtype, guide: Outcome | None) -> Outcome:
         received = _tensors(self.broadcast, dtype)
@@ -228,8 +236,17 @@ def worst(distances: Iterable[float]) -> float:
 
 def _batch(model: Model, size: int, real: int, random: np.random.Generator) -> Batch:
     mask = (np.arange(size) < real).astype(np.float32)
-    fields = {item.name: random_field(item, size, random) for item in model.spec.fields}
+    fields = {item.name: _field(item, size, random) for item in model.spec.fields}
     return Batch(fields, mask, random.integers(-(2**31), 2**31, size).astype(np.int32))
+
+
+def _field(item: Field, size: int, random: np.random.Generator) -> np.ndarray:
+    """Random values; of integers half are among the first few, so that 0 comes up and others come up again."""
+    values = random_field(item, size, random)
+    if item.high is None:
+        return values
+    few = random.integers(0, min(item.high, FEW), values.shape).astype(values.dtype)
+    return np.where(random.random(values.shape) < 0.5, few, values)
 
 
 def _empty(sizes: Mapping[str, int]) -> Arrays:

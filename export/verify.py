@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import msgspec
+import torch
 
 from export.build import build_plan
 from export.errors import ParityFailed, UnknownModel
+from export.formats import formats
 from export.model import Model
 from export.models import MODELS, load
-from export.parity import certify
+from export.parity import KINKED_TOLERANCE, certify
 from fedcore.algorithms import create
+from fedcore.algorithms.algorithm import Algorithm, State
 from fedcore.bundle import Bundle, Certificate, Manifest
+from fedcore.checkpoint import decode
+from fedcore.params import VectorSpec
 from fedcore.plan import Plan
 
 
@@ -27,12 +34,16 @@ def verify_bundle(bundle: Bundle, source: str | None = None) -> Certificate:
     plan, manifest = bundle.plan, bundle.manifest
     if source is None and manifest.model not in MODELS:
         raise UnknownModel(f"the bundle's model is {manifest.model!r}; if you trust that code, name it with --model")
+    formats(tuple(plan.graphs))
     first, label = plan.examples.fields[0], plan.examples.fields[-1]
     model = Model(load(source or manifest.model, first.shape, label.high))
     algorithm = create(manifest.algorithm.name, manifest.algorithm.settings)
     _compare(plan, build_plan(model, algorithm, ())[0], manifest)
+    _compare_manifest(bundle, algorithm, algorithm.init(torch.from_numpy(model.initial)))
     graphs = {fmt: {name: bundle.read(ref) for name, ref in refs.items()} for fmt, refs in plan.graphs.items()}
-    return certify(model, algorithm, plan, graphs)
+    certificate = certify(model, algorithm, plan, graphs)
+    _compare_certificates(bundle.certificate, certificate)
+    return certificate
 
 
 def _compare(plan: Plan, rebuilt: Plan, manifest: Manifest) -> None:
@@ -44,3 +55,27 @@ def _compare(plan: Plan, rebuilt: Plan, manifest: Manifest) -> None:
             f"the plan's {', '.join(differ)} are not what export makes of model {manifest.model} and algorithm "
             f"{manifest.algorithm.name} with the manifest's settings; model or settings have changed since, or the plan"
         )
+
+
+def _compare_manifest(bundle: Bundle, algorithm: Algorithm, state: State) -> None:
+    """The server's half: every setting spelled out, the name, an initial state to start from."""
+    manifest, settings = bundle.manifest, dataclasses.asdict(algorithm)  # type: ignore[call-overload]
+    if manifest.name != bundle.plan.name or manifest.algorithm.settings != settings:
+        raise ParityFailed(f"the manifest is not that of {bundle.plan.name} with {settings}")
+    decode(bundle.read(manifest.state), [VectorSpec(name, vector.numel()) for name, vector in state.items()])
+
+
+def _compare_certificates(kept: Certificate, fresh: Certificate) -> None:
+    """What the bundle says of itself must be possible: figures differ from machine to machine, the rest does not."""
+    if set(kept.formats) != set(fresh.formats):
+        raise ParityFailed(f"the certificate is about {sorted(kept.formats)}, the plan has {sorted(fresh.formats)}")
+    for name, now in fresh.formats.items():
+        said = kept.formats[name]
+        if [parity.graph for parity in said.parity] != [parity.graph for parity in now.parity]:
+            raise ParityFailed(f"the certificate of {name} is about other graphs than the plan has")
+        if said.version != now.version or said.footprint.graph_bytes != now.footprint.graph_bytes:
+            raise ParityFailed(f"the certificate of {name} is for other graphs: {said.version}, now {now.version}")
+        if not said.worst <= said.tolerance <= KINKED_TOLERANCE:
+            raise ParityFailed(f"the certificate of {name} allows {said.tolerance:.1e} and found {said.worst:.1e}")
+        if not (said.footprint.peak_rss_mb > 0 and said.footprint.step_cpu_ms > 0):
+            raise ParityFailed(f"the certificate of {name} has a footprint that nothing can have")

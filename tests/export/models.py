@@ -425,3 +425,46 @@ def failing():
 
 def no_module():
     return spec(lambda: 3)
+
+
+def vocabulary(high=200, size=200, padding=None):
+    """An embedding of which a batch reads few rows, with tanh."""
+
+    class Words(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = nn.Embedding(size, 8, padding_idx=padding)
+            self.body = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 5))
+
+        def forward(self, tokens):
+            return self.body(self.embedding(tokens).mean(1))
+
+    return spec(Words, inputs=(Field("tokens", "int64", (6,), high=high),))
+
+
+def token_beyond():
+    return vocabulary(high=300)
+
+
+def label_beyond():
+    return spec(lambda: nn.Sequential(nn.Flatten(), nn.Linear(126, 5)), label=Field("y", "int64", high=9))
+
+
+def half():
+    return _dense(lambda self, x: x.half().float())
+
+
+def lazy():
+    return spec(lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(5)))
+
+
+def metric_called_loss():
+    return spec(lambda: nn.Sequential(nn.Flatten(), nn.Linear(126, 5)), metrics={"loss": accuracy})
+
+
+def one_name_twice():
+    return spec(nn.Flatten, inputs=(X, X))
+
+
+def doubles():
+    return spec(nn.Flatten, inputs=(Field("x", "float64", (2,)),))

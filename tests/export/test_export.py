@@ -31,10 +31,11 @@ from export.trial import TOLERANCE
 from export.verify import verify_bundle
 from fedcore.algorithms import ALGORITHMS, create
 from fedcore.bundle import Bundle
-from fedcore.errors import DigestMismatch
+from fedcore.errors import DigestMismatch, SchemaError
 from fedcore.plan import BlobRef, Field
 from tests.export import models
 
+EMBEDDING = TABLE[torch.ops.aten.embedding_dense_backward.default]
 # Those that export in seconds, with every algorithm; the others follow in test_golden.py.
 QUICK = ("logreg", "mlp", "digits_cnn")
 SETTINGS = [(name, {}) for name in ALGORITHMS] + [("mimelite", {"optimizer": "adam", "client_lr": 0.01})]
@@ -216,6 +217,13 @@ def test_an_output_may_be_an_input_and_leave_twice():
         (models.misspelt, InvalidModel, "own forward.: AttributeError: .*nope"),
         (models.tuple_output, InvalidModel, "does not run: AttributeError: 'tuple'"),
         (models.failing, InvalidModel, "make.. fails with TypeError"),
+        (models.token_beyond, InvalidModel, "random examples.*`high` of every integer field"),
+        (models.label_beyond, InvalidModel, "random examples.*`high` of every integer field"),
+        (models.half, UnsupportedOperator, "computes in torch.float16"),
+        (models.lazy, InvalidModel, "no values on the CPU"),
+        (models.metric_called_loss, InvalidModel, "metric is called 'loss'"),
+        (models.one_name_twice, InvalidModel, "x, x, y need names"),
+        (models.doubles, InvalidModel, "'x' is float64"),
         (models.no_module, InvalidModel, "returns int, not a torch.nn.Module"),
         (models.branching, DynamicControlFlow, "torch.where"),
         (models.fixed_batch, DynamicControlFlow, "batch"),
@@ -253,6 +261,24 @@ def test_a_kinked_network_is_held_to_its_right_gradients(monkeypatch):
     certify(model, algorithm, *build_plan(model, algorithm))
     monkeypatch.setitem(TABLE, backward, wrong)
     with pytest.raises(ParityFailed, match="after a step of one example"):
+        certify(model, algorithm, *build_plan(model, algorithm))
+
+
+def untrained_row(grad, indices, size, padding, scale):
+    return EMBEDDING(grad, indices, size, padding, scale) * (torch.arange(size) != 3).to(grad.dtype)[:, None]
+
+
+def with_padding_trained(grad, indices, size, padding, scale):
+    return EMBEDDING(grad, indices, size, -1, scale)
+
+
+@pytest.mark.parametrize("wrong", [untrained_row, with_padding_trained])
+@pytest.mark.parametrize("algorithm", ["fedavg", "mimelite"])
+def test_the_certificate_catches_one_row_of_an_embedding(wrong, algorithm, monkeypatch):
+    model, algorithm = Model(models.vocabulary(padding=0)), create(algorithm)
+    certify(model, algorithm, *build_plan(model, algorithm))
+    monkeypatch.setitem(TABLE, torch.ops.aten.embedding_dense_backward.default, wrong)
+    with pytest.raises(ParityFailed):
         certify(model, algorithm, *build_plan(model, algorithm))
 
 
@@ -310,6 +336,46 @@ def test_verify_notices_a_plan_that_says_something_else_than_the_manifest(change
     manifest = replace(bundle.manifest, plan=BlobRef.of(plan))
     (tmp_path / "manifest.json").write_bytes(msgspec.json.encode(manifest))
     with pytest.raises(ParityFailed, match=f"the plan's {word} are not"):
+        verify_bundle(Bundle(tmp_path))
+
+
+def other_evidence(certificate, **changes):
+    return replace(certificate, formats={"onnx": replace(certificate.formats["onnx"], **changes)})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda kept: replace(kept, formats={}), "is about"),
+        (lambda kept: other_evidence(kept, parity=kept.formats["onnx"].parity[:1]), "other graphs"),
+        (lambda kept: other_evidence(kept, version="opset 99"), "opset 99"),
+        (lambda kept: other_evidence(kept, tolerance=1.0), "allows 1.0e"),
+        (lambda kept: other_evidence(kept, tolerance=1e-12), "allows 1.0e-12"),
+        (lambda kept: other_evidence(kept, footprint=replace(kept.formats["onnx"].footprint, peak_rss_mb=-1)), "have"),
+    ],
+)
+def test_verify_notices_a_certificate_that_cannot_be(change, words, tmp_path):
+    bundle = export_bundle(Model(load("logreg")), create("fedavg"), tmp_path, "logreg")
+    certificate = msgspec.json.encode(change(bundle.certificate))
+    (tmp_path / "blobs" / BlobRef.of(certificate).sha256).write_bytes(certificate)
+    manifest = replace(bundle.manifest, certificate=BlobRef.of(certificate))
+    (tmp_path / "manifest.json").write_bytes(msgspec.json.encode(manifest))
+    with pytest.raises(ParityFailed, match=words):
+        verify_bundle(Bundle(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda manifest: replace(manifest, name="other"),
+        lambda manifest: replace(manifest, algorithm=replace(manifest.algorithm, settings={})),
+        lambda manifest: replace(manifest, state=manifest.certificate),
+    ],
+)
+def test_verify_notices_a_manifest_that_is_not_its_plans(change, tmp_path):
+    bundle = export_bundle(Model(load("logreg")), create("fedavg"), tmp_path, "logreg")
+    (tmp_path / "manifest.json").write_bytes(msgspec.json.encode(change(bundle.manifest)))
+    with pytest.raises((ParityFailed, SchemaError)):
         verify_bundle(Bundle(tmp_path))
 
 
