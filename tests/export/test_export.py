@@ -260,7 +260,7 @@ def test_a_kinked_network_is_held_to_its_right_gradients(monkeypatch):
 
     certify(model, algorithm, *build_plan(model, algorithm))
     monkeypatch.setitem(TABLE, backward, wrong)
-    with pytest.raises(ParityFailed, match="after a step of one example"):
+    with pytest.raises(ParityFailed):
         certify(model, algorithm, *build_plan(model, algorithm))
 
 
