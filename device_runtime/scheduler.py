@@ -21,6 +21,8 @@ from fedcore.wire.messages import RetryWindow
 AFTER_WORK = RetryWindow(0.0, 2.0)
 MINUTES = RetryWindow(60.0, 300.0)
 HOURS = RetryWindow(2 * 3600.0, 6 * 3600.0)
+# A coordinator may name any window; a device neither comes back in a busy loop nor stays away for ever.
+SHORTEST_S, LONGEST_S = 1.0, 86_400.0
 # How often to look whether conditions hold. Nothing is sent, so nobody needs these spread.
 CONDITIONS = RetryWindow(60.0, 60.0)
 # The clock is looked at this often: a machine that slept, or a clock that was set, shows.
@@ -47,13 +49,20 @@ def run_forever(
         while due is not None and (left_s := due.remaining_s(clock)):
             sleep(min(left_s, LONGEST_NAP_S))
         outcome = run_session(config, clock)
-        window = outcome.retry or default_window(outcome)
-        due = Moment.after(rng.uniform(window.min_s, window.max_s), clock)
+        due = Moment.after(_drawn_s(outcome, rng), clock)
         if outcome.outcome != "not-now":
             _keep_time(config, clock, due)
         if not outcome.outcome == told == "not-now":
             on_outcome(outcome)
         told = outcome.outcome
+
+
+def _drawn_s(outcome: Outcome, rng: random.Random) -> float:
+    """Seconds to stay away after an outcome."""
+    if outcome.retry is None:
+        window = default_window(outcome)
+        return rng.uniform(window.min_s, window.max_s)
+    return min(max(rng.uniform(outcome.retry.min_s, outcome.retry.max_s), SHORTEST_S), LONGEST_S)
 
 
 def default_window(outcome: Outcome) -> RetryWindow:

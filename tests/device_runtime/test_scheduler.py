@@ -187,3 +187,23 @@ def test_a_moment_is_exact_within_a_boot_and_bounded_after():
     assert moment.remaining_s(time.clock) == 100
     time.wall += 2e6
     assert moment.remaining_s(time.clock) == 0
+
+
+@pytest.mark.parametrize(("named_s", "waits_s"), [(0.0, 1.0), (1e308, 86_400.0)])
+def test_no_window_makes_a_device_spin_or_stay_away_for_ever(coordinator, config, named_s, waits_s):
+    reject(coordinator, 1, RetryWindow(named_s, named_s))
+    assert run(config, Time(2000), 2).waits[1] == pytest.approx(waits_s)
+
+
+@pytest.mark.parametrize("window", [b'{"min_s": -5, "max_s": -5}', b'{"min_s": 9, "max_s": 5}'])
+def test_a_window_that_is_none_is_a_bad_answer_and_costs_hours(coordinator, config, window):
+    message = b'{"outcome": "rejected", "reason": "no-task", "retry": ' + window + b"}"
+    coordinator.faults["check-in"] = [answer(message)]
+    sessions = run(config, Time(1000), 2)
+    assert sessions.outcomes[0].reason == "bad-answer"
+    assert sessions.waits[1] >= 7200
+
+
+def test_a_kept_moment_of_negative_length_is_now():
+    clock = Time().clock
+    assert Moment.after(-5.0, clock).remaining_s(clock) == 0
