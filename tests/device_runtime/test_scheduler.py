@@ -207,3 +207,13 @@ def test_a_window_that_is_none_is_a_bad_answer_and_costs_hours(coordinator, conf
 def test_a_kept_moment_of_negative_length_is_now():
     clock = Time().clock
     assert Moment.after(-5.0, clock).remaining_s(clock) == 0
+
+
+@pytest.mark.parametrize("source", [lambda: 1 / 0, lambda: None, lambda: Conditions(battery=15)])
+def test_a_source_of_conditions_that_fails_tells_nothing_and_the_owner_hears_of_it(coordinator, config, source):
+    blind = replace(config, conditions=source, requirements=CHARGING)
+    outcome = run_session(blind)
+    assert (outcome.outcome, outcome.detail) == ("not-now", "unknown: charging or not")
+    assert "the source of conditions failed" in outcome.notices[0]
+    free = run_session(replace(config, conditions=source))
+    assert (free.outcome, len(free.notices)) == ("reported", 1)
