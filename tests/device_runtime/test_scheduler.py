@@ -5,6 +5,7 @@ import pytest
 
 from device_runtime.clock import Clock, Moment
 from device_runtime.conditions import Conditions, Requirements
+from device_runtime.policy import Policy
 from device_runtime.scheduler import default_window, run_forever
 from device_runtime.session import run_session
 from fedcore.wire.messages import Rejected, RetryWindow, encode
@@ -217,3 +218,19 @@ def test_a_source_of_conditions_that_fails_tells_nothing_and_the_owner_hears_of_
     assert "the source of conditions failed" in outcome.notices[0]
     free = run_session(replace(config, conditions=source))
     assert (free.outcome, len(free.notices)) == ("reported", 1)
+
+
+def test_another_reason_not_to_work_is_told_and_the_same_one_is_not(coordinator, config):
+    states = iter([False, False])
+    config = replace(config, conditions=lambda: Conditions(charging=next(states, True)), requirements=CHARGING)
+    config = replace(config, policy=Policy(populations=("others",)))
+    sessions = run(config, Time(), 2)
+    assert [outcome.reason for outcome in sessions.outcomes] == ["conditions", "policy"]
+
+
+def test_a_device_that_starts_within_a_kept_wait_says_so(coordinator, config, caplog):
+    time = Time()
+    reject(coordinator, 1, RetryWindow(500.0, 500.0))
+    run(config, time, 1)
+    run(config, time, 1)
+    assert f"comes back in 500 s: the time is kept in {config.state}" in caplog.text
