@@ -22,8 +22,12 @@ class Settings(BaseSettings):
     )
     host: str = Field(default="127.0.0.1", description="address to listen on")
     port: int = Field(default=8080, ge=0, le=65535, description="port to listen on; 0 takes a free one")
-    retry_min_s: float = Field(default=5.0, ge=0, description="earliest return of a device that got no work")
-    retry_max_s: float = Field(default=30.0, ge=0, description="latest return of a device that got no work")
+    retry_min_s: float = Field(
+        default=5.0, ge=0, allow_inf_nan=False, description="earliest return of a device that got no work"
+    )
+    retry_max_s: float = Field(
+        default=30.0, ge=0, allow_inf_nan=False, description="latest return of a device that got no work"
+    )
     max_wait_s: float = Field(default=60.0, ge=0, description="longest time that a device may wait for an assignment")
     queue_limit: int = Field(
         default=4096, ge=1, description="requests that may wait for the driver; more are answered 503"

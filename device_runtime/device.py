@@ -5,15 +5,19 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import math
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from device_runtime.backends import BACKENDS
 from device_runtime.conditions import Conditions, ConditionSource, Requirements
+from device_runtime.errors import ConfigError
 from device_runtime.outcome import Outcome
 from device_runtime.policy import Policy, policy_in
 from device_runtime.scheduler import run_forever
 from device_runtime.session import DeviceConfig, run_session
+from device_runtime.transport import checked_url
 
 NO_REQUIREMENTS = Requirements()
 _LOG = logging.getLogger(__name__)
@@ -24,7 +28,8 @@ class Device:
 
     examples: a SQLite example store or an `.npz` file. policy: what the device may do, as a Policy or its file; None is
     `policy.toml` in the state folder, or everything when there is none. conditions, requirements: under which
-    conditions it may work. wait_s: how long it waits to be selected. Raises ConfigError when the policy is not one.
+    conditions it may work. wait_s: how long it waits to be selected, in seconds. Raises ConfigError when one of these
+    cannot be what it should: a coordinator that is no URL, a backend that there is not, a policy that is none.
     """
 
     def __init__(  # noqa: PLR0913  # one parameter per setting, most of them by name
@@ -40,6 +45,8 @@ class Device:
         backend: str = "onnxruntime",
         wait_s: float = 30.0,
     ) -> None:
+        _check(coordinator, population, backend, wait_s)
+        _check_paths(examples=examples, state=state)
         self._config = DeviceConfig(
             coordinator=coordinator,
             population=population,
@@ -62,7 +69,7 @@ class Device:
         """Run sessions at the times that the coordinator names, until `stop` is set.
 
         Work on a plan then stops within one batch, and the coordinator hears of it. A device that waits to be selected
-        comes back at the latest after `wait_s`. While the device may not work, `on_outcome` hears of it once.
+        comes back at the latest after `wait_s`. While the device may not work, `on_outcome` hears of each reason once.
         """
         self._say_what_is_open()
 
@@ -88,6 +95,28 @@ class Device:
 
 class _Stopped(Exception):
     """The application told the device to stop."""
+
+
+def _check(coordinator: str, population: str, backend: str, wait_s: float) -> None:
+    """Raise ConfigError for what no session could use."""
+    checked_url(coordinator)
+    if not (isinstance(population, str) and population and _is_text(population)):
+        raise ConfigError(f"population {population!r} is not a name")
+    if backend not in BACKENDS:
+        raise ConfigError(f"no backend is called {backend!r}; there is {sorted(BACKENDS)}")
+    if not (isinstance(wait_s, int | float) and 0 <= wait_s < math.inf):
+        raise ConfigError(f"wait_s = {wait_s!r}: it must be a finite number of seconds, at least 0")
+
+
+def _check_paths(**paths: Path | str) -> None:
+    for name, path in paths.items():
+        if not isinstance(path, Path | str) or "\0" in str(path):
+            raise ConfigError(f"{name} = {path!r} is not a path")
+
+
+def _is_text(name: str) -> bool:
+    """Whether a name can be sent: half a surrogate pair is a Python string and no text."""
+    return all(not 0xD800 <= ord(character) < 0xE000 for character in name)
 
 
 def _policy(given: Policy | Path | str | None, state: Path) -> Policy:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import random
 import time
 from collections.abc import Callable
@@ -17,10 +18,15 @@ from device_runtime.session import DeviceConfig, run_session
 from device_runtime.state import only_session
 from fedcore.wire.messages import RetryWindow
 
+_LOG = logging.getLogger(__name__)
+# What is mended on this device: whoever mended it and starts the device again need not wait.
+MENDED_HERE = frozenset({"bad-configuration", "invalid-examples"})
 # When to come back where the coordinator did not say; after a report at once, as it says so at the next check-in.
 AFTER_WORK = RetryWindow(0.0, 2.0)
 MINUTES = RetryWindow(60.0, 300.0)
 HOURS = RetryWindow(2 * 3600.0, 6 * 3600.0)
+# A coordinator may name any window; a device neither comes back in a busy loop nor stays away for ever.
+SHORTEST_S, LONGEST_S = 1.0, 86_400.0
 # How often to look whether conditions hold. Nothing is sent, so nobody needs these spread.
 CONDITIONS = RetryWindow(60.0, 60.0)
 # The clock is looked at this often: a machine that slept, or a clock that was set, shows.
@@ -38,22 +44,32 @@ def run_forever(
     """Run sessions for ever: each comes at a random time in the window that the last one's outcome names.
 
     That time is kept in the state folder and honoured after a restart. While conditions do not hold, they are looked at
-    every minute; `on_outcome` hears of it once. Ends with the exception that ends the process, and leaves a state that
-    the next start uses.
+    every minute; `on_outcome` hears of each reason once. Ends with the exception that ends the process, and leaves a
+    state that the next start uses.
     """
     rng, clock = rng or random.Random(), clock or Clock()
-    due, told = _kept_time(config, clock), ""
+    due, told = _kept_time(config, clock), ("", "")
+    if due is not None and (left_s := due.remaining_s(clock)):
+        _LOG.warning("this device comes back in %.0f s: the time is kept in %s", left_s, config.state)
     while True:
         while due is not None and (left_s := due.remaining_s(clock)):
             sleep(min(left_s, LONGEST_NAP_S))
         outcome = run_session(config, clock)
-        window = outcome.retry or default_window(outcome)
-        due = Moment.after(rng.uniform(window.min_s, window.max_s), clock)
-        if outcome.outcome != "not-now":
+        due = Moment.after(_drawn_s(outcome, rng), clock)
+        if outcome.outcome != "not-now" and outcome.reason not in MENDED_HERE:
             _keep_time(config, clock, due)
-        if not outcome.outcome == told == "not-now":
+        ended = outcome.outcome, outcome.reason
+        if outcome.outcome != "not-now" or ended != told:
             on_outcome(outcome)
-        told = outcome.outcome
+        told = ended
+
+
+def _drawn_s(outcome: Outcome, rng: random.Random) -> float:
+    """Seconds to stay away after an outcome."""
+    if outcome.retry is None:
+        window = default_window(outcome)
+        return rng.uniform(window.min_s, window.max_s)
+    return min(max(rng.uniform(outcome.retry.min_s, outcome.retry.max_s), SHORTEST_S), LONGEST_S)
 
 
 def default_window(outcome: Outcome) -> RetryWindow:

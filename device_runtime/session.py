@@ -121,6 +121,7 @@ class _Session:
         self._transport = transport
         self._database = database
         self._clock = clock
+        self._blind = False
         self._look_at, self._note_at = 0.0, time.monotonic() + NOTE_EVERY_S
         self._kept = KeptAssignment(database, config.state, config.coordinator, config.population)
         journal = Journal(database, clock)
@@ -133,7 +134,7 @@ class _Session:
             if self._database.notice:
                 self._record.notice("state-replaced", self._database.notice)
             self._record.note(device=device_id(self._config.state))
-            now = self._config.conditions()
+            now = self._conditions()
             unmet = self._config.unmet(now)
             if unmet:
                 self._record.note(outcome="not-now", reason="conditions", detail="; ".join(unmet))
@@ -274,7 +275,7 @@ class _Session:
     def _keep_going(self, due: Moment) -> bool:
         now = time.monotonic()
         if now >= self._look_at:
-            unmet = self._config.unmet(self._config.conditions())
+            unmet = self._config.unmet(self._conditions())
             if unmet:
                 raise NotAllowedNow("a condition for work no longer holds", "; ".join(unmet))
             self._look_at = now + LOOK_EVERY_S
@@ -282,6 +283,20 @@ class _Session:
             self._record.write(compute_s=self._guard.seconds)
             self._note_at = now + NOTE_EVERY_S
         return self._guard.may_go_on() and due.remaining_s(self._clock) > 0
+
+    def _conditions(self) -> Conditions:
+        """The conditions of now. A source that fails, an application's own function, tells nothing; the owner hears."""
+        try:
+            now = self._config.conditions()
+            if not isinstance(now, Conditions):
+                raise TypeError(f"it gave {type(now).__name__}, not Conditions")
+        except Exception as error:
+            if not self._blind:
+                words = f"the source of conditions failed, so none is known: {type(error).__name__}: {error}"
+                self._record.note(notices=(*self._record.outcome.notices, words))
+            self._blind = True
+            return Conditions()
+        return now
 
     def _rejected(self, answer: Rejected, backend: Backend) -> None:
         self._record.note(outcome="rejected", reason=answer.reason, retry=answer.retry, retryable="transient")

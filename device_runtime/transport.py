@@ -66,6 +66,19 @@ class _Call:
     timeout_s: float = TIMEOUT_S
 
 
+def checked_url(coordinator: str) -> httpx2.URL:
+    """The coordinator's base URL. Raises ConfigError when it is none."""
+    try:
+        url = httpx2.URL(coordinator)
+    except (httpx2.InvalidURL, TypeError, UnicodeError) as error:
+        raise ConfigError(f"coordinator {coordinator!r} is not a URL: {error}") from error
+    if url.scheme not in {"http", "https"} or not url.host:
+        raise ConfigError(f"coordinator {coordinator!r} must start with https:// or http://, and name a host")
+    if url.port is not None and not 0 < url.port < 1 << 16:
+        raise ConfigError(f"coordinator {coordinator!r} has the port {url.port}; ports are 1 to 65535")
+    return url
+
+
 class Transport:
     """A conversation with one coordinator. `bytes_up` and `bytes_down` count bodies as they cross the wire.
 
@@ -91,15 +104,10 @@ class Transport:
 
         carrier: makes what carries requests, from the certificates that it may trust; the library's own if not given.
         """
+        url = checked_url(coordinator)
         # Loading trusted certificates costs more CPU than the rest of a session; a context without any trusts nobody.
-        trusted = not coordinator.startswith("http:") or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        try:
-            client = httpx2.Client(base_url=coordinator, verify=trusted, transport=carrier and carrier(trusted))
-        except httpx2.InvalidURL as error:
-            raise ConfigError(f"coordinator {coordinator!r} is not a URL: {error}") from error
-        if client.base_url.scheme not in {"http", "https"}:
-            raise ConfigError(f"coordinator {coordinator!r} must start with https:// or http://")
-        return cls(client)
+        trusted = url.scheme != "http" or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        return cls(httpx2.Client(base_url=url, verify=trusted, transport=carrier and carrier(trusted)))
 
     def __enter__(self) -> Transport:
         return self

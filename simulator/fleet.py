@@ -27,6 +27,8 @@ from simulator.summary import FleetSummary, Session
 # So many failed sessions before the first good one, and so long without one later, mean that there is no coordinator.
 MAX_FAILURES = 20
 PATIENCE_S = 60.0
+# So long without a report, while sessions end, means that there will be none: devices that never may work, or all die.
+NO_REPORT_S = 3600.0
 # A device that failed, or may not work now, comes back after so long: minutes would be right for a phone and wrong for
 # who watches a fleet.
 SOON = RetryWindow(0.5, 2.0)
@@ -81,6 +83,7 @@ class Fleet:
         self._began = time.monotonic()
         self._failures = 0
         self._last_success: float | None = None
+        self._last_report = self._began
         self._done = False
         for index, client in enumerate(population.clients):
             folder = config.folder / client
@@ -99,7 +102,7 @@ class Fleet:
         for arch, backend in dict.fromkeys((one.kind.arch, one.kind.backend) for one in self._devices.values()):
             loaded.setdefault(arch, []).append(backend)
         awake, started = 0, 0
-        self._began = time.monotonic()
+        self._began = self._last_report = time.monotonic()
         with emulators(loaded) as (wake, ended):
             while True:
                 while awake < self._config.concurrency and not self._done and started != self._config.sessions:
@@ -166,13 +169,17 @@ class Fleet:
         return session
 
     def _check_hope(self, session: Session) -> None:
-        """Raise FleetError when there is no coordinator, or none that wants any of these devices."""
+        """Raise FleetError when there is no coordinator, none that wants any of these devices, or never a report."""
+        now = time.monotonic()
+        last = f"the last: {session.ending}: {session.outcome.detail}"
+        if session.outcome.outcome == "reported":
+            self._last_report = now
+        elif now - self._last_report > NO_REPORT_S and not self._done:
+            raise FleetError(f"no device reported for {NO_REPORT_S / 60:g} minutes; {last}")
         if session.struck or self._done:
             return
-        last = f"the last: {session.ending}: {session.outcome.detail}"
         if all(device.refused for device in self._devices.values()):
             raise FleetError(f"every device is refused for good, all {len(self._devices)}; {last}")
-        now = time.monotonic()
         if session.outcome.outcome != "failed":
             self._failures, self._last_success = 0, now
             return

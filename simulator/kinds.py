@@ -18,15 +18,24 @@ from typing import Annotated, Any
 import msgspec
 from msgspec.structs import replace
 
+from device_runtime.backends import BACKENDS
 from device_runtime.conditions import Requirements
 from device_runtime.errors import ConfigError
 from simulator.emulated import Fate, MadeUp, Traits
-from simulator.emulators import HERE
+from simulator.emulators import HERE, architectures
 from simulator.errors import ProfileError
 
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Span = float | tuple[float, float]
 """A number, or the least and the most of what is drawn for each device."""
+# What a machine can act out: beyond these, times and sums leave the numbers.
+BOUNDS = {
+    "weight": (1e-6, 1e6),
+    "bandwidth": (1.0, 1e12),
+    "slow_down": (1.0, 1e6),
+    "clock_skew_s": (-1e9, 1e9),
+    "drop_out_step": (1.0, 1e9),
+}
 # A seed of what a device draws for itself.
 SEEDS = 2**32
 
@@ -52,23 +61,24 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     requirements: Requirements = Requirements()
 
     def __post_init__(self) -> None:
-        bounds = {"weight": 0.0, "bandwidth": 0.0, "slow_down": 1.0, "clock_skew_s": -math.inf, "drop_out_step": 1.0}
-        for key, least in bounds.items():
-            self._check(key, least, above=key in {"weight", "bandwidth"})
+        for key, (least, most) in BOUNDS.items():
+            self._check(key, least, most)
         if self.silence + self.drop_out > 1:
             raise ValueError(f"silence = {self.silence} and drop_out = {self.drop_out} are more than 1 together")
         if self.conditions is None and self.requirements != Requirements():
             raise ValueError("requirements never hold without conditions: give the kind some")
 
-    def _check(self, key: str, least: float, *, above: bool) -> None:
+    def _check(self, key: str, least: float, most: float) -> None:
         value = getattr(self, key)
         if value is None:
             return
         low, high = _ends(value)
-        if not (math.isfinite(low) and math.isfinite(high) and low <= high):
+        if not (math.isfinite(low) and math.isfinite(high)):
             raise ValueError(f"{key} = {_shown(value)}: it must be a finite number, or the least and the most of one")
-        if low < least or (above and low == least):
-            raise ValueError(f"{key} = {_shown(value)}: it must be {'above' if above else 'at least'} {least:g}")
+        if low > high:
+            raise ValueError(f"{key} = {_shown(value)}: the least comes first and the most second")
+        if low < least or high > most:
+            raise ValueError(f"{key} = {_shown(value)}: it must be at least {least:g} and at most {most:g}")
 
     def traits(self, rng: random.Random) -> Traits:
         """What one device of this kind is like."""
@@ -126,23 +136,37 @@ def load_profile(path: Path) -> tuple[Kind, ...]:
     twice = [name for name, count in Counter(kind.name for kind in kinds).items() if count > 1]
     if twice:
         raise ProfileError(f"fleet profile {path}: two kinds have the name {twice[0]!r}")
+    if all(kind.silence + kind.drop_out >= 1 for kind in kinds):
+        raise ProfileError(f"fleet profile {path}: nobody ever reports: silence and drop_out are 1 in every kind")
     return kinds
 
 
 def _kind(path: Path, number: int, values: dict[str, Any]) -> Kind:
     try:
-        kind = msgspec.convert(values, Kind)
+        kind = msgspec.convert(_known(values), Kind)
+        for key, value, known in (("arch", kind.arch, architectures()), ("backend", kind.backend, tuple(BACKENDS))):
+            if value not in known:
+                raise ConfigError(f"{key} = {value!r}: there are {', '.join(known)}")
         conditions = kind.conditions
         if conditions is None:
             return kind
         if conditions.trace is not None:
             # A trace lies beside the profile, and devices may work in another folder.
             conditions = replace(conditions, trace=str(path.absolute().parent / conditions.trace))
+        if conditions.constant is not None and (unmet := kind.requirements.unmet(conditions.constant)):
+            raise ConfigError(f"its constant conditions never meet its requirements: {'; '.join(unmet)}")
         conditions.source(0, lambda: 0.0)  # whatever is wrong with it is better told now than by every device
         return replace(kind, conditions=conditions)
     except (msgspec.ValidationError, ConfigError) as error:
         name = values.get("name", number)
         raise ProfileError(f"fleet profile {path}, kind {name!r}: {error}") from error
+
+
+def _known(values: dict[str, Any]) -> dict[str, Any]:
+    unknown = [key for key in values if key not in Kind.__struct_fields__]
+    if unknown:
+        raise ConfigError(f"there is no key `{unknown[0]}`; there are {', '.join(Kind.__struct_fields__)}")
+    return values
 
 
 def _ends(value: Span) -> tuple[float, float]:

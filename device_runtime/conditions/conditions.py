@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Annotated
 
@@ -13,8 +14,22 @@ Size = Annotated[int, msgspec.Meta(ge=0)]
 Degrees = Annotated[float, msgspec.Meta(ge=0)]
 
 
-class Conditions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One reading; None is what the device does not know.
+class _Checked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Values that are checked however they were made. Raises ValueError naming the one that is none."""
+
+    def __post_init__(self) -> None:
+        for field in msgspec.structs.fields(self):
+            value = getattr(self, field.name)
+            try:
+                msgspec.convert(value, field.type)
+            except msgspec.ValidationError as error:
+                raise ValueError(f"{field.name} = {value!r}: {error}") from error
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"{field.name} = {value}: it must be finite")
+
+
+class Conditions(_Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One reading; None is what the device does not know. Raises ValueError when a value is none that can be read.
 
     `charging`: on external power. `idle`: others leave the processors alone. `unmetered`: the network costs nothing by
     the byte. `battery` is a fraction, `thermal_headroom_c` the degrees Celsius left until the device slows itself down.
@@ -23,9 +38,9 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     charging: bool | None = None
     idle: bool | None = None
     unmetered: bool | None = None
-    battery: float | None = None
-    free_storage_bytes: int | None = None
-    free_memory_bytes: int | None = None
+    battery: Fraction | None = None
+    free_storage_bytes: Size | None = None
+    free_memory_bytes: Size | None = None
     thermal_headroom_c: float | None = None
 
     def stated(self) -> StatedConditions:
@@ -38,8 +53,8 @@ ConditionSource = Callable[[], Conditions]
 """Reads the conditions now. A host application that knows more than the operating system tells gives its own."""
 
 
-class Requirements(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What must hold for a device to train; by default nothing.
+class Requirements(_Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What must hold for a device to train; by default nothing. Raises ValueError when a value is none to require.
 
     What is required must be known to hold: an unknown value fails, and its reason says that it is unknown. On a machine
     that never tells, leave that requirement out.

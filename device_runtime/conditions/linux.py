@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,7 +104,7 @@ def _power(folder: Path) -> tuple[bool | None, float | None]:
         charging = any(on != "0" for on in online)
     elif states == {"Full"}:
         charging = True
-    return charging, min(sum(levels) / len(levels) / 100, 1.0) if levels else None
+    return charging, min(max(sum(levels) / len(levels) / 100, 0.0), 1.0) if levels else None
 
 
 def _unmetered(root: Path) -> bool | None:
@@ -192,6 +193,7 @@ def _text(path: Path) -> str:
 
 def _number(text: str) -> float | None:
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
         return None
+    return number if math.isfinite(number) else None

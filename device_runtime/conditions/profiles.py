@@ -29,6 +29,7 @@ UP = Conditions(
 DOWN = msgspec.structs.replace(UP, charging=False, idle=False, unmetered=False, battery=0.5)
 # A stretch of flapping is drawn at once and for itself, so that no reading has to replay all time before it.
 CYCLES = 32
+SHORTEST_S, LONGEST_S = 1e-3, 1e9
 
 
 def constant(conditions: Conditions) -> ConditionSource:
@@ -65,10 +66,13 @@ def flapping(seed: int, up_s: float, down_s: float, clock: Clock = time.monotoni
     """A source that alternates between good conditions and bad ones, for `up_s` and `down_s` seconds in the mean.
 
     Both times are exponentially distributed. Readings depend on seed and clock alone, not on when it was read before.
-    Raises ConfigError when a time is not above 0.
+    Raises ConfigError when a time is below a millisecond or beyond 1e9 seconds.
     """
-    if not (up_s > 0 and down_s > 0):
-        raise ConfigError(f"conditions that flap need times above 0, not {up_s} and {down_s} seconds")
+    if not all(SHORTEST_S <= seconds <= LONGEST_S for seconds in (up_s, down_s)):
+        raise ConfigError(
+            f"conditions that flap need times above 0, of {SHORTEST_S:g} to {LONGEST_S:g} seconds, "
+            f"not {up_s} and {down_s} seconds"
+        )
     stretch_s = CYCLES * (up_s + down_s)
 
     def read() -> Conditions:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -40,6 +41,8 @@ class Collection(msgspec.Struct, frozen=True):
             given = msgspec.convert(msgspec.to_builtins(self), Collection)
         except msgspec.ValidationError as error:
             raise ExampleRefused(f"collection {self.name!r} cannot be declared: {error}") from error
+        if not math.isfinite(given.retention.max_age_s or 0.0):
+            raise ExampleRefused(f"collection {self.name!r}: max_age_s must be finite; without one there is no limit")
         names = [field.name for field in given.fields]
         if not given.name or not names or not all(names) or len(set(names)) < len(names):
             raise ExampleRefused(
@@ -92,6 +95,8 @@ def words(fields: Sequence[Field]) -> str:
 
 def _array(field: Field, value: ArrayLike) -> NDArray[Any]:
     """The value in the field's form. Python's own numbers take the field's type; an array must have it."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise ExampleRefused(f"field {field.name!r} is a masked array: what is masked would be stored all the same")
     try:
         array = np.asarray(value)
     except ValueError as error:

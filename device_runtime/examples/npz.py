@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import zipfile
-import zlib
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from device_runtime.errors import DeviceError
 from device_runtime.examples.source import Columns, ExampleSource, invalid
 from fedcore.plan import ExampleSpec
 
@@ -44,7 +45,9 @@ class NpzFile(ExampleSource):
         try:
             with zipfile.ZipFile(self.path) as members:
                 yield members
-        except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+        except DeviceError:
+            raise
+        except Exception as error:  # zip and NumPy answer damage with a dozen kinds of errors, MemoryError among them
             raise invalid("the examples cannot be read", f"{self.path}: {error}") from error
 
 
@@ -63,4 +66,8 @@ def _npy_shape(members: zipfile.ZipFile, name: str) -> tuple[int, ...]:
         read = HEADERS.get(np.lib.format.read_magic(file))
         if read is None:
             raise invalid(f"field {name!r} is in a format of NumPy's that is not for plain arrays")
-        return read(file)[0]
+        shape, _, dtype = read(file)
+        held = members.getinfo(f"{name}.npy").file_size - file.tell()
+        if not dtype.hasobject and (min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != held):
+            raise invalid(f"field {name!r} says that it is {dtype}{list(shape)}, which its {held} bytes are not")
+        return shape

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
@@ -40,14 +41,17 @@ class ExampleSource(ABC):
         Raises ExamplesError, with reason "too-few-examples" when there are none, "invalid-examples" when a field is
         missing, or has another dtype or shape than `spec` says, or holds an infinity, a NaN or a number out of range.
         """
+        none = ExamplesError("too-few-examples", f"no examples in collection {spec.collection!r}", str(self.path))
         if self.count(spec.collection) == 0:
-            raise ExamplesError("too-few-examples", f"no examples in collection {spec.collection!r}", str(self.path))
+            raise none
         columns = self._columns(spec)
         for field in spec.fields:
             _check(field, columns[field.name])
         lengths = {name: len(column) for name, column in columns.items()}
         if len(set(lengths.values())) > 1:
             raise invalid(f"fields differ in their number of examples: {lengths}")
+        if 0 in lengths.values():
+            raise none  # an application removed them since they were counted
         return columns
 
 
@@ -71,6 +75,6 @@ def _check(field: Field, column: NDArray[Any]) -> None:
 
 def _demand(good: NDArray[np.bool_], field: Field, otherwise: str) -> None:
     """Raise ExamplesError, naming the first example that has a value that is not good."""
-    examples = good.reshape(len(good), -1).all(axis=1)
+    examples = good.reshape(len(good), math.prod(good.shape[1:])).all(axis=1)
     if not examples.all():
         raise invalid(f"field {field.name!r} of example {int(examples.argmin())} {otherwise}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import numbers
 import sqlite3
 import time
 from collections.abc import Callable, Iterable
@@ -91,8 +92,7 @@ class ExampleStore(ExampleSource):
     def extend(self, collection: Collection, examples: Iterable[Example], at: float | None = None) -> Appended:
         """Declare a collection, and add examples to it: all of this or nothing. See `declare` and `append`."""
         collection = collection.checked()
-        if at is not None and not math.isfinite(at):
-            raise ExampleRefused(f"examples cannot be of the time {at}")
+        at = None if at is None else _seconds(at)
         rows = [collection.encode(example) for example in examples]
         removed = self._going_on(lambda: self._insert(collection, rows, at))
         return Appended(
@@ -184,6 +184,14 @@ class ExampleStore(ExampleSource):
         except StoreDamaged as damaged:
             self.put_aside = damaged.kept
             return work()
+
+
+def _seconds(at: float) -> float:
+    if isinstance(at, numbers.Real):
+        with contextlib.suppress(OverflowError):
+            if math.isfinite(at):
+                return float(at)
+    raise ExampleRefused(f"examples cannot be of the time given, a {type(at).__name__}: give finite seconds since 1970")
 
 
 def _collections(connection: sqlite3.Connection) -> list[tuple[int, Collection]]:

@@ -5,6 +5,7 @@ Unknown fields are ignored, so a newer peer may add some; an unknown `version` i
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
@@ -29,10 +30,17 @@ AbortReason = Literal[
 
 
 class RetryWindow(msgspec.Struct, frozen=True):
-    """When to come back: a time drawn uniformly between the two, in seconds from now."""
+    """When to come back: a time drawn uniformly between the two, in seconds from now.
+
+    Raises ValueError unless 0 <= min_s <= max_s, both finite; decoded, that is a WireError.
+    """
 
     min_s: float
     max_s: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.min_s <= self.max_s < math.inf:
+            raise ValueError(f"a retry window needs finite 0 <= min_s <= max_s, not {self.min_s:g} and {self.max_s:g}")
 
 
 class StatedConditions(msgspec.Struct, frozen=True):

@@ -83,7 +83,8 @@ def run(given: argparse.Namespace) -> int:
     Times to come back are honoured across restarts; --once runs its session now. What is required must be known to
     hold: `muster device conditions` shows what this machine tells.
 
-    With --once the exit code is 0 when the session reported, 75 when there was no work now, 1 when it failed.
+    With --once the exit code is 0 when the session reported, 75 when there was no work now or conditions ended it, 1
+    when it failed.
     """
     from device_runtime.conditions import linux, trace
     from device_runtime.device import Device
@@ -114,7 +115,7 @@ def run(given: argparse.Namespace) -> int:
         return 0
     outcome = device.run_once()
     tell(outcome)
-    return CODES.get(outcome.outcome, 1)
+    return 75 if outcome.reason == "conditions" else CODES.get(outcome.outcome, 1)
 
 
 def log(given: argparse.Namespace) -> None:

@@ -127,10 +127,25 @@ def test_no_examples_are_too_few_and_other_ones_are_named(coordinator, config, e
 
 
 def test_an_unknown_backend_names_those_that_there_are(coordinator, config):
-    outcome = once(config, "--backend", "coreml")
-    assert (outcome["reason"], outcome["retryable"]) == ("bad-configuration", "permanent")
-    assert "'executorch', 'onnxruntime'" in outcome["detail"]
+    for options in (["--once"], []):
+        words = [*command(config, *options), "--backend", "coreml"]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "'executorch', 'onnxruntime'" in done.stderr
+        assert "Traceback" not in done.stderr
     assert coordinator.calls == []
+
+
+def test_a_mistake_that_was_mended_costs_no_wait_after_a_restart(coordinator, config, examples):
+    config.examples.rename(config.examples.with_suffix(".away"))
+    with subprocess.Popen(command(config), stdout=subprocess.PIPE, text=True) as device:
+        assert json.loads(device.stdout.readline())["reason"] == "invalid-examples"
+        time.sleep(0.2)  # until it sleeps
+        device.terminate()
+    np.savez(config.examples, **examples)
+    with subprocess.Popen(command(config), stdout=subprocess.PIPE, text=True) as device:
+        assert json.loads(device.stdout.readline())["outcome"] == "reported"
+        device.terminate()
 
 
 def test_a_coordinator_that_is_down_or_fails_is_to_be_tried_again(coordinator, config):

@@ -1,5 +1,6 @@
 import itertools
 import json
+import math
 import os
 
 import msgspec
@@ -239,3 +240,27 @@ def test_flapping_wants_times_above_zero(times):
 
 def test_a_constant_source_never_changes():
     assert constant(GOOD)() == GOOD == constant(GOOD)()
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong"),
+    [
+        (Conditions, {"battery": 15}),
+        (Conditions, {"battery": math.nan}),
+        (Conditions, {"charging": "no"}),
+        (Conditions, {"free_memory_bytes": -1}),
+        (Conditions, {"thermal_headroom_c": math.inf}),
+        (Requirements, {"min_battery": math.nan}),
+        (Requirements, {"min_battery": 40}),
+        (Requirements, {"charging": "yes"}),
+        (Requirements, {"min_thermal_headroom_c": math.inf}),
+    ],
+)
+def test_a_value_that_is_none_is_refused_by_name(kind, wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        kind(**wrong)
+
+
+def test_a_battery_that_tells_nonsense_is_unknown_or_empty(tmp_path):
+    for capacity, battery in (("nan", None), ("-3", 0.0), ("250", 1.0)):
+        assert read(tmp_path, {f"{POWER}/B/type": "Battery", f"{POWER}/B/capacity": capacity}).battery == battery

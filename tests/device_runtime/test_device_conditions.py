@@ -52,6 +52,7 @@ def test_conditions_that_fail_during_training_end_it(world):
         "conditions",
         "not charging",
     )
+    assert device.returncode == 75
     assert world.rounds()[0]["abort_reasons"] == {"conditions": 1}
     assert world.road.reports == []
 

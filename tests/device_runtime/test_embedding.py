@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 from coordinator.tasks import TaskSettings, open_coordinator_store
+from device_runtime import Device
+from device_runtime.errors import ConfigError
 from device_runtime.examples import ExampleStore
 from export.build import export_bundle
 from export.model import Model
@@ -88,3 +90,29 @@ def test_systemd_understands_every_line_of_the_units(tmp_path):
     )
     said = [line for line in done.stderr.splitlines() if "muster-device" in line]
     assert (done.returncode, said) == (0, []), done.stderr
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"coordinator": "foo"},
+        {"coordinator": "http://"},
+        {"coordinator": "http://127.0.0.1:99999"},
+        {"coordinator": 5},
+        {"population": 5},
+        {"population": ""},
+        {"population": "\ud800"},
+        {"backend": "nope"},
+        {"state": "sw\0"},
+        {"examples": None},
+        {"wait_s": -40},
+        {"wait_s": float("nan")},
+        {"wait_s": "soon"},
+    ],
+    ids=ascii,
+)
+def test_a_device_that_could_never_work_is_not_made(wrong, tmp_path):
+    good = {"coordinator": "http://127.0.0.1:9", "population": "p", "examples": "e", "state": tmp_path}
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        Device(**good | wrong)
+    Device(**good)

@@ -1,3 +1,6 @@
+import io
+import zipfile
+
 import numpy as np
 import pytest
 
@@ -147,3 +150,52 @@ def test_what_is_no_source_is_named(tmp_path, content):
         (tmp_path / "e").write_bytes(content)
     with pytest.raises(ExamplesError, match=r"/e\b"):
         open_examples(tmp_path / "e")
+
+
+def odd_npz(path, header=None, method=None, flag=0):
+    """An .npz file of one field, whose NumPy header or whose zip entry is not what it should be."""
+    content = io.BytesIO()
+    if header is None:
+        np.save(content, np.zeros((4, 3), np.float32))
+    else:
+        content.write(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(48))
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("x.npy", content.getvalue())
+    data = bytearray(path.read_bytes())
+    for start, flags_at, method_at in ((data.index(b"PK\3\4"), 6, 8), (data.index(b"PK\1\2"), 8, 10)):
+        data[start + flags_at] |= flag
+        if method is not None:
+            data[start + method_at] = method
+    path.write_bytes(data)
+    return NpzFile(path)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"header": b"{'descr': '<f4', 'fortran_order': False, 'shape': (((("},
+        {"header": b"{'descr': '<f4', 'fortran_order': False, 'shape': (-4, 3), }"},
+        {"header": b"{'descr': '<f4', 'fortran_order': False, 'shape': (-4, -3), }"},
+        {"header": b"{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000000, 3), }"},
+        {"flag": 1},
+        {"method": 99},
+        {"method": 14},
+    ],
+    ids=str,
+)
+def test_an_odd_file_is_invalid_examples_whatever_is_odd_about_it(tmp_path, odd):
+    source = odd_npz(tmp_path / "examples.npz", **odd)
+    for read in (source.counts, lambda: source.load(ExampleSpec((Field("x", "float32", (3,)),)))):
+        with pytest.raises(ExamplesError) as refused:
+            read()
+        assert refused.value.reason == "invalid-examples"
+
+
+@pytest.mark.parametrize("left", [{"x": np.zeros((0, 2, 3), np.float32)}, {"x": np.zeros((0, 2, 3), np.float64)}])
+def test_examples_that_go_after_they_were_counted_are_too_few_or_refused_by_name(tmp_path, left, monkeypatch):
+    columns = arrays(0) | left
+    np.savez(tmp_path / "examples.npz", **columns)
+    monkeypatch.setattr(NpzFile, "count", lambda self, collection: 5)
+    with pytest.raises(ExamplesError) as refused:
+        NpzFile(tmp_path / "examples.npz").load(SPEC)
+    assert refused.value.reason == ("too-few-examples" if left["x"].dtype == np.float32 else "invalid-examples")

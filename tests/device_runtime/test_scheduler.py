@@ -5,6 +5,7 @@ import pytest
 
 from device_runtime.clock import Clock, Moment
 from device_runtime.conditions import Conditions, Requirements
+from device_runtime.policy import Policy
 from device_runtime.scheduler import default_window, run_forever
 from device_runtime.session import run_session
 from fedcore.wire.messages import Rejected, RetryWindow, encode
@@ -187,3 +188,49 @@ def test_a_moment_is_exact_within_a_boot_and_bounded_after():
     assert moment.remaining_s(time.clock) == 100
     time.wall += 2e6
     assert moment.remaining_s(time.clock) == 0
+
+
+@pytest.mark.parametrize(("named_s", "waits_s"), [(0.0, 1.0), (1e308, 86_400.0)])
+def test_no_window_makes_a_device_spin_or_stay_away_for_ever(coordinator, config, named_s, waits_s):
+    reject(coordinator, 1, RetryWindow(named_s, named_s))
+    assert run(config, Time(2000), 2).waits[1] == pytest.approx(waits_s)
+
+
+@pytest.mark.parametrize("window", [b'{"min_s": -5, "max_s": -5}', b'{"min_s": 9, "max_s": 5}'])
+def test_a_window_that_is_none_is_a_bad_answer_and_costs_hours(coordinator, config, window):
+    message = b'{"outcome": "rejected", "reason": "no-task", "retry": ' + window + b"}"
+    coordinator.faults["check-in"] = [answer(message)]
+    sessions = run(config, Time(1000), 2)
+    assert sessions.outcomes[0].reason == "bad-answer"
+    assert sessions.waits[1] >= 7200
+
+
+def test_a_kept_moment_of_negative_length_is_now():
+    clock = Time().clock
+    assert Moment.after(-5.0, clock).remaining_s(clock) == 0
+
+
+@pytest.mark.parametrize("source", [lambda: 1 / 0, lambda: None, lambda: Conditions(battery=15)])
+def test_a_source_of_conditions_that_fails_tells_nothing_and_the_owner_hears_of_it(coordinator, config, source):
+    blind = replace(config, conditions=source, requirements=CHARGING)
+    outcome = run_session(blind)
+    assert (outcome.outcome, outcome.detail) == ("not-now", "unknown: charging or not")
+    assert "the source of conditions failed" in outcome.notices[0]
+    free = run_session(replace(config, conditions=source))
+    assert (free.outcome, len(free.notices)) == ("reported", 1)
+
+
+def test_another_reason_not_to_work_is_told_and_the_same_one_is_not(coordinator, config):
+    states = iter([False, False])
+    config = replace(config, conditions=lambda: Conditions(charging=next(states, True)), requirements=CHARGING)
+    config = replace(config, policy=Policy(populations=("others",)))
+    sessions = run(config, Time(), 2)
+    assert [outcome.reason for outcome in sessions.outcomes] == ["conditions", "policy"]
+
+
+def test_a_device_that_starts_within_a_kept_wait_says_so(coordinator, config, caplog):
+    time = Time()
+    reject(coordinator, 1, RetryWindow(500.0, 500.0))
+    run(config, time, 1)
+    run(config, time, 1)
+    assert f"comes back in 500 s: the time is kept in {config.state}" in caplog.text

@@ -283,6 +283,7 @@ def test_an_assignment_of_an_unknown_version_is_refused(coordinator, config):
     [
         ({"coordinator": "http://127.0.0.1:9"}, "unreachable", "transient"),
         ({"coordinator": "nonsense"}, "bad-configuration", "permanent"),
+        ({"coordinator": "http://127.0.0.1:99999"}, "bad-configuration", "permanent"),
         ({"backend": "abacus"}, "bad-configuration", "permanent"),
         ({"population": "toasters"}, "unknown-resource", "permanent"),
     ],

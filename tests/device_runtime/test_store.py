@@ -248,10 +248,21 @@ def test_what_retention_removes_is_gone_from_the_file(store):
     assert b"MNOP" not in store.path.read_bytes()
 
 
-@pytest.mark.parametrize("at", [np.nan, np.inf])
+@pytest.mark.parametrize("at", [np.nan, np.inf, "now", 10**400, b"5"])
 def test_a_time_that_is_none_is_refused(store, at):
     with pytest.raises(ExampleRefused, match="of the time"):
         store.append("default", example(), at)
+
+
+def test_a_masked_array_is_refused_as_its_masked_values_would_be_stored(store):
+    masked = np.ma.masked_array(np.ones((2, 3), np.float32), mask=True)
+    with pytest.raises(ExampleRefused, match="'x' is a masked array"):
+        store.append("default", example(x=masked))
+
+
+def test_an_age_without_end_is_refused_and_not_stored_as_no_limit(store):
+    with pytest.raises(ExampleRefused, match="max_age_s"):
+        store.retain("default", Retention(max_age_s=np.inf))
 
 
 def test_only_the_owner_may_read_the_store(store):

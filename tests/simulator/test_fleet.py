@@ -198,6 +198,15 @@ def test_a_device_whose_conditions_do_not_hold_stays_away_and_says_why(tmp_path)
     assert {entry.detail for journal in journals for entry in journal} == {"not charging"}
 
 
+def test_a_fleet_in_which_nobody_ever_reports_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr("simulator.fleet.NO_REPORT_S", 1.0)
+    users, _ = datasets.users("digits", None, 2)
+    unplugged = MadeUp(constant=Conditions(charging=False))
+    kinds = (Kind(name="k", conditions=unplugged, requirements=Requirements(charging=True)),)
+    with task(tmp_path) as (_, url, _), pytest.raises(FleetError, match=r"no device reported for .*not charging"):
+        fleet(tmp_path, url, users, concurrency=2, kinds=kinds, sessions=50).run()
+
+
 def test_a_device_whose_clock_is_off_reports_all_the_same(tmp_path):
     summary, _, journals = strike(tmp_path, clock_skew_s=86_400.0)
     assert summary.endings == {"reported": 4}
