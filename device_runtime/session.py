@@ -28,6 +28,7 @@ from device_runtime.errors import (
     DeadlinePassed,
     DeviceError,
     NotAllowedNow,
+    PlanRefused,
     PolicyForbids,
     Refused,
     ReportLost,
@@ -163,6 +164,13 @@ class _Session:
             place = f"round {kept.given.round} of task {kept.given.task}"
             self._record.notice("dropped", f"{place} was left {kept.phase} when the device stopped, and is over by now")
             return False
+        try:
+            self._guard.check_kept(self._config.population, kept, self._kept.size(kept))
+        except (PlanRefused, PolicyForbids) as error:
+            # Nobody is told: a population that is not allowed now must not hear from this device.
+            self._kept.drop()
+            self._record.notice("dropped", f"what an earlier session left {kept.phase} is {error.detail}: not sent")
+            return False
         self._note_assignment(kept.given)
         if kept.phase == "assigned":
             # Not trained again: what stopped the device may well have been this work.
@@ -202,6 +210,10 @@ class _Session:
             kept = self._train(given, due, backend, examples)
         except DeviceError as error:
             self._give_up(given, error)
+        except Exception as error:
+            # A fault of this runtime or of what an application gave it: the round must not wait for this device.
+            self._give_up(given, RuntimeFailed("the device's own code failed", type(error).__name__))
+            raise
         except STOPS:
             with contextlib.suppress(TransportError):
                 self._transport.leave(given.assignment, Abort("conditions", "the device was told to stop"))
@@ -234,7 +246,8 @@ class _Session:
             record.know(compute_s=self._guard.seconds)
         record.note(examples=result.examples, steps=result.steps)
         with self._database.transaction():
-            kept = self._kept.trained(kept, checkpoint.encode({"report": result.report}), result.examples, result.steps)
+            made_of = {"collection": plan.examples.collection, "examples": result.examples, "steps": result.steps}
+            kept = self._kept.trained(replace(kept, **made_of), checkpoint.encode({"report": result.report}))
             record.write()
         return kept
 

@@ -67,9 +67,10 @@ def write_whole(path: Path, data: bytes, *, durable: bool = True) -> None:
 
 
 def sweep_partials(folder: Path) -> None:
-    """Remove what a killed process left half written. Only for the holder of the state folder."""
+    """Remove what a killed process left half written, as far as it can be. Only for the holder of the state folder."""
     for path in folder.glob(f"*{PARTIAL}"):
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def _lock(lock: int, folder: Path) -> None:

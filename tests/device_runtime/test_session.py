@@ -424,3 +424,22 @@ def test_only_values_make_a_configuration(config):
     with pytest.raises(AttributeError):
         config.wait_s = 1.0
     assert DeviceConfig(coordinator="c", population="p", examples=config.examples, state=config.state).wait_s == 30.0
+
+
+@pytest.mark.parametrize("name", ["blobs/x.partial", "x.report"])
+def test_what_cannot_be_swept_away_does_not_end_a_session(coordinator, config, name):
+    (config.state / name).mkdir(parents=True)
+    assert run_session(config).outcome == "reported"
+
+
+def test_a_fault_of_the_runtime_gives_the_assignment_up_before_it_is_seen(coordinator, config):
+    class Odd:
+        format, runtime = "onnx", "odd"
+
+        def load(self, graph, name):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run_session(replace(config, load_backend=lambda name: Odd()))
+    assert [abort.reason for abort in coordinator.aborts] == ["runtime-failed"]
+    assert run_session(config).outcome == "reported"
