@@ -9,40 +9,31 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NoReturn, Protocol
 
+from device_runtime.budget import Spent
 from device_runtime.errors import PlanRefused, PolicyForbids
-from device_runtime.journal import Spent
 from device_runtime.kept import Kept
 from device_runtime.policy import Policy
 from fedcore.errors import BadSignature, InvalidKey
 from fedcore.plan import Plan
 from fedcore.wire.messages import Assignment
 
-DAY_S = 86_400.0
-
 
 class Tally(Protocol):
     """Who remembers what earlier sessions used."""
 
-    def spent(self, since: float) -> Spent:
-        """The sum over sessions that ended at `since`, in seconds since 1970, or later."""
+    def spent(self) -> Spent:
+        """The sum over the last day."""
 
 
 class Guard:
     """The checks of one session, in the order in which they come.
 
-    clock: seconds since 1970. timer: seconds of work, from any start; CPU time, as in the journal.
+    timer: seconds of work, from any start; CPU time, as in the journal.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        tally: Tally,
-        *,
-        clock: Callable[[], float] = time.time,
-        timer: Callable[[], float] = time.process_time,
-    ) -> None:
+    def __init__(self, policy: Policy, tally: Tally, *, timer: Callable[[], float] = time.process_time) -> None:
         self._policy = policy
-        self._spent = tally.spent(clock() - DAY_S)
+        self._spent = tally.spent()
         self._timer = timer
         self._started: float | None = None
 

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from device_runtime.backends import FORMATS, open_backend
 from device_runtime.backends.backend import Backend
+from device_runtime.budget import Budget, Spent
 from device_runtime.cache import BlobCache
 from device_runtime.clock import Clock, Moment
 from device_runtime.conditions import Conditions, ConditionSource, Requirements
@@ -125,8 +126,9 @@ class _Session:
         self._look_at, self._note_at = 0.0, time.monotonic() + NOTE_EVERY_S
         self._kept = KeptAssignment(database, config.state, config.coordinator, config.population)
         journal = Journal(database, clock)
-        self._guard = Guard(config.policy or policy_in(config.state), journal, clock=clock.wall)
-        self._record = Record(journal, transport, config.coordinator, config.population)
+        self._budget = Budget(database, clock)
+        self._guard = Guard(config.policy or policy_in(config.state), self._budget)
+        self._record = Record(journal, self._budget, transport, config.coordinator, config.population)
 
     def run(self) -> Outcome:
         """Everything from the conditions to the receipt."""
@@ -227,6 +229,7 @@ class _Session:
         record = self._record
         with self._database.transaction():
             kept = self._kept.assigned(given, due)
+            self._budget.add(Spent(sessions=1))
             record.write()
 
         def watch() -> None:

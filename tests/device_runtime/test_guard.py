@@ -11,7 +11,7 @@ import sqlalchemy
 
 from coordinator.store.tables import TASKS
 from coordinator.tasks import TaskSettings, open_coordinator_store
-from device_runtime import Collection, ConfigError, Device, ExampleStore, PerDay, PlanLimits, Policy
+from device_runtime import Collection, ConfigError, Device, ExampleStore, PerDay, PlanLimits, Policy, journal
 from device_runtime.journal import read_journal
 from export.build import export_bundle
 from export.model import Model
@@ -263,3 +263,13 @@ def test_a_finished_report_is_not_sent_under_a_policy_that_forbids_it_now(coordi
     assert coordinator.calls.count("report") == 1
     assert "dropped" in [entry.outcome for entry in read_journal(config.state)]
     assert list(config.state.glob("*.report")) == []
+
+
+def test_a_days_budget_does_not_depend_on_what_the_journal_still_holds(coordinator, config, monkeypatch):
+    monkeypatch.setattr(journal, "MOST_WITH_WORK", 1)
+    policy = Policy(per_day=PerDay(sessions=3))
+    outcomes = [
+        Device(config.coordinator, "phones", config.examples, config.state, policy=policy).run_once() for _ in range(4)
+    ]
+    assert [outcome.outcome for outcome in outcomes] == ["reported"] * 3 + ["not-now"]
+    assert len(read_journal(config.state)) <= 2
