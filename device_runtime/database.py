@@ -105,6 +105,10 @@ def read_database(folder: Path) -> Iterator[Database]:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
+    try:
+        path.touch(mode=0o600)
+    except OSError as error:
+        raise StateError("the state database cannot be made", f"{path}: {error}") from error
     with _explained(path), contextlib.ExitStack() as undo:
         connection = sqlite3.connect(path, isolation_level=None)
         undo.callback(connection.close)

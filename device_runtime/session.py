@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from device_runtime.backends import FORMATS, open_backend
 from device_runtime.backends.backend import Backend
 from device_runtime.budget import Budget, Spent
-from device_runtime.cache import BlobCache
+from device_runtime.cache import BlobCache, trim
 from device_runtime.clock import Clock, Moment
 from device_runtime.conditions import Conditions, ConditionSource, Requirements
 from device_runtime.database import Database, open_database
@@ -37,6 +37,7 @@ from device_runtime.errors import (
     StateDamaged,
     StateError,
     TransportError,
+    plain,
 )
 from device_runtime.examples import ExampleSource, open_examples
 from device_runtime.guard import Guard
@@ -127,7 +128,8 @@ class _Session:
         self._kept = KeptAssignment(database, config.state, config.coordinator, config.population)
         journal = Journal(database, clock)
         self._budget = Budget(database, clock)
-        self._guard = Guard(config.policy or policy_in(config.state), self._budget)
+        self._policy = config.policy or policy_in(config.state)
+        self._guard = Guard(self._policy, self._budget)
         self._record = Record(journal, self._budget, transport, config.coordinator, config.population)
 
     def run(self) -> Outcome:
@@ -142,6 +144,7 @@ class _Session:
                 self._record.note(outcome="not-now", reason="conditions", detail="; ".join(unmet))
             elif not self._settle():
                 self._take_part(now)
+            trim(self._config.state / "blobs", self._policy.cache_bytes)
         except StateDamaged:
             raise  # nothing can be written down any more
         except PolicyForbids as error:
@@ -240,7 +243,7 @@ class _Session:
         worker = Worker(backend, examples, cache, lambda: self._keep_going(due))
         self._guard.check_assignment(given, self._transport.bytes_moved)
         plan = worker.plan(given)
-        record.write(plan=plan.name)
+        record.write(plan=plain(plan.name))
         to_move = self._transport.bytes_moved + worker.to_move(given, plan)
         self._guard.check_plan(plan, backend.format, examples.count, to_move=to_move)
         try:

@@ -22,7 +22,7 @@ def only_session(folder: Path) -> Iterator[None]:
     the folder cannot be used.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise StateError("the state folder cannot be used", f"{folder}: {error}") from error

@@ -22,15 +22,17 @@ import httpx2
 import msgspec
 
 from device_runtime.cache import Partial
-from device_runtime.errors import BadAnswer, ConfigError, Refused, Unreachable
+from device_runtime.errors import BadAnswer, ConfigError, Refused, Unreachable, plain
 from fedcore.errors import DigestMismatch, WireError
 from fedcore.plan import BlobRef
 from fedcore.wire.messages import (
     Abort,
+    Assignment,
     AssignmentAnswer,
     CheckIn,
     CheckInAnswer,
     Receipt,
+    Rejected,
     decode,
     encode,
 )
@@ -44,6 +46,7 @@ LONGEST_DELAY_S = 60.0
 TIMEOUT_S = 30.0
 LEAVING_S = 2.0
 LARGEST_MESSAGE = 1 << 20
+MOST_FORMATS = 20
 PIECE = 1 << 16
 JSON = {"Content-Type": "application/json"}
 
@@ -91,6 +94,8 @@ class Transport:
 
         carrier: makes what carries requests, from the certificates that it may trust; the library's own if not given.
         """
+        if "@" in coordinator:
+            raise ConfigError("the coordinator's URL names a user; leave out all up to the @: it would be written down")
         # Loading trusted certificates costs more CPU than the rest of a session; a context without any trusts nobody.
         trusted = not coordinator.startswith("http:") or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         try:
@@ -116,7 +121,7 @@ class Transport:
         """Say that this device is willing."""
         call = _Call("POST", f"/v1/populations/{_segment(population)}/checkins", encode(message), JSON)
         answer: CheckInAnswer = self._message(call, CheckInAnswer)
-        return answer
+        return _shown(answer) if isinstance(answer, Rejected) else answer
 
     def await_assignment(self, session: str, wait_s: float) -> AssignmentAnswer:
         """Wait, for about `wait_s` seconds, to be selected."""
@@ -126,6 +131,9 @@ class Transport:
             _Call("POST", path, headers=headers, timeout_s=wait_s + TIMEOUT_S), AssignmentAnswer
         )
         self._retries = RETRIES
+        if isinstance(answer, Rejected):
+            return _shown(answer)
+        _demand_names(answer)
         return answer
 
     def blob(self, ref: BlobRef, partial: Partial, watch: Callable[[], None] = lambda: None) -> bytes:
@@ -256,6 +264,18 @@ class Transport:
             if len(body) > LARGEST_MESSAGE:
                 raise BadAnswer(f"{call.method} {call.path}: the answer is longer than {LARGEST_MESSAGE} bytes")
         return bytes(body)
+
+
+def _shown(answer: Rejected) -> Rejected:
+    """A rejection whose names of formats may be printed."""
+    return msgspec.structs.replace(answer, formats=tuple(map(plain, answer.formats[:MOST_FORMATS])))
+
+
+def _demand_names(given: Assignment) -> None:
+    """Raise BadAnswer for an assignment whose names are none: they are kept, and shown to the device's owner."""
+    for name in (given.assignment, given.task, given.plan.sha256, given.checkpoint.sha256):
+        if plain(name) != name:
+            raise BadAnswer(f"an assignment names something {name[:40]!r}, which is no name", permanent=True)
 
 
 def _continues(response: httpx2.Response, start: int) -> bool:
