@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from device_runtime.clock import Clock, Moment
 from device_runtime.database import open_database
-from device_runtime.errors import DeviceError
+from device_runtime.errors import DeviceError, StateInUse
 from device_runtime.outcome import Outcome
 from device_runtime.retry import Retry
 from device_runtime.session import DeviceConfig, run_session
@@ -42,14 +42,15 @@ def run_forever(
     the next start uses.
     """
     rng, clock = rng or random.Random(), clock or Clock()
-    due, told = _kept_time(config, clock), ""
+    due, told = None, ""
     while True:
-        while due is not None and (left_s := due.remaining_s(clock)):
+        # Before every session, as another process with this state folder may have been told to stay away meanwhile.
+        while left_s := max(_left_s(moment, clock) for moment in (due, _kept_time(config, clock))):
             sleep(min(left_s, LONGEST_NAP_S))
         outcome = run_session(config, clock)
         window = outcome.retry or default_window(outcome)
         due = Moment.after(rng.uniform(window.min_s, window.max_s), clock)
-        if outcome.outcome != "not-now":
+        if outcome.outcome != "not-now" and outcome.reason != StateInUse.reason:
             _keep_time(config, clock, due)
         if not outcome.outcome == told == "not-now":
             on_outcome(outcome)
@@ -63,6 +64,10 @@ def default_window(outcome: Outcome) -> RetryWindow:
     if outcome.outcome == "not-now":
         return CONDITIONS
     return HOURS if outcome.retryable == "permanent" else MINUTES
+
+
+def _left_s(due: Moment | None, clock: Clock) -> float:
+    return 0.0 if due is None else due.remaining_s(clock)
 
 
 def _kept_time(config: DeviceConfig, clock: Clock) -> Moment | None:

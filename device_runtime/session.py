@@ -109,6 +109,7 @@ def run_session(config: DeviceConfig, clock: Clock | None = None) -> Outcome:
             open_database(config.state, clock) as database,
             config.connect(config.coordinator) as transport,
         ):
+            transport.stopping = config.stopping
             outcome = _Session(config, transport, database, clock).run()
     except DeviceError as error:
         outcome = failed(outcome, error)

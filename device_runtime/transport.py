@@ -45,6 +45,7 @@ FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 60.0
 TIMEOUT_S = 30.0
 LEAVING_S = 2.0
+LONGEST_NAP_S = 0.25
 LARGEST_MESSAGE = 1 << 20
 MOST_FORMATS = 20
 PIECE = 1 << 16
@@ -73,7 +74,8 @@ class Transport:
     """A conversation with one coordinator. `bytes_up` and `bytes_down` count bodies as they cross the wire.
 
     A call is made again on 429, on 503 and when the connection breaks: 3 times until there is an assignment, and 3
-    times within it; `leave` never. Every method raises Unreachable, Refused or BadAnswer.
+    times within it; `leave` never. Once `stopping`, nothing is asked again, and answers have LEAVING_S to come.
+    Every method raises Unreachable, Refused or BadAnswer.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Transport:
     ) -> None:
         self.bytes_up = 0
         self.bytes_down = 0
+        self.stopping: Callable[[], bool] = lambda: False
         self._client = client
         self._sleep = sleep
         self._rng = rng or random.Random()
@@ -190,17 +193,22 @@ class Transport:
         for attempt in itertools.count():
             try:
                 return attempt_once()
-            except Unreachable:
-                asked_s = 0.0
-                if self._retries == 0:
+            except (Unreachable, Refused) as error:
+                asked_s = error.after_s if isinstance(error, Refused) else 0.0
+                passing = not isinstance(error, Refused) or error.status in RETRIED_STATUSES
+                if not passing or self._retries == 0 or asked_s > LONGEST_DELAY_S:
                     raise
-            except Refused as error:
-                asked_s = error.after_s
-                if error.status not in RETRIED_STATUSES or self._retries == 0 or asked_s > LONGEST_DELAY_S:
+                self._retries -= 1
+                if not self._pause(max(asked_s, FIRST_DELAY_S * 2**attempt * self._rng.uniform(0.5, 1.0))):
                     raise
-            self._retries -= 1
-            self._sleep(max(asked_s, FIRST_DELAY_S * 2**attempt * self._rng.uniform(0.5, 1.0)))
         raise AssertionError("unreachable")
+
+    def _pause(self, seconds: float) -> bool:
+        """Sleep; False as soon as the device is told to stop."""
+        while seconds > 0 and not self.stopping():
+            self._sleep(min(seconds, LONGEST_NAP_S))
+            seconds -= LONGEST_NAP_S
+        return not self.stopping()
 
     def _attempt(self, call: _Call) -> _Answer:
         with self._asked(call) as response:
@@ -237,7 +245,11 @@ class Transport:
         headers = {**call.headers, "Content-Length": str(len(call.content))}
         try:
             with self._client.stream(
-                call.method, call.path, content=self._counted(call.content), headers=headers, timeout=call.timeout_s
+                call.method,
+                call.path,
+                content=self._counted(call.content),
+                headers=headers,
+                timeout=self._allowed_s(call),
             ) as response:
                 try:
                     if not 200 <= response.status_code < 300:
@@ -251,6 +263,9 @@ class Transport:
         except httpx2.RequestError as error:
             raise BadAnswer(f"{call.method} {call.path}: {error}") from error
 
+    def _allowed_s(self, call: _Call) -> float:
+        return min(call.timeout_s, LEAVING_S) if self.stopping() else call.timeout_s
+
     def _counted(self, content: bytes) -> Iterator[bytes]:
         for start in range(0, len(content), PIECE):
             piece = content[start : start + PIECE]
@@ -258,9 +273,11 @@ class Transport:
             yield piece
 
     def _read(self, response: httpx2.Response, call: _Call) -> bytes:
-        body = bytearray()
+        body, began = bytearray(), time.monotonic()
         for chunk in response.iter_bytes():
             body += chunk
+            if time.monotonic() - began > self._allowed_s(call):
+                raise Unreachable(f"{call.method} {call.path}: the answer took too long")
             if len(body) > LARGEST_MESSAGE:
                 raise BadAnswer(f"{call.method} {call.path}: the answer is longer than {LARGEST_MESSAGE} bytes")
         return bytes(body)
