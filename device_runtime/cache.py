@@ -5,6 +5,8 @@ Checkpoints are not kept: they are large, differ every round, and a device rarel
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -71,7 +73,9 @@ class BlobCache:
         """A kept blob; it is fetched when it is not here, or damaged. Raises StateError and what `fetch` does."""
         path = self._folder / ref.sha256
         try:
-            return ref.check(path.read_bytes())
+            data = ref.check(path.read_bytes())
+            os.utime(path)
+            return data
         except (FileNotFoundError, DigestMismatch):
             data, partial = self._download(ref)
         except (OSError, ValueError) as error:
@@ -97,6 +101,20 @@ class BlobCache:
             raise _unusable(path, error) from error
         partial = Partial(path)
         return self._fetch(ref, partial), partial
+
+
+def trim(folder: Path, most: int) -> None:
+    """Remove kept blobs, the longest unused first, until they are at most so many bytes, as far as they can be.
+
+    What arrived of a download stays. Only for the holder of the state folder.
+    """
+    files = [path for path in folder.glob("*") if not path.suffix and path.is_file()]
+    total = 0
+    for path in sorted(files, key=lambda path: path.stat().st_mtime_ns, reverse=True):
+        total += path.stat().st_size
+        if total > most:
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def _unusable(path: Path, error: Exception) -> StateError:

@@ -1,6 +1,6 @@
 """The state database of a device: one SQLite file that is whole after a kill or a power cut.
 
-It holds three tables: `retry` (retry.py), `assignment` (kept.py) and `journal` (journal.py). Rows are JSON.
+Its tables: `retry` (retry.py), `assignment` (kept.py), `journal` (journal.py) and `spent` (budget.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from device_runtime.errors import StateDamaged, StateError
 NAME = "state.db"
 # Written into the file's header, so that another application's database is not taken for ours.
 APPLICATION_ID = 0x4D757353
-VERSION = 1
+VERSION = 2
 SCHEMA = f"""
 BEGIN;
 CREATE TABLE retry (
@@ -30,6 +30,10 @@ CREATE TABLE assignment (
     PRIMARY KEY (coordinator, population)
 );
 CREATE TABLE journal (id INTEGER PRIMARY KEY, entry TEXT NOT NULL CHECK (json_valid(entry)));
+CREATE TABLE spent (
+    id INTEGER PRIMARY KEY, until TEXT NOT NULL CHECK (json_valid(until)),
+    seconds REAL NOT NULL, bytes INTEGER NOT NULL, sessions INTEGER NOT NULL
+);
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {VERSION};
 COMMIT;
@@ -101,6 +105,10 @@ def read_database(folder: Path) -> Iterator[Database]:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
+    try:
+        path.touch(mode=0o600)
+    except OSError as error:
+        raise StateError("the state database cannot be made", f"{path}: {error}") from error
     with _explained(path), contextlib.ExitStack() as undo:
         connection = sqlite3.connect(path, isolation_level=None)
         undo.callback(connection.close)

@@ -33,6 +33,16 @@ from fedcore.wire.messages import AbortReason, RetryWindow
 PASSING = frozenset({"unknown-session", "unknown-assignment", "unknown-blob", "conflicting-report", "no-longer-needed"})
 
 
+# Of a text that others wrote, at most so many characters are kept and shown.
+MOST_SHOWN = 500
+
+
+def plain(text: str) -> str:
+    """A text of others as it may be kept and printed: without control characters, and not longer than MOST_SHOWN."""
+    shown = "".join(letter if letter.isprintable() else " " for letter in text[:MOST_SHOWN])
+    return shown if len(text) <= MOST_SHOWN else f"{shown}…"
+
+
 class DeviceError(Exception):
     """Base of every error raised by `device_runtime`.
 
@@ -63,10 +73,16 @@ class PolicyForbids(DeviceError):
 
 
 class AssignmentError(DeviceError):
-    """This device cannot carry out the assignment; the coordinator is told `reason`."""
+    """This device cannot carry out the assignment; the coordinator is told `reason`.
+
+    What it says may quote a plan, or an engine that quotes one, so it is `plain`.
+    """
 
     reason: AbortReason
     permanent = True
+
+    def __init__(self, detail: str, private: str = "") -> None:
+        super().__init__(plain(detail), plain(private))
 
 
 class ExamplesError(AssignmentError):
@@ -153,7 +169,10 @@ class ReportLost(StateError):
 
 
 class TransportError(DeviceError):
-    """Talking to the coordinator failed."""
+    """Talking to the coordinator failed. What it says may quote an answer, so it is `plain`."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(plain(detail))
 
 
 class Unreachable(TransportError):
@@ -184,7 +203,7 @@ class Refused(TransportError):
     ) -> None:
         super().__init__(detail)
         self.status = status
-        self.reason = self.slug = slug
+        self.reason = self.slug = plain(slug)
         self.retry = retry
         self.after_s = after_s
         client_fault = 400 <= status < 500 and status not in {408, 429}

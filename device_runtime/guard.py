@@ -9,47 +9,37 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NoReturn, Protocol
 
+from device_runtime.budget import Spent
 from device_runtime.errors import PlanRefused, PolicyForbids
-from device_runtime.journal import Spent
+from device_runtime.kept import Kept
 from device_runtime.policy import Policy
 from fedcore.errors import BadSignature, InvalidKey
 from fedcore.plan import Plan
 from fedcore.wire.messages import Assignment
 
-DAY_S = 86_400.0
-
 
 class Tally(Protocol):
     """Who remembers what earlier sessions used."""
 
-    def spent(self, since: float) -> Spent:
-        """The sum over sessions that ended at `since`, in seconds since 1970, or later."""
+    def spent(self) -> Spent:
+        """The sum over the last day."""
 
 
 class Guard:
     """The checks of one session, in the order in which they come.
 
-    clock: seconds since 1970. timer: seconds of work, from any start; CPU time, as in the journal.
+    timer: seconds of work, from any start; CPU time, as in the journal.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        tally: Tally,
-        *,
-        clock: Callable[[], float] = time.time,
-        timer: Callable[[], float] = time.process_time,
-    ) -> None:
+    def __init__(self, policy: Policy, tally: Tally, *, timer: Callable[[], float] = time.process_time) -> None:
         self._policy = policy
-        self._spent = tally.spent(clock() - DAY_S)
+        self._spent = tally.spent()
         self._timer = timer
         self._started: float | None = None
 
     def check_in(self, population: str) -> None:
         """Before the coordinator is asked for anything: the population and the day's budget. Raises PolicyForbids."""
-        allowed = self._policy.populations
-        if allowed is not None and population not in allowed:
-            _stay_away("populations", f"it does not name {population!r}")
+        self._check_population(population)
         limits, spent = self._policy.per_day, self._spent
         for rule, used, most in (
             ("compute_seconds", spent.seconds, limits.compute_seconds),
@@ -64,17 +54,24 @@ class Guard:
         allowed = self._policy.collections
         return {name: count for name, count in counts.items() if allowed is None or name in allowed}
 
+    def check_kept(self, population: str, kept: Kept, size: int) -> None:
+        """Before an earlier session's work is ended: the policy may be another now. `size`: bytes of its report, or 0.
+
+        A finished report is held to all but the plan's limits, work that broke off to the population alone. Raises
+        PolicyForbids or PlanRefused.
+        """
+        self._check_population(population)
+        if kept.phase == "trained":
+            self._check_round(kept.given)
+            self._check_collection(kept.collection)
+            self._check_bytes(size)
+
     def check_assignment(self, given: Assignment, moved: int) -> None:
         """Before the plan is fetched: cohort, signature, bytes. `moved`: bytes of this session so far.
 
         The signature covers the plan's digest, and whoever fetches the plan checks that. Raises PlanRefused.
         """
-        if self._policy.require_secure_aggregation:
-            _refuse("require_secure_aggregation", "this version has none to offer")
-        if self._policy.min_cohort > (given.minimum or 1):
-            found = "says no minimum" if given.minimum is None else f"may count with {given.minimum} reports"
-            _refuse("min_cohort", f"the round {found}, the least allowed is {self._policy.min_cohort}")
-        self._check_signature(given)
+        self._check_round(given)
         self._check_bytes(moved + given.plan.size + given.checkpoint.size)
 
     def check_plan(self, plan: Plan, form: str, count: Callable[[str], int], *, to_move: int) -> None:
@@ -88,11 +85,10 @@ class Guard:
         _at_most("plan.parameters", _longest(plan), limits.parameters)
         _at_most("plan.graph_bytes", sum(ref.size for ref in plan.graphs.get(form, {}).values()), limits.graph_bytes)
         self._check_bytes(to_move)
-        collection = plan.examples.collection
-        if self.shown({collection: 0}) == {}:
-            _refuse("collections", f"the plan wants {collection!r}")
+        self._check_collection(plan.examples.collection)
         if limits.batch_examples is not None:
-            _at_most("plan.batch_examples", _visited(plan, count(collection)), limits.batch_examples)
+            visited = _visited(plan, count(plan.examples.collection))
+            _at_most("plan.batch_examples", visited, limits.batch_examples)
         self._started = self._timer()
 
     @property
@@ -104,6 +100,23 @@ class Guard:
         """True, to be asked before every step. Raises PlanRefused when the day's compute seconds are used up."""
         _at_most("per_day.compute_seconds", self._spent.seconds + self.seconds, self._policy.per_day.compute_seconds)
         return True
+
+    def _check_population(self, population: str) -> None:
+        allowed = self._policy.populations
+        if allowed is not None and population not in allowed:
+            _stay_away("populations", f"it does not name {population!r}")
+
+    def _check_collection(self, collection: str) -> None:
+        if self.shown({collection: 0}) == {}:
+            _refuse("collections", f"the plan wants {collection!r}")
+
+    def _check_round(self, given: Assignment) -> None:
+        if self._policy.require_secure_aggregation:
+            _refuse("require_secure_aggregation", "this version has none to offer")
+        if self._policy.min_cohort > (given.minimum or 1):
+            found = "says no minimum" if given.minimum is None else f"may count with {given.minimum} reports"
+            _refuse("min_cohort", f"the round {found}, the least allowed is {self._policy.min_cohort}")
+        self._check_signature(given)
 
     def _check_signature(self, given: Assignment) -> None:
         signature = given.plan_signature

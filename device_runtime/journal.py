@@ -51,17 +51,6 @@ class Entry(Course, frozen=True, kw_only=True):
         return self.coordinator, self.population, self.outcome, self.reason
 
 
-class Spent(msgspec.Struct, frozen=True):
-    """What sessions used: `seconds` of work on plans, `bytes` down and up, `sessions` by the assignments they got.
-
-    An assignment that a killed session left and another brought to its end counts once.
-    """
-
-    seconds: float = 0.0
-    bytes: int = 0
-    sessions: int = 0
-
-
 class Journal:
     """The journal of the state folder that this process holds. Every method raises StateError."""
 
@@ -96,22 +85,6 @@ class Journal:
         """An entry that is no session."""
         now = self._clock.wall()
         self._add(Entry(opened=now, closed=now, outcome=outcome, detail=detail))
-
-    def spent(self, since: float) -> Spent:
-        """What was used since then, in seconds since 1970. Of an entry that is several sessions, its share of time."""
-        sums, given = Spent(), set[str]()
-        ended = "coalesce(json_extract(entry, '$.closed'), json_extract(entry, '$.opened'))"
-        for _, entry in _entries(self._database, f"WHERE {ended} >= {since!r}"):
-            length_s = (entry.closed or entry.opened) - entry.opened
-            share = 1.0 if entry.opened >= since or length_s <= 0 else 1.0 - (since - entry.opened) / length_s
-            whole = share if entry.times > 1 else 1.0
-            given |= {entry.assignment} - {""}
-            sums = Spent(
-                sums.seconds + entry.compute_s,
-                sums.bytes + round(whole * (entry.bytes_up + entry.bytes_down)),
-                len(given),
-            )
-        return sums
 
     def _add(self, entry: Entry) -> int:
         rows = self._database.execute("INSERT INTO journal (entry) VALUES (?) RETURNING id", _encode(entry))

@@ -6,6 +6,7 @@ same report again. It never trains twice for one assignment.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from pathlib import Path
 from typing import Literal
@@ -26,13 +27,14 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
     """An assignment and how far it came.
 
     assigned: work began. trained: the report lies in a file, by `sha256`. uploaded: its receipt is in, the
-    file is gone. `due` is the reporting deadline; `examples` and `steps` are what the report was made of.
+    file is gone. `due` is the reporting deadline; `collection`, `examples` and `steps` are what the report was made of.
     """
 
     given: Assignment
     due: Moment
     phase: Literal["assigned", "trained", "uploaded"] = "assigned"
     sha256: str = ""
+    collection: str = ""
     examples: int = 0
     steps: int = 0
 
@@ -60,11 +62,11 @@ class KeptAssignment:
         """What an earlier process left, with its deadline on the clock of this boot."""
         return self._put(replace(kept, due=kept.due.carried_over(clock)))
 
-    def trained(self, kept: Kept, report: bytes, examples: int, steps: int) -> Kept:
+    def trained(self, kept: Kept, report: bytes) -> Kept:
         """The report is finished: it is in a file before the database names it."""
         sha256 = hashlib.sha256(report).hexdigest()
         write_whole(self._file(sha256), report)
-        return self._put(replace(kept, phase="trained", sha256=sha256, examples=examples, steps=steps))
+        return self._put(replace(kept, phase="trained", sha256=sha256))
 
     def report(self, kept: Kept) -> bytes:
         """The bytes of a trained report. Raises ReportLost when they are gone or were changed."""
@@ -76,6 +78,13 @@ class KeptAssignment:
             raise ReportLost("the kept report is damaged")
         return data
 
+    def size(self, kept: Kept) -> int:
+        """Bytes of a trained report; 0 when there is none, or it is gone."""
+        try:
+            return self._file(kept.sha256).stat().st_size
+        except OSError:
+            return 0
+
     def uploaded(self, kept: Kept) -> None:
         """The receipt is in."""
         self._put(replace(kept, phase="uploaded"))
@@ -83,14 +92,16 @@ class KeptAssignment:
     def drop(self) -> None:
         """Forget the assignment: it was given up, or nobody waits for its report any more."""
         self._database.execute("DELETE FROM assignment WHERE coordinator = ? AND population = ?", *self._key)
+        self.sweep()
 
     def sweep(self) -> None:
-        """Remove report files that no assignment of this state folder still needs."""
+        """Remove report files that no assignment of this state folder still needs, as far as they can be."""
         rows = (_decode(kept) for (kept,) in self._database.execute("SELECT kept FROM assignment"))
         needed = {f"{kept.sha256}{SUFFIX}" for kept in rows if kept.phase == "trained"}
         for path in self._folder.glob(f"*{SUFFIX}"):
             if path.name not in needed:
-                path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    path.unlink()
 
     def _put(self, kept: Kept) -> Kept:
         text = msgspec.json.encode(kept).decode()

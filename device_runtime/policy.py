@@ -60,7 +60,7 @@ class Policy(_Part, frozen=True, kw_only=True):
     populations, collections: the only ones it serves and shows; None is any. signers: public keys, as `muster key new`
     prints them; a plan must be signed by one of them; none accepts every plan. min_cohort: the fewest reports with
     which a round may count. require_secure_aggregation: refuse every assignment, because no coordinator of this version
-    offers it.
+    offers it. cache_bytes: the most that plans and graphs take in the state folder between sessions.
     """
 
     populations: Names | None = None
@@ -68,6 +68,7 @@ class Policy(_Part, frozen=True, kw_only=True):
     signers: tuple[str, ...] = ()
     min_cohort: Annotated[int, msgspec.Meta(ge=1)] = 1
     require_secure_aggregation: bool = False
+    cache_bytes: Amount = 200_000_000
     per_day: PerDay = PerDay()
     plan: PlanLimits = PlanLimits()
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from device_runtime.budget import Budget, Spent
 from device_runtime.errors import DeviceError, NotAllowedNow, StateError
 from device_runtime.journal import RUNNING, Entry, Journal
 from device_runtime.outcome import Course, Outcome, failed
@@ -13,11 +14,15 @@ from device_runtime.transport import Transport
 
 
 class Record:
-    """The outcome and the journal's entry of one session. The entry is written when the record is made."""
+    """Outcome, journal entry and spending of one session. The entry is written when the record is made."""
 
-    def __init__(self, journal: Journal, transport: Transport, coordinator: str, population: str) -> None:
+    def __init__(
+        self, journal: Journal, budget: Budget, transport: Transport, coordinator: str, population: str
+    ) -> None:
         self.outcome = Outcome()
         self._journal = journal
+        self._budget = budget
+        self._counted = Spent()
         self._transport = transport
         self._public: str | None = None
         self._number, self._entry = journal.open(coordinator, population)
@@ -38,7 +43,9 @@ class Record:
     def write(self, **known: Any) -> None:
         """Add to the journal's entry, and write it down. Raises StateError."""
         self.know(**known)
-        self._journal.write(self._number, replace(self._merged(), outcome=RUNNING))
+        entry = replace(self._merged(), outcome=RUNNING)
+        self._count(entry)
+        self._journal.write(self._number, entry)
 
     def fail(self, error: DeviceError) -> None:
         """The session ends with this error."""
@@ -51,10 +58,18 @@ class Record:
         entry = replace(self._merged(), **known)
         self.note(bytes_up=entry.bytes_up, bytes_down=entry.bytes_down)
         try:
+            self._count(entry)
             self._journal.close(self._number, entry)
         except StateError as error:
             self.note(notices=(*self.outcome.notices, f"the journal lacks the end of this session: {error}"))
         return self.outcome
+
+    def _count(self, entry: Entry) -> None:
+        """Add to the day's spending what was used since the last time."""
+        before, now = self._counted, Spent(entry.compute_s, entry.bytes_up + entry.bytes_down)
+        if now != before:
+            self._budget.add(Spent(now.seconds - before.seconds, now.bytes - before.bytes))
+            self._counted = now
 
     def _merged(self) -> Entry:
         known = {name: getattr(self.outcome, name) for name in Course.__struct_fields__}

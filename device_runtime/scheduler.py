@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from device_runtime.clock import Clock, Moment
 from device_runtime.database import open_database
-from device_runtime.errors import DeviceError
+from device_runtime.errors import DeviceError, StateInUse
 from device_runtime.outcome import Outcome
 from device_runtime.retry import Retry
 from device_runtime.session import DeviceConfig, run_session
@@ -48,15 +48,16 @@ def run_forever(
     state that the next start uses.
     """
     rng, clock = rng or random.Random(), clock or Clock()
-    due, told = _kept_time(config, clock), ("", "")
-    if due is not None and (left_s := due.remaining_s(clock)):
+    due, told = None, ("", "")
+    if left_s := _left_s(_kept_time(config, clock), clock):
         _LOG.warning("this device comes back in %.0f s: the time is kept in %s", left_s, config.state)
     while True:
-        while due is not None and (left_s := due.remaining_s(clock)):
+        # Before every session, as another process with this state folder may have been told to stay away meanwhile.
+        while left_s := max(_left_s(moment, clock) for moment in (due, _kept_time(config, clock))):
             sleep(min(left_s, LONGEST_NAP_S))
         outcome = run_session(config, clock)
         due = Moment.after(_drawn_s(outcome, rng), clock)
-        if outcome.outcome != "not-now" and outcome.reason not in MENDED_HERE:
+        if outcome.outcome != "not-now" and outcome.reason not in {*MENDED_HERE, StateInUse.reason}:
             _keep_time(config, clock, due)
         ended = outcome.outcome, outcome.reason
         if outcome.outcome != "not-now" or ended != told:
@@ -79,6 +80,10 @@ def default_window(outcome: Outcome) -> RetryWindow:
     if outcome.outcome == "not-now":
         return CONDITIONS
     return HOURS if outcome.retryable == "permanent" else MINUTES
+
+
+def _left_s(due: Moment | None, clock: Clock) -> float:
+    return 0.0 if due is None else due.remaining_s(clock)
 
 
 def _kept_time(config: DeviceConfig, clock: Clock) -> Moment | None:

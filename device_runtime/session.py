@@ -18,7 +18,8 @@ from msgspec.structs import replace
 
 from device_runtime.backends import FORMATS, open_backend
 from device_runtime.backends.backend import Backend
-from device_runtime.cache import BlobCache
+from device_runtime.budget import Budget, Spent
+from device_runtime.cache import BlobCache, trim
 from device_runtime.clock import Clock, Moment
 from device_runtime.conditions import Conditions, ConditionSource, Requirements
 from device_runtime.database import Database, open_database
@@ -28,6 +29,7 @@ from device_runtime.errors import (
     DeadlinePassed,
     DeviceError,
     NotAllowedNow,
+    PlanRefused,
     PolicyForbids,
     Refused,
     ReportLost,
@@ -35,6 +37,7 @@ from device_runtime.errors import (
     StateDamaged,
     StateError,
     TransportError,
+    plain,
 )
 from device_runtime.examples import ExampleSource, open_examples
 from device_runtime.guard import Guard
@@ -106,6 +109,7 @@ def run_session(config: DeviceConfig, clock: Clock | None = None) -> Outcome:
             open_database(config.state, clock) as database,
             config.connect(config.coordinator) as transport,
         ):
+            transport.stopping = config.stopping
             outcome = _Session(config, transport, database, clock).run()
     except DeviceError as error:
         outcome = failed(outcome, error)
@@ -125,8 +129,10 @@ class _Session:
         self._look_at, self._note_at = 0.0, time.monotonic() + NOTE_EVERY_S
         self._kept = KeptAssignment(database, config.state, config.coordinator, config.population)
         journal = Journal(database, clock)
-        self._guard = Guard(config.policy or policy_in(config.state), journal, clock=clock.wall)
-        self._record = Record(journal, transport, config.coordinator, config.population)
+        self._budget = Budget(database, clock)
+        self._policy = config.policy or policy_in(config.state)
+        self._guard = Guard(self._policy, self._budget)
+        self._record = Record(journal, self._budget, transport, config.coordinator, config.population)
 
     def run(self) -> Outcome:
         """Everything from the conditions to the receipt."""
@@ -140,6 +146,7 @@ class _Session:
                 self._record.note(outcome="not-now", reason="conditions", detail="; ".join(unmet))
             elif not self._settle():
                 self._take_part(now)
+            trim(self._config.state / "blobs", self._policy.cache_bytes)
         except StateDamaged:
             raise  # nothing can be written down any more
         except PolicyForbids as error:
@@ -163,6 +170,13 @@ class _Session:
             self._kept.drop()
             place = f"round {kept.given.round} of task {kept.given.task}"
             self._record.notice("dropped", f"{place} was left {kept.phase} when the device stopped, and is over by now")
+            return False
+        try:
+            self._guard.check_kept(self._config.population, kept, self._kept.size(kept))
+        except (PlanRefused, PolicyForbids) as error:
+            # Nobody is told: a population that is not allowed now must not hear from this device.
+            self._kept.drop()
+            self._record.notice("dropped", f"what an earlier session left {kept.phase} is {error.detail}: not sent")
             return False
         self._note_assignment(kept.given)
         if kept.phase == "assigned":
@@ -203,6 +217,10 @@ class _Session:
             kept = self._train(given, due, backend, examples)
         except DeviceError as error:
             self._give_up(given, error)
+        except Exception as error:
+            # A fault of this runtime or of what an application gave it: the round must not wait for this device.
+            self._give_up(given, RuntimeFailed("the device's own code failed", type(error).__name__))
+            raise
         except STOPS:
             with contextlib.suppress(TransportError):
                 self._transport.leave(given.assignment, Abort("conditions", "the device was told to stop"))
@@ -216,6 +234,7 @@ class _Session:
         record = self._record
         with self._database.transaction():
             kept = self._kept.assigned(given, due)
+            self._budget.add(Spent(sessions=1))
             record.write()
 
         def watch() -> None:
@@ -226,7 +245,7 @@ class _Session:
         worker = Worker(backend, examples, cache, lambda: self._keep_going(due))
         self._guard.check_assignment(given, self._transport.bytes_moved)
         plan = worker.plan(given)
-        record.write(plan=plan.name)
+        record.write(plan=plain(plan.name))
         to_move = self._transport.bytes_moved + worker.to_move(given, plan)
         self._guard.check_plan(plan, backend.format, examples.count, to_move=to_move)
         try:
@@ -235,7 +254,8 @@ class _Session:
             record.know(compute_s=self._guard.seconds)
         record.note(examples=result.examples, steps=result.steps)
         with self._database.transaction():
-            kept = self._kept.trained(kept, checkpoint.encode({"report": result.report}), result.examples, result.steps)
+            made_of = {"collection": plan.examples.collection, "examples": result.examples, "steps": result.steps}
+            kept = self._kept.trained(replace(kept, **made_of), checkpoint.encode({"report": result.report}))
             record.write()
         return kept
 

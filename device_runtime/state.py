@@ -22,7 +22,7 @@ def only_session(folder: Path) -> Iterator[None]:
     the folder cannot be used.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise StateError("the state folder cannot be used", f"{folder}: {error}") from error
@@ -67,9 +67,10 @@ def write_whole(path: Path, data: bytes, *, durable: bool = True) -> None:
 
 
 def sweep_partials(folder: Path) -> None:
-    """Remove what a killed process left half written. Only for the holder of the state folder."""
+    """Remove what a killed process left half written, as far as it can be. Only for the holder of the state folder."""
     for path in folder.glob(f"*{PARTIAL}"):
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def _lock(lock: int, folder: Path) -> None:

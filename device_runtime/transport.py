@@ -22,15 +22,17 @@ import httpx2
 import msgspec
 
 from device_runtime.cache import Partial
-from device_runtime.errors import BadAnswer, ConfigError, Refused, Unreachable
+from device_runtime.errors import BadAnswer, ConfigError, Refused, Unreachable, plain
 from fedcore.errors import DigestMismatch, WireError
 from fedcore.plan import BlobRef
 from fedcore.wire.messages import (
     Abort,
+    Assignment,
     AssignmentAnswer,
     CheckIn,
     CheckInAnswer,
     Receipt,
+    Rejected,
     decode,
     encode,
 )
@@ -43,7 +45,9 @@ FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 60.0
 TIMEOUT_S = 30.0
 LEAVING_S = 2.0
+LONGEST_NAP_S = 0.25
 LARGEST_MESSAGE = 1 << 20
+MOST_FORMATS = 20
 PIECE = 1 << 16
 JSON = {"Content-Type": "application/json"}
 
@@ -67,7 +71,9 @@ class _Call:
 
 
 def checked_url(coordinator: str) -> httpx2.URL:
-    """The coordinator's base URL. Raises ConfigError when it is none."""
+    """The coordinator's base URL. Raises ConfigError when it is none, or names a user, without repeating that."""
+    if isinstance(coordinator, str) and "@" in coordinator:
+        raise ConfigError("the coordinator's URL names a user; leave out all up to the @: it would be written down")
     try:
         url = httpx2.URL(coordinator)
     except (httpx2.InvalidURL, TypeError, UnicodeError) as error:
@@ -83,7 +89,8 @@ class Transport:
     """A conversation with one coordinator. `bytes_up` and `bytes_down` count bodies as they cross the wire.
 
     A call is made again on 429, on 503 and when the connection breaks: 3 times until there is an assignment, and 3
-    times within it; `leave` never. Every method raises Unreachable, Refused or BadAnswer.
+    times within it; `leave` never. Once `stopping`, nothing is asked again, and answers have LEAVING_S to come.
+    Every method raises Unreachable, Refused or BadAnswer.
     """
 
     def __init__(
@@ -91,6 +98,7 @@ class Transport:
     ) -> None:
         self.bytes_up = 0
         self.bytes_down = 0
+        self.stopping: Callable[[], bool] = lambda: False
         self._client = client
         self._sleep = sleep
         self._rng = rng or random.Random()
@@ -124,7 +132,7 @@ class Transport:
         """Say that this device is willing."""
         call = _Call("POST", f"/v1/populations/{_segment(population)}/checkins", encode(message), JSON)
         answer: CheckInAnswer = self._message(call, CheckInAnswer)
-        return answer
+        return _shown(answer) if isinstance(answer, Rejected) else answer
 
     def await_assignment(self, session: str, wait_s: float) -> AssignmentAnswer:
         """Wait, for about `wait_s` seconds, to be selected."""
@@ -134,6 +142,9 @@ class Transport:
             _Call("POST", path, headers=headers, timeout_s=wait_s + TIMEOUT_S), AssignmentAnswer
         )
         self._retries = RETRIES
+        if isinstance(answer, Rejected):
+            return _shown(answer)
+        _demand_names(answer)
         return answer
 
     def blob(self, ref: BlobRef, partial: Partial, watch: Callable[[], None] = lambda: None) -> bytes:
@@ -190,17 +201,22 @@ class Transport:
         for attempt in itertools.count():
             try:
                 return attempt_once()
-            except Unreachable:
-                asked_s = 0.0
-                if self._retries == 0:
+            except (Unreachable, Refused) as error:
+                asked_s = error.after_s if isinstance(error, Refused) else 0.0
+                passing = not isinstance(error, Refused) or error.status in RETRIED_STATUSES
+                if not passing or self._retries == 0 or asked_s > LONGEST_DELAY_S:
                     raise
-            except Refused as error:
-                asked_s = error.after_s
-                if error.status not in RETRIED_STATUSES or self._retries == 0 or asked_s > LONGEST_DELAY_S:
+                self._retries -= 1
+                if not self._pause(max(asked_s, FIRST_DELAY_S * 2**attempt * self._rng.uniform(0.5, 1.0))):
                     raise
-            self._retries -= 1
-            self._sleep(max(asked_s, FIRST_DELAY_S * 2**attempt * self._rng.uniform(0.5, 1.0)))
         raise AssertionError("unreachable")
+
+    def _pause(self, seconds: float) -> bool:
+        """Sleep; False as soon as the device is told to stop."""
+        while seconds > 0 and not self.stopping():
+            self._sleep(min(seconds, LONGEST_NAP_S))
+            seconds -= LONGEST_NAP_S
+        return not self.stopping()
 
     def _attempt(self, call: _Call) -> _Answer:
         with self._asked(call) as response:
@@ -237,7 +253,11 @@ class Transport:
         headers = {**call.headers, "Content-Length": str(len(call.content))}
         try:
             with self._client.stream(
-                call.method, call.path, content=self._counted(call.content), headers=headers, timeout=call.timeout_s
+                call.method,
+                call.path,
+                content=self._counted(call.content),
+                headers=headers,
+                timeout=self._allowed_s(call),
             ) as response:
                 try:
                     if not 200 <= response.status_code < 300:
@@ -251,6 +271,9 @@ class Transport:
         except httpx2.RequestError as error:
             raise BadAnswer(f"{call.method} {call.path}: {error}") from error
 
+    def _allowed_s(self, call: _Call) -> float:
+        return min(call.timeout_s, LEAVING_S) if self.stopping() else call.timeout_s
+
     def _counted(self, content: bytes) -> Iterator[bytes]:
         for start in range(0, len(content), PIECE):
             piece = content[start : start + PIECE]
@@ -258,12 +281,26 @@ class Transport:
             yield piece
 
     def _read(self, response: httpx2.Response, call: _Call) -> bytes:
-        body = bytearray()
+        body, began = bytearray(), time.monotonic()
         for chunk in response.iter_bytes():
             body += chunk
+            if time.monotonic() - began > self._allowed_s(call):
+                raise Unreachable(f"{call.method} {call.path}: the answer took too long")
             if len(body) > LARGEST_MESSAGE:
                 raise BadAnswer(f"{call.method} {call.path}: the answer is longer than {LARGEST_MESSAGE} bytes")
         return bytes(body)
+
+
+def _shown(answer: Rejected) -> Rejected:
+    """A rejection whose names of formats may be printed."""
+    return msgspec.structs.replace(answer, formats=tuple(map(plain, answer.formats[:MOST_FORMATS])))
+
+
+def _demand_names(given: Assignment) -> None:
+    """Raise BadAnswer for an assignment whose names are none: they are kept, and shown to the device's owner."""
+    for name in (given.assignment, given.task, given.plan.sha256, given.checkpoint.sha256):
+        if plain(name) != name:
+            raise BadAnswer(f"an assignment names something {name[:40]!r}, which is no name", permanent=True)
 
 
 def _continues(response: httpx2.Response, start: int) -> bool:

@@ -17,6 +17,7 @@ from fedcore.algorithms import create
 from fedcore.algorithms.algorithm import Algorithm, State
 from fedcore.bundle import Bundle, Certificate, Manifest
 from fedcore.checkpoint import decode
+from fedcore.errors import PlanError
 from fedcore.params import VectorSpec
 from fedcore.plan import Plan
 
@@ -35,6 +36,8 @@ def verify_bundle(bundle: Bundle, source: str | None = None) -> Certificate:
     if source is None and manifest.model not in MODELS:
         raise UnknownModel(f"the bundle's model is {manifest.model!r}; if you trust that code, name it with --model")
     formats(tuple(plan.graphs))
+    if not plan.graphs or not plan.examples.fields:
+        raise PlanError(f"plan {plan.name} has no graphs, or examples without fields")
     first, label = plan.examples.fields[0], plan.examples.fields[-1]
     model = Model(load(source or manifest.model, first.shape, label.high))
     algorithm = create(manifest.algorithm.name, manifest.algorithm.settings)

@@ -11,7 +11,8 @@ import sqlalchemy
 
 from coordinator.store.tables import TASKS
 from coordinator.tasks import TaskSettings, open_coordinator_store
-from device_runtime import Collection, ConfigError, Device, ExampleStore, PerDay, PlanLimits, Policy
+from device_runtime import Collection, ConfigError, Device, ExampleStore, PerDay, PlanLimits, Policy, journal
+from device_runtime.journal import read_journal
 from export.build import export_bundle
 from export.model import Model
 from export.models import load
@@ -20,6 +21,7 @@ from fedcore.params import ParamSchema, TensorSpec
 from fedcore.plan import Field
 from fedcore.signing import SigningKey
 from muster.server import coordinator_process
+from tests.device_runtime.coordinator import status
 
 OTHER = "ed25519:11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"
 POPULATIONS = (f"population-{number}" for number in itertools.count())
@@ -239,3 +241,35 @@ def test_a_host_app_stops_its_device(coordinator, config):
     assert outcomes == ["reported", "reported"]
     device.run_forever(stop, on_outcome)
     assert len(outcomes) == 2
+
+
+@pytest.mark.parametrize(
+    ("policy", "rule"),
+    [
+        (Policy(populations=("others",)), "populations"),
+        (Policy(require_secure_aggregation=True), "require_secure_aggregation"),
+        (Policy(min_cohort=2), "min_cohort"),
+        (Policy(signers=(OTHER,)), "signers"),
+        (Policy(collections=("typed",)), "collections"),
+        (Policy(per_day=PerDay(bytes=1)), "per_day.bytes"),
+    ],
+)
+def test_a_finished_report_is_not_sent_under_a_policy_that_forbids_it_now(coordinator, config, policy, rule):
+    coordinator.faults["report"] = [status(500)]
+    first = Device(config.coordinator, "phones", config.examples, config.state).run_once()
+    assert "the next session sends it" in first.notices[0]
+    outcome = Device(config.coordinator, "phones", config.examples, config.state, policy=policy).run_once()
+    assert f"against {rule} of this device's policy" in outcome.notices[0]
+    assert coordinator.calls.count("report") == 1
+    assert "dropped" in [entry.outcome for entry in read_journal(config.state)]
+    assert list(config.state.glob("*.report")) == []
+
+
+def test_a_days_budget_does_not_depend_on_what_the_journal_still_holds(coordinator, config, monkeypatch):
+    monkeypatch.setattr(journal, "MOST_WITH_WORK", 1)
+    policy = Policy(per_day=PerDay(sessions=3))
+    outcomes = [
+        Device(config.coordinator, "phones", config.examples, config.state, policy=policy).run_once() for _ in range(4)
+    ]
+    assert [outcome.outcome for outcome in outcomes] == ["reported"] * 3 + ["not-now"]
+    assert len(read_journal(config.state)) <= 2

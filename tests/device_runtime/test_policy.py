@@ -2,14 +2,13 @@
 
 import time
 
-import msgspec
 import pytest
 
+from device_runtime.budget import DAY_S, Budget, Spent
 from device_runtime.clock import Clock
 from device_runtime.database import open_database
 from device_runtime.errors import ConfigError, PlanRefused, PolicyForbids
-from device_runtime.guard import DAY_S, Guard
-from device_runtime.journal import Journal, Spent
+from device_runtime.guard import Guard
 from device_runtime.policy import PerDay, PlanLimits, Policy, policy_in
 from fedcore.batching import Loop
 from fedcore.params import VectorSpec
@@ -39,13 +38,12 @@ GRAPH_BYTES = sum(ref.size for ref in linear.plan().graphs["onnx"].values())
 
 
 class Remembered:
-    """A tally that was told what to say, and remembers what it was asked."""
+    """A tally that was told what to say."""
 
     def __init__(self, *spent):
-        self.answer, self.since = Spent(*spent), None
+        self.answer = Spent(*spent)
 
-    def spent(self, since):
-        self.since = since
+    def spent(self):
         return self.answer
 
 
@@ -171,12 +169,6 @@ def test_a_days_budget_that_is_used_up_keeps_the_device_away(limit, spent, rule)
         guard(policy, [max(0, used - 1.5) for used in spent]).check_in("phones")
 
 
-def test_a_day_is_the_last_24_hours():
-    tally = Remembered()
-    Guard(Policy(), tally, clock=lambda: 1e6)
-    assert tally.since == 1e6 - DAY_S == 1e6 - 24 * 3600
-
-
 @pytest.mark.parametrize(("minimum", "fine"), [(20, True), (21, True), (19, False), (0, False), (None, False)])
 def test_a_round_that_may_count_with_too_few_reports_or_does_not_say_is_refused(minimum, fine):
     guarded = guard(Policy(min_cohort=20))
@@ -278,54 +270,64 @@ def test_the_guard_measures_cpu_time():
     assert guarded.seconds >= 0.01
 
 
-class Days:
-    """A journal on a clock that only the test moves."""
+class Time:
+    """A clock that only the test moves, and a database of spending by it."""
 
-    def __init__(self, database, clock):
-        self.now, self.journal = 0.0, Journal(database, clock)
+    def __init__(self, folder):
+        self.wall, self.boot_s, self.boot = 1e9, 50.0, "first"
+        self.folder = folder
 
-    def session(self, at, ends, **known):
-        self.now = at
-        number, entry = self.journal.open("https://c", "p")
-        self.now = ends
-        self.journal.close(number, msgspec.structs.replace(entry, outcome="any", **known))
+    def do(self, work):
+        clock = Clock(lambda: self.wall, lambda: self.boot_s, self.boot)
+        with open_database(self.folder, clock) as database:
+            return work(Budget(database, clock))
 
+    def add(self, *spent):
+        self.do(lambda budget: budget.add(Spent(*spent)))
 
-@pytest.fixture
-def days(tmp_path):
-    clock = Clock(wall=lambda: made.now)
-    with open_database(tmp_path, clock) as database:
-        made = Days(database, clock)
-        yield made
+    def passes(self, seconds):
+        self.wall, self.boot_s = self.wall + seconds, self.boot_s + seconds
 
-
-def test_the_journal_says_what_was_used_since_a_time(days):
-    days.session(100, 110, task="t", assignment="a", compute_s=5.0, bytes_up=10, bytes_down=20)
-    days.session(200, 210, task="t", assignment="b", compute_s=0.5, bytes_up=1, bytes_down=2)
-    days.session(300, 301, bytes_up=100)
-    assert days.journal.spent(0) == Spent(5.5, 133, 2)
-    assert days.journal.spent(105) == Spent(5.5, 133, 2)
-    assert days.journal.spent(111) == Spent(0.5, 103, 1)
-    assert days.journal.spent(302) == Spent()
+    @property
+    def spent(self):
+        return self.do(lambda budget: budget.spent())
 
 
-def test_an_assignment_that_took_two_sessions_counts_once(days):
-    days.session(100, 110, task="t", assignment="a", compute_s=5.0)
-    days.session(200, 210, task="t", assignment="a", bytes_up=10)
-    assert days.journal.spent(0) == Spent(5.0, 10, 1)
+def test_however_many_sessions_there_were_the_day_remembers_their_sum_in_few_rows(tmp_path):
+    with open_database(tmp_path, Clock()) as database:
+        budget = Budget(database, Clock())
+        for _ in range(1500):
+            budget.add(Spent(1.0, 10, 1))
+        assert budget.spent() == Spent(1500.0, 15_000, 1500)
+        assert database.execute("SELECT count(*) FROM spent") == [(1,)]
 
 
-def test_of_many_calls_in_one_entry_those_of_the_day_count(days):
-    for hour in range(100):
-        days.session(hour, hour + 1, bytes_up=10)
-    assert days.journal.spent(0) == Spent(0, 1000, 0)
-    assert days.journal.spent(75) == Spent(0, 250, 0)
+def test_what_was_used_counts_for_a_day_and_at_most_an_hour_longer(tmp_path):
+    time = Time(tmp_path)
+    for _ in range(30):
+        time.add(1.0, 10, 1)
+        time.passes(3600)
+    assert time.spent in {Spent(24.0, 240, 24), Spent(25.0, 250, 25)}
+    time.passes(DAY_S + 1)
+    assert time.spent == Spent()
 
 
-def test_a_session_that_was_killed_counts_as_far_as_it_was_written_down(days):
-    days.now = 50.0
-    number, entry = days.journal.open("https://c", "p")
-    days.journal.write(number, msgspec.structs.replace(entry, task="t", assignment="a", bytes_down=7))
-    days.now = 60.0
-    days.journal.open("https://c", "p")
-    assert days.journal.spent(40) == Spent(0, 7, 1)
+@pytest.mark.parametrize("jump_s", [-1e8, 1e8])
+def test_a_clock_that_is_set_neither_renews_the_day_nor_uses_it_up(tmp_path, jump_s):
+    time = Time(tmp_path)
+    time.add(5.0, 10, 1)
+    time.wall += jump_s
+    time.add(1.0, 0, 0)
+    assert time.spent == Spent(6.0, 10, 1)
+    time.wall -= jump_s
+    time.passes(DAY_S + 3601)
+    assert time.spent == Spent()
+
+
+def test_after_a_reboot_with_a_clock_that_fell_back_the_day_ends_all_the_same(tmp_path):
+    time = Time(tmp_path)
+    time.add(5.0, 10, 1)
+    time.boot, time.boot_s, time.wall = "next", 1.0, time.wall - 1e8
+    assert time.spent == Spent(5.0, 10, 1)
+    time.passes(DAY_S + 3601)
+    assert time.spent == Spent()

@@ -5,9 +5,12 @@ import pytest
 
 from device_runtime.clock import Clock, Moment
 from device_runtime.conditions import Conditions, Requirements
+from device_runtime.database import open_database
 from device_runtime.policy import Policy
+from device_runtime.retry import Retry
 from device_runtime.scheduler import default_window, run_forever
 from device_runtime.session import run_session
+from device_runtime.state import only_session
 from fedcore.wire.messages import Rejected, RetryWindow, encode
 from tests.device_runtime.coordinator import WINDOW, answer, refusal
 
@@ -234,3 +237,26 @@ def test_a_device_that_starts_within_a_kept_wait_says_so(coordinator, config, ca
     run(config, time, 1)
     run(config, time, 1)
     assert f"comes back in 500 s: the time is kept in {config.state}" in caplog.text
+
+
+def test_a_time_that_another_process_was_told_meanwhile_is_kept(coordinator, config):
+    time = Time()
+    reject(coordinator, 1, RetryWindow(100.0, 100.0))
+    other = []
+
+    def sleep(seconds):
+        time.sleep(seconds)
+        if not other:
+            other.append(told(config, time, 5000.0))
+
+    sessions = Sessions(time, 2)
+    with pytest.raises(Enough):
+        run_forever(config, sessions, sleep=sleep, clock=time.clock)
+    assert sessions.waits[1] >= 5000
+
+
+def told(config, time, seconds):
+    """Another device with this state folder is told to stay away."""
+    with only_session(config.state), open_database(config.state, time.clock) as database:
+        Retry(database, config.coordinator, config.population).stay_away_until(Moment.after(seconds, time.clock))
+    return True

@@ -13,6 +13,7 @@ import pytest
 from device_runtime import session
 from device_runtime.conditions import Conditions, Requirements, constant
 from device_runtime.examples import Collection, ExampleStore
+from device_runtime.policy import Policy
 from device_runtime.session import DeviceConfig, run_session
 from device_runtime.state import only_session
 from fedcore.plan import Field
@@ -425,3 +426,61 @@ def test_only_values_make_a_configuration(config):
     with pytest.raises(AttributeError):
         config.wait_s = 1.0
     assert DeviceConfig(coordinator="c", population="p", examples=config.examples, state=config.state).wait_s == 30.0
+
+
+@pytest.mark.parametrize("name", ["blobs/x.partial", "x.report"])
+def test_what_cannot_be_swept_away_does_not_end_a_session(coordinator, config, name):
+    (config.state / name).mkdir(parents=True)
+    assert run_session(config).outcome == "reported"
+
+
+def test_a_fault_of_the_runtime_gives_the_assignment_up_before_it_is_seen(coordinator, config):
+    class Odd:
+        format, runtime = "onnx", "odd"
+
+        def load(self, graph, name):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run_session(replace(config, load_backend=lambda name: Odd()))
+    assert [abort.reason for abort in coordinator.aborts] == ["runtime-failed"]
+    assert run_session(config).outcome == "reported"
+
+
+def test_a_long_answer_with_control_characters_is_cut_before_it_is_kept(coordinator, config):
+    coordinator.faults["check-in"] = [refusal("internal", "\x1b[2J" + "x" * 900_000)] * 3
+    outcomes = [run_session(config) for _ in range(3)]
+    assert all(len(outcome.detail) < 600 and outcome.detail.isprintable() for outcome in outcomes)
+    assert (config.state / "state.db").stat().st_size < 100_000
+
+
+@pytest.mark.parametrize("field", ["assignment", "task"])
+def test_an_assignment_without_plain_names_is_refused(coordinator, config, field):
+    odd = msgspec.structs.replace(coordinator.assignment(), **{field: "\x1b" + "y" * 900})
+    coordinator.faults["assignment"] = [answer(encode(odd))]
+    outcome = run_session(config)
+    assert (outcome.reason, outcome.detail.isprintable()) == ("bad-answer", True)
+
+
+def test_blobs_longest_unused_go_when_they_take_more_than_the_policy_allows(coordinator, config):
+    run_session(config)
+    blobs = config.state / "blobs"
+    sizes = [path.stat().st_size for path in blobs.iterdir()]
+    old = blobs / ("0" * 64)
+    old.write_bytes(b"x")
+    os.utime(old, (0, 0))
+    run_session(replace(config, policy=Policy(cache_bytes=sum(sizes))))
+    assert (old.exists(), len(list(blobs.iterdir()))) == (False, len(sizes))
+    run_session(replace(config, policy=Policy(cache_bytes=0)))
+    assert list(blobs.iterdir()) == []
+
+
+def test_a_password_in_the_coordinators_url_is_neither_taken_nor_repeated(config):
+    outcome = run_session(replace(config, coordinator="http://me:s3cret@127.0.0.1:9"))
+    assert (outcome.reason, "s3cret" in outcome.detail) == ("bad-configuration", False)
+
+
+def test_the_state_folder_is_its_owners_alone(config):
+    run_session(config)
+    assert config.state.stat().st_mode & 0o777 == 0o700
+    assert (config.state / "state.db").stat().st_mode & 0o777 == 0o600
