@@ -1,6 +1,7 @@
 """The state database of a device: one SQLite file that is whole after a kill or a power cut.
 
-It holds three tables: `retry` (retry.py), `assignment` (kept.py) and `journal` (journal.py). Rows are JSON.
+It holds `retry` (retry.py), `assignment` (kept.py), `enrolment` and `answered` (secure.py), and `journal` (journal.py).
+Rows are JSON.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from device_runtime.errors import StateDamaged, StateError
 NAME = "state.db"
 # Written into the file's header, so that another application's database is not taken for ours.
 APPLICATION_ID = 0x4D757353
-VERSION = 1
+VERSION = 2
 SCHEMA = f"""
 BEGIN;
 CREATE TABLE retry (
@@ -29,6 +30,8 @@ CREATE TABLE assignment (
     coordinator TEXT, population TEXT, kept TEXT NOT NULL CHECK (json_valid(kept)),
     PRIMARY KEY (coordinator, population)
 );
+CREATE TABLE enrolment (coordinator TEXT PRIMARY KEY, enrolled TEXT NOT NULL CHECK (json_valid(enrolled)));
+CREATE TABLE answered (coordinator TEXT, task TEXT, number INTEGER NOT NULL, PRIMARY KEY (coordinator, task));
 CREATE TABLE journal (id INTEGER PRIMARY KEY, entry TEXT NOT NULL CHECK (json_valid(entry)));
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {VERSION};

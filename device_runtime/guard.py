@@ -69,8 +69,8 @@ class Guard:
 
         The signature covers the plan's digest, and whoever fetches the plan checks that. Raises PlanRefused.
         """
-        if self._policy.require_secure_aggregation:
-            _refuse("require_secure_aggregation", "this version has none to offer")
+        if self._policy.require_secure_aggregation and given.secagg is None:
+            _refuse("require_secure_aggregation", "the round asks for the report in clear")
         if self._policy.min_cohort > (given.minimum or 1):
             found = "says no minimum" if given.minimum is None else f"may count with {given.minimum} reports"
             _refuse("min_cohort", f"the round {found}, the least allowed is {self._policy.min_cohort}")
@@ -94,6 +94,11 @@ class Guard:
         if limits.batch_examples is not None:
             _at_most("plan.batch_examples", _visited(plan, count(collection)), limits.batch_examples)
         self._started = self._timer()
+
+    @property
+    def min_cohort(self) -> int:
+        """The fewest reports with which a round may count."""
+        return self._policy.min_cohort
 
     @property
     def seconds(self) -> float:

@@ -5,15 +5,18 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.drivers import Driver
 from coordinator.errors import UnknownRound
+from coordinator.keys import Keys
 from coordinator.submissions import Arrive, GiveUp, Report, Submission, Wait
 from coordinator.tasks import TaskSettings, open_coordinator_store
 from fedcore.wire.messages import Abort, CheckIn, RetryWindow
 from tests.coordinator.bundles import make_bundle, report_vector
 
 RETRY = RetryWindow(0.0, 0.1)
+KEYS = Keys(*(Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32) for number in (1, 2)))
 
 
 @pytest.fixture
@@ -55,7 +58,7 @@ class Desk:
     def __init__(self, store):
         self.now = 0.0
         self.store = store
-        self.driver = Driver(store, RETRY, 16, clock=lambda: self.now)
+        self.driver = Driver(store, KEYS, RETRY, 16, clock=lambda: self.now)
         self.driver.recover()
 
     def turn(self, *requests) -> list[Future]:

@@ -283,6 +283,8 @@ def test_openapi_describes_every_route_and_message(client):
         "/v1/blobs/{sha256}",
         "/v1/assignments/{assignment}/report",
         "/v1/assignments/{assignment}:abort",
+        "/v1/assignments/{assignment}/secagg/{number}",
+        "/v1/devices",
         "/healthz",
         "/readyz",
     }
