@@ -136,6 +136,8 @@ class Driver:
         self._reject(self._pool.overdue(now), "not-selected")
         if self._draining.is_set():
             self._reject(list(self._pool.waiting()), "shutting-down")
+            for secure in self._secure.values():
+                secure.dismiss(Unavailable("the coordinator is stopping, and abandons the secure rounds that run"))
 
     # --- the thread
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.errors import ConflictingReport, NoLongerNeeded, UnusableMessage
+from coordinator.errors import ConflictingReport, NoLongerNeeded, Refusal, UnusableMessage
 from coordinator.keys import Keys
 from coordinator.rounds import Abandon, Summed
 from coordinator.submissions import Hear, Say, settle
@@ -139,6 +139,12 @@ class SecureRound:
     def hear(self, request: Hear, answer: Future[Any], now: float) -> None:
         """Park `answer` until the message is there, nobody will ever send it, or the wait is over (None)."""
         self._listeners.append((request, answer, now + request.wait_s))
+
+    def dismiss(self, refusal: Refusal) -> None:
+        """Answer whoever waits with a refusal."""
+        for _, answer, _ in self._listeners:
+            settle(answer, refusal)
+        self._listeners = []
 
     def leave(self, assignment: str) -> None:
         """Go on without a device, which said that it gives up."""

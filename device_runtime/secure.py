@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,8 +34,8 @@ from secagg.messages import Invite
 from secagg.parameters import LEAST_COHORT
 from secagg.policy import Policy
 
-WAIT_S = 20.0
-"""How long a message of the coordinator is waited for in one request."""
+WAIT_S, PAUSE_S = 20.0, 0.2
+"""How long a message is waited for in one request, and between two, should the coordinator not hold them back."""
 
 
 class Enrolment(msgspec.Struct, frozen=True):
@@ -152,6 +153,7 @@ class SecureDelivery:
             message = self.transport.hear(kept.given.assignment, number, WAIT_S)
             if message is not None:
                 return message
+            time.sleep(PAUSE_S)
         raise DeadlinePassed(f"message M{number} of the secure aggregation did not come in time")
 
 

@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from coordinator.errors import ConflictingReport, InvalidReport, InvalidTask, NoLongerNeeded, UnusableMessage
+from coordinator.errors import (
+    ConflictingReport,
+    InvalidReport,
+    InvalidTask,
+    NoLongerNeeded,
+    Unavailable,
+    UnusableMessage,
+)
 from coordinator.rounds import AssignmentState
 from coordinator.secure import invitation
 from coordinator.submissions import Hear, Say
@@ -222,6 +229,17 @@ def test_a_restart_abandons_the_attempt_and_its_messages_are_not_wanted_any_more
     with pytest.raises(NoLongerNeeded):
         later.ask(Hear(devices[0].given.assignment, 6, 0.0))
     assert [one.reason for one in store.rounds(task)] == ["restart"]
+
+
+def test_a_coordinator_that_stops_does_not_let_devices_wait(register, desk):
+    register(**SECURE)
+    devices = seat(desk)
+    run(devices[:-1], PHASES[:1])
+    (waiting,) = desk.turn(Hear(devices[0].given.assignment, 2, 60.0))
+    desk.driver.drain()
+    desk.turn()
+    with pytest.raises(Unavailable):
+        waiting.result(timeout=0)
 
 
 def test_a_cancelled_task_releases_no_sum(store, register, desk):
