@@ -110,29 +110,28 @@ class SecureDelivery:
             policy = Policy(enrolled.server, enrolled.authority, max(self.least, LEAST_COHORT))
             if kept.phase == "masked":
                 client = Client.restore(identity, policy, kept.keep)
+                survivors = self._hear(kept, 6)
             else:
                 given = kept.given
                 client = Client(identity, policy, enrolled.credential, self.enrolments.last_round(given.task))
-                kept = self._mask(kept, client, self.plan(given).report)
-            kept = self._step(kept, 7, client.survivors(self._hear(kept, 6)))
-            kept = self._step(kept, 9, client.confirmations(self._hear(kept, 8)))
-            return kept, client.result(self._hear(kept, 10))
+                kept, survivors = self._mask(kept, client, self.plan(given).report)
+            kept, confirmations = self._step(kept, 7, client.survivors(survivors))
+            kept, result = self._step(kept, 9, client.confirmations(confirmations))
+            return kept, client.result(result)
 
-    def _mask(self, kept: Kept, client: Client, layout: ReportLayout) -> Kept:
-        """Share keys with the cohort, and send the masked report."""
+    def _mask(self, kept: Kept, client: Client, layout: ReportLayout) -> tuple[Kept, bytes]:
+        """Share keys with the cohort, and send the masked report: what is kept by then, and M6."""
         given, invitation = kept.given, kept.given.secagg or b""
         vector_D, weight = separate(layout, self._report(kept, layout))
         advertisement = client.invite(invitation, model_hash(given.plan, given.checkpoint), layout_hash(layout))
         invite, _ = Invite.decode(invitation)
         _check(invite, given, layout)
         self.enrolments.answer(given.task, invite.round)
-        self._say(kept, 1, advertisement)
-        self._say(kept, 3, client.roster(self._hear(kept, 2)))
-        client.deliver(self._hear(kept, 4))
+        roster = self._say(kept, 1, advertisement)
+        client.deliver(self._say(kept, 3, client.roster(roster)))
         step = client.mask(vector_D, min(weight, invite.w_max))
         kept = self.kept.masked(kept, hashlib.sha256(step.message).hexdigest(), step.keep)
-        self._say(kept, 5, step.message)
-        return kept
+        return kept, self._say(kept, 5, step.message)
 
     def _report(self, kept: Kept, layout: ReportLayout) -> Float32:
         try:
@@ -140,13 +139,14 @@ class SecureDelivery:
         except FedcoreError as error:
             raise ReportLost("the kept report does not fit its plan", str(error)) from error
 
-    def _step(self, kept: Kept, number: int, step: Step) -> Kept:
+    def _step(self, kept: Kept, number: int, step: Step) -> tuple[Kept, bytes]:
         kept = self.kept.stepped(kept, step.keep)
-        self._say(kept, number, step.message)
-        return kept
+        return kept, self._say(kept, number, step.message)
 
-    def _say(self, kept: Kept, number: int, message: bytes) -> None:
-        self.transport.say(kept.given.assignment, number, message)
+    def _say(self, kept: Kept, number: int, message: bytes) -> bytes:
+        """Send a message; the coordinator's next one."""
+        answer = self.transport.say(kept.given.assignment, number, message, WAIT_S)
+        return self._hear(kept, number + 1) if answer is None else answer
 
     def _hear(self, kept: Kept, number: int) -> bytes:
         while self.keep_going():

@@ -162,10 +162,11 @@ class Transport:
         enrolled: Enrolled = self._message(_Call("POST", "/v1/devices", encode(message), JSON), Enrolled)
         return enrolled
 
-    def say(self, assignment: str, number: int, message: bytes) -> None:
-        """Send a message of a secure aggregation. Sending the same again is safe."""
-        headers = {"Content-Type": "application/octet-stream"}
-        self._send(_Call("PUT", _secagg(assignment, number), message, headers))
+    def say(self, assignment: str, number: int, message: bytes, wait_s: float) -> bytes | None:
+        """Send a message of a secure aggregation, and hear the next as `hear` does. Sending the same again is safe."""
+        headers = {"Content-Type": "application/octet-stream", "Prefer": f"wait={wait_s:.0f}"}
+        answer = self._send(_Call("PUT", _secagg(assignment, number), message, headers, timeout_s=wait_s + TIMEOUT_S))
+        return None if answer.status == 204 else answer.body
 
     def hear(self, assignment: str, number: int, wait_s: float) -> bytes | None:
         """A message of a secure aggregation; None when there is none within about `wait_s` seconds."""

@@ -15,7 +15,7 @@ from coordinator.api.blobs import serve_blob
 from coordinator.api.http import answer, content_digest, preferred_wait, read_body, read_message
 from coordinator.api.openapi import answers, body
 from coordinator.drivers import Driver
-from coordinator.errors import DigestMismatch, InvalidReport, MalformedMessage, Unavailable
+from coordinator.errors import DigestMismatch, InvalidReport, MalformedMessage, NoLongerNeeded, Unavailable
 from coordinator.keys import Keys
 from coordinator.secure import UPLOAD
 from coordinator.settings import Settings
@@ -93,19 +93,19 @@ class DeviceApi:
         return answer(await self._ask(Report(assignment, digest.hex(), report_L)))
 
     async def say(self, assignment: str, number: int, request: HttpRequest) -> Response:
-        """Take a device's message of its round's secure aggregation. Sending the same bytes again changes nothing."""
-        layout = await run_in_threadpool(self._layout_of, assignment)
-        # A masked report takes at most half a word per value, and a word for each segment and the checks.
-        most = 4 * layout.size + 8 * len(layout.segments) + _HEADER_BYTES
-        limit = most if number == UPLOAD else self._settings.message_limit_bytes
-        await self._ask(Say(assignment, number, await read_body(request, limit)))
-        return Response(status_code=204)
+        """Take a message of the round's secure aggregation, once, and answer as `hear` does for the next number."""
+        limit = self._settings.message_limit_bytes
+        if number == UPLOAD:
+            layout = await run_in_threadpool(self._layout_of, assignment)
+            # A masked report takes at most half a word per value, and a word for each segment and the checks.
+            limit = 4 * layout.size + 8 * len(layout.segments) + _HEADER_BYTES
+        await self._ask_about(assignment, Say(assignment, number, await read_body(request, limit)))
+        return await self.hear(assignment, number + 1, request)
 
     async def hear(self, assignment: str, number: int, request: HttpRequest) -> Response:
         """Wait, as long as `Prefer: wait=N` says, for a message of the secure aggregation; 204 when none is there."""
-        await run_in_threadpool(self._layout_of, assignment)
         wait_s, headers = preferred_wait(request, self._settings.max_wait_s)
-        message = await self._ask(Hear(assignment, number, wait_s))
+        message = await self._ask_about(assignment, Hear(assignment, number, wait_s))
         if message is None:
             return Response(status_code=204, headers=headers)
         return Response(message, media_type="application/octet-stream", headers=headers)
@@ -118,6 +118,14 @@ class DeviceApi:
 
     async def _ask(self, request: Request[T]) -> T:
         return await asyncio.wrap_future(self._driver.submit(request))
+
+    async def _ask_about(self, assignment: str, request: Request[T]) -> T:
+        """Ask the driver, whose memory cannot tell an assignment that is over from one that never was."""
+        try:
+            return await self._ask(request)
+        except NoLongerNeeded:
+            await run_in_threadpool(self._layout_of, assignment)
+            raise
 
     def _find_public(self, sha256: str) -> BlobRef:
         with self._store.database.reading() as records:
@@ -171,9 +179,12 @@ def device_router(api: DeviceApi) -> APIRouter:
         message,
         api.say,
         methods=["PUT"],
-        status_code=204,
         openapi_extra=body("application/octet-stream"),
-        responses=answers(204, "Taken, once", problems=(*refusals, "no-longer-needed", "unusable-message")),
+        responses=answers(
+            200,
+            "Taken, once: the next message's bytes; 204 when not yet",
+            problems=(*refusals, "no-longer-needed", "unusable-message"),
+        ),
     )
     add(message, api.hear, methods=["GET"], responses=answers(200, "The bytes; 204 when not yet", problems=over))
     add(

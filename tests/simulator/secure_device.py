@@ -27,14 +27,15 @@ class Witness(Transport):
     folder: Path
     dies: tuple[str, int] | None
 
-    def say(self, assignment, number, message):
+    def say(self, assignment, number, message, wait_s):
         if self.dies == ("before", number):
             os.kill(os.getpid(), signal.SIGKILL)
         said = self.folder / f"{assignment}.said.{number}"
         said.with_name(f"{said.name}.{os.getpid()}").write_bytes(message)
-        super().say(assignment, number, message)
+        answer = super().say(assignment, number, message, wait_s)
         if self.dies == ("after", number):
             os.kill(os.getpid(), signal.SIGKILL)
+        return answer
 
 
 def connect(folder, dies, url):
