@@ -4,12 +4,15 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
+import httpx2
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from coordinator.app import serving
 from coordinator.drivers import Driver
 from coordinator.errors import UnknownRound
 from coordinator.keys import Keys
+from coordinator.settings import Settings
 from coordinator.submissions import Arrive, GiveUp, Report, Submission, Wait
 from coordinator.tasks import TaskSettings, open_coordinator_store
 from fedcore.wire.messages import Abort, CheckIn, RetryWindow
@@ -39,6 +42,21 @@ def register(store, bundle):
         return store.register_task(bundle, TaskSettings(**given)).id
 
     return make
+
+
+@pytest.fixture
+def client(store, tmp_path):
+    settings = Settings(
+        database=f"sqlite:///{tmp_path}/state.db",
+        blobs=tmp_path / "blobs",
+        port=0,
+        retry_min_s=2,
+        retry_max_s=3,
+        max_wait_s=5,
+        message_limit_bytes=2048,
+    )
+    with serving(settings) as url, httpx2.Client(base_url=url, timeout=10) as opened:
+        yield opened
 
 
 def committed(store, task, number):
