@@ -6,6 +6,7 @@ Legend: D parameters, L values of a report. Spec: docs/spec/rounds.md.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +28,8 @@ class ReportSum:
     def __init__(self, size: int) -> None:
         self.total_L: NDArray[np.float64] = np.zeros(size)
 
-    def add(self, report_L: Float32) -> None:
-        """Fold one report in."""
+    def add(self, report_L: NDArray[np.floating[Any]]) -> None:
+        """Fold in one report, or the sum of many."""
         self.total_L += report_L
 
 

@@ -18,6 +18,7 @@ from coordinator.api.http import install_problems
 from coordinator.api.openapi import describe_messages
 from coordinator.drivers import Driver
 from coordinator.errors import StoreInUse
+from coordinator.keys import Keys
 from coordinator.settings import Settings
 from coordinator.tasks import open_coordinator_store
 
@@ -30,7 +31,8 @@ def create_app(settings: Settings) -> FastAPI:
     `serve` sends waiting devices away before it stops. Under another server they hold it up until their wait ends.
     """
     store = open_coordinator_store(settings.database, settings.blobs)
-    driver = Driver(store, settings.retry, settings.queue_limit)
+    keys = Keys.beside(settings.database)
+    driver = Driver(store, keys, settings.retry, settings.queue_limit)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -49,7 +51,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.driver = driver
     install_problems(app, settings.retry)
-    app.include_router(device_router(DeviceApi(driver, store, settings)))
+    app.include_router(device_router(DeviceApi(driver, store, keys, settings)))
     app.include_router(health_router(driver, store))
     describe_messages(app)
     return app

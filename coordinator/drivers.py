@@ -12,17 +12,31 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, TypeAlias, TypeVar
 
 from coordinator.aggregation import ReportSum
 from coordinator.closing import close_round
-from coordinator.errors import Refusal, Unavailable, UnknownBlob, UnknownPopulation
+from coordinator.errors import NoLongerNeeded, Refusal, Unavailable, UnknownBlob, UnknownPopulation
+from coordinator.keys import Keys
 from coordinator.ledger import Draft, Job, Running, next_event
 from coordinator.pool import Pool, Session
 from coordinator.rounds import RoundState, TaskState, step
+from coordinator.secure import SecureRound
 from coordinator.selection import Capabilities, Needs, formats_wanted
 from coordinator.store.rows import Task
-from coordinator.submissions import Arrive, GiveUp, HangUp, Report, Request, Submission, Wait, settle
+from coordinator.submissions import (
+    Arrive,
+    GiveUp,
+    HangUp,
+    Hear,
+    Report,
+    Request,
+    Say,
+    Submission,
+    Wait,
+    settle,
+)
 from coordinator.tasks import CoordinatorStore
 from fedcore.errors import FedcoreError
 from fedcore.wire.messages import Accepted, CheckInAnswer, Rejected, RejectionReason, RetryWindow
@@ -34,6 +48,8 @@ _TICK_S = 0.05
 _POLL_S = 0.25
 _RETRY_S = 1.0
 _BATCH = 512
+_LINGER_S = 60.0
+"""How long the messages of a secure aggregation that is over can still be had."""
 
 
 class Driver:
@@ -42,11 +58,13 @@ class Driver:
     def __init__(
         self,
         store: CoordinatorStore,
+        keys: Keys,
         retry: RetryWindow,
         queue_limit: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
+        self._keys = keys
         self._retry = retry
         self._clock = clock
         self._queue: queue.Queue[Submission] = queue.Queue(queue_limit)
@@ -58,6 +76,7 @@ class Driver:
         self._jobs: dict[str, Job] = {}
         self._running: dict[str, Running] = {}
         self._sums: dict[int, ReportSum] = {}
+        self._secure: dict[int, SecureRound] = {}
         self._last_round: dict[str, int] = {}
         self._next_poll = self._next_try = -float("inf")
 
@@ -106,6 +125,8 @@ class Driver:
             self._poll(now)
         for submission in inbox:
             self._answer_from_memory(submission, now)
+        for secure in self._secure.values():
+            secure.advance(now)
         durable = [(s.request, s.future) for s in inbox if isinstance(s.request, Report | GiveUp)]
         due = self._due(now) if now >= self._next_try else []
         if durable or due:
@@ -115,6 +136,8 @@ class Driver:
         self._reject(self._pool.overdue(now), "not-selected")
         if self._draining.is_set():
             self._reject(list(self._pool.waiting()), "shutting-down")
+            for secure in self._secure.values():
+                secure.dismiss(Unavailable("the coordinator is stopping, and abandons the secure rounds that run"))
 
     # --- the thread
 
@@ -150,6 +173,11 @@ class Driver:
             tasks = records.tasks(TaskState.ACTIVE, TaskState.PAUSED)
         self._jobs = {task.id: job for task in tasks if (job := self._job(task)) is not None}
         self._next_poll = now + _POLL_S
+        over = [
+            id_ for id_, one in self._secure.items() if one.ended_at is not None and one.ended_at + _LINGER_S <= now
+        ]
+        for round_id in over:
+            del self._secure[round_id]
         self._reject([session for session in self._pool.waiting() if not self._has_offer(session)], "no-task")
 
     def _job(self, task: Task) -> Job | None:
@@ -172,6 +200,15 @@ class Driver:
                 case HangUp(session):
                     self._pool.hang_up(session, now)
                     settle(submission.future, None)
+                case Say(assignment) as request:
+                    self._secure_round(assignment).say(request, now)
+                    settle(submission.future, None)
+                case Hear(assignment) as request:
+                    self._secure_round(assignment).hear(request, submission.future, now)
+                case GiveUp(assignment):
+                    # To stop waiting for it is right whether or not the row can be written.
+                    with suppress(NoLongerNeeded):
+                        self._secure_round(assignment).leave(assignment)
         except Refusal as refusal:
             settle(submission.future, refusal)
 
@@ -197,6 +234,12 @@ class Driver:
         if formats:
             return Rejected("unsupported-format", self._retry, tuple(sorted(formats)))
         return self._rejected("not-eligible" if offers else "no-task")
+
+    def _secure_round(self, assignment: str) -> SecureRound:
+        for secure in self._secure.values():
+            if assignment in secure:
+                return secure
+        raise NoLongerNeeded("the assignment has no secure aggregation, or it is over")
 
     def _has_offer(self, session: Session) -> bool:
         return any(
@@ -235,7 +278,7 @@ class Driver:
     def _commit(self, durable: Sequence[Durable], due: Sequence[tuple[Job, bool]], now: float) -> None:
         try:
             with self._store.database.writing() as records:
-                draft = Draft(records, self._running, self._pool, now)
+                draft = Draft(records, self._keys, self._running, self._pool, now)
                 outcomes = [_attempt(draft, request) for request, _ in durable]
                 for job, cancelled in due:
                     draft.advance(job, cancelled=cancelled)
@@ -246,28 +289,38 @@ class Driver:
             outcomes = [Unavailable("the coordinator could not store this; send it again later") for _ in durable]
         else:
             self._next_try = now
-            self._adopt(draft)
+            self._adopt(draft, now)
         for (_, future), outcome in zip(durable, outcomes, strict=True):
             settle(future, outcome)
 
-    def _adopt(self, draft: Draft) -> None:
+    def _adopt(self, draft: Draft, now: float) -> None:
         for round_id, report_L in draft.folds:
             if round_id not in self._sums:
                 self._sums[round_id] = ReportSum(report_L.size)
             self._sums[round_id].add(report_L)
-        self._replace_rounds(draft.running)
+        self._replace_rounds(draft.running, now)
         for session, assignment, until in draft.seated.values():
             self._pool.assign(session, assignment, until)
         self._reject([session for session in draft.turned_away if session.id not in draft.seated], "not-selected")
 
-    def _replace_rounds(self, running: dict[str, Running]) -> None:
+    def _replace_rounds(self, running: dict[str, Running], now: float) -> None:
         live = {round_.id for round_ in running.values()}
         for task, ended in self._running.items():
             if ended.id not in live:
                 self._sums.pop(ended.id, None)
                 self._pool.forget_assigned(task)
         self._running = running
+        self._replace_secure(now)
         self._last_round |= {task: round_.id for task, round_ in running.items()}
+
+    def _replace_secure(self, now: float) -> None:
+        """Take up the secure aggregations of new rounds, end those of rounds that report no more."""
+        secure = {round_.id: round_.secure for round_ in self._running.values() if round_.secure}
+        open_ = {round_.id for round_ in self._running.values() if round_.value.state is RoundState.REPORTING}
+        self._secure |= secure
+        for round_id, one in self._secure.items():
+            if round_id not in open_:
+                one.finish(now)
 
     def _close_rounds(self, now: float) -> None:
         for task, running in list(self._running.items()):
@@ -280,7 +333,7 @@ class Driver:
                 _LOG.error("round %d of task %s could not be closed yet: %s", running.number, task, error)
                 self._next_try = now + _RETRY_S
                 continue
-            self._replace_rounds({other: value for other, value in self._running.items() if other != task})
+            self._replace_rounds({other: value for other, value in self._running.items() if other != task}, now)
             self._next_poll = now
 
 

@@ -6,6 +6,7 @@ CoordinatorError
 ├── StoreInUse              another coordinator runs on the same database
 ├── StoreConflict           a row is not in the state that this process believed: another one changed it
 ├── UnexpectedEvent         a state machine was handed an event that its state cannot take (a bug in the caller)
+├── KeysDamaged             the file of the coordinator's keys holds something else
 ├── NonFiniteState          the algorithm's next state holds an infinite or undefined number
 ├── TaskError
 │   ├── InvalidTask         the task's settings contradict each other, or do not fit the bundle
@@ -14,7 +15,7 @@ CoordinatorError
 │   └── TaskEnded           the task is over, or not in a state that the operation starts from
 └── Refusal                 what a device is told; each is one problem type of fedcore.wire.problems
     ├── MalformedMessage · UnknownPopulation · UnknownSession · UnknownAssignment · UnknownBlob
-    ├── ConflictingReport · DigestMismatch · InvalidReport · TooLarge · RangeNotSatisfiable
+    ├── ConflictingReport · DigestMismatch · InvalidReport · UnusableMessage · TooLarge · RangeNotSatisfiable
     └── NoLongerNeeded · Unavailable        (both carry a retry window)
 """
 
@@ -45,6 +46,10 @@ class StoreConflict(CoordinatorError):
 
 class UnexpectedEvent(CoordinatorError):
     """A state machine was handed an event that its state cannot take."""
+
+
+class KeysDamaged(CoordinatorError):
+    """The file of the coordinator's keys holds something else."""
 
 
 class NonFiniteState(CoordinatorError):
@@ -124,6 +129,12 @@ class InvalidReport(Refusal):
     """The body is not a report of this assignment's layout."""
 
     slug = "invalid-report"
+
+
+class UnusableMessage(Refusal):
+    """The secure aggregation cannot use a device's message."""
+
+    slug = "unusable-message"
 
 
 class TooLarge(Refusal):

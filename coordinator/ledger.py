@@ -8,11 +8,17 @@ from __future__ import annotations
 
 import random
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
-from coordinator.errors import ConflictingReport, NoLongerNeeded
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator.errors import ConflictingReport, InvalidReport, NoLongerNeeded
+from coordinator.keys import Keys
 from coordinator.pool import Pool, Session
 from coordinator.rounds import (
     Abandon,
@@ -25,6 +31,7 @@ from coordinator.rounds import (
     Round,
     RoundState,
     Select,
+    Summed,
     TaskState,
     Tick,
     TurnAway,
@@ -32,11 +39,12 @@ from coordinator.rounds import (
     open_round,
     step,
 )
+from coordinator.secure import Pace, SecureRound, invitation
 from coordinator.selection import Needs, draw
 from coordinator.store.records import Records
 from coordinator.store.rows import AssignmentRecord, Seat, Snapshot, Task
 from coordinator.submissions import GiveUp, Report
-from fedcore.params import Float32
+from coordinator.task_settings import SHORT_PHASES
 from fedcore.plan import Plan
 from fedcore.wire.messages import Assignment, Receipt
 
@@ -58,13 +66,14 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A round that has not ended: its row, where it started from, and its value."""
+    """A round that has not ended: its row, where it started from, its value, and its masked sum if it has one."""
 
     id: int
     attempt: int
     base: Snapshot
     job: Job
     value: Round
+    secure: SecureRound | None = None
 
     @property
     def number(self) -> int:
@@ -76,24 +85,29 @@ def next_event(running: Running, cancelled: bool, eligible: int) -> Event:
     """What a running round must be told now, apart from reports."""
     if cancelled:
         return Abandon("cancelled")
-    return Waiting(eligible) if running.value.state is RoundState.SELECTING else Tick()
+    if running.value.state is RoundState.SELECTING:
+        return Waiting(eligible)
+    if running.value.state is RoundState.REPORTING and running.secure and running.secure.event:
+        return running.secure.event
+    return Tick()
 
 
 class Draft:
     """One transaction in the making. `running`, `folds`, `seated` and `turned_away` are what memory must become."""
 
-    def __init__(self, records: Records, running: Mapping[str, Running], pool: Pool, now: float) -> None:
+    def __init__(self, records: Records, keys: Keys, running: Mapping[str, Running], pool: Pool, now: float) -> None:
         self._records = records
+        self._keys = keys
         self._pool = pool
         self._now = now
         self._source = random.SystemRandom()
         self.running = dict(running)
-        self.folds: list[tuple[int, Float32]] = []
+        self.folds: list[tuple[int, NDArray[np.floating[Any]]]] = []
         self.seated: dict[str, tuple[Session, Assignment, float]] = {}
         self.turned_away: list[Session] = []
 
     def report(self, request: Report) -> Receipt:
-        """Count a report, once. Raises UnknownAssignment, ConflictingReport or NoLongerNeeded."""
+        """Count a report, once. Raises UnknownAssignment, ConflictingReport, NoLongerNeeded or InvalidReport."""
         found = self._records.assignment(request.assignment)
         receipt = Receipt(assignment=found.id, task=found.task, round=found.number, sha256=request.sha256)
         if found.report_sha256 == request.sha256:
@@ -103,6 +117,8 @@ class Draft:
                 f"a report with digest {found.report_sha256[:12]}… was accepted; this one is another"
             )
         running = self._open_to(found)
+        if running.secure is not None:
+            raise InvalidReport("this round takes masked reports alone, as messages of its secure aggregation")
         self._records.add_report(found, request.sha256)
         self.folds.append((running.id, request.vector))
         self._step(running, Reported())
@@ -118,6 +134,8 @@ class Draft:
             raise ConflictingReport("this assignment's report was accepted; it cannot be given up any more")
         with suppress(NoLongerNeeded):
             running = self._open_to(found)
+            if running.secure is not None and found.id in running.secure.uploads:
+                raise ConflictingReport("this assignment's masked report was added; it cannot be given up any more")
             self._records.move_assignment(found, AssignmentState.ABORTED, "device", request.message.reason)
             self._step(running, Aborted())
 
@@ -128,7 +146,17 @@ class Draft:
         if running is None and eligible and self._records.task(job.task.id).state is TaskState.ACTIVE:
             running = self._open(job)
         if running is not None:
-            self._step(running, next_event(running, cancelled, len(eligible)))
+            event = next_event(running, cancelled, len(eligible))
+            if isinstance(event, Summed):
+                self._add_sum(running)
+            self._step(running, event)
+
+    def _add_sum(self, running: Running) -> None:
+        """Count every masked report that is in the sum which came out."""
+        if running.secure is not None:
+            for name, digest in running.secure.uploads.items():
+                self._records.add_report(self._records.assignment(name), digest)
+            self.folds.append((running.id, running.secure.total(running.job.plan.report)))
 
     def _open(self, job: Job) -> Running:
         base = self._records.snapshot(job.task)
@@ -170,23 +198,36 @@ class Draft:
         self._records.add_assignments(running.id, seats)
         self._step(running, Configured(len(seats)))
         task = running.job.task
-        plan = self._records.blob(task.plan_sha256, public=True)
-        model = self._records.blob(running.base.checkpoint_sha256, public=True)
+        policy = task.settings.policy
+        for_all = Assignment(
+            assignment="",
+            task=task.id,
+            round=running.number,
+            attempt=running.attempt,
+            slot=0,
+            seed=task.settings.seed,
+            plan=self._records.blob(task.plan_sha256, public=True),
+            checkpoint=self._records.blob(running.base.checkpoint_sha256, public=True),
+            report_within_s=policy.reporting_deadline_s,
+            plan_signature=task.plan_signature,
+            minimum=policy.minimum,
+        )
+        if task.settings.secagg is not None:
+            for_all = self._invite(running.job, for_all, seats)
         for session, seat in zip(chosen, seats, strict=True):
-            assignment = Assignment(
-                assignment=seat.id,
-                task=task.id,
-                round=running.number,
-                attempt=running.attempt,
-                slot=seat.slot,
-                seed=task.settings.seed,
-                plan=plan,
-                checkpoint=model,
-                report_within_s=task.settings.reporting_deadline_s,
-                plan_signature=task.plan_signature,
-                minimum=task.settings.policy.minimum,
-            )
-            self.seated[session.id] = (session, assignment, self._now + task.settings.reporting_deadline_s)
+            given = msgspec.structs.replace(for_all, assignment=seat.id, slot=seat.slot)
+            self.seated[session.id] = (session, given, self._now + policy.reporting_deadline_s)
+
+    def _invite(self, job: Job, given: Assignment, seats: Sequence[Seat]) -> Assignment:
+        """Start the secure aggregation of a round: what every assignment of it says."""
+        settings = job.task.settings
+        invite = invitation(settings, job.plan, given, int(self._records.at + settings.policy.reporting_deadline_s))
+        trained_by = self._now + settings.reporting_deadline_s
+        phase_s = settings.policy.reporting_deadline_s - settings.reporting_deadline_s
+        pace = Pace(settings.goal, trained_by, phase_s / SHORT_PHASES)
+        secure = SecureRound(invite, self._keys, {seat.id: seat.slot for seat in seats}, pace)
+        self.running[job.task.id] = replace(self.running[job.task.id], secure=secure)
+        return msgspec.structs.replace(given, secagg=secure.invitation)
 
     def _eligible(self, job: Job) -> list[Session]:
         everyone = self._pool.eligible(job.task.settings.population, job.needs)

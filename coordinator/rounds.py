@@ -108,6 +108,13 @@ class Reported:
 
 
 @dataclass(frozen=True, slots=True)
+class Summed:
+    """A secure aggregation came out, over so many devices: all reports of the round at once."""
+
+    devices: int
+
+
+@dataclass(frozen=True, slots=True)
 class Aborted:
     """One device gave up."""
 
@@ -129,7 +136,7 @@ class Abandon:
     reason: str
 
 
-Event: TypeAlias = Waiting | Configured | Reported | Aborted | Tick | Aggregated | Abandon
+Event: TypeAlias = Waiting | Configured | Reported | Summed | Aborted | Tick | Aggregated | Abandon
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +165,7 @@ def open_round(policy: Policy, now: float) -> Round:
     return Round(policy, deadline=now + policy.selection_timeout_s)
 
 
-def step(round_: Round, event: Event, now: float) -> Outcome:  # noqa: PLR0911 - one return per row of the table
+def step(round_: Round, event: Event, now: float) -> Outcome:  # noqa: C901, PLR0911 - one return per row of the table
     """The round after `event`, and what the caller must do about it.
 
     Time and abandonment pass an ended round by. Raises UnexpectedEvent for an event that the state cannot take: a
@@ -176,6 +183,8 @@ def step(round_: Round, event: Event, now: float) -> Outcome:  # noqa: PLR0911 -
             return replace(round_, state=RoundState.REPORTING, assigned=assigned, deadline=deadline), ()
         case RoundState.REPORTING, Reported() if now < round_.deadline and round_.outstanding > 0:
             return _collect(replace(round_, reported=round_.reported + 1), now)
+        case RoundState.REPORTING, Summed(devices) if devices <= round_.outstanding:
+            return _end_reporting(replace(round_, reported=devices))
         case RoundState.REPORTING, Aborted() if round_.outstanding > 0:
             return _collect(replace(round_, aborted=round_.aborted + 1), now)
         case RoundState.REPORTING, Tick():
@@ -201,7 +210,11 @@ def _collect(round_: Round, now: float) -> Outcome:
     policy = round_.policy
     if round_.reported < policy.goal and round_.outstanding > 0 and now < round_.deadline:
         return round_, ()
-    if round_.reported < policy.minimum:
+    return _end_reporting(round_)
+
+
+def _end_reporting(round_: Round) -> Outcome:
+    if round_.reported < round_.policy.minimum:
         return _abandon(round_, "too-few-reports")
     return replace(round_, state=RoundState.AGGREGATING), (ExpireAssignments(),)
 

@@ -51,6 +51,24 @@ class Report(Request[Receipt]):
 
 
 @dataclass(frozen=True, slots=True)
+class Say(Request[None]):
+    """A device's message of that number in the secure aggregation that its assignment is part of."""
+
+    assignment: str
+    number: int
+    message: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Hear(Request[bytes | None]):
+    """The message of that number to a device in a secure aggregation; None when there is none within `wait_s`."""
+
+    assignment: str
+    number: int
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class GiveUp(Request[None]):
     """A device gives up its assignment."""
 

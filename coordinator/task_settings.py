@@ -8,6 +8,11 @@ from dataclasses import dataclass, field
 from coordinator.errors import InvalidTask
 from coordinator.rounds import Policy
 
+LEAST_SECURE, MOST_SECURE = 8, 500
+"""How many devices a secure round needs to count, and how many it can select."""
+SHORT_PHASES = 4
+"""Phases of a secure round that follow the training: shares, masked reports, confirmations, shares revealed."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
@@ -28,6 +33,30 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Secagg:
+    """How reports are masked (docs/spec/wire.md §8).
+
+    clip_norm: the L2 norm to which a device scales a longer mean segment down, and the range of its values. bits: of
+    precision per value of a mean segment. max_examples: the weight that a device with more examples counts with, under
+    weighting by examples; precision is lost by the factor that devices stay below it. phase_s: how long each phase
+    after training waits for devices.
+
+    Raises InvalidTask naming the setting and what it may be.
+    """
+
+    clip_norm: float = 10.0
+    bits: int = 20
+    max_examples: int = 100
+    phase_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        _demand(1e-6 <= self.clip_norm <= 1e6, "clip_norm", "from 1e-6 to 1e6", self.clip_norm)
+        _demand(2 <= self.bits <= 20, "bits", "from 2 to 20", self.bits)
+        _demand(1 <= self.max_examples <= 2**20, "max_examples", "from 1 to 2**20", self.max_examples)
+        _demand(0 < self.phase_s < math.inf, "phase_s", "a finite number of seconds above 0", self.phase_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSettings:
     """How a task runs.
 
@@ -35,7 +64,8 @@ class TaskSettings:
     is completed. minimum: reports that a round must have to count; the goal when not given. over_selection: devices
     selected per report wanted. selection_timeout_s, reporting_deadline_s: how long a round waits for devices, and for
     reports. min_examples: what a device must hold. seed: key of every random number that a device draws. formats: what
-    the plan must have, because a runtime of the population needs it. budget: what these devices can bear.
+    the plan must have, because a runtime of the population needs it. budget: what these devices can bear. secagg: how
+    reports are masked, so that the coordinator sees sums alone; None lets it see every report.
 
     Raises InvalidTask naming the setting and what it may be.
     """
@@ -51,6 +81,7 @@ class TaskSettings:
     seed: int = 0
     formats: tuple[str, ...] = ("onnx",)
     budget: Budget = field(default_factory=Budget)
+    secagg: Secagg | None = None
 
     def __post_init__(self) -> None:
         for name in ("goal", "rounds", "min_examples"):
@@ -64,12 +95,19 @@ class TaskSettings:
         _demand(bool(self.formats) and all(self.formats), "formats", "the name of one format or more", self.formats)
         if self.minimum is not None:
             _demand(1 <= self.minimum <= self.goal, "minimum", f"from 1 to the goal, {self.goal}", self.minimum)
+        if self.secagg is not None:
+            least, most = self.policy.minimum, self.policy.cohort
+            wording = f"at least {LEAST_SECURE} with secure aggregation: a sum over fewer says too much about each"
+            _demand(least >= LEAST_SECURE, "minimum" if self.goal >= LEAST_SECURE else "goal", wording, least)
+            wording = f"with over_selection a cohort of at most {MOST_SECURE} with secure aggregation"
+            _demand(most <= MOST_SECURE, "goal", wording, most)
 
     @property
     def policy(self) -> Policy:
         """The part that governs a round."""
         minimum = self.goal if self.minimum is None else self.minimum
-        return Policy(self.goal, minimum, self.over_selection, self.selection_timeout_s, self.reporting_deadline_s)
+        within_s = self.reporting_deadline_s + (SHORT_PHASES * self.secagg.phase_s if self.secagg else 0.0)
+        return Policy(self.goal, minimum, self.over_selection, self.selection_timeout_s, within_s)
 
 
 def _demand(met: bool, name: str, wording: str, value: object) -> None:

@@ -16,13 +16,13 @@ from coordinator.gate import check_release
 from coordinator.rounds import TaskState
 from coordinator.store.database import Database
 from coordinator.store.rows import AssignmentRecord, RoundRecord, Snapshot, Task
-from coordinator.task_settings import Budget, TaskSettings
+from coordinator.task_settings import Budget, Secagg, TaskSettings
 from fedcore import algorithms, checkpoint
 from fedcore.bundle import Bundle
 from fedcore.errors import FedcoreError
 from fedcore.plan import Plan
 
-__all__ = ["Budget", "CoordinatorStore", "TaskSettings", "open_coordinator_store"]
+__all__ = ["Budget", "CoordinatorStore", "Secagg", "TaskSettings", "open_coordinator_store"]
 
 
 class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):

@@ -1,6 +1,7 @@
 """The state database of a device: one SQLite file that is whole after a kill or a power cut.
 
-Its tables: `retry` (retry.py), `assignment` (kept.py), `journal` (journal.py) and `spent` (budget.py).
+Its tables: `retry` (retry.py), `assignment` (kept.py), `enrolment` and `answered` (secure.py), `journal` (journal.py)
+and `spent` (budget.py).
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ CREATE TABLE assignment (
     coordinator TEXT, population TEXT, kept TEXT NOT NULL CHECK (json_valid(kept)),
     PRIMARY KEY (coordinator, population)
 );
+CREATE TABLE enrolment (coordinator TEXT PRIMARY KEY, enrolled TEXT NOT NULL CHECK (json_valid(enrolled)));
+CREATE TABLE answered (coordinator TEXT, task TEXT, number INTEGER NOT NULL, PRIMARY KEY (coordinator, task));
 CREATE TABLE journal (id INTEGER PRIMARY KEY, entry TEXT NOT NULL CHECK (json_valid(entry)));
 CREATE TABLE spent (
     id INTEGER PRIMARY KEY, until TEXT NOT NULL CHECK (json_valid(until)),

@@ -8,6 +8,8 @@ DeviceError
 │   │   └── StoreDamaged    the example store was damaged; it is kept aside, and a new one was made
 │   ├── PlanRefused         the plan or one of its graphs cannot be run here, now or later
 │   ├── NotAllowedNow       a condition under which this device may work failed, or its owner stopped it
+│   ├── SecaggRefused       this device refused a step of a secure aggregation, or cannot go on with it
+│   │   └── SumAbandoned    the aggregation ended without a sum
 │   ├── NonFiniteReport     training diverged: the report holds an infinity or NaN
 │   └── RuntimeFailed       a graph failed while it ran
 │       └── DeadlinePassed  the coordinator stopped waiting before the work was done
@@ -113,6 +115,17 @@ class NotAllowedNow(AssignmentError):
 
     reason = "conditions"
     permanent = False
+
+
+class SecaggRefused(AssignmentError):
+    """This device refused a step of a secure aggregation, or cannot go on with it. No share leaves it any more."""
+
+    reason = "secagg-refused"
+    permanent = False
+
+
+class SumAbandoned(SecaggRefused):
+    """The aggregation ended without a sum: the round does not count."""
 
 
 class NonFiniteReport(AssignmentError):

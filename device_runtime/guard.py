@@ -61,7 +61,7 @@ class Guard:
         PolicyForbids or PlanRefused.
         """
         self._check_population(population)
-        if kept.phase == "trained":
+        if kept.phase != "assigned":
             self._check_round(kept.given)
             self._check_collection(kept.collection)
             self._check_bytes(size)
@@ -92,6 +92,11 @@ class Guard:
         self._started = self._timer()
 
     @property
+    def min_cohort(self) -> int:
+        """The fewest reports with which a round may count."""
+        return self._policy.min_cohort
+
+    @property
     def seconds(self) -> float:
         """Seconds of work in this session."""
         return 0.0 if self._started is None else self._timer() - self._started
@@ -111,8 +116,8 @@ class Guard:
             _refuse("collections", f"the plan wants {collection!r}")
 
     def _check_round(self, given: Assignment) -> None:
-        if self._policy.require_secure_aggregation:
-            _refuse("require_secure_aggregation", "this version has none to offer")
+        if self._policy.require_secure_aggregation and given.secagg is None:
+            _refuse("require_secure_aggregation", "the round asks for the report in clear")
         if self._policy.min_cohort > (given.minimum or 1):
             found = "says no minimum" if given.minimum is None else f"may count with {given.minimum} reports"
             _refuse("min_cohort", f"the round {found}, the least allowed is {self._policy.min_cohort}")

@@ -28,7 +28,8 @@ class Entry(Course, frozen=True, kw_only=True):
 
     outcome: one of Outcome's, or "stopped" (told to end), "interrupted" (killed), "running". Some entries are of no
     session: "state-replaced" (a damaged state database was set aside), "kept" and "dropped" (of a report, or of work).
-    plan and plan_sha256 name what was executed; `receipt` is the digest of the report that was counted.
+    plan and plan_sha256 name what was executed; `receipt` is the digest of the report that was counted,
+    masked or not; `result` the signed message, in hex, with which a secure aggregation ended.
     `times` such sessions in a row, none with work, are one entry: its bytes are those of all, `closed` and `detail` the
     last one's.
     """
@@ -43,6 +44,7 @@ class Entry(Course, frozen=True, kw_only=True):
     plan_sha256: str = ""
     compute_s: float = 0.0
     receipt: str = ""
+    result: str = ""
     times: int = 1
 
     @property

@@ -26,17 +26,20 @@ SUFFIX = ".report"
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
     """An assignment and how far it came.
 
-    assigned: work began. trained: the report lies in a file, by `sha256`. uploaded: its receipt is in, the
-    file is gone. `due` is the reporting deadline; `collection`, `examples` and `steps` are what the report was made of.
+    assigned: work began. trained: the report lies in a file, by `sha256`. masked: `sha256` is of the masked report,
+    which may have left; `keep` is what secure aggregation must not lose, secrets of others among it. uploaded: its
+    receipt is in, the file is gone. `due` is the reporting deadline; `collection`, `examples` and `steps` are what
+    the report was made of.
     """
 
     given: Assignment
     due: Moment
-    phase: Literal["assigned", "trained", "uploaded"] = "assigned"
+    phase: Literal["assigned", "trained", "masked", "uploaded"] = "assigned"
     sha256: str = ""
     collection: str = ""
     examples: int = 0
     steps: int = 0
+    keep: bytes = b""
 
 
 class KeptAssignment:
@@ -85,9 +88,17 @@ class KeptAssignment:
         except OSError:
             return 0
 
+    def masked(self, kept: Kept, sha256: str, keep: bytes) -> Kept:
+        """The report is masked. The report in clear is not needed any more."""
+        return self._put(replace(kept, phase="masked", sha256=sha256, keep=keep))
+
+    def stepped(self, kept: Kept, keep: bytes) -> Kept:
+        """Secure aggregation came a step further: its state replaces the one before."""
+        return self._put(replace(kept, keep=keep))
+
     def uploaded(self, kept: Kept) -> None:
         """The receipt is in."""
-        self._put(replace(kept, phase="uploaded"))
+        self._put(replace(kept, phase="uploaded", keep=b""))
 
     def drop(self) -> None:
         """Forget the assignment: it was given up, or nobody waits for its report any more."""

@@ -59,8 +59,8 @@ class Policy(_Part, frozen=True, kw_only=True):
 
     populations, collections: the only ones it serves and shows; None is any. signers: public keys, as `muster key new`
     prints them; a plan must be signed by one of them; none accepts every plan. min_cohort: the fewest reports with
-    which a round may count. require_secure_aggregation: refuse every assignment, because no coordinator of this version
-    offers it. cache_bytes: the most that plans and graphs take in the state folder between sessions.
+    which a round may count. require_secure_aggregation: refuse every assignment that asks for the report in clear.
+    cache_bytes: the most that plans and graphs take in the state folder between sessions.
     """
 
     populations: Names | None = None

@@ -36,6 +36,7 @@ from device_runtime.errors import (
     RuntimeFailed,
     StateDamaged,
     StateError,
+    SumAbandoned,
     TransportError,
     plain,
 )
@@ -49,7 +50,7 @@ from device_runtime.policy import Policy, policy_in
 from device_runtime.record import Record
 from device_runtime.state import only_session
 from device_runtime.transport import Transport
-from device_runtime.work import Worker
+from device_runtime.work import Worker, plan_of
 from fedcore import checkpoint
 from fedcore.wire.messages import Abort, AbortReason, Assignment, CheckIn, Rejected
 
@@ -241,8 +242,7 @@ class _Session:
             if not self._keep_going(due):
                 raise DeadlinePassed("stopped before training: the report would come too late")
 
-        cache = BlobCache(self._config.state / "blobs", partial(self._transport.blob, watch=watch))
-        worker = Worker(backend, examples, cache, lambda: self._keep_going(due))
+        worker = Worker(backend, examples, self._cache(watch), lambda: self._keep_going(due))
         self._guard.check_assignment(given, self._transport.bytes_moved)
         plan = worker.plan(given)
         record.write(plan=plain(plan.name))
@@ -259,14 +259,19 @@ class _Session:
             record.write()
         return kept
 
+    def _cache(self, watch: Callable[[], None]) -> BlobCache:
+        return BlobCache(self._config.state / "blobs", partial(self._transport.blob, watch=watch))
+
     def _deliver(self, kept: Kept) -> None:
         """Send the kept report. Until its receipt is in, it stays kept, unless nobody wants it any more."""
         try:
-            receipt = self._transport.report(kept.given.assignment, self._kept.report(kept))
-            if receipt.sha256 != kept.sha256:
-                raise BadAnswer("the receipt is for another report")
+            if kept.given.secagg is None:
+                self._send(kept)
+            else:
+                kept = self._send_masked(kept)
         except DeviceError as error:
-            if isinstance(error, ReportLost) or (isinstance(error, Refused) and error.final):
+            over = isinstance(error, ReportLost | AssignmentError) or (isinstance(error, Refused) and error.final)
+            if over:
                 return self._give_up(kept.given, error)
             self._record.fail(error)
             return self._record.notice("kept", "the report is kept; the next session sends it if there is time left")
@@ -278,6 +283,30 @@ class _Session:
             self._kept.sweep()
         except StateError as error:
             self._record.notice("kept", f"the receipt could not be written down: {error.detail}")
+
+    def _send(self, kept: Kept) -> None:
+        receipt = self._transport.report(kept.given.assignment, self._kept.report(kept))
+        if receipt.sha256 != kept.sha256:
+            raise BadAnswer("the receipt is for another report")
+
+    def _send_masked(self, kept: Kept) -> Kept:
+        """Take part in the secure aggregation; what is kept when it came out."""
+        from device_runtime.secure import Enrolments, SecureDelivery  # noqa: PLC0415  # as in guard.py
+
+        delivery = SecureDelivery(
+            folder=self._config.state,
+            enrolments=Enrolments(self._database, self._config.coordinator),
+            transport=self._transport,
+            kept=self._kept,
+            least=self._guard.min_cohort,
+            keep_going=lambda: self._keep_going(kept.due),
+            plan=lambda given: plan_of(given, self._cache(lambda: None)),
+        )
+        kept, receipt = delivery.run(kept)
+        self._record.know(result=receipt.message.hex())
+        if not receipt.done:
+            raise SumAbandoned("the secure aggregation ended without a sum")
+        return kept
 
     def _give_up(self, given: Assignment, error: DeviceError) -> None:
         """End an assignment without a report, and say why."""

@@ -31,6 +31,8 @@ from fedcore.wire.messages import (
     AssignmentAnswer,
     CheckIn,
     CheckInAnswer,
+    Enrol,
+    Enrolled,
     Receipt,
     Rejected,
     decode,
@@ -173,6 +175,23 @@ class Transport:
         path = f"/v1/assignments/{_segment(assignment)}/report"
         receipt: Receipt = self._message(_Call("PUT", path, body, headers), Receipt)
         return receipt
+
+    def enrol(self, message: Enrol) -> Enrolled:
+        """Ask for a credential for secure aggregation. Asking again is safe."""
+        enrolled: Enrolled = self._message(_Call("POST", "/v1/devices", encode(message), JSON), Enrolled)
+        return enrolled
+
+    def say(self, assignment: str, number: int, message: bytes, wait_s: float) -> bytes | None:
+        """Send a message of a secure aggregation, and hear the next as `hear` does. Sending the same again is safe."""
+        headers = {"Content-Type": "application/octet-stream", "Prefer": f"wait={wait_s:.0f}"}
+        answer = self._send(_Call("PUT", _secagg(assignment, number), message, headers, timeout_s=wait_s + TIMEOUT_S))
+        return None if answer.status == 204 else answer.body
+
+    def hear(self, assignment: str, number: int, wait_s: float) -> bytes | None:
+        """A message of a secure aggregation; None when there is none within about `wait_s` seconds."""
+        headers = {"Prefer": f"wait={wait_s:.0f}"}
+        answer = self._send(_Call("GET", _secagg(assignment, number), headers=headers, timeout_s=wait_s + TIMEOUT_S))
+        return None if answer.status == 204 else answer.body
 
     def abort(self, assignment: str, message: Abort) -> None:
         """Give the assignment up."""
@@ -317,6 +336,10 @@ def _refusal(call: _Call, answer: _Answer) -> Refused:
         with contextlib.suppress(msgspec.MsgspecError):
             found = msgspec.json.decode(answer.body, type=Problem)
     return Refused(answer.status, found.slug or f"http-{answer.status}", found.detail, found.retry, after_s)
+
+
+def _secagg(assignment: str, number: int) -> str:
+    return f"/v1/assignments/{_segment(assignment)}/secagg/{number}"
 
 
 def _segment(name: str) -> str:

@@ -31,10 +31,7 @@ class Worker:
 
     def plan(self, given: Assignment) -> Plan:
         """The plan of an assignment. Raises PlanRefused, StateError or TransportError."""
-        try:
-            return Plan.decode(self.cache.get(given.plan))
-        except FedcoreError as error:
-            raise PlanRefused(str(error)) from error
+        return plan_of(given, self.cache)
 
     def train(self, given: Assignment, plan: Plan) -> Result:
         """The report. Raises AssignmentError, StateError or TransportError."""
@@ -57,3 +54,11 @@ class Worker:
         graphs = set(plan.graphs.get(self.backend.format, {}).values())
         missing = sum(ref.size for ref in graphs if not self.cache.holds(ref))
         return missing + given.checkpoint.size + 4 * plan.report.size
+
+
+def plan_of(given: Assignment, cache: BlobCache) -> Plan:
+    """The plan of an assignment. Raises PlanRefused, StateError or TransportError."""
+    try:
+        return Plan.decode(cache.get(given.plan))
+    except FedcoreError as error:
+        raise PlanRefused(str(error)) from error

@@ -11,7 +11,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from coordinator.rounds import RoundState
-from coordinator.tasks import CoordinatorStore, TaskSettings, open_coordinator_store
+from coordinator.task_settings import LEAST_SECURE
+from coordinator.tasks import CoordinatorStore, Secagg, TaskSettings, open_coordinator_store
 from export.build import export_bundle
 from export.model import Model
 from export.models import load as load_model
@@ -43,6 +44,8 @@ SETTINGS: dict[str, dict[str, object]] = {
 }
 # The keystone compares this many rounds: float32 differences grow with every round, and prove no more.
 REPLAYED_ROUNDS = 3
+# Longer than any update or gradient of these settings, so that nothing is clipped.
+CLIP_NORM = 10.0
 
 
 class DemoFailed(Exception):
@@ -51,13 +54,22 @@ class DemoFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class DemoConfig:
-    """What to run. `devices` are awake at a time, of 60; every round wants a report of each."""
+    """What to run. `devices` are awake at a time, of 60; every round wants a report of each.
+
+    plain: let the coordinator see every report, which it also does with fewer devices than secure aggregation needs.
+    """
 
     algorithms: tuple[str, ...]
     rounds: int
     devices: int
     folder: Path
     seed: int = 0
+    plain: bool = False
+
+    @property
+    def secure(self) -> bool:
+        """Whether reports are masked."""
+        return self.devices >= LEAST_SECURE and not self.plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,15 +148,19 @@ class Stage:
 
     def _create_task(self, model: Model, algorithm: Algorithm) -> str:
         bundle = export_bundle(model, algorithm, self.config.folder / f"plan-{algorithm.name}", MODEL)
+        # Shards are known here, so no precision is lost to weights that nobody has.
+        secagg = Secagg(clip_norm=CLIP_NORM, max_examples=int(self.train.sizes.max()), phase_s=10)
+        least = LEAST_SECURE if self.config.secure else 1
         settings = TaskSettings(
             population=f"digits-{algorithm.name}",
             goal=self.config.devices,
             rounds=self.config.rounds,
-            minimum=max(1, self.config.devices // 2),
+            minimum=max(least, self.config.devices // 2),
             over_selection=1.0,
             selection_timeout_s=20,
             reporting_deadline_s=20,
             seed=self.config.seed,
+            secagg=secagg if self.config.secure else None,
         )
         return self.store.register_task(bundle, settings).id
 

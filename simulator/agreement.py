@@ -1,14 +1,19 @@
-"""The keystone: the engine, replaying a fleet's cohorts, must reach the fleet's model within float32 round-off."""
+"""The keystone: the engine, replaying a fleet's cohorts, must reach the fleet's model within round-off.
+
+That of float32 in plain rounds; in secure ones that of the fixed-point numbers which are summed, see `rounding`.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from coordinator.rounds import AssignmentState
-from coordinator.tasks import CoordinatorStore
+from coordinator.tasks import CoordinatorStore, Secagg
 from fedcore.params import Float32
+from fedcore.report import ReportLayout
 from simulator.engine import Engine
 from simulator.population import Population
 
@@ -20,6 +25,19 @@ def counted_cohort(store: CoordinatorStore, task: str, number: int, clients: Map
     """Whose reports round `number` counted; `clients` names the client behind each device id."""
     seats = store.cohort(task, number)
     return {seat.slot: clients[seat.device] for seat in seats if seat.state is AssignmentState.REPORTED}
+
+
+def rounding(secagg: Secagg, layout: ReportLayout, examples: Sequence[int]) -> float:
+    """How far, in l2, secure aggregation may put the mean of reports from the exact one, by rounding alone.
+
+    It is the root of the expected square, at its worst, for devices with so many examples each; over thousands of
+    values it hardly varies. Clipping comes on top. Source: docs/spec/wire.md §8.
+    """
+    w_max = secagg.max_examples if layout.weighting == "examples" else 1
+    weights = [min(int(layout.weight(count)), w_max) for count in examples]
+    step = 2 * secagg.clip_norm / (2**secagg.bits - 1)
+    values = sum(segment.size for segment in layout.segments if segment.reduction == "mean")
+    return float(step * w_max * math.sqrt(len(weights) * values) / (2 * sum(weights)))
 
 
 def worst_difference(

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+import device_runtime.secure  # noqa: F401  # a device loads it when a round asks for it; let every child inherit it
 from device_runtime.backends import BACKENDS
 from device_runtime.errors import DeviceError
 from device_runtime.outcome import Outcome

@@ -15,16 +15,19 @@ from coordinator.api.blobs import serve_blob
 from coordinator.api.http import answer, content_digest, preferred_wait, read_body, read_message
 from coordinator.api.openapi import answers, body
 from coordinator.drivers import Driver
-from coordinator.errors import DigestMismatch, InvalidReport, MalformedMessage, Unavailable
+from coordinator.errors import DigestMismatch, InvalidReport, MalformedMessage, NoLongerNeeded, Unavailable
+from coordinator.keys import Keys
+from coordinator.secure import UPLOAD
 from coordinator.settings import Settings
-from coordinator.submissions import Arrive, GiveUp, HangUp, Report, Request, Wait
+from coordinator.submissions import Arrive, GiveUp, HangUp, Hear, Report, Request, Say, Wait
 from coordinator.tasks import CoordinatorStore
 from fedcore import checkpoint
 from fedcore.errors import ReportError, SchemaError
 from fedcore.params import Float32
 from fedcore.plan import BlobRef
 from fedcore.report import ReportLayout
-from fedcore.wire.messages import Abort, Accepted, Assignment, CheckIn, Receipt, Rejected
+from fedcore.wire.messages import Abort, Accepted, Assignment, CheckIn, Enrol, Enrolled, Receipt, Rejected
+from secagg.keys import enrol
 
 T = TypeVar("T")
 _HEADER_BYTES = 4096
@@ -36,11 +39,18 @@ _SMALL_BYTES = 1 << 15
 class DeviceApi:
     """What devices may ask, as methods on HTTP requests."""
 
-    def __init__(self, driver: Driver, store: CoordinatorStore, settings: Settings) -> None:
+    def __init__(self, driver: Driver, store: CoordinatorStore, keys: Keys, settings: Settings) -> None:
         self._driver = driver
         self._store = store
+        self._keys = keys
         self._settings = settings
         self._public: dict[str, BlobRef] = {}
+
+    async def enrol(self, request: HttpRequest) -> Response:
+        """Give a device the credential that its peers in secure aggregation ask for. May be repeated."""
+        message = await read_message(request, Enrol, self._settings.message_limit_bytes)
+        server, authority = (key.public_key().public_bytes_raw() for key in (self._keys.server, self._keys.authority))
+        return answer(Enrolled(enrol(self._keys.authority, message.id), server, authority))
 
     async def check_in(self, population: str, request: HttpRequest) -> Response:
         """A device is willing to work: it gets a session, or a reason and a time to come back."""
@@ -82,6 +92,24 @@ class DeviceApi:
             report_L = await run_in_threadpool(parse_report, data, digest, layout)
         return answer(await self._ask(Report(assignment, digest.hex(), report_L)))
 
+    async def say(self, assignment: str, number: int, request: HttpRequest) -> Response:
+        """Take a message of the round's secure aggregation, once, and answer as `hear` does for the next number."""
+        limit = self._settings.message_limit_bytes
+        if number == UPLOAD:
+            layout = await run_in_threadpool(self._layout_of, assignment)
+            # A masked report takes at most half a word per value, and a word for each segment and the checks.
+            limit = 4 * layout.size + 8 * len(layout.segments) + _HEADER_BYTES
+        await self._ask_about(assignment, Say(assignment, number, await read_body(request, limit)))
+        return await self.hear(assignment, number + 1, request)
+
+    async def hear(self, assignment: str, number: int, request: HttpRequest) -> Response:
+        """Wait, as long as `Prefer: wait=N` says, for a message of the secure aggregation; 204 when none is there."""
+        wait_s, headers = preferred_wait(request, self._settings.max_wait_s)
+        message = await self._ask_about(assignment, Hear(assignment, number, wait_s))
+        if message is None:
+            return Response(status_code=204, headers=headers)
+        return Response(message, media_type="application/octet-stream", headers=headers)
+
     async def abort(self, assignment: str, request: HttpRequest) -> Response:
         """Give an assignment up. May be repeated."""
         message = await read_message(request, Abort, self._settings.message_limit_bytes)
@@ -90,6 +118,14 @@ class DeviceApi:
 
     async def _ask(self, request: Request[T]) -> T:
         return await asyncio.wrap_future(self._driver.submit(request))
+
+    async def _ask_about(self, assignment: str, request: Request[T]) -> T:
+        """Ask the driver, whose memory cannot tell an assignment that is over from one that never was."""
+        try:
+            return await self._ask(request)
+        except NoLongerNeeded:
+            await run_in_threadpool(self._layout_of, assignment)
+            raise
 
     def _find_public(self, sha256: str) -> BlobRef:
         with self._store.database.reading() as records:
@@ -105,6 +141,13 @@ def device_router(api: DeviceApi) -> APIRouter:
     """The routes of `api`."""
     router = APIRouter(tags=["devices"])
     add = router.add_api_route
+    add(
+        "/v1/devices",
+        api.enrol,
+        methods=["POST"],
+        openapi_extra=body("application/json", Enrol),
+        responses=answers(200, "Enrolled", Enrolled, problems=("malformed-message", "too-large")),
+    )
     arriving = ("malformed-message", "unknown-population", "too-large")
     add(
         "/v1/populations/{population}/checkins",
@@ -130,6 +173,20 @@ def device_router(api: DeviceApi) -> APIRouter:
         openapi_extra=body("application/octet-stream"),
         responses=answers(200, "Counted, once", Receipt, problems=of_report),
     )
+    message = "/v1/assignments/{assignment}/secagg/{number}"
+    over = ("malformed-message", "unknown-assignment", "no-longer-needed")
+    add(
+        message,
+        api.say,
+        methods=["PUT"],
+        openapi_extra=body("application/octet-stream"),
+        responses=answers(
+            200,
+            "Taken, once: the next message's bytes; 204 when not yet",
+            problems=(*refusals, "no-longer-needed", "unusable-message"),
+        ),
+    )
+    add(message, api.hear, methods=["GET"], responses=answers(200, "The bytes; 204 when not yet", problems=over))
     add(
         "/v1/assignments/{assignment}:abort",
         api.abort,

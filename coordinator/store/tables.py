@@ -76,6 +76,7 @@ TASKS = Table(
     _column("seed", BigInteger, comment="key of every random number that a device draws"),
     _column("formats", JSON, comment="formats that the plan must have"),
     _column("budget", JSON, comment="the largest footprint that a device can bear; null where it is not bounded"),
+    _column("secagg", JSON(none_as_null=True), comment="how reports are masked; null when they are not", null=True),
     _column("created_at", Float, comment="seconds since 1970"),
     comment="What is to be learned, from whom, and how",
 )

@@ -24,8 +24,9 @@ RejectionReason = Literal[
 """Why a device gets no work now; what each means stands in docs/spec/wire.md §3."""
 
 AbortReason = Literal[
-    "invalid-examples", "too-few-examples", "non-finite-report", "plan-refused", "runtime-failed", "conditions"
-]
+    "invalid-examples", "too-few-examples", "non-finite-report", "plan-refused", "runtime-failed", "conditions",
+    "secagg-refused",
+]  # fmt: skip
 """Why a device gives up an assignment; what each means stands in docs/spec/wire.md §6."""
 
 
@@ -82,7 +83,8 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, tag="assigned", tag_
 
     `seed`, `round` and `slot` key every random number of the session; `report_within_s` counts from the answer, so a
     device's clock does not matter. `plan_signature` is there when the plan was signed; `minimum` is the number of
-    reports below which the round does not count.
+    reports below which the round does not count. `secagg` is the invitation to a secure aggregation, M0 of SA1: with
+    it the report leaves the device masked or not at all.
     """
 
     version: int = WIRE_VERSION
@@ -97,6 +99,22 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, tag="assigned", tag_
     report_within_s: float
     plan_signature: PlanSignature | None = None
     minimum: Count | None = None
+    secagg: bytes | None = None
+
+
+class Enrol(msgspec.Struct, frozen=True, kw_only=True):
+    """`POST /v1/devices`: a device's Ed25519 public key, 32 bytes, which is its id in secure aggregation."""
+
+    version: int = WIRE_VERSION
+    id: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+
+
+class Enrolled(msgspec.Struct, frozen=True):
+    """The enrolment authority's signature over the id, and the public keys that the device pins from now on."""
+
+    credential: Annotated[bytes, msgspec.Meta(min_length=64, max_length=64)]
+    server: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+    authority: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):

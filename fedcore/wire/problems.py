@@ -31,6 +31,7 @@ PROBLEMS = {
     "range-not-satisfiable": ProblemKind(416, "The requested range lies outside the blob"),
     "digest-mismatch": ProblemKind(422, "The body does not have the digest that Content-Digest names"),
     "invalid-report": ProblemKind(422, "The body is not a report of this assignment's layout"),
+    "unusable-message": ProblemKind(422, "The secure aggregation cannot use this message"),
     "internal": ProblemKind(500, "The coordinator failed; nothing was counted"),
     "unavailable": ProblemKind(503, "The coordinator cannot serve this now; try again"),
 }

@@ -14,6 +14,13 @@ from muster.output import Json, emit, progress, show_table, stderr
 if TYPE_CHECKING:
     from muster.demo import AlgorithmResult
 
+MASKED = (
+    "What the coordinator saw: who took part and when, public keys, sealed shares, reports under masks that look "
+    "random, and of every round the sum. It saw no report, weight or loss of a single device. But here it also "
+    "enrolled the devices, so it had to be honest about who they are (docs/threat-model.md). --plain turns masking off."
+)
+IN_CLEAR = "What the coordinator saw: every report in clear, with its weight and its loss. It kept their sums alone."
+
 
 def demo(
     algorithms: Annotated[
@@ -23,13 +30,17 @@ def demo(
     devices: Annotated[int, typer.Option(min=1, max=60, help="Devices per round, of 60.")] = 20,
     out: Annotated[Path, typer.Option(help="Where the learning curves go.")] = Path("learning-curves.png"),
     seed: Annotated[int, typer.Option(help="Seed of weights, and of the order of examples.")] = 0,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Without secure aggregation: the coordinator sees every report.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Train a digit recogniser over emulated devices that speak HTTP to a real coordinator.
 
     Real handwritten digits are split non-IID over 60 devices and 15 held-out users. For each algorithm: export the
     plan, run the rounds with every device a process of its own, measure accuracy on the held-out users, and replay the
-    first rounds in the vectorised engine, which must reach the same model ("agreement", relative).
+    first rounds in the vectorised engine, which must reach the same model ("agreement", relative). With 8 devices or
+    more, reports are summed under secure aggregation, whose rounding limits the agreement.
     """
     import torch
 
@@ -51,12 +62,14 @@ def demo(
         def on_round(name: str, number: int, accuracy: float) -> None:
             bar.update(lines[name], completed=number, note=f"accuracy {accuracy:.3f}")
 
-        results = run_demo(DemoConfig(names, rounds, devices, Path(folder), seed), on_round)
+        config = DemoConfig(names, rounds, devices, Path(folder), seed, plain)
+        results = run_demo(config, on_round)
     draw_curves(results, out)
     if json:
-        emit(_summary(results, out))
+        emit(_summary(results, out) | {"secure_aggregation": config.secure})
     else:
         _show(results, out)
+        stderr.print(MASKED if config.secure else IN_CLEAR, soft_wrap=True)
 
 
 def _summary(results: list[AlgorithmResult], out: Path) -> dict[str, object]:

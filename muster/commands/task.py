@@ -46,15 +46,24 @@ def create(
     max_rss_mb: Annotated[float | None, typer.Option(help="Memory that a device can spare, in MB.")] = None,
     max_step_ms: Annotated[float | None, typer.Option(help="CPU time that a step may take, in ms.")] = None,
     max_graph_mb: Annotated[float | None, typer.Option(help="Size that all graphs may have, in MB.")] = None,
+    secagg: Annotated[
+        bool, typer.Option("--secagg", help="Sum reports under secure aggregation: the coordinator sees no single one.")
+    ] = False,
+    clip_norm: Annotated[float, typer.Option(help="With --secagg: the longest update, as an L2 norm.")] = 10.0,
+    bits: Annotated[int, typer.Option(help="With --secagg: precision of each value, 2 to 20.")] = 20,
+    max_examples: Annotated[int, typer.Option(help="With --secagg: the greatest weight of a device.")] = 100,
+    phase_s: Annotated[float, typer.Option(help="With --secagg: how long a phase waits for devices.")] = 30.0,
     db: Database = DATABASE,
     blobs: Blobs = BLOBS,
     json: Json = False,
 ) -> None:
     """Register a plan bundle as a task; a running coordinator starts it within a second.
 
-    A plan without such a format, or whose certificate shows more than --max-… allows, is refused.
+    A plan without such a format, or whose certificate shows more than --max-… allows, is refused. So is --secagg with a
+    minimum below 8 or a cohort above 500. Values are rounded in steps of 2 × clip-norm ÷ 2^bits × max-examples ÷ a
+    device's examples: keep --max-examples and --clip-norm as small as devices allow.
     """
-    from coordinator.tasks import Budget, TaskSettings
+    from coordinator.tasks import Budget, Secagg, TaskSettings
     from fedcore.bundle import Bundle
 
     settings = TaskSettings(
@@ -74,6 +83,9 @@ def create(
             graph_bytes=None if max_graph_mb is None else max_graph_mb * 1e6,
         ),
     )
+    if secagg:
+        masking = Secagg(clip_norm=clip_norm, bits=bits, max_examples=max_examples, phase_s=phase_s)
+        settings = dataclasses.replace(settings, secagg=masking)
     with _store(db, blobs) as store:
         _describe(store.register_task(Bundle(plan), settings), json)
 

@@ -4,16 +4,22 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
+import httpx2
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from coordinator.app import serving
 from coordinator.drivers import Driver
 from coordinator.errors import UnknownRound
+from coordinator.keys import Keys
+from coordinator.settings import Settings
 from coordinator.submissions import Arrive, GiveUp, Report, Submission, Wait
 from coordinator.tasks import TaskSettings, open_coordinator_store
 from fedcore.wire.messages import Abort, CheckIn, RetryWindow
 from tests.coordinator.bundles import make_bundle, report_vector
 
 RETRY = RetryWindow(0.0, 0.1)
+KEYS = Keys(*(Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32) for number in (1, 2)))
 
 
 @pytest.fixture
@@ -38,6 +44,21 @@ def register(store, bundle):
     return make
 
 
+@pytest.fixture
+def client(store, tmp_path):
+    settings = Settings(
+        database=f"sqlite:///{tmp_path}/state.db",
+        blobs=tmp_path / "blobs",
+        port=0,
+        retry_min_s=2,
+        retry_max_s=3,
+        max_wait_s=5,
+        message_limit_bytes=2048,
+    )
+    with serving(settings) as url, httpx2.Client(base_url=url, timeout=10) as opened:
+        yield opened
+
+
 def committed(store, task, number):
     """The model after round `number`, once it is there: the last receipt is sent before the round is closed."""
     deadline = time.monotonic() + 5
@@ -55,7 +76,7 @@ class Desk:
     def __init__(self, store):
         self.now = 0.0
         self.store = store
-        self.driver = Driver(store, RETRY, 16, clock=lambda: self.now)
+        self.driver = Driver(store, KEYS, RETRY, 16, clock=lambda: self.now)
         self.driver.recover()
 
     def turn(self, *requests) -> list[Future]:

@@ -11,29 +11,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from coordinator.app import serving
-from coordinator.settings import Settings
 from fedcore import checkpoint
 from fedcore.wire import messages
 from fedcore.wire.messages import Abort, Assignment, CheckIn
 from fedcore.wire.problems import PROBLEM_TYPE, PROBLEMS, Problem
 from tests.coordinator.bundles import START, make_bundle, report_body
 from tests.coordinator.conftest import committed
-
-
-@pytest.fixture
-def client(store, tmp_path):
-    settings = Settings(
-        database=f"sqlite:///{tmp_path}/state.db",
-        blobs=tmp_path / "blobs",
-        port=0,
-        retry_min_s=2,
-        retry_max_s=3,
-        max_wait_s=5,
-        message_limit_bytes=2048,
-    )
-    with serving(settings) as url, httpx2.Client(base_url=url, timeout=10) as opened:
-        yield opened
 
 
 def refused(response, slug):
@@ -283,6 +266,8 @@ def test_openapi_describes_every_route_and_message(client):
         "/v1/blobs/{sha256}",
         "/v1/assignments/{assignment}/report",
         "/v1/assignments/{assignment}:abort",
+        "/v1/assignments/{assignment}/secagg/{number}",
+        "/v1/devices",
         "/healthz",
         "/readyz",
     }

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedcore import checkpoint
 from fedcore.plan import BlobRef
-from fedcore.wire.messages import Abort, Accepted, Assignment, CheckIn, Receipt, RetryWindow, decode, encode
+from fedcore.wire.messages import Abort, Accepted, Assignment, CheckIn, Enrol, Receipt, RetryWindow, decode, encode
 from fedcore.wire.problems import PROBLEM_TYPE, problem
 from tests.device_runtime import linear
 
@@ -29,6 +29,7 @@ class Coordinator:
         self.faults = defaultdict(list)
         self.report_within_s = 60.0
         self.given = 1
+        self.invite, self.enrolled, self.said = None, None, []
         self.blobs = {}
         self.offer(linear.plan(), linear.graphs(), {"params": linear.PARAMS})
 
@@ -50,6 +51,7 @@ class Coordinator:
             plan=self.plan,
             checkpoint=self.checkpoint,
             report_within_s=self.report_within_s,
+            secagg=self.invite and self.invite(self.plan, self.checkpoint),
         )
 
     def answer(self, method, path, headers, body):
@@ -73,6 +75,16 @@ class Coordinator:
             case ["POST", "v1", "assignments", name] if name.endswith(":abort"):
                 self.aborts.append(decode(body, Abort))
                 return "abort", 204, "application/json", b""
+        return self.answer_secure(method, path, body)
+
+    def answer_secure(self, method, path, body):
+        """The same for what a secure round asks; it never gets beyond the device's first message."""
+        match [method, *path.strip("/").split("/")]:
+            case ["POST", "v1", "devices"] if self.enrolled:
+                return "enrol", 200, "application/json", encode(self.enrolled(decode(body, Enrol).id))
+            case ["PUT", "v1", "assignments", _, "secagg", number]:
+                self.said.append((int(number), body))
+                return "secagg", 204, "application/octet-stream", b""
         return "unknown", 404, PROBLEM_TYPE, encode(problem("unknown-resource", path))
 
 
@@ -105,6 +117,7 @@ def hang_up(handler):
 
 
 CALLS = {"checkins": "check-in", "assignments": "assignment", "blobs": "blob", "report": "report"}
+CALLS |= {"devices": "enrol", "secagg": "secagg"}
 
 
 class Handler(BaseHTTPRequestHandler):

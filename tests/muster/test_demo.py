@@ -21,4 +21,16 @@ def test_demo_prints_one_object_and_draws_the_curves(tmp_path):
     up = {name: facts["bytes_up_per_device"] for name, facts in result["algorithms"].items()}
     assert up["mimelite"] > 1.5 * up["fedadam"]
     assert result["agreement"] < 1e-5
+    assert result["secure_aggregation"] is False
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_demo_masks_reports_when_there_are_devices_enough_and_agrees_up_to_rounding(tmp_path):
+    arguments = ["demo", "--algorithms", "fedavg", "--rounds", 2, "--devices", 8, "--out", tmp_path / "c.png"]
+    status, out, err = muster(*arguments, "--json")
+    assert status == 0, err
+    result = json.loads(out)
+    assert result["secure_aggregation"] is True
+    assert 1e-6 < result["agreement"] < 5e-3
+    status, _, err = muster(*arguments, "--plain")
+    assert (status, "every report in clear" in err) == (0, True)

@@ -6,16 +6,18 @@ If this holds, what a researcher sees in simulation is what a company gets on ph
 from collections import Counter
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 
-from coordinator.tasks import TaskSettings, open_coordinator_store
+from coordinator.tasks import Secagg, TaskSettings, open_coordinator_store
 from export.build import export_bundle
 from export.model import Model
 from export.models import load
 from fedcore.algorithms import create
+from fedcore.bundle import Bundle
 from muster.server import coordinator_process
 from simulator import datasets
-from simulator.agreement import Cohort, counted_cohort, worst_difference
+from simulator.agreement import Cohort, counted_cohort, rounding, worst_difference
 from simulator.emulators import HERE
 from simulator.engine import Engine
 from simulator.fleet import Fleet, FleetConfig
@@ -60,8 +62,25 @@ def test_devices_with_different_runtimes_train_in_one_round(
         assert {users.clients.index(client) % 2 for client in cohort.values()} == {0, 1}
 
 
+def test_a_fleet_under_secure_aggregation_reaches_the_engines_model_within_the_rounding(tmp_path, capsys):
+    users, _ = datasets.users("digits", None, 12)
+    model, algorithm = Model(load("digits_cnn", (1, 8, 8), 10), SEED), create("fedavg", {"batch_size": 5})
+    secagg = Secagg(clip_norm=4.0, max_examples=120)
+    run = federate(model, algorithm, users, {"onnx": "onnxruntime"}, tmp_path, secagg=secagg)
+    # FedAvg's next model is the mean, so the error of every round is its rounding, and training carries it along.
+    moved, allowed = 0.0, []
+    sizes = dict(zip(users.clients, users.sizes.tolist(), strict=True))
+    layout = Bundle(tmp_path / "plan").plan.report
+    for cohort, way in zip(run.cohorts, run.ways, strict=True):
+        moved += rounding(secagg, layout, [sizes[client] for client in cohort.values()])
+        allowed.append(moved / way)
+    tell(capsys, f"under secure aggregation, {max(allowed):.1e} allowed", run.difference)
+    assert TOLERANCE < run.difference < max(allowed) < 1e-2
+
+
 class Run(NamedTuple):
     difference: float
+    ways: list[float]
     cohorts: list[Cohort]
     by: dict[str, Counter[str]]
 
@@ -71,12 +90,14 @@ def tell(capsys, what, difference):
         print(f"\nkeystone {what}: {difference:.1e} relative l2 after {ROUNDS} rounds")
 
 
-def federate(model, algorithm, users, backends, tmp_path, *, archs=(HERE,), rounds=ROUNDS):
+def federate(model, algorithm, users, backends, tmp_path, *, archs=(HERE,), rounds=ROUNDS, secagg=None):
     """Rounds of eight devices, which take turns in the backends, and their distance from the engine's model."""
     bundle = export_bundle(model, algorithm, tmp_path / "plan", targets=tuple(backends))
     database, blobs = f"sqlite:///{tmp_path / 'muster.db'}", tmp_path / "blobs"
     with open_coordinator_store(database, blobs) as store, coordinator_process(tmp_path, database, blobs) as url:
-        task_settings = TaskSettings(population="p", goal=8, rounds=rounds, over_selection=1.0, seed=SEED)
+        task_settings = TaskSettings(
+            population="p", goal=8, rounds=rounds, over_selection=1.0, seed=SEED, secagg=secagg
+        )
         task = store.register_task(bundle, task_settings).id
         config = FleetConfig(
             coordinator=url,
@@ -91,8 +112,10 @@ def federate(model, algorithm, users, backends, tmp_path, *, archs=(HERE,), roun
         fleet = [store.checkpoint(task, number)["params"] for number in numbers]
     assert [len(cohort) for cohort in cohorts] == [8] * rounds
     assert summary.endings["reported"] == 8 * rounds
-    difference = worst_difference(Engine(model, algorithm, users, seed=SEED), users, cohorts, fleet)
-    return Run(difference, cohorts, summary.by)
+    engine = Engine(model, algorithm, users, seed=SEED)
+    ways = [float(np.linalg.norm(params - engine.state["params"])) for params in fleet]
+    difference = worst_difference(engine, users, cohorts, fleet)
+    return Run(difference, ways, cohorts, summary.by)
 
 
 def test_the_measure_of_agreement_sees_a_wrong_seed(tmp_path):

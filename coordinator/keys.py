@@ -1,0 +1,51 @@
+"""The coordinator's own keys: it signs invitations to secure rounds with one, and enrols devices with the other."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from coordinator.errors import KeysDamaged
+
+_KEY_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The private keys of the server and of the enrolment authority."""
+
+    server: Ed25519PrivateKey
+    authority: Ed25519PrivateKey
+
+    @classmethod
+    def beside(cls, database: str) -> Keys:
+        """The keys in the file beside an SQLite database (a URL), made when missing, for its owner alone to read.
+
+        Whoever loses the file must have every device enrol anew: devices pin the public keys. Raises KeysDamaged.
+        """
+        path = Path(f"{database.removeprefix('sqlite:///')}.keys")
+        if not path.exists():
+            _write(path, secrets.token_bytes(2 * _KEY_BYTES))
+        data = path.read_bytes()
+        if len(data) != 2 * _KEY_BYTES:
+            raise KeysDamaged(f"{path} does not hold two keys of {_KEY_BYTES} bytes: put the right file in its place")
+        return cls(*(Ed25519PrivateKey.from_private_bytes(data[at : at + _KEY_BYTES]) for at in (0, _KEY_BYTES)))
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write a private file, durably and whole, unless another process was first."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}")
+    with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    try:
+        os.link(partial, path)
+    except FileExistsError:
+        pass
+    finally:
+        partial.unlink()

@@ -1,0 +1,296 @@
+"""Secure rounds on the driver: what devices say as pure clients, on a clock that only the test moves."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from coordinator.errors import (
+    ConflictingReport,
+    InvalidReport,
+    InvalidTask,
+    NoLongerNeeded,
+    Unavailable,
+    UnusableMessage,
+)
+from coordinator.rounds import AssignmentState
+from coordinator.secure import invitation
+from coordinator.submissions import Hear, Say
+from coordinator.tasks import Secagg, TaskSettings
+from fedcore.masking import layout_hash, model_hash, separate
+from secagg import keys
+from secagg.client import Client
+from secagg.messages import Invite
+from secagg.policy import Policy
+from tests.coordinator.bundles import START, make_plan, report_vector
+from tests.coordinator.conftest import KEYS
+
+LAYOUT = make_plan().report
+NAMES = tuple(f"d{number}" for number in range(8))
+SECURE = {"goal": 8, "minimum": 8, "secagg": Secagg(clip_norm=4.0, max_examples=10, phase_s=5.0), "rounds": 1}
+LENIENT = SECURE | {"goal": 10, "minimum": 8}
+
+
+def public(key):
+    return key.public_key().public_bytes_raw()
+
+
+class Device:
+    """One seat of a secure round."""
+
+    def __init__(self, desk, given, delta, weight=1, loss=0.0):
+        self.desk, self.given = desk, given
+        self.vector, self.weight = separate(LAYOUT, report_vector(delta, weight, loss))
+        identity = Ed25519PrivateKey.generate()
+        policy = Policy(public(KEYS.server), public(KEYS.authority), 8)
+        self.client = Client(identity, policy, keys.enrol(KEYS.authority, public(identity)))
+        self.said = {}
+
+    def say(self, number, message):
+        self.said[number] = message
+        return self.desk.ask(Say(self.given.assignment, number, message))
+
+    def hear(self, number, wait_s=0.0):
+        return self.desk.ask(Hear(self.given.assignment, number, wait_s))
+
+    def advertise(self):
+        bound = model_hash(self.given.plan, self.given.checkpoint), layout_hash(LAYOUT)
+        self.say(1, self.client.invite(self.given.secagg, *bound))
+
+    def share(self):
+        self.say(3, self.client.roster(self.hear(2)))
+
+    def upload(self):
+        self.client.deliver(self.hear(4))
+        self.say(5, self.client.mask(self.vector, self.weight).message)
+
+    def confirm(self):
+        self.say(7, self.client.survivors(self.hear(6)).message)
+
+    def reveal(self):
+        self.say(9, self.client.confirmations(self.hear(8)).message)
+
+    def receipt(self):
+        return self.client.result(self.hear(10))
+
+
+PHASES = ("advertise", "share", "upload", "confirm", "reveal")
+
+
+def seat(desk, names=NAMES, deltas=None):
+    deltas = deltas or {name: [0.5, -0.25, 0, 1] for name in names}
+    assigned = desk.assign(*names)
+    return [Device(desk, given, deltas[name], weight=2) for given, name in zip(assigned, names, strict=True)]
+
+
+def run(devices, phases=PHASES):
+    for phase in phases:
+        for device in devices:
+            getattr(device, phase)()
+
+
+def test_a_secure_round_commits_the_mean_of_what_devices_masked(store, register, desk):
+    task = register(**SECURE)
+    deltas = {name: [number / 8, -number / 4, 0, 1] for number, name in enumerate(NAMES)}
+    devices = seat(desk, deltas=deltas)
+    run(devices)
+    expected = START + np.mean(list(deltas.values()), axis=0)
+    step = 2 * 4.0 / (2**20 - 1) * 10 / 2
+    np.testing.assert_allclose(store.checkpoint(task, 1)["params"], expected, atol=step)
+    assert store.rounds(task)[0].reported == 8
+    cohort = store.cohort(task, 1)
+    assert {one.state for one in cohort} == {AssignmentState.REPORTED}
+    uploads = {device.given.assignment: hashlib.sha256(device.said[5]).hexdigest() for device in devices}
+    assert {one.id: one.report_sha256 for one in cohort} == uploads
+    assert all(device.receipt().done for device in devices)
+
+
+def test_metrics_of_a_secure_round_are_means_of_sums_in_eighths(store, register, desk):
+    task = register(**SECURE)
+    devices = [Device(desk, given, [0, 0, 0, 0], weight=4, loss=2.125) for given in desk.assign(*NAMES)]
+    run(devices)
+    assert store.rounds(task)[0].metrics == {"train.loss": 2.125 / 4}
+
+
+def test_an_invitation_states_the_rounds_terms(register, desk):
+    register(**LENIENT)
+    given = seat(desk, [f"e{number}" for number in range(10)])[0].given
+    invite, _ = Invite.decode(given.secagg)
+    assert (invite.n_max, invite.min_sum, invite.w_max, invite.round) == (10, 8, 10, 1 << 32 | 1)
+    assert [(one.size, one.weighted, one.norm) for one in invite.segments] == [(4, True, 4.0), (2, False, 0.0)]
+    assert given.report_within_s == 600.0 + 4 * 5.0
+
+
+def test_the_same_message_again_changes_nothing_and_another_is_refused(register, desk):
+    register(**SECURE)
+    devices = seat(desk)
+    run(devices, PHASES[:3])
+    for device in devices[:2]:
+        for number in (1, 3, 5):
+            assert device.say(number, device.said[number]) is None
+        with pytest.raises(ConflictingReport):
+            device.say(5, b"\5another")
+    run(devices, PHASES[3:])
+    assert devices[0].say(9, devices[0].said[9]) is None
+    assert devices[0].hear(2) is not None
+
+
+def test_a_message_before_its_time_or_of_nonsense_is_refused_and_the_device_may_try_again(register, desk):
+    register(**SECURE)
+    devices = seat(desk)
+    for number, message in ((3, b"\3"), (1, b"\1rubbish"), (1, b""), (1, b"\7")):
+        with pytest.raises(UnusableMessage):
+            devices[0].say(number, message)
+    run(devices, PHASES[:1])
+    assert all(device.hear(2) for device in devices)
+
+
+def test_a_device_that_waits_hears_as_soon_as_the_last_one_spoke_and_nothing_when_its_wait_is_over(register, desk):
+    register(**SECURE)
+    devices = seat(desk)
+    run(devices[:-1], PHASES[:1])
+    early, patient = desk.turn(Hear(devices[0].given.assignment, 2, 1.0), Hear(devices[1].given.assignment, 2, 9.0))
+    desk.pass_time(2)
+    assert early.result(timeout=0) is None
+    assert not patient.done()
+    devices[-1].advertise()
+    assert patient.result(timeout=0)[0] == 2
+
+
+@pytest.mark.parametrize("phase", range(1, 5))
+def test_a_device_that_falls_silent_is_left_out_and_the_round_commits(store, register, desk, phase):
+    task = register(**LENIENT)
+    names = [f"e{number}" for number in range(10)]
+    devices = seat(desk, names, {name: [number, 0, 0, 0] for number, name in enumerate(names)})
+    run(devices, PHASES[:phase])
+    run(devices[1:], PHASES[phase : phase + 1])
+    assert states(store, task)[-1] == "reporting"
+    desk.pass_time(5.0)
+    run(devices[1:], PHASES[phase + 1 :])
+    assert states(store, task)[-1] == "committed"
+    counted = [one.device for one in store.cohort(task, 1) if one.state is AssignmentState.REPORTED]
+    # Whoever sent a masked report is in the sum, even if it was not heard of again.
+    assert len(counted) == (9 if phase < 3 else 10)
+    if phase < 3:
+        with pytest.raises(NoLongerNeeded):
+            getattr(devices[0], PHASES[phase])()
+
+
+@pytest.mark.parametrize("phase", range(5))
+def test_below_the_threshold_the_attempt_is_abandoned_and_tried_again(store, register, desk, phase):
+    task = register(**SECURE)
+    devices = seat(desk)
+    run(devices, PHASES[:phase])
+    few = devices[: 0 if phase == 4 else 4]
+    for device in few:
+        getattr(device, PHASES[phase])()
+    for _ in range(5):
+        desk.pass_time(600 if phase == 0 else 5)
+    assert [one.reason for one in store.rounds(task)] == ["too-few-reports"]
+    assert all(one.state is not AssignmentState.REPORTED for one in store.cohort(task, 1))
+    # No share was released: nobody was asked for any before phase 4, and there nobody answered.
+    assert all(9 not in device.said for device in devices)
+    again = seat(desk, [f"again{number}" for number in range(8)])
+    run(again)
+    assert [one.state for one in store.rounds(task)] == ["abandoned", "committed"]
+
+
+def test_a_device_that_gives_up_is_not_waited_for(store, register, desk):
+    task = register(**LENIENT)
+    devices = seat(desk, [f"e{number}" for number in range(10)])
+    run(devices, PHASES[:1])
+    desk.give_up(devices[0].given)
+    run(devices[1:], PHASES[1:])
+    assert states(store, task) == ["committed"]
+    with pytest.raises(ConflictingReport):
+        desk.give_up(devices[1].given)
+
+
+def test_a_goal_of_devices_that_trained_need_not_wait_long_for_the_others(store, register, desk):
+    task = register(**SECURE | {"over_selection": 1.25})
+    devices = seat(desk, [f"e{number}" for number in range(10)])
+    run(devices[:8], PHASES[:1])
+    assert devices[0].hear(2) is None
+    desk.pass_time(5)
+    run(devices[:8], PHASES[1:])
+    assert states(store, task) == ["committed"]
+    with pytest.raises(NoLongerNeeded):
+        devices[9].advertise()
+
+
+def test_a_restart_abandons_the_attempt_and_its_messages_are_not_wanted_any_more(store, register, desk, new_desk):
+    task = register(**SECURE)
+    devices = seat(desk)
+    run(devices, PHASES[:3])
+    later = new_desk()
+    with pytest.raises(NoLongerNeeded):
+        later.ask(Hear(devices[0].given.assignment, 6, 0.0))
+    assert [one.reason for one in store.rounds(task)] == ["restart"]
+
+
+def test_a_coordinator_that_stops_does_not_let_devices_wait(register, desk):
+    register(**SECURE)
+    devices = seat(desk)
+    run(devices[:-1], PHASES[:1])
+    (waiting,) = desk.turn(Hear(devices[0].given.assignment, 2, 60.0))
+    desk.driver.drain()
+    desk.turn()
+    with pytest.raises(Unavailable):
+        waiting.result(timeout=0)
+
+
+def test_a_cancelled_task_releases_no_sum(store, register, desk):
+    task = register(**SECURE)
+    devices = seat(desk)
+    run(devices, PHASES[:4])
+    store.cancel(task)
+    desk.pass_time(1)
+    with pytest.raises(NoLongerNeeded):
+        devices[0].hear(8) and devices[0].reveal()
+    assert not devices[0].receipt().done
+    assert states(store, task) == ["abandoned"]
+
+
+def test_a_report_in_clear_is_refused(register, desk):
+    register(**SECURE)
+    device = seat(desk)[0]
+    with pytest.raises(InvalidReport):
+        desk.report(device.given, [1, 0, 0, 0])
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"goal": 7}, "goal"),
+        ({"goal": 20, "minimum": 7}, "minimum"),
+        ({"goal": 400, "over_selection": 1.3}, "goal"),
+    ],
+)
+def test_a_secure_task_that_is_too_small_or_too_large_is_refused(settings, named):
+    with pytest.raises(InvalidTask, match=named):
+        TaskSettings(population="p", rounds=1, secagg=Secagg(), **settings)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"clip_norm": 0}, {"bits": 1}, {"bits": 21}, {"max_examples": 0}, {"phase_s": 0}, {"clip_norm": float("nan")}],
+)
+def test_secure_settings_out_of_range_are_refused_by_name(wrong):
+    with pytest.raises(InvalidTask, match=next(iter(wrong))):
+        Secagg(**wrong)
+
+
+@pytest.mark.parametrize("bits", [2, 16, 20])
+def test_fields_are_as_narrow_as_the_sum_of_the_cohort_allows(register, desk, bits):
+    settings = TaskSettings(population="p", rounds=1, goal=500, over_selection=1.0, secagg=Secagg(bits=bits))
+    register(**SECURE)
+    invite = invitation(settings, make_plan(), seat(desk)[0].given, 0)
+    mean = invite.segments[0]
+    assert 500 * mean.most < 1 << mean.field_bits <= 2 * 500 * mean.most
+
+
+def states(store, task):
+    return [one.state.value for one in store.rounds(task)]

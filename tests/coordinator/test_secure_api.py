@@ -1,0 +1,91 @@
+"""Secure rounds over HTTP: addresses, bodies, waits and refusals. What they mean: test_secure.py."""
+
+from __future__ import annotations
+
+from time import monotonic
+
+import msgspec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from coordinator.keys import Keys
+from fedcore.masking import layout_hash, model_hash
+from fedcore.wire import messages
+from fedcore.wire.messages import Enrol, Enrolled
+from secagg.client import Client
+from secagg.policy import Policy
+from tests.coordinator.bundles import make_plan
+from tests.coordinator.test_api import assign, check_in, put, refused, report_body
+from tests.coordinator.test_secure import SECURE, public
+
+NAMES = [f"d{number}" for number in range(8)]
+
+
+def enrol(client, id_):
+    response = client.post("/v1/devices", content=messages.encode(Enrol(id=id_)))
+    return messages.decode(response.content, Enrolled)
+
+
+def say(client, assignment, number, message, wait_s=0):
+    headers = {"Prefer": f"wait={wait_s}"}
+    return client.put(f"/v1/assignments/{assignment}/secagg/{number}", content=message, headers=headers)
+
+
+def hear(client, assignment, number, wait_s=0):
+    return client.get(f"/v1/assignments/{assignment}/secagg/{number}", headers={"Prefer": f"wait={wait_s}"})
+
+
+def advertisement(client, given):
+    identity = Ed25519PrivateKey.generate()
+    enrolled = enrol(client, public(identity))
+    device = Client(identity, Policy(enrolled.server, enrolled.authority, 8), enrolled.credential)
+    return device.invite(given.secagg, model_hash(given.plan, given.checkpoint), layout_hash(make_plan().report))
+
+
+def test_enrolling_again_gives_the_same_and_the_keys_are_those_of_the_file(client, tmp_path):
+    device = public(Ed25519PrivateKey.generate())
+    enrolled = enrol(client, device)
+    assert enrol(client, device) == enrolled
+    keys = Keys.beside(f"sqlite:///{tmp_path}/state.db")
+    assert (enrolled.server, enrolled.authority) == (public(keys.server), public(keys.authority))
+    refused(client.post("/v1/devices", content=b'{"id": "c2hvcnQ="}'), "malformed-message")
+
+
+def test_a_message_is_answered_with_the_next_one_when_everybody_has_spoken(register, client):
+    register(**SECURE)
+    given = assign(client, *NAMES)
+    first, *others = [(one.assignment, advertisement(client, one)) for one in given]
+    assert say(client, first[0], 1, first[1]).status_code == 204
+    assert say(client, first[0], 1, first[1]).status_code == 204
+    refused(say(client, first[0], 1, b"\1another"), "conflicting-report")
+    refused(say(client, first[0], 3, b"\3early"), "unusable-message")
+    for assignment, message in others:
+        last = say(client, assignment, 1, message, wait_s=0 if assignment != others[-1][0] else 4)
+    assert (last.status_code, last.headers["content-type"], last.content[0]) == (200, "application/octet-stream", 2)
+    assert hear(client, first[0], 2).content[0] == 2
+
+
+def test_a_wait_for_a_message_lasts_as_long_as_was_asked_for(register, client):
+    register(**SECURE)
+    given = assign(client, *NAMES)
+    started = monotonic()
+    assert hear(client, given[0].assignment, 2, wait_s=1).status_code == 204
+    assert 0.9 < monotonic() - started < 4
+
+
+def test_only_assignments_of_secure_rounds_have_messages(register, client):
+    register(goal=1)
+    (plain,) = assign(client, "a")
+    assert plain.secagg is None
+    refused(hear(client, plain.assignment, 2), "no-longer-needed")
+    refused(say(client, plain.assignment, 5, b"\5"), "no-longer-needed")
+    refused(hear(client, "nobody", 2), "unknown-assignment")
+    refused(say(client, "nobody", 1, b"\1"), "unknown-assignment")
+    refused(client.get("/v1/assignments/nobody/secagg/two"), "malformed-message")
+
+
+def test_a_secure_round_takes_no_report_in_clear_and_no_message_that_is_too_large(register, client):
+    register(**SECURE)
+    given = assign(client, *NAMES)
+    refused(put(client, given[0].assignment, report_body([1, 0, 0, 0], 1)), "invalid-report")
+    refused(say(client, given[0].assignment, 1, bytes(4096)), "too-large")
+    assert msgspec.json.decode(check_in(client, "late").content)["outcome"] == "accepted"

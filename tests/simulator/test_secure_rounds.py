@@ -1,0 +1,157 @@
+"""Secure rounds for real: a coordinator over HTTP, devices that are processes, and kills.
+
+Every sum is recomputed from what the devices quantised before they masked it: the committed model must be the same,
+bit for bit.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import signal
+import time
+
+import msgspec
+import numpy as np
+import pytest
+
+from coordinator.aggregation import aggregate
+from coordinator.rounds import AssignmentState
+from coordinator.tasks import Secagg, TaskSettings, open_coordinator_store
+from device_runtime.identity import device_id
+from device_runtime.journal import read_journal
+from device_runtime.outcome import Outcome
+from export.build import export_bundle
+from export.model import Model
+from export.models import load
+from fedcore.algorithms import create
+from fedcore.masking import reunite
+from muster.server import coordinator_process
+from secagg import packing
+from secagg.messages import Result, Unmask
+from simulator import datasets
+from tests.simulator.secure_device import be_device
+
+DEVICES, LEAST = 9, 8
+ALGORITHM = create("fedavg", {"batch_size": 8})
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["tests.simulator.secure_device"])
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    return export_bundle(Model(load("logreg", (1, 8, 8), 10), 3), ALGORITHM, tmp_path_factory.mktemp("plan") / "plan")
+
+
+class World:
+    """Nine devices' folders, a store, and a coordinator that serves it."""
+
+    def __init__(self, folder, store, url, bundle, rounds, phase_s):
+        self.store, self.url = store, url
+        secagg = Secagg(max_examples=25, phase_s=phase_s)
+        settings = {"goal": DEVICES, "minimum": LEAST, "over_selection": 1.0, "rounds": rounds, "secagg": secagg}
+        self.task = store.register_task(bundle, TaskSettings(population="p", **settings)).id
+        users, _ = datasets.users("digits", None, DEVICES)
+        self.folders = [folder / f"device-{index}" for index in range(DEVICES)]
+        for index, home in enumerate(self.folders):
+            home.mkdir()
+            np.savez(home / "examples.npz", **users.shard(index))
+
+    def start(self, index, dies=None):
+        process = PROCESSES.Process(target=be_device, args=(self.folders[index], self.url, dies))
+        process.start()
+        return process
+
+    def outcome(self, index):
+        return msgspec.json.decode((self.folders[index] / "outcome.json").read_bytes(), type=Outcome)
+
+    def ended(self, attempts):
+        """The rounds, once so many attempts have ended."""
+        until = time.monotonic() + 30
+        while True:
+            rounds = self.store.rounds(self.task)
+            if len(rounds) >= attempts and rounds[attempts - 1].state.ended:
+                return rounds
+            assert time.monotonic() < until, rounds
+            time.sleep(0.05)
+
+    def counted(self, number):
+        """The folders of whose reports round `number` counted."""
+        devices = {device_id(home / "state"): home for home in self.folders}
+        cohort = self.store.cohort(self.task, number)
+        return [devices[one.device] for one in cohort if one.state is AssignmentState.REPORTED]
+
+    def recomputed(self, number):
+        """The parameters after round `number`, from what devices quantised."""
+        homes = self.counted(number)
+        terms = json.loads((homes[0] / "quantised.json").read_text())
+        segments = [packing.Segment(**fields) for fields in terms["segments"]]
+        words = sum((np.load(home / "quantised.npy") for home in homes), np.uint64(0))
+        weight, sums = packing.decode(segments, words, len(homes), terms["w_max"])
+        plan = self.store.plan(self.store.task(self.task).plan_sha256)
+        before = {"params": self.store.checkpoint(self.task, number - 1)["params"]}
+        return aggregate(plan.report, ALGORITHM, before, reunite(plan.report, weight, sums)).state["params"]
+
+
+@pytest.fixture
+def world(tmp_path, bundle):
+    database, blobs = f"sqlite:///{tmp_path / 'm.db'}", tmp_path / "blobs"
+    with open_coordinator_store(database, blobs) as store, coordinator_process(tmp_path, database, blobs) as url:
+        yield lambda rounds, phase_s: World(tmp_path, store, url, bundle, rounds, phase_s)
+
+
+# Where the first device is killed in each round, what becomes of it when it is started again, and how many are counted.
+DEATHS = [
+    (("before", 1), "aborted", 8),
+    (("after", 3), "aborted", 8),
+    (("before", 5), "not-needed", 8),
+    (("after", 5), "reported", 9),
+    (("before", 7), "reported", 9),
+    (("after", 7), "reported", 9),
+    (("before", 9), "reported", 9),
+    (("after", 9), "reported", 9),
+]
+
+
+def test_a_device_killed_anywhere_leaves_an_exact_sum_and_never_both_shares_of_a_peer(world):
+    here = world(len(DEATHS), phase_s=2.0)
+    for number, (dies, fate, count) in enumerate(DEATHS, start=1):
+        others = [here.start(index) for index in range(1, DEVICES)]
+        victim = here.start(0, dies)
+        victim.join()
+        assert victim.exitcode == -signal.SIGKILL
+        revived = here.start(0)
+        for process in (revived, *others):
+            process.join()
+            assert process.exitcode == 0
+        assert [one.state for one in here.ended(number)] == ["committed"] * number
+        assert (dies, here.outcome(0).outcome) == (dies, fate)
+        assert {here.outcome(index).outcome for index in range(1, DEVICES)} == {"reported"}
+        assert len(here.counted(number)) == count
+        np.testing.assert_array_equal(here.store.checkpoint(here.task, number)["params"], here.recomputed(number))
+    assert_one_kind_of_share_each(here.folders)
+    receipts = [entry for entry in read_journal(here.folders[0] / "state") if entry.receipt]
+    results = [bytes.fromhex(entry.result) for entry in receipts]
+    assert len(results) == sum(fate == "reported" for _, fate, _ in DEATHS)
+    assert all(Result.decode(message, message[2:34]).status == 0 for message in results)
+
+
+def assert_one_kind_of_share_each(folders):
+    for home in folders:
+        by_assignment = {}
+        for said in home.glob("*.said.9.*"):
+            message = said.read_bytes()
+            shares = Unmask.decode(message, message[2:34]).shares
+            assert by_assignment.setdefault(said.name.split(".said.")[0], shares) == shares
+
+
+@pytest.mark.parametrize("dies", [("before", 3), ("before", 5), ("before", 7)])
+def test_with_too_few_devices_left_the_attempt_is_abandoned_and_no_share_leaves(world, dies):
+    here = world(1, phase_s=1.0)
+    processes = [here.start(index, dies if index < 5 else None) for index in range(DEVICES)]
+    for process in processes:
+        process.join()
+    (attempt,) = here.ended(1)
+    assert (attempt.state, attempt.reason, attempt.reported) == ("abandoned", "too-few-reports", 0)
+    assert {here.outcome(index).outcome for index in range(5, DEVICES)} <= {"not-needed", "aborted"}
+    assert not any(list(home.glob("*.said.9.*")) for home in here.folders)
