@@ -21,6 +21,7 @@ from torch.fx.experimental.symbolic_shapes import (
     GuardOnDataDependentSymNode,
     ShapeEnv,
     StatelessSymbolicContext,
+    free_unbacked_symbols,
 )
 
 from export.decompositions import TABLE
@@ -160,7 +161,14 @@ def _refuse_state(node: fx.Node, changed: Any) -> None:
 
 def _refuse(module: fx.GraphModule) -> None:
     for node in module.graph.nodes:
+        if node.op == "get_attr":
+            _refuse_constant(node, getattr(module, node.target))
+            continue
         value = node.meta.get("val")
+        if isinstance(value, Tensor) and free_unbacked_symbols(value):
+            raise DynamicControlFlow(
+                f"{node.target}{layer_of(node)} gives as many values as the data decide; use torch.where instead"
+            )
         if isinstance(value, Tensor) and value.dtype in {torch.float16, torch.bfloat16}:
             raise UnsupportedOperator(
                 f"{node.target}{layer_of(node)} computes in {value.dtype}; devices train in float32, so leave out "
@@ -171,6 +179,19 @@ def _refuse(module: fx.GraphModule) -> None:
                 f"{node.target}{layer_of(node)} draws random numbers, which every runtime would draw otherwise; only "
                 "nn.Dropout draws the same everywhere"
             )
+
+
+def _refuse_constant(node: fx.Node, value: Any) -> None:
+    """What a graph holds is neither a function, of which control flow is made, nor a parameter, which must be given."""
+    if not isinstance(value, Tensor):
+        raise DynamicControlFlow(
+            f"the model branches or loops by an operator of torch{layer_of(node)}; use torch.where, or a Python loop"
+        )
+    if value.requires_grad:
+        raise InvalidModel(
+            f"the model holds on to a parameter behind the exporter's back{layer_of(node)}, as "
+            "torch.utils.checkpoint does with use_reentrant=False; leave that out when exporting"
+        )
 
 
 def _drop_unused(module: fx.GraphModule, inputs: Sequence[Port]) -> tuple[Port, ...]:

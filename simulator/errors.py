@@ -5,7 +5,7 @@ SimulatorError
 ├── EngineError         the engine cannot run as asked (no such compute device, cohort larger than the population, …)
 ├── Diverged            training left the finite numbers
 ├── FleetError          the fleet of emulated devices cannot run, or stopped making progress
-├── ProfileError        a fleet profile cannot be read, or has an unknown key or a bad value
+├── ProfileError        a fleet profile cannot be read, or a kind of device has an unknown key or a bad value
 └── SysrootError        what emulated ARM devices run in is missing, or cannot be made here
 """
 

@@ -19,7 +19,7 @@ from fedcore.wire.messages import RetryWindow
 from simulator.emulated import Fate, Traits
 from simulator.emulator import Ended, Start
 from simulator.emulators import DIED, HERE, Ends, architectures, emulators
-from simulator.errors import FleetError
+from simulator.errors import FleetError, ProfileError
 from simulator.kinds import Kind, share_out, take_turns
 from simulator.population import Population
 from simulator.summary import FleetSummary, Session
@@ -199,7 +199,7 @@ def state_folder(folder: Path, client: str) -> Path:
 def _check(what: str, names: list[str], known: tuple[str, ...]) -> None:
     unknown = [name for name in names if name not in known]
     if unknown or not names:
-        raise FleetError(f"no {what} is called {', '.join(map(repr, unknown))}; there are {', '.join(known)}")
+        raise ProfileError(f"no {what} is called {', '.join(map(repr, unknown))}; there are {', '.join(known)}")
 
 
 def _is_for_good(outcome: Outcome) -> bool:

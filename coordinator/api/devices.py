@@ -141,13 +141,6 @@ def device_router(api: DeviceApi) -> APIRouter:
     """The routes of `api`."""
     router = APIRouter(tags=["devices"])
     add = router.add_api_route
-    add(
-        "/v1/devices",
-        api.enrol,
-        methods=["POST"],
-        openapi_extra=body("application/json", Enrol),
-        responses=answers(200, "Enrolled", Enrolled, problems=("malformed-message", "too-large")),
-    )
     arriving = ("malformed-message", "unknown-population", "too-large")
     add(
         "/v1/populations/{population}/checkins",
@@ -173,20 +166,6 @@ def device_router(api: DeviceApi) -> APIRouter:
         openapi_extra=body("application/octet-stream"),
         responses=answers(200, "Counted, once", Receipt, problems=of_report),
     )
-    message = "/v1/assignments/{assignment}/secagg/{number}"
-    over = ("malformed-message", "unknown-assignment", "no-longer-needed")
-    add(
-        message,
-        api.say,
-        methods=["PUT"],
-        openapi_extra=body("application/octet-stream"),
-        responses=answers(
-            200,
-            "Taken, once: the next message's bytes; 204 when not yet",
-            problems=(*refusals, "no-longer-needed", "unusable-message"),
-        ),
-    )
-    add(message, api.hear, methods=["GET"], responses=answers(200, "The bytes; 204 when not yet", problems=over))
     add(
         "/v1/assignments/{assignment}:abort",
         api.abort,
@@ -195,7 +174,34 @@ def device_router(api: DeviceApi) -> APIRouter:
         openapi_extra=body("application/json", Abort),
         responses=answers(204, "Given up", problems=refusals),
     )
+    _add_secure_routes(router, api)
     return router
+
+
+def _add_secure_routes(router: APIRouter, api: DeviceApi) -> None:
+    """Where devices enrol, and where they exchange the messages of secure aggregation."""
+    router.add_api_route(
+        "/v1/devices",
+        api.enrol,
+        methods=["POST"],
+        openapi_extra=body("application/json", Enrol),
+        responses=answers(200, "Enrolled", Enrolled, problems=("malformed-message", "too-large")),
+    )
+    path = "/v1/assignments/{assignment}/secagg/{number}"
+    over = ("malformed-message", "unknown-assignment", "no-longer-needed")
+    router.add_api_route(
+        path,
+        api.say,
+        methods=["PUT"],
+        openapi_extra=body("application/octet-stream"),
+        responses=answers(
+            200,
+            "Taken, once: the next message's bytes; 204 when not yet",
+            problems=(*over, "conflicting-report", "too-large", "unusable-message"),
+        ),
+    )
+    hearing = answers(200, "The bytes; 204 when not yet", problems=over)
+    router.add_api_route(path, api.hear, methods=["GET"], responses=hearing)
 
 
 def parse_report(data: bytes, digest: bytes, layout: ReportLayout) -> Float32:

@@ -3,6 +3,7 @@
 import functools
 
 import torch
+import torch.utils.checkpoint
 from torch import nn
 
 from export.model import ModelSpec, accuracy, cross_entropy
@@ -468,3 +469,26 @@ def one_name_twice():
 
 def doubles():
     return spec(nn.Flatten, inputs=(Field("x", "float64", (2,)),))
+
+
+def checkpointed():
+    """A layer that is computed again in the backward pass."""
+    again = functools.partial(torch.utils.checkpoint.checkpoint, use_reentrant=False)
+    return spec(lambda: Again(again))
+
+
+class Again(nn.Module):
+    def __init__(self, again):
+        super().__init__()
+        self.dense, self.again = nn.Linear(126, 5), again
+
+    def forward(self, x):
+        return self.again(self.dense, x.flatten(1))
+
+
+def conditional():
+    return _dense(lambda self, x: torch.cond(x.sum() > 0, lambda y: y + 1, lambda y: y * 2, (x,)))
+
+
+def selecting():
+    return _dense(lambda self, x: x * x[x > 0].sum())

@@ -175,7 +175,7 @@ def test_tasks_are_created_listed_paused_resumed_and_cancelled(plan, tmp_path):
         (("export", "mlp", "--format", "coreml"), 2, "no format is called 'coreml'; there are onnx, executorch"),
         (("export", "mlp", "--all"), 2, "name a model or pass --all"),
         (("bench", "device_step", "--model", "lenet"), 2, "no model is called 'lenet'"),
-        ((*FLEET, "--backend", "tflite"), 1, "'tflite'"),
+        ((*FLEET, "--backend", "tflite"), 2, "no backend is called 'tflite'; there are onnxruntime"),
         ((*FLEET, "--profile", "/nowhere.toml"), 2, "fleet profile /nowhere.toml"),
         ((*FLEET, "--profile", "x.toml", "--arch", "aarch64"), 2, "it names architectures and backends itself"),
         (("export", f"{user_models.__name__}:batch_norm"), 1, "GroupNorm"),

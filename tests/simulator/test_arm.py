@@ -20,7 +20,7 @@ from simulator.arm import sysroot as arm
 from simulator.arm.calls import call
 from simulator.arm.wheel import build_wheel
 from simulator.emulators import HERE
-from simulator.errors import FleetError, SysrootError
+from simulator.errors import ProfileError, SysrootError
 from simulator.fleet import Fleet, FleetConfig
 from simulator.kinds import Kind, take_turns
 from tests.simulator.test_fleet import fleet, task
@@ -141,7 +141,7 @@ def test_an_unknown_architecture_is_refused_with_those_that_there_are(tmp_path):
     config = FleetConfig(
         coordinator="http://127.0.0.1:9", population="p", folder=tmp_path, kinds=take_turns(("riscv64",), RUNTIME)
     )
-    with pytest.raises(FleetError, match=r"'riscv64'; there are .*aarch64"):
+    with pytest.raises(ProfileError, match=r"'riscv64'; there are .*aarch64"):
         Fleet(config, users)
 
 
