@@ -16,7 +16,10 @@ from coordinator.api.devices import DeviceApi, device_router
 from coordinator.api.health import health_router
 from coordinator.api.http import install_problems
 from coordinator.api.openapi import describe_messages
+from coordinator.api.signed import Gate
+from coordinator.attestation import Attestation
 from coordinator.drivers import Driver
+from coordinator.enrolment import Registry
 from coordinator.errors import StoreInUse
 from coordinator.keys import Keys
 from coordinator.settings import Settings
@@ -26,16 +29,19 @@ _LOG = logging.getLogger(__name__)
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """The application; its lifespan runs the driver. Raises UnsupportedDatabase.
+    """The application; its lifespan runs the driver. Raises UnsupportedDatabase or BadSecret.
 
     `serve` sends waiting devices away before it stops. Under another server they hold it up until their wait ends.
     """
     store = open_coordinator_store(settings.database, settings.blobs)
     keys = Keys.beside(settings.database)
     driver = Driver(store, keys, settings.retry, settings.queue_limit)
+    attestation = Attestation.of(settings.accept_unattested, settings.enrolment_secret_file)
+    gate = Gate(store)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        gate.begin()
         driver.start()
         yield
         driver.stop()
@@ -51,7 +57,8 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.driver = driver
     install_problems(app, settings.retry)
-    app.include_router(device_router(DeviceApi(driver, store, keys, settings)))
+    api = DeviceApi(driver, store, Registry(store, keys, attestation), settings)
+    app.include_router(device_router(api, gate))
     app.include_router(health_router(driver, store))
     describe_messages(app)
     return app

@@ -193,10 +193,10 @@ class Driver:
     def _answer_from_memory(self, submission: Submission, now: float) -> None:
         try:
             match submission.request:
-                case Arrive(_, _) as request:
+                case Arrive() as request:
                     settle(submission.future, self._arrive(request, now))
-                case Wait(session, wait_s):
-                    self._pool.wait(session, submission.future, now + wait_s, now)
+                case Wait() as request:
+                    self._pool.wait(request, submission.future, now)
                 case HangUp(session):
                     self._pool.hang_up(session, now)
                     settle(submission.future, None)
@@ -217,14 +217,14 @@ class Driver:
             self._poll(now)
         if request.population not in self._populations:
             raise UnknownPopulation(f"no population is called {request.population!r}")
-        device = Capabilities(frozenset(request.message.formats), request.message.examples)
+        device = Capabilities(frozenset(request.message.capabilities.formats), request.message.examples)
         offers = [job for job in self._jobs.values() if job.task.settings.population == request.population]
         offers = [job for job in offers if job.task.state is TaskState.ACTIVE]
         if self._draining.is_set():
             return self._rejected("shutting-down")
         if not any(job.needs.met_by(device) for job in offers):
             return self._without_offer([job.needs for job in offers], device)
-        session, older = self._pool.enter(request.population, request.message.device, device, now)
+        session, older = self._pool.enter(request.population, request.device, device, now)
         for visit in older:
             self._pool.reject(visit, self._rejected("superseded"))
         return Accepted(session)

@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from coordinator.errors import UnknownSession
+from coordinator.errors import ForeignSession, UnknownSession
 from coordinator.selection import Capabilities, Needs
-from coordinator.submissions import settle
+from coordinator.submissions import Wait, settle
 from fedcore.wire.messages import Assignment, Rejected
 
 _IDLE_S = 60.0
@@ -47,21 +47,23 @@ class Pool:
         self._devices[population, device] = session_id
         return session_id, [] if older is None else [older]
 
-    def wait(self, session_id: str, answer: Future[Any], until: float, now: float) -> None:
+    def wait(self, request: Wait, answer: Future[Any], now: float) -> None:
         """Park `answer` until the session is given an assignment or rejected.
 
         A session that was given one already hears it again: the first answer may have been lost on its way.
-        Raises UnknownSession.
+        Raises UnknownSession or ForeignSession.
         """
-        session = self._sessions.get(session_id)
+        session = self._sessions.get(request.session)
         if session is None:
             raise UnknownSession("the session does not exist or has ended; check in again")
+        if session.device != request.device:
+            raise ForeignSession("the session is another device's; check in for one of your own")
         if session.assignment is not None:
             settle(answer, msgspec.structs.replace(session.assignment, report_within_s=session.until - now))
             return
         if session.answer is not None:
             raise UnknownSession("the session waits already, on another connection")
-        session.answer, session.until = answer, until
+        session.answer, session.until = answer, now + request.wait_s
 
     def hang_up(self, session_id: str, now: float) -> None:
         """Stop waiting, unless the session has been answered already."""

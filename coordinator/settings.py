@@ -22,6 +22,12 @@ class Settings(BaseSettings):
     )
     host: str = Field(default="127.0.0.1", description="address to listen on")
     port: int = Field(default=8080, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    accept_unattested: bool = Field(
+        default=False, description="enrol devices that prove nothing; for development alone"
+    )
+    enrolment_secret_file: Path | None = Field(
+        default=None, description="file with the secret that devices prove to know when they enrol"
+    )
     retry_min_s: float = Field(
         default=5.0, ge=0, allow_inf_nan=False, description="earliest return of a device that got no work"
     )

@@ -5,9 +5,8 @@ Spec: docs/spec/wire.md.
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import hashlib
+import email.utils
 import itertools
 import random
 import ssl
@@ -15,14 +14,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 from urllib.parse import quote
 
 import httpx2
 import msgspec
 
 from device_runtime.cache import Partial
-from device_runtime.errors import BadAnswer, ConfigError, Refused, Unreachable, plain
+from device_runtime.errors import BadAnswer, ConfigError, Refused, Said, Unreachable, plain
 from fedcore.errors import DigestMismatch, WireError
 from fedcore.plan import BlobRef
 from fedcore.wire.messages import (
@@ -39,6 +38,7 @@ from fedcore.wire.messages import (
     encode,
 )
 from fedcore.wire.problems import PROBLEM_TYPE, Problem
+from fedcore.wire.signatures import Request, Signer, content_digest
 
 T = TypeVar("T")
 RETRIES = 3
@@ -52,6 +52,7 @@ LARGEST_MESSAGE = 1 << 20
 MOST_FORMATS = 20
 PIECE = 1 << 16
 JSON = {"Content-Type": "application/json"}
+BYTES = {"Content-Type": "application/octet-stream"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +64,25 @@ class _Answer:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A request."""
+    """A request. Without a signer the device signs it, and without a time it is signed as of now."""
 
     method: str
     path: str
     content: bytes = b""
     headers: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float = TIMEOUT_S
+    signer: Signer | None = None
+    created: int | None = None
+
+
+class Identity(Protocol):
+    """Who the device is to the coordinator."""
+
+    def signer(self, transport: Transport) -> Signer:
+        """Who signs requests; it may enrol first, by this transport."""
+
+    def forget(self) -> None:
+        """The coordinator knows no such device: who signs next must enrol first."""
 
 
 def checked_url(coordinator: str) -> httpx2.URL:
@@ -90,6 +103,8 @@ def checked_url(coordinator: str) -> httpx2.URL:
 class Transport:
     """A conversation with one coordinator. `bytes_up` and `bytes_down` count bodies as they cross the wire.
 
+    identity: who signs, every attempt anew. wall: the time by which it is signed, in seconds since 1970; when the
+    coordinator finds it wrong, its own time counts from then on, for signatures alone, and the call is made once more.
     A call is made again on 429, on 503 and when the connection breaks: 3 times until there is an assignment, and 3
     times within it; `leave` never. Once `stopping`, nothing is asked again, and answers have LEAVING_S to come.
     Every method raises Unreachable, Refused or BadAnswer.
@@ -101,6 +116,9 @@ class Transport:
         self.bytes_up = 0
         self.bytes_down = 0
         self.stopping: Callable[[], bool] = lambda: False
+        self.identity: Identity | None = None
+        self.wall: Callable[[], float] = time.time
+        self._ahead_s = 0.0
         self._client = client
         self._sleep = sleep
         self._rng = rng or random.Random()
@@ -170,20 +188,25 @@ class Transport:
 
     def report(self, assignment: str, body: bytes) -> Receipt:
         """Upload the report. Asking again is safe: the coordinator counts a digest once."""
-        digest = base64.b64encode(hashlib.sha256(body).digest()).decode()
-        headers = {"Content-Type": "application/octet-stream", "Content-Digest": f"sha-256=:{digest}:"}
         path = f"/v1/assignments/{_segment(assignment)}/report"
-        receipt: Receipt = self._message(_Call("PUT", path, body, headers), Receipt)
+        receipt: Receipt = self._message(_Call("PUT", path, body, BYTES), Receipt)
         return receipt
 
-    def enrol(self, message: Enrol) -> Enrolled:
-        """Ask for a credential for secure aggregation. Asking again is safe."""
-        enrolled: Enrolled = self._message(_Call("POST", "/v1/devices", encode(message), JSON), Enrolled)
+    def enrol(self, newcomer: Signer, message: Callable[[int], Enrol]) -> Enrolled:
+        """Become known to the coordinator; `message` gives what to say at a time. Asking again is safe."""
+
+        def ask() -> tuple[_Call, _Answer]:
+            created = self._now()
+            content = encode(message(created))
+            call = _Call("POST", "/v1/devices", content, JSON, signer=newcomer, created=created)
+            return call, self._attempt(call)
+
+        enrolled: Enrolled = _decoded(*self._retrying(ask), Enrolled)
         return enrolled
 
     def say(self, assignment: str, number: int, message: bytes, wait_s: float) -> bytes | None:
         """Send a message of a secure aggregation, and hear the next as `hear` does. Sending the same again is safe."""
-        headers = {"Content-Type": "application/octet-stream", "Prefer": f"wait={wait_s:.0f}"}
+        headers = {**BYTES, "Prefer": f"wait={wait_s:.0f}"}
         answer = self._send(_Call("PUT", _secagg(assignment, number), message, headers, timeout_s=wait_s + TIMEOUT_S))
         return None if answer.status == 204 else answer.body
 
@@ -203,24 +226,21 @@ class Transport:
         self._attempt(_Call("POST", path, encode(message), JSON, timeout_s=LEAVING_S))
 
     def _message(self, call: _Call, kind: Any) -> Any:
-        answer = self._send(call)
-        if not answer.headers.get("content-type", "").startswith("application/json"):
-            # A captive portal or a proxy's page, as a rule, and gone in minutes.
-            raise BadAnswer(f"{call.method} {call.path} was answered with something other than JSON")
-        try:
-            return decode(answer.body, kind)
-        except WireError as error:
-            raise BadAnswer(f"{call.method} {call.path}: {error}", permanent=True) from error
+        return _decoded(call, self._send(call), kind)
 
     def _send(self, call: _Call) -> _Answer:
         return self._retrying(lambda: self._attempt(call))
 
     def _retrying(self, attempt_once: Callable[[], T]) -> T:
         """What an attempt gives, after as many attempts as the rules allow."""
+        mended: set[str] = set()
         for attempt in itertools.count():
             try:
                 return attempt_once()
             except (Unreachable, Refused) as error:
+                if isinstance(error, Refused) and error.slug not in mended and self._mend(error):
+                    mended.add(error.slug)
+                    continue
                 asked_s = error.after_s if isinstance(error, Refused) else 0.0
                 passing = not isinstance(error, Refused) or error.status in RETRIED_STATUSES
                 if not passing or self._retries == 0 or asked_s > LONGEST_DELAY_S:
@@ -229,6 +249,16 @@ class Transport:
                 if not self._pause(max(asked_s, FIRST_DELAY_S * 2**attempt * self._rng.uniform(0.5, 1.0))):
                     raise
         raise AssertionError("unreachable")
+
+    def _mend(self, error: Refused) -> bool:
+        """Do what the coordinator asks of a device that it does not recognise; False when there is no such thing."""
+        if error.slug == "unknown-device" and self.identity is not None:
+            self.identity.forget()
+            return True
+        if error.slug == "stale-signature" and error.their_time is not None:
+            self._ahead_s = error.their_time - self.wall()
+            return self._pause(error.after_s)
+        return False
 
     def _pause(self, seconds: float) -> bool:
         """Sleep; False as soon as the device is told to stop."""
@@ -268,16 +298,8 @@ class Transport:
     @contextlib.contextmanager
     def _asked(self, call: _Call) -> Iterator[httpx2.Response]:
         """A good answer whose body is still to be read. Its bytes are counted, however it ends."""
-        # The length is given because the body is handed over in pieces, to count those that left.
-        headers = {**call.headers, "Content-Length": str(len(call.content))}
         try:
-            with self._client.stream(
-                call.method,
-                call.path,
-                content=self._counted(call.content),
-                headers=headers,
-                timeout=self._allowed_s(call),
-            ) as response:
+            with contextlib.closing(self._client.send(self._signed(call), stream=True)) as response:
                 try:
                     if not 200 <= response.status_code < 300:
                         answer = _Answer(response.status_code, response.headers, self._read(response, call))
@@ -289,6 +311,31 @@ class Transport:
             raise Unreachable(f"{call.method} {call.path}: {error or type(error).__name__}") from error
         except httpx2.RequestError as error:
             raise BadAnswer(f"{call.method} {call.path}: {error}") from error
+
+    def _signed(self, call: _Call) -> httpx2.Request:
+        """The request of a call, with a fresh signature."""
+        # The length is given because the body is handed over in pieces, to count those that left.
+        headers = {**call.headers, "Content-Length": str(len(call.content))}
+        if call.content:
+            headers["Content-Digest"] = content_digest(call.content)
+        signer = call.signer
+        if signer is None and self.identity is not None:
+            signer = self.identity.signer(self)
+        request = self._client.build_request(
+            call.method,
+            call.path,
+            content=self._counted(call.content),
+            headers=headers,
+            timeout=self._allowed_s(call),
+        )
+        if signer is not None:
+            about = Request(request.method, request.headers["host"], request.url.raw_path.decode(), request.headers.get)
+            request.headers.update(signer.headers(about, self._now() if call.created is None else call.created))
+        return request
+
+    def _now(self) -> int:
+        """The coordinator's time, as far as it is known, in whole seconds."""
+        return int(self.wall() + self._ahead_s)
 
     def _allowed_s(self, call: _Call) -> float:
         return min(call.timeout_s, LEAVING_S) if self.stopping() else call.timeout_s
@@ -308,6 +355,16 @@ class Transport:
             if len(body) > LARGEST_MESSAGE:
                 raise BadAnswer(f"{call.method} {call.path}: the answer is longer than {LARGEST_MESSAGE} bytes")
         return bytes(body)
+
+
+def _decoded(call: _Call, answer: _Answer, kind: Any) -> Any:
+    if not answer.headers.get("content-type", "").startswith("application/json"):
+        # A captive portal or a proxy's page, as a rule, and gone in minutes.
+        raise BadAnswer(f"{call.method} {call.path} was answered with something other than JSON")
+    try:
+        return decode(answer.body, kind)
+    except WireError as error:
+        raise BadAnswer(f"{call.method} {call.path}: {error}", permanent=True) from error
 
 
 def _shown(answer: Rejected) -> Rejected:
@@ -335,7 +392,16 @@ def _refusal(call: _Call, answer: _Answer) -> Refused:
     if answer.headers.get("content-type", "").startswith(PROBLEM_TYPE):
         with contextlib.suppress(msgspec.MsgspecError):
             found = msgspec.json.decode(answer.body, type=Problem)
-    return Refused(answer.status, found.slug or f"http-{answer.status}", found.detail, found.retry, after_s)
+    said = Said(found.retry, after_s, _time(answer.headers.get("date", "")))
+    return Refused(answer.status, found.slug or f"http-{answer.status}", found.detail, said)
+
+
+def _time(date: str) -> float | None:
+    """Seconds since 1970 of a Date header; None when it is none."""
+    try:
+        return email.utils.parsedate_to_datetime(date).timestamp()
+    except ValueError:
+        return None
 
 
 def _secagg(assignment: str, number: int) -> str:

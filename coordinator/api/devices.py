@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
+from dataclasses import dataclass
 from typing import TypeVar
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from coordinator.api.blobs import serve_blob
-from coordinator.api.http import answer, content_digest, preferred_wait, read_body, read_message
+from coordinator.api.http import answer, preferred_wait, read_body, read_message
 from coordinator.api.openapi import answers, body
+from coordinator.api.signed import Gate, signed
 from coordinator.drivers import Driver
-from coordinator.errors import DigestMismatch, InvalidReport, MalformedMessage, NoLongerNeeded, Unavailable
-from coordinator.keys import Keys
+from coordinator.enrolment import Registry
+from coordinator.errors import ForeignAssignment, InvalidReport, MalformedMessage, Unavailable
+from coordinator.recent import Recent
 from coordinator.secure import UPLOAD
 from coordinator.settings import Settings
 from coordinator.submissions import Arrive, GiveUp, HangUp, Hear, Report, Request, Say, Wait
@@ -27,42 +29,53 @@ from fedcore.params import Float32
 from fedcore.plan import BlobRef
 from fedcore.report import ReportLayout
 from fedcore.wire.messages import Abort, Accepted, Assignment, CheckIn, Enrol, Enrolled, Receipt, Rejected
-from secagg.keys import enrol
 
 T = TypeVar("T")
 _HEADER_BYTES = 4096
 """Room for a safetensors header around the one vector of a report."""
 _SMALL_BYTES = 1 << 15
 """Up to here, hashing and parsing takes less time than handing the work to a thread."""
+MESSAGE = ("malformed-message", "too-large", "digest-mismatch")
+"""What any request with a body may be refused with."""
+OWN = ("unknown-assignment", "foreign-assignment")
+_REMEMBERED = 1 << 16
+"""Assignments, and blobs, whose unchanging part is kept in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What never changes of an assignment: whose it is, and what its report looks like."""
+
+    device: str
+    layout: ReportLayout
 
 
 class DeviceApi:
-    """What devices may ask, as methods on HTTP requests."""
+    """What devices may ask, as methods on signed HTTP requests."""
 
-    def __init__(self, driver: Driver, store: CoordinatorStore, keys: Keys, settings: Settings) -> None:
+    def __init__(self, driver: Driver, store: CoordinatorStore, registry: Registry, settings: Settings) -> None:
         self._driver = driver
         self._store = store
-        self._keys = keys
+        self._registry = registry
         self._settings = settings
-        self._public: dict[str, BlobRef] = {}
+        self._public: Recent[str, BlobRef] = Recent(_REMEMBERED)
+        self._parts: Recent[str, _Part] = Recent(_REMEMBERED)
 
     async def enrol(self, request: HttpRequest) -> Response:
-        """Give a device the credential that its peers in secure aggregation ask for. May be repeated."""
+        """Make whoever signed this a device, with an id and a credential for secure aggregation. May be repeated."""
         message = await read_message(request, Enrol, self._settings.message_limit_bytes)
-        server, authority = (key.public_key().public_bytes_raw() for key in (self._keys.server, self._keys.authority))
-        return answer(Enrolled(enrol(self._keys.authority, message.id), server, authority))
+        who = signed(request)
+        return answer(await run_in_threadpool(self._registry.enrol, message, who.keyid, who.created))
 
     async def check_in(self, population: str, request: HttpRequest) -> Response:
         """A device is willing to work: it gets a session, or a reason and a time to come back."""
         message = await read_message(request, CheckIn, self._settings.message_limit_bytes)
-        if not 0 < len(message.device) <= 200:
-            raise MalformedMessage("`device` must have 1 to 200 characters")
-        return answer(await self._ask(Arrive(population, message)))
+        return answer(await self._ask(Arrive(population, signed(request).keyid, message)))
 
     async def assign(self, session: str, request: HttpRequest) -> Response:
         """Wait, as long as `Prefer: wait=N` says, to be selected for a round."""
         wait_s, headers = preferred_wait(request, self._settings.max_wait_s)
-        waiting = asyncio.ensure_future(self._ask(Wait(session, wait_s)))
+        waiting = asyncio.ensure_future(self._ask(Wait(session, signed(request).keyid, wait_s)))
         gone = asyncio.ensure_future(_disconnected(request))
         try:
             await asyncio.wait((waiting, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -77,41 +90,46 @@ class DeviceApi:
     async def blob(self, sha256: str, request: HttpRequest) -> Response:
         """Immutable bytes by digest: a plan, a graph, a checkpoint."""
         path = self._store.blobs.path(sha256)
-        if sha256 not in self._public:
-            self._public[sha256] = await run_in_threadpool(self._find_public, sha256)
-        return serve_blob(request, self._public[sha256], path)
+        ref = self._public.get(sha256)
+        if ref is None:
+            ref = self._public.put(sha256, await run_in_threadpool(self._find_public, sha256))
+        return serve_blob(request, ref, path)
 
     async def report(self, assignment: str, request: HttpRequest) -> Response:
         """Deliver an assignment's report. Sending the same bytes again gives the same receipt."""
-        digest = content_digest(request)
-        layout = await run_in_threadpool(self._layout_of, assignment)
+        layout = await self._own(assignment, request)
+        digest = signed(request).digest
+        if digest is None:
+            raise MalformedMessage("a report needs a body, and its digest as Content-Digest")
         data = await read_body(request, 4 * layout.size + _HEADER_BYTES)
         if len(data) <= _SMALL_BYTES:
-            report_L = parse_report(data, digest, layout)
+            report_L = parse_report(data, layout)
         else:
-            report_L = await run_in_threadpool(parse_report, data, digest, layout)
+            report_L = await run_in_threadpool(parse_report, data, layout)
         return answer(await self._ask(Report(assignment, digest.hex(), report_L)))
 
     async def say(self, assignment: str, number: int, request: HttpRequest) -> Response:
         """Take a message of the round's secure aggregation, once, and answer as `hear` does for the next number."""
+        layout = await self._own(assignment, request)
         limit = self._settings.message_limit_bytes
         if number == UPLOAD:
-            layout = await run_in_threadpool(self._layout_of, assignment)
             # A masked report takes at most half a word per value, and a word for each segment and the checks.
             limit = 4 * layout.size + 8 * len(layout.segments) + _HEADER_BYTES
-        await self._ask_about(assignment, Say(assignment, number, await read_body(request, limit)))
+        await self._ask(Say(assignment, number, await read_body(request, limit)))
         return await self.hear(assignment, number + 1, request)
 
     async def hear(self, assignment: str, number: int, request: HttpRequest) -> Response:
         """Wait, as long as `Prefer: wait=N` says, for a message of the secure aggregation; 204 when none is there."""
+        await self._own(assignment, request)
         wait_s, headers = preferred_wait(request, self._settings.max_wait_s)
-        message = await self._ask_about(assignment, Hear(assignment, number, wait_s))
+        message = await self._ask(Hear(assignment, number, wait_s))
         if message is None:
             return Response(status_code=204, headers=headers)
         return Response(message, media_type="application/octet-stream", headers=headers)
 
     async def abort(self, assignment: str, request: HttpRequest) -> Response:
         """Give an assignment up. May be repeated."""
+        await self._own(assignment, request)
         message = await read_message(request, Abort, self._settings.message_limit_bytes)
         await self._ask(GiveUp(assignment, message))
         return Response(status_code=204)
@@ -119,95 +137,109 @@ class DeviceApi:
     async def _ask(self, request: Request[T]) -> T:
         return await asyncio.wrap_future(self._driver.submit(request))
 
-    async def _ask_about(self, assignment: str, request: Request[T]) -> T:
-        """Ask the driver, whose memory cannot tell an assignment that is over from one that never was."""
-        try:
-            return await self._ask(request)
-        except NoLongerNeeded:
-            await run_in_threadpool(self._layout_of, assignment)
-            raise
-
     def _find_public(self, sha256: str) -> BlobRef:
         with self._store.database.reading() as records:
             return records.blob(sha256, public=True)
 
-    def _layout_of(self, assignment: str) -> ReportLayout:
+    async def _own(self, assignment: str, request: HttpRequest) -> ReportLayout:
+        """The layout of the assignment's report. Raises UnknownAssignment; ForeignAssignment if it is another's."""
+        part = self._parts.get(assignment)
+        if part is None:
+            part = self._parts.put(assignment, await run_in_threadpool(self._find_part, assignment))
+        if part.device != signed(request).keyid:
+            raise ForeignAssignment("the assignment is another device's; check in for one of your own")
+        return part.layout
+
+    def _find_part(self, assignment: str) -> _Part:
         with self._store.database.reading() as records:
             found = records.assignment(assignment)
-        return self._store.plan(found.plan_sha256).report
+        return _Part(found.device, self._store.plan(found.plan_sha256).report)
 
 
-def device_router(api: DeviceApi) -> APIRouter:
-    """The routes of `api`."""
+def device_router(api: DeviceApi, gate: Gate) -> APIRouter:
+    """The routes of `api`, behind the gate, all of them."""
     router = APIRouter(tags=["devices"])
-    add = router.add_api_route
-    arriving = ("malformed-message", "unknown-population", "too-large")
-    add(
-        "/v1/populations/{population}/checkins",
-        api.check_in,
-        methods=["POST"],
-        openapi_extra=body("application/json", CheckIn),
-        responses=answers(200, "Outcome", Accepted, Rejected, problems=arriving),
-    )
-    add(
-        "/v1/sessions/{session}/assignments",
-        api.assign,
-        methods=["POST"],
-        responses=answers(200, "Outcome", Assignment, Rejected, problems=("unknown-session",)),
-    )
-    serving = answers(200, "The bytes", problems=("unknown-blob", "range-not-satisfiable"))
-    add("/v1/blobs/{sha256}", api.blob, methods=["GET"], responses=serving)
-    refusals = ("malformed-message", "unknown-assignment", "conflicting-report", "too-large")
-    of_report = (*refusals, "no-longer-needed", "digest-mismatch", "invalid-report")
-    add(
-        "/v1/assignments/{assignment}/report",
-        api.report,
-        methods=["PUT"],
-        openapi_extra=body("application/octet-stream"),
-        responses=answers(200, "Counted, once", Receipt, problems=of_report),
-    )
-    add(
-        "/v1/assignments/{assignment}:abort",
-        api.abort,
-        methods=["POST"],
-        status_code=204,
-        openapi_extra=body("application/json", Abort),
-        responses=answers(204, "Given up", problems=refusals),
-    )
-    _add_secure_routes(router, api)
+    router.include_router(_newcomers(api), dependencies=[Depends(gate.newcomer)])
+    for routes in (_working(api), _reporting(api), _aggregating(api)):
+        router.include_router(routes, dependencies=[Depends(gate.device)])
     return router
 
 
-def _add_secure_routes(router: APIRouter, api: DeviceApi) -> None:
-    """Where devices enrol, and where they exchange the messages of secure aggregation."""
+def _newcomers(api: DeviceApi) -> APIRouter:
+    """Where devices enrol."""
+    router = APIRouter()
     router.add_api_route(
         "/v1/devices",
         api.enrol,
         methods=["POST"],
         openapi_extra=body("application/json", Enrol),
-        responses=answers(200, "Enrolled", Enrolled, problems=("malformed-message", "too-large")),
+        responses=answers(200, "Enrolled", Enrolled, problems=(*MESSAGE, "not-attested")),
     )
+    return router
+
+
+def _working(api: DeviceApi) -> APIRouter:
+    """Where devices offer themselves, and fetch what they need."""
+    router = APIRouter()
+    router.add_api_route(
+        "/v1/populations/{population}/checkins",
+        api.check_in,
+        methods=["POST"],
+        openapi_extra=body("application/json", CheckIn),
+        responses=answers(200, "Outcome", Accepted, Rejected, problems=(*MESSAGE, "unknown-population")),
+    )
+    router.add_api_route(
+        "/v1/sessions/{session}/assignments",
+        api.assign,
+        methods=["POST"],
+        responses=answers(200, "Outcome", Assignment, Rejected, problems=("unknown-session", "foreign-session")),
+    )
+    serving = answers(200, "The bytes", problems=("unknown-blob", "range-not-satisfiable"))
+    router.add_api_route("/v1/blobs/{sha256}", api.blob, methods=["GET"], responses=serving)
+    return router
+
+
+def _reporting(api: DeviceApi) -> APIRouter:
+    """Where assignments end."""
+    router = APIRouter()
+    ending = (*MESSAGE, *OWN, "conflicting-report")
+    router.add_api_route(
+        "/v1/assignments/{assignment}/report",
+        api.report,
+        methods=["PUT"],
+        openapi_extra=body("application/octet-stream"),
+        responses=answers(200, "Counted, once", Receipt, problems=(*ending, "no-longer-needed", "invalid-report")),
+    )
+    router.add_api_route(
+        "/v1/assignments/{assignment}:abort",
+        api.abort,
+        methods=["POST"],
+        status_code=204,
+        openapi_extra=body("application/json", Abort),
+        responses=answers(204, "Given up", problems=ending),
+    )
+    return router
+
+
+def _aggregating(api: DeviceApi) -> APIRouter:
+    """Where devices exchange the messages of secure aggregation."""
+    router = APIRouter()
     path = "/v1/assignments/{assignment}/secagg/{number}"
-    over = ("malformed-message", "unknown-assignment", "no-longer-needed")
+    taken = (*MESSAGE, *OWN, "no-longer-needed", "conflicting-report", "unusable-message")
     router.add_api_route(
         path,
         api.say,
         methods=["PUT"],
         openapi_extra=body("application/octet-stream"),
-        responses=answers(
-            200,
-            "Taken, once: the next message's bytes; 204 when not yet",
-            problems=(*over, "conflicting-report", "too-large", "unusable-message"),
-        ),
+        responses=answers(200, "Taken, once: the next message's bytes; 204 when not yet", problems=taken),
     )
-    hearing = answers(200, "The bytes; 204 when not yet", problems=over)
+    hearing = answers(200, "The bytes; 204 when not yet", problems=("malformed-message", *OWN, "no-longer-needed"))
     router.add_api_route(path, api.hear, methods=["GET"], responses=hearing)
+    return router
 
 
-def parse_report(data: bytes, digest: bytes, layout: ReportLayout) -> Float32:
-    """The report in a body: float32 (L,), checked against its layout. Raises DigestMismatch or InvalidReport."""
-    if hashlib.sha256(data).digest() != digest:
-        raise DigestMismatch("the body is not the one that Content-Digest was made of; send it again")
+def parse_report(data: bytes, layout: ReportLayout) -> Float32:
+    """The report in a body: float32 (L,), checked against its layout. Raises InvalidReport."""
     try:
         report_L = checkpoint.decode(data, layout.wire)["report"]
         layout.check(report_L)

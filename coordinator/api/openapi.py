@@ -10,6 +10,10 @@ from fastapi import FastAPI
 from fedcore.wire.messages import Abort, Accepted, Assignment, CheckIn, Enrol, Enrolled, Receipt, Rejected
 from fedcore.wire.problems import PROBLEM_TYPE, PROBLEMS, Problem
 
+SIGNATURES = (
+    "unsigned", "malformed-signature", "unknown-device", "forged-signature", "stale-signature", "replayed-signature",
+)  # fmt: skip
+"""What any request of a device may be refused with."""
 _PREFIX = "#/components/schemas/"
 _MESSAGES = (Abort, Accepted, Assignment, CheckIn, Enrol, Enrolled, Problem, Receipt, Rejected)
 
@@ -23,7 +27,7 @@ def answers(status: int, wording: str, *kinds: type[msgspec.Struct], problems: t
     """The `responses` of a route: its answer, and the problem types that it may refuse with."""
     content = {"application/json": {"schema": {"anyOf": [_schema(kind) for kind in kinds]}}} if kinds else {}
     found: dict[int | str, Any] = {status: {"description": wording, "content": content}}
-    for slug in (*problems, "internal", "unavailable"):
+    for slug in (*SIGNATURES, *problems, "internal", "unavailable"):
         kind = PROBLEMS[slug]
         earlier = found.get(kind.status, {}).get("description")
         wording = f"{earlier}; {slug}" if earlier else slug

@@ -12,8 +12,8 @@ from sqlalchemy.engine import Connection
 
 from coordinator.errors import StoreConflict, UnknownAssignment, UnknownBlob, UnknownRound, UnknownTask
 from coordinator.rounds import AssignmentState, Round, RoundState, TaskState, move
-from coordinator.store.rows import AssignmentRecord, RoundRecord, Seat, Snapshot, Task
-from coordinator.store.tables import ASSIGNMENTS, BLOBS, POPULATIONS, REPORTS, ROUNDS, TASKS, TRANSITIONS
+from coordinator.store.rows import AssignmentRecord, Device, RoundRecord, Seat, Snapshot, Task
+from coordinator.store.tables import ASSIGNMENTS, BLOBS, DEVICES, POPULATIONS, REPORTS, ROUNDS, TASKS, TRANSITIONS
 from coordinator.task_settings import TaskSettings
 from fedcore.bundle import AlgorithmRef
 from fedcore.plan import BlobRef, PlanSignature
@@ -27,6 +27,22 @@ class Records:
     def __init__(self, connection: Connection, at: float) -> None:
         self._connection = connection
         self.at = at
+
+    # --- devices
+
+    def device(self, device_id: str) -> Device | None:
+        """An enrolled device; None when none has this id."""
+        row = self._connection.execute(select(DEVICES).where(DEVICES.c.id == device_id)).one_or_none()
+        if row is None:
+            return None
+        key = f"{row.algorithm}:{row.public_key}"
+        return Device(id=row.id, key=key, attestation=row.attestation, enrolled_at=row.enrolled_at)
+
+    def add_device(self, device_id: str, key: str, attestation: str) -> None:
+        """Enrol a device under its public key (as text)."""
+        algorithm, _, public_key = key.partition(":")
+        values = {"algorithm": algorithm, "public_key": public_key, "attestation": attestation}
+        self._insert(DEVICES, id=device_id, **values, enrolled_at=self.at)
 
     # --- tasks and blobs
 

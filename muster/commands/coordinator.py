@@ -21,6 +21,12 @@ def serve(
     blobs: Annotated[Path | None, typer.Option(help="Folder of plans and models.  [default: muster-blobs]")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.  [default: 127.0.0.1]")] = None,
     port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one.  [default: 8080]")] = None,
+    accept_unattested: Annotated[
+        bool, typer.Option("--accept-unattested", help="Enrol devices that prove nothing; for development alone.")
+    ] = False,
+    enrolment_secret_file: Annotated[
+        Path | None, typer.Option(help="File with the secret that devices prove to know when they enrol.")
+    ] = None,
     ready_file: Annotated[
         Path | None, typer.Option(help="Write the service's URL here once it accepts devices.")
     ] = None,
@@ -37,6 +43,7 @@ def serve(
     if config is not None:
         os.environ["MUSTER_CONFIG"] = str(config)
     given: dict[str, Any] = {"database": db, "blobs": blobs, "host": host, "port": port}
+    given |= {"accept_unattested": accept_unattested or None, "enrolment_secret_file": enrolment_secret_file}
     try:
         settings = Settings(**{name: value for name, value in given.items() if value is not None})
     except (ValidationError, FileNotFoundError) as error:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 import httpx2
+import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -17,6 +18,7 @@ from coordinator.submissions import Arrive, GiveUp, Report, Submission, Wait
 from coordinator.tasks import TaskSettings, open_coordinator_store
 from fedcore.wire.messages import Abort, CheckIn, RetryWindow
 from tests.coordinator.bundles import make_bundle, report_vector
+from tests.coordinator.devices import CAPABILITIES, Devices
 
 RETRY = RetryWindow(0.0, 0.1)
 KEYS = Keys(*(Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32) for number in (1, 2)))
@@ -54,8 +56,10 @@ def client(store, tmp_path):
         retry_max_s=3,
         max_wait_s=5,
         message_limit_bytes=2048,
+        accept_unattested=True,
     )
     with serving(settings) as url, httpx2.Client(base_url=url, timeout=10) as opened:
+        opened.devices = Devices(opened)
         yield opened
 
 
@@ -93,11 +97,11 @@ class Desk:
         self.turn()
 
     def arrive(self, device: str, population="phones", formats=("onnx",), examples=None):
-        message = CheckIn(device=device, runtime="test", formats=formats, examples=examples or {"default": 10})
-        return self.ask(Arrive(population, message))
+        able = msgspec.structs.replace(CAPABILITIES, formats=formats)
+        return self.ask(Arrive(population, device, CheckIn(capabilities=able, examples=examples or {"default": 10})))
 
     def wait(self, device: str, seconds=10.0, **kwargs) -> Future:
-        (future,) = self.turn(Wait(self.arrive(device, **kwargs).session, seconds))
+        (future,) = self.turn(Wait(self.arrive(device, **kwargs).session, device, seconds))
         return future
 
     def assign(self, *devices: str):

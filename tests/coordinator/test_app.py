@@ -16,6 +16,7 @@ from coordinator.errors import UnsupportedDatabase
 from coordinator.settings import Settings
 from tests.coordinator.bundles import START, report_body
 from tests.coordinator.conftest import committed
+from tests.coordinator.devices import Devices
 from tests.coordinator.test_api import assign, put, refused, wait
 
 SERVE = """
@@ -23,7 +24,8 @@ import sys
 from pathlib import Path
 from coordinator.app import serve
 from coordinator.settings import Settings
-serve(Settings(database=sys.argv[1], blobs=Path(sys.argv[2]), port=0), lambda url: print(url, flush=True))
+settings = Settings(database=sys.argv[1], blobs=Path(sys.argv[2]), port=0, accept_unattested=True)
+serve(settings, lambda url: print(url, flush=True))
 """
 
 
@@ -34,6 +36,7 @@ def process(tmp_path):
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         try:
             with httpx2.Client(base_url=child.stdout.readline().strip(), timeout=10) as client:
+                client.devices = Devices(client)
                 yield child, client
         finally:
             child.kill()
@@ -46,7 +49,9 @@ def test_killed_service_runs_the_round_again_and_keeps_its_receipts(store, regis
         first, second = assign(client, "a", "b")
         receipt = put(client, first.assignment, body)
         child.kill()
+        devices = client.devices
     with process(tmp_path) as (child, client):
+        client.devices = devices
         assert put(client, first.assignment, body).content == receipt.content
         refused(put(client, second.assignment, body), "no-longer-needed")
         again = assign(client, "a", "b")

@@ -1,9 +1,9 @@
 """A coordinator small enough to read: real HTTP on a real port, one assignment, and faults on demand."""
 
-import base64
 import hashlib
 import sys
 import threading
+import time
 from collections import defaultdict
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,8 +12,20 @@ import numpy as np
 
 from fedcore import checkpoint
 from fedcore.plan import BlobRef
-from fedcore.wire.messages import Abort, Accepted, Assignment, CheckIn, Enrol, Receipt, RetryWindow, decode, encode
+from fedcore.wire.messages import (
+    Abort,
+    Accepted,
+    Assignment,
+    CheckIn,
+    Enrol,
+    Enrolled,
+    Receipt,
+    RetryWindow,
+    decode,
+    encode,
+)
 from fedcore.wire.problems import PROBLEM_TYPE, problem
+from fedcore.wire.signatures import COVERED, PublicKey, Request, Signature, content_digest
 from tests.device_runtime import linear
 
 WINDOW = RetryWindow(11.0, 12.0)
@@ -27,9 +39,11 @@ class Coordinator:
         self.calls = []
         self.checkins, self.aborts, self.reports, self.headers = [], [], [], []
         self.faults = defaultdict(list)
+        self.forged = []
         self.report_within_s = 60.0
         self.given = 1
-        self.invite, self.enrolled, self.said = None, None, []
+        self.invite, self.vouch, self.said = None, lambda id_: None, []
+        self.keys, self.enrolments, self.nonces = {}, [], set()
         self.blobs = {}
         self.offer(linear.plan(), linear.graphs(), {"params": linear.PARAMS})
 
@@ -54,7 +68,7 @@ class Coordinator:
             secagg=self.invite and self.invite(self.plan, self.checkpoint),
         )
 
-    def answer(self, method, path, headers, body):
+    def answer(self, method, path, headers, body, signature):
         """(call, status, content type, body) of a request in good weather."""
         match [method, *path.strip("/").split("/")]:
             case ["POST", "v1", "populations", "phones", "checkins"]:
@@ -68,20 +82,34 @@ class Coordinator:
                 return "blob", 206 if start else 200, "application/octet-stream", data[int(start or 0) :]
             case ["PUT", "v1", "assignments", name, "report"]:
                 digest = hashlib.sha256(body).digest()
-                assert headers["Content-Digest"] == f"sha-256=:{base64.b64encode(digest).decode()}:"
                 self.reports.append(checkpoint.decode(body, linear.plan().report.wire)["report"])
                 receipt = Receipt(assignment=name, task="t-1", round=2, sha256=digest.hex())
                 return "report", 200, "application/json", encode(receipt)
             case ["POST", "v1", "assignments", name] if name.endswith(":abort"):
                 self.aborts.append(decode(body, Abort))
                 return "abort", 204, "application/json", b""
-        return self.answer_secure(method, path, body)
+        return self.answer_secure(method, path, body, signature)
 
-    def answer_secure(self, method, path, body):
+    def check(self, method, path, headers, body):
+        """The signature of a request: every one has a good one, of an enrolled key but for the enrolment."""
+        signature = Signature.parse(headers["Signature-Input"], headers["Signature"])
+        assert set(signature.covered) == {*COVERED, *(("content-digest",) if body else ())}
+        assert not body or headers["Content-Digest"] == content_digest(body)
+        assert abs(signature.created - time.time()) < 30
+        assert signature.nonce not in self.nonces
+        self.nonces.add(signature.nonce)
+        key = signature.keyid if path == "/v1/devices" else self.keys[signature.keyid]
+        signature.check(Request(method, headers["Host"], path, headers.get), PublicKey.parse(key))
+        return signature
+
+    def answer_secure(self, method, path, body, signature):
         """The same for what a secure round asks; it never gets beyond the device's first message."""
         match [method, *path.strip("/").split("/")]:
-            case ["POST", "v1", "devices"] if self.enrolled:
-                return "enrol", 200, "application/json", encode(self.enrolled(decode(body, Enrol).id))
+            case ["POST", "v1", "devices"]:
+                message, device = decode(body, Enrol), f"d-{len(self.enrolments)}"
+                self.enrolments.append(message)
+                self.keys[device] = signature.keyid
+                return "enrol", 200, "application/json", encode(Enrolled(device, self.vouch(message.secagg)))
             case ["PUT", "v1", "assignments", _, "secagg", number]:
                 self.said.append((int(number), body))
                 return "secagg", 204, "application/octet-stream", b""
@@ -129,12 +157,19 @@ class Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         parts = self.path.split("/")[::-1]
         call = "abort" if parts[0].endswith(":abort") else next(CALLS[part] for part in parts if part in CALLS)
-        coordinator.calls.append(call)
+        if call != "enrol":
+            coordinator.calls.append(call)
         coordinator.headers.append((call, dict(self.headers)))
         if coordinator.faults[call]:
             coordinator.faults[call].pop(0)(self)
             return
-        _, code, kind, answer = coordinator.answer(self.command, self.path, self.headers, body)
+        try:
+            signature = coordinator.check(self.command, self.path, self.headers, body)
+        except Exception as error:
+            coordinator.forged.append(error)
+            self.respond(401, "text/plain", str(error).encode())
+            return
+        _, code, kind, answer = coordinator.answer(self.command, self.path, self.headers, body, signature)
         about = {"ETag": f'"{self.path.rsplit("/", 1)[-1]}"'} if call == "blob" else {}
         if code == 206:
             about["Content-Range"] = self.headers["Range"].replace("=", " ")
@@ -180,6 +215,7 @@ def serving():
         finally:
             server.shutdown()
             thread.join()
+        assert server.coordinator.forged == []
 
 
 def report_of(examples):

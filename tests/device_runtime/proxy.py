@@ -40,7 +40,7 @@ class Road:
 
 
 def call_of(path):
-    names = {"checkins": "check-in", "assignments": "assignment", "report": "report"}
+    names = {"checkins": "check-in", "assignments": "assignment", "report": "report", "devices": "enrol"}
     last = path.rsplit("/", 1)[-1]
     return "abort" if last.endswith(":abort") else names.get(last, "blob")
 

@@ -5,6 +5,7 @@ import time
 import httpx2
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from device_runtime import Device
 from device_runtime import transport as module
@@ -13,10 +14,26 @@ from device_runtime.errors import BadAnswer, ConfigError, Refused, Unreachable
 from device_runtime.transport import Transport
 from fedcore import checkpoint
 from fedcore.plan import BlobRef
-from fedcore.wire.messages import Abort, Accepted, CheckIn, RetryWindow
+from fedcore.wire.messages import Abort, Accepted, CheckIn, RetryWindow, StatedCapabilities
+from fedcore.wire.signatures import PublicKey, Signer
 from tests.device_runtime.coordinator import answer, cut, hang_up, refusal, status
 
-HELLO = CheckIn(device="0" * 32, runtime="test", formats=("onnx",), examples={"default": 10})
+HELLO = CheckIn(
+    capabilities=StatedCapabilities(runtime="test", version="1", engine="none", formats=("onnx",)), examples={}
+)
+KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+
+
+class Known:
+    """A device that is enrolled already."""
+
+    forgotten = 0
+
+    def signer(self, transport):
+        return Signer("d-0", KEY)
+
+    def forget(self):
+        self.forgotten += 1
 
 
 class Pauses(list):
@@ -38,7 +55,9 @@ def partial(tmp_path):
 
 @pytest.fixture
 def transport(coordinator, pauses):
+    coordinator.keys["d-0"] = PublicKey.of(KEY).text
     with Transport(httpx2.Client(base_url=coordinator.url), sleep=pauses) as made:
+        made.identity = Known()
         yield made
 
 

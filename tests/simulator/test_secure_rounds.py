@@ -18,7 +18,6 @@ import pytest
 from coordinator.aggregation import aggregate
 from coordinator.rounds import AssignmentState
 from coordinator.tasks import Secagg, TaskSettings, open_coordinator_store
-from device_runtime.identity import device_id
 from device_runtime.journal import read_journal
 from device_runtime.outcome import Outcome
 from export.build import export_bundle
@@ -77,7 +76,7 @@ class World:
 
     def counted(self, number):
         """The folders of whose reports round `number` counted."""
-        devices = {device_id(home / "state"): home for home in self.folders}
+        devices = {self.outcome(index).device: home for index, home in enumerate(self.folders)}
         cohort = self.store.cohort(self.task, number)
         return [devices[one.device] for one in cohort if one.state is AssignmentState.REPORTED]
 
