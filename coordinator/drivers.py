@@ -20,6 +20,7 @@ from coordinator.closing import close_round
 from coordinator.errors import NoLongerNeeded, Refusal, Unavailable, UnknownBlob, UnknownPopulation
 from coordinator.keys import Keys
 from coordinator.ledger import Draft, Job, Running, next_event
+from coordinator.metrics import Metrics
 from coordinator.pool import Pool, Session
 from coordinator.rounds import RoundState, TaskState, step
 from coordinator.secure import SecureRound
@@ -62,7 +63,9 @@ class Driver:
         retry: RetryWindow,
         queue_limit: int,
         clock: Callable[[], float] = time.monotonic,
+        metrics: Metrics | None = None,
     ) -> None:
+        self._metrics = metrics or Metrics()
         self._store = store
         self._keys = keys
         self._retry = retry
@@ -84,6 +87,15 @@ class Driver:
     def alive(self) -> bool:
         """Whether requests are being answered."""
         return self._thread.is_alive()
+
+    @property
+    def draining(self) -> bool:
+        """Whether devices are sent away because the service is about to stop."""
+        return self._draining.is_set()
+
+    def queue_depth(self) -> int:
+        """Requests that wait for the next turn."""
+        return self._queue.qsize()
 
     def recover(self) -> None:
         """Abandon what an earlier process left running: its sums are gone. The rounds are tried again."""
@@ -115,6 +127,7 @@ class Driver:
                 raise queue.Full
             self._queue.put_nowait(Submission(request, future))
         except queue.Full as error:
+            self._metrics.shed.labels("queue").inc()
             raise Unavailable("too many requests are waiting, or the service is stopping; come back later") from error
         return future
 
@@ -138,6 +151,7 @@ class Driver:
             self._reject(list(self._pool.waiting()), "shutting-down")
             for secure in self._secure.values():
                 secure.dismiss(Unavailable("the coordinator is stopping, and abandons the secure rounds that run"))
+        self._metrics.waiting.set(sum(1 for _ in self._pool.waiting()))
 
     # --- the thread
 
@@ -145,7 +159,8 @@ class Driver:
         while not (self._stopping.is_set() and self._queue.empty()):
             inbox = self._take()
             try:
-                self.turn(inbox)
+                with self._metrics.turns.time():
+                    self.turn(inbox)
             except Exception:
                 # A bug, or a database that cannot even be read: the thread must outlive it, and nobody may hang.
                 _LOG.exception("a turn failed")
@@ -277,7 +292,7 @@ class Driver:
 
     def _commit(self, durable: Sequence[Durable], due: Sequence[tuple[Job, bool]], now: float) -> None:
         try:
-            with self._store.database.writing() as records:
+            with self._metrics.transactions.time(), self._store.database.writing() as records:
                 draft = Draft(records, self._keys, self._running, self._pool, now)
                 outcomes = [_attempt(draft, request) for request, _ in durable]
                 for job, cancelled in due:
@@ -294,6 +309,10 @@ class Driver:
             settle(future, outcome)
 
     def _adopt(self, draft: Draft, now: float) -> None:
+        for running, value in draft.moved:
+            self._metrics.round_moved(running.value, value, now - running.opened_at)
+        for reason in draft.aborts:
+            self._metrics.aborts.labels(reason).inc()
         for round_id, report_L in draft.folds:
             if round_id not in self._sums:
                 self._sums[round_id] = ReportSum(report_L.size)
@@ -327,13 +346,14 @@ class Driver:
             if running.value.state is not RoundState.AGGREGATING:
                 continue
             try:
-                close_round(self._store, running, self._sums[running.id], now)
+                value = close_round(self._store, running, self._sums[running.id], now)
             except Exception as error:
                 # The sum is still here: the round stays in AGGREGATING and is closed when the disk allows it.
                 _LOG.error("round %d of task %s could not be closed yet: %s", running.number, task, error)
                 self._next_try = now + _RETRY_S
                 continue
-            self._replace_rounds({other: value for other, value in self._running.items() if other != task}, now)
+            self._metrics.round_moved(running.value, value, now - running.opened_at)
+            self._replace_rounds({other: one for other, one in self._running.items() if other != task}, now)
             self._next_poll = now
 
 

@@ -70,6 +70,7 @@ class Running:
 
     id: int
     attempt: int
+    opened_at: float
     base: Snapshot
     job: Job
     value: Round
@@ -93,7 +94,10 @@ def next_event(running: Running, cancelled: bool, eligible: int) -> Event:
 
 
 class Draft:
-    """One transaction in the making. `running`, `folds`, `seated` and `turned_away` are what memory must become."""
+    """One transaction in the making. `running`, `folds`, `seated` and `turned_away` are what memory must become.
+
+    `moved` (every step of a round) and `aborts` (their reasons) are for whoever counts them.
+    """
 
     def __init__(self, records: Records, keys: Keys, running: Mapping[str, Running], pool: Pool, now: float) -> None:
         self._records = records
@@ -105,6 +109,8 @@ class Draft:
         self.folds: list[tuple[int, NDArray[np.floating[Any]]]] = []
         self.seated: dict[str, tuple[Session, Assignment, float]] = {}
         self.turned_away: list[Session] = []
+        self.moved: list[tuple[Running, Round]] = []
+        self.aborts: list[str] = []
 
     def report(self, request: Report) -> Receipt:
         """Count a report, once. Raises UnknownAssignment, ConflictingReport, NoLongerNeeded or InvalidReport."""
@@ -137,6 +143,7 @@ class Draft:
             if running.secure is not None and found.id in running.secure.uploads:
                 raise ConflictingReport("this assignment's masked report was added; it cannot be given up any more")
             self._records.move_assignment(found, AssignmentState.ABORTED, "device", request.message.reason)
+            self.aborts.append(request.message.reason)
             self._step(running, Aborted())
 
     def advance(self, job: Job, *, cancelled: bool) -> None:
@@ -161,7 +168,7 @@ class Draft:
     def _open(self, job: Job) -> Running:
         base = self._records.snapshot(job.task)
         row_id, attempt = self._records.add_round(job.task.id, base.number + 1)
-        running = Running(row_id, attempt, base, job, open_round(job.task.settings.policy, self._now))
+        running = Running(row_id, attempt, self._now, base, job, open_round(job.task.settings.policy, self._now))
         self.running[job.task.id] = running
         return running
 
@@ -179,6 +186,7 @@ class Draft:
             return
         cause = value.reason or type(event).__name__.lower()
         self._records.move_round(running.id, running.value, value, cause)
+        self.moved.append((running, value))
         after = replace(running, value=value)
         self.running[running.job.task.id] = after
         if value.state.ended:
