@@ -27,7 +27,7 @@ class Service:
     def open(cls, settings: Settings) -> Service:
         """The parts that `settings` ask for. Raises UnsupportedDatabase."""
         store = open_coordinator_store(settings.database, settings.blobs)
-        keys, metrics, limits = Keys.beside(settings.database), Metrics(), Limits(settings)
-        driver = Driver(store, keys, settings.retry, settings.queue_limit, metrics=metrics)
-        metrics.watch(driver.queue_depth, lambda: limits.connections.held)
-        return cls(settings, store, keys, driver, metrics, limits)
+        keys, limits = Keys.beside(settings.database), Limits(settings)
+        driver = Driver(store, keys, settings.retry, settings.queue_limit)
+        driver.metrics.watch(driver.queue_depth, lambda: limits.connections.held)
+        return cls(settings, store, keys, driver, driver.metrics, limits)
