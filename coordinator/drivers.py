@@ -17,7 +17,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from coordinator.aggregation import ReportSum
 from coordinator.closing import close_round
-from coordinator.errors import NoLongerNeeded, Refusal, Unavailable, UnknownBlob, UnknownPopulation
+from coordinator.errors import NoLongerNeeded, Refusal, StoreConflict, Unavailable, UnknownBlob, UnknownPopulation
 from coordinator.keys import Keys
 from coordinator.ledger import Draft, Job, Running, next_event
 from coordinator.pool import Pool, Session
@@ -79,6 +79,7 @@ class Driver:
         self._secure: dict[int, SecureRound] = {}
         self._last_round: dict[str, int] = {}
         self._next_poll = self._next_try = -float("inf")
+        self._in_doubt = False
 
     @property
     def alive(self) -> bool:
@@ -88,7 +89,7 @@ class Driver:
     def recover(self) -> None:
         """Abandon what an earlier process left running: its sums are gone. The rounds are tried again."""
         with self._store.database.writing() as records:
-            abandoned = records.abandon_unfinished_rounds("restart")
+            abandoned, _ = records.abandon_unfinished_rounds("restart")
         if abandoned:
             _LOG.warning("abandoned %d rounds that a restart interrupted", abandoned)
 
@@ -128,6 +129,8 @@ class Driver:
         for secure in self._secure.values():
             secure.advance(now)
         durable = [(s.request, s.future) for s in inbox if isinstance(s.request, Report | GiveUp)]
+        if self._in_doubt and (durable or now >= self._next_try):
+            self._clear_doubt(now)
         due = self._due(now) if now >= self._next_try else []
         if durable or due:
             self._commit(durable, due, now)
@@ -275,17 +278,39 @@ class Driver:
     def _count_eligible(self, job: Job) -> int:
         return len(self._pool.eligible(job.task.settings.population, job.needs))
 
+    def _clear_doubt(self, now: float) -> None:
+        """After a transaction failed: go on with the rounds that the store has as memory has them, and no others.
+
+        A connection that breaks while a transaction is committed leaves open whether it was.
+        """
+        try:
+            with self._store.database.writing() as records:
+                known = {running.id: running.value for running in self._running.values()}
+                abandoned, go_on = records.abandon_unfinished_rounds("restart", known)
+        except Exception as error:
+            self._fail(error, now)
+            return
+        self._in_doubt = False
+        self._replace_rounds({task: value for task, value in self._running.items() if value.id in go_on}, now)
+        if abandoned:
+            _LOG.warning("abandoned %d rounds that a failed transaction left in doubt", abandoned)
+
+    def _fail(self, error: Exception, now: float) -> None:
+        _LOG.error("a transaction failed: %s", error)
+        self._in_doubt, self._next_try = True, now + _RETRY_S
+
     def _commit(self, durable: Sequence[Durable], due: Sequence[tuple[Job, bool]], now: float) -> None:
         try:
+            if self._in_doubt:
+                raise StoreConflict("it is not known yet whether the last transaction was done")
             with self._store.database.writing() as records:
                 draft = Draft(records, self._keys, self._running, self._pool, now)
                 outcomes = [_attempt(draft, request) for request, _ in durable]
                 for job, cancelled in due:
                     draft.advance(job, cancelled=cancelled)
         except Exception as error:
-            # Whatever went wrong, the transaction is undone and the draft with it; memory has not been touched.
-            _LOG.error("a transaction failed, nothing was counted: %s", error)
-            self._next_try = now + _RETRY_S
+            # Memory has not been touched. The transaction was undone, as a rule; the next one finds out.
+            self._fail(error, now)
             outcomes = [Unavailable("the coordinator could not store this; send it again later") for _ in durable]
         else:
             self._next_try = now
@@ -330,8 +355,7 @@ class Driver:
                 close_round(self._store, running, self._sums[running.id], now)
             except Exception as error:
                 # The sum is still here: the round stays in AGGREGATING and is closed when the disk allows it.
-                _LOG.error("round %d of task %s could not be closed yet: %s", running.number, task, error)
-                self._next_try = now + _RETRY_S
+                self._fail(error, now)
                 continue
             self._replace_rounds({other: value for other, value in self._running.items() if other != task}, now)
             self._next_poll = now
