@@ -48,8 +48,8 @@ SETTINGS = TaskSettings(
     selection_timeout_s=20.0,
     reporting_deadline_s=60.0,
 )
-LONGEST_S = SETTINGS.selection_timeout_s + SETTINGS.reporting_deadline_s
-"""Within this time every round ends: each of its two deadlines comes."""
+LONGEST_S = 2 * (SETTINGS.selection_timeout_s + SETTINGS.reporting_deadline_s) + 60.0
+"""Within this time every round ends: the one it is held behind, a pause after four failures, and its own deadlines."""
 LEAPS_S = (0.1, 1.0, 1.0, 5.0, 5.0, 20.0, 61.0)
 """How far the clock goes at once; a deadline that lies within is seen that much late."""
 FAIR_EVERY = 250
@@ -134,6 +134,7 @@ class World:
     """Phones, a coordinator, and the sea between them."""
 
     def __init__(self, folder: Path, database: str = ""):
+        self.source = random.Random(0)
         self.folder, self.url = folder, database or f"sqlite:///{folder}/state.db"
         size = DEVICES + MARKS
         segments = (Segment("delta", size, "mean"), Segment("weight", 1, "sum"))
@@ -161,7 +162,7 @@ class World:
         if self.store:
             self.store.close()
         self.store = open_coordinator_store(self.url, self.folder / "blobs", clock=lambda: self.now)
-        self.desk = Desk(self.store)
+        self.desk = Desk(self.store, self.source)
         self.desk.now = self.now
         self.disk = Disk(self.store.database, lambda: self.now)
         self.inbox.clear()
@@ -407,13 +408,10 @@ class World:
     def fair_weather(self):
         """Nothing goes wrong for once: a round must be won before its deadlines."""
         self.disk.faults = []
-        if self.operator.task(self.task).state is TaskState.PAUSED:
-            self.operator.resume(self.task)
-        if self.operator.task(self.task).state is not TaskState.ACTIVE:
-            self.new_task()
-        won, until = self.seen["rounds committed"], self.now + 2 * LONGEST_S + 2
+        won, until = self.seen["rounds committed"], self.now + LONGEST_S + 2
         while self.seen["rounds committed"] == won:
-            demand(self.now <= until, f"no round was won in {2 * LONGEST_S} seconds of fair weather")
+            demand(self.now <= until, f"no round was won in {LONGEST_S} seconds of fair weather")
+            self.resume(0)
             for phone in self.phones:
                 if phone.waiting is None and (not self.may_upload(phone) or phone.given[-1].assignment in self.over):
                     self.arrive(phone)
