@@ -21,6 +21,7 @@ from coordinator.errors import Refusal, StoreConflict, Unavailable, UnknownBlob
 from coordinator.jobs import Job, Running, Underway, next_event
 from coordinator.keys import Keys
 from coordinator.ledger import Draft, Means
+from coordinator.metrics import Metrics
 from coordinator.pool import Pool
 from coordinator.reception import Reception
 from coordinator.rounds import RoundState, TaskState, step
@@ -55,6 +56,7 @@ class Driver:
     """Runs the rounds of every task in a store. One per store: a second one would abandon the rounds of the first.
 
     clock: seconds, from anywhere. source: the chance by which cohorts are drawn; the system's own if not given.
+    `metrics` counts what happens.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Driver:
         clock: Callable[[], float] = time.monotonic,
         source: random.Random | None = None,
     ) -> None:
+        self.metrics = Metrics()
         self._store = store
         self._clock = clock
         self._queue: queue.Queue[Submission] = queue.Queue(queue_limit)
@@ -88,6 +91,15 @@ class Driver:
     def alive(self) -> bool:
         """Whether requests are being answered."""
         return self._thread.is_alive()
+
+    @property
+    def draining(self) -> bool:
+        """Whether devices are sent away because the service is about to stop."""
+        return self._draining.is_set()
+
+    def queue_depth(self) -> int:
+        """Requests that wait for the next turn."""
+        return self._queue.qsize()
 
     def recover(self) -> None:
         """Abandon what an earlier process left running: its sums are gone. The rounds are tried again."""
@@ -119,6 +131,7 @@ class Driver:
                 raise queue.Full
             self._queue.put_nowait(Submission(request, future))
         except queue.Full as error:
+            self.metrics.shed.labels("queue").inc()
             raise Unavailable("too many requests are waiting, or the service is stopping; come back later") from error
         return future
 
@@ -142,6 +155,7 @@ class Driver:
         self._reception.dismiss(now)
         if self._reception.closed:
             self._secure.dismiss(Unavailable("the coordinator is stopping, and abandons the secure rounds that run"))
+        self.metrics.waiting.set(sum(1 for _ in self._pool.waiting()))
 
     # --- the thread
 
@@ -149,7 +163,8 @@ class Driver:
         while not (self._stopping.is_set() and self._queue.empty()):
             inbox = self._take()
             try:
-                self.turn(inbox)
+                with self.metrics.turns.time():
+                    self.turn(inbox)
             except Exception:
                 # A bug, or a database that cannot even be read: the thread must outlive it, and nobody may hang.
                 _LOG.exception("a turn failed")
@@ -263,7 +278,7 @@ class Driver:
         try:
             if self._in_doubt:
                 raise StoreConflict("it is not known yet whether the last transaction was done")
-            with self._store.database.writing() as records:
+            with self.metrics.transactions.time(), self._store.database.writing() as records:
                 draft = Draft(records, self._means, self._underway, now)
                 outcomes = [_attempt(draft, request) for request, _ in durable]
                 for task in due:
@@ -279,6 +294,10 @@ class Driver:
             settle(future, outcome)
 
     def _adopt(self, draft: Draft, now: float) -> None:
+        for before, value in draft.moved:
+            self.metrics.round_moved(before.value, value, now - before.opened_at)
+        for reason in draft.aborts:
+            self.metrics.aborts.labels(reason).inc()
         for round_id, report_L in draft.folds:
             if round_id not in self._sums:
                 self._sums[round_id] = ReportSum(report_L.size)
@@ -306,11 +325,12 @@ class Driver:
             if running.value.state is not RoundState.AGGREGATING:
                 continue
             try:
-                pause_s = close_round(self._store, running, self._sums[running.id], now)
+                value, pause_s = close_round(self._store, running, self._sums[running.id], now)
             except Exception as error:
                 # The sum is still here: the round stays in AGGREGATING and is closed when the disk allows it.
                 self._fail(error, now)
                 continue
+            self.metrics.round_moved(running.value, value, now - running.opened_at)
             after = self._underway.copy()
             del after.running[task]
             after.not_before[task] = now + pause_s

@@ -36,11 +36,12 @@ class Job:
 class Running:
     """A round that has not ended: its row, its value, and its masked sum if it has one.
 
-    base: the model that it starts from. While the round is held, the one before it.
+    opened_at: on the driver's clock. base: the model that it starts from. While the round is held, the one before it.
     """
 
     id: int
     attempt: int
+    opened_at: float
     base: Snapshot
     job: Job
     value: Round
