@@ -1,6 +1,7 @@
 """Errors of the coordinator.
 
 CoordinatorError
+├── InvalidSettings         a setting of the service is unknown or has a wrong value
 ├── UnsupportedDatabase     the database URL names something this version cannot use
 ├── MissingStore            there is no database, or no blob folder, where one was named
 ├── StoreInUse              another coordinator runs on the same database
@@ -9,6 +10,11 @@ CoordinatorError
 ├── KeysDamaged             the file of the coordinator's keys holds something else
 ├── BadSecret               the enrolment secret cannot be read, or is too short to be one
 ├── NonFiniteState          the algorithm's next state holds an infinite or undefined number
+├── TokenError
+│   ├── InvalidToken        a token's name is not one
+│   ├── UnknownToken        there is no such token to revoke
+│   ├── BadToken            a token is none of this coordinator, or was revoked
+│   └── RoleLacking         a token is good, and its role does not allow what was asked
 ├── TaskError
 │   ├── InvalidTask         the task's settings contradict each other, or do not fit the bundle
 │   ├── UnknownTask         no task has that id
@@ -20,7 +26,7 @@ CoordinatorError
     │   └── Unsigned · MalformedSignature · UnknownDevice · ForgedSignature · StaleSignature · ReplayedSignature
     ├── NotAttested · ForeignSession · ForeignAssignment
     ├── ConflictingReport · DigestMismatch · InvalidReport · UnusableMessage · TooLarge · RangeNotSatisfiable
-    └── NoLongerNeeded · Unavailable        (both carry a retry window)
+    └── NoLongerNeeded · Unavailable · TooManyRequests      (each with a retry window)
 """
 
 from __future__ import annotations
@@ -30,6 +36,10 @@ from typing import ClassVar
 
 class CoordinatorError(Exception):
     """Base of every error raised by `coordinator`."""
+
+
+class InvalidSettings(CoordinatorError):
+    """A setting of the service is unknown or has a wrong value; the message names it and its source."""
 
 
 class UnsupportedDatabase(CoordinatorError):
@@ -62,6 +72,26 @@ class BadSecret(CoordinatorError):
 
 class NonFiniteState(CoordinatorError):
     """The algorithm's next state holds an infinite or undefined number."""
+
+
+class TokenError(CoordinatorError):
+    """A token is not what it should be."""
+
+
+class InvalidToken(TokenError):
+    """A token's name is not one."""
+
+
+class UnknownToken(TokenError):
+    """There is no such token to revoke."""
+
+
+class BadToken(TokenError):
+    """A token is none of this coordinator, or was revoked."""
+
+
+class RoleLacking(TokenError):
+    """A token is good, and its role does not allow what was asked."""
 
 
 class TaskError(CoordinatorError):
@@ -235,3 +265,14 @@ class Unavailable(Refusal):
 
     slug = "unavailable"
     retriable = True
+
+
+class TooManyRequests(Refusal):
+    """Whoever asks has asked too often; it is admitted again after `wait_s` seconds."""
+
+    slug = "too-many-requests"
+    retriable = True
+
+    def __init__(self, detail: str, wait_s: float) -> None:
+        super().__init__(detail)
+        self.wait_s = wait_s

@@ -13,16 +13,13 @@ from starlette.responses import Response
 
 from coordinator.api.blobs import serve_blob
 from coordinator.api.http import answer, preferred_wait, read_body, read_message
-from coordinator.api.openapi import answers, body
+from coordinator.api.openapi import body, signed_answers
 from coordinator.api.signed import Gate, signed
-from coordinator.drivers import Driver
-from coordinator.enrolment import Registry
-from coordinator.errors import ForeignAssignment, InvalidReport, MalformedMessage, Unavailable
+from coordinator.errors import ForeignAssignment, InvalidReport, MalformedMessage, TooManyRequests, Unavailable
 from coordinator.recent import Recent
 from coordinator.secure import UPLOAD
-from coordinator.settings import Settings
+from coordinator.service import Service
 from coordinator.submissions import Arrive, GiveUp, HangUp, Hear, Report, Request, Say, Wait
-from coordinator.tasks import CoordinatorStore
 from fedcore import checkpoint
 from fedcore.errors import ReportError, SchemaError
 from fedcore.params import Float32
@@ -53,11 +50,13 @@ class _Part:
 class DeviceApi:
     """What devices may ask, as methods on signed HTTP requests."""
 
-    def __init__(self, driver: Driver, store: CoordinatorStore, registry: Registry, settings: Settings) -> None:
-        self._driver = driver
-        self._store = store
-        self._registry = registry
-        self._settings = settings
+    def __init__(self, service: Service) -> None:
+        self._driver = service.driver
+        self._store = service.store
+        self._registry = service.registry
+        self._settings = service.settings
+        self._metrics = service.metrics
+        self._limits = service.limits
         self._public: Recent[str, BlobRef] = Recent(_REMEMBERED)
         self._parts: Recent[str, _Part] = Recent(_REMEMBERED)
 
@@ -70,7 +69,11 @@ class DeviceApi:
     async def check_in(self, population: str, request: HttpRequest) -> Response:
         """A device is willing to work: it gets a session, or a reason and a time to come back."""
         message = await read_message(request, CheckIn, self._settings.message_limit_bytes)
-        return answer(await self._ask(Arrive(population, signed(request).keyid, message)))
+        device = signed(request).keyid
+        self._admit(device)
+        found = await self._ask(Arrive(population, device, message))
+        self._metrics.checked_in(found)
+        return answer(found)
 
     async def assign(self, session: str, request: HttpRequest) -> Response:
         """Wait, as long as `Prefer: wait=N` says, to be selected for a round."""
@@ -134,6 +137,13 @@ class DeviceApi:
         await self._ask(GiveUp(assignment, message))
         return Response(status_code=204)
 
+    def _admit(self, device: str) -> None:
+        try:
+            self._limits.device.admit(device)
+        except TooManyRequests:
+            self._metrics.shed.labels("device").inc()
+            raise
+
     async def _ask(self, request: Request[T]) -> T:
         return await asyncio.wrap_future(self._driver.submit(request))
 
@@ -173,7 +183,7 @@ def _newcomers(api: DeviceApi) -> APIRouter:
         api.enrol,
         methods=["POST"],
         openapi_extra=body("application/json", Enrol),
-        responses=answers(200, "Enrolled", Enrolled, problems=(*MESSAGE, "not-attested")),
+        responses=signed_answers(200, "Enrolled", Enrolled, problems=(*MESSAGE, "not-attested")),
     )
     return router
 
@@ -186,15 +196,15 @@ def _working(api: DeviceApi) -> APIRouter:
         api.check_in,
         methods=["POST"],
         openapi_extra=body("application/json", CheckIn),
-        responses=answers(200, "Outcome", Accepted, Rejected, problems=(*MESSAGE, "unknown-population")),
+        responses=signed_answers(200, "Outcome", Accepted, Rejected, problems=(*MESSAGE, "unknown-population")),
     )
     router.add_api_route(
         "/v1/sessions/{session}/assignments",
         api.assign,
         methods=["POST"],
-        responses=answers(200, "Outcome", Assignment, Rejected, problems=("unknown-session", "foreign-session")),
+        responses=signed_answers(200, "Outcome", Assignment, Rejected, problems=("unknown-session", "foreign-session")),
     )
-    serving = answers(200, "The bytes", problems=("unknown-blob", "range-not-satisfiable"))
+    serving = signed_answers(200, "The bytes", problems=("unknown-blob", "range-not-satisfiable"))
     router.add_api_route("/v1/blobs/{sha256}", api.blob, methods=["GET"], responses=serving)
     return router
 
@@ -208,7 +218,9 @@ def _reporting(api: DeviceApi) -> APIRouter:
         api.report,
         methods=["PUT"],
         openapi_extra=body("application/octet-stream"),
-        responses=answers(200, "Counted, once", Receipt, problems=(*ending, "no-longer-needed", "invalid-report")),
+        responses=signed_answers(
+            200, "Counted, once", Receipt, problems=(*ending, "no-longer-needed", "invalid-report")
+        ),
     )
     router.add_api_route(
         "/v1/assignments/{assignment}:abort",
@@ -216,7 +228,7 @@ def _reporting(api: DeviceApi) -> APIRouter:
         methods=["POST"],
         status_code=204,
         openapi_extra=body("application/json", Abort),
-        responses=answers(204, "Given up", problems=ending),
+        responses=signed_answers(204, "Given up", problems=ending),
     )
     return router
 
@@ -231,9 +243,11 @@ def _aggregating(api: DeviceApi) -> APIRouter:
         api.say,
         methods=["PUT"],
         openapi_extra=body("application/octet-stream"),
-        responses=answers(200, "Taken, once: the next message's bytes; 204 when not yet", problems=taken),
+        responses=signed_answers(200, "Taken, once: the next message's bytes; 204 when not yet", problems=taken),
     )
-    hearing = answers(200, "The bytes; 204 when not yet", problems=("malformed-message", *OWN, "no-longer-needed"))
+    hearing = signed_answers(
+        200, "The bytes; 204 when not yet", problems=("malformed-message", *OWN, "no-longer-needed")
+    )
     router.add_api_route(path, api.hear, methods=["GET"], responses=hearing)
     return router
 

@@ -83,6 +83,7 @@ TASKS = Table(
     _column("over_selection", Float, comment="devices selected per report wanted"),
     _column("selection_timeout_s", Float, comment="seconds that a round waits for devices"),
     _column("reporting_deadline_s", Float, comment="seconds that a device has to report"),
+    _column("max_attempts", Integer, comment="failed attempts at a round in a row after which the task is paused"),
     _column("min_examples", Integer, comment="examples that a device must hold"),
     _column("seed", BigInteger, comment="key of every random number that a device draws"),
     _column("formats", JSON, comment="formats that the plan must have"),
@@ -104,7 +105,7 @@ ROUNDS = Table(
     _column("assigned", Integer, comment="devices given an assignment"),
     _column("reported", Integer, comment="reports folded into the sum"),
     _column("aborted", Integer, comment="devices that gave up"),
-    _column("opened_at", Float, comment="seconds since 1970"),
+    _column("opened_at", Float, comment="when it could draw devices, in seconds since 1970; not when it began to wait"),
     _column("ended_at", Float, comment="seconds since 1970", null=True),
     _blob("state_sha256", "server state after the round, once committed", null=True),
     _blob("checkpoint_sha256", "what devices receive next, once committed", null=True),
@@ -135,6 +136,18 @@ REPORTS = Table(
     _column("sha256", String(64), comment="digest of the body, hex"),
     _column("received_at", Float, comment="seconds since 1970"),
     comment="Reports that were counted; their contents are never stored",
+)
+
+TOKENS = Table(
+    "tokens",
+    METADATA,
+    _column("id", String(8), comment="the part of the token that is no secret", key=True),
+    _column("name", String(60), comment="whose it is"),
+    _column("role", String(16), comment="viewer or operator"),
+    _column("sha256", String(64), comment="hash of its secret part, hex; the token itself is never stored"),
+    _column("created_at", Float, comment="seconds since 1970"),
+    _column("revoked_at", Float, comment="seconds since 1970, once it is worthless", null=True),
+    comment="Who may administer the coordinator over HTTP",
 )
 
 TRANSITIONS = Table(

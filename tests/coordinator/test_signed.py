@@ -13,10 +13,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from coordinator.app import serving
 from coordinator.attestation import Attestation
 from coordinator.enrolment import device_id
 from coordinator.errors import BadSecret
+from coordinator.server import serving
 from coordinator.settings import Settings
 from coordinator.store.database import Database
 from fedcore.wire import messages

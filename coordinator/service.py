@@ -1,0 +1,40 @@
+"""The parts of a coordinator that both of its APIs stand on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coordinator.api.signed import Gate
+from coordinator.attestation import Attestation
+from coordinator.drivers import Driver
+from coordinator.enrolment import Registry
+from coordinator.keys import Keys
+from coordinator.limits import Limits
+from coordinator.metrics import Metrics
+from coordinator.settings import Settings
+from coordinator.tasks import CoordinatorStore, open_coordinator_store
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One process's parts: made, and not yet started."""
+
+    settings: Settings
+    store: CoordinatorStore
+    keys: Keys
+    driver: Driver
+    metrics: Metrics
+    limits: Limits
+    registry: Registry
+    gate: Gate
+
+    @classmethod
+    def open(cls, settings: Settings) -> Service:
+        """The parts that `settings` ask for. Raises UnsupportedDatabase or BadSecret."""
+        store = open_coordinator_store(settings.database, settings.blobs)
+        keys, limits = Keys.beside(settings.database), Limits(settings)
+        driver = Driver(store, keys, settings.retry, settings.queue_limit)
+        driver.metrics.watch(driver.queue_depth, lambda: limits.connections.held)
+        attestation = Attestation.of(settings.accept_unattested, settings.enrolment_secret_file)
+        registry = Registry(store, keys, attestation)
+        return cls(settings, store, keys, driver, driver.metrics, limits, registry, Gate(store))
