@@ -8,6 +8,7 @@ from coordinator.drivers import Driver
 from coordinator.keys import Keys
 from coordinator.limits import Limits
 from coordinator.metrics import Metrics
+from coordinator.runtimes import Runtimes
 from coordinator.settings import Settings
 from coordinator.tasks import CoordinatorStore, open_coordinator_store
 
@@ -22,6 +23,7 @@ class Service:
     driver: Driver
     metrics: Metrics
     limits: Limits
+    runtimes: Runtimes
 
     @classmethod
     def open(cls, settings: Settings) -> Service:
@@ -30,4 +32,4 @@ class Service:
         keys, limits = Keys.beside(settings.database), Limits(settings)
         driver = Driver(store, keys, settings.retry, settings.queue_limit)
         driver.metrics.watch(driver.queue_depth, lambda: limits.connections.held)
-        return cls(settings, store, keys, driver, driver.metrics, limits)
+        return cls(settings, store, keys, driver, driver.metrics, limits, Runtimes())

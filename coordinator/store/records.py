@@ -12,6 +12,7 @@ from sqlalchemy.engine import Connection
 
 from coordinator.errors import StoreConflict, UnknownAssignment, UnknownBlob, UnknownRound, UnknownTask
 from coordinator.rounds import FAILURES, AssignmentState, Round, RoundState, TaskState, move
+from coordinator.store.overview import Overview
 from coordinator.store.rows import AssignmentRecord, RoundRecord, Seat, Snapshot, Task, Transition
 from coordinator.store.tables import ASSIGNMENTS, BLOBS, POPULATIONS, REPORTS, ROUNDS, TASKS, TRANSITIONS
 from coordinator.store.tokens import TokenRecords
@@ -29,6 +30,7 @@ class Records:
         self._connection = connection
         self.at = at
         self.tokens = TokenRecords(connection, at)
+        self.overview = Overview(connection)
 
     # --- tasks and blobs
 
