@@ -26,7 +26,7 @@ HOSTILE = "<script>document.title='owned'</script><b>bold</b> & " + "very-long-n
 @pytest.fixture
 def served(store, tmp_path):
     """Serve, with whoever is on this machine a viewer; gives the URLs."""
-    settings = {"database": f"sqlite:///{tmp_path}/state.db", "blobs": tmp_path / "blobs", "max_wait_s": 5}
+    settings = {"database": f"sqlite:///{tmp_path}/state.db", "blobs": tmp_path / "blobs"}
     with serving_both(Settings(**settings, port=0, admin_port=0, loopback_viewer=True)) as urls:
         yield urls
 
@@ -77,7 +77,7 @@ def shows(browser, *words):
         text = " ".join(browser.find_element(By.TAG_NAME, "body").text.split())
         return all(word in text for word in words)
 
-    WebDriverWait(browser, 15, poll_frequency=0.05).until(all_there, f"the page never showed {words}")
+    WebDriverWait(browser, 30, poll_frequency=0.05).until(all_there, f"the page never showed {words}")
 
 
 def assert_sound(browser, origin):
@@ -93,9 +93,9 @@ def test_page_of_a_task_follows_its_round_without_being_loaded_again(register, s
     browser.get(f"{served.admin}/tasks/{task}")
     browser.execute_script("window.loadedOnce = true")
     shows(browser, "hand-made active", "0 of 2 rounds committed")
-    with httpx2.Client(base_url=served.devices, timeout=10) as devices:
+    with httpx2.Client(base_url=served.devices, timeout=70) as devices:
         with ThreadPoolExecutor(2) as pool:
-            waiting = pool.submit(wait, devices, "a")
+            waiting = pool.submit(wait, devices, "a", 60)
             shows(browser, "Round 1 selecting", "waits for 3 devices")
             others = assign(devices, "b", "c")
             waiting.result()
