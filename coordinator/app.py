@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import socket
 import threading
@@ -17,22 +16,32 @@ from coordinator.api.health import health_router
 from coordinator.api.http import install_problems
 from coordinator.api.openapi import describe_messages
 from coordinator.drivers import Driver
-from coordinator.errors import StoreInUse
 from coordinator.keys import Keys
+from coordinator.routing import Router
 from coordinator.settings import Settings
 from coordinator.tasks import open_coordinator_store
+from coordinator.tenure import Place, Tenure
 
 _LOG = logging.getLogger(__name__)
 
 
-def create_app(settings: Settings) -> FastAPI:
-    """The application; its lifespan runs the driver. Raises UnsupportedDatabase.
+def create_app(settings: Settings, url: str) -> FastAPI:
+    """The application; its lifespan runs the driver. Raises UnsupportedDatabase, KeysDiffer.
 
-    `serve` sends waiting devices away before it stops. Under another server they hold it up until their wait ends.
+    url: where it listens. `serve` sends waiting devices away before it stops. Under another server they hold it up until
+    their wait ends.
     """
     store = open_coordinator_store(settings.database, settings.blobs)
-    keys = Keys.beside(settings.database)
-    driver = Driver(store, keys, settings.retry, settings.queue_limit)
+    keys = Keys.at(settings.keys_file)
+    place = Place(
+        url=settings.replica_url or url,
+        keys=keys.fingerprint,
+        lease_s=settings.lease_s,
+        drives=settings.role != "api",
+    )
+    tenure = Tenure(store.database, place)
+    tenure.check_keys()
+    driver = Driver(store, tenure, keys, settings.retry, settings.queue_limit)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -54,13 +63,14 @@ def create_app(settings: Settings) -> FastAPI:
     app.include_router(device_router(DeviceApi(driver, store, keys, settings)))
     app.include_router(health_router(driver, store))
     describe_messages(app)
+    app.add_middleware(Router, tenure=tenure, secret=keys.between_replicas, settings=settings)
     return app
 
 
 def serve(settings: Settings, on_ready: Callable[[str], None] | None = None) -> None:
     """Serve until SIGTERM or SIGINT, then finish gracefully. `on_ready` is told the URL once requests are answered.
 
-    Raises StoreInUse, before anything is changed, when another coordinator runs on the database.
+    Raises KeysDiffer, before anything is changed, when a coordinator with other keys runs on the database.
     """
     _Server(settings, on_ready or (lambda url: _LOG.info("serving on %s", url))).run()
 
@@ -88,35 +98,31 @@ def serving(settings: Settings) -> Iterator[str]:
         thread.join()
 
 
-@contextmanager
-def _only_coordinator(database: str) -> Iterator[None]:
-    """Hold the database against a second coordinator, which would abandon this one's rounds. Raises StoreInUse."""
-    with open(f"{database.removeprefix('sqlite:///')}.lock", "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise StoreInUse(f"another coordinator runs on {database}; stop it first, or name another --db") from error
-        yield
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket that listens, before anything else is done: others must be told where. Raises OSError."""
+    return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+
+
+def _url(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 class _Server(uvicorn.Server):
     def __init__(self, settings: Settings, on_ready: Callable[[str], None]) -> None:
-        self._app = create_app(settings)
-        self._database = settings.database
+        self._listening = _listen(settings.host, settings.port)
+        self._app = create_app(settings, _url(self._listening))
         # The access log is off because a path holds an assignment's secret id.
-        config = uvicorn.Config(self._app, settings.host, settings.port, access_log=False, log_config=None)
-        super().__init__(config)
+        super().__init__(uvicorn.Config(self._app, access_log=False, log_config=None))
         self._on_ready = on_ready
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
-        with _only_coordinator(self._database):
-            super().run(sockets)
+        super().run([self._listening])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
-            host, port = self.servers[0].sockets[0].getsockname()[:2]
-            self._on_ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+            self._on_ready(_url(self._listening))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         # Before connections are waited for: otherwise a device that waits to be selected holds them open.

@@ -11,6 +11,7 @@ from coordinator.rounds import Abandon, Aggregated, TaskState, step
 from coordinator.store.records import Records
 from coordinator.store.rows import Snapshot
 from coordinator.tasks import CoordinatorStore
+from coordinator.tenure import Tenure
 from fedcore import algorithms, checkpoint
 from fedcore.errors import ReportError
 from fedcore.plan import BlobRef
@@ -18,7 +19,7 @@ from fedcore.plan import BlobRef
 _LOG = logging.getLogger(__name__)
 
 
-def close_round(store: CoordinatorStore, running: Running, reports: ReportSum, now: float) -> None:
+def close_round(store: CoordinatorStore, tenure: Tenure, running: Running, reports: ReportSum, now: float) -> None:
     """Commit the round that `reports` make, or abandon it when they make none.
 
     A state that is no longer finite also fails the task: another attempt from the same checkpoint would likely end
@@ -28,12 +29,12 @@ def close_round(store: CoordinatorStore, running: Running, reports: ReportSum, n
         state, broadcast, metrics = _next_model(store, running, reports)
     except ReportError as error:
         _LOG.warning("round %d of task %s has an unusable sum: %s", running.number, running.job.task.id, error)
-        _abandon(store, running, "invalid-aggregate", now)
+        _abandon(tenure, running, "invalid-aggregate", now)
         return
     except NonFiniteState as error:
-        _abandon(store, running, "non-finite-state", now, fails_task=str(error))
+        _abandon(tenure, running, "non-finite-state", now, fails_task=str(error))
         return
-    with store.database.writing() as records:
+    with tenure.writing() as records:
         task = records.task(running.job.task.id)
         if task.state not in (TaskState.ACTIVE, TaskState.PAUSED):
             _end(records, running, Abandon("cancelled"), now)
@@ -59,8 +60,8 @@ def _next_model(
     return refs[0], refs[1], made.metrics
 
 
-def _abandon(store: CoordinatorStore, running: Running, reason: str, now: float, fails_task: str = "") -> None:
-    with store.database.writing() as records:
+def _abandon(tenure: Tenure, running: Running, reason: str, now: float, fails_task: str = "") -> None:
+    with tenure.writing() as records:
         _end(records, running, Abandon(reason), now)
         task = records.task(running.job.task.id)
         if fails_task and task.state in (TaskState.ACTIVE, TaskState.PAUSED):

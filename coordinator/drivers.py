@@ -1,5 +1,6 @@
 """The driver: the one thread that changes state. Requests queue up; each turn commits what has come, all at once.
 
+It drives the populations whose leases this process holds, and what it writes goes through them (coordinator.tenure).
 A turn is: look for changed tasks, answer what memory alone can answer, commit reports and round changes in one
 transaction, only then adopt them in memory and answer, close rounds that have their reports, dismiss who waited enough.
 """
@@ -17,7 +18,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from coordinator.aggregation import ReportSum
 from coordinator.closing import close_round
-from coordinator.errors import NoLongerNeeded, Refusal, Unavailable, UnknownBlob, UnknownPopulation
+from coordinator.errors import LeaseLost, NoLongerNeeded, Refusal, Unavailable, UnknownBlob, UnknownPopulation
 from coordinator.keys import Keys
 from coordinator.ledger import Draft, Job, Running, next_event
 from coordinator.pool import Pool, Session
@@ -38,6 +39,7 @@ from coordinator.submissions import (
     settle,
 )
 from coordinator.tasks import CoordinatorStore
+from coordinator.tenure import Tenure
 from fedcore.errors import FedcoreError
 from fedcore.wire.messages import Accepted, CheckInAnswer, Rejected, RejectionReason, RetryWindow
 
@@ -53,17 +55,19 @@ _LINGER_S = 60.0
 
 
 class Driver:
-    """Runs the rounds of every task in a store. One per store: a second one would abandon the rounds of the first."""
+    """Runs the rounds of every task in the populations that this process holds."""
 
     def __init__(
         self,
         store: CoordinatorStore,
+        tenure: Tenure,
         keys: Keys,
         retry: RetryWindow,
         queue_limit: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
+        self._tenure = tenure
         self._keys = keys
         self._retry = retry
         self._clock = clock
@@ -71,7 +75,7 @@ class Driver:
         self._thread = threading.Thread(target=self._loop, name="driver")
         self._draining = threading.Event()
         self._stopping = threading.Event()
-        self._pool = Pool()
+        self._pool = Pool(tenure.id)
         self._populations: frozenset[str] = frozenset()
         self._jobs: dict[str, Job] = {}
         self._running: dict[str, Running] = {}
@@ -86,11 +90,10 @@ class Driver:
         return self._thread.is_alive()
 
     def recover(self) -> None:
-        """Abandon what an earlier process left running: its sums are gone. The rounds are tried again."""
-        with self._store.database.writing() as records:
-            abandoned = records.abandon_unfinished_rounds("restart")
-        if abandoned:
-            _LOG.warning("abandoned %d rounds that a restart interrupted", abandoned)
+        """Come in among the replicas and take what is free: what ran there is abandoned, and tried again."""
+        now = self._clock()
+        self._tenure.announce(now)
+        self._poll(now)
 
     def start(self) -> None:
         """Recover, then answer requests until `stop`."""
@@ -98,7 +101,7 @@ class Driver:
         self._thread.start()
 
     def drain(self) -> None:
-        """Send waiting and arriving devices away; reports are still taken."""
+        """Send waiting and arriving devices away, and give back populations that are idle; reports are still taken."""
         self._draining.set()
 
     def stop(self) -> None:
@@ -153,6 +156,10 @@ class Driver:
                     settle(submission.future, Unavailable("the coordinator failed; nothing was counted"))
                 time.sleep(_TICK_S)
         self._reject(list(self._pool.waiting()), "shutting-down")
+        try:
+            self._tenure.leave()
+        except Exception:
+            _LOG.exception("the leases could not be given back; others take the populations when they have run out")
 
     def _take(self) -> list[Submission]:
         inbox: list[Submission] = []
@@ -168,10 +175,17 @@ class Driver:
     # --- memory alone
 
     def _poll(self, now: float) -> None:
+        if self._draining.is_set():
+            self._tenure.drain()
+        busy = {running.job.task.settings.population for running in self._running.values()}
+        self._forget(self._tenure.refresh(now, self._tenure.held - busy), now)
         with self._store.database.reading() as records:
             self._populations = records.populations()
             tasks = records.tasks(TaskState.ACTIVE, TaskState.PAUSED)
-        self._jobs = {task.id: job for task in tasks if (job := self._job(task)) is not None}
+        tasks = [task for task in tasks if task.settings.population in self._tenure.held]
+        jobs = [job for task in tasks if (job := self._job(task)) is not None]
+        leaving = self._tenure.leaving
+        self._jobs = {job.task.id: job.paused() if job.task.settings.population in leaving else job for job in jobs}
         self._next_poll = now + _POLL_S
         over = [
             id_ for id_, one in self._secure.items() if one.ended_at is not None and one.ended_at + _LINGER_S <= now
@@ -186,7 +200,7 @@ class Driver:
             return Job.of(task, self._store.plan(task.plan_sha256))
         except (UnknownBlob, FedcoreError) as error:
             _LOG.error("task %s failed: its plan cannot be read: %s", task.id, error)
-            with self._store.database.writing() as records:
+            with self._tenure.writing() as records:
                 records.move_task(task, TaskState.FAILED, "plan-unreadable", str(error))
             return None
 
@@ -217,6 +231,8 @@ class Driver:
             self._poll(now)
         if request.population not in self._populations:
             raise UnknownPopulation(f"no population is called {request.population!r}")
+        if request.population not in self._tenure.held:
+            raise Unavailable("another replica is taking this population over; ask again")
         device = Capabilities(frozenset(request.message.formats), request.message.examples)
         offers = [job for job in self._jobs.values() if job.task.settings.population == request.population]
         offers = [job for job in offers if job.task.state is TaskState.ACTIVE]
@@ -277,11 +293,14 @@ class Driver:
 
     def _commit(self, durable: Sequence[Durable], due: Sequence[tuple[Job, bool]], now: float) -> None:
         try:
-            with self._store.database.writing() as records:
+            with self._tenure.writing() as records:
                 draft = Draft(records, self._keys, self._running, self._pool, now)
                 outcomes = [_attempt(draft, request) for request, _ in durable]
                 for job, cancelled in due:
                     draft.advance(job, cancelled=cancelled)
+        except LeaseLost as error:
+            self._lose(error, now)
+            outcomes = [Unavailable("another replica took the population over; ask again") for _ in durable]
         except Exception as error:
             # Whatever went wrong, the transaction is undone and the draft with it; memory has not been touched.
             _LOG.error("a transaction failed, nothing was counted: %s", error)
@@ -292,6 +311,20 @@ class Driver:
             self._adopt(draft, now)
         for (_, future), outcome in zip(durable, outcomes, strict=True):
             settle(future, outcome)
+
+    def _lose(self, error: LeaseLost, now: float) -> None:
+        self._tenure.drop(error.populations)
+        self._forget(error.populations, now)
+
+    def _forget(self, populations: frozenset[str], now: float) -> None:
+        """Forget populations that this process drives no more: their sessions, rounds and sums."""
+        lost = {task: one for task, one in self._running.items() if one.job.task.settings.population in populations}
+        for running in lost.values():
+            if running.secure is not None:
+                running.secure.dismiss(Unavailable("another replica took the population over; the round is abandoned"))
+        self._replace_rounds({task: one for task, one in self._running.items() if task not in lost}, now)
+        self._jobs = {id_: job for id_, job in self._jobs.items() if job.task.settings.population not in populations}
+        self._reject(self._pool.of(populations), "shutting-down")
 
     def _adopt(self, draft: Draft, now: float) -> None:
         for round_id, report_L in draft.folds:
@@ -324,10 +357,13 @@ class Driver:
 
     def _close_rounds(self, now: float) -> None:
         for task, running in list(self._running.items()):
-            if running.value.state is not RoundState.AGGREGATING:
+            if running.value.state is not RoundState.AGGREGATING or task not in self._running:
                 continue
             try:
-                close_round(self._store, running, self._sums[running.id], now)
+                close_round(self._store, self._tenure, running, self._sums[running.id], now)
+            except LeaseLost as error:
+                self._lose(error, now)
+                continue
             except Exception as error:
                 # The sum is still here: the round stays in AGGREGATING and is closed when the disk allows it.
                 _LOG.error("round %d of task %s could not be closed yet: %s", running.number, task, error)

@@ -7,7 +7,6 @@ committed the transaction and adopts the draft; when the commit fails the draft 
 from __future__ import annotations
 
 import random
-import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 
 from coordinator.errors import ConflictingReport, InvalidReport, NoLongerNeeded
 from coordinator.keys import Keys
+from coordinator.leases import new_id
 from coordinator.pool import Pool, Session
 from coordinator.rounds import (
     Abandon,
@@ -62,6 +62,10 @@ class Job:
         """The job that a task and its plan make."""
         needs = Needs(frozenset(plan.graphs), plan.examples.collection, task.settings.min_examples)
         return cls(task, plan, needs)
+
+    def paused(self) -> Job:
+        """The same, opening no other round."""
+        return replace(self, task=replace(self.task, state=TaskState.PAUSED))
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +198,7 @@ class Draft:
 
     def _select(self, running: Running, count: int) -> None:
         chosen = draw(self._eligible(running.job), count, self._source)
-        seats = [Seat(secrets.token_urlsafe(16), slot, session.device) for slot, session in enumerate(chosen)]
+        seats = [Seat(new_id(self._pool.replica), slot, session.device) for slot, session in enumerate(chosen)]
         self._records.add_assignments(running.id, seats)
         self._step(running, Configured(len(seats)))
         task = running.job.task

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
@@ -20,6 +21,19 @@ class Settings(BaseSettings):
     blobs: Path = Field(
         default=Path("muster-blobs"), description="folder of plans, graphs, checkpoints and server states"
     )
+    keys: Path | None = Field(
+        default=None,
+        description="file of the private keys, the same at all replicas; beside the SQLite file if not given",
+    )
+    role: Literal["all", "api", "driver"] = Field(
+        default="all", description="all; api: drive nothing, pass on; driver: answer other replicas alone"
+    )
+    replica_url: str | None = Field(
+        default=None, description="where the other replicas reach this one; the address it listens on if not given"
+    )
+    lease_s: float = Field(
+        default=15.0, gt=0, allow_inf_nan=False, description="after so long without a sign of life others take over"
+    )
     host: str = Field(default="127.0.0.1", description="address to listen on")
     port: int = Field(default=8080, ge=0, le=65535, description="port to listen on; 0 takes a free one")
     retry_min_s: float = Field(
@@ -33,6 +47,11 @@ class Settings(BaseSettings):
         default=4096, ge=1, description="requests that may wait for the driver; more are answered 503"
     )
     message_limit_bytes: int = Field(default=65536, ge=1024, description="largest JSON message that is read")
+
+    @property
+    def keys_file(self) -> Path:
+        """Where the private keys are."""
+        return self.keys or Path(f"{self.database.removeprefix('sqlite:///')}.keys")
 
     @property
     def retry(self) -> RetryWindow:

@@ -12,6 +12,7 @@ from sqlalchemy.engine import Connection
 
 from coordinator.errors import StoreConflict, UnknownAssignment, UnknownBlob, UnknownRound, UnknownTask
 from coordinator.rounds import AssignmentState, Round, RoundState, TaskState, move
+from coordinator.store.leases import LeaseRecords
 from coordinator.store.rows import AssignmentRecord, RoundRecord, Seat, Snapshot, Task
 from coordinator.store.tables import ASSIGNMENTS, BLOBS, POPULATIONS, REPORTS, ROUNDS, TASKS, TRANSITIONS
 from coordinator.task_settings import TaskSettings
@@ -27,6 +28,7 @@ class Records:
     def __init__(self, connection: Connection, at: float) -> None:
         self._connection = connection
         self.at = at
+        self.leases = LeaseRecords(connection, at)
 
     # --- tasks and blobs
 
@@ -52,7 +54,7 @@ class Records:
     def add_task(self, task: Task) -> None:
         """Write a new task, and its population when it is the first there."""
         if task.settings.population not in self.populations():
-            self._insert(POPULATIONS, name=task.settings.population, created_at=self.at)
+            self._insert(POPULATIONS, name=task.settings.population, created_at=self.at, holder=None, term=0)
         self._insert(
             TASKS,
             **asdict(task.settings) | {"minimum": task.settings.policy.minimum},
@@ -124,10 +126,11 @@ class Records:
         values = {"state_sha256": snapshot.state_sha256, "checkpoint_sha256": snapshot.checkpoint_sha256}
         self._connection.execute(update(ROUNDS).where(ROUNDS.c.id == row_id).values(**values, metrics=metrics))
 
-    def abandon_unfinished_rounds(self, reason: str) -> int:
-        """End every round that runs, whatever its state; answers how many."""
-        running = [state for state in RoundState if not state.ended]
-        rows = self._connection.execute(select(ROUNDS.c.id, ROUNDS.c.state).where(ROUNDS.c.state.in_(running))).all()
+    def abandon_unfinished_rounds(self, population: str, reason: str) -> int:
+        """End every round of a population that runs, whatever its state; answers how many."""
+        running = ROUNDS.c.state.in_([state for state in RoundState if not state.ended])
+        query = select(ROUNDS.c.id, ROUNDS.c.state).join(TASKS).where(running & (TASKS.c.population == population))
+        rows = self._connection.execute(query).all()
         for row in rows:
             values = {"state": RoundState.ABANDONED, "reason": reason, "ended_at": self.at}
             self._guarded(ROUNDS, row.id, row.state, values)

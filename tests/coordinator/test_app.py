@@ -23,14 +23,14 @@ import sys
 from pathlib import Path
 from coordinator.app import serve
 from coordinator.settings import Settings
-serve(Settings(database=sys.argv[1], blobs=Path(sys.argv[2]), port=0), lambda url: print(url, flush=True))
+serve(Settings(database=sys.argv[1], blobs=Path(sys.argv[2]), port=sys.argv[3]), lambda url: print(url, flush=True))
 """
 
 
 @contextmanager
-def process(tmp_path):
+def process(tmp_path, port=0):
     """The service as a process of its own; gives it and a client."""
-    command = [sys.executable, "-c", SERVE, f"sqlite:///{tmp_path}/state.db", str(tmp_path / "blobs")]
+    command = [sys.executable, "-c", SERVE, f"sqlite:///{tmp_path}/state.db", str(tmp_path / "blobs"), str(port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         try:
             with httpx2.Client(base_url=child.stdout.readline().strip(), timeout=10) as client:
@@ -46,7 +46,7 @@ def test_killed_service_runs_the_round_again_and_keeps_its_receipts(store, regis
         first, second = assign(client, "a", "b")
         receipt = put(client, first.assignment, body)
         child.kill()
-    with process(tmp_path) as (child, client):
+    with process(tmp_path, client.base_url.port) as (child, client):
         assert put(client, first.assignment, body).content == receipt.content
         refused(put(client, second.assignment, body), "no-longer-needed")
         again = assign(client, "a", "b")
@@ -91,4 +91,4 @@ def test_wrong_settings_are_named(tmp_path, monkeypatch):
 
 def test_database_that_this_version_cannot_use_is_refused(tmp_path):
     with pytest.raises(UnsupportedDatabase, match="postgresql"):
-        create_app(Settings(database="postgresql://host/db", blobs=tmp_path))
+        create_app(Settings(database="postgresql://host/db", blobs=tmp_path), "http://here")
