@@ -12,6 +12,7 @@ import logging
 import re
 import ssl
 from collections.abc import AsyncIterator
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import httpx2
@@ -19,10 +20,10 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from coordinator.api.http import refuse
+from coordinator.api.http import answer_refusal
+from coordinator.errors import MalformedMessage, Refusal, Unavailable
 from coordinator.leases import maker_of
-from coordinator.settings import Settings
-from coordinator.tenure import Tenure
+from coordinator.service import Service
 
 _LOG = logging.getLogger(__name__)
 FORWARDED = b"muster-forwarded"
@@ -43,13 +44,14 @@ class Router:
     """ASGI middleware in front of the device API of one replica.
 
     A request that is not this replica's is passed on, once, with path, Host and all headers as they came, and its
-    answer passed back. `secret` is the same at all replicas: it proves that a request was passed on by one of them.
+    answer passed back. A secret that all replicas have proves that a request was passed on by one of them.
     """
 
-    def __init__(self, app: ASGIApp, tenure: Tenure, secret: bytes, settings: Settings) -> None:
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        settings = service.settings
         self._app = app
-        self._tenure = tenure
-        self._secret = secret
+        self._tenure = service.tenure
+        self._secret = service.keys.between_replicas
         self._retry = settings.retry
         self._answers_devices = settings.role != "driver"
         # Environment variables that name a proxy are meant for other traffic.
@@ -68,18 +70,22 @@ class Router:
             finally:
                 await self._client.aclose()
             return
-        proof = dict(scope["headers"]).get(FORWARDED)
-        if proof is not None and not hmac.compare_digest(proof, self._proof(scope, self._tenure.id)):
-            refusal = refuse("malformed-message", "the header Muster-Forwarded is for replicas among themselves")
-            await refusal(scope, receive, send)
-        elif proof is not None or _HEALTH.fullmatch(scope["path"]):
+        if self.passed_on(scope) or _HEALTH.fullmatch(scope["path"]):
             await self._app(scope, receive, send)
+        elif FORWARDED in dict(scope["headers"]):
+            await self._refuse(MalformedMessage("Muster-Forwarded is for replicas among themselves"), scope, send)
         elif not self._answers_devices:
-            await self._unavailable("this replica answers other replicas alone")(scope, receive, send)
+            await self._refuse(Unavailable("this replica answers other replicas alone"), scope, send)
         elif (replica := await self._elsewhere(scope["path"])) is not None:
+            scope["route"] = _ELSEWHERE
             await self._pass_on(replica, scope, receive, send)
         else:
             await self._app(scope, receive, send)
+
+    def passed_on(self, scope: Scope) -> bool:
+        """Whether another replica passed a request on to this one: it says so, and can prove it."""
+        proof = dict(scope["headers"]).get(FORWARDED)
+        return proof is not None and hmac.compare_digest(proof, self._proof(scope, self._tenure.id))
 
     async def _elsewhere(self, path: str) -> tuple[str, str] | None:
         """Id and URL of the replica that a request is for; None when it is answered here, for want of another too."""
@@ -121,8 +127,7 @@ class Router:
             response = await answering
         except (httpx2.TransportError, ClientDisconnect) as error:
             _LOG.warning("replica %s cannot be reached: %s", replica, type(error).__name__)
-            refusal = self._unavailable("the replica that this is for cannot be reached; ask again")
-            await refusal(scope, receive, send)
+            await self._refuse(Unavailable("the replica that this is for cannot be reached; ask again"), scope, send)
         else:
             await _pass_back(response, send)
         finally:
@@ -134,8 +139,21 @@ class Router:
         said = b" ".join((scope["method"].encode(), _target(scope), replica.encode()))
         return hmac.digest(self._secret, said, "sha256").hex().encode()
 
-    def _unavailable(self, detail: str) -> ASGIApp:
-        return refuse("unavailable", detail, self._retry)
+    async def _refuse(self, refusal: Refusal, scope: Scope, send: Send) -> None:
+        await answer_refusal(scope, refusal, self._retry)(scope, _nothing, send)
+
+
+class _Route(NamedTuple):
+    """What a request's route is called where it is measured."""
+
+    path: str
+
+
+_ELSEWHERE = _Route("another replica")
+
+
+async def _nothing() -> Message:
+    raise AssertionError("a refusal reads nothing")
 
 
 class _Body:

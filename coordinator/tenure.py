@@ -12,12 +12,10 @@ from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from sqlalchemy.exc import SQLAlchemyError
-
-from coordinator.errors import KeysDiffer, LeaseLost
+from coordinator.errors import KeysDiffer
 from coordinator.leases import Lease, Moves, Replica, Sight, gone, look, moves, new_replica_id
-from coordinator.store.database import Database
 from coordinator.store.records import Records
+from coordinator.tasks import CoordinatorStore
 
 _LOG = logging.getLogger(__name__)
 _BEATS = 3
@@ -28,11 +26,9 @@ _BEATS = 3
 class Place:
     """Who a process is among the replicas.
 
-    url: where the others reach it; a process that starts at the URL of another is its successor. keys: a digest of the
-    public keys. lease_s: how long a beat may stand still. drives: whether it takes populations at all.
+    keys: a digest of the public keys. lease_s: how long a beat may stand still. drives: whether it takes populations.
     """
 
-    url: str
     keys: str
     lease_s: float
     drives: bool = True
@@ -48,16 +44,17 @@ class View:
 
 
 class Tenure:
-    """The leases that this process holds, and its knowledge of the other replicas."""
+    """The leases under which this process works on `store`, and what it knows of the other replicas."""
 
-    def __init__(self, database: Database, place: Place) -> None:
-        self._database = database
+    def __init__(self, store: CoordinatorStore, place: Place) -> None:
+        self.store = store
+        self._database = store.database
         self._place = place
-        self._me = Replica(place.id, place.url, place.keys, beat=0, draining=False)
+        self._me = Replica(place.id, "", place.keys, beat=0, draining=False)
         self._held: dict[str, int] = {}
         self._sights: dict[str, Sight] = {}
-        self._ousted = False
         self._next_beat = -float("inf")
+        self.ousted = False
         self.view = View()
         self.leaving: frozenset[str] = frozenset()
 
@@ -70,6 +67,10 @@ class Tenure:
     def held(self) -> frozenset[str]:
         """The populations that this process drives."""
         return frozenset(self._held)
+
+    def listen_at(self, url: str) -> None:
+        """Say, before anything else, where the others reach this process; it succeeds whoever was there before."""
+        self._me = replace(self._me, url=url)
 
     def look(self) -> View:
         """Where everyone is, freshly read; from any thread."""
@@ -120,7 +121,7 @@ class Tenure:
         self._sights = look(self._sights, others, now)
         dead = gone(self._sights, now, self._place.lease_s)
         others = [replica for replica in others if replica.id not in dead]
-        me = replace(self._me, draining=True) if self._ousted else self._me
+        me = replace(self._me, draining=True) if self.ousted else self._me
         chosen = moves(me, others, leases, self.held, idle)
         before = self.held
         with _tried_again_later():
@@ -170,13 +171,13 @@ class Tenure:
         self._me = replace(self._me, beat=self._me.beat + 1)
         with self._database.writing() as records:
             if records.leases.beat(self._me):
-                self._ousted = False
+                self.ousted = False
                 return
             successors = [replica.id for replica in records.leases.replicas() if replica.url == self._me.url]
             if not successors:
                 records.leases.announce(self._me)
-        self._ousted = bool(successors)
-        if self._ousted:
+        self.ousted = bool(successors)
+        if self.ousted:
             _LOG.error("replica %s announces this replica's URL %s: give each its own", successors[0], self._me.url)
         else:
             _LOG.warning("this replica was taken for gone, and is back")
@@ -208,7 +209,7 @@ def _tried_again_later() -> Iterator[None]:
     """What cannot be written now (the disk is full, say) is tried again at the next look: the rest must go on."""
     try:
         yield
-    except (SQLAlchemyError, LeaseLost) as error:
+    except Exception as error:
         _LOG.error("a lease could not be written: %s", error)
 
 
@@ -219,6 +220,6 @@ def _view(replicas: list[Replica], leases: list[Lease]) -> View:
 
 def _abandon(records: Records, population: str) -> None:
     """End the rounds that an earlier holder left: what it knew of them was in its memory alone."""
-    abandoned = records.abandon_unfinished_rounds(population, "driver-lost")
+    abandoned, _ = records.abandon_unfinished_rounds({population}, "driver-lost")
     if abandoned:
         _LOG.warning("abandoned %d rounds of population %s that another process left", abandoned, population)

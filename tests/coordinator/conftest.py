@@ -9,10 +9,10 @@ import httpx2
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from coordinator.app import serving
 from coordinator.drivers import Driver
 from coordinator.errors import UnknownRound
 from coordinator.keys import Keys
+from coordinator.server import serving
 from coordinator.settings import Settings
 from coordinator.submissions import Arrive, GiveUp, Report, Submission, Wait
 from coordinator.tasks import TaskSettings, open_coordinator_store
@@ -75,11 +75,12 @@ def committed(store, task, number):
 class Desk:
     """A driver without its thread, on a clock that only the test moves: every turn is one call."""
 
-    def __init__(self, store, url="http://desk", lease_s=math.inf):
+    def __init__(self, store, source=None, url="http://desk", lease_s=math.inf):
         self.now = 0.0
         self.store = store
-        self.tenure = Tenure(store.database, Place(url=url, keys="", lease_s=lease_s))
-        self.driver = Driver(store, self.tenure, KEYS, RETRY, 16, clock=lambda: self.now)
+        self.tenure = Tenure(store, Place(keys="", lease_s=lease_s))
+        self.tenure.listen_at(url)
+        self.driver = Driver(self.tenure, KEYS, RETRY, 16, clock=lambda: self.now, source=source)
         self.driver.recover()
 
     def turn(self, *requests) -> list[Future]:
@@ -118,7 +119,7 @@ class Desk:
 
 @pytest.fixture
 def new_desk(store) -> Callable[[], Desk]:
-    return lambda: Desk(store)
+    return lambda source=None: Desk(store, source)
 
 
 @pytest.fixture

@@ -23,12 +23,12 @@ from fedcore.wire.messages import Assignment, CheckIn
 from tests.coordinator.bundles import START, report_body
 from tests.coordinator.test_api import digest_of
 
-LEASE_S = 0.6
+LEASE_S = 2.0
 # One process loads the coordinator, all replicas are forked from it: that takes a hundredth of the time.
 NURSERY = """
 import json, os, signal, sys
 from pathlib import Path
-from coordinator.app import serve
+from coordinator.server import serve
 from coordinator.settings import Settings
 
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -37,7 +37,7 @@ for line in sys.stdin:
     pid = os.fork()
     if pid == 0:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        serve(Settings(**given), lambda url: Path(ready).write_text(url))
+        serve(Settings(**given), lambda ready_at: Path(ready).write_text(ready_at.devices))
         os._exit(0)
     print(pid, flush=True)
 """
@@ -82,7 +82,7 @@ class Replicas:
         """One more, once it answers."""
         ready = self._folder / f"url{next(self._numbers)}"
         given = {"database": self._database, "blobs": str(self._folder / "blobs"), "keys": str(self._folder / "keys")}
-        given |= {"port": 0, "lease_s": LEASE_S, "retry_min_s": 0.02, "retry_max_s": 0.05}
+        given |= {"port": 0, "admin_port": 0, "lease_s": LEASE_S, "retry_min_s": 0.02, "retry_max_s": 0.05}
         self._nursery.stdin.write(json.dumps([str(ready), given | settings]) + "\n")
         self._nursery.stdin.flush()
         pid = int(self._nursery.stdout.readline())
