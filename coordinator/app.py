@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from starlette.types import Lifespan
 
+from coordinator.api.access import Access
+from coordinator.api.admin import admin_router
+from coordinator.api.admin_documents import describe_admin_messages, install_admin_problems
 from coordinator.api.devices import DeviceApi, device_router
 from coordinator.api.health import health_router, metrics_router
 from coordinator.api.http import install_problems
@@ -41,8 +44,12 @@ def admin_app(service: Service) -> FastAPI:
     """What operators and their tools talk to."""
     app = _application("Muster coordinator: administration")
     install_problems(app, service.settings.retry)
+    install_admin_problems(app)
+    access = Access(service)
     app.include_router(health_router(service))
-    app.include_router(metrics_router(service.metrics))
+    app.include_router(metrics_router(service.metrics), dependencies=[Depends(access.viewer)])
+    app.include_router(admin_router(service, access))
+    describe_admin_messages(app)
     return app
 
 
