@@ -20,6 +20,7 @@ from coordinator.drivers import Driver
 from coordinator.errors import StoreInUse
 from coordinator.keys import Keys
 from coordinator.settings import Settings
+from coordinator.store.engines import sqlite_path
 from coordinator.tasks import open_coordinator_store
 
 _LOG = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ def create_app(settings: Settings) -> FastAPI:
     `serve` sends waiting devices away before it stops. Under another server they hold it up until their wait ends.
     """
     store = open_coordinator_store(settings.database, settings.blobs)
-    keys = Keys.beside(settings.database)
+    keys = Keys.at(settings.keys_file)
     driver = Driver(store, keys, settings.retry, settings.queue_limit)
 
     @asynccontextmanager
@@ -90,8 +91,12 @@ def serving(settings: Settings) -> Iterator[str]:
 
 @contextmanager
 def _only_coordinator(database: str) -> Iterator[None]:
-    """Hold the database against a second coordinator, which would abandon this one's rounds. Raises StoreInUse."""
-    with open(f"{database.removeprefix('sqlite:///')}.lock", "w") as lock:
+    """Hold an SQLite file against a second coordinator, which would abandon this one's rounds. Raises StoreInUse."""
+    file = sqlite_path(database)
+    if file is None:
+        yield
+        return
+    with open(f"{file}.lock", "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

@@ -1,7 +1,8 @@
 """Errors of the coordinator.
 
 CoordinatorError
-├── UnsupportedDatabase     the database URL names something this version cannot use
+├── UnsupportedDatabase     the database URL names something this version cannot use, or reach
+├── WrongRevision           the database's tables are not those that this version works with
 ├── MissingStore            there is no database, or no blob folder, where one was named
 ├── StoreInUse              another coordinator runs on the same database
 ├── StoreConflict           a row is not in the state that this process believed: another one changed it
@@ -29,7 +30,11 @@ class CoordinatorError(Exception):
 
 
 class UnsupportedDatabase(CoordinatorError):
-    """The database URL names something this version cannot use."""
+    """The database URL names something this version cannot use, or reach."""
+
+
+class WrongRevision(CoordinatorError):
+    """The database's tables are not those that this version works with."""
 
 
 class MissingStore(CoordinatorError):

@@ -22,12 +22,11 @@ class Keys:
     authority: Ed25519PrivateKey
 
     @classmethod
-    def beside(cls, database: str) -> Keys:
-        """The keys in the file beside an SQLite database (a URL), made when missing, for its owner alone to read.
+    def at(cls, path: Path) -> Keys:
+        """The keys in a file, made when missing, for its owner alone to read.
 
         Whoever loses the file must have every device enrol anew: devices pin the public keys. Raises KeysDamaged.
         """
-        path = Path(f"{database.removeprefix('sqlite:///')}.keys")
         if not path.exists():
             _write(path, secrets.token_bytes(2 * _KEY_BYTES))
         data = path.read_bytes()

@@ -8,6 +8,8 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
+from coordinator.errors import MissingStore
+from coordinator.store.engines import sqlite_path
 from fedcore.wire.messages import RetryWindow
 
 
@@ -16,7 +18,12 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="MUSTER_", frozen=True, extra="forbid")
 
-    database: str = Field(default="sqlite:///muster.db", description="SQLite file, as sqlite:///PATH")
+    database: str = Field(
+        default="sqlite:///muster.db", description="sqlite:///PATH or postgresql://USER:PASSWORD@HOST/DATABASE"
+    )
+    keys: Path | None = Field(
+        default=None, description="file of the coordinator's own keys; by default beside an SQLite database"
+    )
     blobs: Path = Field(
         default=Path("muster-blobs"), description="folder of plans, graphs, checkpoints and server states"
     )
@@ -33,6 +40,16 @@ class Settings(BaseSettings):
         default=4096, ge=1, description="requests that may wait for the driver; more are answered 503"
     )
     message_limit_bytes: int = Field(default=65536, ge=1024, description="largest JSON message that is read")
+
+    @property
+    def keys_file(self) -> Path:
+        """Where the coordinator's own keys lie. Raises MissingStore when nothing says so."""
+        beside = sqlite_path(self.database)
+        if self.keys is None and beside is None:
+            raise MissingStore(
+                "name the file of the coordinator's keys (MUSTER_KEYS): one for all that share a database"
+            )
+        return self.keys or Path(f"{beside}.keys")
 
     @property
     def retry(self) -> RetryWindow:

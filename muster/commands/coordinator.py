@@ -11,13 +11,17 @@ from typing import Annotated, Any
 
 import typer
 
+from muster.output import Json, emit, show_fields
+
 coordinator_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Run the coordinator.")
 
 
 @coordinator_app.command()
 def serve(
     config: Annotated[Path | None, typer.Option(help="A TOML file of settings; flags and environment win.")] = None,
-    db: Annotated[str | None, typer.Option(help="SQLite file.  [default: sqlite:///muster.db]")] = None,
+    db: Annotated[
+        str | None, typer.Option(help="sqlite:///PATH or postgresql://….  [default: sqlite:///muster.db]")
+    ] = None,
     blobs: Annotated[Path | None, typer.Option(help="Folder of plans and models.  [default: muster-blobs]")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.  [default: 127.0.0.1]")] = None,
     port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one.  [default: 8080]")] = None,
@@ -55,3 +59,28 @@ def serve(
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with suppress(KeyboardInterrupt):
         run(settings, on_ready)
+
+
+@coordinator_app.command()
+def migrate(
+    db: Annotated[
+        str, typer.Option("--db", envvar="MUSTER_DATABASE", help="The database to change.")
+    ] = "sqlite:///muster.db",
+    to: Annotated[
+        str | None, typer.Option(help="Revision to go to, up or down; base drops all.  [default: this version's]")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Bring an existing database to the tables that this version works with.
+
+    Stop every coordinator on it and make a backup first. Going down loses what is in the tables and columns that go.
+    """
+    from dataclasses import asdict
+
+    from coordinator.store import migrations
+
+    done = asdict(migrations.migrate(db, to or migrations.HEAD))
+    if json:
+        emit(done)
+    else:
+        show_fields(done)

@@ -17,14 +17,33 @@ from coordinator.submissions import Arrive, GiveUp, Report, Submission, Wait
 from coordinator.tasks import TaskSettings, open_coordinator_store
 from fedcore.wire.messages import Abort, CheckIn, RetryWindow
 from tests.coordinator.bundles import make_bundle, report_vector
+from tests.coordinator.postgres import binaries, cluster
 
 RETRY = RetryWindow(0.0, 0.1)
 KEYS = Keys(*(Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32) for number in (1, 2)))
 
 
+@pytest.fixture(scope="session")
+def postgresql():
+    """A PostgreSQL server for whoever needs one; a skip where none is installed."""
+    programs = binaries()
+    if programs is None:
+        pytest.skip("no PostgreSQL server is installed (apt install postgresql)")
+    with cluster(programs) as running:
+        yield running
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request, tmp_path):
+    """The URL of a database without rows, on every engine in turn."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/state.db"
+    return request.getfixturevalue("postgresql").without_rows()
+
+
 @pytest.fixture
-def store(tmp_path):
-    with open_coordinator_store(f"sqlite:///{tmp_path}/state.db", tmp_path / "blobs") as opened:
+def store(database, tmp_path):
+    with open_coordinator_store(database, tmp_path / "blobs") as opened:
         yield opened
 
 
@@ -45,9 +64,10 @@ def register(store, bundle):
 
 
 @pytest.fixture
-def client(store, tmp_path):
+def client(store, database, tmp_path):
     settings = Settings(
-        database=f"sqlite:///{tmp_path}/state.db",
+        database=database,
+        keys=tmp_path / "keys",
         blobs=tmp_path / "blobs",
         port=0,
         retry_min_s=2,
