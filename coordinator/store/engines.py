@@ -9,11 +9,12 @@
 
 from __future__ import annotations
 
+import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import sqlalchemy
 from sqlalchemy.engine import URL, Connection, Engine
@@ -74,12 +75,25 @@ def _sqlite(url: URL) -> Engines:
     return Engines(_shown(url), engine, engine.execution_options(begin="BEGIN IMMEDIATE"))
 
 
-def _configure(connection: Any, _record: object) -> None:
+def _configure(connection: sqlite3.Connection, _record: object) -> None:
     # SQLAlchemy emits BEGIN itself, below: the driver's own would be deferred, and two writers that both read first
     # would then fail instead of waiting for each other.
     connection.isolation_level = None
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
-        connection.execute(f"PRAGMA {pragma}")
+    connection.execute("PRAGMA synchronous=FULL")
+    connection.execute("PRAGMA foreign_keys=ON")
+    _use_wal(connection)
+
+
+def _use_wal(connection: sqlite3.Connection) -> None:
+    """Switch a file to the write-ahead log, for good. SQLite does not wait by itself for others that do so too."""
+    deadline = time.monotonic() + _WAIT_S
+    while connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
 
 
 def _begin(connection: Connection) -> None:

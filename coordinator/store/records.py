@@ -12,7 +12,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
 from coordinator.errors import StoreConflict, UnknownAssignment, UnknownBlob, UnknownRound, UnknownTask
-from coordinator.rounds import AssignmentState, Round, RoundState, TaskState, move
+from coordinator.rounds import FAILURES, AssignmentState, Round, RoundState, TaskState, move
 from coordinator.store.rows import AssignmentRecord, RoundRecord, Seat, Snapshot, Task
 from coordinator.store.tables import ASSIGNMENTS, BLOBS, POPULATIONS, REPORTS, ROUNDS, TASKS, TRANSITIONS
 from coordinator.task_settings import TaskSettings
@@ -104,14 +104,36 @@ class Records:
 
     def add_round(self, task_id: str, number: int) -> tuple[int, int]:
         """Write a new round that selects; answers its row id and its attempt, one more than the last."""
-        same = (ROUNDS.c.task == task_id) & (ROUNDS.c.number == number)
-        last = self._connection.scalar(select(func.max(ROUNDS.c.attempt)).where(same))
-        attempt = (last or 0) + 1
+        attempt = self._next_attempt(task_id, number)
         values: dict[str, Any] = {"assigned": 0, "reported": 0, "aborted": 0, "reason": "", "metrics": {}}
         values |= {"task": task_id, "number": number, "attempt": attempt, "opened_at": self.at}
         row_id = self._insert(ROUNDS, state=RoundState.SELECTING, **values)
         self._transition("round", row_id, "", RoundState.SELECTING, "devices are waiting")
         return row_id, attempt
+
+    def release_round(self, row_id: int, task_id: str, number: int) -> int:
+        """Let a held round begin as `number`, from now on; answers its attempt.
+
+        It was opened behind a round that has ended since: had that one been abandoned, this is its next attempt.
+        """
+        found = self._connection.execute(select(ROUNDS.c.number, ROUNDS.c.attempt).where(ROUNDS.c.id == row_id)).one()
+        attempt: int = found.attempt if found.number == number else self._next_attempt(task_id, number)
+        values = {"number": number, "attempt": attempt, "opened_at": self.at}
+        self._guarded(ROUNDS, row_id, RoundState.SELECTING, values)
+        self._transition("round", row_id, RoundState.SELECTING, RoundState.SELECTING, "released")
+        return attempt
+
+    def _next_attempt(self, task_id: str, number: int) -> int:
+        same = (ROUNDS.c.task == task_id) & (ROUNDS.c.number == number)
+        return (self._connection.scalar(select(func.max(ROUNDS.c.attempt)).where(same)) or 0) + 1
+
+    def failures(self, task_id: str, number: int) -> int:
+        """Failed attempts at round `number` since the task was last made active."""
+        moves = (TRANSITIONS.c.entity == "task") & (TRANSITIONS.c.entity_id == task_id)
+        made_active = moves & (TRANSITIONS.c.to_state == TaskState.ACTIVE)
+        since = self._connection.scalar(select(func.max(TRANSITIONS.c.at)).where(made_active)) or 0.0
+        failed = (ROUNDS.c.task == task_id) & (ROUNDS.c.number == number) & ROUNDS.c.reason.in_(sorted(FAILURES))
+        return self._connection.scalar(select(func.count()).where(failed & (ROUNDS.c.ended_at > since))) or 0
 
     def move_round(self, row_id: int, before: Round, after: Round, cause: str) -> None:
         """Write a round's counts and state. Raises StoreConflict when the stored state is not that of `before`."""

@@ -93,10 +93,10 @@ def committed(store, task, number):
 class Desk:
     """A driver without its thread, on a clock that only the test moves: every turn is one call."""
 
-    def __init__(self, store):
+    def __init__(self, store, source=None):
         self.now = 0.0
         self.store = store
-        self.driver = Driver(store, KEYS, RETRY, 16, clock=lambda: self.now)
+        self.driver = Driver(store, KEYS, RETRY, 16, clock=lambda: self.now, source=source)
         self.driver.recover()
 
     def turn(self, *requests) -> list[Future]:
@@ -135,7 +135,7 @@ class Desk:
 
 @pytest.fixture
 def new_desk(store) -> Callable[[], Desk]:
-    return lambda: Desk(store)
+    return lambda source=None: Desk(store, source)
 
 
 @pytest.fixture

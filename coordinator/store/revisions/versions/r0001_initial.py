@@ -81,6 +81,12 @@ def upgrade() -> None:
         sa.Column("over_selection", sa.Float(), nullable=False, comment="devices selected per report wanted"),
         sa.Column("selection_timeout_s", sa.Float(), nullable=False, comment="seconds that a round waits for devices"),
         sa.Column("reporting_deadline_s", sa.Float(), nullable=False, comment="seconds that a device has to report"),
+        sa.Column(
+            "max_attempts",
+            sa.Integer(),
+            nullable=False,
+            comment="failed attempts at a round in a row after which the task is paused",
+        ),
         sa.Column("min_examples", sa.Integer(), nullable=False, comment="examples that a device must hold"),
         sa.Column("seed", sa.BigInteger(), nullable=False, comment="key of every random number that a device draws"),
         sa.Column("formats", sa.JSON(), nullable=False, comment="formats that the plan must have"),
@@ -125,7 +131,12 @@ def upgrade() -> None:
         sa.Column("assigned", sa.Integer(), nullable=False, comment="devices given an assignment"),
         sa.Column("reported", sa.Integer(), nullable=False, comment="reports folded into the sum"),
         sa.Column("aborted", sa.Integer(), nullable=False, comment="devices that gave up"),
-        sa.Column("opened_at", sa.Float(), nullable=False, comment="seconds since 1970"),
+        sa.Column(
+            "opened_at",
+            sa.Float(),
+            nullable=False,
+            comment="when it could draw devices, in seconds since 1970; not when it began to wait",
+        ),
         sa.Column("ended_at", sa.Float(), nullable=True, comment="seconds since 1970"),
         sa.Column(
             "state_sha256", sa.String(length=64), nullable=True, comment="server state after the round, once committed"
