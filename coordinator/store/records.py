@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -150,16 +150,20 @@ class Records:
         values = {"state_sha256": snapshot.state_sha256, "checkpoint_sha256": snapshot.checkpoint_sha256}
         self._connection.execute(update(ROUNDS).where(ROUNDS.c.id == row_id).values(**values, metrics=metrics))
 
-    def abandon_unfinished_rounds(self, reason: str) -> int:
-        """End every round that runs, whatever its state; answers how many."""
+    def abandon_unfinished_rounds(self, reason: str, known: Mapping[int, Round] | None = None) -> tuple[int, set[int]]:
+        """End every round that runs but for those that are as in `known`, by row id; how many, and which go on."""
         running = [state for state in RoundState if not state.ended]
-        rows = self._connection.execute(select(ROUNDS.c.id, ROUNDS.c.state).where(ROUNDS.c.state.in_(running))).all()
-        for row in rows:
+        ended, go_on = 0, set()
+        for row in self._connection.execute(select(ROUNDS).where(ROUNDS.c.state.in_(running))).all():
+            if known and _agrees(row, known.get(row.id)):
+                go_on.add(row.id)
+                continue
             values = {"state": RoundState.ABANDONED, "reason": reason, "ended_at": self.at}
             self._guarded(ROUNDS, row.id, row.state, values)
             self._transition("round", row.id, row.state, RoundState.ABANDONED, reason)
             self.expire_assignments(row.id, reason)
-        return len(rows)
+            ended += 1
+        return ended, go_on
 
     def rounds(self, task_id: str) -> list[RoundRecord]:
         """A task's rounds, every attempt, in order."""
@@ -277,6 +281,12 @@ def _round(row: Row[Any], abort_reasons: dict[str, int]) -> RoundRecord:
         seconds=None if row.ended_at is None else row.ended_at - row.opened_at,
         checkpoint_sha256=row.checkpoint_sha256,
     )
+
+
+def _agrees(row: Row[Any], known: Round | None) -> bool:
+    """Whether a round is as far in the store as in memory: no state and no count is ever come back to."""
+    columns = (row.state, row.assigned, row.reported, row.aborted)
+    return known is not None and columns == (known.state, known.assigned, known.reported, known.aborted)
 
 
 def _assignment(row: Row[Any]) -> AssignmentRecord:

@@ -8,10 +8,10 @@ import httpx2
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from coordinator.app import serving
 from coordinator.drivers import Driver
 from coordinator.errors import UnknownRound
 from coordinator.keys import Keys
+from coordinator.server import serving
 from coordinator.settings import Settings
 from coordinator.submissions import Arrive, GiveUp, Report, Submission, Wait
 from coordinator.tasks import TaskSettings, open_coordinator_store
@@ -33,10 +33,16 @@ def postgresql():
         yield running
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+def pytest_generate_tests(metafunc):
+    """Run whatever is marked `every_engine`, and uses the store, once per kind of database."""
+    if "database" in metafunc.fixturenames and metafunc.definition.get_closest_marker("every_engine"):
+        metafunc.parametrize("database", ["sqlite", "postgresql"], indirect=True)
+
+
+@pytest.fixture
 def database(request, tmp_path):
-    """The URL of a database without rows, on every engine in turn."""
-    if request.param == "sqlite":
+    """The URL of a database without rows: an SQLite file, where nothing else is asked for."""
+    if getattr(request, "param", "sqlite") == "sqlite":
         return f"sqlite:///{tmp_path}/state.db"
     return request.getfixturevalue("postgresql").without_rows()
 

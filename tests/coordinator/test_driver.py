@@ -22,6 +22,8 @@ from fedcore.wire.messages import Abort, Accepted, Rejected
 from tests.coordinator.bundles import START, make_bundle, make_plan, report_vector
 from tests.coordinator.conftest import RETRY
 
+pytestmark = pytest.mark.every_engine
+
 
 def states(store, task):
     return [(r.number, r.attempt, r.state.value, r.reason) for r in store.rounds(task)]

@@ -34,12 +34,6 @@ SECURE = {"goal": 8, "minimum": 8, "secagg": Secagg(clip_norm=4.0, max_examples=
 LENIENT = SECURE | {"goal": 10, "minimum": 8}
 
 
-@pytest.fixture
-def database(tmp_path):
-    """One engine will do: nothing that is particular to a secure round reaches the rows."""
-    return f"sqlite:///{tmp_path}/state.db"
-
-
 def public(key):
     return key.public_key().public_bytes_raw()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from time import monotonic
 
 import msgspec
-import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.keys import Keys
@@ -19,12 +18,6 @@ from tests.coordinator.test_api import assign, check_in, put, refused, report_bo
 from tests.coordinator.test_secure import SECURE, public
 
 NAMES = [f"d{number}" for number in range(8)]
-
-
-@pytest.fixture
-def database(tmp_path):
-    """One engine will do: nothing that is particular to a secure round reaches the rows."""
-    return f"sqlite:///{tmp_path}/state.db"
 
 
 def enrol(client, id_):

@@ -17,6 +17,8 @@ from coordinator.store.migrations import BASE, HEAD, Migration, migrate
 from coordinator.store.tables import METADATA
 from tests.coordinator import make_migration
 
+pytestmark = pytest.mark.every_engine
+
 PASSWORD = "hunter2"
 
 

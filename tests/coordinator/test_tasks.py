@@ -23,6 +23,8 @@ from fedcore.bundle import Bundle
 from fedcore.signing import SigningKey
 from tests.coordinator.bundles import EVIDENCE, START, make_bundle, make_plan
 
+pytestmark = pytest.mark.every_engine
+
 
 def test_registered_task_starts_from_the_bundles_model(store, register):
     task = store.task(register())
