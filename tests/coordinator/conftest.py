@@ -76,6 +76,7 @@ def client(store, database, tmp_path):
         keys=tmp_path / "keys",
         blobs=tmp_path / "blobs",
         port=0,
+        admin_port=0,
         retry_min_s=2,
         retry_max_s=3,
         max_wait_s=5,

@@ -33,6 +33,22 @@ def upgrade() -> None:
         comment="Groups of devices that check in together",
     )
     op.create_table(
+        "tokens",
+        sa.Column("id", sa.String(length=8), nullable=False, comment="the part of the token that is no secret"),
+        sa.Column("name", sa.String(length=60), nullable=False, comment="whose it is"),
+        sa.Column("role", sa.String(length=16), nullable=False, comment="viewer or operator"),
+        sa.Column(
+            "sha256",
+            sa.String(length=64),
+            nullable=False,
+            comment="hash of its secret part, hex; the token itself is never stored",
+        ),
+        sa.Column("created_at", sa.Float(), nullable=False, comment="seconds since 1970"),
+        sa.Column("revoked_at", sa.Float(), nullable=True, comment="seconds since 1970, once it is worthless"),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_tokens")),
+        comment="Who may administer the coordinator over HTTP",
+    )
+    op.create_table(
         "transitions",
         sa.Column(
             "id",
@@ -197,5 +213,6 @@ def downgrade() -> None:
     op.drop_table("tasks")
     op.drop_index("transitions_of", table_name="transitions")
     op.drop_table("transitions")
+    op.drop_table("tokens")
     op.drop_table("populations")
     op.drop_table("blobs")
