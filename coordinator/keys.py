@@ -1,13 +1,19 @@
-"""The coordinator's own keys: it signs invitations to secure rounds with one, and enrols devices with the other."""
+"""The coordinator's own keys: it signs invitations to secure rounds with one, and enrols devices with the other.
+
+All replicas have the same, from a file: what is only in memory of the processes is not in a copy of the database.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from coordinator.errors import KeysDamaged
 
@@ -33,6 +39,18 @@ class Keys:
         if len(data) != 2 * _KEY_BYTES:
             raise KeysDamaged(f"{path} does not hold two keys of {_KEY_BYTES} bytes: put the right file in its place")
         return cls(*(Ed25519PrivateKey.from_private_bytes(data[at : at + _KEY_BYTES]) for at in (0, _KEY_BYTES)))
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of the public keys, hex: replicas see by it that they have the same."""
+        public = b"".join(key.public_key().public_bytes_raw() for key in (self.server, self.authority))
+        return hashlib.sha256(public).hexdigest()
+
+    @property
+    def between_replicas(self) -> bytes:
+        """A secret that whoever has the keys has too: it authenticates what replicas pass on to each other."""
+        derived = HKDF(SHA256(), _KEY_BYTES, salt=None, info=b"muster: requests passed on between replicas")
+        return derived.derive(self.server.private_bytes_raw())
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -40,10 +40,24 @@ class Settings(BaseSettings):
         default="sqlite:///muster.db", description="sqlite:///PATH or postgresql://USER:PASSWORD@HOST/DATABASE"
     )
     keys: Path | None = Field(
-        default=None, description="file of the coordinator's own keys; by default beside an SQLite database"
+        default=None,
+        description="file of the private keys, the same at all replicas; beside the SQLite file if not given",
     )
     blobs: Path = Field(
         default=Path("muster-blobs"), description="folder of plans, graphs, checkpoints and server states"
+    )
+    role: Literal["all", "api", "driver"] = Field(
+        default="all", description="all; api: drive nothing, pass requests on; driver: answer other replicas alone"
+    )
+    replica_url: str | None = Field(
+        default=None,
+        description="where the other replicas reach this one; the address on which it listens if not given",
+    )
+    lease_s: float = Field(
+        default=15.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="after so long without a sign of life the others take a replica's populations",
     )
     host: str = Field(default="127.0.0.1", description="address on which devices are served")
     port: int = Field(default=8080, ge=0, le=65535, description="port for devices; 0 takes a free one")
@@ -101,12 +115,10 @@ class Settings(BaseSettings):
 
     @property
     def keys_file(self) -> Path:
-        """Where the coordinator's own keys lie. Raises MissingStore when nothing says so."""
+        """Where the private keys are. Raises MissingStore when nothing says so."""
         beside = sqlite_path(self.database)
         if self.keys is None and beside is None:
-            raise MissingStore(
-                "name the file of the coordinator's keys (MUSTER_KEYS): one for all that share a database"
-            )
+            raise MissingStore("name the file of the private keys (MUSTER_KEYS), the same at all replicas")
         return self.keys or Path(f"{beside}.keys")
 
     @property

@@ -24,16 +24,16 @@ import sys
 from pathlib import Path
 from coordinator.server import serve
 from coordinator.settings import Settings
-database, folder = sys.argv[1], Path(sys.argv[2])
-settings = Settings(database=database, blobs=folder / "blobs", keys=folder / "keys", port=0, admin_port=0)
+database, folder, port = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+settings = Settings(database=database, blobs=folder / "blobs", keys=folder / "keys", port=port, admin_port=0)
 serve(settings, lambda ready: print(ready.devices, flush=True))
 """
 
 
 @contextmanager
-def process(database, folder):
+def process(database, folder, port=0):
     """The service as a process of its own; gives it and a client."""
-    command = [sys.executable, "-c", SERVE, database, str(folder)]
+    command = [sys.executable, "-c", SERVE, database, str(folder), str(port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         try:
             with httpx2.Client(base_url=child.stdout.readline().strip(), timeout=10) as client:
@@ -49,7 +49,7 @@ def test_killed_service_runs_the_round_again_and_keeps_its_receipts(store, regis
         first, second = assign(client, "a", "b")
         receipt = put(client, first.assignment, body)
         child.kill()
-    with process(database, tmp_path) as (child, client):
+    with process(database, tmp_path, client.base_url.port) as (child, client):
         assert put(client, first.assignment, body).content == receipt.content
         refused(put(client, second.assignment, body), "no-longer-needed")
         again = assign(client, "a", "b")

@@ -9,8 +9,9 @@ def raw(keys):
 
 
 def test_keys_are_made_once_two_unlike_ones_for_their_owner_alone(tmp_path):
-    made = raw(Keys.at(tmp_path / "m.db.keys"))
-    assert raw(Keys.at(tmp_path / "m.db.keys")) == made
+    path = tmp_path / "m.db.keys"
+    made = raw(Keys.at(path))
+    assert raw(Keys.at(path)) == made
     assert made[0] != made[1]
     assert [path.name for path in tmp_path.iterdir()] == ["m.db.keys"]
     assert (tmp_path / "m.db.keys").stat().st_mode & 0o077 == 0

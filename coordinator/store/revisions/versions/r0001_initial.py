@@ -29,8 +29,52 @@ def upgrade() -> None:
         "populations",
         sa.Column("name", sa.String(length=200), nullable=False, comment="name that devices check in under"),
         sa.Column("created_at", sa.Float(), nullable=False, comment="seconds since 1970"),
+        sa.Column(
+            "holder",
+            sa.String(length=8),
+            nullable=True,
+            comment="replica that drives the population; null when nobody does",
+        ),
+        sa.Column(
+            "term",
+            sa.BigInteger(),
+            nullable=False,
+            comment="counts the holders; what an earlier one still writes is refused",
+        ),
         sa.PrimaryKeyConstraint("name", name=op.f("pk_populations")),
-        comment="Groups of devices that check in together",
+        comment="Groups of devices that check in together, each with the lease of the one process that drives it",
+    )
+    op.create_index("populations_of", "populations", ["holder"], unique=False)
+    op.create_table(
+        "replicas",
+        sa.Column(
+            "id", sa.String(length=8), nullable=False, comment="id of the process; what it makes is named after it"
+        ),
+        sa.Column("url", sa.Text(), nullable=False, comment="where the other replicas reach it"),
+        sa.Column(
+            "keys",
+            sa.String(length=64),
+            nullable=False,
+            comment="digest of its public keys: all replicas have the same",
+        ),
+        sa.Column(
+            "beat",
+            sa.BigInteger(),
+            nullable=False,
+            comment="counts up while it lives; who sees it stand still takes it for gone",
+        ),
+        sa.Column(
+            "draining", sa.Boolean(), nullable=False, comment="whether it is about to stop, and takes no population"
+        ),
+        sa.Column(
+            "seen_at",
+            sa.Float(),
+            nullable=False,
+            comment="seconds since 1970 at its last beat, by its own clock; for people",
+        ),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_replicas")),
+        sa.UniqueConstraint("url", name=op.f("uq_replicas_url")),
+        comment="Coordinator processes that drive populations",
     )
     op.create_table(
         "tokens",
@@ -214,5 +258,7 @@ def downgrade() -> None:
     op.drop_index("transitions_of", table_name="transitions")
     op.drop_table("transitions")
     op.drop_table("tokens")
+    op.drop_table("replicas")
+    op.drop_index("populations_of", table_name="populations")
     op.drop_table("populations")
     op.drop_table("blobs")
