@@ -11,8 +11,10 @@ from coordinator.enrolment import Registry
 from coordinator.keys import Keys
 from coordinator.limits import Limits
 from coordinator.metrics import Metrics
+from coordinator.runtimes import Runtimes
 from coordinator.settings import Settings
 from coordinator.tasks import CoordinatorStore, open_coordinator_store
+from coordinator.tenure import Place, Tenure
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,20 +23,25 @@ class Service:
 
     settings: Settings
     store: CoordinatorStore
+    tenure: Tenure
     keys: Keys
     driver: Driver
     metrics: Metrics
     limits: Limits
+    runtimes: Runtimes
     registry: Registry
     gate: Gate
 
     @classmethod
     def open(cls, settings: Settings) -> Service:
-        """The parts that `settings` ask for. Raises UnsupportedDatabase or BadSecret."""
+        """The parts that `settings` ask for. Raises UnsupportedDatabase, WrongRevision, MissingStore or BadSecret."""
         store = open_coordinator_store(settings.database, settings.blobs)
-        keys, limits = Keys.beside(settings.database), Limits(settings)
-        driver = Driver(store, keys, settings.retry, settings.queue_limit)
+        keys, limits = Keys.at(settings.keys_file), Limits(settings)
+        place = Place(keys=keys.fingerprint, lease_s=settings.lease_s, drives=settings.role != "api")
+        tenure = Tenure(store, place)
+        driver = Driver(tenure, keys, settings.retry, settings.queue_limit)
         driver.metrics.watch(driver.queue_depth, lambda: limits.connections.held)
-        attestation = Attestation.of(settings.accept_unattested, settings.enrolment_secret_file)
-        registry = Registry(store, keys, attestation)
-        return cls(settings, store, keys, driver, driver.metrics, limits, registry, Gate(store))
+        registry = Registry(store, keys, Attestation.of(settings.accept_unattested, settings.enrolment_secret_file))
+        gate = Gate(store)
+        tenure.took_over = gate.begin
+        return cls(settings, store, tenure, keys, driver, driver.metrics, limits, Runtimes(), registry, gate)

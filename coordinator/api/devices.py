@@ -57,6 +57,7 @@ class DeviceApi:
         self._settings = service.settings
         self._metrics = service.metrics
         self._limits = service.limits
+        self._runtimes = service.runtimes
         self._public: Recent[str, BlobRef] = Recent(_REMEMBERED)
         self._parts: Recent[str, _Part] = Recent(_REMEMBERED)
 
@@ -73,6 +74,8 @@ class DeviceApi:
         self._admit(device)
         found = await self._ask(Arrive(population, device, message))
         self._metrics.checked_in(found)
+        able = message.capabilities
+        self._runtimes.add(f"{able.runtime} {able.version}, {able.engine}")
         return answer(found)
 
     async def assign(self, session: str, request: HttpRequest) -> Response:

@@ -54,7 +54,7 @@ class Gate:
         self._newcomers = Replays(NEWCOMERS)
 
     def begin(self) -> None:
-        """From now on this process answers: what an earlier one may have heard is not taken again."""
+        """From now on this process answers, or answers for more: what others may have heard is not taken again."""
         self._replays.begin(self._clock())
 
     async def device(self, request: HttpRequest) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 coordinator_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Run the coordinator.")
 Config = Annotated[Path | None, typer.Option(help="A TOML file of settings; flags and environment win.")]
-Db = Annotated[str | None, typer.Option(help="SQLite file.  [default: sqlite:///muster.db]")]
+Db = Annotated[str | None, typer.Option(help="sqlite:///PATH or postgresql://….  [default: sqlite:///muster.db]")]
 
 
 @coordinator_app.command()
@@ -30,6 +30,10 @@ def serve(
     blobs: Annotated[Path | None, typer.Option(help="Folder of plans and models.  [default: muster-blobs]")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.  [default: 127.0.0.1]")] = None,
     port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one.  [default: 8080]")] = None,
+    role: Annotated[
+        str | None,
+        typer.Option(help="all; api: drive no rounds, pass requests on; driver: answer other replicas alone.  [all]"),
+    ] = None,
     accept_unattested: Annotated[
         bool, typer.Option("--accept-unattested", help="Enrol devices that prove nothing; for development alone.")
     ] = False,
@@ -42,6 +46,8 @@ def serve(
 ) -> None:
     """Serve devices until SIGTERM or Ctrl-C; a restart takes up every task where it was committed last.
 
+    Several may run on one database, and a device may reach any of them.
+
     Operators are served on a port of their own, 127.0.0.1:8081 unless set otherwise. Every setting may also come from
     the environment, as MUSTER_DATABASE, MUSTER_ADMIN_PORT and so on: `muster coordinator config` lists them all.
     """
@@ -50,7 +56,7 @@ def serve(
     from coordinator.settings import load_settings
 
     enrolment = {"accept_unattested": accept_unattested or None, "enrolment_secret_file": enrolment_secret_file}
-    settings = load_settings(_given(config, database=db, blobs=blobs, host=host, port=port, **enrolment))
+    settings = load_settings(_given(config, database=db, blobs=blobs, host=host, port=port, role=role, **enrolment))
     configure_logs(settings.log_level, settings.log_format)
 
     def on_ready(addresses: Addresses) -> None:
@@ -64,6 +70,29 @@ def serve(
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with suppress(KeyboardInterrupt):
         run(settings, on_ready)
+
+
+@coordinator_app.command()
+def migrate(
+    db: Database = DATABASE,
+    to: Annotated[
+        str | None, typer.Option(help="Revision to go to, up or down; base drops all.  [default: this version's]")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Bring an existing database to the tables that this version works with.
+
+    Stop every coordinator on it and make a backup first. Going down loses what is in the tables and columns that go.
+    """
+    from dataclasses import asdict
+
+    from coordinator.store import migrations
+
+    done = asdict(migrations.migrate(db, to or migrations.HEAD))
+    if json:
+        emit(done)
+    else:
+        show_fields(done)
 
 
 @coordinator_app.command("config")

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
-import httpx2
 import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -16,17 +16,43 @@ from coordinator.server import serving
 from coordinator.settings import Settings
 from coordinator.submissions import Arrive, GiveUp, Report, Submission, Wait
 from coordinator.tasks import TaskSettings, open_coordinator_store
+from coordinator.tenure import Place, Tenure
 from fedcore.wire.messages import Abort, CheckIn, RetryWindow
 from tests.coordinator.bundles import make_bundle, report_vector
-from tests.coordinator.devices import CAPABILITIES, Devices
+from tests.coordinator.devices import CAPABILITIES, speaking_to
+from tests.coordinator.postgres import binaries, cluster
 
 RETRY = RetryWindow(0.0, 0.1)
 KEYS = Keys(*(Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32) for number in (1, 2)))
 
 
+@pytest.fixture(scope="session")
+def postgresql():
+    """A PostgreSQL server for whoever needs one; a skip where none is installed."""
+    programs = binaries()
+    if programs is None:
+        pytest.skip("no PostgreSQL server is installed (apt install postgresql)")
+    with cluster(programs) as running:
+        yield running
+
+
+def pytest_generate_tests(metafunc):
+    """Run whatever is marked `every_engine`, and uses the store, once per kind of database."""
+    if "database" in metafunc.fixturenames and metafunc.definition.get_closest_marker("every_engine"):
+        metafunc.parametrize("database", ["sqlite", "postgresql"], indirect=True)
+
+
 @pytest.fixture
-def store(tmp_path):
-    with open_coordinator_store(f"sqlite:///{tmp_path}/state.db", tmp_path / "blobs") as opened:
+def database(request, tmp_path):
+    """The URL of a database without rows: an SQLite file, where nothing else is asked for."""
+    if getattr(request, "param", "sqlite") == "sqlite":
+        return f"sqlite:///{tmp_path}/state.db"
+    return request.getfixturevalue("postgresql").without_rows()
+
+
+@pytest.fixture
+def store(database, tmp_path):
+    with open_coordinator_store(database, tmp_path / "blobs") as opened:
         yield opened
 
 
@@ -47,19 +73,19 @@ def register(store, bundle):
 
 
 @pytest.fixture
-def client(store, tmp_path):
+def client(store, database, tmp_path):
     settings = Settings(
-        database=f"sqlite:///{tmp_path}/state.db",
+        database=database,
+        keys=tmp_path / "keys",
         blobs=tmp_path / "blobs",
         port=0,
+        admin_port=0,
         retry_min_s=2,
         retry_max_s=3,
         max_wait_s=5,
         message_limit_bytes=2048,
-        accept_unattested=True,
     )
-    with serving(settings) as url, httpx2.Client(base_url=url, timeout=10) as opened:
-        opened.devices = Devices(opened)
+    with serving(settings) as url, speaking_to(url) as opened:
         yield opened
 
 
@@ -77,10 +103,12 @@ def committed(store, task, number):
 class Desk:
     """A driver without its thread, on a clock that only the test moves: every turn is one call."""
 
-    def __init__(self, store, source=None):
+    def __init__(self, store, source=None, url="http://desk", lease_s=math.inf):
         self.now = 0.0
         self.store = store
-        self.driver = Driver(store, KEYS, RETRY, 16, clock=lambda: self.now, source=source)
+        self.tenure = Tenure(store, Place(keys="", lease_s=lease_s))
+        self.tenure.listen_at(url)
+        self.driver = Driver(self.tenure, KEYS, RETRY, 16, clock=lambda: self.now, source=source)
         self.driver.recover()
 
     def turn(self, *requests) -> list[Future]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
 
 import httpx2
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -45,6 +46,14 @@ def enrol(client, key, message=None):
     """The answer to an enrolment of a key."""
     content = messages.encode(message or Enrol(attestation=Unattested()))
     return client.post("/v1/devices", content=content, auth=newcomer(key))
+
+
+@contextmanager
+def speaking_to(url, timeout=10, devices=None):
+    """An HTTP client of a coordinator, with devices of its own or those of another client."""
+    with httpx2.Client(base_url=url, timeout=timeout, trust_env=False) as client:
+        client.devices = devices or Devices(client)
+        yield client
 
 
 class Devices:

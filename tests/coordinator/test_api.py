@@ -19,6 +19,8 @@ from tests.coordinator.bundles import START, make_bundle, report_body
 from tests.coordinator.conftest import committed
 from tests.coordinator.devices import CAPABILITIES
 
+pytestmark = pytest.mark.every_engine
+
 
 def refused(response, slug):
     """The response is the problem document `slug`, whole."""
@@ -43,7 +45,9 @@ def ask(client, session, device="a", **how):
 
 
 def wait(client, device="a", seconds=4):
-    session = check_in(client, device).json()["session"]
+    answer = check_in(client, device)
+    assert "session" in answer.json(), (answer.status_code, answer.text)
+    session = answer.json()["session"]
     return ask(client, session, device, headers={"Prefer": f"wait={seconds}"})
 
 

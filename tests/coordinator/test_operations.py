@@ -25,7 +25,7 @@ from coordinator.server import serving_both
 from coordinator.settings import Settings
 from tests.coordinator.bundles import report_body
 from tests.coordinator.conftest import committed
-from tests.coordinator.devices import Devices
+from tests.coordinator.devices import speaking_to
 from tests.coordinator.test_api import abort, assign, blob, check_in, digest_of, put, refused, wait
 
 
@@ -36,13 +36,11 @@ def service(tmp_path):
     @contextmanager
     def run(**settings):
         fixed = {"database": f"sqlite:///{tmp_path}/state.db", "blobs": tmp_path / "blobs", "port": 0, "admin_port": 0}
-        fixed |= {"accept_unattested": True}
         with (
             serving_both(Settings(**fixed, **{"max_wait_s": 5, "loopback_viewer": True} | settings)) as urls,
-            httpx2.Client(base_url=urls.devices, timeout=10) as devices,
+            speaking_to(urls.devices) as devices,
             httpx2.Client(base_url=urls.admin, timeout=10) as admin,
         ):
-            devices.devices = Devices(devices)
             yield devices, admin
 
     return run
@@ -55,7 +53,6 @@ def process(tmp_path, **environment):
     command = [sys.executable, "-m", "muster", "coordinator", "serve", "--port", "0"]
     command += ["--db", f"sqlite:///{tmp_path}/state.db", "--blobs", str(tmp_path / "blobs")]
     environment = {**os.environ, "MUSTER_LOG_LEVEL": "debug", "MUSTER_LOOPBACK_VIEWER": "1", **environment}
-    environment["MUSTER_ACCEPT_UNATTESTED"] = "1"
     with log.open("w") as output, subprocess.Popen(command, stderr=output, env=environment) as child:
         try:
             urls = None
@@ -63,8 +60,7 @@ def process(tmp_path, **environment):
                 assert child.poll() is None, log.read_text()
                 urls = re.search(r"devices at (\S+), operators at ([^\s\"]+)", log.read_text())
                 time.sleep(0.01)
-            with httpx2.Client(base_url=urls[1], timeout=10) as devices, httpx2.Client(base_url=urls[2]) as admin:
-                devices.devices = Devices(devices)
+            with speaking_to(urls[1]) as devices, httpx2.Client(base_url=urls[2]) as admin:
                 yield child, devices, admin, log
         finally:
             child.kill()

@@ -48,7 +48,7 @@ def advertisement(client, given):
 
 def test_a_device_is_vouched_for_by_the_keys_of_the_file(client, tmp_path):
     identity = Ed25519PrivateKey.generate()
-    given, keys = vouched(client, identity), Keys.beside(f"sqlite:///{tmp_path}/state.db")
+    given, keys = vouched(client, identity), Keys.at(tmp_path / "keys")
     assert (given.server, given.authority) == (public(keys.server), public(keys.authority))
     check_credential(given.authority, public(identity), given.credential)
     assert vouched(client, identity) == given

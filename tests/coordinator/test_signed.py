@@ -113,7 +113,7 @@ def test_a_coordinator_with_a_secret_enrols_who_proves_to_know_it_and_nobody_els
     place = {"database": f"sqlite:///{tmp_path}/state.db", "blobs": tmp_path / "blobs", "port": 0}
     key, other, now = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate(), int(time.time())
     with (
-        serving(Settings(**place, enrolment_secret_file=tmp_path / "secret")) as url,
+        serving(Settings(**place, accept_unattested=False, enrolment_secret_file=tmp_path / "secret")) as url,
         httpx2.Client(base_url=url) as client,
     ):
 
@@ -136,7 +136,8 @@ def test_a_coordinator_with_a_secret_enrols_who_proves_to_know_it_and_nobody_els
 
 
 def test_a_coordinator_that_was_told_nothing_enrols_nobody(store, tmp_path):
-    settings = Settings(database=f"sqlite:///{tmp_path}/state.db", blobs=tmp_path / "blobs", port=0)
+    place = {"database": f"sqlite:///{tmp_path}/state.db", "blobs": tmp_path / "blobs", "port": 0}
+    settings = Settings(**place, accept_unattested=False)
     key = Ed25519PrivateKey.generate()
     with serving(settings) as url, httpx2.Client(base_url=url) as client:
         refused(enrol(client, key), "not-attested")
