@@ -18,7 +18,7 @@ import sys
 import time
 from collections import Counter
 from concurrent.futures import Future
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -37,6 +37,7 @@ from fedcore.wire.messages import Abort, Assignment, CheckIn, Receipt
 from muster.bench.machine import describe_machine
 from tests.coordinator.bundles import make_bundle, make_plan, report_vector
 from tests.coordinator.conftest import Desk
+from tests.coordinator.postgres import binaries, cluster
 
 DEVICES, MARKS = 7, 16
 SETTINGS = TaskSettings(
@@ -493,12 +494,15 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--operations", type=int, default=10_000)
+    parser.add_argument("--postgresql", action="store_true", help="on a PostgreSQL server of its own")
     options = parser.parse_args()
     total, began = Counter(), time.process_time()
-    for seed in range(options.first, options.first + options.seeds):
-        with TemporaryDirectory(prefix="one-hot-") as folder:
-            print(f"seed {seed}", file=sys.stderr)
-            total += play(operations(seed, options.operations), Path(folder))
+    with cluster(binaries()) if options.postgresql else nullcontext() as server:
+        for seed in range(options.first, options.first + options.seeds):
+            with TemporaryDirectory(prefix="one-hot-") as folder:
+                print(f"seed {seed}", file=sys.stderr)
+                database = server.without_tables() if server else ""
+                total += play(operations(seed, options.operations), Path(folder), database)
     cpu_s = round(time.process_time() - began, 1)
     figures = {
         "seeds": options.seeds,
