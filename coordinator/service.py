@@ -8,6 +8,7 @@ from coordinator.drivers import Driver
 from coordinator.keys import Keys
 from coordinator.limits import Limits
 from coordinator.metrics import Metrics
+from coordinator.runtimes import Runtimes
 from coordinator.settings import Settings
 from coordinator.tasks import CoordinatorStore, open_coordinator_store
 from coordinator.tenure import Place, Tenure
@@ -24,6 +25,7 @@ class Service:
     driver: Driver
     metrics: Metrics
     limits: Limits
+    runtimes: Runtimes
 
     @classmethod
     def open(cls, settings: Settings) -> Service:
@@ -34,4 +36,4 @@ class Service:
         tenure = Tenure(store, place)
         driver = Driver(tenure, keys, settings.retry, settings.queue_limit)
         driver.metrics.watch(driver.queue_depth, lambda: limits.connections.held)
-        return cls(settings, store, tenure, keys, driver, driver.metrics, limits)
+        return cls(settings, store, tenure, keys, driver, driver.metrics, limits, Runtimes())

@@ -102,8 +102,8 @@ def committed(store, task, number):
 class Desk:
     """A driver without its thread, on a clock that only the test moves: every turn is one call."""
 
-    def __init__(self, store, source=None, url="http://desk", lease_s=math.inf):
-        self.now = 0.0
+    def __init__(self, store, source=None, url="http://desk", lease_s=math.inf, now=0.0):
+        self.now = now
         self.store = store
         self.tenure = Tenure(store, Place(keys="", lease_s=lease_s))
         self.tenure.listen_at(url)
