@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
+from device_runtime.checked import misfit
 from device_runtime.errors import ConfigError
 from fedcore.errors import InvalidKey
 
@@ -23,12 +24,10 @@ class _Part(msgspec.Struct, frozen=True, kw_only=True):
     """Settings that are checked however they were made. Raises ConfigError naming the key and its value."""
 
     def __post_init__(self) -> None:
-        for field in msgspec.structs.fields(self):
-            value = getattr(self, field.name)
-            try:
-                msgspec.convert(value, field.type)
-            except msgspec.ValidationError as error:
-                raise ConfigError(f"{field.name} = {_shown(value)}: {error}") from error
+        found = misfit(self)
+        if found is not None:
+            name, value, words = found
+            raise ConfigError(f"{name} = {_shown(value)}: {words}")
 
 
 class PerDay(_Part, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import msgspec
 
+from device_runtime.checked import misfit
 from fedcore.wire.messages import Fraction, StatedConditions
 
 Size = Annotated[int, msgspec.Meta(ge=0)]
@@ -18,14 +19,14 @@ class _Checked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Values that are checked however they were made. Raises ValueError naming the one that is none."""
 
     def __post_init__(self) -> None:
-        for field in msgspec.structs.fields(self):
-            value = getattr(self, field.name)
-            try:
-                msgspec.convert(value, field.type)
-            except msgspec.ValidationError as error:
-                raise ValueError(f"{field.name} = {value!r}: {error}") from error
+        found = misfit(self)
+        if found is not None:
+            name, value, words = found
+            raise ValueError(f"{name} = {value!r}: {words}")
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
             if isinstance(value, float) and not math.isfinite(value):
-                raise ValueError(f"{field.name} = {value}: it must be finite")
+                raise ValueError(f"{name} = {value}: it must be finite")
 
 
 class Conditions(_Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
