@@ -19,8 +19,10 @@ from coordinator.api.openapi import describe_messages
 from coordinator.drivers import Driver
 from coordinator.errors import StoreInUse
 from coordinator.keys import Keys
+from coordinator.secure import SecureRounds
 from coordinator.settings import Settings
 from coordinator.tasks import open_coordinator_store
+from coordinator.unmasker import Unmasker
 
 _LOG = logging.getLogger(__name__)
 
@@ -32,13 +34,15 @@ def create_app(settings: Settings) -> FastAPI:
     """
     store = open_coordinator_store(settings.database, settings.blobs)
     keys = Keys.beside(settings.database)
-    driver = Driver(store, keys, settings.retry, settings.queue_limit)
+    unmasker = Unmasker()
+    driver = Driver(store, SecureRounds(keys, unmasker), settings.retry, settings.queue_limit)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         driver.start()
         yield
         driver.stop()
+        unmasker.close()
         store.close()
 
     app = FastAPI(

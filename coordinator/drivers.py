@@ -18,11 +18,10 @@ from typing import Any, TypeAlias, TypeVar
 from coordinator.aggregation import ReportSum
 from coordinator.closing import close_round
 from coordinator.errors import NoLongerNeeded, Refusal, Unavailable, UnknownBlob, UnknownPopulation
-from coordinator.keys import Keys
 from coordinator.ledger import Draft, Job, Running, next_event
 from coordinator.pool import Pool, Session
 from coordinator.rounds import RoundState, TaskState, step
-from coordinator.secure import SecureRound
+from coordinator.secure import SecureRound, SecureRounds
 from coordinator.selection import Capabilities, Needs, formats_wanted
 from coordinator.store.rows import Task
 from coordinator.submissions import (
@@ -58,13 +57,13 @@ class Driver:
     def __init__(
         self,
         store: CoordinatorStore,
-        keys: Keys,
+        secagg: SecureRounds,
         retry: RetryWindow,
         queue_limit: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
-        self._keys = keys
+        self._secagg = secagg
         self._retry = retry
         self._clock = clock
         self._queue: queue.Queue[Submission] = queue.Queue(queue_limit)
@@ -278,7 +277,7 @@ class Driver:
     def _commit(self, durable: Sequence[Durable], due: Sequence[tuple[Job, bool]], now: float) -> None:
         try:
             with self._store.database.writing() as records:
-                draft = Draft(records, self._keys, self._running, self._pool, now)
+                draft = Draft(records, self._secagg, self._running, self._pool, now)
                 outcomes = [_attempt(draft, request) for request, _ in durable]
                 for job, cancelled in due:
                     draft.advance(job, cancelled=cancelled)

@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.errors import ConflictingReport, InvalidReport, NoLongerNeeded
-from coordinator.keys import Keys
 from coordinator.pool import Pool, Session
 from coordinator.rounds import (
     Abandon,
@@ -28,6 +27,7 @@ from coordinator.rounds import (
     Event,
     ExpireAssignments,
     Reported,
+    Revealed,
     Round,
     RoundState,
     Select,
@@ -39,12 +39,11 @@ from coordinator.rounds import (
     open_round,
     step,
 )
-from coordinator.secure import Pace, SecureRound, invitation
+from coordinator.secure import Pace, SecureRound, SecureRounds, invitation
 from coordinator.selection import Needs, draw
 from coordinator.store.records import Records
 from coordinator.store.rows import AssignmentRecord, Seat, Snapshot, Task
 from coordinator.submissions import GiveUp, Report
-from coordinator.task_settings import SHORT_PHASES
 from fedcore.plan import Plan
 from fedcore.wire.messages import Assignment, Receipt
 
@@ -87,17 +86,19 @@ def next_event(running: Running, cancelled: bool, eligible: int) -> Event:
         return Abandon("cancelled")
     if running.value.state is RoundState.SELECTING:
         return Waiting(eligible)
-    if running.value.state is RoundState.REPORTING and running.secure and running.secure.event:
-        return running.secure.event
+    if running.value.state is RoundState.REPORTING and running.secure is not None:
+        return running.secure.event or (Revealed() if running.secure.unmasking else Tick())
     return Tick()
 
 
 class Draft:
     """One transaction in the making. `running`, `folds`, `seated` and `turned_away` are what memory must become."""
 
-    def __init__(self, records: Records, keys: Keys, running: Mapping[str, Running], pool: Pool, now: float) -> None:
+    def __init__(
+        self, records: Records, secagg: SecureRounds, running: Mapping[str, Running], pool: Pool, now: float
+    ) -> None:
         self._records = records
-        self._keys = keys
+        self._secagg = secagg
         self._pool = pool
         self._now = now
         self._source = random.SystemRandom()
@@ -222,10 +223,7 @@ class Draft:
         """Start the secure aggregation of a round: what every assignment of it says."""
         settings = job.task.settings
         invite = invitation(settings, job.plan, given, int(self._records.at + settings.policy.reporting_deadline_s))
-        trained_by = self._now + settings.reporting_deadline_s
-        phase_s = settings.policy.reporting_deadline_s - settings.reporting_deadline_s
-        pace = Pace(settings.goal, trained_by, phase_s / SHORT_PHASES)
-        secure = SecureRound(invite, self._keys, {seat.id: seat.slot for seat in seats}, pace)
+        secure = self._secagg.open(invite, {seat.id: seat.slot for seat in seats}, Pace.of(settings, self._now))
         self.running[job.task.id] = replace(self.running[job.task.id], secure=secure)
         return msgspec.structs.replace(given, secagg=secure.invitation)
 

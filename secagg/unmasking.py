@@ -23,7 +23,7 @@ from secagg.session import commitment, pair_mask, self_mask
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:
-    """What the server learns: the total, and the positions of devices that sent false shares. `digest` is of its words."""
+    """What the server learns: the total, its words' digest, and the positions of devices that sent false shares."""
 
     total: Total
     liars: frozenset[int]

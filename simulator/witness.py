@@ -1,4 +1,4 @@
-"""What emulated devices quantised, sent and revealed in secure rounds, written down beside them for whoever checks sums.
+"""What emulated devices quantised, sent and revealed in secure rounds, written down beside them for who checks sums.
 
 The device runtime has no such thing and must not: a witness is put into an emulated device's process from outside.
 """
@@ -91,9 +91,9 @@ class Testimony:
             session = message[SESSION]
             yield path.name.split(".M")[0], session, Unmask.decode(message, session).shares
 
-    def deaths(self) -> Iterator[str]:
-        """At which message each process was killed that was killed at one."""
-        for path in self._all("*.died.*"):
+    def deaths(self, population: str) -> Iterator[str]:
+        """At which message each process of a fleet was killed that was killed at one."""
+        for path in sorted((self.folder / population).rglob("*.died.*")):
             yield path.read_text()
 
     def _all(self, pattern: str) -> list[Path]:

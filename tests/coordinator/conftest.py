@@ -12,6 +12,7 @@ from coordinator.app import serving
 from coordinator.drivers import Driver
 from coordinator.errors import UnknownRound
 from coordinator.keys import Keys
+from coordinator.secure import SecureRounds
 from coordinator.settings import Settings
 from coordinator.submissions import Arrive, GiveUp, Report, Submission, Wait
 from coordinator.tasks import TaskSettings, open_coordinator_store
@@ -70,13 +71,23 @@ def committed(store, task, number):
             time.sleep(0.005)
 
 
+def unmask_at_once(work):
+    """Take masks off here and now, where the coordinator has processes for it."""
+    future = Future()
+    try:
+        future.set_result(work.run())
+    except Exception as error:
+        future.set_exception(error)
+    return future
+
+
 class Desk:
     """A driver without its thread, on a clock that only the test moves: every turn is one call."""
 
-    def __init__(self, store):
+    def __init__(self, store, unmask=unmask_at_once):
         self.now = 0.0
         self.store = store
-        self.driver = Driver(store, KEYS, RETRY, 16, clock=lambda: self.now)
+        self.driver = Driver(store, SecureRounds(KEYS, unmask), RETRY, 16, clock=lambda: self.now)
         self.driver.recover()
 
     def turn(self, *requests) -> list[Future]:

@@ -76,9 +76,9 @@ def test_a_bad_advertisement_is_refused_and_the_rest_goes_on(cohort):
     assert len(server.fix_roster()) == 32
 
 
-def test_a_roster_that_is_full_takes_nobody_else():
+def test_a_roster_is_never_larger_than_devices_were_told():
     cohort = Cohort(9, invitation(n_max=8, min_sum=3))
-    with pytest.raises(OutOfOrder, match="full"):
+    with pytest.raises(OutOfOrder, match="divide"):
         cohort.advertise()
 
 

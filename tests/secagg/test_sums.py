@@ -6,7 +6,7 @@ from itertools import chain, combinations, product
 import numpy as np
 import pytest
 
-from secagg.errors import BelowThreshold, TooFewNeighbours
+from secagg.errors import BelowThreshold, OutOfOrder, TooFewNeighbours
 from secagg.messages import ACTIVE, HONEST, Invite
 from secagg.packing import Segment
 from secagg.parameters import Parameters
@@ -135,6 +135,27 @@ def test_the_server_may_divide_the_work_among_processes():
     with ProcessPoolExecutor(2) as executor:
         found = cohort.server.unmask(executor, 3)
     np.testing.assert_array_equal(found.total.sums, sum(vectors[slot].astype(np.float64) for slot in survivors))
+
+
+def test_groups_of_a_divided_cohort_are_sessions_of_their_own_and_add_up():
+    cohort = Cohort(20, invitation(n_max=10, min_sum=8))
+    vectors = vectors_for(cohort)
+    lobby = cohort.server
+    for slot, client in cohort.clients.items():
+        lobby.receive(slot, client.invite(lobby.invitation, MODEL, LAYOUT))
+    found = []
+    for cohort.server in lobby.divide([range(11, 20), range(20, 30)]):
+        cohort.server.fix_roster()
+        rosters = cohort.server.open_roster(bytes(32))
+        survivors = cohort.upload(cohort.share(rosters), vectors, without=(12,))
+        cohort.reveal(cohort.confirm(survivors))
+        found.append(cohort.server.unmask())
+    total = found[0].total + found[1].total
+    assert [one.total.devices for one in found] == [8, 10]
+    summed = [slot for slot in vectors if slot not in {10, 12}]
+    np.testing.assert_array_equal(total.sums, sum(vectors[slot].astype(np.float64) for slot in summed))
+    with pytest.raises(OutOfOrder):
+        lobby.receive(10, cohort.client(10).invite(lobby.invitation, MODEL, LAYOUT))
 
 
 def test_everyone_gets_a_signed_receipt_of_the_same_sum():

@@ -85,12 +85,12 @@ class World:
         """The parameters after round `number`, from what devices quantised."""
         homes = self.counted(number)
         terms = json.loads((homes[0] / "quantised.json").read_text())
-        segments = [packing.Segment(**fields) for fields in terms["segments"]]
+        segments = tuple(packing.Segment(**fields) for fields in terms["segments"])
         words = sum((np.load(home / "quantised.npy") for home in homes), np.uint64(0))
-        weight, sums = packing.decode(segments, words, len(homes), terms["w_max"])
+        total = packing.decode(segments, words, len(homes), terms["w_max"])
         plan = self.store.plan(self.store.task(self.task).plan_sha256)
         before = {"params": self.store.checkpoint(self.task, number - 1)["params"]}
-        return aggregate(plan.report, ALGORITHM, before, reunite(plan.report, weight, sums)).state["params"]
+        return aggregate(plan.report, ALGORITHM, before, reunite(plan.report, total.weight, total.sums)).state["params"]
 
 
 @pytest.fixture
