@@ -1,4 +1,4 @@
-"""Rounds that run, and one transaction's worth of change to them.
+"""One transaction's worth of change to the rounds.
 
 A `Draft` writes rows as it goes and remembers what memory must become. Nothing outside it changes until the driver has
 committed the transaction and adopts the draft; when the commit fails the draft is dropped and nothing happened.
@@ -6,9 +6,10 @@ committed the transaction and adopts the draft; when the commit fails the draft 
 
 from __future__ import annotations
 
+import logging
 import random
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,94 +19,65 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.errors import ConflictingReport, InvalidReport, NoLongerNeeded
+from coordinator.jobs import Job, Running, Underway, next_event
 from coordinator.pool import Pool, Session
 from coordinator.rounds import (
-    Abandon,
+    FAILURES,
     Aborted,
     AssignmentState,
     Configured,
     Event,
     ExpireAssignments,
+    Release,
     Reported,
-    Revealed,
     Round,
     RoundState,
     Select,
     Summed,
     TaskState,
-    Tick,
     TurnAway,
-    Waiting,
+    back_off_s,
     open_round,
     step,
 )
-from coordinator.secure import Pace, SecureRound, SecureRounds, invitation
-from coordinator.selection import Needs, draw
+from coordinator.secure import Pace, SecureMeans, invitation
+from coordinator.selection import draw
 from coordinator.store.records import Records
-from coordinator.store.rows import AssignmentRecord, Seat, Snapshot, Task
+from coordinator.store.rows import AssignmentRecord, Seat
 from coordinator.submissions import GiveUp, Report
-from fedcore.plan import Plan
 from fedcore.wire.messages import Assignment, Receipt
 
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A task with its plan and what it needs of a device."""
-
-    task: Task
-    plan: Plan
-    needs: Needs
-
-    @classmethod
-    def of(cls, task: Task, plan: Plan) -> Job:
-        """The job that a task and its plan make."""
-        needs = Needs(frozenset(plan.graphs), plan.examples.collection, task.settings.min_examples)
-        return cls(task, plan, needs)
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
-    """A round that has not ended: its row, where it started from, its value, and its masked sum if it has one."""
+class Means:
+    """What cohorts are made with: the waiting devices, the chance by which they are drawn, what secure rounds need."""
 
-    id: int
-    attempt: int
-    base: Snapshot
-    job: Job
-    value: Round
-    secure: SecureRound | None = None
-
-    @property
-    def number(self) -> int:
-        """The round's number."""
-        return self.base.number + 1
-
-
-def next_event(running: Running, cancelled: bool, eligible: int) -> Event:
-    """What a running round must be told now, apart from reports."""
-    if cancelled:
-        return Abandon("cancelled")
-    if running.value.state is RoundState.SELECTING:
-        return Waiting(eligible)
-    if running.value.state is RoundState.REPORTING and running.secure is not None:
-        return running.secure.event or (Revealed() if running.secure.unmasking else Tick())
-    return Tick()
+    pool: Pool
+    source: random.Random
+    secure: SecureMeans
 
 
 class Draft:
-    """One transaction in the making. `running`, `folds`, `seated` and `turned_away` are what memory must become."""
+    """One transaction in the making.
 
-    def __init__(
-        self, records: Records, secagg: SecureRounds, running: Mapping[str, Running], pool: Pool, now: float
-    ) -> None:
+    What memory must become: `underway`, `folds` (reports to add), `seated` (sessions that got an assignment, and until
+    when), `turned_away` (sessions for which there is none), `let_go` (devices that a round waits for no longer).
+    For whoever counts: `moved` (every step of a round), `aborts` (their reasons).
+    """
+
+    def __init__(self, records: Records, means: Means, underway: Underway, now: float) -> None:
         self._records = records
-        self._secagg = secagg
-        self._pool = pool
+        self._means = means
         self._now = now
-        self._source = random.SystemRandom()
-        self.running = dict(running)
+        self.underway = underway.copy()
         self.folds: list[tuple[int, NDArray[np.floating[Any]]]] = []
         self.seated: dict[str, tuple[Session, Assignment, float]] = {}
         self.turned_away: list[Session] = []
+        self.let_go: list[tuple[str, str]] = []
+        self.moved: list[tuple[Running, Round]] = []
+        self.aborts: list[str] = []
 
     def report(self, request: Report) -> Receipt:
         """Count a report, once. Raises UnknownAssignment, ConflictingReport, NoLongerNeeded or InvalidReport."""
@@ -122,6 +94,7 @@ class Draft:
             raise InvalidReport("this round takes masked reports alone, as messages of its secure aggregation")
         self._records.add_report(found, request.sha256)
         self.folds.append((running.id, request.vector))
+        self.let_go.append((running.job.task.settings.population, found.device))
         self._step(running, Reported())
         return receipt
 
@@ -138,19 +111,25 @@ class Draft:
             if running.secure is not None and found.id in running.secure.uploads:
                 raise ConflictingReport("this assignment's masked report was added; it cannot be given up any more")
             self._records.move_assignment(found, AssignmentState.ABORTED, "device", request.message.reason)
+            self.let_go.append((running.job.task.settings.population, found.device))
+            self.aborts.append(request.message.reason)
             self._step(running, Aborted())
 
-    def advance(self, job: Job, *, cancelled: bool) -> None:
-        """Open, move or end a task's round, as time and the waiting devices ask."""
-        eligible = self._eligible(job)
-        running = self.running.get(job.task.id)
-        if running is None and eligible and self._records.task(job.task.id).state is TaskState.ACTIVE:
-            running = self._open(job)
-        if running is not None:
-            event = next_event(running, cancelled, len(eligible))
-            if isinstance(event, Summed):
-                self._add_sum(running)
-            self._step(running, event)
+    def advance(self, task: str, job: Job | None) -> None:
+        """Open, move or end a task's rounds, as time and the waiting devices ask; without a job, the task is over."""
+        for rounds in (self.underway.running, self.underway.held):
+            if task in rounds:
+                self._advance(rounds[task], job)
+        if job is not None and self._may_open(job):
+            self._advance(self._open(job), job)
+
+    def _advance(self, round_: Running, job: Job | None) -> None:
+        held = self.underway.holds(round_.job.task.id, self._now)
+        eligible = len(self._eligible(round_.job)) if round_.value.state is RoundState.SELECTING else 0
+        event = next_event(round_, job, eligible, held)
+        if isinstance(event, Summed):
+            self._add_sum(round_)
+        self._step(round_, event)
 
     def _add_sum(self, running: Running) -> None:
         """Count every masked report that is in the sum which came out."""
@@ -159,15 +138,23 @@ class Draft:
                 self._records.add_report(self._records.assignment(name), digest)
             self.folds.append((running.id, running.secure.total(running.job.plan.report)))
 
+    def _may_open(self, job: Job) -> bool:
+        wanted = self.underway.may_open(job) and bool(self._eligible(job))
+        return wanted and self._records.task(job.task.id).state is TaskState.ACTIVE
+
     def _open(self, job: Job) -> Running:
-        base = self._records.snapshot(job.task)
-        row_id, attempt = self._records.add_round(job.task.id, base.number + 1)
-        running = Running(row_id, attempt, base, job, open_round(job.task.settings.policy, self._now))
-        self.running[job.task.id] = running
-        return running
+        ahead = self.underway.running.get(job.task.id)
+        base = ahead.base if ahead else self._records.snapshot(job.task)
+        number = base.number + (2 if ahead else 1)
+        row_id, attempt = self._records.add_round(job.task.id, number)
+        held = self.underway.holds(job.task.id, self._now)
+        value = open_round(job.task.settings.policy, self._now, held=held)
+        round_ = Running(row_id, attempt, self._now, base, job, value)
+        self.underway.put(round_)
+        return round_
 
     def _open_to(self, found: AssignmentRecord) -> Running:
-        running = self.running.get(found.task)
+        running = self.underway.running.get(found.task)
         if running is None or running.id != found.round or found.state is not AssignmentState.ASSIGNED:
             raise NoLongerNeeded(f"the assignment is {found.state} and its round needs no report of it")
         if running.value.state is not RoundState.REPORTING or self._now >= running.value.deadline:
@@ -178,12 +165,15 @@ class Draft:
         value, effects = step(running.value, event, self._now)
         if value == running.value:
             return
+        if Release() in effects:
+            running = self._release(running)
         cause = value.reason or type(event).__name__.lower()
         self._records.move_round(running.id, running.value, value, cause)
+        self.moved.append((running, value))
         after = replace(running, value=value)
-        self.running[running.job.task.id] = after
-        if value.state.ended:
-            del self.running[running.job.task.id]
+        self.underway.put(after)
+        if value.reason in FAILURES:
+            self.underway.not_before[after.job.task.id] = self._now + set_back(self._records, after, value.reason)
         for effect in effects:
             match effect:
                 case Select(count):
@@ -193,8 +183,13 @@ class Draft:
                 case ExpireAssignments():
                     self._records.expire_assignments(running.id, cause)
 
+    def _release(self, round_: Running) -> Running:
+        base = self._records.snapshot(round_.job.task)
+        attempt = self._records.release_round(round_.id, round_.job.task.id, base.number + 1)
+        return replace(round_, base=base, attempt=attempt)
+
     def _select(self, running: Running, count: int) -> None:
-        chosen = draw(self._eligible(running.job), count, self._source)
+        chosen = draw(self._eligible(running.job), count, self._means.source)
         seats = [Seat(secrets.token_urlsafe(16), slot, session.device) for slot, session in enumerate(chosen)]
         self._records.add_assignments(running.id, seats)
         self._step(running, Configured(len(seats)))
@@ -223,10 +218,25 @@ class Draft:
         """Start the secure aggregation of a round: what every assignment of it says."""
         settings = job.task.settings
         invite = invitation(settings, job.plan, given, int(self._records.at + settings.policy.reporting_deadline_s))
-        secure = self._secagg.open(invite, {seat.id: seat.slot for seat in seats}, Pace.of(settings, self._now))
-        self.running[job.task.id] = replace(self.running[job.task.id], secure=secure)
+        slots = {seat.id: seat.slot for seat in seats}
+        secure = self._means.secure.open(invite, slots, Pace.of(settings, self._now))
+        self.underway.put(replace(self.underway.running[job.task.id], secure=secure))
         return msgspec.structs.replace(given, secagg=secure.invitation)
 
     def _eligible(self, job: Job) -> list[Session]:
-        everyone = self._pool.eligible(job.task.settings.population, job.needs)
+        everyone = self._means.pool.eligible(job.task.settings.population, job.needs)
         return [session for session in everyone if session.id not in self.seated]
+
+
+def set_back(records: Records, round_: Running, reason: str) -> float:
+    """Note that an attempt at a round failed; answers for how many seconds the task must open no other.
+
+    A task whose attempts fail too often in a row is paused: its plan, or what devices hold, needs an operator.
+    """
+    task = records.task(round_.job.task.id)
+    failures, most = records.failures(task.id, round_.number), task.settings.max_attempts
+    if failures >= most and task.state is TaskState.ACTIVE:
+        words = f"round {round_.number} failed {failures} times in a row, at last with {reason}"
+        _LOG.error("task %s is paused: %s", task.id, words)
+        records.move_task(task, TaskState.PAUSED, reason, f"{words}; find out why, then resume it")
+    return back_off_s(failures)

@@ -33,11 +33,15 @@ class Session:
 
 
 class Pool:
-    """Every live session. At most one per device: a newer visit ends the older."""
+    """Every live session. At most one per device: a newer visit ends the older.
+
+    A device that was given an assignment is busy until it has reported or is let go, whatever became of its session.
+    """
 
     def __init__(self) -> None:
         self._sessions: dict[str, Session] = {}
         self._devices: dict[tuple[str, str], str] = {}
+        self._busy: dict[tuple[str, str], str] = {}
 
     def enter(self, population: str, device: str, capabilities: Capabilities, now: float) -> tuple[str, list[Session]]:
         """Start a visit; answers its session id and the visit that it ends, if the device had one."""
@@ -75,11 +79,13 @@ class Pool:
 
     def eligible(self, population: str, needs: Needs) -> list[Session]:
         """Who waits and may take part."""
-        return [s for s in self.waiting() if s.population == population and needs.met_by(s.capabilities)]
+        everyone = (one for one in self.waiting() if one.population == population)
+        return [s for s in everyone if (population, s.device) not in self._busy and needs.met_by(s.capabilities)]
 
     def assign(self, session: Session, assignment: Assignment, until: float) -> None:
         """Answer a waiting session with its assignment."""
         session.assignment, session.until = assignment, until
+        self._busy[session.population, session.device] = assignment.task
         self._answer(session, assignment)
 
     def reject(self, session: Session, rejected: Rejected) -> None:
@@ -91,8 +97,13 @@ class Pool:
         """Sessions whose time is up."""
         return [session for session in self._sessions.values() if session.until <= now]
 
+    def let_go(self, population: str, device: str) -> None:
+        """A device's assignment has ended."""
+        self._busy.pop((population, device), None)
+
     def forget_assigned(self, task: str) -> None:
-        """End the sessions that hold an assignment of a task whose round is over."""
+        """End the sessions that hold an assignment of a task whose round is over, and let its devices go."""
+        self._busy = {device: busy_with for device, busy_with in self._busy.items() if busy_with != task}
         over = [s for s in self._sessions.values() if s.assignment is not None and s.assignment.task == task]
         for session in over:
             self._remove(session)

@@ -72,10 +72,15 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """A round's whole state. `deadline` ends SELECTING or REPORTING, on the clock that `step` is given."""
+    """A round's whole state. `deadline` ends SELECTING or REPORTING, on the clock that `step` is given.
+
+    held: it collects devices, but may not draw them yet: the checkpoint that it starts from is not committed, or failed
+    attempts before it ask for a pause. A deadline does not end SELECTING as long as that is so.
+    """
 
     policy: Policy
     deadline: float
+    held: bool = False
     state: RoundState = RoundState.SELECTING
     reason: str = ""
     assigned: int = 0
@@ -90,9 +95,10 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """So many eligible devices wait now. Also what tells a selecting round the time."""
+    """So many eligible devices wait now. Also what tells a selecting round the time, and whether it is held on."""
 
     eligible: int
+    held: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +151,11 @@ Event: TypeAlias = Waiting | Configured | Reported | Revealed | Summed | Aborted
 
 
 @dataclass(frozen=True, slots=True)
+class Release:
+    """The round is held no longer: number it, and give it the checkpoint that was committed last. Before the rest."""
+
+
+@dataclass(frozen=True, slots=True)
 class Select:
     """Draw `count` of the waiting devices, assign them, then step with `Configured`."""
 
@@ -161,16 +172,16 @@ class ExpireAssignments:
     """Whoever has not reported is no longer needed."""
 
 
-Effect: TypeAlias = Select | TurnAway | ExpireAssignments
+Effect: TypeAlias = Release | Select | TurnAway | ExpireAssignments
 Outcome: TypeAlias = tuple[Round, tuple[Effect, ...]]
 
 
-def open_round(policy: Policy, now: float) -> Round:
+def open_round(policy: Policy, now: float, *, held: bool = False) -> Round:
     """A round that starts selecting now."""
-    return Round(policy, deadline=now + policy.selection_timeout_s)
+    return Round(policy, deadline=now + policy.selection_timeout_s, held=held)
 
 
-def step(round_: Round, event: Event, now: float) -> Outcome:  # noqa: C901, PLR0911 - one return per row of the table
+def step(round_: Round, event: Event, now: float) -> Outcome:  # noqa: C901, PLR0911, PLR0912 - one return per row of the table
     """The round after `event`, and what the caller must do about it.
 
     Time and abandonment pass an ended round by. Raises UnexpectedEvent for an event that the state cannot take: a
@@ -181,6 +192,10 @@ def step(round_: Round, event: Event, now: float) -> Outcome:  # noqa: C901, PLR
             return round_, ()
         case _, Abandon(reason):
             return _abandon(round_, reason)
+        case RoundState.SELECTING, Waiting(_, held) if round_.held and held:
+            return round_, ()
+        case RoundState.SELECTING, Waiting(eligible) if round_.held:
+            return _release(round_, eligible, now)
         case RoundState.SELECTING, Waiting(eligible):
             return _select(round_, eligible, now)
         case RoundState.CONFIGURING, Configured(assigned) if assigned >= 1:
@@ -201,6 +216,14 @@ def step(round_: Round, event: Event, now: float) -> Outcome:  # noqa: C901, PLR
         case RoundState.AGGREGATING, Aggregated():
             return replace(round_, state=RoundState.COMMITTED), ()
     raise UnexpectedEvent(f"a {round_.state} round cannot take {event} at {now} (deadline {round_.deadline})")
+
+
+def _release(round_: Round, eligible: int, now: float) -> Outcome:
+    # Time during which nobody could be drawn is time enough to have waited for a whole cohort, but not for too few.
+    short = eligible < round_.policy.minimum
+    deadline = max(round_.deadline, now + round_.policy.selection_timeout_s) if short else round_.deadline
+    selected, effects = _select(replace(round_, held=False, deadline=deadline), eligible, now)
+    return selected, (Release(), *effects)
 
 
 def _select(round_: Round, eligible: int, now: float) -> Outcome:
@@ -229,6 +252,16 @@ def _end_reporting(round_: Round) -> Outcome:
 def _abandon(round_: Round, reason: str) -> Outcome:
     effects = (ExpireAssignments(),) if round_.state is RoundState.REPORTING else ()
     return replace(round_, state=RoundState.ABANDONED, reason=reason), effects
+
+
+FAILURES = frozenset({"too-few-reports", "secagg-failed", "invalid-aggregate"})
+"""Reasons to abandon a round for which devices or the plan are to blame: another attempt may well end the same way."""
+_FIRST_BACK_OFF_S, _LONGEST_BACK_OFF_S = 15.0, 900.0
+
+
+def back_off_s(failures: int) -> float:
+    """How long a task pauses after so many failed attempts in a row: not at all after one, then twice as long each."""
+    return 0.0 if failures < 2 else min(_FIRST_BACK_OFF_S * 2.0 ** min(failures - 2, 32), _LONGEST_BACK_OFF_S)
 
 
 Stage = TypeVar("Stage", AssignmentState, TaskState)

@@ -103,7 +103,7 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True)
-class SecureRounds:
+class SecureMeans:
     """What secure rounds are held with: the coordinator's keys, and who takes the masks off sums."""
 
     keys: Keys

@@ -70,9 +70,10 @@ class TaskSettings:
     population: whose devices take part. goal: reports that end a round. rounds: committed rounds after which the task
     is completed. minimum: reports that a round must have to count; the goal when not given. over_selection: devices
     selected per report wanted. selection_timeout_s, reporting_deadline_s: how long a round waits for devices, and for
-    reports. min_examples: what a device must hold. seed: key of every random number that a device draws. formats: what
-    the plan must have, because a runtime of the population needs it. budget: what these devices can bear. secagg: how
-    reports are masked, so that the coordinator sees sums alone; None lets it see every report.
+    reports. max_attempts: failed attempts at a round in a row after which the task is paused. min_examples: what a
+    device must hold. seed: key of every random number that a device draws. formats: what the plan must have, because
+    a runtime of the population needs it. budget: what these devices can bear. secagg: how reports are masked, so that
+    the coordinator sees sums alone; None lets it see every report.
 
     Raises InvalidTask naming the setting and what it may be.
     """
@@ -84,6 +85,7 @@ class TaskSettings:
     over_selection: float = 1.3
     selection_timeout_s: float = 60.0
     reporting_deadline_s: float = 600.0
+    max_attempts: int = 5
     min_examples: int = 1
     seed: int = 0
     formats: tuple[str, ...] = ("onnx",)
@@ -91,7 +93,7 @@ class TaskSettings:
     secagg: Secagg | None = None
 
     def __post_init__(self) -> None:
-        for name in ("goal", "rounds", "min_examples"):
+        for name in ("goal", "rounds", "max_attempts", "min_examples"):
             _demand(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
         for name in ("selection_timeout_s", "reporting_deadline_s"):
             seconds = getattr(self, name)

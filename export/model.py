@@ -154,10 +154,13 @@ class Model:
         values = {"loss": self.spec.loss(outputs, label)}
         values |= {name: metric(outputs, label) for name, metric in self.spec.metrics.items()}
         for name, value in values.items():
+            if not isinstance(value, Tensor):
+                raise InvalidModel(f"{self.spec.name}: {name} is {type(value).__name__}, not one number per example")
             if value.shape != label.shape[:1]:
                 raise InvalidModel(
-                    f"{self.spec.name}: {name} has shape {list(value.shape)}, expected one number per example; "
-                    "a torch loss does that with reduction='none'"
+                    f"{self.spec.name}: {name} has shape {_shape(value, label)}, of outputs {_shape(outputs, label)} "
+                    f"and labels {_shape(label, label)}; expected [B], one number per example: a torch loss does that "
+                    "with reduction='none', and outputs and labels of one shape"
                 )
         return values
 
@@ -175,6 +178,14 @@ class Model:
         values = self.measure(tensors, batch, noise)
         sums = torch.stack([mask.sum(), *((value.detach() * mask).sum() for value in values.values())])
         return (values["loss"] * mask).sum() / mask.sum(), sums
+
+
+def _shape(value: object, label: Tensor) -> str:
+    """A shape in words, in which the batch is B."""
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    batch = str(label.shape[0])
+    return f"[{', '.join('B' if str(size) == batch else str(size) for size in value.shape)}]"
 
 
 def _check_names(spec: ModelSpec) -> None:
@@ -224,7 +235,12 @@ def _refuse_unsupported(module: nn.Module) -> None:
 
 
 def _refuse_unsaid(path: str, layer: nn.Module) -> None:
-    """Layers that would do something else on a device without a word."""
+    """Layers that would do something else on a device without a word, or that hide what they do."""
+    if isinstance(layer, torch.jit.ScriptModule) or hasattr(layer, "_orig_mod"):
+        raise UnsupportedModule(
+            f"{path or 'the model'} was compiled by torch.jit or torch.compile; give the plain module, the export "
+            "compiles it for devices"
+        )
     if isinstance(layer, nn.RNNBase) and not isinstance(layer, nn.LSTM) and layer.dropout:
         raise UnsupportedModule(
             f"{path or 'the model'} is {type(layer).__name__} with dropout, which would be lost; put nn.Dropout "

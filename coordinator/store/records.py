@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, Row, Select, Table, func, insert, select, 
 from sqlalchemy.engine import Connection
 
 from coordinator.errors import StoreConflict, UnknownAssignment, UnknownBlob, UnknownRound, UnknownTask
-from coordinator.rounds import AssignmentState, Round, RoundState, TaskState, move
+from coordinator.rounds import FAILURES, AssignmentState, Round, RoundState, TaskState, move
 from coordinator.store.rows import AssignmentRecord, RoundRecord, Seat, Snapshot, Task
 from coordinator.store.tables import ASSIGNMENTS, BLOBS, POPULATIONS, REPORTS, ROUNDS, TASKS, TRANSITIONS
 from coordinator.task_settings import TaskSettings
@@ -100,14 +100,36 @@ class Records:
 
     def add_round(self, task_id: str, number: int) -> tuple[int, int]:
         """Write a new round that selects; answers its row id and its attempt, one more than the last."""
-        same = (ROUNDS.c.task == task_id) & (ROUNDS.c.number == number)
-        last = self._connection.scalar(select(func.max(ROUNDS.c.attempt)).where(same))
-        attempt = (last or 0) + 1
+        attempt = self._next_attempt(task_id, number)
         values: dict[str, Any] = {"assigned": 0, "reported": 0, "aborted": 0, "reason": "", "metrics": {}}
         values |= {"task": task_id, "number": number, "attempt": attempt, "opened_at": self.at}
         row_id = self._insert(ROUNDS, state=RoundState.SELECTING, **values)
         self._transition("round", row_id, "", RoundState.SELECTING, "devices are waiting")
         return row_id, attempt
+
+    def release_round(self, row_id: int, task_id: str, number: int) -> int:
+        """Let a held round begin as `number`, from now on; answers its attempt.
+
+        It was opened behind a round that has ended since: had that one been abandoned, this is its next attempt.
+        """
+        found = self._connection.execute(select(ROUNDS.c.number, ROUNDS.c.attempt).where(ROUNDS.c.id == row_id)).one()
+        attempt: int = found.attempt if found.number == number else self._next_attempt(task_id, number)
+        values = {"number": number, "attempt": attempt, "opened_at": self.at}
+        self._guarded(ROUNDS, row_id, RoundState.SELECTING, values)
+        self._transition("round", row_id, RoundState.SELECTING, RoundState.SELECTING, "released")
+        return attempt
+
+    def _next_attempt(self, task_id: str, number: int) -> int:
+        same = (ROUNDS.c.task == task_id) & (ROUNDS.c.number == number)
+        return (self._connection.scalar(select(func.max(ROUNDS.c.attempt)).where(same)) or 0) + 1
+
+    def failures(self, task_id: str, number: int) -> int:
+        """Failed attempts at round `number` since the task was last made active."""
+        moves = (TRANSITIONS.c.entity == "task") & (TRANSITIONS.c.entity_id == task_id)
+        made_active = moves & (TRANSITIONS.c.to_state == TaskState.ACTIVE)
+        since = self._connection.scalar(select(func.max(TRANSITIONS.c.at)).where(made_active)) or 0.0
+        failed = (ROUNDS.c.task == task_id) & (ROUNDS.c.number == number) & ROUNDS.c.reason.in_(sorted(FAILURES))
+        return self._connection.scalar(select(func.count()).where(failed & (ROUNDS.c.ended_at > since))) or 0
 
     def move_round(self, row_id: int, before: Round, after: Round, cause: str) -> None:
         """Write a round's counts and state. Raises StoreConflict when the stored state is not that of `before`."""
@@ -124,16 +146,20 @@ class Records:
         values = {"state_sha256": snapshot.state_sha256, "checkpoint_sha256": snapshot.checkpoint_sha256}
         self._connection.execute(update(ROUNDS).where(ROUNDS.c.id == row_id).values(**values, metrics=metrics))
 
-    def abandon_unfinished_rounds(self, reason: str) -> int:
-        """End every round that runs, whatever its state; answers how many."""
+    def abandon_unfinished_rounds(self, reason: str, known: Mapping[int, Round] | None = None) -> tuple[int, set[int]]:
+        """End every round that runs but for those that are as in `known`, by row id; how many, and which go on."""
         running = [state for state in RoundState if not state.ended]
-        rows = self._connection.execute(select(ROUNDS.c.id, ROUNDS.c.state).where(ROUNDS.c.state.in_(running))).all()
-        for row in rows:
+        ended, go_on = 0, set()
+        for row in self._connection.execute(select(ROUNDS).where(ROUNDS.c.state.in_(running))).all():
+            if known and _agrees(row, known.get(row.id)):
+                go_on.add(row.id)
+                continue
             values = {"state": RoundState.ABANDONED, "reason": reason, "ended_at": self.at}
             self._guarded(ROUNDS, row.id, row.state, values)
             self._transition("round", row.id, row.state, RoundState.ABANDONED, reason)
             self.expire_assignments(row.id, reason)
-        return len(rows)
+            ended += 1
+        return ended, go_on
 
     def rounds(self, task_id: str) -> list[RoundRecord]:
         """A task's rounds, every attempt, in order."""
@@ -241,6 +267,12 @@ def _round(row: Row[Any], abort_reasons: dict[str, int]) -> RoundRecord:
         seconds=None if row.ended_at is None else row.ended_at - row.opened_at,
         checkpoint_sha256=row.checkpoint_sha256,
     )
+
+
+def _agrees(row: Row[Any], known: Round | None) -> bool:
+    """Whether a round is as far in the store as in memory: no state and no count is ever come back to."""
+    columns = (row.state, row.assigned, row.reported, row.aborted)
+    return known is not None and columns == (known.state, known.assigned, known.reported, known.aborted)
 
 
 def _assignment(row: Row[Any]) -> AssignmentRecord:

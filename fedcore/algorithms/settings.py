@@ -8,6 +8,8 @@ from typing import Any
 
 from fedcore.errors import InvalidSetting
 
+MOST = 1 << 20
+
 
 def positive(default: float) -> Any:
     """A finite number above 0."""
@@ -20,8 +22,8 @@ def fraction(default: float) -> Any:
 
 
 def count(default: int) -> Any:
-    """A whole number of at least 1."""
-    return _field(default, int, lambda value: value >= 1, "a whole number of at least 1")
+    """A whole number from 1 to 2^20: a batch is padded to its size, so more than any device has must fit in memory."""
+    return _field(default, int, lambda value: 1 <= value <= MOST, f"a whole number from 1 to {MOST}")
 
 
 def choice(default: str, *others: str) -> Any:

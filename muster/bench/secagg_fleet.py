@@ -56,8 +56,6 @@ ALGORITHM = create("fedavg", {"client_lr": 0.1, "epochs": 2, "batch_size": 4})
 # Of five devices one is mortal, and of its sessions every fifth ends: a fifth of the fleet in five rounds.
 MORTAL = (Kind(name="safe", weight=4), Kind(name="mortal", weight=1, drop_out_secagg=0.2))
 DOOMED = (Kind(name="safe", weight=1), Kind(name="doomed", weight=4, drop_out_secagg=1.0))
-# How many attempts of the doomed must have ended.
-LOST_ATTEMPTS = 3
 # How far accuracy may be from that without masks, in points.
 MOST_GAP = 0.5
 # In standard deviations: how unevenly the bytes of all uploads may be distributed.
@@ -67,12 +65,16 @@ SAMPLE = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecureFleetConfig:
-    """What to run: every round selects all `devices`. A phase of a round waits `phase_s` for devices."""
+    """What to run: every round selects all `devices`, and a phase of it waits `phase_s` for them.
+
+    lost: attempts at rounds of the second task, which ends then.
+    """
 
     devices: int = 100
     rounds: int = 20
     seed: int = 0
     phase_s: float = 40.0
+    lost: int = 3
 
     def settings(self, population: str, largest: int) -> TaskSettings:
         """A task of the population, whose devices hold at most `largest` examples."""
@@ -94,11 +96,11 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     deaths: devices that were killed, by the message at which. exact: committed rounds whose model is that of the plain
     sum, bit for bit. gap_points: how far `accuracy` on held-out users is from `plain_accuracy`, that of the same
-    reports without masks. agreement: the relative distance of the two models, the worst of all rounds. failed: what the task
-    came to that loses four devices of five. shares_of_failed: messages with shares in abandoned attempts of either.
-    both_kinds: devices of which shares of both secrets were revealed in one session. uneven: the distribution of all
-    bytes uploaded, in standard deviations from an even one. found_in_files: uploads and quantised reports, of those
-    sought, that a file of the coordinator holds. sound: whether all of this is as it should be.
+    reports without masks. agreement: the relative distance of the two models, the worst of all rounds. failed: what
+    the task came to that loses four devices of five. shares_of_failed: messages with shares in abandoned attempts of
+    either. both_kinds: devices of which shares of both secrets were revealed in one session. uneven: the distribution
+    of all bytes uploaded, in standard deviations from an even one. found_in_files: uploads and quantised reports, of
+    those sought, that a file of the coordinator holds. sound: whether all of this is as it should be.
     """
 
     benchmark: str
@@ -182,7 +184,7 @@ class _Stage:
         def on_end(session: Session) -> None:
             on_session(session)
             ended = sum(one.state.ended for one in self.store.rounds(task))
-            if ended >= LOST_ATTEMPTS and self.store.task(task).state is TaskState.ACTIVE:
+            if ended >= self.config.lost and self.store.task(task).state is TaskState.ACTIVE:
                 self.store.cancel(task)
 
         self.fleet("lost", DOOMED).run(on_end)

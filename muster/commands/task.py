@@ -38,6 +38,9 @@ def create(
     over_selection: Annotated[float, typer.Option(help="Devices selected per report wanted.")] = 1.3,
     selection_timeout_s: Annotated[float, typer.Option(help="How long a round waits for devices.")] = 60.0,
     reporting_deadline_s: Annotated[float, typer.Option(help="How long a round waits for reports.")] = 600.0,
+    max_attempts: Annotated[
+        int, typer.Option(help="Failed attempts at a round in a row after which the task is paused.")
+    ] = 5,
     min_examples: Annotated[int, typer.Option(help="Examples that a device must hold.")] = 1,
     seed: Annotated[int, typer.Option(help="Key of every random number that devices draw.")] = 0,
     formats: Annotated[
@@ -75,6 +78,7 @@ def create(
         over_selection=over_selection,
         selection_timeout_s=selection_timeout_s,
         reporting_deadline_s=reporting_deadline_s,
+        max_attempts=max_attempts,
         min_examples=min_examples,
         seed=seed,
         formats=tuple(formats or ("onnx",)),

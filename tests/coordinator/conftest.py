@@ -8,11 +8,11 @@ import httpx2
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from coordinator.app import serving
 from coordinator.drivers import Driver
 from coordinator.errors import UnknownRound
 from coordinator.keys import Keys
-from coordinator.secure import SecureRounds
+from coordinator.secure import SecureMeans
+from coordinator.server import serving
 from coordinator.settings import Settings
 from coordinator.submissions import Arrive, GiveUp, Report, Submission, Wait
 from coordinator.tasks import TaskSettings, open_coordinator_store
@@ -84,10 +84,10 @@ def unmask_at_once(work):
 class Desk:
     """A driver without its thread, on a clock that only the test moves: every turn is one call."""
 
-    def __init__(self, store, unmask=unmask_at_once):
+    def __init__(self, store, source=None, unmask=unmask_at_once):
         self.now = 0.0
         self.store = store
-        self.driver = Driver(store, SecureRounds(KEYS, unmask), RETRY, 16, clock=lambda: self.now)
+        self.driver = Driver(store, SecureMeans(KEYS, unmask), RETRY, 16, clock=lambda: self.now, source=source)
         self.driver.recover()
 
     def turn(self, *requests) -> list[Future]:
@@ -126,7 +126,7 @@ class Desk:
 
 @pytest.fixture
 def new_desk(store) -> Callable[[], Desk]:
-    return lambda: Desk(store)
+    return lambda source=None: Desk(store, source)
 
 
 @pytest.fixture

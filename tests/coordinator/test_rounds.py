@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
@@ -14,13 +16,17 @@ from coordinator.rounds import (
     Configured,
     ExpireAssignments,
     Policy,
+    Release,
     Reported,
+    Round,
     RoundState,
     Select,
+    Summed,
     TaskState,
     Tick,
     TurnAway,
     Waiting,
+    back_off_s,
     move,
     open_round,
     step,
@@ -61,6 +67,30 @@ def test_selection_timeout_with_too_few_devices_abandons_and_turns_them_away():
     abandoned, effects = step(open_round(POLICY, 0), Waiting(3), 5)
     assert (abandoned.state, abandoned.reason) == (RoundState.ABANDONED, "too-few-devices")
     assert effects == (TurnAway(),)
+
+
+def test_held_round_draws_nobody_and_has_no_deadline():
+    held = open_round(POLICY, 0, held=True)
+    assert step(held, Waiting(99, held=True), 1000) == (held, ())
+    assert step(held, Tick(), 1000) == (held, ())
+
+
+def test_released_round_draws_at_once_whom_it_has_waited_for():
+    held = open_round(POLICY, 0, held=True)
+    whole, effects = step(held, Waiting(20), 1)
+    assert (whole.state, whole.held, effects) == (RoundState.CONFIGURING, False, (Release(), Select(13)))
+    assert step(held, Waiting(4), 100)[1] == (Release(), Select(4))
+
+
+def test_released_round_with_too_few_devices_waits_its_whole_timeout():
+    released, effects = step(open_round(POLICY, 0, held=True), Waiting(3), 100)
+    assert (released.state, released.deadline, effects) == (RoundState.SELECTING, 105, (Release(),))
+    assert step(released, Waiting(3), 105)[0].reason == "too-few-devices"
+
+
+def test_failed_attempts_pause_ever_longer_up_to_a_quarter_of_an_hour():
+    assert [back_off_s(failures) for failures in range(5)] == [0, 0, 15, 30, 60]
+    assert back_off_s(10**6) == 900
 
 
 def test_goal_ends_reporting_and_expires_the_rest():
@@ -106,14 +136,30 @@ def test_assignments_and_tasks_end_once():
         move(TaskState.CANCELLED, TaskState.ACTIVE)
 
 
-class RoundMachine(RuleBasedStateMachine):
-    """Any legal history of one round."""
+LEGAL = {
+    RoundState.SELECTING: {RoundState.SELECTING, RoundState.CONFIGURING, RoundState.ABANDONED},
+    RoundState.CONFIGURING: {RoundState.CONFIGURING, RoundState.REPORTING, RoundState.ABANDONED},
+    RoundState.REPORTING: {RoundState.REPORTING, RoundState.AGGREGATING, RoundState.ABANDONED},
+    RoundState.AGGREGATING: {RoundState.AGGREGATING, RoundState.COMMITTED, RoundState.ABANDONED},
+    RoundState.COMMITTED: {RoundState.COMMITTED},
+    RoundState.ABANDONED: {RoundState.ABANDONED},
+}
+EVENTS = st.one_of(
+    st.builds(Waiting, st.integers(0, 20), st.booleans()),
+    st.builds(Configured, st.integers(0, 20)),
+    st.builds(Summed, st.integers(0, 20)),
+    st.sampled_from([Reported(), Reported(), Reported(), Aborted(), Tick(), Aggregated()]),
+)
 
-    @initialize(goal=st.integers(1, 6), share=st.floats(0, 1), over=st.floats(1, 3))
-    def start(self, goal, share, over):
+
+class RoundMachine(RuleBasedStateMachine):
+    """Any history of one round: what its driver does, and events that no driver should send."""
+
+    @initialize(goal=st.integers(1, 6), share=st.floats(0, 1), over=st.floats(1, 3), held=st.booleans())
+    def start(self, goal, share, over, held):
         self.policy = Policy(goal, max(1, round(goal * share)), over, 5.0, 20.0)
         self.now = 0.0
-        self.round = open_round(self.policy, self.now)
+        self.round: Round = open_round(self.policy, self.now, held=held)
         self.history = [self.round]
 
     def take(self, event):
@@ -129,11 +175,14 @@ class RoundMachine(RuleBasedStateMachine):
         self.take(Tick())
 
     @precondition(lambda self: self.is_in(RoundState.SELECTING))
-    @rule(eligible=st.integers(0, 20))
-    def devices_wait(self, eligible):
-        self.take(Waiting(eligible))
+    @rule(eligible=st.integers(0, 20), held=st.booleans())
+    def devices_wait(self, eligible, held):
+        before = self.round
+        self.take(Waiting(eligible, held))
+        assert (Release() in self.effects) is (before.held and not self.round.held)
         for effect in self.effects:
             if isinstance(effect, Select):
+                assert not self.round.held
                 assert self.policy.minimum <= effect.count <= min(eligible, self.policy.cohort)
                 self.take(Configured(effect.count))
 
@@ -147,6 +196,15 @@ class RoundMachine(RuleBasedStateMachine):
     def commit(self):
         self.take(Aggregated())
 
+    @rule(event=EVENTS)
+    def anything_happens(self, event):
+        """An event is either taken, or refused and changes nothing."""
+        before = self.round
+        try:
+            self.take(event)
+        except UnexpectedEvent:
+            assert self.round is before
+
     @precondition(lambda self: len(self.history) > 8)
     @rule()
     def cancel(self):
@@ -156,7 +214,20 @@ class RoundMachine(RuleBasedStateMachine):
     def counts_add_up(self):
         r = self.round
         assert r.outstanding >= 0
-        assert r.reported <= min(r.policy.goal, r.assigned)
+        assert r.reported <= r.assigned
+        assert not (r.held and r.state not in (RoundState.SELECTING, RoundState.ABANDONED))
+
+    @invariant()
+    def every_move_is_in_the_table(self):
+        for before, after_ in itertools.pairwise(self.history):
+            assert after_.state in LEGAL[before.state]
+            assert after_.held <= before.held
+
+    @invariant()
+    def reporting_ends_with_whoever_is_needed_and_no_later(self):
+        if self.is_in(RoundState.REPORTING):
+            assert self.round.reported < self.policy.goal
+            assert self.round.outstanding > 0
 
     @invariant()
     def committed_only_from_the_minimum_on(self):
@@ -173,9 +244,13 @@ class RoundMachine(RuleBasedStateMachine):
         """Time alone, and the caller's own duties, end every round."""
         if not hasattr(self, "round"):
             return
+        if self.is_in(RoundState.SELECTING):
+            self.devices_wait(0, held=False)
         self.now += 5
         if self.is_in(RoundState.SELECTING):
-            self.devices_wait(0)
+            self.devices_wait(0, held=False)
+        if self.is_in(RoundState.CONFIGURING):
+            self.take(Configured(self.policy.minimum))
         self.now += 20
         self.take(Tick())
         if self.is_in(RoundState.AGGREGATING):
@@ -184,4 +259,4 @@ class RoundMachine(RuleBasedStateMachine):
 
 
 TestRoundMachine = RoundMachine.TestCase
-TestRoundMachine.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestRoundMachine.settings = settings(max_examples=100, stateful_step_count=25, deadline=None)

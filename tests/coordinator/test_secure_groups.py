@@ -114,7 +114,7 @@ def test_a_group_whose_masks_do_not_come_off_is_left_out(store, register, new_de
         return future
 
     task = register(**DIVIDED)
-    devices, groups = seat_all(Desk(store, unmask))
+    devices, groups = seat_all(Desk(store, unmask=unmask))
     run(devices, PHASES[1:])
     assert states(store, task) == ["committed"]
     found = store.checkpoint(task, 1)["params"]
@@ -139,7 +139,7 @@ class Shelf:
 
 def test_a_round_whose_sum_is_being_made_outlives_its_deadline_and_nobody_waits_for_it(store, register):
     task, shelf = register(**DIVIDED), Shelf()
-    desk = Desk(store, shelf)
+    desk = Desk(store, unmask=shelf)
     devices, _ = seat_all(desk)
     run(devices, PHASES[1:])
     desk.pass_time(10_000)
@@ -154,7 +154,7 @@ def test_a_round_whose_sum_is_being_made_outlives_its_deadline_and_nobody_waits_
 
 def test_a_cancelled_task_makes_no_sum_any_more(store, register):
     task, shelf = register(**DIVIDED), Shelf()
-    desk = Desk(store, shelf)
+    desk = Desk(store, unmask=shelf)
     devices, _ = seat_all(desk)
     run(devices, PHASES[1:])
     store.cancel(task)

@@ -1,6 +1,7 @@
 """Models of a user that none of our code has seen."""
 
 import functools
+import warnings
 
 import torch
 import torch.utils.checkpoint
@@ -492,3 +493,24 @@ def conditional():
 
 def selecting():
     return _dense(lambda self, x: x * x[x > 0].sum())
+
+
+def no_loss():
+    return spec(_flat, loss=lambda outputs, label: None)
+
+
+def broadcast_loss():
+    return spec(_flat, loss=lambda outputs, label: (outputs.sum(1, keepdim=True) - label) ** 2)
+
+
+def compiled():
+    def make():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # loading torch's compiler meets its own
+            return torch.compile(_flat())
+
+    return spec(make)
+
+
+def _flat():
+    return nn.Sequential(nn.Flatten(), nn.Linear(126, 5))

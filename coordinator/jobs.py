@@ -1,0 +1,120 @@
+"""What a driver has in hand: tasks ready to run, and their rounds that have not ended."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+from dataclasses import dataclass, field
+
+from coordinator.rounds import Abandon, Event, Revealed, Round, RoundState, TaskState, Tick, Waiting
+from coordinator.secure import SecureRound
+from coordinator.selection import Needs
+from coordinator.store.rows import Snapshot, Task
+from fedcore.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A task with its plan and what it needs of a device."""
+
+    task: Task
+    plan: Plan
+    needs: Needs
+
+    @classmethod
+    def of(cls, task: Task, plan: Plan) -> Job:
+        """The job that a task and its plan make."""
+        needs = Needs(frozenset(plan.graphs), plan.examples.collection, task.settings.min_examples)
+        return cls(task, plan, needs)
+
+    @property
+    def active(self) -> bool:
+        """Whether new rounds may begin."""
+        return self.task.state is TaskState.ACTIVE
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A round that has not ended: its row, its value, and its masked sum if it has one.
+
+    opened_at: on the driver's clock. base: the model that it starts from. While the round is held, the one before it.
+    """
+
+    id: int
+    attempt: int
+    opened_at: float
+    base: Snapshot
+    job: Job
+    value: Round
+    secure: SecureRound | None = None
+
+    @property
+    def number(self) -> int:
+        """The round's number, once it is not held any more."""
+        return self.base.number + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Underway:
+    """The rounds that have not ended, by task: the one that runs, and the one that is held behind it.
+
+    not_before: when the next round of a task may begin, on the driver's clock, after attempts that failed.
+    """
+
+    running: dict[str, Running] = field(default_factory=dict)
+    held: dict[str, Running] = field(default_factory=dict)
+    not_before: dict[str, float] = field(default_factory=dict)
+
+    def copy(self) -> Underway:
+        """Another one, to be changed while this one stays."""
+        return Underway(dict(self.running), dict(self.held), dict(self.not_before))
+
+    def only(self, row_ids: Container[int]) -> Underway:
+        """Another one, of these rounds alone."""
+        running, held = (
+            {task: round_ for task, round_ in rounds.items() if round_.id in row_ids}
+            for rounds in (self.running, self.held)
+        )
+        return Underway(running, held, dict(self.not_before))
+
+    def __iter__(self) -> Iterator[Running]:
+        yield from self.running.values()
+        yield from self.held.values()
+
+    def put(self, round_: Running) -> None:
+        """Remember a round as it is now, or forget it if it has ended."""
+        task = round_.job.task.id
+        for rounds in (self.running, self.held):
+            if task in rounds and rounds[task].id == round_.id:
+                del rounds[task]
+        if not round_.value.state.ended:
+            (self.held if round_.value.held else self.running)[task] = round_
+
+    def holds(self, task: str, now: float) -> bool:
+        """Whether a task's next round must wait: for the one that runs, or for the end of a pause."""
+        return task in self.running or now < self.not_before.get(task, now)
+
+    def selects(self, job: Job) -> bool:
+        """Whether a task's round draws devices now, also if the task was paused since."""
+        running = self.running.get(job.task.id)
+        return running is not None and running.value.state is RoundState.SELECTING
+
+    def may_open(self, job: Job) -> bool:
+        """Whether a task may begin to select devices: for its next round, or for the one after that which reports."""
+        task, settings = job.task.id, job.task.settings
+        if not job.active or task in self.held:
+            return False
+        ahead = self.running.get(task)
+        return ahead is None or (not self.selects(job) and ahead.number < settings.rounds)
+
+
+def next_event(round_: Running, job: Job | None, eligible: int, held: bool) -> Event:
+    """What a round must be told now, apart from reports; `job` is None when its task is over."""
+    if job is None:
+        return Abandon("cancelled")
+    if round_.value.held and not job.active:
+        return Abandon("paused")
+    if round_.value.state is RoundState.SELECTING:
+        return Waiting(eligible, held)
+    if round_.value.state is RoundState.REPORTING and round_.secure is not None:
+        return round_.secure.event or (Revealed() if round_.secure.unmasking else Tick())
+    return Tick()

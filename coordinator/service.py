@@ -1,0 +1,36 @@
+"""The parts of a coordinator that both of its APIs stand on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coordinator.drivers import Driver
+from coordinator.keys import Keys
+from coordinator.limits import Limits
+from coordinator.metrics import Metrics
+from coordinator.secure import SecureMeans
+from coordinator.settings import Settings
+from coordinator.tasks import CoordinatorStore, open_coordinator_store
+from coordinator.unmasker import Unmasker
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One process's parts: made, and not yet started."""
+
+    settings: Settings
+    store: CoordinatorStore
+    keys: Keys
+    unmasker: Unmasker
+    driver: Driver
+    metrics: Metrics
+    limits: Limits
+
+    @classmethod
+    def open(cls, settings: Settings) -> Service:
+        """The parts that `settings` ask for. Raises UnsupportedDatabase."""
+        store = open_coordinator_store(settings.database, settings.blobs)
+        keys, limits, unmasker = Keys.beside(settings.database), Limits(settings), Unmasker()
+        driver = Driver(store, SecureMeans(keys, unmasker), settings.retry, settings.queue_limit)
+        driver.metrics.watch(driver.queue_depth, lambda: limits.connections.held)
+        return cls(settings, store, keys, unmasker, driver, driver.metrics, limits)
