@@ -67,7 +67,7 @@ class Quantised:
 
 
 @dataclass(frozen=True, slots=True)
-class Testimony:
+class Witnessed:
     """All that was written down below a folder."""
 
     folder: Path

@@ -49,7 +49,7 @@ from simulator.kinds import Kind
 from simulator.population import Population
 from simulator.simulation import overall
 from simulator.summary import FleetSummary, Session
-from simulator.witness import Testimony
+from simulator.witness import Witnessed
 
 MODEL, DATASET = "digits_cnn", "digits"
 ALGORITHM = create("fedavg", {"client_lr": 0.1, "epochs": 2, "batch_size": 4})
@@ -152,7 +152,7 @@ def run(config: SecureFleetConfig, on_session: Callable[[Session], None]) -> Res
             seconds = time.monotonic() - started
             lost = store.register_task(bundle, config.settings("lost", largest)).id
             stage.lose(lost, on_session)
-            account = _Account(store, (trained, lost), Testimony(folder / "devices"))
+            account = _Account(store, (trained, lost), Witnessed(folder / "devices"))
             engine = Engine(model, ALGORITHM, users, seed=config.seed)
             agreement = _replay(engine, users, store, trained, summary)
             models = (store.checkpoint(trained, config.rounds)["params"], engine.state["params"])
@@ -211,7 +211,7 @@ class _Account:
 
     store: CoordinatorStore
     tasks: Sequence[str]
-    witnesses: Testimony
+    witnesses: Witnessed
 
     def attempts(self) -> Iterator[tuple[str, RoundRecord, list[AssignmentRecord]]]:
         """Every attempt that ended, of all tasks."""

@@ -28,7 +28,7 @@ from muster.server import coordinator_process
 from secagg import packing
 from secagg.messages import Result
 from simulator import datasets
-from simulator.witness import Testimony
+from simulator.witness import Witnessed
 from tests.simulator.secure_device import be_device
 
 DEVICES, LEAST = 9, 8
@@ -46,7 +46,7 @@ class World:
     """Nine devices' folders, a store, and a coordinator that serves it."""
 
     def __init__(self, folder, store, url, bundle, rounds, phase_s):
-        self.store, self.url, self.witnesses = store, url, Testimony(folder)
+        self.store, self.url, self.witnesses = store, url, Witnessed(folder)
         secagg = Secagg(max_examples=25, phase_s=phase_s)
         settings = {"goal": DEVICES, "minimum": LEAST, "over_selection": 1.0, "rounds": rounds, "secagg": secagg}
         self.task = store.register_task(bundle, TaskSettings(population="p", **settings)).id
