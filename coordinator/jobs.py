@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from coordinator.rounds import Abandon, Event, Revealed, Round, RoundState, TaskState, Tick, Waiting
 from coordinator.secure import SecureRound
@@ -25,6 +25,10 @@ class Job:
         """The job that a task and its plan make."""
         needs = Needs(frozenset(plan.graphs), plan.examples.collection, task.settings.min_examples)
         return cls(task, plan, needs)
+
+    def paused(self) -> Job:
+        """The same, opening no other round."""
+        return replace(self, task=replace(self.task, state=TaskState.PAUSED))
 
     @property
     def active(self) -> bool:

@@ -11,6 +11,7 @@ from coordinator.metrics import Metrics
 from coordinator.secure import SecureMeans
 from coordinator.settings import Settings
 from coordinator.tasks import CoordinatorStore, open_coordinator_store
+from coordinator.tenure import Place, Tenure
 from coordinator.unmasker import Unmasker
 
 
@@ -20,6 +21,7 @@ class Service:
 
     settings: Settings
     store: CoordinatorStore
+    tenure: Tenure
     keys: Keys
     unmasker: Unmasker
     driver: Driver
@@ -30,7 +32,9 @@ class Service:
     def open(cls, settings: Settings) -> Service:
         """The parts that `settings` ask for. Raises UnsupportedDatabase."""
         store = open_coordinator_store(settings.database, settings.blobs)
-        keys, limits, unmasker = Keys.beside(settings.database), Limits(settings), Unmasker()
-        driver = Driver(store, SecureMeans(keys, unmasker), settings.retry, settings.queue_limit)
+        keys, limits, unmasker = Keys.at(settings.keys_file), Limits(settings), Unmasker()
+        place = Place(keys=keys.fingerprint, lease_s=settings.lease_s, drives=settings.role != "api")
+        tenure = Tenure(store, place)
+        driver = Driver(tenure, SecureMeans(keys, unmasker), settings.retry, settings.queue_limit)
         driver.metrics.watch(driver.queue_depth, lambda: limits.connections.held)
-        return cls(settings, store, keys, unmasker, driver, driver.metrics, limits)
+        return cls(settings, store, tenure, keys, unmasker, driver, driver.metrics, limits)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -16,6 +17,7 @@ from coordinator.server import serving
 from coordinator.settings import Settings
 from coordinator.submissions import Arrive, GiveUp, Report, Submission, Wait
 from coordinator.tasks import TaskSettings, open_coordinator_store
+from coordinator.tenure import Place, Tenure
 from fedcore.wire.messages import Abort, CheckIn, RetryWindow
 from tests.coordinator.bundles import make_bundle, report_vector
 
@@ -84,10 +86,13 @@ def unmask_at_once(work):
 class Desk:
     """A driver without its thread, on a clock that only the test moves: every turn is one call."""
 
-    def __init__(self, store, source=None, unmask=unmask_at_once):
+    def __init__(self, store, source=None, url="http://desk", lease_s=math.inf, unmask=unmask_at_once):
         self.now = 0.0
         self.store = store
-        self.driver = Driver(store, SecureMeans(KEYS, unmask), RETRY, 16, clock=lambda: self.now, source=source)
+        self.tenure = Tenure(store, Place(keys="", lease_s=lease_s))
+        self.tenure.listen_at(url)
+        secure = SecureMeans(KEYS, unmask)
+        self.driver = Driver(self.tenure, secure, RETRY, 16, clock=lambda: self.now, source=source)
         self.driver.recover()
 
     def turn(self, *requests) -> list[Future]:
