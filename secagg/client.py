@@ -263,8 +263,9 @@ class Client:
                 raise GraphMismatch(f"position {peer.position} is not what the roster holds there", [peer.position])
         check_distinct([state.device, *(peer.device for peer in roster.neighbours)])
         if state.invite.mode == ACTIVE:
+            invite_hash = state.invite.hash
             for peer in roster.neighbours:
-                check_advertisement(peer.device, state.invite.hash, self._policy.authority)
+                check_advertisement(peer.device, invite_hash, self._policy.authority)
 
     def _check_confirmations(self, kept: Kept, found: Confirmations) -> None:
         peers, shown = kept.alive_peers, kept.digest

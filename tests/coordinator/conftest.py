@@ -113,8 +113,8 @@ def unmask_at_once(work):
 class Desk:
     """A driver without its thread, on a clock that only the test moves: every turn is one call."""
 
-    def __init__(self, store, source=None, url="http://desk", lease_s=math.inf, unmask=unmask_at_once):
-        self.now = 0.0
+    def __init__(self, store, source=None, url="http://desk", lease_s=math.inf, now=0.0, unmask=unmask_at_once):
+        self.now = now
         self.store = store
         self.tenure = Tenure(store, Place(keys="", lease_s=lease_s))
         self.tenure.listen_at(url)
