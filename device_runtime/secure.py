@@ -67,25 +67,40 @@ class SecureDelivery:
     keep_going: Callable[[], bool]
     plan: Callable[[Assignment], Plan]
 
+    def check(self, given: Assignment, layout: ReportLayout) -> None:
+        """Raise SecaggRefused, before any work is done, for an invitation that this device would not follow.
+
+        Raises StateError or TransportError too: the device must know the coordinator's key.
+        """
+        with _explained():
+            policy, _ = self._standing()
+            held = model_hash(given.plan, given.checkpoint), layout_hash(layout)
+            _check(policy.accept(given.secagg or b"", held, self.answered.last_round(given.task)), given, layout)
+
     def run(self, kept: Kept) -> tuple[Kept, Receipt]:
         """Take part to the end, from wherever an earlier process was stopped: what is kept by then, and the receipt.
 
         Raises SecaggRefused, ReportLost, DeadlinePassed, StateError or TransportError.
         """
         with _explained():
-            identity, given = self.enrolments.identity, kept.given
-            self.enrolments.signer(self.transport)
-            enrolled = self.enrolments.credential()
-            policy = Policy(enrolled.server, enrolled.authority, max(self.least, LEAST_COHORT))
+            identity = self.enrolments.identity
+            policy, credential = self._standing()
             if kept.phase == "masked":
                 client = Client.restore(identity, policy, kept.keep)
                 survivors = self._hear(kept, 6)
             else:
-                client = Client(identity, policy, enrolled.credential, self.answered.last_round(given.task))
+                given = kept.given
+                client = Client(identity, policy, credential, self.answered.last_round(given.task))
                 kept, survivors = self._mask(kept, client, self.plan(given).report)
             kept, confirmations = self._step(kept, 7, client.survivors(survivors))
             kept, result = self._step(kept, 9, client.confirmations(confirmations))
             return kept, client.result(result)
+
+    def _standing(self) -> tuple[Policy, bytes]:
+        """What this device insists on, and its credential."""
+        self.enrolments.signer(self.transport)
+        given = self.enrolments.credential()
+        return Policy(given.server, given.authority, max(self.least, LEAST_COHORT)), given.credential
 
     def _mask(self, kept: Kept, client: Client, layout: ReportLayout) -> tuple[Kept, bytes]:
         """Share keys with the cohort, and send the masked report: what is kept by then, and M6."""
