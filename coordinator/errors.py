@@ -27,7 +27,8 @@ CoordinatorError
     ├── Unauthenticated     whoever asks has not shown which device it is
     │   └── Unsigned · MalformedSignature · UnknownDevice · ForgedSignature · StaleSignature · ReplayedSignature
     ├── NotAttested · ForeignSession · ForeignAssignment
-    ├── ConflictingReport · DigestMismatch · InvalidReport · UnusableMessage · TooLarge · RangeNotSatisfiable
+    ├── ConflictingReport · MismatchingOffset · DigestMismatch · InvalidReport · UnusableMessage
+    ├── TooLarge · RangeNotSatisfiable
     └── NoLongerNeeded · Unavailable · TooManyRequests      (each with a retry window)
 """
 
@@ -264,6 +265,16 @@ class RangeNotSatisfiable(Refusal):
 
     def __init__(self, size: int) -> None:
         super().__init__(f"the blob has {size} bytes")
+        self.size = size
+
+
+class MismatchingOffset(Refusal):
+    """A part of a report does not begin where the last one ended: after `size` bytes."""
+
+    slug = "mismatching-offset"
+
+    def __init__(self, detail: str, size: int) -> None:
+        super().__init__(detail)
         self.size = size
 
 

@@ -6,7 +6,6 @@ Spec: docs/spec/wire.md.
 from __future__ import annotations
 
 import contextlib
-import email.utils
 import itertools
 import random
 import ssl
@@ -18,15 +17,14 @@ from typing import Any, Protocol, TypeVar
 from urllib.parse import quote
 
 import httpx2
-import msgspec
 
+from device_runtime.answers import Answer, arrived, continues, decoded, demand_names, refusal, shown
 from device_runtime.cache import Partial
-from device_runtime.errors import BadAnswer, ConfigError, Refused, Said, Unreachable, plain
-from fedcore.errors import DigestMismatch, WireError
+from device_runtime.errors import BadAnswer, ConfigError, Refused, Unreachable
+from fedcore.errors import DigestMismatch
 from fedcore.plan import BlobRef
 from fedcore.wire.messages import (
     Abort,
-    Assignment,
     AssignmentAnswer,
     CheckIn,
     CheckInAnswer,
@@ -34,10 +32,8 @@ from fedcore.wire.messages import (
     Enrolled,
     Receipt,
     Rejected,
-    decode,
     encode,
 )
-from fedcore.wire.problems import PROBLEM_TYPE, Problem
 from fedcore.wire.signatures import Request, Signer, content_digest
 
 T = TypeVar("T")
@@ -49,17 +45,12 @@ TIMEOUT_S = 30.0
 LEAVING_S = 2.0
 LONGEST_NAP_S = 0.25
 LARGEST_MESSAGE = 1 << 20
-MOST_FORMATS = 20
 PIECE = 1 << 16
 JSON = {"Content-Type": "application/json"}
 BYTES = {"Content-Type": "application/octet-stream"}
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
+PARTIAL = {"Content-Type": "application/partial-upload"}
+# A larger report is uploaded so that a cut connection loses nothing.
+LARGEST_WHOLE = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +59,16 @@ class _Call:
 
     method: str
     path: str
-    content: bytes = b""
+    content: bytes | memoryview = b""
     headers: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float = TIMEOUT_S
     signer: Signer | None = None
     created: int | None = None
+
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+        return f"{self.method} {self.path}"
 
 
 class Identity(Protocol):
@@ -152,7 +148,7 @@ class Transport:
         """Say that this device is willing."""
         call = _Call("POST", f"/v1/populations/{_segment(population)}/checkins", encode(message), JSON)
         answer: CheckInAnswer = self._message(call, CheckInAnswer)
-        return _shown(answer) if isinstance(answer, Rejected) else answer
+        return shown(answer) if isinstance(answer, Rejected) else answer
 
     def await_assignment(self, session: str, wait_s: float) -> AssignmentAnswer:
         """Wait, for about `wait_s` seconds, to be selected."""
@@ -163,8 +159,8 @@ class Transport:
         )
         self._retries = RETRIES
         if isinstance(answer, Rejected):
-            return _shown(answer)
-        _demand_names(answer)
+            return shown(answer)
+        demand_names(answer)
         return answer
 
     def blob(self, ref: BlobRef, partial: Partial, watch: Callable[[], None] = lambda: None) -> bytes:
@@ -189,19 +185,20 @@ class Transport:
     def report(self, assignment: str, body: bytes) -> Receipt:
         """Upload the report. Asking again is safe: the coordinator counts a digest once."""
         path = f"/v1/assignments/{_segment(assignment)}/report"
+        if len(body) > LARGEST_WHOLE:
+            return self._resumed(path, body)
         receipt: Receipt = self._message(_Call("PUT", path, body, BYTES), Receipt)
         return receipt
 
     def enrol(self, newcomer: Signer, message: Callable[[int], Enrol]) -> Enrolled:
         """Become known to the coordinator; `message` gives what to say at a time. Asking again is safe."""
 
-        def ask() -> tuple[_Call, _Answer]:
+        def ask() -> Answer:
             created = self._now()
             content = encode(message(created))
-            call = _Call("POST", "/v1/devices", content, JSON, signer=newcomer, created=created)
-            return call, self._attempt(call)
+            return self._attempt(_Call("POST", "/v1/devices", content, JSON, signer=newcomer, created=created))
 
-        enrolled: Enrolled = _decoded(*self._retrying(ask), Enrolled)
+        enrolled: Enrolled = decoded("POST /v1/devices", self._retrying(ask), Enrolled)
         return enrolled
 
     def say(self, assignment: str, number: int, message: bytes, wait_s: float) -> bytes | None:
@@ -226,9 +223,21 @@ class Transport:
         self._attempt(_Call("POST", path, encode(message), JSON, timeout_s=LEAVING_S))
 
     def _message(self, call: _Call, kind: Any) -> Any:
-        return _decoded(call, self._send(call), kind)
+        return decoded(call.name, self._send(call), kind)
 
-    def _send(self, call: _Call) -> _Answer:
+    def _resumed(self, path: str, body: bytes) -> Receipt:
+        """Upload what the coordinator does not have yet, as often as the rules allow."""
+        about = {"Upload-Length": str(len(body)), "Upload-Complete": "?1", "Repr-Digest": content_digest(body)}
+
+        def bring_the_rest() -> Answer:
+            start = arrived(self._attempt(_Call("HEAD", path)), len(body))
+            headers = {**PARTIAL, **about, "Upload-Offset": str(start)}
+            return self._attempt(_Call("PATCH", path, memoryview(body)[start:], headers))
+
+        receipt: Receipt = decoded(f"PATCH {path}", self._retrying(bring_the_rest), Receipt)
+        return receipt
+
+    def _send(self, call: _Call) -> Answer:
         return self._retrying(lambda: self._attempt(call))
 
     def _retrying(self, attempt_once: Callable[[], T]) -> T:
@@ -255,6 +264,8 @@ class Transport:
         if error.slug == "unknown-device" and self.identity is not None:
             self.identity.forget()
             return True
+        if error.slug == "mismatching-offset":
+            return True  # the next attempt asks for the offset again
         if error.slug == "stale-signature" and error.their_time is not None:
             self._ahead_s = error.their_time - self.wall()
             return self._pause(error.after_s)
@@ -267,9 +278,9 @@ class Transport:
             seconds -= LONGEST_NAP_S
         return not self.stopping()
 
-    def _attempt(self, call: _Call) -> _Answer:
+    def _attempt(self, call: _Call) -> Answer:
         with self._asked(call) as response:
-            return _Answer(response.status_code, response.headers, self._read(response, call))
+            return Answer(response.status_code, response.headers, self._read(response, call))
 
     def _append(self, ref: BlobRef, partial: Partial, watch: Callable[[], None]) -> None:
         """Fetch what is missing of a blob. What arrives before something ends it is kept, if it is of the blob."""
@@ -281,14 +292,14 @@ class Transport:
             headers |= {"Range": f"bytes={start}-", "If-Range": etag}
         call = _Call("GET", f"/v1/blobs/{_segment(ref.sha256)}", headers=headers)
         with self._asked(call) as response:
-            if start and not _continues(response, start):
+            if start and not continues(response, start):
                 partial.clear()
             try:
                 for chunk in response.iter_bytes():
                     partial.append(chunk)
                     if partial.size > ref.size:
                         partial.clear()
-                        raise BadAnswer(f"{call.method} {call.path}: the answer is longer than {ref.size} bytes")
+                        raise BadAnswer(f"{call.name}: the answer is longer than {ref.size} bytes")
                     watch()
             except BaseException:
                 if response.headers.get("etag") != etag:
@@ -302,15 +313,15 @@ class Transport:
             with contextlib.closing(self._client.send(self._signed(call), stream=True)) as response:
                 try:
                     if not 200 <= response.status_code < 300:
-                        answer = _Answer(response.status_code, response.headers, self._read(response, call))
-                        raise _refusal(call, answer)
+                        answer = Answer(response.status_code, response.headers, self._read(response, call))
+                        raise refusal(call.name, answer)
                     yield response
                 finally:
                     self.bytes_down += response.num_bytes_downloaded
         except httpx2.TransportError as error:
-            raise Unreachable(f"{call.method} {call.path}: {error or type(error).__name__}") from error
+            raise Unreachable(f"{call.name}: {error or type(error).__name__}") from error
         except httpx2.RequestError as error:
-            raise BadAnswer(f"{call.method} {call.path}: {error}") from error
+            raise BadAnswer(f"{call.name}: {error}") from error
 
     def _signed(self, call: _Call) -> httpx2.Request:
         """The request of a call, with a fresh signature."""
@@ -340,9 +351,9 @@ class Transport:
     def _allowed_s(self, call: _Call) -> float:
         return min(call.timeout_s, LEAVING_S) if self.stopping() else call.timeout_s
 
-    def _counted(self, content: bytes) -> Iterator[bytes]:
+    def _counted(self, content: bytes | memoryview) -> Iterator[bytes]:
         for start in range(0, len(content), PIECE):
-            piece = content[start : start + PIECE]
+            piece = bytes(content[start : start + PIECE])
             self.bytes_up += len(piece)
             yield piece
 
@@ -351,57 +362,10 @@ class Transport:
         for chunk in response.iter_bytes():
             body += chunk
             if time.monotonic() - began > self._allowed_s(call):
-                raise Unreachable(f"{call.method} {call.path}: the answer took too long")
+                raise Unreachable(f"{call.name}: the answer took too long")
             if len(body) > LARGEST_MESSAGE:
-                raise BadAnswer(f"{call.method} {call.path}: the answer is longer than {LARGEST_MESSAGE} bytes")
+                raise BadAnswer(f"{call.name}: the answer is longer than {LARGEST_MESSAGE} bytes")
         return bytes(body)
-
-
-def _decoded(call: _Call, answer: _Answer, kind: Any) -> Any:
-    if not answer.headers.get("content-type", "").startswith("application/json"):
-        # A captive portal or a proxy's page, as a rule, and gone in minutes.
-        raise BadAnswer(f"{call.method} {call.path} was answered with something other than JSON")
-    try:
-        return decode(answer.body, kind)
-    except WireError as error:
-        raise BadAnswer(f"{call.method} {call.path}: {error}", permanent=True) from error
-
-
-def _shown(answer: Rejected) -> Rejected:
-    """A rejection whose names of formats may be printed."""
-    return msgspec.structs.replace(answer, formats=tuple(map(plain, answer.formats[:MOST_FORMATS])))
-
-
-def _demand_names(given: Assignment) -> None:
-    """Raise BadAnswer for an assignment whose names are none: they are kept, and shown to the device's owner."""
-    for name in (given.assignment, given.task, given.plan.sha256, given.checkpoint.sha256):
-        if plain(name) != name:
-            raise BadAnswer(f"an assignment names something {name[:40]!r}, which is no name", permanent=True)
-
-
-def _continues(response: httpx2.Response, start: int) -> bool:
-    """Whether an answer is the rest from byte `start` on; anything else is the whole."""
-    return response.status_code == 206 and response.headers.get("content-range", "").startswith(f"bytes {start}-")
-
-
-def _refusal(call: _Call, answer: _Answer) -> Refused:
-    """The problem that an answer holds; one made up from its status when it holds none."""
-    after = answer.headers.get("retry-after", "")
-    after_s = float(after) if after.isdecimal() else 0.0
-    found = Problem("", "", answer.status, f"{call.method} {call.path} was answered with status {answer.status}")
-    if answer.headers.get("content-type", "").startswith(PROBLEM_TYPE):
-        with contextlib.suppress(msgspec.MsgspecError):
-            found = msgspec.json.decode(answer.body, type=Problem)
-    said = Said(found.retry, after_s, _time(answer.headers.get("date", "")))
-    return Refused(answer.status, found.slug or f"http-{answer.status}", found.detail, said)
-
-
-def _time(date: str) -> float | None:
-    """Seconds since 1970 of a Date header; None when it is none."""
-    try:
-        return email.utils.parsedate_to_datetime(date).timestamp()
-    except ValueError:
-        return None
 
 
 def _secagg(assignment: str, number: int) -> str:

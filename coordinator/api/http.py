@@ -20,6 +20,7 @@ from starlette.types import Scope
 from coordinator.api.signed import signed
 from coordinator.errors import (
     MalformedMessage,
+    MismatchingOffset,
     RangeNotSatisfiable,
     Refusal,
     StaleSignature,
@@ -107,6 +108,8 @@ def _about(error: Refusal) -> dict[str, str]:
     headers = {}
     if isinstance(error, RangeNotSatisfiable):
         headers["Content-Range"] = f"bytes */{error.size}"
+    if isinstance(error, MismatchingOffset):
+        headers |= {"Upload-Offset": str(error.size), "Upload-Complete": "?0"}
     if isinstance(error, Unauthenticated):
         headers["WWW-Authenticate"] = "Signature"
     if isinstance(error, StaleSignature) and error.after_s:

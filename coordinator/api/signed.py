@@ -19,7 +19,7 @@ from coordinator.replays import Replays
 from coordinator.store.rows import Device
 from coordinator.tasks import CoordinatorStore
 from fedcore import errors
-from fedcore.wire.signatures import COVERED, DIGEST, PublicKey, Request, Signature, sha256_in
+from fedcore.wire.signatures import COVERED, DIGEST, SIGNED_FIELDS, PublicKey, Request, Signature, sha256_in
 
 KEYS = 1 << 16
 """Public keys kept in memory, at about 600 bytes each."""
@@ -87,7 +87,8 @@ class Gate:
         except errors.MalformedSignature as error:
             raise MalformedSignature(str(error)) from error
         has_body = fields.get("content-length", "0") != "0" or "transfer-encoding" in fields
-        missing = {*COVERED, *((DIGEST,) if has_body else ())} - set(signature.covered)
+        demanded = {name for name in SIGNED_FIELDS if name in fields or (name == DIGEST and has_body)}
+        missing = demanded.union(COVERED) - set(signature.covered)
         if missing:
             raise MalformedSignature(f"the signature does not cover {', '.join(sorted(missing))}")
         self._replays.check(signature, self._clock())

@@ -35,6 +35,7 @@ PROBLEMS = {
     "unknown-assignment": ProblemKind(404, "No assignment has this id"),
     "unknown-blob": ProblemKind(404, "No blob has this digest"),
     "conflicting-report": ProblemKind(409, "Another report was already accepted for this assignment"),
+    "mismatching-offset": ProblemKind(409, "The part does not begin where the last one ended"),
     "no-longer-needed": ProblemKind(410, "The round no longer needs this report"),
     "too-large": ProblemKind(413, "The body is larger than this address accepts"),
     "range-not-satisfiable": ProblemKind(416, "The requested range lies outside the blob"),

@@ -31,8 +31,10 @@ from fedcore.signing import base64url, from_base64url
 
 ED25519, ECDSA_P256 = "ed25519", "ecdsa-p256-sha256"
 COVERED = ("@method", "@authority", "@path", "@query")
-"""What every signature covers; `content-digest` comes on top when there is a body."""
+"""What every signature covers, besides those of SIGNED_FIELDS that the request has."""
 DIGEST = "content-digest"
+SIGNED_FIELDS = (DIGEST, "upload-offset", "upload-length", "upload-complete", "repr-digest")
+"""Header fields that a signature covers in every request that has them."""
 WINDOW_S = 300
 """How long a signature may be good for, and how old it may be."""
 LABEL = "device"
@@ -104,7 +106,7 @@ class Signer:
 
     def headers(self, request: Request, created: int) -> dict[str, str]:
         """The two header fields of a fresh signature over a request, good for five minutes from `created`."""
-        covered = (*COVERED, *(name for name in request.signed_fields if request.field(name) is not None))
+        covered = (*COVERED, *(name for name in SIGNED_FIELDS if request.field(name) is not None))
         items = " ".join(f'"{name}"' for name in covered)
         nonce = base64url(secrets.token_bytes(16))
         text = f'({items});created={created};expires={created + WINDOW_S};nonce="{nonce}";keyid="{self.keyid}"'
@@ -114,16 +116,12 @@ class Signer:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What can be signed of a request. `target` is path and query as they are sent; `field` looks a header up.
-
-    signed_fields: the header fields that a signature covers where the request has them.
-    """
+    """What can be signed of a request. `target` is path and query as they are sent; `field` looks a header up."""
 
     method: str
     authority: str
     target: str
     field: Callable[[str], str | None]
-    signed_fields: tuple[str, ...] = (DIGEST,)
 
     def values(self, names: Iterable[str]) -> list[tuple[str, str]]:
         """The components of these names with their values. Raises MalformedSignature when the request lacks one."""
@@ -200,8 +198,8 @@ def sign(key: PrivateKey, message: bytes) -> bytes:
     return r.to_bytes(_P256_COORDINATE) + s.to_bytes(_P256_COORDINATE)
 
 
-def content_digest(body: bytes) -> str:
-    """The digest of a body, as a header says it (RFC 9530)."""
+def content_digest(body: bytes | memoryview) -> str:
+    """The digest of bytes, as Content-Digest and Repr-Digest say it (RFC 9530)."""
     return f"sha-256=:{base64.b64encode(hashlib.sha256(body).digest()).decode()}:"
 
 

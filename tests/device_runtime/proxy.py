@@ -161,7 +161,7 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
-for method in ("GET", "POST", "PUT"):
+for method in ("GET", "POST", "PUT", "HEAD", "PATCH"):
     setattr(Handler, f"do_{method}", Handler.handle_any)
 
 
