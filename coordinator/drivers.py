@@ -19,6 +19,7 @@ from typing import Any, TypeAlias, TypeVar
 from coordinator.aggregation import ReportSum
 from coordinator.closing import close_round
 from coordinator.errors import LeaseLost, Refusal, StoreConflict, Unavailable, UnknownBlob
+from coordinator.failpoints import reach
 from coordinator.jobs import Job, Running, Underway, next_event
 from coordinator.ledger import Draft, Means
 from coordinator.metrics import Metrics
@@ -304,6 +305,10 @@ class Driver:
                 outcomes = [_attempt(draft, request) for request, _ in durable]
                 for task in due:
                     draft.advance(task, self._jobs.get(task))
+                for name in draft.steps:
+                    reach(f"{name}.before-commit")
+            for name in draft.steps:
+                reach(f"{name}.after-commit")
         except Exception as error:
             # Memory has not been touched. The transaction was undone, as a rule; the next one finds out.
             self._fail(error, now)

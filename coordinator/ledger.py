@@ -79,6 +79,11 @@ class Draft:
         self.moved: list[tuple[Running, Round]] = []
         self.aborts: list[str] = []
 
+    @property
+    def steps(self) -> list[str]:
+        """The durable steps in this transaction, as failpoints call them."""
+        return ["assignment"] * bool(self.seated) + ["report"] * bool(self.folds)
+
     def report(self, request: Report) -> Receipt:
         """Count a report, once. Raises UnknownAssignment, ConflictingReport, NoLongerNeeded or InvalidReport."""
         found = self._records.assignment(request.assignment)
