@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 
 from coordinator.aggregation import ReportSum, aggregate, state_specs
 from coordinator.errors import NonFiniteState
@@ -19,10 +20,16 @@ from fedcore.plan import BlobRef
 _LOG = logging.getLogger(__name__)
 
 
-def close_round(store: CoordinatorStore, running: Running, reports: ReportSum, now: float) -> float:
-    """Commit the round that `reports` make, or abandon it when they make none.
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """Whether a round was committed, and for how long its task must open no other, after attempts that failed."""
 
-    Answers for how many seconds the task must open no other round, which is 0 but after attempts that failed.
+    committed: bool = False
+    pause_s: float = 0.0
+
+
+def close_round(store: CoordinatorStore, running: Running, reports: ReportSum, now: float) -> Closed:
+    """Commit the round that `reports` make, or abandon it when they make none.
 
     A state that is no longer finite also fails the task: another attempt from the same checkpoint would likely end
     there too. When anything raises (the disk is full, say), the round is as it was and can be closed later.
@@ -33,15 +40,15 @@ def close_round(store: CoordinatorStore, running: Running, reports: ReportSum, n
         _LOG.warning("round %d of task %s has an unusable sum: %s", running.number, running.job.task.id, error)
         with store.database.writing() as records:
             _end(records, running, Abandon("invalid-aggregate"), now)
-            return set_back(records, running, "invalid-aggregate")
+            return Closed(pause_s=set_back(records, running, "invalid-aggregate"))
     except NonFiniteState as error:
         _fail(store, running, str(error), now)
-        return 0.0
+        return Closed()
     with store.database.writing() as records:
         task = records.task(running.job.task.id)
         if task.state not in (TaskState.ACTIVE, TaskState.PAUSED):
             _end(records, running, Abandon("cancelled"), now)
-            return 0.0
+            return Closed()
         records.add_blob(state, public=False)
         records.add_blob(broadcast, public=True)
         _end(records, running, Aggregated(), now)
@@ -49,7 +56,7 @@ def close_round(store: CoordinatorStore, running: Running, reports: ReportSum, n
         if running.number == task.settings.rounds:
             records.move_task(task, TaskState.COMPLETED, "its last round was committed")
     _LOG.info("round %d of task %s committed %d reports", running.number, task.id, running.value.reported)
-    return 0.0
+    return Closed(committed=True)
 
 
 def _next_model(

@@ -11,6 +11,7 @@ from types import TracebackType
 
 from coordinator.aggregation import Vectors, check_fit, state_specs
 from coordinator.blobs import Blobs
+from coordinator.eligibility import OnDevice, Requires
 from coordinator.errors import InvalidTask, TaskEnded, UnexpectedEvent, UnknownRound
 from coordinator.gate import check_release
 from coordinator.rounds import TaskState
@@ -22,7 +23,15 @@ from fedcore.bundle import Bundle
 from fedcore.errors import FedcoreError
 from fedcore.plan import Plan
 
-__all__ = ["Budget", "CoordinatorStore", "Secagg", "TaskSettings", "open_coordinator_store"]
+__all__ = [
+    "Budget",
+    "CoordinatorStore",
+    "OnDevice",
+    "Requires",
+    "Secagg",
+    "TaskSettings",
+    "open_coordinator_store",
+]
 
 
 class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
