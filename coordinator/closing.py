@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 
 from coordinator.aggregation import ReportSum, aggregate, state_specs
 from coordinator.errors import NonFiniteState
 from coordinator.jobs import Running
 from coordinator.ledger import set_back
-from coordinator.rounds import Abandon, Aggregated, TaskState, step
+from coordinator.rounds import Abandon, Aggregated, Round, TaskState, step
 from coordinator.store.records import Records
 from coordinator.store.rows import Snapshot
 from coordinator.tasks import CoordinatorStore
@@ -20,16 +19,10 @@ from fedcore.plan import BlobRef
 _LOG = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Closed:
-    """Whether a round was committed, and for how long its task must open no other, after attempts that failed."""
-
-    committed: bool = False
-    pause_s: float = 0.0
-
-
-def close_round(store: CoordinatorStore, running: Running, reports: ReportSum, now: float) -> Closed:
+def close_round(store: CoordinatorStore, running: Running, reports: ReportSum, now: float) -> tuple[Round, float]:
     """Commit the round that `reports` make, or abandon it when they make none.
+
+    Answers how it ended, and for how many seconds the task must open no other, which is 0 but after failed attempts.
 
     A state that is no longer finite also fails the task: another attempt from the same checkpoint would likely end
     there too. When anything raises (the disk is full, say), the round is as it was and can be closed later.
@@ -39,24 +32,22 @@ def close_round(store: CoordinatorStore, running: Running, reports: ReportSum, n
     except ReportError as error:
         _LOG.warning("round %d of task %s has an unusable sum: %s", running.number, running.job.task.id, error)
         with store.database.writing() as records:
-            _end(records, running, Abandon("invalid-aggregate"), now)
-            return Closed(pause_s=set_back(records, running, "invalid-aggregate"))
+            value = _end(records, running, Abandon("invalid-aggregate"), now)
+            return value, set_back(records, running, "invalid-aggregate")
     except NonFiniteState as error:
-        _fail(store, running, str(error), now)
-        return Closed()
+        return _fail(store, running, str(error), now), 0.0
     with store.database.writing() as records:
         task = records.task(running.job.task.id)
         if task.state not in (TaskState.ACTIVE, TaskState.PAUSED):
-            _end(records, running, Abandon("cancelled"), now)
-            return Closed()
+            return _end(records, running, Abandon("cancelled"), now), 0.0
         records.add_blob(state, public=False)
         records.add_blob(broadcast, public=True)
-        _end(records, running, Aggregated(), now)
+        value = _end(records, running, Aggregated(), now)
         records.finish_round(running.id, Snapshot(running.number, state.sha256, broadcast.sha256), metrics)
         if running.number == task.settings.rounds:
             records.move_task(task, TaskState.COMPLETED, "its last round was committed")
     _LOG.info("round %d of task %s committed %d reports", running.number, task.id, running.value.reported)
-    return Closed(committed=True)
+    return value, 0.0
 
 
 def _next_model(
@@ -71,15 +62,17 @@ def _next_model(
     return refs[0], refs[1], made.metrics
 
 
-def _fail(store: CoordinatorStore, running: Running, words: str, now: float) -> None:
+def _fail(store: CoordinatorStore, running: Running, words: str, now: float) -> Round:
     with store.database.writing() as records:
-        _end(records, running, Abandon("non-finite-state"), now)
+        value = _end(records, running, Abandon("non-finite-state"), now)
         task = records.task(running.job.task.id)
         if task.state in (TaskState.ACTIVE, TaskState.PAUSED):
             _LOG.error("task %s failed in round %d: %s", task.id, running.number, words)
             records.move_task(task, TaskState.FAILED, "non-finite-state", words)
+    return value
 
 
-def _end(records: Records, running: Running, event: Aggregated | Abandon, now: float) -> None:
+def _end(records: Records, running: Running, event: Aggregated | Abandon, now: float) -> Round:
     value, _ = step(running.value, event, now)
     records.move_round(running.id, running.value, value, value.reason or "aggregated")
+    return value

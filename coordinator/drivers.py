@@ -17,10 +17,11 @@ from typing import Any, TypeAlias, TypeVar
 
 from coordinator.aggregation import ReportSum
 from coordinator.closing import close_round
-from coordinator.errors import Refusal, Unavailable, UnknownBlob
+from coordinator.errors import Refusal, StoreConflict, Unavailable, UnknownBlob
 from coordinator.jobs import Job, Running, Underway, next_event
 from coordinator.keys import Keys
 from coordinator.ledger import Draft, Means
+from coordinator.metrics import Metrics
 from coordinator.participation import Apart
 from coordinator.pool import Pool
 from coordinator.reception import Reception
@@ -56,6 +57,7 @@ class Driver:
     """Runs the rounds of every task in a store. One per store: a second one would abandon the rounds of the first.
 
     clock: seconds, from anywhere. source: the chance by which cohorts are drawn; the system's own if not given.
+    `metrics` counts what happens.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Driver:
         clock: Callable[[], float] = time.monotonic,
         source: random.Random | None = None,
     ) -> None:
+        self.metrics = Metrics()
         self._store = store
         self._clock = clock
         self._queue: queue.Queue[Submission] = queue.Queue(queue_limit)
@@ -84,16 +87,26 @@ class Driver:
         self._secure = SecureRounds()
         self._last_round: dict[str, int] = {}
         self._next_poll = self._next_try = -float("inf")
+        self._in_doubt = False
 
     @property
     def alive(self) -> bool:
         """Whether requests are being answered."""
         return self._thread.is_alive()
 
+    @property
+    def draining(self) -> bool:
+        """Whether devices are sent away because the service is about to stop."""
+        return self._draining.is_set()
+
+    def queue_depth(self) -> int:
+        """Requests that wait for the next turn."""
+        return self._queue.qsize()
+
     def recover(self) -> None:
         """Abandon what an earlier process left running: its sums are gone. The rounds are tried again."""
         with self._store.database.writing() as records:
-            abandoned = records.abandon_unfinished_rounds("restart")
+            abandoned, _ = records.abandon_unfinished_rounds("restart")
         if abandoned:
             _LOG.warning("abandoned %d rounds that a restart interrupted", abandoned)
 
@@ -120,6 +133,7 @@ class Driver:
                 raise queue.Full
             self._queue.put_nowait(Submission(request, future))
         except queue.Full as error:
+            self.metrics.shed.labels("queue").inc()
             raise Unavailable("too many requests are waiting, or the service is stopping; come back later") from error
         return future
 
@@ -133,6 +147,8 @@ class Driver:
             self._answer_from_memory(submission, now)
         self._secure.advance(now)
         durable = [(s.request, s.future) for s in inbox if isinstance(s.request, Report | GiveUp)]
+        if self._in_doubt and (durable or now >= self._next_try):
+            self._clear_doubt(now)
         due = self._due(now) if now >= self._next_try else []
         if durable or due:
             self._commit(durable, due, now)
@@ -141,6 +157,7 @@ class Driver:
         self._reception.dismiss(now)
         if self._reception.closed:
             self._secure.dismiss(Unavailable("the coordinator is stopping, and abandons the secure rounds that run"))
+        self.metrics.waiting.set(sum(1 for _ in self._pool.waiting()))
 
     # --- the thread
 
@@ -148,7 +165,8 @@ class Driver:
         while not (self._stopping.is_set() and self._queue.empty()):
             inbox = self._take()
             try:
-                self.turn(inbox)
+                with self.metrics.turns.time():
+                    self.turn(inbox)
             except Exception:
                 # A bug, or a database that cannot even be read: the thread must outlive it, and nobody may hang.
                 _LOG.exception("a turn failed")
@@ -235,17 +253,41 @@ class Driver:
         eligible = len(self._means.eligible(round_.job, now)) if round_.value.state is RoundState.SELECTING else 0
         return step(round_.value, next_event(round_, job, eligible, held), now)[0] != round_.value
 
-    def _commit(self, durable: Sequence[Durable], due: Sequence[str], now: float) -> None:
+    def _clear_doubt(self, now: float) -> None:
+        """After a transaction failed: go on with the rounds that the store has as memory has them, and no others.
+
+        A connection that breaks while a transaction is committed leaves open whether it was.
+        """
+        known = {round_.id: round_.value for round_ in self._underway}
         try:
             with self._store.database.writing() as records:
+                abandoned, go_on = records.abandon_unfinished_rounds("restart", known)
+                self._apart.forget()
+                self._apart.learn(records, [job.task for job in self._jobs.values()], now)
+        except Exception as error:
+            self._fail(error, now)
+            return
+        self._in_doubt = False
+        self._replace_rounds(self._underway.only(go_on), now)
+        if abandoned:
+            _LOG.warning("abandoned %d rounds that a failed transaction left in doubt", abandoned)
+
+    def _fail(self, error: Exception, now: float) -> None:
+        _LOG.error("a transaction failed: %s", error)
+        self._in_doubt, self._next_try = True, now + _RETRY_S
+
+    def _commit(self, durable: Sequence[Durable], due: Sequence[str], now: float) -> None:
+        try:
+            if self._in_doubt:
+                raise StoreConflict("it is not known yet whether the last transaction was done")
+            with self.metrics.transactions.time(), self._store.database.writing() as records:
                 draft = Draft(records, self._means, self._underway, now)
                 outcomes = [_attempt(draft, request) for request, _ in durable]
                 for task in due:
                     draft.advance(task, self._jobs.get(task))
         except Exception as error:
-            # Whatever went wrong, the transaction is undone and the draft with it; memory has not been touched.
-            _LOG.error("a transaction failed, nothing was counted: %s", error)
-            self._next_try = now + _RETRY_S
+            # Memory has not been touched. The transaction was undone, as a rule; the next one finds out.
+            self._fail(error, now)
             outcomes = [Unavailable("the coordinator could not store this; send it again later") for _ in durable]
         else:
             self._next_try = now
@@ -254,6 +296,10 @@ class Driver:
             settle(future, outcome)
 
     def _adopt(self, draft: Draft, now: float) -> None:
+        for before, value in draft.moved:
+            self.metrics.round_moved(before.value, value, now - before.opened_at)
+        for reason in draft.aborts:
+            self.metrics.aborts.labels(reason).inc()
         for round_id, report_L in draft.folds:
             if round_id not in self._sums:
                 self._sums[round_id] = ReportSum(report_L.size)
@@ -286,16 +332,16 @@ class Driver:
             if running.value.state is not RoundState.AGGREGATING:
                 continue
             try:
-                closed = close_round(self._store, running, self._sums[running.id], now)
+                value, pause_s = close_round(self._store, running, self._sums[running.id], now)
             except Exception as error:
                 # The sum is still here: the round stays in AGGREGATING and is closed when the disk allows it.
-                _LOG.error("round %d of task %s could not be closed yet: %s", running.number, task, error)
-                self._next_try = now + _RETRY_S
+                self._fail(error, now)
                 continue
+            self.metrics.round_moved(running.value, value, now - running.opened_at)
             after = self._underway.copy()
             del after.running[task]
-            after.not_before[task] = now + closed.pause_s
-            self._apart.end(task, now, committed=closed.committed)
+            after.not_before[task] = now + pause_s
+            self._apart.end(task, now, committed=value.state is RoundState.COMMITTED)
             self._replace_rounds(after, now)
             self._next_poll = now
 

@@ -1,6 +1,7 @@
 """Errors of the coordinator.
 
 CoordinatorError
+├── InvalidSettings         a setting of the service is unknown or has a wrong value
 ├── UnsupportedDatabase     the database URL names something this version cannot use
 ├── MissingStore            there is no database, or no blob folder, where one was named
 ├── StoreInUse              another coordinator runs on the same database
@@ -16,7 +17,7 @@ CoordinatorError
 └── Refusal                 what a device is told; each is one problem type of fedcore.wire.problems
     ├── MalformedMessage · UnknownPopulation · UnknownSession · UnknownAssignment · UnknownBlob
     ├── ConflictingReport · DigestMismatch · InvalidReport · UnusableMessage · TooLarge · RangeNotSatisfiable
-    └── NoLongerNeeded · Unavailable        (both carry a retry window)
+    └── NoLongerNeeded · Unavailable · TooManyRequests      (each with a retry window)
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ from typing import ClassVar
 
 class CoordinatorError(Exception):
     """Base of every error raised by `coordinator`."""
+
+
+class InvalidSettings(CoordinatorError):
+    """A setting of the service is unknown or has a wrong value; the message names it and its source."""
 
 
 class UnsupportedDatabase(CoordinatorError):
@@ -165,3 +170,14 @@ class Unavailable(Refusal):
 
     slug = "unavailable"
     retriable = True
+
+
+class TooManyRequests(Refusal):
+    """Whoever asks has asked too often; it is admitted again after `wait_s` seconds."""
+
+    slug = "too-many-requests"
+    retriable = True
+
+    def __init__(self, detail: str, wait_s: float) -> None:
+        super().__init__(detail)
+        self.wait_s = wait_s

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import asdict, dataclass, field
 
 from coordinator.rounds import Abandon, Event, Round, RoundState, TaskState, Tick, Waiting
@@ -49,11 +49,12 @@ class Job:
 class Running:
     """A round that has not ended: its row, its value, and its masked sum if it has one.
 
-    base: the model that it starts from. While the round is held, the one before it.
+    opened_at: on the driver's clock. base: the model that it starts from. While the round is held, the one before it.
     """
 
     id: int
     attempt: int
+    opened_at: float
     base: Snapshot
     job: Job
     value: Round
@@ -79,6 +80,14 @@ class Underway:
     def copy(self) -> Underway:
         """Another one, to be changed while this one stays."""
         return Underway(dict(self.running), dict(self.held), dict(self.not_before))
+
+    def only(self, row_ids: Container[int]) -> Underway:
+        """Another one, of these rounds alone."""
+        running, held = (
+            {task: round_ for task, round_ in rounds.items() if round_.id in row_ids}
+            for rounds in (self.running, self.held)
+        )
+        return Underway(running, held, dict(self.not_before))
 
     def __iter__(self) -> Iterator[Running]:
         yield from self.running.values()

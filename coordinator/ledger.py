@@ -32,6 +32,7 @@ from coordinator.rounds import (
     ExpireAssignments,
     Release,
     Reported,
+    Round,
     RoundState,
     Select,
     Summed,
@@ -73,6 +74,7 @@ class Draft:
     What memory must become: `underway`, `folds` (reports to add), `seated` (sessions that got an assignment, and until
     when), `turned_away` (sessions for which there is none), `let_go` (population and device of assignments that ended
     before their round did), `left` (task and device of those that gave up), `cohorts` (devices drawn, by task).
+    For whoever counts: `moved` (every step of a round), `aborts` (their reasons).
     """
 
     def __init__(self, records: Records, means: Means, underway: Underway, now: float) -> None:
@@ -86,6 +88,8 @@ class Draft:
         self.let_go: list[tuple[str, str]] = []
         self.left: list[tuple[str, str]] = []
         self.cohorts: dict[str, list[str]] = {}
+        self.moved: list[tuple[Running, Round]] = []
+        self.aborts: list[str] = []
 
     def report(self, request: Report) -> Receipt:
         """Count a report, once. Raises UnknownAssignment, ConflictingReport, NoLongerNeeded or InvalidReport."""
@@ -121,6 +125,7 @@ class Draft:
             self._records.move_assignment(found, AssignmentState.ABORTED, "device", request.message.reason)
             self.let_go.append((running.job.population, found.device))
             self.left.append((found.task, found.device))
+            self.aborts.append(request.message.reason)
             self._step(running, Aborted())
 
     def advance(self, task: str, job: Job | None) -> None:
@@ -156,7 +161,8 @@ class Draft:
         number = base.number + (2 if ahead else 1)
         row_id, attempt = self._records.add_round(job.task.id, number)
         held = self.underway.holds(job.task.id, self._now)
-        round_ = Running(row_id, attempt, base, job, open_round(job.task.settings.policy, self._now, held=held))
+        value = open_round(job.task.settings.policy, self._now, held=held)
+        round_ = Running(row_id, attempt, self._now, base, job, value)
         self.underway.put(round_)
         return round_
 
@@ -176,6 +182,7 @@ class Draft:
             running = self._release(running)
         cause = value.reason or type(event).__name__.lower()
         self._records.move_round(running.id, running.value, value, cause)
+        self.moved.append((running, value))
         after = replace(running, value=value)
         self.underway.put(after)
         if value.reason in FAILURES:

@@ -27,10 +27,12 @@ class Participations:
     """
 
     def __init__(self, separation: Separation, committed: int, known: Iterable[Participation] = ()) -> None:
+        """`committed` is the number of the last committed round; what is known of a later one is of one that runs."""
+        found = {one.device: one for one in known}
         self._separation = separation
         self._committed = committed
-        self._last = {one.device: one for one in known}
-        self._running: dict[str, Participation] = {}
+        self._last = {device: one for device, one in found.items() if one.number <= committed}
+        self._running = {device: one for device, one in found.items() if one.number > committed}
 
     def seat(self, devices: Iterable[str], now: float) -> None:
         """These devices are in the round that runs."""
@@ -80,6 +82,10 @@ class Apart:
             for task, separation in asking
             if separation is not None
         }
+
+    def forget(self) -> None:
+        """Read everything again at the next `learn`: what happened last is not known for sure."""
+        self._tasks = {}
 
     def rests(self, task: str, device: str, now: float) -> bool:
         """Whether a device may not yet be drawn for the round of a task that could draw it next."""

@@ -2,26 +2,55 @@
 
 from __future__ import annotations
 
+import difflib
+import ipaddress
 import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal, Self
 
-from pydantic import Field
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
 
+from coordinator.errors import InvalidSettings
 from fedcore.wire.messages import RetryWindow
+
+PREFIX = "MUSTER_"
+CONFIG = f"{PREFIX}CONFIG"
+_PASSWORD = re.compile(r"(?<=:)[^:@/]+(?=@)|(?<=password=)[^&]+", re.IGNORECASE)
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class Settings(BaseSettings):
     """How the coordinator runs. Seconds and bytes are in the names."""
 
-    model_config = SettingsConfigDict(env_prefix="MUSTER_", frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid", hide_input_in_errors=True)
 
     database: str = Field(default="sqlite:///muster.db", description="SQLite file, as sqlite:///PATH")
     blobs: Path = Field(
         default=Path("muster-blobs"), description="folder of plans, graphs, checkpoints and server states"
     )
-    host: str = Field(default="127.0.0.1", description="address to listen on")
-    port: int = Field(default=8080, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    host: str = Field(default="127.0.0.1", description="address on which devices are served")
+    port: int = Field(default=8080, ge=0, le=65535, description="port for devices; 0 takes a free one")
+    admin_host: str = Field(default="127.0.0.1", description="address of the admin API and the dashboard")
+    admin_port: int = Field(default=8081, ge=0, le=65535, description="their port; 0 takes a free one")
+    loopback_viewer: bool = Field(
+        default=False, description="whoever reaches the admin port may look without a token; on loopback alone"
+    )
+    tls_cert: Path | None = Field(default=None, description="certificate chain, PEM; with it both ports speak HTTPS")
+    tls_key: Path | None = Field(default=None, description="its private key, PEM")
+    trusted_proxies: str = Field(
+        default="", description="addresses or networks, by commas, whose X-Forwarded-For and -Proto are believed"
+    )
     retry_min_s: float = Field(
         default=5.0, ge=0, allow_inf_nan=False, description="earliest return of a device that got no work"
     )
@@ -32,7 +61,39 @@ class Settings(BaseSettings):
     queue_limit: int = Field(
         default=4096, ge=1, description="requests that may wait for the driver; more are answered 503"
     )
+    connection_limit: int = Field(
+        default=10_000, ge=1, description="device requests in progress, waiting ones too; more are answered 503"
+    )
+    address_limit_per_minute: int = Field(
+        default=6000, ge=0, description="requests from one address; more are answered 429; 0 is no limit"
+    )
+    device_limit_per_minute: int = Field(
+        default=600, ge=0, description="check-ins of one device; more are answered 429; 0 is no limit"
+    )
     message_limit_bytes: int = Field(default=65536, ge=1024, description="largest JSON message that is read")
+    upload_limit_bytes: int = Field(
+        default=1 << 30, ge=1024, description="largest blob that an operator may upload through the admin API"
+    )
+    drain_s: float = Field(default=30.0, ge=0, le=3600, description="how long a stop waits for requests in progress")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level logged")
+    log_format: Literal["auto", "text", "json"] = Field(
+        default="auto", description="text for people, JSON for machines; auto is text on a terminal"
+    )
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _networks(cls, value: str) -> str:
+        for part in filter(None, map(str.strip, value.split(","))):
+            ipaddress.ip_network(part)
+        return value
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if (self.tls_cert is None) is not (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key go together; give both or none")
+        if self.loopback_viewer and self.admin_host not in _LOOPBACK:
+            raise ValueError(f"loopback_viewer needs an admin_host of {', '.join(_LOOPBACK)}, not {self.admin_host}")
+        return self
 
     @property
     def retry(self) -> RetryWindow:
@@ -52,8 +113,73 @@ class Settings(BaseSettings):
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, _config_file())
 
 
+@dataclass(frozen=True, slots=True)
+class Effective:
+    """One setting as it is in force: `value` without secrets, and where it came from."""
+
+    name: str
+    value: Any
+    source: str
+
+
+def load_settings(given: Mapping[str, Any]) -> Settings:
+    """The settings in force, `given` before every other source.
+
+    Raises InvalidSettings with one line that names every setting which is unknown or wrong, and where it came from.
+    """
+    _refuse_misspelt()
+    try:
+        return Settings(**given)
+    except ValidationError as error:
+        wrong = "; ".join(_wording(problem, given) for problem in error.errors())
+        raise InvalidSettings(wrong) from error
+    except (FileNotFoundError, tomllib.TOMLDecodeError) as error:
+        raise InvalidSettings(f"{os.environ.get(CONFIG)}: {error}") from error
+
+
+def effective(settings: Settings, given: Mapping[str, Any]) -> list[Effective]:
+    """Every setting of `settings`, which `load_settings(given)` made, with its source; passwords are left out."""
+    return [Effective(name, _shown(getattr(settings, name)), _source(name, given)) for name in Settings.model_fields]
+
+
+def redact(text: str) -> str:
+    """The text without passwords in URLs."""
+    return _PASSWORD.sub("***", text)
+
+
+def _shown(value: object) -> object:
+    return redact(value) if isinstance(value, str) else str(value) if isinstance(value, Path) else value
+
+
+def _source(name: str, given: Mapping[str, Any]) -> str:
+    if name in given:
+        return "argument"
+    if name in EnvSettingsSource(Settings)():
+        return f"{PREFIX}{name.upper()}"
+    config = _config_file()
+    return str(config) if name in TomlConfigSettingsSource(Settings, config)() else "default"
+
+
+def _wording(problem: Mapping[str, Any], given: Mapping[str, Any]) -> str:
+    name = ".".join(map(str, problem["loc"]))
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    if problem["type"] == "extra_forbidden":
+        close = difflib.get_close_matches(name, Settings.model_fields, 1)
+        message = f"there is no such setting{f'; did you mean {close[0]}?' if close else ''}"
+    return f"{name} ({_source(name, given)}): {message}" if name else message
+
+
+def _refuse_misspelt() -> None:
+    """A variable that is nearly a setting is a typing error: silence would leave the default in force."""
+    names = [f"{PREFIX}{name.upper()}" for name in Settings.model_fields]
+    for variable in sorted(name for name in os.environ if name.startswith(PREFIX)):
+        close = difflib.get_close_matches(variable, names, 1, cutoff=0.85)
+        if close and variable not in names and variable != CONFIG:
+            raise InvalidSettings(f"{variable} (environment): there is no such setting; did you mean {close[0]}?")
+
+
 def _config_file() -> Path | None:
-    named = os.environ.get("MUSTER_CONFIG")
+    named = os.environ.get(CONFIG)
     if named and not Path(named).is_file():
-        raise FileNotFoundError(f"MUSTER_CONFIG names {named!r}, which is not a file")
+        raise FileNotFoundError(f"{CONFIG} names {named!r}, which is not a file")
     return Path(named) if named else None

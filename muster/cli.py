@@ -16,6 +16,7 @@ USAGE_ERRORS = {
     "EngineError",
     "ProfileError",
     "InvalidTask",
+    "InvalidSettings",
 }
 
 # What a partial installation lacks, and the extra that brings it.
@@ -29,6 +30,10 @@ EXTRAS = {
     "httpx2": "device",
     "fastapi": "coordinator",
     "pydantic": "coordinator",
+    "pydantic_settings": "coordinator",
+    "structlog": "coordinator",
+    "prometheus_client": "coordinator",
+    "jinja2": "coordinator",
     "sqlalchemy": "coordinator",
     "uvicorn": "coordinator",
     "matplotlib": "sim",

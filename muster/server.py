@@ -26,7 +26,7 @@ def coordinator_process(folder: Path, database: str, blobs: Path) -> Iterator[st
     ready, log = folder / "coordinator.url", folder / "coordinator.log"
     command = [sys.executable, "-m", "muster", "coordinator", "serve", "--port", "0", "--db", database]
     command += ["--blobs", str(blobs), "--ready-file", str(ready)]
-    environment = {**os.environ, "MUSTER_RETRY_MIN_S": "0.1", "MUSTER_RETRY_MAX_S": "0.5"}
+    environment = {**os.environ, "MUSTER_ADMIN_PORT": "0", "MUSTER_RETRY_MIN_S": "0.1", "MUSTER_RETRY_MAX_S": "0.5"}
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
     try:

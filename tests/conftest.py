@@ -13,6 +13,8 @@ from device_runtime.native.build import build
 from device_runtime.native.library import FOLDER, default_folder, shim_name
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Tests start coordinators side by side: each takes a free port for its operators.
+os.environ.setdefault("MUSTER_ADMIN_PORT", "0")
 DATA = Path(os.environ.get("MUSTER_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
 

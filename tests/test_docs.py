@@ -9,7 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 import typer
+from prometheus_client.metrics import MetricWrapperBase
 
+from coordinator.metrics import Metrics
+from coordinator.settings import Settings
 from export.model import Model
 from fedcore.algorithms import ALGORITHMS
 from fedcore.plan import PLAN_VERSION
@@ -101,6 +104,26 @@ def test_every_algorithm_setting_is_documented_with_its_default_and_no_other():
         for field in dataclasses.fields(algorithm)
     }
     assert {key: default for key, default in documented.items() if default != "–"} == actual
+
+
+def test_every_setting_of_the_service_is_documented_with_its_default_and_no_other():
+    documented = {row[0]: row[1:] for row in rows(section(read("docs/operations.md"), "Settings"))[2:]}
+    actual = {}
+    for name, field in Settings.model_fields.items():
+        shown = f"{field.default:g}" if isinstance(field.default, float) else str(field.default)
+        in_words = {"False": "false", "None": "–", "": "–"}
+        actual[name] = [in_words.get(shown, shown), field.description]
+    assert documented == actual
+
+
+def test_every_metric_is_documented_with_its_labels_and_no_other():
+    documented = {row[0]: row[1:] for row in rows(section(read("docs/operations.md"), "Metrics"))[2:]}
+    actual = {}
+    for metric in vars(Metrics()).values():
+        if isinstance(metric, MetricWrapperBase):
+            kind, labels = metric._type, ", ".join(metric._labelnames) or "–"
+            actual[metric._name + ("_total" if kind == "counter" else "")] = [kind, labels, metric._documentation]
+    assert documented == actual
 
 
 def test_every_key_of_a_fleet_profile_is_documented_with_its_default_and_no_other():

@@ -14,13 +14,17 @@ from starlette.responses import Response
 from coordinator.api.blobs import serve_blob
 from coordinator.api.http import answer, content_digest, preferred_wait, read_as, read_body, read_message
 from coordinator.api.openapi import answers, body
-from coordinator.drivers import Driver
-from coordinator.errors import DigestMismatch, InvalidReport, MalformedMessage, NoLongerNeeded, Unavailable
-from coordinator.keys import Keys
+from coordinator.errors import (
+    DigestMismatch,
+    InvalidReport,
+    MalformedMessage,
+    NoLongerNeeded,
+    TooManyRequests,
+    Unavailable,
+)
 from coordinator.secure import UPLOAD
-from coordinator.settings import Settings
+from coordinator.service import Service
 from coordinator.submissions import Arrive, GiveUp, HangUp, Hear, Report, Request, Say, Wait
-from coordinator.tasks import CoordinatorStore
 from fedcore import checkpoint
 from fedcore.errors import ReportError, SchemaError
 from fedcore.params import Float32
@@ -39,11 +43,13 @@ _SMALL_BYTES = 1 << 15
 class DeviceApi:
     """What devices may ask, as methods on HTTP requests."""
 
-    def __init__(self, driver: Driver, store: CoordinatorStore, keys: Keys, settings: Settings) -> None:
-        self._driver = driver
-        self._store = store
-        self._keys = keys
-        self._settings = settings
+    def __init__(self, service: Service) -> None:
+        self._driver = service.driver
+        self._store = service.store
+        self._keys = service.keys
+        self._settings = service.settings
+        self._metrics = service.metrics
+        self._limits = service.limits
         self._public: dict[str, BlobRef] = {}
 
     async def enrol(self, request: HttpRequest) -> Response:
@@ -57,7 +63,10 @@ class DeviceApi:
         message = await read_message(request, CheckIn, self._settings.message_limit_bytes)
         if not 0 < len(message.device) <= 200:
             raise MalformedMessage("`device` must have 1 to 200 characters")
-        return answer(await self._ask(Arrive(population, message)))
+        self._admit(message.device)
+        found = await self._ask(Arrive(population, message))
+        self._metrics.checked_in(found)
+        return answer(found)
 
     async def assign(self, session: str, request: HttpRequest) -> Response:
         """Wait, as long as `Prefer: wait=N` says, to be selected for a round; without a body, of any offered task."""
@@ -117,6 +126,13 @@ class DeviceApi:
         message = await read_message(request, Abort, self._settings.message_limit_bytes)
         await self._ask(GiveUp(assignment, message))
         return Response(status_code=204)
+
+    def _admit(self, device: str) -> None:
+        try:
+            self._limits.device.admit(device)
+        except TooManyRequests:
+            self._metrics.shed.labels("device").inc()
+            raise
 
     async def _ask(self, request: Request[T]) -> T:
         return await asyncio.wrap_future(self._driver.submit(request))

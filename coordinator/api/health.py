@@ -1,12 +1,16 @@
-"""Whether the service lives, and whether it should be sent work."""
+"""Whether the service lives, whether it should be sent work, and what it measures of itself."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.responses import JSONResponse, Response
 
+from coordinator.api.openapi import answers
 from coordinator.drivers import Driver
 from coordinator.errors import Unavailable
+from coordinator.metrics import Metrics
 from coordinator.tasks import CoordinatorStore
 
 
@@ -14,17 +18,35 @@ def health_router(driver: Driver, store: CoordinatorStore) -> APIRouter:
     """`/healthz`: the process answers. `/readyz`: it can also serve devices."""
     router = APIRouter(tags=["health"])
 
-    @router.get("/healthz")
+    @router.get("/healthz", responses=answers(200, "The process answers", problems=()))
     async def healthz() -> Response:
         """The process answers."""
         return JSONResponse({"status": "ok"})
 
-    @router.get("/readyz")
+    @router.get("/readyz", responses=answers(200, "Devices may come", problems=()))
     def readyz() -> Response:
-        """The driver runs and the database can be read."""
+        """The driver runs, the database can be read, and the service is not about to stop."""
         if not driver.alive:
             raise Unavailable("the driver is not running")
-        store.tasks()
+        if driver.draining:
+            raise Unavailable("the coordinator is about to stop")
+        try:
+            with store.database.reading() as records:
+                records.populations()
+        except SQLAlchemyError as error:
+            raise Unavailable("the database cannot be read") from error
         return JSONResponse({"status": "ready"})
+
+    return router
+
+
+def metrics_router(metrics: Metrics) -> APIRouter:
+    """`/metrics`, for Prometheus."""
+    router = APIRouter(tags=["metrics"])
+
+    @router.get("/metrics", responses={200: {"content": {"text/plain": {}}}})
+    def read() -> Response:
+        """Everything that is measured, in Prometheus' text format."""
+        return Response(metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     return router

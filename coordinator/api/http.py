@@ -15,8 +15,9 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import Scope
 
-from coordinator.errors import MalformedMessage, RangeNotSatisfiable, Refusal, TooLarge
+from coordinator.errors import MalformedMessage, RangeNotSatisfiable, Refusal, TooLarge, TooManyRequests
 from fedcore.errors import WireError
 from fedcore.wire import messages
 from fedcore.wire.messages import RetryWindow
@@ -26,6 +27,8 @@ T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 _WAIT = re.compile(r'(?:^|,)\s*wait\s*=\s*"?([0-9]{1,9})"?\s*(?:$|[,;])', re.IGNORECASE)
 _SHA256 = re.compile(r"(?:^|,)\s*sha-256=:([A-Za-z0-9+/]{43}=):\s*(?:$|[,;])")
+PROBLEM_OF = "muster.problem"
+"""Where a request's scope says of which type the problem document is that answered it."""
 _SLUG_OF_STATUS = {404: "unknown-resource", 405: "method-not-allowed", 413: "too-large"}
 
 
@@ -90,24 +93,34 @@ def refuse(
     return Response(messages.encode(document), document.status, given, media_type=PROBLEM_TYPE)
 
 
+def answer_refusal(scope: Scope, error: Refusal, retry: RetryWindow) -> Response:
+    """The problem document of a refusal, which the scope is told of."""
+    scope[PROBLEM_OF] = error.slug
+    headers = {"Content-Range": f"bytes */{error.size}"} if isinstance(error, RangeNotSatisfiable) else None
+    if isinstance(error, TooManyRequests):
+        retry = RetryWindow(error.wait_s, error.wait_s + retry.max_s)
+    return refuse(error.slug, str(error), retry if error.retriable else None, headers)
+
+
 def install_problems(app: FastAPI, retry: RetryWindow) -> None:
     """Make a problem document of everything that is raised, the framework's own errors included."""
 
-    async def refusal(_: Request, error: Exception) -> Response:
+    async def refusal(request: Request, error: Exception) -> Response:
         assert isinstance(error, Refusal)  # noqa: S101 - registered for nothing else
-        headers = {"Content-Range": f"bytes */{error.size}"} if isinstance(error, RangeNotSatisfiable) else None
-        return refuse(error.slug, str(error), retry if error.retriable else None, headers)
+        return answer_refusal(request.scope, error, retry)
 
     async def framework(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)  # noqa: S101
-        slug = _SLUG_OF_STATUS.get(error.status_code, "malformed-message")
+        request.scope[PROBLEM_OF] = slug = _SLUG_OF_STATUS.get(error.status_code, "malformed-message")
         return refuse(slug, f"{request.method}: {error.detail}", headers=error.headers)
 
-    async def malformed(_: Request, error: Exception) -> Response:
+    async def malformed(request: Request, error: Exception) -> Response:
+        request.scope[PROBLEM_OF] = "malformed-message"
         return refuse("malformed-message", str(error) or "the body ended early")
 
-    async def bug(_: Request, error: Exception) -> Response:
+    async def bug(request: Request, error: Exception) -> Response:
         _LOG.error("unhandled %s", type(error).__name__)
+        request.scope[PROBLEM_OF] = "internal"
         return refuse("internal", "the coordinator failed; its log says why", retry)
 
     app.add_exception_handler(Refusal, refusal)

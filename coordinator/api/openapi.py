@@ -23,7 +23,7 @@ def answers(status: int, wording: str, *kinds: type[msgspec.Struct], problems: t
     """The `responses` of a route: its answer, and the problem types that it may refuse with."""
     content = {"application/json": {"schema": {"anyOf": [_schema(kind) for kind in kinds]}}} if kinds else {}
     found: dict[int | str, Any] = {status: {"description": wording, "content": content}}
-    for slug in (*problems, "internal", "unavailable"):
+    for slug in (*problems, "too-many-requests", "internal", "unavailable"):
         kind = PROBLEMS[slug]
         earlier = found.get(kind.status, {}).get("description")
         wording = f"{earlier}; {slug}" if earlier else slug

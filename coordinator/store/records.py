@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -146,16 +146,20 @@ class Records:
         values = {"state_sha256": snapshot.state_sha256, "checkpoint_sha256": snapshot.checkpoint_sha256}
         self._connection.execute(update(ROUNDS).where(ROUNDS.c.id == row_id).values(**values, metrics=metrics))
 
-    def abandon_unfinished_rounds(self, reason: str) -> int:
-        """End every round that runs, whatever its state; answers how many."""
+    def abandon_unfinished_rounds(self, reason: str, known: Mapping[int, Round] | None = None) -> tuple[int, set[int]]:
+        """End every round that runs but for those that are as in `known`, by row id; how many, and which go on."""
         running = [state for state in RoundState if not state.ended]
-        rows = self._connection.execute(select(ROUNDS.c.id, ROUNDS.c.state).where(ROUNDS.c.state.in_(running))).all()
-        for row in rows:
+        ended, go_on = 0, set()
+        for row in self._connection.execute(select(ROUNDS).where(ROUNDS.c.state.in_(running))).all():
+            if known and _agrees(row, known.get(row.id)):
+                go_on.add(row.id)
+                continue
             values = {"state": RoundState.ABANDONED, "reason": reason, "ended_at": self.at}
             self._guarded(ROUNDS, row.id, row.state, values)
             self._transition("round", row.id, row.state, RoundState.ABANDONED, reason)
             self.expire_assignments(row.id, reason)
-        return len(rows)
+            ended += 1
+        return ended, go_on
 
     def rounds(self, task_id: str) -> list[RoundRecord]:
         """A task's rounds, every attempt, in order."""
@@ -194,15 +198,15 @@ class Records:
         return [_assignment(row) for row in self._connection.execute(_assignments(where))]
 
     def participations(self, task_id: str, after: int, since: float) -> list[tuple[str, float, int]]:
-        """Who took part in committed rounds above number `after`, or assigned later than `since`, without giving up.
+        """Who took part in rounds above number `after`, or that ended later than `since` or not yet, and stayed.
 
-        Device, when it was assigned last, in seconds since 1970, and in which round.
+        Device, when it was assigned last, in seconds since 1970, and in which round. Abandoned rounds do not count.
         """
-        taken = ASSIGNMENTS.c.state.in_((AssignmentState.REPORTED, AssignmentState.EXPIRED))
-        committed = (ROUNDS.c.task == task_id) & (ROUNDS.c.state == RoundState.COMMITTED)
-        lately = (ROUNDS.c.number > after) | (ROUNDS.c.ended_at > since)
+        stayed = ASSIGNMENTS.c.state != AssignmentState.ABORTED
+        counting = (ROUNDS.c.task == task_id) & (ROUNDS.c.state != RoundState.ABANDONED)
+        lately = (ROUNDS.c.number > after) | (ROUNDS.c.ended_at > since) | ROUNDS.c.ended_at.is_(None)
         columns = (ASSIGNMENTS.c.device, func.max(ASSIGNMENTS.c.assigned_at), func.max(ROUNDS.c.number))
-        query = select(*columns).select_from(ASSIGNMENTS.join(ROUNDS)).where(committed & lately & taken)
+        query = select(*columns).select_from(ASSIGNMENTS.join(ROUNDS)).where(counting & lately & stayed)
         return [(row[0], row[1], row[2]) for row in self._connection.execute(query.group_by(ASSIGNMENTS.c.device))]
 
     def add_report(self, assignment: AssignmentRecord, sha256: str) -> None:
@@ -275,6 +279,12 @@ def _round(row: Row[Any], abort_reasons: dict[str, int]) -> RoundRecord:
         seconds=None if row.ended_at is None else row.ended_at - row.opened_at,
         checkpoint_sha256=row.checkpoint_sha256,
     )
+
+
+def _agrees(row: Row[Any], known: Round | None) -> bool:
+    """Whether a round is as far in the store as in memory: no state and no count is ever come back to."""
+    columns = (row.state, row.assigned, row.reported, row.aborted)
+    return known is not None and columns == (known.state, known.assigned, known.reported, known.aborted)
 
 
 def _assignment(row: Row[Any]) -> AssignmentRecord:

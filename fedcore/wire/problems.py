@@ -32,6 +32,7 @@ PROBLEMS = {
     "digest-mismatch": ProblemKind(422, "The body does not have the digest that Content-Digest names"),
     "invalid-report": ProblemKind(422, "The body is not a report of this assignment's layout"),
     "unusable-message": ProblemKind(422, "The secure aggregation cannot use this message"),
+    "too-many-requests": ProblemKind(429, "This device, or its address, has asked too often; try again later"),
     "internal": ProblemKind(500, "The coordinator failed; nothing was counted"),
     "unavailable": ProblemKind(503, "The coordinator cannot serve this now; try again"),
 }

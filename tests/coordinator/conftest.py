@@ -8,10 +8,10 @@ import httpx2
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from coordinator.app import serving
 from coordinator.drivers import Driver
 from coordinator.errors import UnknownRound
 from coordinator.keys import Keys
+from coordinator.server import serving
 from coordinator.settings import Settings
 from coordinator.submissions import Arrive, GiveUp, Report, Submission, Wait
 from coordinator.tasks import TaskSettings, open_coordinator_store

@@ -8,11 +8,10 @@ from contextlib import contextmanager
 
 import httpx2
 import numpy as np
-import pydantic
 import pytest
 
-from coordinator.app import create_app
 from coordinator.errors import UnsupportedDatabase
+from coordinator.service import Service
 from coordinator.settings import Settings
 from tests.coordinator.bundles import START, report_body
 from tests.coordinator.conftest import committed
@@ -21,9 +20,9 @@ from tests.coordinator.test_api import assign, put, refused, wait
 SERVE = """
 import sys
 from pathlib import Path
-from coordinator.app import serve
+from coordinator.server import serve
 from coordinator.settings import Settings
-serve(Settings(database=sys.argv[1], blobs=Path(sys.argv[2]), port=0), lambda url: print(url, flush=True))
+serve(Settings(database=sys.argv[1], blobs=Path(sys.argv[2]), port=0), lambda ready: print(ready.devices, flush=True))
 """
 
 
@@ -68,27 +67,6 @@ def test_terminated_service_sends_waiting_devices_away_and_stops(store, register
         assert child.wait(5) in (0, -signal.SIGTERM)
 
 
-def test_settings_come_from_arguments_then_environment_then_file(tmp_path, monkeypatch):
-    (tmp_path / "muster.toml").write_text('port = 1\nhost = "0.0.0.0"\nmax_wait_s = 7\n')
-    monkeypatch.setenv("MUSTER_CONFIG", str(tmp_path / "muster.toml"))
-    monkeypatch.setenv("MUSTER_PORT", "2")
-    monkeypatch.setenv("MUSTER_HOST", "::1")
-    settings = Settings(host="localhost")
-    assert (settings.host, settings.port, settings.max_wait_s, settings.queue_limit) == ("localhost", 2, 7, 4096)
-
-
-def test_wrong_settings_are_named(tmp_path, monkeypatch):
-    with pytest.raises(pydantic.ValidationError, match="port"):
-        Settings(port=70000)
-    (tmp_path / "muster.toml").write_text("prot = 1\n")
-    monkeypatch.setenv("MUSTER_CONFIG", str(tmp_path / "muster.toml"))
-    with pytest.raises(pydantic.ValidationError, match="prot"):
-        Settings()
-    monkeypatch.setenv("MUSTER_CONFIG", str(tmp_path / "missing.toml"))
-    with pytest.raises(FileNotFoundError, match="MUSTER_CONFIG"):
-        Settings()
-
-
 def test_database_that_this_version_cannot_use_is_refused(tmp_path):
     with pytest.raises(UnsupportedDatabase, match="postgresql"):
-        create_app(Settings(database="postgresql://host/db", blobs=tmp_path))
+        Service.open(Settings(database="postgresql://host/db", blobs=tmp_path))

@@ -50,7 +50,16 @@ def test_formats_and_budget_are_kept_and_shown_in_words(bundle, where):
 
 
 def test_rules_on_devices_are_kept_and_shown_in_words(bundle, where):
-    rules = ["--require", "charging,min_battery=0.4", "--require", "min_version=0.2", "--min-separation-s", 60, "--minimum", 2]
+    rules = [
+        "--require",
+        "charging,min_battery=0.4",
+        "--require",
+        "min_version=0.2",
+        "--min-separation-s",
+        60,
+        "--minimum",
+        2,
+    ]
     alone = ["--on-device", "unmetered, min_examples=20,max_example_age_s=604800"]
     made = create(bundle, *rules, *alone, *where, "--json")
     assert made.exit_code == 0, made.output

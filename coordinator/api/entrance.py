@@ -1,0 +1,93 @@
+"""What every request passes on its way in: a number for the log, the limits, the measurement."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from contextlib import AbstractContextManager, nullcontext
+
+import structlog
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from coordinator.api.http import PROBLEM_OF, answer_refusal
+from coordinator.errors import TooManyRequests, Unavailable
+from coordinator.limits import Limits, caller_of
+from coordinator.metrics import Metrics
+from fedcore.wire.messages import RetryWindow
+
+_LOG = logging.getLogger(__name__)
+_OPEN = ("/healthz", "/readyz")
+"""Paths that no limit shuts: a supervisor must hear that the service lives when it is busiest."""
+
+
+class Entrance:
+    """ASGI: measures every request, and with limits turns away what is too much before it is read or routed."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, retry: RetryWindow, limits: Limits | None = None) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._retry = retry
+        self._limits = limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or answer 429 or 503."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        visit = _Visit(scope, receive, send)
+        try:
+            with self._admission(scope):
+                await self._app(scope, visit.receive, visit.send)
+        except (TooManyRequests, Unavailable) as refusal:
+            # Only the admission raises these: the application makes its own answers of its own.
+            self._metrics.shed.labels("address" if isinstance(refusal, TooManyRequests) else "connections").inc()
+            await answer_refusal(scope, refusal, self._retry)(scope, receive, visit.send)
+        finally:
+            visit.record(self._metrics)
+
+    def _admission(self, scope: Scope) -> AbstractContextManager[None]:
+        """Raises TooManyRequests or Unavailable."""
+        if self._limits is None or scope["path"] in _OPEN:
+            return nullcontext()
+        caller = caller_of(scope["client"][0]) if scope.get("client") else None
+        if caller is not None:
+            self._limits.address.admit(caller)
+        return self._limits.connections.hold()
+
+
+class _Visit:
+    """One request as it is read and answered: bytes, status, time."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._scope, self._receive, self._send = scope, receive, send
+        self._began = time.perf_counter()
+        self._received = self._sent = 0
+        self._status = 500
+        self._id = secrets.token_hex(4)
+        structlog.contextvars.bind_contextvars(request_id=self._id)
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        self._received += len(message.get("body", b""))
+        return message
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            MutableHeaders(scope=message)["X-Request-Id"] = self._id
+        self._sent += len(message.get("body", b""))
+        await self._send(message)
+
+    def record(self, metrics: Metrics) -> None:
+        # The route's pattern, never the path: a path holds ids that are secrets, and without end of them.
+        route = getattr(self._scope.get("route"), "path", "none")
+        seconds = time.perf_counter() - self._began
+        metrics.requests.labels(route, self._status).observe(seconds)
+        metrics.received.labels(route).inc(self._received)
+        metrics.sent.labels(route).inc(self._sent)
+        if PROBLEM_OF in self._scope:
+            metrics.problems.labels(route, self._scope[PROBLEM_OF]).inc()
+        found = {"route": route, "status": self._status, "milliseconds": round(seconds * 1e3, 1)}
+        _LOG.debug("request", extra=found)

@@ -1,0 +1,89 @@
+"""How often one caller may ask, and how many may wait at once. Counted in memory: each process for itself."""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from coordinator.errors import TooManyRequests, Unavailable
+from coordinator.settings import Settings
+
+_WINDOW_S = 60.0
+_MOST_CALLERS = 500_000
+"""Callers that are remembered, about 100 MB; beyond it the one that was quiet longest is forgotten."""
+
+
+class RateLimit:
+    """At most `per_minute` requests of each caller in any minute, by the generic cell rate algorithm (ITU-T I.371).
+
+    A caller is one number, the time at which its whole minute's worth is free again: constant time and memory per
+    request, also for a million callers (docs/decisions/0016-rate-limits.md). 0 per minute is no limit.
+    """
+
+    def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._interval_s = _WINDOW_S / per_minute if per_minute else 0.0
+        self._clock = clock
+        self._free_at: OrderedDict[str, float] = OrderedDict()
+
+    def admit(self, caller: str) -> None:
+        """Count a request. Raises TooManyRequests, which counts nothing, saying when the next one is admitted."""
+        if not self._interval_s:
+            return
+        now = self._clock()
+        free_at = max(now, self._free_at.get(caller, now)) + self._interval_s
+        # The hair is for rounding: the last request of a full minute is one of those allowed.
+        if free_at - now > _WINDOW_S + 1e-6:
+            raise TooManyRequests(
+                "more requests than are allowed in a minute; come back later", free_at - now - _WINDOW_S
+            )
+        self._free_at[caller] = free_at
+        self._free_at.move_to_end(caller)
+        if len(self._free_at) > _MOST_CALLERS:
+            self._free_at.popitem(last=False)
+
+
+class ConnectionLimit:
+    """At most `most` requests in progress at a time; those that wait for an assignment count too."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.held = 0
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """For the time of one request. Raises Unavailable."""
+        if self.held >= self._most:
+            raise Unavailable("as many requests as may be in progress are; come back later")
+        self.held += 1
+        try:
+            yield
+        finally:
+            self.held -= 1
+
+
+class Limits:
+    """Those of the device API: requests of an address, check-ins of a device, requests in progress."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.address = RateLimit(settings.address_limit_per_minute)
+        self.device = RateLimit(settings.device_limit_per_minute)
+        self.connections = ConnectionLimit(settings.connection_limit)
+
+
+def caller_of(address: str) -> str | None:
+    """Whom an address stands for: itself, or the /64 that an IPv6 subscriber has; None, and no limit, for loopback.
+
+    Loopback is this machine: a fleet of emulated devices, or a proxy, which then stands for everyone.
+    """
+    try:
+        known = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(known, ipaddress.IPv6Address):
+        if known.ipv4_mapped is None:
+            return None if known.is_loopback else known.exploded[:19]
+        known = known.ipv4_mapped
+    return None if known.is_loopback else str(known)

@@ -1,0 +1,42 @@
+"""Logs: text for people, JSON for machines, every library's in the same shape. No line names a device or an assignment.
+
+Code logs through the standard library. Here its records, uvicorn's among them, are given one form.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TextIO
+
+import structlog
+from structlog.typing import Processor
+
+
+def configure_logs(level: str, form: str, stream: TextIO | None = None) -> None:
+    """Send every record of this process from `level` on to `stream`, by default standard error.
+
+    form: "text", "json", or "auto", which is text on a terminal.
+    """
+    stream = stream or sys.stderr
+    text = form == "text" or (form == "auto" and stream.isatty())
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.ExtraAdder(("route", "status", "milliseconds")),
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    # Tracebacks stay plain: renderers that show local variables would show assignment ids.
+    ending: list[Processor] = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    if text:
+        plain = structlog.dev.plain_traceback
+        ending = [structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=plain)]
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *ending],
+        )
+    )
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

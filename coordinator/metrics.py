@@ -1,0 +1,77 @@
+"""What the service measures of itself, for Prometheus. No label ever names a device, a task or a population.
+
+The table of docs/operations.md lists every metric; a test holds the two equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from coordinator.rounds import Round
+from fedcore.wire.messages import Accepted, CheckInAnswer
+
+_LONG_S = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200)
+_SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
+_REQUEST_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15, 60)
+
+
+class Metrics:
+    """One process's counts, in a registry of their own. Safe to count from any thread."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.check_ins = self._counter("check_ins", "check-ins, by outcome and reason", "outcome", "reason")
+        self.waiting = self._gauge("sessions_waiting", "sessions that wait for an assignment")
+        self.rounds = self._counter("rounds", "rounds that ended, by state and reason", "state", "reason")
+        self.reports = self._counter("reports", "reports that were counted; masked ones when their sum came out")
+        self.aborts = self._counter("aborts", "assignments that devices gave up, by reason", "reason")
+        self.round_duration = self._histogram(
+            "round_duration_seconds", "from opening to end, by state", _LONG_S, "state"
+        )
+        self.requests = self._histogram(
+            "request_duration_seconds", "until the answer was sent, by route and status; waiting included", _REQUEST_S,
+            "route", "status",
+        )  # fmt: skip
+        self.received = self._counter("received_bytes", "bytes of request bodies, by route", "route")
+        self.sent = self._counter("sent_bytes", "bytes of answers, by route; blobs are one of them", "route")
+        self.problems = self._counter("problems", "problem documents, by route and type", "route", "problem")
+        self.shed = self._counter("shed_requests", "requests turned away under load, by what was full", "limit")
+        self.queue = self._gauge("queue_depth", "requests that wait for the driver")
+        self.connections = self._gauge("requests_in_progress", "device requests in progress, waiting ones too")
+        self.transactions = self._histogram("transaction_seconds", "transactions of the driver", _SHORT_S)
+        self.turns = self._histogram("turn_seconds", "turns of the driver, transactions included", _SHORT_S)
+
+    def checked_in(self, answer: CheckInAnswer) -> None:
+        """A check-in was answered."""
+        if isinstance(answer, Accepted):
+            self.check_ins.labels("accepted", "").inc()
+        else:
+            self.check_ins.labels("rejected", answer.reason).inc()
+
+    def round_moved(self, before: Round, after: Round, seconds: float) -> None:
+        """A round went on, durably; `seconds` since it was opened."""
+        if after.reported > before.reported:
+            self.reports.inc(after.reported - before.reported)
+        if after.state.ended and not before.state.ended:
+            self.rounds.labels(after.state, after.reason).inc()
+            self.round_duration.labels(after.state).observe(seconds)
+
+    def watch(self, queue_depth: Callable[[], int], connections: Callable[[], int]) -> None:
+        """Read these two whenever somebody asks."""
+        self.queue.set_function(queue_depth)
+        self.connections.set_function(connections)
+
+    def text(self) -> bytes:
+        """Everything, in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def _counter(self, name: str, about: str, *labels: str) -> Counter:
+        return Counter(f"muster_{name}", about, labels, registry=self.registry)
+
+    def _gauge(self, name: str, about: str) -> Gauge:
+        return Gauge(f"muster_{name}", about, registry=self.registry)
+
+    def _histogram(self, name: str, about: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+        return Histogram(f"muster_{name}", about, labels, registry=self.registry, buckets=buckets)

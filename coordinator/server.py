@@ -1,0 +1,143 @@
+"""The two ports of a coordinator in one process: how they open, and how they close without losing anything."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from coordinator.api.entrance import Entrance
+from coordinator.app import admin_app, device_app, only_coordinator
+from coordinator.service import Service
+from coordinator.settings import Settings
+
+_LOG = logging.getLogger(__name__)
+_BACKLOG = 2048
+
+
+class Addresses(NamedTuple):
+    """URLs: where devices are served, and where operators are."""
+
+    devices: str
+    admin: str
+
+
+def serve(settings: Settings, on_ready: Callable[[Addresses], None] | None = None) -> None:
+    """Serve until SIGTERM or SIGINT, then finish gracefully. `on_ready` is called once requests are answered.
+
+    Raises StoreInUse, before anything is changed, when another coordinator runs on the database; OSError when a port
+    is taken.
+    """
+    _Devices(settings, on_ready or (lambda _: None)).run()
+
+
+@contextmanager
+def serving(settings: Settings) -> Iterator[str]:
+    """Serve from a thread of this process, for as long as the block runs; gives the URL for devices."""
+    with serving_both(settings) as addresses:
+        yield addresses.devices
+
+
+@contextmanager
+def serving_both(settings: Settings) -> Iterator[Addresses]:
+    """As `serving`; gives both URLs."""
+    ready = threading.Event()
+    found: list[Addresses] = []
+
+    def on_ready(addresses: Addresses) -> None:
+        found.append(addresses)
+        ready.set()
+
+    server = _Devices(settings, on_ready)
+    thread = threading.Thread(target=server.run, name="coordinator")
+    thread.start()
+    try:
+        while not ready.wait(0.01):
+            if not thread.is_alive():
+                raise RuntimeError("the coordinator did not start; its log says why")
+        yield found[0]
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+class _Devices(uvicorn.Server):
+    """The device API; it starts the admin API before itself, and stops it last, so that a stop can be watched."""
+
+    def __init__(self, settings: Settings, on_ready: Callable[[Addresses], None]) -> None:
+        self._settings = settings
+        self._service = service = Service.open(settings)
+        self._admin = _Admin(_config(Entrance(admin_app(service), service.metrics, settings.retry), settings))
+        app = Entrance(device_app(service), service.metrics, settings.retry, service.limits)
+        super().__init__(_config(app, settings))
+        self._on_ready = on_ready
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        settings = self._settings
+        with (
+            only_coordinator(settings.database),
+            _listening(settings.host, settings.port) as devices,
+            _listening(settings.admin_host, settings.admin_port) as admin,
+        ):
+            self._admin_socket = admin
+            super().run([devices])
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._serving_admin = asyncio.create_task(self._admin.serve([self._admin_socket]))
+        while not self._admin.started and not self._serving_admin.done():
+            await asyncio.sleep(0.005)
+        if sockets and self.started:
+            scheme = "https" if self._settings.tls_cert else "http"
+            addresses = Addresses(_url(scheme, sockets[0]), _url(scheme, self._admin_socket))
+            _LOG.info("devices at %s, operators at %s", *addresses)
+            self._on_ready(addresses)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # Before connections are waited for: otherwise a device that waits to be selected holds them open.
+        self._service.driver.drain()
+        await super().shutdown(sockets)
+        self._admin.should_exit = True
+        await self._serving_admin
+
+
+class _Admin(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to the device API, which ends this server too."""
+        yield
+
+
+def _config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        access_log=False,  # a path holds an assignment's secret id
+        log_config=None,
+        backlog=_BACKLOG,
+        proxy_headers=bool(settings.trusted_proxies),
+        forwarded_allow_ips=settings.trusted_proxies,
+        server_header=False,
+        ssl_certfile=settings.tls_cert,
+        ssl_keyfile=settings.tls_key,
+        timeout_graceful_shutdown=math.ceil(settings.drain_s),
+    )
+
+
+@contextmanager
+def _listening(host: str, port: int) -> Iterator[socket.socket]:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, port), family=family, backlog=_BACKLOG) as listener:
+        yield listener
+
+
+def _url(scheme: str, listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -1,0 +1,33 @@
+"""The parts of a coordinator that both of its APIs stand on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coordinator.drivers import Driver
+from coordinator.keys import Keys
+from coordinator.limits import Limits
+from coordinator.metrics import Metrics
+from coordinator.settings import Settings
+from coordinator.tasks import CoordinatorStore, open_coordinator_store
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One process's parts: made, and not yet started."""
+
+    settings: Settings
+    store: CoordinatorStore
+    keys: Keys
+    driver: Driver
+    metrics: Metrics
+    limits: Limits
+
+    @classmethod
+    def open(cls, settings: Settings) -> Service:
+        """The parts that `settings` ask for. Raises UnsupportedDatabase."""
+        store = open_coordinator_store(settings.database, settings.blobs)
+        keys, limits = Keys.beside(settings.database), Limits(settings)
+        driver = Driver(store, keys, settings.retry, settings.queue_limit)
+        driver.metrics.watch(driver.queue_depth, lambda: limits.connections.held)
+        return cls(settings, store, keys, driver, driver.metrics, limits)

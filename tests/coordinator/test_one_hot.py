@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import pytest
+
+from coordinator.errors import NoLongerNeeded, Unavailable
+from coordinator.rounds import RoundState
+from tests.coordinator.one_hot import Disk, operations, play
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_happens_exactly_the_holders_of_receipts_are_counted(seed, tmp_path):
+    done = play(operations(seed, 800), tmp_path)
+    assert done["rounds committed"] >= 5
+
+
+def test_report_whose_commit_is_in_doubt_costs_the_attempt_and_is_never_lost_from_a_sum(store, register, desk):
+    task = register(goal=3, minimum=2, rounds=1)
+    first, second, _ = desk.assign("a", "b", "c")
+    disk = Disk(store.database, lambda: desk.now)
+    disk.faults = ["is lost"]
+    with pytest.raises(Unavailable):
+        desk.report(first)
+    assert desk.report(first).assignment == first.assignment  # its row is there, the sum without it is gone
+    with pytest.raises(NoLongerNeeded):
+        desk.report(second)
+    for assignment in desk.assign("a", "b", "c"):
+        desk.report(assignment)
+    ended = [(one.attempt, one.state, one.reason, one.reported) for one in store.rounds(task)]
+    assert ended == [(1, RoundState.ABANDONED, "restart", 1), (2, RoundState.COMMITTED, "", 3)]
+
+
+def test_round_whose_commit_is_in_doubt_is_committed_once(store, register, desk):
+    task = register(goal=1, rounds=2)
+    (assignment,) = desk.assign("a")
+    Disk(store.database, lambda: desk.now).faults = ["", "is lost"]
+    desk.report(assignment)
+    desk.pass_time(2)
+    desk.report(*desk.assign("a"))
+    assert [(one.number, one.attempt, one.state) for one in store.rounds(task)] == [
+        (1, 1, RoundState.COMMITTED),
+        (2, 1, RoundState.COMMITTED),
+    ]

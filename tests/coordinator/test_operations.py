@@ -1,0 +1,297 @@
+"""What an operator sees and decides of a running service: logs, metrics, limits, readiness, how it stops."""
+
+import datetime
+import ipaddress
+import json
+import os
+import re
+import signal
+import ssl
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import httpx2
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from coordinator.errors import TooManyRequests
+from coordinator.limits import RateLimit, caller_of
+from coordinator.server import serving_both
+from coordinator.settings import Settings
+from tests.coordinator.bundles import report_body
+from tests.coordinator.conftest import committed
+from tests.coordinator.test_api import abort, assign, check_in, digest_of, put, refused, wait
+
+
+@pytest.fixture
+def service(tmp_path):
+    """Serve with settings; gives clients of devices and of operators."""
+
+    @contextmanager
+    def run(**settings):
+        fixed = {"database": f"sqlite:///{tmp_path}/state.db", "blobs": tmp_path / "blobs", "port": 0, "admin_port": 0}
+        with (
+            serving_both(Settings(**fixed, **{"max_wait_s": 5} | settings)) as urls,
+            httpx2.Client(base_url=urls.devices, timeout=10) as devices,
+            httpx2.Client(base_url=urls.admin, timeout=10) as admin,
+        ):
+            yield devices, admin
+
+    return run
+
+
+@contextmanager
+def process(tmp_path, **environment):
+    """`muster coordinator serve` as a process; gives it, its clients, and the file of its log."""
+    log = tmp_path / "coordinator.log"
+    command = [sys.executable, "-m", "muster", "coordinator", "serve", "--port", "0"]
+    command += ["--db", f"sqlite:///{tmp_path}/state.db", "--blobs", str(tmp_path / "blobs")]
+    environment = {**os.environ, "MUSTER_LOG_LEVEL": "debug", **environment}
+    with log.open("w") as output, subprocess.Popen(command, stderr=output, env=environment) as child:
+        try:
+            urls = None
+            while urls is None:
+                assert child.poll() is None, log.read_text()
+                urls = re.search(r"devices at (\S+), operators at ([^\s\"]+)", log.read_text())
+                time.sleep(0.01)
+            with httpx2.Client(base_url=urls[1], timeout=10) as devices, httpx2.Client(base_url=urls[2]) as admin:
+                yield child, devices, admin, log
+        finally:
+            child.kill()
+
+
+def samples(admin):
+    """Every sample of /metrics, as text to number."""
+    lines = admin.get("/metrics").text.splitlines()
+    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
+
+
+def test_metrics_count_what_happened_and_name_no_device(store, register, service):
+    task = register(goal=2, rounds=1, over_selection=1.5)
+    with service() as (devices, admin):
+        cohort = assign(devices, "phone-a", "phone-b", "phone-c")
+        check_in(devices, formats=("executorch",))
+        assert abort(devices, cohort[0].assignment).status_code == 204
+        assert abort(devices, cohort[0].assignment).status_code == 204
+        body = report_body([1, 0, 0, 0], 1)
+        for one in cohort[1:]:
+            put(devices, one.assignment, body)
+        put(devices, cohort[1].assignment, body)
+        refused(put(devices, cohort[0].assignment, body), "no-longer-needed")
+        size = len(devices.get(f"/v1/blobs/{cohort[0].plan.sha256}").content)
+        committed(store, task, 1)
+        found = samples(admin)
+        text = admin.get("/metrics").text
+    route = "/v1/assignments/{assignment}/report"
+    assert found['muster_check_ins_total{outcome="accepted",reason=""}'] == 3
+    assert found['muster_check_ins_total{outcome="rejected",reason="unsupported-format"}'] == 1
+    assert found["muster_reports_total"] == 2
+    assert found['muster_aborts_total{reason="runtime-failed"}'] == 1
+    assert found['muster_rounds_total{reason="",state="committed"}'] == 1
+    assert found['muster_round_duration_seconds_count{state="committed"}'] == 1
+    assert found[f'muster_problems_total{{problem="no-longer-needed",route="{route}"}}'] == 1
+    assert found[f'muster_request_duration_seconds_count{{route="{route}",status="200"}}'] == 3
+    assert found[f'muster_received_bytes_total{{route="{route}"}}'] == 4 * len(body)
+    assert found['muster_sent_bytes_total{route="/v1/blobs/{sha256}"}'] == size
+    assert found["muster_transaction_seconds_count"] > 0
+    secrets = {"phone", task, cohort[0].plan.sha256} | {one.assignment for one in cohort}
+    assert [secret for secret in secrets if secret in text] == []
+
+
+def test_waiting_sessions_and_open_requests_are_seen_while_they_wait(register, service):
+    register(goal=2)
+    with service() as (devices, admin), ThreadPoolExecutor() as pool:
+        waiting = pool.submit(wait, devices, "a", 4)
+        while not (found := samples(admin))["muster_sessions_waiting"]:
+            assert not waiting.done()
+        assert found["muster_requests_in_progress"] == 1
+        assert wait(devices, "b").json()["outcome"] == waiting.result().json()["outcome"] == "assigned"
+        assert samples(admin)["muster_requests_in_progress"] == 0
+
+
+def test_logs_are_json_with_request_ids_and_no_secret(store, register, tmp_path):
+    task = register(goal=1, rounds=1)
+    with process(tmp_path, MUSTER_LOG_FORMAT="json") as (child, devices, _, log):
+        (one,) = assign(devices, "phone-a")
+        session = check_in(devices, "phone-b").json()["session"]
+        answer = put(devices, one.assignment, b"junk")
+        put(devices, one.assignment, report_body([1, 0, 0, 0], 1))
+        devices.get(f"/v1/sessions/{session}/assignments")
+        committed(store, task, 1)
+        child.send_signal(signal.SIGTERM)
+        child.wait(10)
+    lines = [json.loads(line) for line in log.read_text().splitlines() if not line.startswith("coordinator ready")]
+    assert {"coordinator.server", "uvicorn.error", "coordinator.api.entrance"} <= {line["logger"] for line in lines}
+    (refusal,) = [line for line in lines if line.get("request_id") == answer.headers["x-request-id"]]
+    assert (refusal["route"], refusal["status"], refusal["level"]) == (
+        "/v1/assignments/{assignment}/report",
+        422,
+        "debug",
+    )
+    assert [secret for secret in (one.assignment, session, "phone") if secret in log.read_text()] == []
+
+
+def test_upload_in_progress_is_counted_when_the_service_is_told_to_stop_and_its_log_is_text(store, register, tmp_path):
+    register(goal=1, rounds=1)
+    body = report_body([1, 0, 0, 0], 1)
+    quiet = {"MUSTER_LOG_FORMAT": "text", "MUSTER_LOG_LEVEL": "info"}
+    with process(tmp_path, **quiet) as (child, devices, admin, log), ThreadPoolExecutor() as pool:
+        (one,) = assign(devices, "a")
+        told = []
+
+        def slowly():
+            yield body[:100]
+            while not told:
+                time.sleep(0.005)
+            yield body[100:]
+
+        headers = {"Content-Digest": digest_of(body), "Content-Length": str(len(body))}
+        url = f"/v1/assignments/{one.assignment}/report"
+        upload = pool.submit(devices.put, url, content=slowly(), headers=headers)
+        while samples(admin)["muster_requests_in_progress"] < 1:
+            time.sleep(0.005)
+        assert admin.get("/readyz").status_code == 200
+        child.send_signal(signal.SIGTERM)
+        while (ready := admin.get("/readyz")).status_code == 200:
+            time.sleep(0.005)
+        assert "about to stop" in refused(ready, "unavailable").detail
+        told.append(True)
+        assert upload.result(5).status_code == 200
+        assert child.wait(10) in (0, -signal.SIGTERM)
+    text = log.read_text()
+    assert "devices at http" in text
+    assert [sign for sign in ("milliseconds", "{", "Traceback") if sign in text] == []
+
+
+def test_stop_ends_within_its_bound_whatever_a_device_does(register, tmp_path):
+    register(goal=1)
+    with process(tmp_path, MUSTER_DRAIN_S="1") as (child, devices, admin, _), ThreadPoolExecutor() as pool:
+        (one,) = assign(devices, "a")
+        over = []
+
+        def never():
+            while not over:
+                yield b"x"
+                time.sleep(0.01)
+
+        headers = {"Content-Digest": digest_of(b""), "Content-Length": "100"}
+        upload = pool.submit(devices.put, f"/v1/assignments/{one.assignment}/report", content=never(), headers=headers)
+        while samples(admin)["muster_requests_in_progress"] < 1:
+            time.sleep(0.005)
+        began = time.monotonic()
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(10) in (0, -signal.SIGTERM)
+        assert 0.9 < time.monotonic() - began < 6
+        over.append(True)
+        upload.exception(5)
+
+
+def test_address_that_asks_too_often_is_told_when_to_come_back_and_others_are_served(service):
+    with service(address_limit_per_minute=3, trusted_proxies="127.0.0.1") as (devices, admin):
+        asked = [devices.get("/openapi.json", headers={"X-Forwarded-For": "198.51.100.7"}) for _ in range(4)]
+        assert [answer.status_code for answer in asked[:3]] == [200] * 3
+        problem = refused(asked[3], "too-many-requests")
+        assert 0 < problem.retry.min_s <= 20
+        assert 0 < int(asked[3].headers["retry-after"]) <= 20
+        assert devices.get("/openapi.json", headers={"X-Forwarded-For": "198.51.100.8"}).status_code == 200
+        assert devices.get("/healthz", headers={"X-Forwarded-For": "198.51.100.7"}).status_code == 200
+        assert samples(admin)['muster_shed_requests_total{limit="address"}'] == 1
+
+
+def test_forwarded_address_is_believed_of_no_stranger(service):
+    with service(address_limit_per_minute=1) as (devices, _):
+        for _ in range(3):
+            assert devices.get("/openapi.json", headers={"X-Forwarded-For": "198.51.100.7"}).status_code == 200
+
+
+def test_device_that_checks_in_too_often_is_told_when_to_come_back(register, service):
+    register()
+    with service(device_limit_per_minute=2) as (devices, admin):
+        assert [check_in(devices, "a").status_code for _ in range(2)] == [200, 200]
+        refused(check_in(devices, "a"), "too-many-requests")
+        assert check_in(devices, "b").status_code == 200
+        assert samples(admin)['muster_shed_requests_total{limit="device"}'] == 1
+
+
+def test_more_requests_than_may_be_in_progress_are_sent_away_at_once(register, service):
+    register(goal=3)
+    with service(connection_limit=2) as (devices, admin), ThreadPoolExecutor() as pool:
+        waiting = [pool.submit(wait, devices, name, 2) for name in ("a", "b")]
+        while samples(admin)["muster_sessions_waiting"] < 2:
+            assert not any(one.done() for one in waiting)
+        answer = devices.get("/openapi.json")
+        assert refused(answer, "unavailable").retry
+        assert answer.headers["retry-after"]
+        assert devices.get("/readyz").status_code == 200
+        assert samples(admin)['muster_shed_requests_total{limit="connections"}'] == 1
+        for one in waiting:
+            assert one.result().status_code == 200
+        assert devices.get("/openapi.json").status_code == 200
+
+
+def test_rate_limit_gives_a_minutes_worth_at_once_and_then_its_rate():
+    now = [0.0]
+    limit = RateLimit(3, clock=lambda: now[0])
+    for _ in range(3):
+        limit.admit("a")
+    for _ in range(2):  # a refused request does not count: whoever keeps asking is not shut out for ever
+        with pytest.raises(TooManyRequests) as refusal:
+            limit.admit("a")
+        assert refusal.value.wait_s == pytest.approx(20)
+    limit.admit("b")
+    now[0] = 20.0
+    limit.admit("a")
+    with pytest.raises(TooManyRequests):
+        limit.admit("a")
+    now[0] = 1000.0
+    for _ in range(3):
+        limit.admit("a")
+
+
+def self_made_certificate(folder):
+    """A certificate for 127.0.0.1 and its key, as PEM files."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+    began = datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=1)
+    made = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+    made = made.serial_number(1).not_valid_before(began).not_valid_after(began + datetime.timedelta(days=1))
+    for_address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    made = made.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    signed = made.add_extension(for_address, critical=False).sign(key, hashes.SHA256())
+    (folder / "cert.pem").write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+    plain = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    (folder / "key.pem").write_bytes(key.private_bytes(*plain))
+    return folder / "cert.pem", folder / "key.pem"
+
+
+def test_both_ports_speak_tls_with_a_certificate_of_ones_own(tmp_path):
+    certificate, key = self_made_certificate(tmp_path)
+    settings = {"database": f"sqlite:///{tmp_path}/s.db", "blobs": tmp_path / "b", "port": 0, "admin_port": 0}
+    trust = ssl.create_default_context(cafile=certificate)
+    with serving_both(Settings(**settings, tls_cert=certificate, tls_key=key)) as urls:
+        for url in urls:
+            assert url.startswith("https://")
+            assert httpx2.get(f"{url}/healthz", verify=trust).json() == {"status": "ok"}
+            with pytest.raises(httpx2.ConnectError, match="self-signed"):
+                httpx2.get(f"{url}/healthz")
+
+
+@pytest.mark.parametrize(
+    ("address", "caller"),
+    [
+        ("127.0.0.1", None),
+        ("::1", None),
+        ("::ffff:127.0.0.1", None),
+        ("192.0.2.7", "192.0.2.7"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:0db8:0001:0002"),
+        ("fe80::1%eth0", "fe80:0000:0000:0000"),
+    ],
+)
+def test_caller_is_an_ipv4_address_or_an_ipv6_subscriber(address, caller):
+    assert caller_of(address) == caller

@@ -1,0 +1,86 @@
+"""Settings: where they come from, what is shown of them, and what is said of a wrong one."""
+
+import pydantic
+import pytest
+
+from coordinator.errors import InvalidSettings
+from coordinator.settings import Settings, effective, load_settings
+from tests.muster.test_cli import in_process, muster
+
+
+@pytest.fixture
+def toml(tmp_path, monkeypatch):
+    """Writes the TOML file of settings that is in force; answers its path."""
+
+    def write(text):
+        path = tmp_path / "muster.toml"
+        path.write_text(text)
+        monkeypatch.setenv("MUSTER_CONFIG", str(path))
+        return str(path)
+
+    return write
+
+
+def test_settings_come_from_arguments_then_environment_then_file_and_say_so(toml, monkeypatch):
+    path = toml('port = 1\nhost = "0.0.0.0"\nmax_wait_s = 7\n')
+    monkeypatch.setenv("MUSTER_PORT", "2")
+    monkeypatch.setenv("MUSTER_HOST", "::1")
+    given = {"host": "localhost"}
+    settings = load_settings(given)
+    assert (settings.host, settings.port, settings.max_wait_s, settings.queue_limit) == ("localhost", 2, 7, 4096)
+    sources = {one.name: one.source for one in effective(settings, given)}
+    assert set(sources) == set(Settings.model_fields)
+    assert (sources["host"], sources["port"]) == ("argument", "MUSTER_PORT")
+    assert (sources["max_wait_s"], sources["queue_limit"]) == (path, "default")
+
+
+@pytest.mark.parametrize(
+    ("text", "variables", "says"),
+    [
+        ("prot = 1", {}, "prot ({path}): there is no such setting; did you mean port?"),
+        ("port = 70000", {}, "port ({path}): Input should be less than or equal to 65535"),
+        ("", {"MUSTER_PORT": "http"}, "port (MUSTER_PORT): Input should be a valid integer"),
+        ("", {"MUSTER_PROT": "1"}, "MUSTER_PROT (environment): there is no such setting; did you mean MUSTER_PORT?"),
+        ("", {"MUSTER_TRUSTED_PROXIES": "nginx"}, "trusted_proxies (MUSTER_TRUSTED_PROXIES): 'nginx' does not appear"),
+        ("", {"MUSTER_TLS_CERT": "cert.pem"}, "tls_cert and tls_key go together"),
+        (
+            "loopback_viewer = true",
+            {"MUSTER_ADMIN_HOST": "0.0.0.0"},
+            "loopback_viewer needs an admin_host of 127.0.0.1",
+        ),
+        ("port = = 1", {}, "{path}: Invalid value"),
+    ],
+)
+def test_wrong_or_unknown_setting_is_one_line_with_its_source(toml, monkeypatch, text, variables, says):
+    path = toml(text)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InvalidSettings) as caught:
+        load_settings({})
+    assert says.replace("{path}", path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_file_of_settings_is_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("MUSTER_CONFIG", str(tmp_path / "missing.toml"))
+    with pytest.raises(InvalidSettings, match=r"missing\.toml"):
+        load_settings({})
+
+
+def test_the_constructor_checks_too():
+    with pytest.raises(pydantic.ValidationError, match="port"):
+        Settings(port=70000)
+
+
+def test_config_shows_settings_without_passwords_and_wrong_ones_end_with_two(monkeypatch):
+    for url in ("postgresql://muster:s3cret@db/muster", "postgresql://db/muster?user=muster&password=s3cret"):
+        monkeypatch.setenv("MUSTER_DATABASE", url)
+        for options in ([], ["--json"]):
+            shown = in_process("coordinator", "config", *options)
+            assert shown.exit_code == 0, shown.output
+            assert "s3cret" not in shown.output
+        assert "***" in shown.output
+    status, out, err = muster("coordinator", "config", MUSTER_PORT="http")
+    assert (status, out) == (2, "")
+    assert err.startswith("error: port (MUSTER_PORT): ")
+    assert err.count("\n") == 1
