@@ -6,9 +6,12 @@ import fcntl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from starlette.types import Lifespan
 
+from coordinator.api.access import Access
+from coordinator.api.admin import admin_router
+from coordinator.api.admin_documents import describe_admin_messages, install_admin_problems
 from coordinator.api.devices import DeviceApi, device_router
 from coordinator.api.health import health_router, metrics_router
 from coordinator.api.http import install_problems
@@ -43,8 +46,12 @@ def admin_app(service: Service) -> FastAPI:
     """What operators and their tools talk to."""
     app = _application("Muster coordinator: administration")
     install_problems(app, service.settings.retry)
+    install_admin_problems(app)
+    access = Access(service)
     app.include_router(health_router(service.driver, service.store))
-    app.include_router(metrics_router(service.metrics))
+    app.include_router(metrics_router(service.metrics), dependencies=[Depends(access.viewer)])
+    app.include_router(admin_router(service, access))
+    describe_admin_messages(app)
     return app
 
 

@@ -9,6 +9,11 @@ CoordinatorError
 ├── UnexpectedEvent         a state machine was handed an event that its state cannot take (a bug in the caller)
 ├── KeysDamaged             the file of the coordinator's keys holds something else
 ├── NonFiniteState          the algorithm's next state holds an infinite or undefined number
+├── TokenError
+│   ├── InvalidToken        a token's name is not one
+│   ├── UnknownToken        there is no such token to revoke
+│   ├── BadToken            a token is none of this coordinator, or was revoked
+│   └── RoleLacking         a token is good, and its role does not allow what was asked
 ├── TaskError
 │   ├── InvalidTask         the task's settings contradict each other, or do not fit the bundle
 │   ├── UnknownTask         no task has that id
@@ -59,6 +64,26 @@ class KeysDamaged(CoordinatorError):
 
 class NonFiniteState(CoordinatorError):
     """The algorithm's next state holds an infinite or undefined number."""
+
+
+class TokenError(CoordinatorError):
+    """A token is not what it should be."""
+
+
+class InvalidToken(TokenError):
+    """A token's name is not one."""
+
+
+class UnknownToken(TokenError):
+    """There is no such token to revoke."""
+
+
+class BadToken(TokenError):
+    """A token is none of this coordinator, or was revoked."""
+
+
+class RoleLacking(TokenError):
+    """A token is good, and its role does not allow what was asked."""
 
 
 class TaskError(CoordinatorError):

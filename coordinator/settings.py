@@ -71,9 +71,7 @@ class Settings(BaseSettings):
         default=600, ge=0, description="check-ins of one device; more are answered 429; 0 is no limit"
     )
     message_limit_bytes: int = Field(default=65536, ge=1024, description="largest JSON message that is read")
-    upload_limit_bytes: int = Field(
-        default=1 << 30, ge=1024, description="largest blob that an operator may upload through the admin API"
-    )
+    upload_limit_bytes: int = Field(default=1 << 28, ge=1024, description="largest blob that an operator may upload")
     drain_s: float = Field(default=30.0, ge=0, le=3600, description="how long a stop waits for requests in progress")
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level logged")
     log_format: Literal["auto", "text", "json"] = Field(

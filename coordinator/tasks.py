@@ -9,6 +9,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 
+import safetensors.numpy
+
 from coordinator.aggregation import Vectors, check_fit, state_specs
 from coordinator.blobs import Blobs
 from coordinator.eligibility import OnDevice, Requires
@@ -16,7 +18,7 @@ from coordinator.errors import InvalidTask, TaskEnded, UnexpectedEvent, UnknownR
 from coordinator.gate import check_release
 from coordinator.rounds import TaskState
 from coordinator.store.database import Database
-from coordinator.store.rows import AssignmentRecord, RoundRecord, Snapshot, Task
+from coordinator.store.rows import AssignmentRecord, RoundRecord, Snapshot, Task, Transition
 from coordinator.task_settings import Budget, Secagg, TaskSettings
 from fedcore import algorithms, checkpoint
 from fedcore.bundle import Bundle
@@ -32,6 +34,10 @@ __all__ = [
     "TaskSettings",
     "open_coordinator_store",
 ]
+
+
+STORE = "an operator on the store"
+"""Who did what was done past the admin API, by whoever may write the coordinator's files."""
 
 
 class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
@@ -54,8 +60,8 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
         """Close the database."""
         self.database.close()
 
-    def register_task(self, bundle: Bundle, settings: TaskSettings) -> Task:
-        """Copy a bundle into the store and start a task on it.
+    def register_task(self, bundle: Bundle, settings: TaskSettings, by: str = STORE) -> Task:
+        """Copy a bundle into the store and start a task on it; the history says `by` whom.
 
         Raises InvalidTask when plan, algorithm and initial state do not fit each other, or the plan does not pass the
         release gate; fedcore's errors when a blob was altered, the plan's signature is not good, or the algorithm or
@@ -87,7 +93,7 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
             )
             for ref, public in (*refs.items(), (first, True)):
                 records.add_blob(ref, public=public)
-            records.add_task(task)
+            records.add_task(task, f"created by {by}")
         return task
 
     def tasks(self) -> list[Task]:
@@ -100,17 +106,22 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
         with self.database.reading() as records:
             return records.task(task_id)
 
-    def pause(self, task_id: str) -> None:
+    def pause(self, task_id: str, by: str = STORE) -> None:
         """Open no new round; the running one finishes. Raises TaskEnded unless the task is active."""
-        self._move(task_id, TaskState.PAUSED)
+        self._move(task_id, TaskState.PAUSED, by)
 
-    def resume(self, task_id: str) -> None:
+    def resume(self, task_id: str, by: str = STORE) -> None:
         """Undo `pause`. Raises TaskEnded unless the task is paused."""
-        self._move(task_id, TaskState.ACTIVE)
+        self._move(task_id, TaskState.ACTIVE, by)
 
-    def cancel(self, task_id: str) -> None:
+    def cancel(self, task_id: str, by: str = STORE) -> None:
         """End the task and abandon its running round. Raises TaskEnded when it is over already."""
-        self._move(task_id, TaskState.CANCELLED)
+        self._move(task_id, TaskState.CANCELLED, by)
+
+    def history(self, task_id: str) -> list[Transition]:
+        """What was done to a task, in order, and by whom."""
+        with self.database.reading() as records:
+            return records.history(records.task(task_id))
 
     def rounds(self, task_id: str) -> list[RoundRecord]:
         """Every attempt at every round, in order."""
@@ -135,17 +146,22 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
             snapshot = records.snapshot(task, number)
         return checkpoint.decode(self.blobs.get(snapshot.checkpoint_sha256), self.plan(task.plan_sha256).broadcast)
 
+    def model(self, task_id: str, number: int | None = None) -> bytes:
+        """The model after a round, as named tensors in safetensors' format. Raises UnknownRound, as `checkpoint`."""
+        schema = self.plan(self.task(task_id).plan_sha256).schema
+        return safetensors.numpy.save(schema.unflatten(self.checkpoint(task_id, number)["params"]))
+
     def plan(self, sha256: str) -> Plan:
         """A registered plan, decoded once."""
         if sha256 not in self._plans:
             self._plans[sha256] = Plan.decode(self.blobs.get(sha256))
         return self._plans[sha256]
 
-    def _move(self, task_id: str, to: TaskState) -> None:
+    def _move(self, task_id: str, to: TaskState, by: str) -> None:
         with self.database.writing() as records:
             task = records.task(task_id)
             try:
-                records.move_task(task, to, "operator")
+                records.move_task(task, to, by)
             except UnexpectedEvent as error:
                 raise TaskEnded(f"task {task_id} is {task.state}; it cannot become {to}") from error
 

@@ -17,6 +17,7 @@ USAGE_ERRORS = {
     "ProfileError",
     "InvalidTask",
     "InvalidSettings",
+    "InvalidToken",
 }
 
 # What a partial installation lacks, and the extra that brings it.

@@ -11,6 +11,7 @@ import pytest
 import typer
 from prometheus_client.metrics import MetricWrapperBase
 
+from coordinator.api.admin_documents import ADMIN_PROBLEMS
 from coordinator.metrics import Metrics
 from coordinator.settings import Settings
 from export.model import Model
@@ -114,6 +115,11 @@ def test_every_setting_of_the_service_is_documented_with_its_default_and_no_othe
         in_words = {"False": "false", "None": "–", "": "–"}
         actual[name] = [in_words.get(shown, shown), field.description]
     assert documented == actual
+
+
+def test_every_problem_type_of_the_admin_api_is_documented_and_no_other():
+    documented = {row[0]: row[1:] for row in rows(section(read("docs/operations.md"), "Administration"))[2:]}
+    assert documented == {slug: [str(kind.status), kind.title] for slug, kind in ADMIN_PROBLEMS.items()}
 
 
 def test_every_metric_is_documented_with_its_labels_and_no_other():

@@ -12,8 +12,9 @@ from sqlalchemy.engine import Connection
 
 from coordinator.errors import StoreConflict, UnknownAssignment, UnknownBlob, UnknownRound, UnknownTask
 from coordinator.rounds import FAILURES, AssignmentState, Round, RoundState, TaskState, move
-from coordinator.store.rows import AssignmentRecord, RoundRecord, Seat, Snapshot, Task
+from coordinator.store.rows import AssignmentRecord, RoundRecord, Seat, Snapshot, Task, Transition
 from coordinator.store.tables import ASSIGNMENTS, BLOBS, POPULATIONS, REPORTS, ROUNDS, TASKS, TRANSITIONS
+from coordinator.store.tokens import TokenRecords
 from coordinator.task_settings import TaskSettings
 from fedcore.bundle import AlgorithmRef
 from fedcore.plan import BlobRef, PlanSignature
@@ -27,6 +28,7 @@ class Records:
     def __init__(self, connection: Connection, at: float) -> None:
         self._connection = connection
         self.at = at
+        self.tokens = TokenRecords(connection, at)
 
     # --- tasks and blobs
 
@@ -49,7 +51,7 @@ class Records:
             raise UnknownBlob(f"there is no blob {sha256[:12]}… for devices")
         return BlobRef(row.sha256, row.size)
 
-    def add_task(self, task: Task) -> None:
+    def add_task(self, task: Task, cause: str) -> None:
         """Write a new task, and its population when it is the first there."""
         if task.settings.population not in self.populations():
             self._insert(POPULATIONS, name=task.settings.population, created_at=self.at)
@@ -63,7 +65,7 @@ class Records:
             state_sha256=task.initial.state_sha256,
             checkpoint_sha256=task.initial.checkpoint_sha256,
         )
-        self._transition("task", task.id, "", task.state, "created")
+        self._transition("task", task.id, "", task.state, cause)
 
     def tasks(self, *states: TaskState) -> list[Task]:
         """Every task, oldest first; with `states`, those in one of them."""
@@ -82,6 +84,13 @@ class Records:
         values = {"state": move(task.state, to), "reason": reason}
         self._guarded(TASKS, task.id, task.state, values)
         self._transition("task", task.id, task.state, to, cause)
+
+    def history(self, task: Task) -> list[Transition]:
+        """Every change of a task's state, in order: what was done to it, and by whom."""
+        of_task = (TRANSITIONS.c.entity == "task") & (TRANSITIONS.c.entity_id == task.id)
+        columns = (TRANSITIONS.c.from_state, TRANSITIONS.c.to_state, TRANSITIONS.c.cause, TRANSITIONS.c.at)
+        query = select(*columns).where(of_task).order_by(TRANSITIONS.c.id)
+        return [Transition(*row) for row in self._connection.execute(query)]
 
     def snapshot(self, task: Task, number: int | None = None) -> Snapshot:
         """The model after committed round `number`, by default the last one; 0 is the start. Raises UnknownRound."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
+from coordinator.errors import RoleLacking
 from coordinator.rounds import AssignmentState, RoundState, TaskState
 from coordinator.task_settings import TaskSettings
 from fedcore.bundle import AlgorithmRef
@@ -80,3 +82,45 @@ class Seat:
     id: str
     slot: int
     device: str
+
+
+class Role(StrEnum):
+    """What a token allows: a viewer looks, an operator also creates and changes tasks."""
+
+    VIEWER = "viewer"
+    OPERATOR = "operator"
+
+    def includes(self, other: Role) -> bool:
+        """Whether whoever has this role may do what `other` may."""
+        return self is Role.OPERATOR or other is Role.VIEWER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Token:
+    """A token as it is kept. `name` says whose it is, in every change made with it; times in seconds since 1970."""
+
+    id: str
+    name: str
+    role: Role
+    created_at: float
+    revoked_at: float | None = None
+
+    @property
+    def signature(self) -> str:
+        """How the history names whoever used it."""
+        return f"{self.role} {self.name}, token {self.id}"
+
+    def demand(self, role: Role) -> None:
+        """Raises RoleLacking."""
+        if not self.role.includes(role):
+            raise RoleLacking(f"this asks for the role {role}; the token {self.id} of {self.name} has {self.role}")
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """One change of state: from which to which, by which cause, when (seconds since 1970)."""
+
+    before: str
+    after: str
+    cause: str
+    at: float

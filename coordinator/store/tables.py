@@ -131,6 +131,18 @@ REPORTS = Table(
     comment="Reports that were counted; their contents are never stored",
 )
 
+TOKENS = Table(
+    "tokens",
+    METADATA,
+    _column("id", String(8), comment="the part of the token that is no secret", key=True),
+    _column("name", String(60), comment="whose it is"),
+    _column("role", String(16), comment="viewer or operator"),
+    _column("sha256", String(64), comment="hash of its secret part, hex; the token itself is never stored"),
+    _column("created_at", Float, comment="seconds since 1970"),
+    _column("revoked_at", Float, comment="seconds since 1970, once it is worthless", null=True),
+    comment="Who may administer the coordinator over HTTP",
+)
+
 TRANSITIONS = Table(
     "transitions",
     METADATA,

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from muster.output import Json, emit, show_table
+from muster.commands.task import DATABASE, Database
+from muster.output import Json, emit, show_fields, show_table
 
 if TYPE_CHECKING:
     from coordinator.server import Addresses
+    from coordinator.store.rows import Token
 
 coordinator_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Run the coordinator.")
 Config = Annotated[Path | None, typer.Option(help="A TOML file of settings; flags and environment win.")]
@@ -70,6 +73,67 @@ def show_config(config: Config = None, json: Json = False) -> None:
         emit({one.name: {"value": one.value, "source": one.source} for one in found})
     else:
         show_table(("setting", "value", "source"), [(one.name, one.value, one.source) for one in found])
+
+
+@coordinator_app.command()
+def token(
+    name: Annotated[str, typer.Option(help="Whose it is; the history of a task names it.")],
+    role: Annotated[str, typer.Option(help="viewer looks; operator also creates and changes tasks.")] = "viewer",
+    db: Database = DATABASE,
+    json: Json = False,
+) -> None:
+    """Make a token for the admin API and the dashboard, and print it: this once, since only its hash is kept.
+
+    Run it where the database can be reached. `muster task --coordinator URL` takes the token from MUSTER_TOKEN.
+    """
+    from coordinator.store.database import Database as Store
+    from coordinator.store.rows import Role
+    from coordinator.tokens import issue
+
+    if role not in set(Role):
+        raise typer.BadParameter(f"{role!r} is neither viewer nor operator", param_hint="--role")
+    with closing(Store(db, create=False)) as database:
+        made, text = issue(database, name, Role(role))
+    if json:
+        emit({"id": made.id, "name": made.name, "role": made.role, "token": text})
+    else:
+        typer.echo(text)
+
+
+@coordinator_app.command("tokens")
+def list_tokens(db: Database = DATABASE, json: Json = False) -> None:
+    """List every token by its id, never its secret."""
+    from coordinator.store.database import Database as Store
+    from coordinator.tokens import tokens
+
+    with closing(Store(db, create=False)) as database:
+        found = tokens(database)
+    if json:
+        emit([dataclasses.asdict(one) for one in found])
+    else:
+        show_table(("id", "name", "role", "state"), [(t.id, t.name, t.role, _state(t)) for t in found])
+
+
+@coordinator_app.command()
+def revoke(
+    token_id: Annotated[str, typer.Argument(metavar="ID", help="The token's id, from `muster coordinator tokens`.")],
+    db: Database = DATABASE,
+    json: Json = False,
+) -> None:
+    """Make a token worthless, from now on."""
+    from coordinator.store.database import Database as Store
+    from coordinator.tokens import revoke as end
+
+    with closing(Store(db, create=False)) as database:
+        ended = end(database, token_id)
+    if json:
+        emit(dataclasses.asdict(ended))
+    else:
+        show_fields({"id": ended.id, "name": ended.name, "role": ended.role, "state": _state(ended)})
+
+
+def _state(token: Token) -> str:
+    return "good" if token.revoked_at is None else "revoked"
 
 
 def _given(config: Path | None, **options: Any) -> dict[str, Any]:

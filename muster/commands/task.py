@@ -1,9 +1,11 @@
-"""`muster task`: what an operator does with tasks, on the coordinator's own database and blobs."""
+"""`muster task`: what an operator does with tasks, on the coordinator's own store or through its admin API."""
 
 from __future__ import annotations
 
 import dataclasses
+import os
 from contextlib import AbstractContextManager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,14 +16,22 @@ from muster.output import Json, emit, show_fields, show_table
 if TYPE_CHECKING:
     from coordinator.store.rows import Task
     from coordinator.tasks import CoordinatorStore
+    from muster.remote import RemoteStore
 
 task_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Create and operate tasks. Run it where the coordinator's files are.",
+    help="Create and operate tasks: where the coordinator's files are, or over HTTP with --coordinator and a token.",
 )
 Database = Annotated[str, typer.Option("--db", envvar="MUSTER_DATABASE", help="The coordinator's database.")]
 Blobs = Annotated[Path, typer.Option("--blobs", envvar="MUSTER_BLOBS", help="The coordinator's blob folder.")]
+Remote = Annotated[
+    str | None,
+    typer.Option(
+        envvar="MUSTER_COORDINATOR",
+        help="URL of a coordinator's port for operators, instead of --db and --blobs; the token is in MUSTER_TOKEN.",
+    ),
+]
 TaskId = Annotated[str, typer.Argument(metavar="TASK", help="The task's id, from `muster task list`.")]
 DATABASE, BLOBS = "sqlite:///muster.db", Path("muster-blobs")
 
@@ -77,6 +87,7 @@ def create(
     phase_s: Annotated[float, typer.Option(help="With --secagg: how long a phase waits for devices.")] = 30.0,
     db: Database = DATABASE,
     blobs: Blobs = BLOBS,
+    coordinator: Remote = None,
     json: Json = False,
 ) -> None:
     """Register a plan bundle as a task; a running coordinator starts it within a second.
@@ -117,14 +128,14 @@ def create(
     if secagg:
         masking = Secagg(clip_norm=clip_norm, bits=bits, max_examples=max_examples, phase_s=phase_s)
         settings = dataclasses.replace(settings, secagg=masking)
-    with _store(db, blobs) as store:
+    with _store(db, blobs, coordinator) as store:
         _describe(store.register_task(Bundle(plan), settings), json)
 
 
 @task_app.command("list")
-def list_tasks(db: Database = DATABASE, blobs: Blobs = BLOBS, json: Json = False) -> None:
+def list_tasks(db: Database = DATABASE, blobs: Blobs = BLOBS, coordinator: Remote = None, json: Json = False) -> None:
     """List every task, oldest first."""
-    with _store(db, blobs) as store:
+    with _store(db, blobs, coordinator) as store:
         tasks = store.tasks()
     if json:
         emit([_facts(task) for task in tasks])
@@ -134,16 +145,20 @@ def list_tasks(db: Database = DATABASE, blobs: Blobs = BLOBS, json: Json = False
 
 
 @task_app.command()
-def show(task: TaskId, db: Database = DATABASE, blobs: Blobs = BLOBS, json: Json = False) -> None:
+def show(
+    task: TaskId, db: Database = DATABASE, blobs: Blobs = BLOBS, coordinator: Remote = None, json: Json = False
+) -> None:
     """Show a task's settings and state."""
-    with _store(db, blobs) as store:
+    with _store(db, blobs, coordinator) as store:
         _describe(store.task(task), json)
 
 
 @task_app.command()
-def metrics(task: TaskId, db: Database = DATABASE, blobs: Blobs = BLOBS, json: Json = False) -> None:
+def metrics(
+    task: TaskId, db: Database = DATABASE, blobs: Blobs = BLOBS, coordinator: Remote = None, json: Json = False
+) -> None:
     """Show every attempt at every round: who reported, why devices gave up, how training went."""
-    with _store(db, blobs) as store:
+    with _store(db, blobs, coordinator) as store:
         rounds = store.rounds(task)
     if json:
         emit([dataclasses.asdict(record) for record in rounds])
@@ -170,25 +185,45 @@ def metrics(task: TaskId, db: Database = DATABASE, blobs: Blobs = BLOBS, json: J
 
 
 @task_app.command()
-def pause(task: TaskId, db: Database = DATABASE, blobs: Blobs = BLOBS, json: Json = False) -> None:
+def history(
+    task: TaskId, db: Database = DATABASE, blobs: Blobs = BLOBS, coordinator: Remote = None, json: Json = False
+) -> None:
+    """Show what was done to a task, by whom and when."""
+    with _store(db, blobs, coordinator) as store:
+        changes = store.history(task)
+    if json:
+        emit([dataclasses.asdict(change) for change in changes])
+    else:
+        at = [datetime.fromtimestamp(change.at, UTC).isoformat(sep=" ", timespec="seconds") for change in changes]
+        show_table(("when", "state", "cause"), [(when, c.after, c.cause) for when, c in zip(at, changes, strict=True)])
+
+
+@task_app.command()
+def pause(
+    task: TaskId, db: Database = DATABASE, blobs: Blobs = BLOBS, coordinator: Remote = None, json: Json = False
+) -> None:
     """Open no new round; the running one finishes."""
-    with _store(db, blobs) as store:
+    with _store(db, blobs, coordinator) as store:
         store.pause(task)
         _describe(store.task(task), json)
 
 
 @task_app.command()
-def resume(task: TaskId, db: Database = DATABASE, blobs: Blobs = BLOBS, json: Json = False) -> None:
+def resume(
+    task: TaskId, db: Database = DATABASE, blobs: Blobs = BLOBS, coordinator: Remote = None, json: Json = False
+) -> None:
     """Take up a paused task."""
-    with _store(db, blobs) as store:
+    with _store(db, blobs, coordinator) as store:
         store.resume(task)
         _describe(store.task(task), json)
 
 
 @task_app.command()
-def cancel(task: TaskId, db: Database = DATABASE, blobs: Blobs = BLOBS, json: Json = False) -> None:
+def cancel(
+    task: TaskId, db: Database = DATABASE, blobs: Blobs = BLOBS, coordinator: Remote = None, json: Json = False
+) -> None:
     """End a task and abandon its running round; what was committed stays."""
-    with _store(db, blobs) as store:
+    with _store(db, blobs, coordinator) as store:
         store.cancel(task)
         _describe(store.task(task), json)
 
@@ -200,23 +235,28 @@ def checkpoint(
     round_number: Annotated[int | None, typer.Option("--round", help="After which round.  [default: the last]")] = None,
     db: Database = DATABASE,
     blobs: Blobs = BLOBS,
+    coordinator: Remote = None,
     json: Json = False,
 ) -> None:
     """Write the model after a round, as named tensors that torch can load."""
     import safetensors.numpy
 
-    with _store(db, blobs) as store:
-        vectors = store.checkpoint(task, round_number)
-        schema = store.plan(store.task(task).plan_sha256).schema
-    out.write_bytes(safetensors.numpy.save(schema.unflatten(vectors["params"])))
-    facts = {"task": task, "file": str(out), "parameters": schema.size}
+    with _store(db, blobs, coordinator) as store:
+        model = store.model(task, round_number)
+    out.write_bytes(model)
+    size = sum(tensor.size for tensor in safetensors.numpy.load(model).values())
+    facts = {"task": task, "file": str(out), "parameters": size}
     if json:
         emit(facts)
     else:
         show_fields(facts)
 
 
-def _store(db: str, blobs: Path) -> AbstractContextManager[CoordinatorStore]:
+def _store(db: str, blobs: Path, coordinator: str | None) -> AbstractContextManager[CoordinatorStore | RemoteStore]:
+    if coordinator is not None:
+        from muster.remote import RemoteStore
+
+        return RemoteStore(coordinator, os.environ.get("MUSTER_TOKEN"))
     from coordinator.tasks import open_coordinator_store
 
     return open_coordinator_store(db, blobs, create=False)

@@ -583,7 +583,7 @@ def test_every_change_of_state_leaves_a_transition(store, register, desk):
         ("aggregating", "committed"),
     ]
     assert transitions(store, "task") == [
-        (task, "", "active", "created"),
+        (task, "", "active", "created by an operator on the store"),
         (task, "active", "completed", "its last round was committed"),
     ]
     assert {row[:3] for row in transitions(store, "assignment")} == {

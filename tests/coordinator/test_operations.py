@@ -36,7 +36,7 @@ def service(tmp_path):
     def run(**settings):
         fixed = {"database": f"sqlite:///{tmp_path}/state.db", "blobs": tmp_path / "blobs", "port": 0, "admin_port": 0}
         with (
-            serving_both(Settings(**fixed, **{"max_wait_s": 5} | settings)) as urls,
+            serving_both(Settings(**fixed, **{"max_wait_s": 5, "loopback_viewer": True} | settings)) as urls,
             httpx2.Client(base_url=urls.devices, timeout=10) as devices,
             httpx2.Client(base_url=urls.admin, timeout=10) as admin,
         ):
@@ -51,7 +51,7 @@ def process(tmp_path, **environment):
     log = tmp_path / "coordinator.log"
     command = [sys.executable, "-m", "muster", "coordinator", "serve", "--port", "0"]
     command += ["--db", f"sqlite:///{tmp_path}/state.db", "--blobs", str(tmp_path / "blobs")]
-    environment = {**os.environ, "MUSTER_LOG_LEVEL": "debug", **environment}
+    environment = {**os.environ, "MUSTER_LOG_LEVEL": "debug", "MUSTER_LOOPBACK_VIEWER": "1", **environment}
     with log.open("w") as output, subprocess.Popen(command, stderr=output, env=environment) as child:
         try:
             urls = None

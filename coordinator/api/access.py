@@ -1,0 +1,62 @@
+"""Who asks at the admin port, and whether they may."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from fastapi import Depends
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from starlette.requests import Request
+
+from coordinator.errors import BadToken
+from coordinator.service import Service
+from coordinator.store.rows import Role, Token
+from coordinator.tokens import authenticate
+
+COOKIE = "muster-viewer"
+_BEARER = HTTPBearer(auto_error=False, description="A token that `muster coordinator token` printed.")
+_HERE = re.compile(r"(?:127\.0\.0\.1|\[::1\]|localhost)(?::[0-9]+)?")
+_LOOPBACK = Token(id="loopback", name="loopback", role=Role.VIEWER, created_at=0.0)
+Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(_BEARER)]
+
+
+class Access:
+    """Tokens of requests, as FastAPI dependencies. They read the database, and so run in threads."""
+
+    def __init__(self, service: Service) -> None:
+        self._database = service.store.database
+        self._loopback = service.settings.loopback_viewer
+
+    def viewer(self, request: Request, credentials: Credentials) -> Token:
+        """Whoever may look; the request's state has the token as `token`. Raises BadToken."""
+        request.state.token = token = self._whose(request, credentials)
+        return token
+
+    def _whose(self, request: Request, credentials: HTTPAuthorizationCredentials | None) -> Token:
+        if credentials is not None:
+            return authenticate(self._database, credentials.credentials)
+        if self._loopback and _names_this_machine(request):
+            return _LOOPBACK
+        raise BadToken("send a token: Authorization: Bearer muster_…; `muster coordinator token` makes one")
+
+    def operator(self, request: Request, credentials: Credentials) -> Token:
+        """Whoever may change tasks. Raises BadToken or RoleLacking."""
+        token = self.viewer(request, credentials)
+        token.demand(Role.OPERATOR)
+        return token
+
+    def onlooker(self, request: Request) -> Token | None:
+        """Whoever may look at pages, by the cookie that a login set; None for a stranger."""
+        text = request.cookies.get(COOKIE)
+        if text is None:
+            return _LOOPBACK if self._loopback and _names_this_machine(request) else None
+        try:
+            return authenticate(self._database, text)
+        except BadToken:
+            return None
+
+
+def _names_this_machine(request: Request) -> bool:
+    """Whether the request's Host is this machine: a page of another site, rebound to loopback, names that site."""
+    return _HERE.fullmatch(request.headers.get("host", "")) is not None

@@ -1,0 +1,200 @@
+"""The admin API: what operators do with tasks, over HTTP. Roles, problem types and examples: docs/operations.md."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Depends
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+
+from coordinator.api.access import Access
+from coordinator.api.admin_documents import NewTask, answers, body
+from coordinator.errors import DigestMismatch, InvalidTask, MalformedMessage, TooLarge
+from coordinator.service import Service
+from coordinator.store.rows import RoundRecord, Task, Token, Transition
+from coordinator.task_settings import TaskSettings
+from fedcore.bundle import Bundle, Manifest
+from fedcore.errors import WireError
+from fedcore.plan import Plan
+from fedcore.wire import messages
+
+PREFIX = "/admin/v1"
+_BYTES = "application/octet-stream"
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_ABOUT_TASK = ("bad-token", "unknown-task")
+
+
+class AdminApi:
+    """What operators may ask, as methods on HTTP requests. Those that are not `async` run in threads."""
+
+    def __init__(self, service: Service) -> None:
+        self._store = service.store
+        self._message_limit = service.settings.message_limit_bytes
+        self._upload_limit = service.settings.upload_limit_bytes
+
+    def tasks(self) -> Response:
+        """Every task, oldest first."""
+        return _json(self._store.tasks())
+
+    def task(self, task: str) -> Response:
+        """One task."""
+        return _json(self._store.task(task))
+
+    def rounds(self, task: str) -> Response:
+        """Every attempt at every round, in order."""
+        return _json(self._store.rounds(task))
+
+    def history(self, task: str) -> Response:
+        """Every change of the task's state, in order: what was done, by whom, when."""
+        return _json(self._store.history(task))
+
+    def model(self, task: str, round: int | None = None) -> Response:
+        """The model after a committed round, by default the last, as named tensors in safetensors' format."""
+        return Response(self._store.model(task, round), media_type=_BYTES)
+
+    async def upload(self, sha256: str, request: Request) -> Response:
+        """Store a blob of a bundle. It is served to nobody before a task names it; unnamed ones are removed in time."""
+        data = await _read(request, self._upload_limit)
+        if not _DIGEST.fullmatch(sha256) or hashlib.sha256(data).hexdigest() != sha256:
+            raise DigestMismatch(
+                "the body does not have the SHA-256 that the address names, as 64 lower-case hex digits"
+            )
+        await run_in_threadpool(self._store.blobs.put, data)
+        return Response(status_code=204)
+
+    def present(self, sha256: str) -> Response:
+        """Whether a blob is stored already, so that it need not be uploaded."""
+        self._store.blobs.get(sha256)
+        return Response(status_code=204)
+
+    async def create(self, request: Request) -> Response:
+        """Start a task on a bundle whose blobs are stored."""
+        new = _new_task(await _read(request, self._message_limit))
+        return _json(await run_in_threadpool(self._register, new, _by(request)), 201)
+
+    def pause(self, task: str, request: Request) -> Response:
+        """Open no new round; the running one finishes."""
+        self._store.pause(task, _by(request))
+        return _json(self._store.task(task))
+
+    def resume(self, task: str, request: Request) -> Response:
+        """Undo `pause`."""
+        self._store.resume(task, _by(request))
+        return _json(self._store.task(task))
+
+    def cancel(self, task: str, request: Request) -> Response:
+        """End the task and abandon its running round; what was committed stays."""
+        self._store.cancel(task, _by(request))
+        return _json(self._store.task(task))
+
+    def _register(self, new: NewTask, by: str) -> Task:
+        with tempfile.TemporaryDirectory(prefix="muster-bundle-") as folder:
+            bundle = Bundle.write(Path(folder), new.manifest, self._blobs(new.manifest))
+            return self._store.register_task(bundle, new.settings, by)
+
+    def _blobs(self, manifest: Manifest) -> list[bytes]:
+        get = self._store.blobs.get
+        plan = get(manifest.plan.sha256)
+        graphs = {ref.sha256 for of_format in Plan.decode(plan).graphs.values() for ref in of_format.values()}
+        return [plan, get(manifest.state.sha256), get(manifest.certificate.sha256), *map(get, sorted(graphs))]
+
+
+def admin_router(service: Service, access: Access) -> APIRouter:
+    """The routes of the admin API."""
+    api = AdminApi(service)
+    router = APIRouter(prefix=PREFIX, tags=["admin"])
+    _add_reading(router, api, access)
+    _add_changing(router, api, access)
+    return router
+
+
+def _add_reading(router: APIRouter, api: AdminApi, access: Access) -> None:
+    for path, act, kind in (
+        ("/tasks", api.tasks, list[Task]),
+        ("/tasks/{task}", api.task, Task),
+        ("/tasks/{task}/rounds", api.rounds, list[RoundRecord]),
+        ("/tasks/{task}/history", api.history, list[Transition]),
+    ):
+        refusals = _ABOUT_TASK if "{" in path else ("bad-token",)
+        responses = answers(200, "Found", {"application/json": kind}, *refusals)
+        router.add_api_route(path, act, methods=["GET"], dependencies=[Depends(access.viewer)], responses=responses)
+    router.add_api_route(
+        "/tasks/{task}/model",
+        api.model,
+        methods=["GET"],
+        dependencies=[Depends(access.viewer)],
+        responses=answers(200, "safetensors", {_BYTES: None}, *_ABOUT_TASK, "unknown-round", "malformed-message"),
+    )
+
+
+def _add_changing(router: APIRouter, api: AdminApi, access: Access) -> None:
+    locked, task = ("bad-token", "role-lacking"), {"application/json": Task}
+    stored = answers(204, "Stored", None, *locked, "digest-mismatch", "too-large")
+    known = answers(204, "Stored already", None, *locked, "unknown-blob")
+    refusals = ("malformed-message", "too-large", "unknown-blob", "invalid-task", "invalid-bundle")
+    made = answers(201, "Created", task, *locked, *refusals)
+    moved = answers(200, "Done", task, *locked, "unknown-task", "task-ended")
+    for method, path, act, responses, extra in (
+        ("PUT", "/blobs/{sha256}", api.upload, stored, body(_BYTES)),
+        ("HEAD", "/blobs/{sha256}", api.present, known, None),
+        ("POST", "/tasks", api.create, made, body("application/json", NewTask)),
+        ("POST", "/tasks/{task}:pause", api.pause, moved, None),
+        ("POST", "/tasks/{task}:resume", api.resume, moved, None),
+        ("POST", "/tasks/{task}:cancel", api.cancel, moved, None),
+    ):
+        router.add_api_route(
+            path,
+            act,
+            methods=[method],
+            status_code=next(iter(responses)),
+            dependencies=[Depends(access.operator)],
+            responses=responses,
+            openapi_extra=extra,
+        )
+
+
+def _by(request: Request) -> str:
+    token: Token = request.state.token
+    return token.signature
+
+
+def _json(value: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
+
+
+async def _read(request: Request, limit: int) -> bytes:
+    """The whole body. Raises TooLarge as soon as it is known to pass `limit` bytes."""
+    chunks, size = [], int(request.headers.get("content-length", "0"))
+    if size <= limit:
+        size = 0
+        async for chunk in request.stream():
+            chunks.append(chunk)
+            size += len(chunk)
+            if size > limit:
+                break
+    if size > limit:
+        raise TooLarge(f"this address takes at most {limit} bytes")
+    return b"".join(chunks)
+
+
+def _new_task(data: bytes) -> NewTask:
+    """Raises MalformedMessage; InvalidTask when a setting is unknown or cannot be."""
+    try:
+        given = messages.decode(data, _AnySettings)
+        unknown = sorted(given.settings.keys() - TaskSettings.__dataclass_fields__.keys())
+        if unknown:
+            raise InvalidTask(f"there is no setting {', '.join(unknown)} of a task")
+        return messages.decode(data, NewTask)
+    except WireError as error:
+        raise MalformedMessage(str(error)) from error
+
+
+class _AnySettings(msgspec.Struct, frozen=True):
+    settings: dict[str, Any]

@@ -1,0 +1,118 @@
+"""A coordinator's tasks over its admin API, with the methods and the errors of the store itself."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import httpx2
+import msgspec
+
+from coordinator import errors
+from coordinator.api.admin import PREFIX
+from coordinator.store.rows import RoundRecord, Task, Transition
+from coordinator.task_settings import TaskSettings
+from fedcore.bundle import Bundle
+from fedcore.errors import PlanError
+from fedcore.wire.problems import Problem
+
+T = TypeVar("T")
+_TIMEOUT_S = 60.0
+_ERRORS: dict[str, type[Exception]] = {
+    "unknown-task": errors.UnknownTask,
+    "unknown-round": errors.UnknownRound,
+    "task-ended": errors.TaskEnded,
+    "invalid-task": errors.InvalidTask,
+    "invalid-bundle": PlanError,
+    "bad-token": errors.BadToken,
+    "role-lacking": errors.RoleLacking,
+}
+
+
+class RemoteError(Exception):
+    """The coordinator cannot be reached, or refused for a reason that the store does not know."""
+
+
+class RemoteStore(AbstractContextManager["RemoteStore"]):
+    """The tasks of the coordinator whose admin API is at `url`; `token` says who asks.
+
+    Every method raises RemoteError, BadToken or RoleLacking, and what the store's method of the same name raises.
+    """
+
+    def __init__(self, url: str, token: str | None) -> None:
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._client = httpx2.Client(base_url=url.rstrip("/") + PREFIX, headers=headers, timeout=_TIMEOUT_S)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._client.close()
+
+    def register_task(self, bundle: Bundle, settings: TaskSettings) -> Task:
+        """Upload what the coordinator lacks of a bundle, and start a task on it."""
+        for ref, data in bundle.blobs():
+            path = f"/blobs/{ref.sha256}"
+            if self._client_request("HEAD", path).status_code == httpx2.codes.NOT_FOUND:
+                self._ask("PUT", path, content=data)
+        new = {"manifest": bundle.manifest, "settings": settings}
+        return self._as(Task, "POST", "/tasks", content=msgspec.json.encode(new))
+
+    def tasks(self) -> list[Task]:
+        """Every task, oldest first."""
+        return self._as(list[Task], "GET", "/tasks")
+
+    def task(self, task_id: str) -> Task:
+        """One task."""
+        return self._as(Task, "GET", f"/tasks/{_quoted(task_id)}")
+
+    def rounds(self, task_id: str) -> list[RoundRecord]:
+        """Every attempt at every round, in order."""
+        return self._as(list[RoundRecord], "GET", f"/tasks/{_quoted(task_id)}/rounds")
+
+    def history(self, task_id: str) -> list[Transition]:
+        """What was done to a task, in order, and by whom."""
+        return self._as(list[Transition], "GET", f"/tasks/{_quoted(task_id)}/history")
+
+    def model(self, task_id: str, number: int | None = None) -> bytes:
+        """The model after a round, as named tensors in safetensors' format."""
+        query = {} if number is None else {"round": str(number)}
+        return self._ask("GET", f"/tasks/{_quoted(task_id)}/model", params=query).content
+
+    def pause(self, task_id: str) -> None:
+        """Open no new round; the running one finishes."""
+        self._ask("POST", f"/tasks/{_quoted(task_id)}:pause")
+
+    def resume(self, task_id: str) -> None:
+        """Undo `pause`."""
+        self._ask("POST", f"/tasks/{_quoted(task_id)}:resume")
+
+    def cancel(self, task_id: str) -> None:
+        """End the task and abandon its running round."""
+        self._ask("POST", f"/tasks/{_quoted(task_id)}:cancel")
+
+    def _as(self, kind: type[T], method: str, path: str, **more: Any) -> T:
+        return msgspec.json.decode(self._ask(method, path, **more).content, type=kind)
+
+    def _ask(self, method: str, path: str, **more: Any) -> httpx2.Response:
+        response = self._client_request(method, path, **more)
+        if response.is_success:
+            return response
+        try:
+            problem = msgspec.json.decode(response.content, type=Problem)
+        except msgspec.MsgspecError:
+            problem = None
+        if problem is None or problem.slug == "unknown-resource":
+            raise RemoteError(f"{response.url} is no address of an admin API; name the port for operators")
+        raise _ERRORS.get(problem.slug, RemoteError)(problem.detail)
+
+    def _client_request(self, method: str, path: str, **more: Any) -> httpx2.Response:
+        try:
+            return self._client.request(method, path, **more)
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            raise RemoteError(f"{self._client.base_url} cannot be reached: {error}") from error
+
+
+def _quoted(name: str) -> str:
+    return quote(name, safe="")

@@ -1,0 +1,216 @@
+"""The admin API over HTTP: who may do what, and what is left behind."""
+
+import hashlib
+import json
+import re
+from contextlib import contextmanager
+
+import httpx2
+import msgspec
+import pytest
+
+from coordinator.api.admin_documents import ADMIN_PROBLEMS
+from coordinator.errors import BadToken, InvalidToken, UnknownToken
+from coordinator.rounds import TaskState
+from coordinator.server import serving_both
+from coordinator.settings import Settings
+from coordinator.store.rows import Role, Task
+from coordinator.tokens import authenticate, issue, revoke, tokens
+from fedcore.wire.problems import PROBLEM_TYPE, Problem
+from tests.coordinator.bundles import START, make_bundle
+
+SETTINGS = {"population": "phones", "goal": 2, "rounds": 1}
+
+
+@pytest.fixture
+def admin(store, tmp_path):
+    """Serve; gives a client of the admin port that sends the text of a token of its role, if any."""
+
+    @contextmanager
+    def run(role=None, **settings):
+        fixed = {"database": f"sqlite:///{tmp_path}/state.db", "blobs": tmp_path / "blobs", "port": 0, "admin_port": 0}
+        token = issue(store.database, "alice", role)[1] if role else None
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        with (
+            serving_both(Settings(**fixed, **settings)) as urls,
+            httpx2.Client(base_url=urls.admin, headers=headers, timeout=10) as client,
+        ):
+            client.devices = urls.devices
+            yield client
+
+    return run
+
+
+def refused(response, slug):
+    """The response is the problem document `slug`, whole; answers its detail."""
+    assert response.headers["content-type"] == PROBLEM_TYPE
+    document = msgspec.json.decode(response.content, type=Problem)
+    assert (document.slug, document.status) == (slug, response.status_code)
+    assert document.title == ADMIN_PROBLEMS[slug].title
+    assert document.status == ADMIN_PROBLEMS[slug].status
+    return document.detail
+
+
+def digest(data):
+    return hashlib.sha256(data).hexdigest()
+
+
+def upload(client, bundle):
+    for ref, data in bundle.blobs():
+        assert client.put(f"/admin/v1/blobs/{ref.sha256}", content=data).status_code == 204
+
+
+def create(client, bundle, **settings):
+    new = {"manifest": bundle.manifest, "settings": SETTINGS | settings}
+    return client.post("/admin/v1/tasks", content=msgspec.json.encode(new))
+
+
+def every_route(client, task):
+    """Method and address of everything at the admin port that is not open to all."""
+    document = client.get("/openapi.json").json()
+    names = {"task": task, "sha256": digest(b"x")}
+    for path, methods in document["paths"].items():
+        for method in methods:
+            if path not in ("/healthz", "/readyz"):
+                yield method.upper(), path.format(**names)
+
+
+def test_nobody_is_served_without_a_good_token(store, register, admin):
+    task = register()
+    stolen, text = issue(store.database, "mallory", Role.OPERATOR)
+    revoke(store.database, stolen.id)
+    other = issue(store.database, "bob", Role.OPERATOR)[1]
+    forged = text[:20] + other[20:]
+    wrong = [None, "Bearer", f"Bearer {text}", f"Bearer {forged}", "Bearer ü", f"Basic {other}", f"Bearer {other}x"]
+    with admin() as client:
+        routes = list(every_route(client, task))
+        assert len(routes) >= 12
+        for method, path in routes:
+            for header in wrong if path == "/admin/v1/tasks" else wrong[:3]:
+                headers = {} if header is None else {"Authorization": header.encode()}
+                response = client.request(method, path, headers=headers)
+                assert (response.status_code, response.headers["www-authenticate"]) == (401, "Bearer"), (path, header)
+                if method != "HEAD":
+                    assert not {text, other} & set(refused(response, "bad-token").split())
+    assert store.task(task).state is TaskState.ACTIVE
+
+
+def test_viewer_looks_and_changes_nothing(store, register, bundle, admin):
+    task = register()
+    with admin(Role.VIEWER) as client:
+        for path in ("", f"/{task}", f"/{task}/rounds", f"/{task}/history", f"/{task}/model"):
+            assert client.get(f"/admin/v1/tasks{path}").status_code == 200
+        assert client.get("/metrics").status_code == 200
+        for verb in ("pause", "resume", "cancel"):
+            detail = refused(client.post(f"/admin/v1/tasks/{task}:{verb}"), "role-lacking")
+            assert "operator" in detail
+        refused(create(client, bundle), "role-lacking")
+        data = b"uploaded by a viewer"
+        refused(client.put(f"/admin/v1/blobs/{digest(data)}", content=data), "role-lacking")
+    assert not store.blobs.path(digest(data)).exists()
+    assert [one.id for one in store.tasks()] == [task]
+    assert store.task(task).state is TaskState.ACTIVE
+
+
+def test_operator_creates_and_moves_a_task_and_the_history_names_whom(store, tmp_path, admin):
+    bundle = make_bundle(tmp_path / "new")
+    with admin(Role.OPERATOR) as client:
+        refused(create(client, bundle), "unknown-blob")
+        upload(client, bundle)
+        made = create(client, bundle, minimum=1)
+        assert made.status_code == 201
+        task = msgspec.json.decode(made.content, type=Task)
+        assert task == store.task(task.id)
+        assert (task.settings.minimum, task.name) == (1, "hand-made")
+        assert client.get("/admin/v1/tasks").json() == [made.json()]
+        for verb, state in (("pause", "paused"), ("resume", "active"), ("cancel", "cancelled")):
+            assert client.post(f"/admin/v1/tasks/{task.id}:{verb}").json()["state"] == state
+        refused(client.post(f"/admin/v1/tasks/{task.id}:cancel"), "task-ended")
+        history = client.get(f"/admin/v1/tasks/{task.id}/history").json()
+    (token,) = tokens(store.database)
+    who = f"operator alice, token {token.id}"
+    assert [(row["after"], row["cause"]) for row in history] == [
+        ("active", f"created by {who}"),
+        ("paused", who),
+        ("active", who),
+        ("cancelled", who),
+    ]
+
+
+def test_unusable_uploads_bundles_and_settings_are_refused_and_leave_no_task(store, tmp_path, admin):
+    bundle, damaged = (
+        make_bundle(tmp_path / "good"),
+        make_bundle(tmp_path / "damaged", settings={"no_such": 1}, state={"params": START}),
+    )
+    with admin(Role.OPERATOR, upload_limit_bytes=4096, message_limit_bytes=4096) as client:
+        refused(client.put(f"/admin/v1/blobs/{digest(b'a')}", content=b"b"), "digest-mismatch")
+        for name in ("..%2F..%2Fetc%2Fpasswd", digest(b"a").upper(), "a"):
+            answer = client.put(f"/admin/v1/blobs/{name}", content=b"a")
+            assert answer.status_code in (404, 422), name
+        large = b"x" * 5000
+        for body in (large, iter([large])):
+            refused(client.put(f"/admin/v1/blobs/{digest(large)}", content=body), "too-large")
+        upload(client, bundle)
+        upload(client, damaged)
+        assert "goal must be at least 1" in refused(create(client, bundle, goal=0), "invalid-task")
+        assert "goals" in refused(create(client, bundle, goals=3), "invalid-task")
+        assert "$.settings.goal" in refused(create(client, bundle, goal="two"), "malformed-message")
+        assert "'coreml'" in refused(create(client, bundle, formats=["coreml"]), "invalid-task")
+        refused(client.post("/admin/v1/tasks", content=b"{"), "malformed-message")
+        refused(client.post("/admin/v1/tasks", content=large), "too-large")
+        assert "no_such" in refused(create(client, damaged), "invalid-bundle")
+        refused(client.get("/admin/v1/tasks/nope"), "unknown-task")
+        refused(client.post("/admin/v1/tasks/nope:pause"), "unknown-task")
+        refused(client.get("/admin/v1/tasks/nope/model", params={"round": "x"}), "malformed-message")
+    assert store.tasks() == []
+
+
+def test_each_port_has_its_own_addresses_alone(register, admin):
+    task = register()
+    with admin(Role.OPERATOR) as client, httpx2.Client(base_url=client.devices) as devices:
+        for method, path in every_route(client, task):
+            assert devices.request(method, path, headers=client.headers).status_code == 404
+        assert client.post("/v1/populations/phones/checkins", content=b"{}").status_code == 404
+
+
+def test_openapi_describes_every_route_with_its_lock_and_every_message(admin):
+    with admin() as client:
+        document = client.get("/openapi.json").json()
+    operations = {
+        (method, path): found for path, methods in document["paths"].items() for method, found in methods.items()
+    }
+    for (_, path), found in operations.items():
+        assert found["description"], path
+        assert ("security" in found) is not (path in ("/healthz", "/readyz")), path
+        assert "503" in found["responses"] or path == "/metrics", path
+    schemas = document["components"]["schemas"]
+    named = set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(document)))
+    assert named <= set(schemas)
+    assert {"NewTask", "Task", "TaskSettings", "RoundRecord", "Transition", "Problem", "Manifest"} <= set(schemas)
+
+
+def test_loopback_looks_without_a_token_only_where_that_is_set_and_only_for_its_own_pages(register, admin):
+    task = register()
+    with admin(loopback_viewer=True) as client:
+        assert client.get("/admin/v1/tasks").status_code == 200
+        for host in ("rebound.example", "rebound.example:8081", "127.0.0.1.rebound.example", "", "["):
+            refused(client.get("/admin/v1/tasks", headers={"Host": host}), "bad-token")
+        refused(client.post(f"/admin/v1/tasks/{task}:cancel"), "role-lacking")
+        refused(client.get("/admin/v1/tasks", headers={"Authorization": "Bearer muster_0"}), "bad-token")
+
+
+def test_token_is_kept_as_a_hash_found_by_its_text_and_revoked_once(store, tmp_path):
+    token, text = issue(store.database, "carol", Role.VIEWER)
+    assert authenticate(store.database, text) == token
+    kept = b"".join(path.read_bytes() for path in tmp_path.glob("state.db*"))
+    assert token.id.encode() in kept
+    assert text.rpartition("_")[2].encode() not in kept
+    assert text[16:].encode() not in kept
+    ended = revoke(store.database, token.id)
+    assert revoke(store.database, token.id) == ended
+    with pytest.raises(BadToken):
+        authenticate(store.database, text)
+    with pytest.raises(UnknownToken, match="nope"):
+        revoke(store.database, "nope")
+    with pytest.raises(InvalidToken, match="name"):
+        issue(store.database, "two words", Role.VIEWER)

@@ -1,0 +1,88 @@
+"""`muster task` through the admin API says and does what it does on the store."""
+
+import json
+
+import httpx2
+import pytest
+
+from coordinator.server import serving_both
+from coordinator.settings import Settings
+from coordinator.tasks import open_coordinator_store
+from tests.coordinator.bundles import make_bundle, report_body
+from tests.coordinator.conftest import committed
+from tests.coordinator.test_api import assign, put
+from tests.muster.test_cli import in_process
+
+
+@pytest.fixture
+def served(tmp_path, monkeypatch):
+    """A coordinator with an operator's token in the environment; gives the options of both ways, and its store."""
+    database, blobs = f"sqlite:///{tmp_path / 'm.db'}", tmp_path / "blobs"
+    with (
+        open_coordinator_store(database, blobs) as store,
+        serving_both(Settings(database=database, blobs=blobs, port=0, admin_port=0)) as urls,
+        httpx2.Client(base_url=urls.devices, timeout=10) as devices,
+    ):
+        made = in_process("coordinator", "token", "--name", "alice", "--role", "operator", "--db", database)
+        assert made.exit_code == 0, made.output
+        monkeypatch.setenv("MUSTER_TOKEN", made.stdout.strip())
+        yield ["--db", database, "--blobs", blobs], ["--coordinator", urls.admin], store, devices
+
+
+def failure(result):
+    """By what a command failed: it decides the message and the exit code."""
+    assert result.exit_code == 1
+    return type(result.exception), str(result.exception)
+
+
+def create(folder, where, *more):
+    arguments = ["--plan", folder, "--population", "phones", "--goal", 2, "--rounds", 2, *more]
+    return in_process("task", "create", *arguments, *where)
+
+
+def test_commands_say_the_same_through_the_api_as_on_the_store(served, tmp_path):
+    here, there, store, devices = served
+    bundle = make_bundle(tmp_path / "plan")
+    for where in (there, here):
+        made = create(bundle.folder, where, "--minimum", 1, "--max-rss-mb", 60, "--json")
+        assert made.exit_code == 0, made.output
+    remote, local = json.loads(in_process("task", "list", *there, "--json").stdout)
+    assert {**remote, "task": ""} == {**local, "task": ""}
+    in_process("task", "cancel", local["task"], *here)
+    task = remote["task"]
+    for one in assign(devices, "a", "b", "c"):
+        put(devices, one.assignment, report_body([1, 0, 0, 0], 1))
+    committed(store, task, 1)
+    for command in ("list", "show", "metrics", "history", "pause", "resume", "checkpoint"):
+        for options in ([], ["--json"]):
+            words = ["task", command, *([] if command == "list" else [task]), *options]
+            words += ["--out", tmp_path / "model.safetensors"] if command == "checkpoint" else []
+            first = in_process(*words, *there)
+            if command in ("pause", "resume"):
+                in_process("task", "resume" if command == "pause" else "pause", task, *here)
+            assert first.exit_code == 0, first.output
+            assert in_process(*words, *here).output == first.output
+            if command in ("pause", "resume") and not options:
+                in_process("task", "resume" if command == "pause" else "pause", task, *here)
+    in_process("task", "cancel", task, *there)
+    for words in (["cancel", task], ["show", "nope"], ["checkpoint", task, "--round", 9, "--out", tmp_path / "x"]):
+        assert failure(in_process("task", *words, *there)) == failure(in_process("task", *words, *here))
+    refused = ["task", "create", "--plan", bundle.folder, "--population", "p", "--goal", 0, "--rounds", 1]
+    assert failure(in_process(*refused, *there)) == failure(in_process(*refused, *here))
+
+
+def test_what_keeps_a_command_from_the_coordinator_is_named(served, monkeypatch):
+    _, there, store, devices = served
+    viewer = in_process("coordinator", "token", "--name", "bob", "--db", str(store.database.engine.url))
+    for token, address, says in (
+        ("", there[1], "send a token"),
+        ("muster_0", there[1], "none of this coordinator"),
+        ("", str(devices.base_url), "name the port for operators"),
+        ("", "http://127.0.0.1:1", "cannot be reached"),
+        ("", "127.0.0.1:8081", "cannot be reached"),
+        (viewer.stdout.strip(), there[1], "asks for the role operator"),
+    ):
+        monkeypatch.setenv("MUSTER_TOKEN", token)
+        failed = in_process("task", "cancel", "t", "--coordinator", address)
+        assert failed.exit_code == 1
+        assert says in str(failed.exception)
