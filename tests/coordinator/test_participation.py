@@ -16,6 +16,12 @@ def run(desk, *devices):
         desk.report(assignment)
 
 
+def seated(desk, *devices):
+    """Their assignments, in the order of the devices."""
+    waiting = [desk.wait(device) for device in devices]
+    return [future.result(timeout=0) for future in waiting]
+
+
 def outcome(answer):
     return "accepted" if isinstance(answer, Accepted) else answer.reason
 
@@ -55,14 +61,14 @@ def test_device_that_waits_for_another_task_is_not_drawn_for_the_one_it_rests_fr
 
 def test_participation_while_its_round_still_runs_counts(register, desk):
     register(goal=2, rounds=9, min_separation_s=1000)
-    first, _ = desk.assign("a", "b")
+    first, _ = seated(desk, "a", "b")
     desk.report(first)
     assert [outcome(desk.arrive(name)) for name in ("a", "c")] == ["resting", "accepted"]
 
 
 def test_device_that_gave_up_and_devices_of_an_abandoned_round_may_come_at_once(register, desk):
     register(goal=2, minimum=1, over_selection=1, rounds=9, min_separation_s=1000)
-    first, second = desk.assign("a", "b")
+    first, second = seated(desk, "a", "b")
     desk.give_up(first)
     assert outcome(desk.arrive("a")) == "accepted"
     desk.give_up(second)
@@ -71,7 +77,7 @@ def test_device_that_gave_up_and_devices_of_an_abandoned_round_may_come_at_once(
 
 def test_device_that_was_drawn_and_never_reported_rests_too(register, desk):
     register(goal=2, minimum=1, rounds=9, min_separation_s=1000)
-    first, _ = desk.assign("a", "b")
+    first, _ = seated(desk, "a", "b")
     desk.report(first)
     desk.pass_time(600)
     assert [outcome(desk.arrive(name)) for name in ("a", "b", "c")] == ["resting", "resting", "accepted"]
@@ -81,7 +87,7 @@ def test_device_that_was_drawn_and_never_reported_rests_too(register, desk):
 def test_separation_outlives_a_restart(register, new_desk, asked):
     register(goal=2, minimum=1, over_selection=1, rounds=9, **asked)
     desk = new_desk()
-    first, second = desk.assign("a", "b")
+    first, second = seated(desk, "a", "b")
     desk.give_up(second)
     desk.report(first)
     after = new_desk()
