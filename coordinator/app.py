@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from fastapi import Depends, FastAPI
 from starlette.types import Lifespan
@@ -16,7 +15,6 @@ from coordinator.api.devices import DeviceApi, device_router
 from coordinator.api.health import health_router, metrics_router
 from coordinator.api.http import install_problems
 from coordinator.api.openapi import describe_messages
-from coordinator.errors import StoreInUse
 from coordinator.service import Service
 
 
@@ -37,7 +35,7 @@ def device_app(service: Service) -> FastAPI:
     install_problems(app, service.settings.retry)
     api = DeviceApi(service)
     app.include_router(device_router(api))
-    app.include_router(health_router(service.driver, service.store))
+    app.include_router(health_router(service))
     describe_messages(app)
     return app
 
@@ -48,7 +46,7 @@ def admin_app(service: Service) -> FastAPI:
     install_problems(app, service.settings.retry)
     install_admin_problems(app)
     access = Access(service)
-    app.include_router(health_router(service.driver, service.store))
+    app.include_router(health_router(service))
     app.include_router(metrics_router(service.metrics), dependencies=[Depends(access.viewer)])
     app.include_router(admin_router(service, access))
     describe_admin_messages(app)
@@ -64,14 +62,3 @@ def _application(title: str, lifespan: Lifespan[FastAPI] | None = None) -> FastA
         # Its spans and logs would carry paths, and a path holds an assignment's secret id.
         telemetry={"tracing": False, "metrics": False, "logs": False, "operation_spans": False},
     )
-
-
-@contextmanager
-def only_coordinator(database: str) -> Iterator[None]:
-    """Hold the database against a second coordinator, which would abandon this one's rounds. Raises StoreInUse."""
-    with open(f"{database.removeprefix('sqlite:///')}.lock", "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise StoreInUse(f"another coordinator runs on {database}; stop it first, or name another --db") from error
-        yield

@@ -12,6 +12,7 @@ from coordinator.rounds import Abandon, Aggregated, Round, TaskState, step
 from coordinator.store.records import Records
 from coordinator.store.rows import Snapshot
 from coordinator.tasks import CoordinatorStore
+from coordinator.tenure import Tenure
 from fedcore import algorithms, checkpoint
 from fedcore.errors import ReportError
 from fedcore.plan import BlobRef
@@ -19,7 +20,7 @@ from fedcore.plan import BlobRef
 _LOG = logging.getLogger(__name__)
 
 
-def close_round(store: CoordinatorStore, running: Running, reports: ReportSum, now: float) -> tuple[Round, float]:
+def close_round(tenure: Tenure, running: Running, reports: ReportSum, now: float) -> tuple[Round, float]:
     """Commit the round that `reports` make, or abandon it when they make none.
 
     Answers how it ended, and for how many seconds the task must open no other, which is 0 but after failed attempts.
@@ -28,15 +29,15 @@ def close_round(store: CoordinatorStore, running: Running, reports: ReportSum, n
     there too. When anything raises (the disk is full, say), the round is as it was and can be closed later.
     """
     try:
-        state, broadcast, metrics = _next_model(store, running, reports)
+        state, broadcast, metrics = _next_model(tenure.store, running, reports)
     except ReportError as error:
         _LOG.warning("round %d of task %s has an unusable sum: %s", running.number, running.job.task.id, error)
-        with store.database.writing() as records:
+        with tenure.writing() as records:
             value = _end(records, running, Abandon("invalid-aggregate"), now)
             return value, set_back(records, running, "invalid-aggregate")
     except NonFiniteState as error:
-        return _fail(store, running, str(error), now), 0.0
-    with store.database.writing() as records:
+        return _fail(tenure, running, str(error), now), 0.0
+    with tenure.writing() as records:
         task = records.task(running.job.task.id)
         if task.state not in (TaskState.ACTIVE, TaskState.PAUSED):
             return _end(records, running, Abandon("cancelled"), now), 0.0
@@ -62,8 +63,8 @@ def _next_model(
     return refs[0], refs[1], made.metrics
 
 
-def _fail(store: CoordinatorStore, running: Running, words: str, now: float) -> Round:
-    with store.database.writing() as records:
+def _fail(tenure: Tenure, running: Running, words: str, now: float) -> Round:
+    with tenure.writing() as records:
         value = _end(records, running, Abandon("non-finite-state"), now)
         task = records.task(running.job.task.id)
         if task.state in (TaskState.ACTIVE, TaskState.PAUSED):

@@ -1,5 +1,6 @@
 """The driver: the one thread that changes state. Requests queue up; each turn commits what has come, all at once.
 
+It drives the populations whose leases this process holds, and writes under those leases alone (coordinator.tenure).
 A turn is: look for changed tasks, answer what memory alone can answer, commit reports and round changes in one
 transaction, only then adopt them in memory and answer, close rounds that have their reports, dismiss who waited enough.
 """
@@ -17,7 +18,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from coordinator.aggregation import ReportSum
 from coordinator.closing import close_round
-from coordinator.errors import Refusal, StoreConflict, Unavailable, UnknownBlob
+from coordinator.errors import LeaseLost, Refusal, StoreConflict, Unavailable, UnknownBlob
 from coordinator.jobs import Job, Running, Underway, next_event
 from coordinator.keys import Keys
 from coordinator.ledger import Draft, Means
@@ -40,7 +41,7 @@ from coordinator.submissions import (
     Wait,
     settle,
 )
-from coordinator.tasks import CoordinatorStore
+from coordinator.tenure import Tenure
 from fedcore.errors import FedcoreError
 from fedcore.wire.messages import RetryWindow
 
@@ -54,7 +55,7 @@ _BATCH = 512
 
 
 class Driver:
-    """Runs the rounds of every task in a store. One per store: a second one would abandon the rounds of the first.
+    """Runs the rounds of every task in the populations that this process holds under `tenure`.
 
     clock: seconds, from anywhere. source: the chance by which cohorts are drawn; the system's own if not given.
     `metrics` counts what happens.
@@ -62,7 +63,7 @@ class Driver:
 
     def __init__(
         self,
-        store: CoordinatorStore,
+        tenure: Tenure,
         keys: Keys,
         retry: RetryWindow,
         queue_limit: int,
@@ -71,13 +72,14 @@ class Driver:
         source: random.Random | None = None,
     ) -> None:
         self.metrics = Metrics()
-        self._store = store
+        self._tenure = tenure
+        self._store = tenure.store
         self._clock = clock
         self._queue: queue.Queue[Submission] = queue.Queue(queue_limit)
         self._thread = threading.Thread(target=self._loop, name="driver")
         self._draining = threading.Event()
         self._stopping = threading.Event()
-        self._pool = Pool()
+        self._pool = Pool(tenure.id)
         self._apart = Apart()
         self._means = Means(self._pool, source or random.SystemRandom(), keys, self._apart)
         self._reception = Reception(self._pool, self._apart, retry)
@@ -104,11 +106,10 @@ class Driver:
         return self._queue.qsize()
 
     def recover(self) -> None:
-        """Abandon what an earlier process left running: its sums are gone. The rounds are tried again."""
-        with self._store.database.writing() as records:
-            abandoned, _ = records.abandon_unfinished_rounds("restart")
-        if abandoned:
-            _LOG.warning("abandoned %d rounds that a restart interrupted", abandoned)
+        """Come in among the replicas and take what is free: what ran there is abandoned, and tried again."""
+        now = self._clock()
+        self._tenure.announce(now)
+        self._poll(now)
 
     def start(self) -> None:
         """Recover, then answer requests until `stop`."""
@@ -116,11 +117,11 @@ class Driver:
         self._thread.start()
 
     def drain(self) -> None:
-        """Send waiting and arriving devices away; reports are still taken."""
+        """Send waiting and arriving devices away, and give back populations that are idle; reports are still taken."""
         self._draining.set()
 
     def stop(self) -> None:
-        """Drain, answer what is queued, and end the thread."""
+        """Drain, answer what is queued, give everything back, and end the thread."""
         self.drain()
         self._stopping.set()
         self._thread.join()
@@ -156,7 +157,8 @@ class Driver:
             self._close_rounds(now)
         self._reception.dismiss(now)
         if self._reception.closed:
-            self._secure.dismiss(Unavailable("the coordinator is stopping, and abandons the secure rounds that run"))
+            stopping = Unavailable("the coordinator is stopping, and abandons the secure rounds that run")
+            self._secure.dismiss(stopping, {round_.id for round_ in self._underway})
         self.metrics.waiting.set(sum(1 for _ in self._pool.waiting()))
 
     # --- the thread
@@ -175,6 +177,10 @@ class Driver:
                 time.sleep(_TICK_S)
         self._reception.closed = True
         self._reception.dismiss(self._clock())
+        try:
+            self._tenure.leave()
+        except Exception as error:
+            _LOG.error("the leases could not be given back; others take over when they have run out: %s", error)
 
     def _take(self) -> list[Submission]:
         inbox: list[Submission] = []
@@ -190,14 +196,22 @@ class Driver:
     # --- memory alone
 
     def _poll(self, now: float) -> None:
+        if self._draining.is_set():
+            self._tenure.drain()
+        tenure = self._tenure
+        idle = tenure.held - {round_.job.task.settings.population for round_ in self._underway}
+        self._forget(tenure.refresh(now, idle), now)
         with self._store.database.reading() as records:
             populations = records.populations()
             tasks = records.tasks(TaskState.ACTIVE, TaskState.PAUSED)
-            self._apart.learn(records, tasks, now)
-        self._jobs = {task.id: job for task in tasks if (job := self._job(task)) is not None}
+            driven = [task for task in tasks if task.settings.population in tenure.held]
+            self._apart.learn(records, driven, now)
+        jobs = [job for task in driven if (job := self._job(task)) is not None]
+        self._jobs = {job.task.id: job.paused() if job.population in tenure.leaving else job for job in jobs}
         self._next_poll = now + _POLL_S
         self._secure.forget(now)
-        self._reception.learn(populations, self._jobs.values(), self._underway)
+        self._reception.learn(populations, tenure.held, self._jobs.values(), self._underway)
+        self.metrics.populations.set(len(tenure.held))
 
     def _job(self, task: Task) -> Job | None:
         """A task ready to run; None, and the task failed, when its plan is gone: one task must not stop the others."""
@@ -205,7 +219,7 @@ class Driver:
             return Job.of(task, self._store.plan(task.plan_sha256))
         except (UnknownBlob, FedcoreError) as error:
             _LOG.error("task %s failed: its plan cannot be read: %s", task.id, error)
-            with self._store.database.writing() as records:
+            with self._tenure.writing() as records:
                 records.move_task(task, TaskState.FAILED, "plan-unreadable", str(error))
             return None
 
@@ -260,8 +274,8 @@ class Driver:
         """
         known = {round_.id: round_.value for round_ in self._underway}
         try:
-            with self._store.database.writing() as records:
-                abandoned, go_on = records.abandon_unfinished_rounds("restart", known)
+            with self._tenure.writing() as records:
+                abandoned, go_on = records.abandon_unfinished_rounds(self._tenure.held, "driver-lost", known)
                 self._apart.forget()
                 self._apart.learn(records, [job.task for job in self._jobs.values()], now)
         except Exception as error:
@@ -273,6 +287,11 @@ class Driver:
             _LOG.warning("abandoned %d rounds that a failed transaction left in doubt", abandoned)
 
     def _fail(self, error: Exception, now: float) -> None:
+        if isinstance(error, LeaseLost):
+            # Nothing was written, and that is certain.
+            self._tenure.drop(error.populations)
+            self._forget(error.populations, now)
+            return
         _LOG.error("a transaction failed: %s", error)
         self._in_doubt, self._next_try = True, now + _RETRY_S
 
@@ -280,7 +299,7 @@ class Driver:
         try:
             if self._in_doubt:
                 raise StoreConflict("it is not known yet whether the last transaction was done")
-            with self.metrics.transactions.time(), self._store.database.writing() as records:
+            with self.metrics.transactions.time(), self._tenure.writing() as records:
                 draft = Draft(records, self._means, self._underway, now)
                 outcomes = [_attempt(draft, request) for request, _ in durable]
                 for task in due:
@@ -294,6 +313,14 @@ class Driver:
             self._adopt(draft, now)
         for (_, future), outcome in zip(durable, outcomes, strict=True):
             settle(future, outcome)
+
+    def _forget(self, populations: frozenset[str], now: float) -> None:
+        """Forget populations that this process drives no more: their sessions, rounds and sums."""
+        lost = {round_.id for round_ in self._underway if round_.job.task.settings.population in populations}
+        self._secure.dismiss(Unavailable("another replica took over, and abandons the round"), lost)
+        self._replace_rounds(self._underway.only({round_.id for round_ in self._underway} - lost), now)
+        self._jobs = {id_: job for id_, job in self._jobs.items() if job.task.settings.population not in populations}
+        self._reception.forget(populations)
 
     def _adopt(self, draft: Draft, now: float) -> None:
         for before, value in draft.moved:
@@ -329,10 +356,10 @@ class Driver:
 
     def _close_rounds(self, now: float) -> None:
         for task, running in list(self._underway.running.items()):
-            if running.value.state is not RoundState.AGGREGATING:
+            if running.value.state is not RoundState.AGGREGATING or task not in self._underway.running:
                 continue
             try:
-                value, pause_s = close_round(self._store, running, self._sums[running.id], now)
+                value, pause_s = close_round(self._tenure, running, self._sums[running.id], now)
             except Exception as error:
                 # The sum is still here: the round stays in AGGREGATING and is closed when the disk allows it.
                 self._fail(error, now)

@@ -4,7 +4,8 @@ CoordinatorError
 ├── InvalidSettings         a setting of the service is unknown or has a wrong value
 ├── UnsupportedDatabase     the database URL names something this version cannot use
 ├── MissingStore            there is no database, or no blob folder, where one was named
-├── StoreInUse              another coordinator runs on the same database
+├── LeaseLost               another replica drives a population that this one believed its own
+├── KeysDiffer              a replica on the same database has other keys
 ├── StoreConflict           a row is not in the state that this process believed: another one changed it
 ├── UnexpectedEvent         a state machine was handed an event that its state cannot take (a bug in the caller)
 ├── KeysDamaged             the file of the coordinator's keys holds something else
@@ -46,8 +47,16 @@ class MissingStore(CoordinatorError):
     """There is no database, or no blob folder, where one was named."""
 
 
-class StoreInUse(CoordinatorError):
-    """Another coordinator runs on the same database."""
+class LeaseLost(CoordinatorError):
+    """Another replica drives `populations`, which this one believed its own."""
+
+    def __init__(self, populations: frozenset[str]) -> None:
+        super().__init__(f"another replica drives {', '.join(sorted(populations))} now; nothing was written")
+        self.populations = populations
+
+
+class KeysDiffer(CoordinatorError):
+    """A replica on the same database has other keys."""
 
 
 class StoreConflict(CoordinatorError):

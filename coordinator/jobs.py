@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 from coordinator.rounds import Abandon, Event, Round, RoundState, TaskState, Tick, Waiting
 from coordinator.secure import SecureRound
@@ -27,6 +27,10 @@ class Job:
         settings = task.settings
         needs = Needs(frozenset(plan.graphs), plan.examples.collection, settings.min_examples, settings.requires)
         return cls(task, plan, needs)
+
+    def paused(self) -> Job:
+        """The same, opening no other round."""
+        return replace(self, task=replace(self.task, state=TaskState.PAUSED))
 
     @property
     def active(self) -> bool:

@@ -1,13 +1,19 @@
-"""The coordinator's own keys: it signs invitations to secure rounds with one, and enrols devices with the other."""
+"""The coordinator's own keys: it signs invitations to secure rounds with one, and enrols devices with the other.
+
+All replicas have the same, from a file: what is only in memory of the processes is not in a copy of the database.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from coordinator.errors import KeysDamaged
 
@@ -22,18 +28,29 @@ class Keys:
     authority: Ed25519PrivateKey
 
     @classmethod
-    def beside(cls, database: str) -> Keys:
-        """The keys in the file beside an SQLite database (a URL), made when missing, for its owner alone to read.
+    def at(cls, path: Path) -> Keys:
+        """The keys in a file, made when missing, for its owner alone to read.
 
         Whoever loses the file must have every device enrol anew: devices pin the public keys. Raises KeysDamaged.
         """
-        path = Path(f"{database.removeprefix('sqlite:///')}.keys")
         if not path.exists():
             _write(path, secrets.token_bytes(2 * _KEY_BYTES))
         data = path.read_bytes()
         if len(data) != 2 * _KEY_BYTES:
             raise KeysDamaged(f"{path} does not hold two keys of {_KEY_BYTES} bytes: put the right file in its place")
         return cls(*(Ed25519PrivateKey.from_private_bytes(data[at : at + _KEY_BYTES]) for at in (0, _KEY_BYTES)))
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of the public keys, hex: replicas see by it that they have the same."""
+        public = b"".join(key.public_key().public_bytes_raw() for key in (self.server, self.authority))
+        return hashlib.sha256(public).hexdigest()
+
+    @property
+    def between_replicas(self) -> bytes:
+        """A secret that whoever has the keys has too: it authenticates what replicas pass on to each other."""
+        derived = HKDF(SHA256(), _KEY_BYTES, salt=None, info=b"muster: requests passed on between replicas")
+        return derived.derive(self.server.private_bytes_raw())
 
 
 def _write(path: Path, data: bytes) -> None:

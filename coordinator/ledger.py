@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import random
-import secrets
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 from coordinator.errors import ConflictingReport, InvalidReport, NoLongerNeeded
 from coordinator.jobs import Job, Running, Underway, next_event
 from coordinator.keys import Keys
+from coordinator.leases import new_id
 from coordinator.participation import Apart
 from coordinator.pool import Pool, Session
 from coordinator.rounds import (
@@ -203,7 +203,7 @@ class Draft:
 
     def _select(self, running: Running, count: int) -> None:
         chosen = draw(self._eligible(running.job), count, self._means.source)
-        seats = [Seat(secrets.token_urlsafe(16), slot, session.device) for slot, session in enumerate(chosen)]
+        seats = [Seat(new_id(self._means.pool.replica), slot, session.device) for slot, session in enumerate(chosen)]
         self._records.add_assignments(running.id, seats)
         self.cohorts[running.job.task.id] = [seat.device for seat in seats]
         self._step(running, Configured(len(seats)))

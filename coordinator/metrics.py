@@ -38,6 +38,7 @@ class Metrics:
         self.sent = self._counter("sent_bytes", "bytes of answers, by route; blobs are one of them", "route")
         self.problems = self._counter("problems", "problem documents, by route and type", "route", "problem")
         self.shed = self._counter("shed_requests", "requests turned away under load, by what was full", "limit")
+        self.populations = self._gauge("populations_held", "populations that this replica drives")
         self.queue = self._gauge("queue_depth", "requests that wait for the driver")
         self.connections = self._gauge("requests_in_progress", "device requests in progress, waiting ones too")
         self.transactions = self._histogram("transaction_seconds", "transactions of the driver", _SHORT_S)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from coordinator.errors import UnknownSession
+from coordinator.leases import new_id
 from coordinator.selection import Capabilities, Needs
 from coordinator.submissions import Wait, settle
 from fedcore.wire.messages import Assignment, Rejected
@@ -37,19 +38,20 @@ class Session:
 
 
 class Pool:
-    """Every live session. At most one per device: a newer visit ends the older.
+    """Every live session at a replica. At most one per device: a newer visit ends the older.
 
     A device that was given an assignment is busy until it has reported or is let go, whatever became of its session.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, replica: str) -> None:
+        self.replica = replica
         self._sessions: dict[str, Session] = {}
         self._devices: dict[tuple[str, str], str] = {}
         self._busy: dict[tuple[str, str], str] = {}
 
     def enter(self, population: str, device: str, capabilities: Capabilities, now: float) -> tuple[str, list[Session]]:
         """Start a visit; answers its session id and the visit that it ends, if the device had one."""
-        session_id = secrets.token_urlsafe(16)
+        session_id = new_id(self.replica)
         older = self._sessions.get(self._devices.get((population, device), ""))
         self._sessions[session_id] = Session(session_id, population, device, capabilities, now + _IDLE_S)
         self._devices[population, device] = session_id
@@ -80,6 +82,10 @@ class Pool:
     def waiting(self) -> Iterator[Session]:
         """Every session that waits, in order of arrival."""
         return (session for session in self._sessions.values() if session.answer is not None)
+
+    def of(self, populations: AbstractSet[str]) -> list[Session]:
+        """Every session in these populations."""
+        return [session for session in self._sessions.values() if session.population in populations]
 
     def eligible(self, population: str, task: str, needs: Needs) -> list[Session]:
         """Who waits and may take part in a task."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
 from typing import Any
 
-from coordinator.errors import UnknownPopulation
+from coordinator.errors import Unavailable, UnknownPopulation
 from coordinator.jobs import Job, Underway
 from coordinator.participation import Apart
 from coordinator.pool import Pool, Session
@@ -23,21 +24,32 @@ class Reception:
         self._apart = apart
         self._retry = retry
         self._populations: frozenset[str] = frozenset()
+        self._driven: AbstractSet[str] = frozenset()
         self._jobs: Sequence[Job] = ()
         self.closed = False
 
-    def learn(self, populations: frozenset[str], jobs: Iterable[Job], underway: Underway) -> None:
-        """From now on these populations and tasks are known; whoever waits for what will not come is sent away."""
-        self._populations, self._jobs = populations, tuple(jobs)
+    def learn(
+        self, populations: frozenset[str], driven: AbstractSet[str], jobs: Iterable[Job], underway: Underway
+    ) -> None:
+        """From now on these populations and tasks are known; whoever waits for what will not come is sent away.
+
+        driven: the populations that this process drives, of which the tasks are.
+        """
+        self._populations, self._driven, self._jobs = populations, driven, tuple(jobs)
         open_ = [job for job in self._jobs if job.active or underway.selects(job)]
         self.send_away([one for one in self._pool.waiting() if not _has_offer(one, open_)], "no-task")
 
     def arrive(self, request: Arrive, now: float, look_again: Callable[[], None]) -> CheckInAnswer:
-        """Start a session, or say why not; `look_again` learns of populations since. Raises UnknownPopulation."""
+        """Start a session, or say why not; `look_again` learns of populations since.
+
+        Raises UnknownPopulation, or Unavailable for a population that another process drives.
+        """
         if request.population not in self._populations:
             look_again()
         if request.population not in self._populations:
             raise UnknownPopulation(f"no population is called {request.population!r}")
+        if request.population not in self._driven:
+            raise Unavailable("another replica is taking this population over; ask again")
         device, name = Capabilities.stated_by(request.message), request.message.device
         offers = [job for job in self._jobs if job.population == request.population and job.active]
         if self.closed:
@@ -64,6 +76,11 @@ class Reception:
         """End sessions, and tell their devices why and when to come back."""
         for session in sessions:
             self._pool.reject(session, self._rejected(reason))
+
+    def forget(self, populations: frozenset[str]) -> None:
+        """These are driven by another process now: their devices come back, and reach it."""
+        self._driven -= populations
+        self.send_away(self._pool.of(populations), "shutting-down")
 
     def dismiss(self, now: float) -> None:
         """Send away whose time is up; once closed, everybody who waits."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from contextlib import suppress
 
 from coordinator.errors import NoLongerNeeded, Refusal
@@ -37,10 +37,11 @@ class SecureRounds:
         for secure in self._rounds.values():
             secure.advance(now)
 
-    def dismiss(self, refusal: Refusal) -> None:
-        """Answer whoever waits with a refusal."""
-        for secure in self._rounds.values():
-            secure.dismiss(refusal)
+    def dismiss(self, refusal: Refusal, row_ids: Container[int]) -> None:
+        """Answer whoever waits in one of these rounds with a refusal."""
+        for round_id, secure in self._rounds.items():
+            if round_id in row_ids:
+                secure.dismiss(refusal)
 
     def adopt(self, rounds: Iterable[Running], now: float) -> None:
         """Take up those of new rounds, end those of rounds that report no more."""

@@ -15,7 +15,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from coordinator.api.entrance import Entrance
-from coordinator.app import admin_app, device_app, only_coordinator
+from coordinator.app import admin_app, device_app
+from coordinator.routing import Router
 from coordinator.service import Service
 from coordinator.settings import Settings
 
@@ -33,8 +34,8 @@ class Addresses(NamedTuple):
 def serve(settings: Settings, on_ready: Callable[[Addresses], None] | None = None) -> None:
     """Serve until SIGTERM or SIGINT, then finish gracefully. `on_ready` is called once requests are answered.
 
-    Raises StoreInUse, before anything is changed, when another coordinator runs on the database; OSError when a port
-    is taken.
+    Raises KeysDiffer, before anything is changed, when a coordinator with other keys runs on the database; OSError when
+    a port is taken.
     """
     _Devices(settings, on_ready or (lambda _: None)).run()
 
@@ -76,18 +77,20 @@ class _Devices(uvicorn.Server):
         self._settings = settings
         self._service = service = Service.open(settings)
         self._admin = _Admin(_config(Entrance(admin_app(service), service.metrics, settings.retry), settings))
-        app = Entrance(device_app(service), service.metrics, settings.retry, service.limits)
+        router = Router(device_app(service), service)
+        app = Entrance(router, service.metrics, settings.retry, service.limits, router.passed_on)
         super().__init__(_config(app, settings))
         self._on_ready = on_ready
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         settings = self._settings
         with (
-            only_coordinator(settings.database),
             _listening(settings.host, settings.port) as devices,
             _listening(settings.admin_host, settings.admin_port) as admin,
         ):
             self._admin_socket = admin
+            self._service.tenure.listen_at(settings.replica_url or self._url(devices))
+            self._service.tenure.check_keys()
             super().run([devices])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -96,10 +99,14 @@ class _Devices(uvicorn.Server):
         while not self._admin.started and not self._serving_admin.done():
             await asyncio.sleep(0.005)
         if sockets and self.started:
-            scheme = "https" if self._settings.tls_cert else "http"
-            addresses = Addresses(_url(scheme, sockets[0]), _url(scheme, self._admin_socket))
+            addresses = Addresses(self._url(sockets[0]), self._url(self._admin_socket))
             _LOG.info("devices at %s, operators at %s", *addresses)
             self._on_ready(addresses)
+
+    def _url(self, listener: socket.socket) -> str:
+        scheme = "https" if self._settings.tls_cert else "http"
+        host, port = listener.getsockname()[:2]
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         # Before connections are waited for: otherwise a device that waits to be selected holds them open.
@@ -136,8 +143,3 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, port), family=family, backlog=_BACKLOG) as listener:
         yield listener
-
-
-def _url(scheme: str, listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -10,6 +10,7 @@ from coordinator.limits import Limits
 from coordinator.metrics import Metrics
 from coordinator.settings import Settings
 from coordinator.tasks import CoordinatorStore, open_coordinator_store
+from coordinator.tenure import Place, Tenure
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,7 @@ class Service:
 
     settings: Settings
     store: CoordinatorStore
+    tenure: Tenure
     keys: Keys
     driver: Driver
     metrics: Metrics
@@ -27,7 +29,9 @@ class Service:
     def open(cls, settings: Settings) -> Service:
         """The parts that `settings` ask for. Raises UnsupportedDatabase."""
         store = open_coordinator_store(settings.database, settings.blobs)
-        keys, limits = Keys.beside(settings.database), Limits(settings)
-        driver = Driver(store, keys, settings.retry, settings.queue_limit)
+        keys, limits = Keys.at(settings.keys_file), Limits(settings)
+        place = Place(keys=keys.fingerprint, lease_s=settings.lease_s, drives=settings.role != "api")
+        tenure = Tenure(store, place)
+        driver = Driver(tenure, keys, settings.retry, settings.queue_limit)
         driver.metrics.watch(driver.queue_depth, lambda: limits.connections.held)
-        return cls(settings, store, keys, driver, driver.metrics, limits)
+        return cls(settings, store, tenure, keys, driver, driver.metrics, limits)

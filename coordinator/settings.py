@@ -36,8 +36,25 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid", hide_input_in_errors=True)
 
     database: str = Field(default="sqlite:///muster.db", description="SQLite file, as sqlite:///PATH")
+    keys: Path | None = Field(
+        default=None,
+        description="file of the private keys, the same at all replicas; beside the SQLite file if not given",
+    )
     blobs: Path = Field(
         default=Path("muster-blobs"), description="folder of plans, graphs, checkpoints and server states"
+    )
+    role: Literal["all", "api", "driver"] = Field(
+        default="all", description="all; api: drive nothing, pass requests on; driver: answer other replicas alone"
+    )
+    replica_url: str | None = Field(
+        default=None,
+        description="where the other replicas reach this one; the address on which it listens if not given",
+    )
+    lease_s: float = Field(
+        default=15.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="after so long without a sign of life the others take a replica's populations",
     )
     host: str = Field(default="127.0.0.1", description="address on which devices are served")
     port: int = Field(default=8080, ge=0, le=65535, description="port for devices; 0 takes a free one")
@@ -92,6 +109,11 @@ class Settings(BaseSettings):
         if self.loopback_viewer and self.admin_host not in _LOOPBACK:
             raise ValueError(f"loopback_viewer needs an admin_host of {', '.join(_LOOPBACK)}, not {self.admin_host}")
         return self
+
+    @property
+    def keys_file(self) -> Path:
+        """Where the private keys are."""
+        return self.keys or Path(f"{self.database.removeprefix('sqlite:///')}.keys")
 
     @property
     def retry(self) -> RetryWindow:

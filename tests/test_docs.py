@@ -88,7 +88,7 @@ def test_every_reason_is_documented_and_no_other(start, reasons):
 
 def test_every_reason_to_abandon_a_round_is_documented():
     sources = "".join(path.read_text() for path in files(".py") if path.is_relative_to(ROOT / "coordinator"))
-    found = set(re.findall(r'(?:_abandon\(.*?|Abandon\(|abandon_unfinished_rounds\()"([a-z-]+)"', sources))
+    found = set(re.findall(r'(?:_abandon\(.*?|Abandon\(|abandon_unfinished_rounds\(.*?, )"([a-z-]+)"', sources))
     listed = {row[0] for row in rows(section(read("docs/spec/rounds.md"), "§4"))[2:]}
     assert found
     assert found == listed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import structlog
@@ -23,13 +24,24 @@ _OPEN = ("/healthz", "/readyz")
 
 
 class Entrance:
-    """ASGI: measures every request, and with limits turns away what is too much before it is read or routed."""
+    """ASGI: measures every request, and with limits turns away what is too much before it is read or routed.
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, retry: RetryWindow, limits: Limits | None = None) -> None:
+    of_replica: whether another replica passed a request on: then the limit of its address was applied there.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        metrics: Metrics,
+        retry: RetryWindow,
+        limits: Limits | None = None,
+        of_replica: Callable[[Scope], bool] = lambda _: False,
+    ) -> None:
         self._app = app
         self._metrics = metrics
         self._retry = retry
         self._limits = limits
+        self._of_replica = of_replica
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer 429 or 503."""
@@ -52,7 +64,7 @@ class Entrance:
         if self._limits is None or scope["path"] in _OPEN:
             return nullcontext()
         caller = caller_of(scope["client"][0]) if scope.get("client") else None
-        if caller is not None:
+        if caller is not None and not self._of_replica(scope):
             self._limits.address.admit(caller)
         return self._limits.connections.hold()
 

@@ -8,13 +8,12 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.responses import JSONResponse, Response
 
 from coordinator.api.openapi import answers
-from coordinator.drivers import Driver
 from coordinator.errors import Unavailable
 from coordinator.metrics import Metrics
-from coordinator.tasks import CoordinatorStore
+from coordinator.service import Service
 
 
-def health_router(driver: Driver, store: CoordinatorStore) -> APIRouter:
+def health_router(service: Service) -> APIRouter:
     """`/healthz`: the process answers. `/readyz`: it can also serve devices."""
     router = APIRouter(tags=["health"])
 
@@ -25,13 +24,15 @@ def health_router(driver: Driver, store: CoordinatorStore) -> APIRouter:
 
     @router.get("/readyz", responses=answers(200, "Devices may come", problems=()))
     def readyz() -> Response:
-        """The driver runs, the database can be read, and the service is not about to stop."""
-        if not driver.alive:
+        """The driver runs, the database can be read, others reach this replica, and no stop is under way."""
+        if not service.driver.alive:
             raise Unavailable("the driver is not running")
-        if driver.draining:
+        if service.driver.draining:
             raise Unavailable("the coordinator is about to stop")
+        if service.tenure.ousted:
+            raise Unavailable("another replica announces the same URL; give each its own as replica_url")
         try:
-            with store.database.reading() as records:
+            with service.store.database.reading() as records:
                 records.populations()
         except SQLAlchemyError as error:
             raise Unavailable("the database cannot be read") from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -12,6 +12,7 @@ from sqlalchemy.engine import Connection
 
 from coordinator.errors import StoreConflict, UnknownAssignment, UnknownBlob, UnknownRound, UnknownTask
 from coordinator.rounds import FAILURES, AssignmentState, Round, RoundState, TaskState, move
+from coordinator.store.leases import LeaseRecords
 from coordinator.store.rows import AssignmentRecord, RoundRecord, Seat, Snapshot, Task, Transition
 from coordinator.store.tables import ASSIGNMENTS, BLOBS, POPULATIONS, REPORTS, ROUNDS, TASKS, TRANSITIONS
 from coordinator.store.tokens import TokenRecords
@@ -28,6 +29,7 @@ class Records:
     def __init__(self, connection: Connection, at: float) -> None:
         self._connection = connection
         self.at = at
+        self.leases = LeaseRecords(connection, at)
         self.tokens = TokenRecords(connection, at)
 
     # --- tasks and blobs
@@ -54,7 +56,7 @@ class Records:
     def add_task(self, task: Task, cause: str) -> None:
         """Write a new task, and its population when it is the first there."""
         if task.settings.population not in self.populations():
-            self._insert(POPULATIONS, name=task.settings.population, created_at=self.at)
+            self._insert(POPULATIONS, name=task.settings.population, created_at=self.at, holder=None, term=0)
         self._insert(
             TASKS,
             **asdict(task.settings) | {"minimum": task.settings.policy.minimum},
@@ -155,11 +157,17 @@ class Records:
         values = {"state_sha256": snapshot.state_sha256, "checkpoint_sha256": snapshot.checkpoint_sha256}
         self._connection.execute(update(ROUNDS).where(ROUNDS.c.id == row_id).values(**values, metrics=metrics))
 
-    def abandon_unfinished_rounds(self, reason: str, known: Mapping[int, Round] | None = None) -> tuple[int, set[int]]:
-        """End every round that runs but for those that are as in `known`, by row id; how many, and which go on."""
-        running = [state for state in RoundState if not state.ended]
+    def abandon_unfinished_rounds(
+        self, populations: Collection[str], reason: str, known: Mapping[int, Round] | None = None
+    ) -> tuple[int, set[int]]:
+        """End every round of `populations` that runs but for those that are as in `known`, by row id.
+
+        Answers how many, and which go on.
+        """
+        running = ROUNDS.c.state.in_([state for state in RoundState if not state.ended])
+        query = select(ROUNDS).join(TASKS).where(running & TASKS.c.population.in_(populations))
         ended, go_on = 0, set()
-        for row in self._connection.execute(select(ROUNDS).where(ROUNDS.c.state.in_(running))).all():
+        for row in self._connection.execute(query).all():
             if known and _agrees(row, known.get(row.id)):
                 go_on.add(row.id)
                 continue

@@ -25,21 +25,43 @@ _SERIAL = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows on
 
 
 def _column(
-    name: str, kind: Any, *constraints: Any, comment: str, null: bool = False, key: bool = False
+    name: str,
+    kind: Any,
+    *constraints: Any,
+    comment: str,
+    null: bool = False,
+    key: bool = False,
+    unique: bool = False,
 ) -> Column[Any]:
-    return Column(name, kind, *constraints, comment=comment, nullable=null, primary_key=key)
+    return Column(name, kind, *constraints, comment=comment, nullable=null, primary_key=key, unique=unique)
 
 
 def _blob(name: str, comment: str, *, null: bool = False) -> Column[Any]:
     return _column(name, String(64), ForeignKey("blobs.sha256"), comment=comment, null=null)
 
 
+REPLICAS = Table(
+    "replicas",
+    METADATA,
+    _column("id", String(8), comment="id of the process; what it makes is named after it", key=True),
+    _column("url", Text, comment="where the other replicas reach it", unique=True),
+    _column("keys", String(64), comment="digest of its public keys: all replicas have the same"),
+    _column("beat", BigInteger, comment="counts up while it lives; who sees it stand still takes it for gone"),
+    _column("draining", Boolean, comment="whether it is about to stop, and takes no population"),
+    _column("seen_at", Float, comment="seconds since 1970 at its last beat, by its own clock; for people"),
+    comment="Coordinator processes that drive populations",
+)
+
 POPULATIONS = Table(
     "populations",
     METADATA,
     _column("name", String(200), comment="name that devices check in under", key=True),
     _column("created_at", Float, comment="seconds since 1970"),
-    comment="Groups of devices that check in together",
+    # Not a foreign key: a replica that is gone has no row, and that is how its populations become free.
+    _column("holder", String(8), comment="replica that drives the population; null when nobody does", null=True),
+    _column("term", BigInteger, comment="counts the holders; what an earlier one still writes is refused"),
+    Index("populations_of", "holder"),
+    comment="Groups of devices that check in together, each with the lease of the one process that drives it",
 )
 
 BLOBS = Table(

@@ -30,11 +30,17 @@ def serve(
     blobs: Annotated[Path | None, typer.Option(help="Folder of plans and models.  [default: muster-blobs]")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.  [default: 127.0.0.1]")] = None,
     port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one.  [default: 8080]")] = None,
+    role: Annotated[
+        str | None,
+        typer.Option(help="all; api: drive no rounds, pass requests on; driver: answer other replicas alone.  [all]"),
+    ] = None,
     ready_file: Annotated[
         Path | None, typer.Option(help="Write the service's URL here once it accepts devices.")
     ] = None,
 ) -> None:
     """Serve devices until SIGTERM or Ctrl-C; a restart takes up every task where it was committed last.
+
+    Several may run on one database, and a device may reach any of them.
 
     Operators are served on a port of their own, 127.0.0.1:8081 unless set otherwise. Every setting may also come from
     the environment, as MUSTER_DATABASE, MUSTER_ADMIN_PORT and so on: `muster coordinator config` lists them all.
@@ -43,7 +49,7 @@ def serve(
     from coordinator.server import serve as run
     from coordinator.settings import load_settings
 
-    settings = load_settings(_given(config, database=db, blobs=blobs, host=host, port=port))
+    settings = load_settings(_given(config, database=db, blobs=blobs, host=host, port=port, role=role))
     configure_logs(settings.log_level, settings.log_format)
 
     def on_ready(addresses: Addresses) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -15,6 +16,7 @@ from coordinator.server import serving
 from coordinator.settings import Settings
 from coordinator.submissions import Arrive, GiveUp, Report, Submission, Wait
 from coordinator.tasks import TaskSettings, open_coordinator_store
+from coordinator.tenure import Place, Tenure
 from fedcore.wire.messages import Abort, CheckIn, RetryWindow
 from tests.coordinator.bundles import make_bundle, report_vector
 
@@ -73,10 +75,12 @@ def committed(store, task, number):
 class Desk:
     """A driver without its thread, on a clock that only the test moves: every turn is one call."""
 
-    def __init__(self, store, source=None):
+    def __init__(self, store, source=None, url="http://desk", lease_s=math.inf):
         self.now = 0.0
         self.store = store
-        self.driver = Driver(store, KEYS, RETRY, 16, clock=lambda: self.now, source=source)
+        self.tenure = Tenure(store, Place(keys="", lease_s=lease_s))
+        self.tenure.listen_at(url)
+        self.driver = Driver(self.tenure, KEYS, RETRY, 16, clock=lambda: self.now, source=source)
         self.driver.recover()
 
     def turn(self, *requests) -> list[Future]:

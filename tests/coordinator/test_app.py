@@ -22,14 +22,15 @@ import sys
 from pathlib import Path
 from coordinator.server import serve
 from coordinator.settings import Settings
-serve(Settings(database=sys.argv[1], blobs=Path(sys.argv[2]), port=0), lambda ready: print(ready.devices, flush=True))
+settings = Settings(database=sys.argv[1], blobs=Path(sys.argv[2]), port=sys.argv[3])
+serve(settings, lambda ready: print(ready.devices, flush=True))
 """
 
 
 @contextmanager
-def process(tmp_path):
+def process(tmp_path, port=0):
     """The service as a process of its own; gives it and a client."""
-    command = [sys.executable, "-c", SERVE, f"sqlite:///{tmp_path}/state.db", str(tmp_path / "blobs")]
+    command = [sys.executable, "-c", SERVE, f"sqlite:///{tmp_path}/state.db", str(tmp_path / "blobs"), str(port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         try:
             with httpx2.Client(base_url=child.stdout.readline().strip(), timeout=10) as client:
@@ -45,7 +46,7 @@ def test_killed_service_runs_the_round_again_and_keeps_its_receipts(store, regis
         first, second = assign(client, "a", "b")
         receipt = put(client, first.assignment, body)
         child.kill()
-    with process(tmp_path) as (child, client):
+    with process(tmp_path, client.base_url.port) as (child, client):
         assert put(client, first.assignment, body).content == receipt.content
         refused(put(client, second.assignment, body), "no-longer-needed")
         again = assign(client, "a", "b")

@@ -81,6 +81,7 @@ def test_server_state_is_carried_between_rounds(store, register, desk, tmp_path)
 def test_idle_task_and_rejected_check_ins_write_nothing(store, register, desk, tmp_path):
     task = register(min_examples=50)
     with store.database.engine.connect() as observer:
+        desk.pass_time(1)
         before = observer.exec_driver_sql("PRAGMA data_version").scalar()
         assert desk.arrive("a") == Rejected("not-eligible", RETRY)
         assert desk.arrive("a", formats=("other",)) == Rejected("not-eligible", RETRY)
@@ -311,7 +312,7 @@ def test_lack_of_devices_and_restarts_never_pause_a_task(store, register, new_de
             desk.wait("a")
             desk.pass_time(5)
     assert store.task(task).state is TaskState.ACTIVE
-    assert {row[3] for row in states(store, task)} == {"too-few-devices", "restart", ""}
+    assert {row[3] for row in states(store, task)} == {"too-few-devices", "driver-lost", ""}
 
 
 def test_same_source_draws_the_same_cohorts(register, store, new_desk):
@@ -440,7 +441,7 @@ def test_restart_abandons_the_running_round_and_runs_it_again_from_the_same_mode
         assert (assignment.round, assignment.attempt, assignment.checkpoint) == (1, 2, first.checkpoint)
         after.report(assignment, [0, 1, 0, 0])
     np.testing.assert_array_equal(store.checkpoint(task)["params"], START + np.array([0, 1, 0, 0]))
-    assert states(store, task) == [(1, 1, "abandoned", "restart"), (1, 2, "committed", "")]
+    assert states(store, task) == [(1, 1, "abandoned", "driver-lost"), (1, 2, "committed", "")]
 
 
 def test_paused_task_finishes_its_round_and_opens_no_other(store, register, desk):
@@ -525,6 +526,7 @@ def test_failed_commit_counts_nothing_and_the_same_report_counts_later(store, re
 
 def test_selection_that_could_not_be_stored_leaves_the_devices_waiting(store, register, desk, failing_commit):
     task = register(goal=1)
+    desk.pass_time(1)
     failing_commit["failing"] = True
     waiting = desk.wait("a")
     desk.pass_time(1)
@@ -555,8 +557,9 @@ def test_another_coordinator_on_the_same_store_is_noticed_and_counts_nothing(sto
     first = new_desk()
     (assignment,) = first.assign("a")
     new_desk()
-    with pytest.raises(NoLongerNeeded):
-        first.report(assignment)
+    for error in (Unavailable, NoLongerNeeded):
+        with pytest.raises(error):
+            first.report(assignment)
     with store.database.engine.connect() as connection:
         assert list(connection.scalars(sqlalchemy.select(ROUNDS.c.state))) == ["abandoned"]
 

@@ -9,9 +9,9 @@ def raw(keys):
 
 
 def test_keys_are_made_once_two_unlike_ones_for_their_owner_alone(tmp_path):
-    url = f"sqlite:///{tmp_path}/m.db"
-    made = raw(Keys.beside(url))
-    assert raw(Keys.beside(url)) == made
+    path = tmp_path / "m.db.keys"
+    made = raw(Keys.at(path))
+    assert raw(Keys.at(path)) == made
     assert made[0] != made[1]
     assert [path.name for path in tmp_path.iterdir()] == ["m.db.keys"]
     assert (tmp_path / "m.db.keys").stat().st_mode & 0o077 == 0
@@ -20,5 +20,5 @@ def test_keys_are_made_once_two_unlike_ones_for_their_owner_alone(tmp_path):
 def test_a_damaged_file_of_keys_is_not_replaced(tmp_path):
     (tmp_path / "m.db.keys").write_bytes(b"short")
     with pytest.raises(KeysDamaged, match=r"m\.db\.keys"):
-        Keys.beside(f"sqlite:///{tmp_path}/m.db")
+        Keys.at(tmp_path / "m.db.keys")
     assert (tmp_path / "m.db.keys").read_bytes() == b"short"

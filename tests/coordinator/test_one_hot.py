@@ -26,7 +26,7 @@ def test_report_whose_commit_is_in_doubt_costs_the_attempt_and_is_never_lost_fro
     for assignment in desk.assign("a", "b", "c"):
         desk.report(assignment)
     ended = [(one.attempt, one.state, one.reason, one.reported) for one in store.rounds(task)]
-    assert ended == [(1, RoundState.ABANDONED, "restart", 1), (2, RoundState.COMMITTED, "", 3)]
+    assert ended == [(1, RoundState.ABANDONED, "driver-lost", 1), (2, RoundState.COMMITTED, "", 3)]
 
 
 def test_round_whose_commit_is_in_doubt_is_committed_once(store, register, desk):

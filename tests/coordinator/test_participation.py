@@ -91,7 +91,6 @@ def test_separation_outlives_a_restart(register, new_desk, asked):
     desk.give_up(second)
     desk.report(first)
     after = new_desk()
-    after.now = 5e6
     assert [outcome(after.arrive(name)) for name in ("a", "b", "c")] == ["resting", "accepted", "accepted"]
 
 

@@ -228,7 +228,7 @@ def test_a_restart_abandons_the_attempt_and_its_messages_are_not_wanted_any_more
     later = new_desk()
     with pytest.raises(NoLongerNeeded):
         later.ask(Hear(devices[0].given.assignment, 6, 0.0))
-    assert [one.reason for one in store.rounds(task)] == ["restart"]
+    assert [one.reason for one in store.rounds(task)] == ["driver-lost"]
 
 
 def test_a_coordinator_that_stops_does_not_let_devices_wait(register, desk):

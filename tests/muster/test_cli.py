@@ -292,12 +292,15 @@ def test_every_command_has_help_with_an_example_of_what_it_does():
         assert len(result.stdout.splitlines()) > 5
 
 
-def test_a_second_coordinator_on_one_database_is_refused_and_changes_nothing(tmp_path):
+def test_a_coordinator_with_other_keys_than_one_that_runs_does_not_start(tmp_path, monkeypatch):
     database, blobs = f"sqlite:///{tmp_path / 'm.db'}", tmp_path / "blobs"
+    monkeypatch.setenv("MUSTER_LEASE_S", "1")
     with coordinator_process(tmp_path, database, blobs):
+        monkeypatch.setenv("MUSTER_KEYS", str(tmp_path / "other.keys"))
+        monkeypatch.setenv("MUSTER_ADMIN_PORT", "0")
         status, _, err = muster("coordinator", "serve", "--port", 0, "--db", database, "--blobs", blobs)
     assert status == 1
-    assert "another coordinator runs on" in " ".join(err.split())
+    assert "a replica with other keys runs on this database" in " ".join(err.split())
 
 
 def test_help_shows_words_in_square_brackets():

@@ -1,0 +1,75 @@
+"""Rows of replicas and of the leases that they hold, within one transaction. Who should do what: coordinator.leases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+
+from sqlalchemy import ColumnElement, delete, insert, select, true, update
+from sqlalchemy.engine import Connection
+
+from coordinator.errors import LeaseLost
+from coordinator.leases import Lease, Replica
+from coordinator.store.tables import POPULATIONS, REPLICAS
+
+
+class LeaseRecords:
+    """What a transaction may do to replicas and leases. `at` is when it happened, in seconds since 1970."""
+
+    def __init__(self, connection: Connection, at: float) -> None:
+        self._connection = connection
+        self._at = at
+
+    def replicas(self) -> list[Replica]:
+        """Every process that is not known to be gone."""
+        names = Replica.__dataclass_fields__
+        query = select(*(REPLICAS.c[name] for name in names))
+        return [Replica(**row._mapping) for row in self._connection.execute(query)]
+
+    def leases(self) -> list[Lease]:
+        """The lease of every population, by name."""
+        rows = self._connection.execute(select(POPULATIONS).order_by(POPULATIONS.c.name))
+        return [Lease(row.name, row.holder, row.term) for row in rows]
+
+    def announce(self, me: Replica) -> None:
+        """Write a replica's row. A row with its URL must not be there: see `forget`."""
+        self._connection.execute(insert(REPLICAS).values(**asdict(me), seen_at=self._at))
+
+    def beat(self, me: Replica) -> bool:
+        """Say that `me` lives; false when it was taken for gone."""
+        values = {"beat": me.beat, "draining": me.draining, "seen_at": self._at}
+        return self._connection.execute(update(REPLICAS).where(REPLICAS.c.id == me.id).values(**values)).rowcount == 1
+
+    def forget(self, replica: str, beat: int | None = None) -> None:
+        """Remove a replica's row, which sets its populations free; with `beat`, only if it has not moved on."""
+        same = true() if beat is None else REPLICAS.c.beat == beat
+        self._connection.execute(delete(REPLICAS).where((REPLICAS.c.id == replica) & same))
+
+    def take(self, lease: Lease, holder: str) -> bool:
+        """Make `holder` hold a lease that nobody present holds; false when somebody else was first."""
+        present = select(REPLICAS.c.id).where(REPLICAS.c.id != holder)
+        free = POPULATIONS.c.holder.is_(None) | POPULATIONS.c.holder.not_in(present)
+        values = {"holder": holder, "term": lease.term + 1}
+        query = update(POPULATIONS).where(_of(lease) & free).values(**values)
+        return self._connection.execute(query).rowcount == 1
+
+    def release(self, lease: Lease) -> None:
+        """Let a lease go. Its term stays, so that nobody ever holds it under the same one."""
+        self._connection.execute(update(POPULATIONS).where(_of(lease)).values(holder=None))
+
+    def fence(self, holder: str, held: Mapping[str, int]) -> None:
+        """Hold on to every lease of `held` (terms by population) until the transaction ends.
+
+        Raises LeaseLost when somebody else took one: then nothing may be written that rests on it.
+        """
+        # The lock makes whoever takes a lease wait for this transaction, or this one see that it was taken. In SQLite,
+        # where one transaction writes at a time, there is nothing to lock.
+        query = select(POPULATIONS.c.name, POPULATIONS.c.term).where(POPULATIONS.c.holder == holder)
+        found = {row.name: row.term for row in self._connection.execute(query.with_for_update(read=True))}
+        lost = {population for population, term in held.items() if found.get(population) != term}
+        if lost:
+            raise LeaseLost(frozenset(lost))
+
+
+def _of(lease: Lease) -> ColumnElement[bool]:
+    return (POPULATIONS.c.name == lease.population) & (POPULATIONS.c.term == lease.term)

@@ -1,0 +1,222 @@
+"""Who drives which population: the decisions, and drivers that share a store on a clock that only the test moves."""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator.errors import KeysDiffer, LeaseLost, NoLongerNeeded, Unavailable, UnknownSession
+from coordinator.leases import Lease, Moves, Replica, gone, look, maker_of, moves, new_id, new_replica_id
+from coordinator.rounds import TaskState
+from coordinator.submissions import Wait
+from coordinator.tenure import Place, Tenure
+from tests.coordinator.conftest import Desk
+
+LEASE_S = 10.0
+
+
+def replica(id_, beat=0, draining=False):
+    return Replica(id_, f"http://{id_}", "keys", beat, draining)
+
+
+def settled(holders, ids):
+    """The holders of populations once every replica has made its moves often enough, and how many moves that took."""
+    made = 0
+    for _ in range(len(holders) + 1):
+        for me in ids:
+            leases = [Lease(population, holder, 0) for population, holder in sorted(holders.items())]
+            held = {lease.population for lease in leases if lease.holder == me}
+            chosen = moves(replica(me), [replica(one) for one in ids if one != me], leases, held, held)
+            made += len(chosen.take) + len(chosen.leave)
+            holders = holders | {lease.population: me for lease in chosen.take} | dict.fromkeys(chosen.leave)
+    return holders, made
+
+
+@pytest.mark.parametrize("populations", [0, 1, 2, 3, 7, 20])
+@pytest.mark.parametrize("replicas", [1, 2, 3, 5])
+def test_shares_differ_by_one_at_most_and_then_nothing_moves(populations, replicas):
+    ids = [f"r{number}" for number in range(replicas)]
+    for holder in (None, "r0", "gone"):
+        holders, _ = settled({f"p{number:02}": holder for number in range(populations)}, ids)
+        counts = sorted(list(holders.values()).count(id_) for id_ in ids)
+        assert sum(counts) == populations
+        assert counts[-1] - counts[0] <= 1
+        assert settled(holders, ids) == (holders, 0)
+
+
+def test_only_as_many_populations_move_to_a_new_replica_as_it_should_have():
+    holders = {"a": "r1", "b": "r1", "c": "r2", "d": "r2"}
+    assert settled(holders, ["r0", "r1", "r2"])[1] == 2
+    assert settled({"a": "r1"}, ["r0", "r1"]) == ({"a": "r1"}, 0)
+
+
+def test_idle_populations_are_given_up_before_those_with_a_running_round():
+    leases = [Lease(name, "me", 1) for name in ("a", "b", "c")]
+    chosen = moves(replica("me"), [replica("other")], leases, {"a", "b", "c"}, {"c"})
+    assert chosen == Moves(leave=frozenset("c"))
+
+
+def test_draining_replica_leaves_everything_takes_nothing_and_is_not_counted():
+    leases = [Lease("a", "me", 1), Lease("b", None, 1)]
+    draining = replica("me", draining=True)
+    assert moves(draining, [], leases, {"a"}, set()) == Moves(leave=frozenset("a"))
+    assert moves(replica("x"), [draining], leases, set(), set()) == Moves(take=(leases[1],))
+
+
+def test_lease_that_this_process_does_not_remember_is_taken_again():
+    lease = Lease("a", "me", 3)
+    assert moves(replica("me"), [], [lease], set(), set()) == Moves(take=(lease,))
+
+
+def test_replica_is_gone_when_its_beat_stood_still_for_the_lease_time_whatever_its_clock_says():
+    sights = look({}, [replica("x", 7), replica("y", 7)], 100.0)
+    sights = look(sights, [replica("x", 7), replica("y", 8)], 109.0)
+    assert gone(sights, 109.0, LEASE_S) == {}
+    sights = look(sights, [replica("x", 7), replica("y", 8)], 110.0)
+    assert gone(sights, 110.0, LEASE_S) == {"x": 7}
+    assert look(sights, [replica("y", 9)], 111.0).keys() == {"y"}
+
+
+def test_ids_say_who_made_them_and_fit_their_columns():
+    maker = new_replica_id()
+    assert len(new_id(maker)) <= 32
+    assert maker_of(new_id(maker)) == maker
+    assert maker_of("nobody") == maker_of("a.b") == maker_of("") == ""
+
+
+# --- drivers that share a store
+
+
+@pytest.fixture
+def desks(store):
+    """Two replicas; the first one has the smaller id, by which it gets the odd population."""
+    both = [Desk(store, None, url, LEASE_S) for url in ("http://one", "http://two")]
+    return sorted(both, key=lambda desk: desk.tenure.id)
+
+
+def pass_time(desks, seconds):
+    """Let time pass, in steps, at the desks given; others do not wake up."""
+    for _ in range(round(seconds)):
+        for desk in desks:
+            desk.pass_time(1)
+
+
+def test_driver_that_slept_past_its_lease_commits_nothing(store, register, desks):
+    first, second = desks
+    task = register(goal=2, rounds=1)
+    one, two = first.assign("a", "b")
+    receipt = first.report(one, [100, 0, 0, 0])
+    pass_time(desks, 20)
+    with pytest.raises(Unavailable):
+        second.arrive("a")
+    pass_time([second], LEASE_S + 1)
+    again = second.assign("a", "b")
+    assert [(a.round, a.attempt) for a in again] == [(1, 2), (1, 2)]
+    with pytest.raises(Unavailable):
+        first.report(two, [100, 0, 0, 0])
+    with pytest.raises(NoLongerNeeded):
+        first.report(two, [100, 0, 0, 0])
+    assert first.report(one, [100, 0, 0, 0]) == receipt
+    for assignment in again:
+        second.report(assignment, [0, 1, 0, 0])
+    assert store.checkpoint(task)["params"].tolist() == [1, 3, 3, 4]
+
+
+def test_round_of_a_lost_population_is_not_closed(store, register, desks, monkeypatch):
+    first, second = desks
+    task = register(goal=1, rounds=1)
+    (one,) = first.assign("a")
+    with monkeypatch.context() as patch:
+        patch.setattr(store.blobs, "put", lambda _: 1 / 0)
+        first.report(one, [100, 0, 0, 0])
+    pass_time([second], LEASE_S + 1)
+    first.pass_time(5)
+    assert [(r.state.value, r.reason) for r in store.rounds(task)] == [("abandoned", "driver-lost")]
+    assert store.checkpoint(task)["params"].tolist() == [1, 2, 3, 4]
+
+
+def test_devices_of_a_lost_population_are_sent_away_to_come_back(register, desks):
+    first, second = desks
+    register(goal=2)
+    waiting, idle = first.wait("a", 1000), first.arrive("b").session
+    pass_time([second], LEASE_S + 1)
+    first.pass_time(1)
+    assert waiting.result(timeout=0).reason == "shutting-down"
+    with pytest.raises(UnknownSession):
+        first.ask(Wait(idle, 1))
+    with pytest.raises(Unavailable):
+        first.arrive("a")
+
+
+def test_taking_a_population_leaves_the_rounds_of_others_alone(store, register, desks):
+    first, second = desks
+    kept = register(goal=1, population="tablets")
+    first.pass_time(1)
+    lost = register(goal=1)
+    second.pass_time(1)
+    second.assign("a")
+    first.wait("b", population="tablets")
+    pass_time([first], LEASE_S + 1)
+    first.assign("a")
+    assert [round_.reason for round_ in store.rounds(lost)] == ["driver-lost", ""]
+    assert [round_.reason for round_ in store.rounds(kept)] == [""]
+
+
+def test_population_is_handed_to_a_new_replica_when_its_round_is_over(store, register):
+    for population in ("phones", "tablets"):
+        register(goal=1, population=population)
+    first = Desk(store, None, "http://first", LEASE_S)
+    (one,) = first.assign("a")
+    two = first.wait("b", population="tablets").result(timeout=0)
+    second = Desk(store, None, "http://second", LEASE_S)
+    pass_time([first, second], 5)
+    assert first.tenure.held == {"phones", "tablets"}
+    assert first.arrive("c").reason == "no-task"
+    first.report(one)
+    pass_time([first, second], 2)
+    assert (first.tenure.held, second.tenure.held) == ({"tablets"}, {"phones"})
+    first.report(two)
+    assert second.assign("a")[0].round == 2
+
+
+def test_process_at_the_address_of_another_is_its_successor_at_once(store, register):
+    register(goal=1)
+    before = Desk(store, None, "http://here", LEASE_S)
+    before.assign("a")
+    after = Desk(store, None, "http://here", LEASE_S)
+    assert after.assign("a")[0].attempt == 2
+    before.pass_time(LEASE_S)
+    after.pass_time(LEASE_S)
+    assert (before.tenure.held, after.tenure.held) == (set(), {"phones"})
+
+
+def test_draining_replica_gives_idle_populations_to_others_at_once(register, desks):
+    first, second = desks
+    register(goal=1)
+    first.pass_time(1)
+    first.driver.drain()
+    pass_time(desks, 2)
+    assert (first.tenure.held, second.tenure.held) == (set(), {"phones"})
+
+
+def test_transaction_of_an_earlier_holder_is_undone_as_a_whole(store, register, desks):
+    first, second = desks
+    task = register(goal=1)
+    first.pass_time(1)
+    pass_time([second], LEASE_S + 1)
+    with pytest.raises(LeaseLost, match="phones"), first.tenure.writing() as records:
+        records.move_task(records.task(task), TaskState.FAILED, "test")
+    assert store.task(task).state is TaskState.ACTIVE
+
+
+def test_replica_with_other_keys_does_not_start_beside_one_that_lives(store):
+    def at(url, keys):
+        tenure = Tenure(store, Place(keys=keys, lease_s=LEASE_S))
+        tenure.listen_at(url)
+        return tenure
+
+    running, stranger = at("http://a", "these"), at("http://b", "those")
+    running.announce(0.0)
+    with pytest.raises(KeysDiffer):
+        stranger.check_keys(lambda seconds: running.refresh(seconds, frozenset()))
+    stranger.check_keys(lambda _: None)
+    at("http://a", "those").check_keys()

@@ -1,0 +1,166 @@
+"""Several processes on one database: any of them answers a device, and any of them may die or sleep at any moment."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sqlite3
+import threading
+
+import httpx2
+import numpy as np
+import pytest
+
+from coordinator.rounds import RoundState, TaskState
+from tests.coordinator.bundles import report_body
+from tests.coordinator.replicas import Phones, replicas_on, undisturbed, until
+from tests.coordinator.test_api import assign, check_in, put, refused
+
+GOAL = 4
+
+
+@pytest.fixture
+def replicas(store, tmp_path):
+    with replicas_on(tmp_path, store, f"sqlite:///{tmp_path}/state.db") as started:
+        yield started
+
+
+def completed(store, task):
+    return store.task(task).state is TaskState.COMPLETED
+
+
+def expect_undisturbed(store, task, rounds):
+    """The model is, to the bit, the one that counts every slot of every round once."""
+    np.testing.assert_array_equal(store.checkpoint(task)["params"], undisturbed(rounds, GOAL))
+    done = [one for one in store.rounds(task) if one.state is RoundState.COMMITTED]
+    assert [(one.number, one.reported) for one in done] == [(n, GOAL) for n in range(1, rounds + 1)]
+
+
+def test_devices_spread_over_all_replicas_train_to_the_end(store, register, replicas):
+    task, other = register(goal=GOAL, rounds=4), register(population="tablets", goal=1, rounds=1)
+    urls = [replicas.start(role=role).url for role in ("all", "all", "api")]
+    until(lambda: replicas.holder() and replicas.holder("tablets"))
+    assert replicas.holder() is not replicas.holder("tablets")
+    with Phones(GOAL, lambda: urls) as phones:
+        until(lambda: completed(store, task))
+    assert phones.problems == []
+    expect_undisturbed(store, task, 4)
+    assert len(store.rounds(task)) == 4
+    assert store.rounds(other) == []
+
+
+def test_killed_holder_is_replaced_and_nothing_counts_twice(store, register, replicas):
+    rounds = 6
+    task = register(goal=GOAL, rounds=rounds)
+    for _ in range(3):
+        replicas.start()
+    moments = [("accepted", 2, 1), ("assigned", 3, GOAL), ("reported", 4, 1), ("reported", 5, GOAL)]
+    seen: dict[tuple[str, int], int] = {}
+    lock = threading.Lock()
+
+    def watch(event, assignment):
+        with lock:
+            number = assignment.round if assignment else len(store.rounds(task)) + 1
+            seen[event, number] = seen.get((event, number), 0) + 1
+            if moments and moments[0] == (event, number, seen[event, number]):
+                moments.pop(0)
+                replicas.kill(until(replicas.holder))
+                replicas.start()
+
+    with Phones(GOAL, lambda: [replica.url for replica in replicas.alive], watch) as phones:
+        until(lambda: completed(store, task), 60)
+    assert phones.problems == []
+    assert moments == []
+    expect_undisturbed(store, task, rounds)
+    assert {one.reason for one in store.rounds(task)} == {"", "driver-lost"}
+
+
+def stop_outside_a_transaction(replica, database):
+    """Pause a process, but not one that holds SQLite's only write lock: it would hold up everybody."""
+    while True:
+        replica.signal(signal.SIGSTOP)
+        with contextlib.closing(sqlite3.connect(database, timeout=0.1)) as connection:
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+                return
+            except sqlite3.OperationalError:
+                replica.signal(signal.SIGCONT)
+
+
+def test_holder_that_slept_past_its_lease_commits_nothing(store, register, replicas, tmp_path):
+    task = register(goal=2, rounds=1)
+    sleeper = replicas.start()
+    until(replicas.holder)
+    other = replicas.start()
+    with httpx2.Client(base_url=sleeper.url) as asleep, httpx2.Client(base_url=other.url, timeout=10) as awake:
+        first, second = assign(asleep, "a", "b")
+        body = report_body([100, 0, 0, 0], 1)
+        receipt = put(awake, first.assignment, body)
+        assert receipt.status_code == 200
+        stop_outside_a_transaction(sleeper, tmp_path / "state.db")
+        refused(put(awake, second.assignment, body), "unavailable")
+        until(lambda: replicas.holder() is other)
+        again = assign(awake, "a", "b")
+        assert [(one.round, one.attempt) for one in again] == [(1, 2), (1, 2)]
+        put(awake, again[0].assignment, report_body([0, 1, 0, 0], 1))
+        sleeper.signal(signal.SIGCONT)
+        # It was told of the second report while it slept, or hears of it now: its sum must reach nobody.
+        until(lambda: put(asleep, second.assignment, body).status_code == 410)
+        assert put(awake, first.assignment, body).content == receipt.content
+        put(asleep, again[1].assignment, report_body([0, 1, 0, 0], 1))
+        until(lambda: completed(store, task))
+    np.testing.assert_array_equal(store.checkpoint(task)["params"], np.array([1, 3, 3, 4], np.float32))
+    assert [(one.attempt, one.state.value, one.reason) for one in store.rounds(task)] == [
+        (1, "abandoned", "driver-lost"),
+        (2, "committed", ""),
+    ]
+
+
+def test_replica_that_cannot_be_reached_is_not_waited_for_and_what_it_knew_ends_with_it(store, register, replicas):
+    register(goal=1, rounds=2)
+    lost = replicas.start(lease_s=60)
+    until(lambda: replicas.holder() is lost)
+    other = replicas.start(lease_s=3)
+    with httpx2.Client(base_url=other.url, timeout=10) as client:
+        body = report_body([1, 0, 0, 0], 1)
+        (assignment,) = assign(client, "a")
+        receipt = put(client, assignment.assignment, body)
+        session = check_in(client).json()["session"]
+        replicas.kill(lost)
+        for answer in (check_in(client), client.post(f"/v1/sessions/{session}/assignments")):
+            assert refused(answer, "unavailable").retry is not None
+            assert answer.headers["retry-after"] == "1"
+        until(lambda: replicas.holder() is other)
+        until(lambda: client.post(f"/v1/sessions/{session}/assignments").status_code == 404)
+        assert put(client, assignment.assignment, body).content == receipt.content
+        assert check_in(client).json()["outcome"] == "accepted"
+
+
+def test_populations_move_to_others_at_once_when_a_replica_is_told_to_stop(store, register, replicas):
+    register(goal=1)
+    stopping = replicas.start(lease_s=60)
+    until(lambda: replicas.holder() is stopping)
+    other = replicas.start(lease_s=60)
+    with httpx2.Client(base_url=other.url, timeout=10) as client:
+        (assignment,) = assign(client, "a")
+        stopping.signal(signal.SIGTERM)
+        stopping.ended()
+        until(lambda: replicas.holder() is other)
+        refused(put(client, assignment.assignment, report_body([1, 0, 0, 0], 1)), "no-longer-needed")
+        (again,) = assign(client, "a")
+        assert (again.round, again.attempt) == (1, 2)
+
+
+def test_roles_driver_answers_replicas_alone_and_api_drives_nothing(store, register, replicas):
+    register(goal=1)
+    front, behind = replicas.start(role="api"), replicas.start(role="driver")
+    with httpx2.Client(base_url=behind.url) as client:
+        refused(check_in(client), "unavailable")
+        forged = client.get("/v1/blobs/0", headers={"Muster-Forwarded": "0" * 64})
+        refused(forged, "malformed-message")
+        assert client.get("/readyz").status_code == 200
+    until(lambda: replicas.holder() is behind)
+    with httpx2.Client(base_url=front.url, timeout=10) as client:
+        assert client.get("/readyz").status_code == 200
+        (assignment,) = until(lambda: check_in(client).status_code == 200 and assign(client, "a"))
+        assert put(client, assignment.assignment, report_body([1, 0, 0, 0], 1)).status_code == 200
