@@ -27,7 +27,7 @@ class Service:
 
     @classmethod
     def open(cls, settings: Settings) -> Service:
-        """The parts that `settings` ask for. Raises UnsupportedDatabase."""
+        """The parts that `settings` ask for. Raises UnsupportedDatabase, WrongRevision or MissingStore."""
         store = open_coordinator_store(settings.database, settings.blobs)
         keys, limits = Keys.at(settings.keys_file), Limits(settings)
         place = Place(keys=keys.fingerprint, lease_s=settings.lease_s, drives=settings.role != "api")
