@@ -14,6 +14,7 @@ from sqlalchemy.engine import Connection
 from coordinator.errors import StoreConflict, UnknownAssignment, UnknownBlob, UnknownRound, UnknownTask
 from coordinator.rounds import FAILURES, AssignmentState, Round, RoundState, TaskState, move
 from coordinator.store.leases import LeaseRecords
+from coordinator.store.overview import Overview
 from coordinator.store.rows import AssignmentRecord, RoundRecord, Seat, Snapshot, Task, Transition
 from coordinator.store.tables import ASSIGNMENTS, BLOBS, POPULATIONS, REPORTS, ROUNDS, TASKS, TRANSITIONS
 from coordinator.store.tokens import TokenRecords
@@ -37,6 +38,7 @@ class Records:
         self.at = at
         self.leases = LeaseRecords(connection, at)
         self.tokens = TokenRecords(connection, at)
+        self.overview = Overview(connection)
 
     # --- tasks and blobs
 
