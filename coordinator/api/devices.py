@@ -89,10 +89,9 @@ class DeviceApi:
 
     async def blob(self, sha256: str, request: HttpRequest) -> Response:
         """Immutable bytes by digest: a plan, a graph, a checkpoint."""
-        path = self._store.blobs.path(sha256)
         if sha256 not in self._public:
             self._public[sha256] = await run_in_threadpool(self._find_public, sha256)
-        return serve_blob(request, self._public[sha256], path)
+        return await run_in_threadpool(serve_blob, request, self._public[sha256], self._store.blobs)
 
     async def report(self, assignment: str, request: HttpRequest) -> Response:
         """Deliver an assignment's report. Sending the same bytes again gives the same receipt."""

@@ -24,7 +24,10 @@ task_app = typer.Typer(
     help="Create and operate tasks: where the coordinator's files are, or over HTTP with --coordinator and a token.",
 )
 Database = Annotated[str, typer.Option("--db", envvar="MUSTER_DATABASE", help="The coordinator's database.")]
-Blobs = Annotated[Path, typer.Option("--blobs", envvar="MUSTER_BLOBS", help="The coordinator's blob folder.")]
+Blobs = Annotated[
+    str,
+    typer.Option("--blobs", envvar="MUSTER_BLOBS", help="The coordinator's blobs: a folder, s3://…, gs://… or az://…"),
+]
 Remote = Annotated[
     str | None,
     typer.Option(
@@ -33,7 +36,7 @@ Remote = Annotated[
     ),
 ]
 TaskId = Annotated[str, typer.Argument(metavar="TASK", help="The task's id, from `muster task list`.")]
-DATABASE, BLOBS = "sqlite:///muster.db", Path("muster-blobs")
+DATABASE, BLOBS = "sqlite:///muster.db", "muster-blobs"
 
 REQUIRE = (
     "What a device must say of itself, or it is rejected: charging, idle, unmetered, min_battery=0.4, "
@@ -255,7 +258,7 @@ def checkpoint(
         show_fields(facts)
 
 
-def _store(db: str, blobs: Path, coordinator: str | None) -> AbstractContextManager[CoordinatorStore | RemoteStore]:
+def _store(db: str, blobs: str, coordinator: str | None) -> AbstractContextManager[CoordinatorStore | RemoteStore]:
     if coordinator is not None:
         from muster.remote import RemoteStore
 

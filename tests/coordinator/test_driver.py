@@ -635,7 +635,7 @@ def test_task_whose_plan_is_gone_fails_and_the_others_run_on(store, register, de
         make_bundle(tmp_path / "lost", plan=make_plan(weighting="uniform"), settings={"weighting": "uniform"})
     )
     kept = register(goal=1, rounds=1)
-    store.blobs.path(store.task(lost).plan_sha256).unlink()
+    (tmp_path / "blobs" / store.task(lost).plan_sha256).unlink()
     desk.report(*desk.assign("a"))
     assert (store.task(lost).state, store.task(kept).state) == (TaskState.FAILED, TaskState.COMPLETED)
     assert "there is no blob" in store.task(lost).reason
