@@ -13,6 +13,7 @@ import safetensors.numpy
 
 from coordinator.aggregation import Vectors, check_fit, state_specs
 from coordinator.blobs import Blobs
+from coordinator.eligibility import OnDevice, Requires
 from coordinator.errors import InvalidTask, StoreConflict, TaskEnded, UnexpectedEvent, UnknownRound
 from coordinator.failpoints import reach
 from coordinator.gate import check_release
@@ -26,7 +27,15 @@ from fedcore.bundle import Bundle
 from fedcore.errors import FedcoreError
 from fedcore.plan import BlobRef, Plan
 
-__all__ = ["Budget", "CoordinatorStore", "Secagg", "TaskSettings", "open_coordinator_store"]
+__all__ = [
+    "Budget",
+    "CoordinatorStore",
+    "OnDevice",
+    "Requires",
+    "Secagg",
+    "TaskSettings",
+    "open_coordinator_store",
+]
 
 
 STORE = "an operator on the store"

@@ -92,7 +92,7 @@ def test_bytes_collected_before_their_row_is_committed_are_missed(store, bundle,
 
 
 def test_no_row_points_at_a_missing_blob_while_tasks_are_registered(store, tmp_path):
-    """Bytes are collected as soon as they are there: even while they are written, and most registrations have to try again."""
+    """Bytes go as soon as they are there, or even while they are written: most registrations have to try again."""
     done, failures = threading.Event(), []
 
     def sweep():
