@@ -7,7 +7,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check format clean
+.PHONY: help install demo test check format migration clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -29,6 +29,9 @@ check: $(INSTALLED) ## formatting, lint, types, and which package may import whi
 format: $(INSTALLED) ## rewrite the sources in the one format, and mend what the linter can mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+migration: $(INSTALLED) ## write the initial migration and the tables of docs/database.md anew
+	$(BIN)/python -m tests.coordinator.make_migration
 
 clean: ## remove .venv, caches and outputs
 	rm -rf .venv build dist out *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -15,6 +15,7 @@ from coordinator.api.devices import DeviceApi, device_router
 from coordinator.api.health import health_router, metrics_router
 from coordinator.api.http import install_problems
 from coordinator.api.openapi import describe_messages
+from coordinator.dashboard.pages import dashboard_router
 from coordinator.service import Service
 
 
@@ -49,6 +50,7 @@ def admin_app(service: Service) -> FastAPI:
     app.include_router(health_router(service))
     app.include_router(metrics_router(service.metrics), dependencies=[Depends(access.viewer)])
     app.include_router(admin_router(service, access))
+    app.include_router(dashboard_router(service, access))
     describe_admin_messages(app)
     return app
 

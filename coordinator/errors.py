@@ -2,7 +2,8 @@
 
 CoordinatorError
 ├── InvalidSettings         a setting of the service is unknown or has a wrong value
-├── UnsupportedDatabase     the database URL names something this version cannot use
+├── UnsupportedDatabase     the database URL names something this version cannot use, or reach
+├── WrongRevision           the database's tables are not those that this version works with
 ├── MissingStore            there is no database, or no blob folder, where one was named
 ├── LeaseLost               another replica drives a population that this one believed its own
 ├── KeysDiffer              a replica on the same database has other keys
@@ -40,7 +41,11 @@ class InvalidSettings(CoordinatorError):
 
 
 class UnsupportedDatabase(CoordinatorError):
-    """The database URL names something this version cannot use."""
+    """The database URL names something this version cannot use, or reach."""
+
+
+class WrongRevision(CoordinatorError):
+    """The database's tables are not those that this version works with."""
 
 
 class MissingStore(CoordinatorError):

@@ -71,7 +71,7 @@ def serving_both(settings: Settings) -> Iterator[Addresses]:
 
 
 class _Devices(uvicorn.Server):
-    """The device API; it starts the admin API before itself, and stops it last, so that a stop can be watched."""
+    """The device API; it starts the admin API too, and stops it last, so that a stop can be watched."""
 
     def __init__(self, settings: Settings, on_ready: Callable[[Addresses], None]) -> None:
         self._settings = settings

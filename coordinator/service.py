@@ -8,6 +8,7 @@ from coordinator.drivers import Driver
 from coordinator.keys import Keys
 from coordinator.limits import Limits
 from coordinator.metrics import Metrics
+from coordinator.runtimes import Runtimes
 from coordinator.settings import Settings
 from coordinator.tasks import CoordinatorStore, open_coordinator_store
 from coordinator.tenure import Place, Tenure
@@ -24,14 +25,15 @@ class Service:
     driver: Driver
     metrics: Metrics
     limits: Limits
+    runtimes: Runtimes
 
     @classmethod
     def open(cls, settings: Settings) -> Service:
-        """The parts that `settings` ask for. Raises UnsupportedDatabase."""
+        """The parts that `settings` ask for. Raises UnsupportedDatabase, WrongRevision or MissingStore."""
         store = open_coordinator_store(settings.database, settings.blobs)
         keys, limits = Keys.at(settings.keys_file), Limits(settings)
         place = Place(keys=keys.fingerprint, lease_s=settings.lease_s, drives=settings.role != "api")
         tenure = Tenure(store, place)
         driver = Driver(tenure, keys, settings.retry, settings.queue_limit)
         driver.metrics.watch(driver.queue_depth, lambda: limits.connections.held)
-        return cls(settings, store, tenure, keys, driver, driver.metrics, limits)
+        return cls(settings, store, tenure, keys, driver, driver.metrics, limits, Runtimes())

@@ -21,7 +21,8 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from coordinator.errors import InvalidSettings
+from coordinator.errors import InvalidSettings, MissingStore
+from coordinator.store.engines import sqlite_path
 from fedcore.wire.messages import RetryWindow
 
 PREFIX = "MUSTER_"
@@ -35,7 +36,9 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid", hide_input_in_errors=True)
 
-    database: str = Field(default="sqlite:///muster.db", description="SQLite file, as sqlite:///PATH")
+    database: str = Field(
+        default="sqlite:///muster.db", description="sqlite:///PATH or postgresql://USER:PASSWORD@HOST/DATABASE"
+    )
     keys: Path | None = Field(
         default=None,
         description="file of the private keys, the same at all replicas; beside the SQLite file if not given",
@@ -112,8 +115,11 @@ class Settings(BaseSettings):
 
     @property
     def keys_file(self) -> Path:
-        """Where the private keys are."""
-        return self.keys or Path(f"{self.database.removeprefix('sqlite:///')}.keys")
+        """Where the private keys are. Raises MissingStore when nothing says so."""
+        beside = sqlite_path(self.database)
+        if self.keys is None and beside is None:
+            raise MissingStore("name the file of the private keys (MUSTER_KEYS), the same at all replicas")
+        return self.keys or Path(f"{beside}.keys")
 
     @property
     def retry(self) -> RetryWindow:

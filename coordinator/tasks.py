@@ -160,8 +160,9 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
 def open_coordinator_store(
     database: str, blobs: Path, *, create: bool = True, clock: Callable[[], float] = time.time
 ) -> CoordinatorStore:
-    """Open the state in SQLite file `database` (a URL) and folder `blobs`, making what is not there if `create`.
+    """Open the state in `database` (a URL) and folder `blobs`, making what is not there if `create`.
 
-    Raises UnsupportedDatabase; without `create`, MissingStore, so that a mistyped path is not taken for a new store.
+    Raises UnsupportedDatabase and WrongRevision; without `create`, MissingStore, so that a mistyped path is not taken
+    for a new store.
     """
     return CoordinatorStore(Database(database, clock, create=create), Blobs(blobs, create=create))

@@ -56,6 +56,15 @@ class Access:
         except BadToken:
             return None
 
+    def knows(self, request: Request) -> bool:
+        """Whether whoever asks may look at pages."""
+        return self.onlooker(request) is not None
+
+    def watcher(self, request: Request) -> None:
+        """Raises BadToken for whom pages do not know."""
+        if not self.knows(request):
+            raise BadToken("log in first")
+
 
 def _names_this_machine(request: Request) -> bool:
     """Whether the request's Host is this machine: a page of another site, rebound to loopback, names that site."""

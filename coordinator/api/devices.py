@@ -50,6 +50,7 @@ class DeviceApi:
         self._settings = service.settings
         self._metrics = service.metrics
         self._limits = service.limits
+        self._runtimes = service.runtimes
         self._public: dict[str, BlobRef] = {}
 
     async def enrol(self, request: HttpRequest) -> Response:
@@ -66,6 +67,7 @@ class DeviceApi:
         self._admit(message.device)
         found = await self._ask(Arrive(population, message))
         self._metrics.checked_in(found)
+        self._runtimes.add(message.runtime)
         return answer(found)
 
     async def assign(self, session: str, request: HttpRequest) -> Response:

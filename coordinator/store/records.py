@@ -8,11 +8,13 @@ from typing import Any
 
 import msgspec
 from sqlalchemy import ColumnElement, Row, Select, Table, func, insert, select, update
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
 from coordinator.errors import StoreConflict, UnknownAssignment, UnknownBlob, UnknownRound, UnknownTask
 from coordinator.rounds import FAILURES, AssignmentState, Round, RoundState, TaskState, move
 from coordinator.store.leases import LeaseRecords
+from coordinator.store.overview import Overview
 from coordinator.store.rows import AssignmentRecord, RoundRecord, Seat, Snapshot, Task, Transition
 from coordinator.store.tables import ASSIGNMENTS, BLOBS, POPULATIONS, REPORTS, ROUNDS, TASKS, TRANSITIONS
 from coordinator.store.tokens import TokenRecords
@@ -24,13 +26,19 @@ _SETTINGS = tuple(TaskSettings.__dataclass_fields__)
 
 
 class Records:
-    """One transaction. `at` is when everything in it happened, in seconds since 1970."""
+    """One transaction. `at` is when everything in it happened, in seconds since 1970.
 
-    def __init__(self, connection: Connection, at: float) -> None:
+    A task or an assignment that is read in a `writing` transaction stays as it was read until the end of it: what is
+    written rests on it. SQLite has one writer anyway; PostgreSQL locks the row.
+    """
+
+    def __init__(self, connection: Connection, at: float, *, writing: bool) -> None:
         self._connection = connection
+        self._writing = writing
         self.at = at
         self.leases = LeaseRecords(connection, at)
         self.tokens = TokenRecords(connection, at)
+        self.overview = Overview(connection)
 
     # --- tasks and blobs
 
@@ -40,11 +48,10 @@ class Records:
 
     def add_blob(self, ref: BlobRef, *, public: bool) -> None:
         """Make a durable file known. Once public, a blob stays so: equal bytes may serve two purposes."""
-        known = self._connection.execute(select(BLOBS.c.public).where(BLOBS.c.sha256 == ref.sha256)).one_or_none()
-        if known is None:
-            self._insert(BLOBS, sha256=ref.sha256, size=ref.size, public=public, created_at=self.at)
-        elif public and not known.public:
-            self._connection.execute(update(BLOBS).where(BLOBS.c.sha256 == ref.sha256).values(public=True))
+        self._insert_if_absent(BLOBS, sha256=ref.sha256, size=ref.size, public=public, created_at=self.at)
+        if public:
+            hidden = (BLOBS.c.sha256 == ref.sha256) & ~BLOBS.c.public
+            self._connection.execute(update(BLOBS).where(hidden).values(public=True))
 
     def blob(self, sha256: str, *, public: bool) -> BlobRef:
         """A known blob, by digest; with `public`, only one that devices may have. Raises UnknownBlob."""
@@ -55,8 +62,7 @@ class Records:
 
     def add_task(self, task: Task, cause: str) -> None:
         """Write a new task, and its population when it is the first there."""
-        if task.settings.population not in self.populations():
-            self._insert(POPULATIONS, name=task.settings.population, created_at=self.at, holder=None, term=0)
+        self._insert_if_absent(POPULATIONS, name=task.settings.population, created_at=self.at, holder=None, term=0)
         self._insert(
             TASKS,
             **asdict(task.settings) | {"minimum": task.settings.policy.minimum},
@@ -76,7 +82,7 @@ class Records:
 
     def task(self, task_id: str) -> Task:
         """One task. Raises UnknownTask."""
-        row = self._connection.execute(select(TASKS).where(TASKS.c.id == task_id)).one_or_none()
+        row = self._connection.execute(self._held(select(TASKS).where(TASKS.c.id == task_id), TASKS)).one_or_none()
         if row is None:
             raise UnknownTask(f"there is no task {task_id!r}")
         return _task(row)
@@ -204,7 +210,8 @@ class Records:
 
     def assignment(self, assignment_id: str) -> AssignmentRecord:
         """One assignment. Raises UnknownAssignment."""
-        row = self._connection.execute(_assignments(ASSIGNMENTS.c.id == assignment_id)).one_or_none()
+        query = self._held(_assignments(ASSIGNMENTS.c.id == assignment_id), ASSIGNMENTS)
+        row = self._connection.execute(query).one_or_none()
         if row is None:
             raise UnknownAssignment("there is no such assignment; check in again")
         return _assignment(row)
@@ -232,7 +239,16 @@ class Records:
         self._connection.execute(update(ASSIGNMENTS).where(silent).values(state=AssignmentState.EXPIRED))
         self._transitions("assignment", ids, AssignmentState.ASSIGNED, AssignmentState.EXPIRED, cause)
 
-    # --- the three ways of writing
+    # --- the ways of writing
+
+    def _held(self, query: Select[Any], table: Table) -> Select[Any]:
+        return query.with_for_update(of=table, key_share=True) if self._writing else query
+
+    def _insert_if_absent(self, table: Table, **values: Any) -> None:
+        """Insert a row unless there is one with its key, even one that another transaction is writing now."""
+        on_postgresql = self._connection.dialect.name == "postgresql"
+        new = postgresql.insert(table) if on_postgresql else sqlite.insert(table)
+        self._connection.execute(new.values(**values).on_conflict_do_nothing())
 
     def _insert(self, table: Table, **values: Any) -> Any:
         return (self._connection.execute(insert(table).values(**values)).inserted_primary_key or (None,))[0]

@@ -20,7 +20,15 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-METADATA = MetaData()
+# Names that a later migration can call a constraint by, on every engine.
+METADATA = MetaData(
+    naming_convention={
+        "ix": "ix_%(column_0_label)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
 _SERIAL = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows only in a column called INTEGER
 
 

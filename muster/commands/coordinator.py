@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 coordinator_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Run the coordinator.")
 Config = Annotated[Path | None, typer.Option(help="A TOML file of settings; flags and environment win.")]
-Db = Annotated[str | None, typer.Option(help="SQLite file.  [default: sqlite:///muster.db]")]
+Db = Annotated[str | None, typer.Option(help="sqlite:///PATH or postgresql://….  [default: sqlite:///muster.db]")]
 
 
 @coordinator_app.command()
@@ -63,6 +63,29 @@ def serve(
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with suppress(KeyboardInterrupt):
         run(settings, on_ready)
+
+
+@coordinator_app.command()
+def migrate(
+    db: Database = DATABASE,
+    to: Annotated[
+        str | None, typer.Option(help="Revision to go to, up or down; base drops all.  [default: this version's]")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Bring an existing database to the tables that this version works with.
+
+    Stop every coordinator on it and make a backup first. Going down loses what is in the tables and columns that go.
+    """
+    from dataclasses import asdict
+
+    from coordinator.store import migrations
+
+    done = asdict(migrations.migrate(db, to or migrations.HEAD))
+    if json:
+        emit(done)
+    else:
+        show_fields(done)
 
 
 @coordinator_app.command("config")

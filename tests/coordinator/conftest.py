@@ -19,14 +19,39 @@ from coordinator.tasks import TaskSettings, open_coordinator_store
 from coordinator.tenure import Place, Tenure
 from fedcore.wire.messages import Abort, CheckIn, RetryWindow
 from tests.coordinator.bundles import make_bundle, report_vector
+from tests.coordinator.postgres import binaries, cluster
 
 RETRY = RetryWindow(0.0, 0.1)
 KEYS = Keys(*(Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32) for number in (1, 2)))
 
 
+@pytest.fixture(scope="session")
+def postgresql():
+    """A PostgreSQL server for whoever needs one; a skip where none is installed."""
+    programs = binaries()
+    if programs is None:
+        pytest.skip("no PostgreSQL server is installed (apt install postgresql)")
+    with cluster(programs) as running:
+        yield running
+
+
+def pytest_generate_tests(metafunc):
+    """Run whatever is marked `every_engine`, and uses the store, once per kind of database."""
+    if "database" in metafunc.fixturenames and metafunc.definition.get_closest_marker("every_engine"):
+        metafunc.parametrize("database", ["sqlite", "postgresql"], indirect=True)
+
+
 @pytest.fixture
-def store(tmp_path):
-    with open_coordinator_store(f"sqlite:///{tmp_path}/state.db", tmp_path / "blobs") as opened:
+def database(request, tmp_path):
+    """The URL of a database without rows: an SQLite file, where nothing else is asked for."""
+    if getattr(request, "param", "sqlite") == "sqlite":
+        return f"sqlite:///{tmp_path}/state.db"
+    return request.getfixturevalue("postgresql").without_rows()
+
+
+@pytest.fixture
+def store(database, tmp_path):
+    with open_coordinator_store(database, tmp_path / "blobs") as opened:
         yield opened
 
 
@@ -47,11 +72,13 @@ def register(store, bundle):
 
 
 @pytest.fixture
-def client(store, tmp_path):
+def client(store, database, tmp_path):
     settings = Settings(
-        database=f"sqlite:///{tmp_path}/state.db",
+        database=database,
+        keys=tmp_path / "keys",
         blobs=tmp_path / "blobs",
         port=0,
+        admin_port=0,
         retry_min_s=2,
         retry_max_s=3,
         max_wait_s=5,

@@ -18,6 +18,8 @@ from fedcore.wire.problems import PROBLEM_TYPE, PROBLEMS, Problem
 from tests.coordinator.bundles import START, make_bundle, report_body
 from tests.coordinator.conftest import committed
 
+pytestmark = pytest.mark.every_engine
+
 
 def refused(response, slug):
     """The response is the problem document `slug`, whole."""

@@ -10,27 +10,30 @@ import httpx2
 import numpy as np
 import pytest
 
-from coordinator.errors import UnsupportedDatabase
+from coordinator.errors import MissingStore, UnsupportedDatabase
 from coordinator.service import Service
 from coordinator.settings import Settings
 from tests.coordinator.bundles import START, report_body
 from tests.coordinator.conftest import committed
 from tests.coordinator.test_api import assign, put, refused, wait
 
+pytestmark = pytest.mark.every_engine
+
 SERVE = """
 import sys
 from pathlib import Path
 from coordinator.server import serve
 from coordinator.settings import Settings
-settings = Settings(database=sys.argv[1], blobs=Path(sys.argv[2]), port=sys.argv[3])
+database, folder, port = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+settings = Settings(database=database, blobs=folder / "blobs", keys=folder / "keys", port=port, admin_port=0)
 serve(settings, lambda ready: print(ready.devices, flush=True))
 """
 
 
 @contextmanager
-def process(tmp_path, port=0):
+def process(database, folder, port=0):
     """The service as a process of its own; gives it and a client."""
-    command = [sys.executable, "-c", SERVE, f"sqlite:///{tmp_path}/state.db", str(tmp_path / "blobs"), str(port)]
+    command = [sys.executable, "-c", SERVE, database, str(folder), str(port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         try:
             with httpx2.Client(base_url=child.stdout.readline().strip(), timeout=10) as client:
@@ -39,14 +42,14 @@ def process(tmp_path, port=0):
             child.kill()
 
 
-def test_killed_service_runs_the_round_again_and_keeps_its_receipts(store, register, tmp_path):
+def test_killed_service_runs_the_round_again_and_keeps_its_receipts(store, register, database, tmp_path):
     task = register(goal=2, rounds=1)
     body = report_body([100, 0, 0, 0], 1)
-    with process(tmp_path) as (child, client):
+    with process(database, tmp_path) as (child, client):
         first, second = assign(client, "a", "b")
         receipt = put(client, first.assignment, body)
         child.kill()
-    with process(tmp_path, client.base_url.port) as (child, client):
+    with process(database, tmp_path, client.base_url.port) as (child, client):
         assert put(client, first.assignment, body).content == receipt.content
         refused(put(client, second.assignment, body), "no-longer-needed")
         again = assign(client, "a", "b")
@@ -57,9 +60,9 @@ def test_killed_service_runs_the_round_again_and_keeps_its_receipts(store, regis
     assert [(r.attempt, r.state.value) for r in store.rounds(task)] == [(1, "abandoned"), (2, "committed")]
 
 
-def test_terminated_service_sends_waiting_devices_away_and_stops(store, register, tmp_path):
+def test_terminated_service_sends_waiting_devices_away_and_stops(store, register, database, tmp_path):
     task = register(goal=2)
-    with process(tmp_path) as (child, client), ThreadPoolExecutor() as pool:
+    with process(database, tmp_path) as (child, client), ThreadPoolExecutor() as pool:
         waiting = pool.submit(wait, client, "a", 30)
         while not store.rounds(task):
             pass
@@ -69,5 +72,12 @@ def test_terminated_service_sends_waiting_devices_away_and_stops(store, register
 
 
 def test_database_that_this_version_cannot_use_is_refused(tmp_path):
-    with pytest.raises(UnsupportedDatabase, match="postgresql"):
-        Service.open(Settings(database="postgresql://host/db", blobs=tmp_path))
+    with pytest.raises(UnsupportedDatabase, match="mysql"):
+        Service.open(Settings(database="mysql://host/db", blobs=tmp_path))
+
+
+def test_the_file_of_keys_must_be_named_where_the_database_is_no_file():
+    assert str(Settings(database="sqlite:///folder/m.db").keys_file) == "folder/m.db.keys"
+    assert str(Settings(database="sqlite:///m.db", keys="other").keys_file) == "other"
+    with pytest.raises(MissingStore, match="MUSTER_KEYS"):
+        Settings(database="postgresql://host/db").keys_file  # noqa: B018 - reading it is what fails

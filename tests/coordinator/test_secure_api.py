@@ -45,7 +45,7 @@ def test_enrolling_again_gives_the_same_and_the_keys_are_those_of_the_file(clien
     device = public(Ed25519PrivateKey.generate())
     enrolled = enrol(client, device)
     assert enrol(client, device) == enrolled
-    keys = Keys.at(tmp_path / "state.db.keys")
+    keys = Keys.at(tmp_path / "keys")
     assert (enrolled.server, enrolled.authority) == (public(keys.server), public(keys.authority))
     refused(client.post("/v1/devices", content=b'{"id": "c2hvcnQ="}'), "malformed-message")
 

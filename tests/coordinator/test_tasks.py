@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import math
 import re
-import sqlite3
-from contextlib import closing
 
 import msgspec
 import numpy as np
@@ -17,15 +15,15 @@ from coordinator.errors import (
     UnknownBlob,
     UnknownRound,
     UnknownTask,
-    UnsupportedDatabase,
 )
 from coordinator.rounds import TaskState
-from coordinator.store.tables import METADATA
 from coordinator.tasks import Budget, TaskSettings, open_coordinator_store
 from fedcore import errors as fedcore_errors
 from fedcore.bundle import Bundle
 from fedcore.signing import SigningKey
 from tests.coordinator.bundles import EVIDENCE, START, make_bundle, make_plan
+
+pytestmark = pytest.mark.every_engine
 
 
 def test_registered_task_starts_from_the_bundles_model(store, register):
@@ -148,12 +146,6 @@ def test_unknown_task_and_round_are_named(store, register):
             ask()
 
 
-@pytest.mark.parametrize("url", ["postgresql://host/db", "sqlite://", "sqlite:///:memory:", "state.db"])
-def test_database_that_this_version_cannot_use_is_refused(tmp_path, url):
-    with pytest.raises(UnsupportedDatabase, match="SQLite file"):
-        open_coordinator_store(url, tmp_path)
-
-
 def test_store_that_is_not_there_is_named_and_not_made(tmp_path):
     url = f"sqlite:///{tmp_path}/typo.db"
     with pytest.raises(MissingStore, match=re.escape(url)):
@@ -163,32 +155,6 @@ def test_store_that_is_not_there_is_named_and_not_made(tmp_path):
         open_coordinator_store(url, tmp_path / "typos", create=False)
     assert not (tmp_path / "typos").exists()
     open_coordinator_store(url, tmp_path / "blobs", create=False).close()
-
-
-@pytest.mark.parametrize("create", [True, False])
-def test_database_of_another_version_is_refused_and_left_as_it_is(tmp_path, create):
-    path = tmp_path / "old.db"
-    with closing(sqlite3.connect(path)) as old:
-        old.execute("CREATE TABLE tasks (id TEXT)")
-    with pytest.raises(UnsupportedDatabase, match=r"of another version: table \w+ has no \["):
-        open_coordinator_store(f"sqlite:///{path}", tmp_path, create=create)
-    with closing(sqlite3.connect(path)) as old:
-        assert old.execute("SELECT name FROM sqlite_master").fetchall() == [("tasks",)]
-
-
-def test_every_table_and_column_is_commented():
-    for table in METADATA.sorted_tables:
-        assert table.comment, table.name
-        assert all(column.comment for column in table.columns), table.name
-
-
-def test_sqlite_is_durable_and_checks_foreign_keys(store):
-    with store.database.engine.connect() as connection:
-        pragmas = {
-            name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()
-            for name in ("journal_mode", "synchronous", "foreign_keys")
-        }
-    assert pragmas == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1}
 
 
 def test_row_cannot_point_at_an_unknown_blob(store, register):

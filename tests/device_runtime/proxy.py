@@ -1,9 +1,10 @@
 """A road to a real coordinator on which a test can stand: it sees every call, and may hold, slow, cut or change it."""
 
 import http.client
+import random
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
@@ -24,10 +25,50 @@ class Hold:
         self._over.set()
 
 
+class Weather:
+    """What befalls the requests on a road, drawn by seed; `shares` of fates are of requests, the rest pass.
+
+    cut_up, cut_down: half a request, or half an answer, arrives, and the connection ends. flip_up, flip_down: a byte of
+    a request, or of a blob, is another. twice: a request arrives again. late: it arrives after the one that was sent
+    after it. Every request takes `latency_s`, and each of its bytes both ways its part of `bytes_per_s`.
+    """
+
+    def __init__(self, seed, latency_s=0.0, bytes_per_s=float("inf"), **shares):
+        self.latency_s, self.bytes_per_s, self.shares = latency_s, bytes_per_s, shares
+        self.befell = Counter()
+        self._random, self._passing = random.Random(seed), threading.Condition()
+
+    def fate(self):
+        with self._passing:
+            fates = ["", *self.shares]
+            fate = self._random.choices(fates, [1 - sum(self.shares.values()), *self.shares.values()])[0]
+            self.befell[fate] += 1
+            return fate
+
+    def take(self, size_bytes):
+        time.sleep(self.latency_s + size_bytes / self.bytes_per_s)
+
+    def let_one_pass(self):
+        with self._passing:
+            self._passing.wait(0.5)
+
+    def passed(self):
+        with self._passing:
+            self._passing.notify_all()
+
+    def flipped(self, data):
+        if not data:
+            return data
+        changed = bytearray(data)
+        changed[self._random.randrange(len(data))] ^= 1 << self._random.randrange(8)
+        return bytes(changed)
+
+
 class Road:
     """`before[call]` and `after[call]` are played first, one per call: before it is passed on, or before its answer is.
 
-    `change[call]` alters an answer's body; `slow_s` is waited after every `piece` bytes of a blob.
+    `change[call]` alters an answer's body; `slow_s` is waited after every `piece` bytes of a blob. `weather` befalls
+    whatever else there is.
     """
 
     def __init__(self, coordinator):
@@ -37,6 +78,7 @@ class Road:
         self.change = {}
         self.calls, self.reports, self.ranges = [], [], []
         self.slow_s, self.piece = 0.0, 1000
+        self.weather = Weather(0)
 
 
 def call_of(path):
@@ -59,16 +101,45 @@ class Handler(BaseHTTPRequestHandler):
             road.ranges.append(self.headers.get("Range"))
         if road.before[call]:
             road.before[call].pop(0)()
-        connection = http.client.HTTPConnection(road.target, timeout=60)
+        weather = road.weather
+        fate = weather.fate()
+        weather.take(len(body))
+        if fate == "cut_up":
+            self.cut_up(body)
+            return
+        if fate == "late":
+            weather.let_one_pass()
+        answer, data = self.ask(weather.flipped(body) if fate == "flip_up" else body)
+        weather.passed()
+        if fate == "twice":
+            self.ask(body)
+        if road.after[call]:
+            road.after[call].pop(0)()
+        if fate == "flip_down" and call == "blob":
+            data = weather.flipped(data)
+        weather.take(len(data))
+        data = road.change.get(call, lambda data: data)(data)
+        self.respond(answer, data, road.slow_s if call == "blob" else 0, half=fate == "cut_down")
+
+    def ask(self, body):
+        connection = http.client.HTTPConnection(self.server.road.target, timeout=60)
         connection.request(self.command, self.path, body, dict(self.headers))
         answer = connection.getresponse()
         data = answer.read()
         connection.close()
-        if road.after[call]:
-            road.after[call].pop(0)()
-        self.respond(answer, road.change.get(call, lambda data: data)(data), road.slow_s if call == "blob" else 0)
+        return answer, data
 
-    def respond(self, answer, data, slow_s):
+    def cut_up(self, body):
+        """Half of the request reaches the coordinator, and nothing comes back."""
+        self.close_connection = True
+        connection = http.client.HTTPConnection(self.server.road.target, timeout=60)
+        connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+        for name, value in self.headers.items():
+            connection.putheader(name, value)
+        connection.endheaders(body[: len(body) // 2])
+        connection.close()
+
+    def respond(self, answer, data, slow_s, half=False):
         self.send_response(answer.status)
         for name, value in answer.getheaders():
             if name.lower() not in {"content-length", "transfer-encoding", "connection"}:
@@ -76,6 +147,9 @@ class Handler(BaseHTTPRequestHandler):
         if answer.status != 204:
             self.send_header("Content-Length", str(len(data)))
         self.end_headers()
+        if half:
+            self.close_connection = True
+            data = data[: len(data) // 2]
         piece = self.server.road.piece
         for start in range(0, len(data), piece):
             self.wfile.write(data[start : start + piece])

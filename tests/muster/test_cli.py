@@ -142,6 +142,17 @@ def test_a_signature_of_another_plan_is_refused_by_every_command(plan, tmp_path)
         assert "does not have the signature of ed25519:" in " ".join(err.split())
 
 
+def test_a_database_is_migrated_and_every_other_command_refuses_it_until_then(tmp_path):
+    database = ["--db", f"sqlite:///{tmp_path / 'm.db'}"]
+    assert in_process("coordinator", "migrate", *database).exit_code == 1
+    open_coordinator_store(database[1], tmp_path / "blobs").close()
+    down = in_process("coordinator", "migrate", *database, "--to", "base", "--json")
+    assert json.loads(down.stdout) == {"before": "0001", "after": "base"}
+    assert muster("task", "list", *database, "--blobs", tmp_path / "blobs")[0] == 1
+    assert json.loads(in_process("coordinator", "migrate", *database, "--json").stdout)["after"] == "0001"
+    assert in_process("task", "list", *database, "--blobs", tmp_path / "blobs").exit_code == 0
+
+
 def test_tasks_are_created_listed_paused_resumed_and_cancelled(plan, tmp_path):
     where = ["--db", f"sqlite:///{tmp_path / 'm.db'}", "--blobs", tmp_path / "blobs"]
     open_coordinator_store(where[1], where[3]).close()
@@ -195,7 +206,7 @@ def test_tasks_are_created_listed_paused_resumed_and_cancelled(plan, tmp_path):
         (("demo", "--out", "/nowhere/a.png"), 2, "there is no folder /nowhere"),
         (("task", "list", "--db", "sqlite:////nowhere/m.db"), 1, "sqlite:////nowhere/m.db"),
         (("plan", "show", "/nowhere"), 1, "is not a plan bundle"),
-        (("coordinator", "serve", "--db", "mysql://x"), 1, "this version stores its state in a SQLite file"),
+        (("coordinator", "serve", "--db", "mysql://x"), 1, "a database is given as sqlite:///PATH or postgresql://"),
     ],
 )
 def test_mistakes_get_one_clear_line_and_an_exit_code(arguments, code, words, monkeypatch, capsys):

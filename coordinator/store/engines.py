@@ -1,0 +1,133 @@
+"""How each kind of database is opened: its driver, what makes it durable, and how its transactions begin.
+
+| | SQLite | PostgreSQL |
+|---|---|---|
+| read | one snapshot | REPEATABLE READ, READ ONLY: one snapshot |
+| write | BEGIN IMMEDIATE: one writer at a time | READ COMMITTED; rows that a decision rests on are locked |
+| commit | WAL, synchronous=FULL | as the server's synchronous_commit says |
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import sqlalchemy
+from sqlalchemy.engine import URL, Connection, Engine
+
+from coordinator.errors import MissingStore, UnsupportedDatabase
+
+_FORMS = "sqlite:///PATH or postgresql://USER:PASSWORD@HOST/DATABASE"
+_WAIT_S = 10
+"""How long a transaction waits for another one's lock, and a connection for its server."""
+
+
+@dataclass(frozen=True, slots=True)
+class Engines:
+    """One pool of connections, with the two ways of beginning a transaction on it. `name` may be printed."""
+
+    name: str
+    reader: Engine
+    writer: Engine
+
+    def close(self) -> None:
+        """Close every connection."""
+        self.reader.dispose()
+
+    @contextmanager
+    def opening(self) -> Iterator[None]:
+        """Close everything when the block fails. Raises UnsupportedDatabase in the place of what a driver raises."""
+        try:
+            yield
+        except sqlalchemy.exc.DBAPIError as error:
+            self.close()
+            raise UnsupportedDatabase(f"{self.name!r} cannot be opened: {_one_line(error.orig)}") from error
+        except BaseException:
+            self.close()
+            raise
+
+
+def sqlite_path(url: str) -> Path | None:
+    """The file of an SQLite database; None for a database that is a server. Raises UnsupportedDatabase."""
+    parsed = _parsed(url)
+    return Path(parsed.database or "") if parsed.drivername == "sqlite" else None
+
+
+def open_engines(url: str, *, create: bool) -> Engines:
+    """Engines of the database at `url`; nothing is connected yet. Raises UnsupportedDatabase or MissingStore."""
+    parsed = _parsed(url)
+    if parsed.drivername == "postgresql":
+        return _postgresql(parsed)
+    if not create and not Path(parsed.database or "").is_file():
+        raise MissingStore(f"there is no database {_shown(parsed)}; start the coordinator first, or name its database")
+    return _sqlite(parsed)
+
+
+def _sqlite(url: URL) -> Engines:
+    # An error that is logged must not carry a row: assignment ids are secrets. So in both.
+    engine = sqlalchemy.create_engine(url, connect_args={"timeout": _WAIT_S}, hide_parameters=True)
+    sqlalchemy.event.listen(engine, "connect", _configure)
+    sqlalchemy.event.listen(engine, "begin", _begin)
+    return Engines(_shown(url), engine, engine.execution_options(begin="BEGIN IMMEDIATE"))
+
+
+def _configure(connection: sqlite3.Connection, _record: object) -> None:
+    # SQLAlchemy emits BEGIN itself, below: the driver's own would be deferred, and two writers that both read first
+    # would then fail instead of waiting for each other.
+    connection.isolation_level = None
+    connection.execute("PRAGMA synchronous=FULL")
+    connection.execute("PRAGMA foreign_keys=ON")
+    _use_wal(connection)
+
+
+def _use_wal(connection: sqlite3.Connection) -> None:
+    """Switch a file to the write-ahead log, for good. SQLite does not wait by itself for others that do so too."""
+    deadline = time.monotonic() + _WAIT_S
+    while connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+
+
+def _begin(connection: Connection) -> None:
+    connection.exec_driver_sql(connection.get_execution_options().get("begin", "BEGIN"))
+
+
+def _postgresql(url: URL) -> Engines:
+    engine = sqlalchemy.create_engine(
+        url.set(drivername="postgresql+psycopg"),
+        connect_args={"connect_timeout": _WAIT_S, "options": f"-c lock_timeout={_WAIT_S}s -c timezone=UTC"}
+        | dict(url.query),
+        hide_parameters=True,
+        pool_pre_ping=True,  # a server that was restarted costs no transaction
+    )
+    reader = engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+    return Engines(_shown(url), reader, engine.execution_options(isolation_level="READ COMMITTED"))
+
+
+def _parsed(url: str) -> URL:
+    """The parsed address of a database. Raises UnsupportedDatabase, without repeating what may hold a password."""
+    try:
+        parsed = sqlalchemy.make_url(url)
+    except (sqlalchemy.exc.ArgumentError, ValueError):  # the latter for a port that is no number
+        raise UnsupportedDatabase(f"a database is given as {_FORMS}; what was given is no address") from None
+    named = parsed.database not in (None, "", ":memory:")
+    if parsed.drivername not in ("sqlite", "postgresql") or not named:
+        raise UnsupportedDatabase(f"{_shown(parsed)!r}: a database is given as {_FORMS}")
+    return parsed
+
+
+def _shown(url: URL) -> str:
+    """An address that may be printed: without the password, nor options, where one might stand too."""
+    return url.set(query={}).render_as_string(hide_password=True)
+
+
+def _one_line(error: BaseException | None) -> str:
+    return " ".join(str(error).split())

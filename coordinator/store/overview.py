@@ -1,0 +1,103 @@
+"""What the dashboard asks of the rows: few, whatever the service has been through."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import String, cast, func, select
+from sqlalchemy.engine import Connection
+
+from coordinator.rounds import AssignmentState, RoundState
+from coordinator.store.tables import ASSIGNMENTS, ROUNDS, TRANSITIONS
+
+_ENDED = [state for state in RoundState if state.ended]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveRound:
+    """A round that has not ended; `entered_at` is when it came into its state, in seconds since 1970."""
+
+    task: str
+    number: int
+    attempt: int
+    state: RoundState
+    assigned: int
+    reported: int
+    aborted: int
+    entered_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What became of a task's assignments in the rounds that ended; attempts by how they ended."""
+
+    assigned: int
+    reported: int
+    aborted: int
+    committed: int
+    abandoned: int
+
+    @property
+    def expired(self) -> int:
+        """Assignments that ended without a word."""
+        return self.assigned - self.reported - self.aborted
+
+
+class Overview:
+    """Reading alone, within one transaction."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def version(self) -> int:
+        """A number that grows with every change of state of anything."""
+        return self._connection.scalar(select(func.max(TRANSITIONS.c.id))) or 0
+
+    def live(self) -> list[LiveRound]:
+        """Every round that has not ended, by task, in order."""
+        entered = (
+            select(func.max(TRANSITIONS.c.at))
+            .where((TRANSITIONS.c.entity == "round") & (TRANSITIONS.c.entity_id == cast(ROUNDS.c.id, String)))
+            .scalar_subquery()
+            .label("entered_at")
+        )
+        query = select(ROUNDS, entered).where(ROUNDS.c.state.not_in(_ENDED)).order_by(ROUNDS.c.task, ROUNDS.c.id)
+        same = ("task", "number", "attempt", "assigned", "reported", "aborted", "entered_at")
+        return [
+            LiveRound(**{name: getattr(row, name) for name in same}, state=RoundState(row.state))
+            for row in self._connection.execute(query)
+        ]
+
+    def totals(self) -> dict[str, Totals]:
+        """Sums over the rounds that ended, of every task that has any."""
+        counted = (ROUNDS.c.state == RoundState.COMMITTED).label("counted")
+        sums = [func.sum(ROUNDS.c[name]) for name in ("assigned", "reported", "aborted")]
+        query = select(ROUNDS.c.task, counted, *sums, func.count()).where(ROUNDS.c.state.in_(_ENDED))
+        found: dict[str, list[int]] = {}
+        for task, committed, assigned, reported, aborted, rounds in self._connection.execute(
+            query.group_by(ROUNDS.c.task, counted)
+        ):
+            of_task = found.setdefault(task, [0] * 5)
+            more = (assigned, reported, aborted, rounds if committed else 0, 0 if committed else rounds)
+            found[task] = [int(a) + int(b) for a, b in zip(of_task, more, strict=True)]
+        return {task: Totals(*sums) for task, sums in found.items()}
+
+    def curve(self, task_id: str) -> list[tuple[int, dict[str, float]]]:
+        """Number and metrics of every committed round of a task."""
+        committed = (ROUNDS.c.task == task_id) & (ROUNDS.c.state == RoundState.COMMITTED)
+        query = select(ROUNDS.c.number, ROUNDS.c.metrics).where(committed).order_by(ROUNDS.c.number)
+        return [(row.number, row.metrics) for row in self._connection.execute(query)]
+
+    def latest(self, task_id: str, most: int) -> Sequence[Any]:
+        """The newest attempts of a task that ended, newest first, as rows."""
+        ended = (ROUNDS.c.task == task_id) & ROUNDS.c.state.in_(_ENDED)
+        return self._connection.execute(select(ROUNDS).where(ended).order_by(ROUNDS.c.id.desc()).limit(most)).all()
+
+    def abort_reasons(self, rounds: Sequence[int]) -> dict[str, int]:
+        """How many devices gave up in these rounds (row ids), by reason, most first."""
+        given_up = ASSIGNMENTS.c.round.in_(rounds) & (ASSIGNMENTS.c.state == AssignmentState.ABORTED)
+        count = func.count()
+        query = select(ASSIGNMENTS.c.reason, count).where(given_up).group_by(ASSIGNMENTS.c.reason)
+        return {row[0]: row[1] for row in self._connection.execute(query.order_by(count.desc()))}

@@ -1,0 +1,264 @@
+"""The tables of version 0.1. Written by `make migration`."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0001"
+down_revision = None
+
+
+def upgrade() -> None:
+    """Make every table."""
+    op.create_table(
+        "blobs",
+        sa.Column("sha256", sa.String(length=64), nullable=False, comment="digest of the bytes, hex; the file's name"),
+        sa.Column("size", sa.BigInteger(), nullable=False, comment="bytes"),
+        sa.Column(
+            "public",
+            sa.Boolean(),
+            nullable=False,
+            comment="whether devices may fetch it: plans, graphs, checkpoints; never server state",
+        ),
+        sa.Column("created_at", sa.Float(), nullable=False, comment="seconds since 1970"),
+        sa.PrimaryKeyConstraint("sha256", name=op.f("pk_blobs")),
+        comment="Immutable files; a row is written after its file is durable",
+    )
+    op.create_table(
+        "populations",
+        sa.Column("name", sa.String(length=200), nullable=False, comment="name that devices check in under"),
+        sa.Column("created_at", sa.Float(), nullable=False, comment="seconds since 1970"),
+        sa.Column(
+            "holder",
+            sa.String(length=8),
+            nullable=True,
+            comment="replica that drives the population; null when nobody does",
+        ),
+        sa.Column(
+            "term",
+            sa.BigInteger(),
+            nullable=False,
+            comment="counts the holders; what an earlier one still writes is refused",
+        ),
+        sa.PrimaryKeyConstraint("name", name=op.f("pk_populations")),
+        comment="Groups of devices that check in together, each with the lease of the one process that drives it",
+    )
+    op.create_index("populations_of", "populations", ["holder"], unique=False)
+    op.create_table(
+        "replicas",
+        sa.Column(
+            "id", sa.String(length=8), nullable=False, comment="id of the process; what it makes is named after it"
+        ),
+        sa.Column("url", sa.Text(), nullable=False, comment="where the other replicas reach it"),
+        sa.Column(
+            "keys",
+            sa.String(length=64),
+            nullable=False,
+            comment="digest of its public keys: all replicas have the same",
+        ),
+        sa.Column(
+            "beat",
+            sa.BigInteger(),
+            nullable=False,
+            comment="counts up while it lives; who sees it stand still takes it for gone",
+        ),
+        sa.Column(
+            "draining", sa.Boolean(), nullable=False, comment="whether it is about to stop, and takes no population"
+        ),
+        sa.Column(
+            "seen_at",
+            sa.Float(),
+            nullable=False,
+            comment="seconds since 1970 at its last beat, by its own clock; for people",
+        ),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_replicas")),
+        sa.UniqueConstraint("url", name=op.f("uq_replicas_url")),
+        comment="Coordinator processes that drive populations",
+    )
+    op.create_table(
+        "tokens",
+        sa.Column("id", sa.String(length=8), nullable=False, comment="the part of the token that is no secret"),
+        sa.Column("name", sa.String(length=60), nullable=False, comment="whose it is"),
+        sa.Column("role", sa.String(length=16), nullable=False, comment="viewer or operator"),
+        sa.Column(
+            "sha256",
+            sa.String(length=64),
+            nullable=False,
+            comment="hash of its secret part, hex; the token itself is never stored",
+        ),
+        sa.Column("created_at", sa.Float(), nullable=False, comment="seconds since 1970"),
+        sa.Column("revoked_at", sa.Float(), nullable=True, comment="seconds since 1970, once it is worthless"),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_tokens")),
+        comment="Who may administer the coordinator over HTTP",
+    )
+    op.create_table(
+        "transitions",
+        sa.Column(
+            "id",
+            sa.BigInteger().with_variant(sa.Integer(), "sqlite"),
+            nullable=False,
+            comment="row id, in order of time",
+        ),
+        sa.Column("entity", sa.String(length=16), nullable=False, comment="task, round or assignment"),
+        sa.Column("entity_id", sa.String(length=32), nullable=False, comment="its id"),
+        sa.Column("from_state", sa.String(length=16), nullable=False, comment="state before; empty at creation"),
+        sa.Column("to_state", sa.String(length=16), nullable=False, comment="state after"),
+        sa.Column("cause", sa.Text(), nullable=False, comment="what brought it about"),
+        sa.Column("at", sa.Float(), nullable=False, comment="seconds since 1970"),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_transitions")),
+        comment="Every change of state, in order",
+    )
+    op.create_index("transitions_of", "transitions", ["entity", "entity_id"], unique=False)
+    op.create_table(
+        "tasks",
+        sa.Column("id", sa.String(length=32), nullable=False, comment="opaque id"),
+        sa.Column("name", sa.Text(), nullable=False, comment="name of the bundle"),
+        sa.Column("population", sa.String(length=200), nullable=False, comment="whose devices take part"),
+        sa.Column(
+            "state", sa.String(length=16), nullable=False, comment="active, paused, completed, cancelled or failed"
+        ),
+        sa.Column(
+            "reason",
+            sa.Text(),
+            nullable=False,
+            comment="why the task is in this state; empty when nothing is to be said",
+        ),
+        sa.Column("algorithm", sa.String(length=64), nullable=False, comment="name of the algorithm"),
+        sa.Column("algorithm_settings", sa.JSON(), nullable=False, comment="its settings"),
+        sa.Column("plan_sha256", sa.String(length=64), nullable=False, comment="what devices execute"),
+        sa.Column(
+            "plan_signature",
+            sa.JSON(none_as_null=True),
+            nullable=True,
+            comment="who signed the plan, and the signature",
+        ),
+        sa.Column("state_sha256", sa.String(length=64), nullable=False, comment="server state before round 1"),
+        sa.Column("checkpoint_sha256", sa.String(length=64), nullable=False, comment="what devices receive in round 1"),
+        sa.Column("goal", sa.Integer(), nullable=False, comment="reports that end a round"),
+        sa.Column("minimum", sa.Integer(), nullable=False, comment="reports that a round must have to count"),
+        sa.Column("rounds", sa.Integer(), nullable=False, comment="committed rounds after which the task is completed"),
+        sa.Column("over_selection", sa.Float(), nullable=False, comment="devices selected per report wanted"),
+        sa.Column("selection_timeout_s", sa.Float(), nullable=False, comment="seconds that a round waits for devices"),
+        sa.Column("reporting_deadline_s", sa.Float(), nullable=False, comment="seconds that a device has to report"),
+        sa.Column(
+            "max_attempts",
+            sa.Integer(),
+            nullable=False,
+            comment="failed attempts at a round in a row after which the task is paused",
+        ),
+        sa.Column("min_examples", sa.Integer(), nullable=False, comment="examples that a device must hold"),
+        sa.Column("seed", sa.BigInteger(), nullable=False, comment="key of every random number that a device draws"),
+        sa.Column("formats", sa.JSON(), nullable=False, comment="formats that the plan must have"),
+        sa.Column(
+            "budget",
+            sa.JSON(),
+            nullable=False,
+            comment="the largest footprint that a device can bear; null where it is not bounded",
+        ),
+        sa.Column(
+            "secagg",
+            sa.JSON(none_as_null=True),
+            nullable=True,
+            comment="how reports are masked; null when they are not",
+        ),
+        sa.Column("created_at", sa.Float(), nullable=False, comment="seconds since 1970"),
+        sa.ForeignKeyConstraint(["checkpoint_sha256"], ["blobs.sha256"], name=op.f("fk_tasks_checkpoint_sha256")),
+        sa.ForeignKeyConstraint(["plan_sha256"], ["blobs.sha256"], name=op.f("fk_tasks_plan_sha256")),
+        sa.ForeignKeyConstraint(["population"], ["populations.name"], name=op.f("fk_tasks_population")),
+        sa.ForeignKeyConstraint(["state_sha256"], ["blobs.sha256"], name=op.f("fk_tasks_state_sha256")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_tasks")),
+        comment="What is to be learned, from whom, and how",
+    )
+    op.create_table(
+        "rounds",
+        sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False, comment="row id"),
+        sa.Column("task", sa.String(length=32), nullable=False, comment="the task"),
+        sa.Column("number", sa.Integer(), nullable=False, comment="from 1; a committed number is never run again"),
+        sa.Column(
+            "attempt",
+            sa.Integer(),
+            nullable=False,
+            comment="from 1; an abandoned number is tried again as the next attempt",
+        ),
+        sa.Column(
+            "state",
+            sa.String(length=16),
+            nullable=False,
+            comment="selecting, configuring, reporting, aggregating, committed or abandoned",
+        ),
+        sa.Column("reason", sa.Text(), nullable=False, comment="why it was abandoned; else empty"),
+        sa.Column("assigned", sa.Integer(), nullable=False, comment="devices given an assignment"),
+        sa.Column("reported", sa.Integer(), nullable=False, comment="reports folded into the sum"),
+        sa.Column("aborted", sa.Integer(), nullable=False, comment="devices that gave up"),
+        sa.Column(
+            "opened_at",
+            sa.Float(),
+            nullable=False,
+            comment="when it could draw devices, in seconds since 1970; not when it began to wait",
+        ),
+        sa.Column("ended_at", sa.Float(), nullable=True, comment="seconds since 1970"),
+        sa.Column(
+            "state_sha256", sa.String(length=64), nullable=True, comment="server state after the round, once committed"
+        ),
+        sa.Column(
+            "checkpoint_sha256",
+            sa.String(length=64),
+            nullable=True,
+            comment="what devices receive next, once committed",
+        ),
+        sa.Column("metrics", sa.JSON(), nullable=False, comment="mean metrics by name"),
+        sa.ForeignKeyConstraint(["checkpoint_sha256"], ["blobs.sha256"], name=op.f("fk_rounds_checkpoint_sha256")),
+        sa.ForeignKeyConstraint(["state_sha256"], ["blobs.sha256"], name=op.f("fk_rounds_state_sha256")),
+        sa.ForeignKeyConstraint(["task"], ["tasks.id"], name=op.f("fk_rounds_task")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_rounds")),
+        sa.UniqueConstraint("task", "number", "attempt", name=op.f("uq_rounds_task_number_attempt")),
+        comment="Attempts at a round",
+    )
+    op.create_table(
+        "assignments",
+        sa.Column(
+            "id", sa.String(length=32), nullable=False, comment="unguessable id; knowing it is the right to report"
+        ),
+        sa.Column("round", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False, comment="the round"),
+        sa.Column(
+            "slot",
+            sa.Integer(),
+            nullable=False,
+            comment="place in the cohort, from 0; keys the device's random numbers",
+        ),
+        sa.Column(
+            "device", sa.String(length=200), nullable=False, comment="the device, as it called itself at check-in"
+        ),
+        sa.Column("state", sa.String(length=16), nullable=False, comment="assigned, reported, aborted or expired"),
+        sa.Column("reason", sa.Text(), nullable=False, comment="why it was aborted; else empty"),
+        sa.Column("assigned_at", sa.Float(), nullable=False, comment="seconds since 1970"),
+        sa.ForeignKeyConstraint(["round"], ["rounds.id"], name=op.f("fk_assignments_round")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_assignments")),
+        sa.UniqueConstraint("round", "slot", name=op.f("uq_assignments_round_slot")),
+        comment="One device's part in one round",
+    )
+    op.create_table(
+        "reports",
+        sa.Column("assignment", sa.String(length=32), nullable=False, comment="the assignment"),
+        sa.Column("sha256", sa.String(length=64), nullable=False, comment="digest of the body, hex"),
+        sa.Column("received_at", sa.Float(), nullable=False, comment="seconds since 1970"),
+        sa.ForeignKeyConstraint(["assignment"], ["assignments.id"], name=op.f("fk_reports_assignment")),
+        sa.PrimaryKeyConstraint("assignment", name=op.f("pk_reports")),
+        comment="Reports that were counted; their contents are never stored",
+    )
+
+
+def downgrade() -> None:
+    """Drop every table."""
+    op.drop_table("reports")
+    op.drop_table("assignments")
+    op.drop_table("rounds")
+    op.drop_table("tasks")
+    op.drop_index("transitions_of", table_name="transitions")
+    op.drop_table("transitions")
+    op.drop_table("tokens")
+    op.drop_table("replicas")
+    op.drop_index("populations_of", table_name="populations")
+    op.drop_table("populations")
+    op.drop_table("blobs")

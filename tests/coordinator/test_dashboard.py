@@ -1,0 +1,221 @@
+"""The dashboard: who sees it, that it is live, and that a phone shows it."""
+
+import shutil
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx2
+import pytest
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.ui import WebDriverWait
+
+from coordinator.dashboard.curves import HEIGHT, WIDTH, curves
+from coordinator.runtimes import OTHER, Runtimes
+from coordinator.server import serving_both
+from coordinator.settings import Settings
+from coordinator.store.rows import Role
+from coordinator.tokens import issue, revoke
+from tests.coordinator.bundles import make_bundle, report_body
+from tests.coordinator.test_api import assign, check_in, put, wait
+
+HOSTILE = "<script>document.title='owned'</script><b>bold</b> & " + "very-long-name-" * 8
+
+
+@pytest.fixture
+def served(store, tmp_path):
+    """Serve, with whoever is on this machine a viewer; gives the URLs."""
+    settings = {"database": f"sqlite:///{tmp_path}/state.db", "blobs": tmp_path / "blobs"}
+    with serving_both(Settings(**settings, port=0, admin_port=0, loopback_viewer=True)) as urls:
+        yield urls
+
+
+@pytest.fixture
+def locked(store, tmp_path):
+    """Serve, with tokens asked of everybody; gives a client of the pages."""
+    settings = {"database": f"sqlite:///{tmp_path}/state.db", "blobs": tmp_path / "blobs"}
+    with (
+        serving_both(Settings(**settings, port=0, admin_port=0)) as urls,
+        httpx2.Client(base_url=urls.admin, timeout=10) as client,
+    ):
+        yield client
+
+
+@pytest.fixture(scope="module")
+def opened():
+    """A real browser, as wide as a small phone."""
+    program, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if not program or not driver:
+        pytest.skip("no browser: apt-get install chromium chromium-driver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = program
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    opened = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    try:
+        size = {"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": True}
+        opened.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        yield opened
+    finally:
+        opened.quit()
+
+
+@pytest.fixture
+def browser(opened):
+    """The browser with nothing open, and nothing in its log."""
+    opened.get("about:blank")
+    opened.get_log("browser")
+    return opened
+
+
+def shows(browser, *words):
+    """Wait until the page shows the words, all at once."""
+
+    def all_there(_):
+        text = " ".join(browser.find_element(By.TAG_NAME, "body").text.split())
+        return all(word in text for word in words)
+
+    WebDriverWait(browser, 30, poll_frequency=0.05).until(all_there, f"the page never showed {words}")
+
+
+def assert_sound(browser, origin):
+    """Nothing was asked of another site, nothing was refused or failed, and nothing is wider than the screen."""
+    asked = browser.execute_script("return performance.getEntriesByType('resource').map(entry => entry.name)")
+    assert [url for url in asked if not url.startswith(origin)] == []
+    assert browser.get_log("browser") == []
+    assert browser.execute_script("return [innerWidth, document.documentElement.scrollWidth]") == [360, 360]
+
+
+def test_page_of_a_task_follows_its_round_without_being_loaded_again(register, served, browser):
+    task = register(goal=2, rounds=2, over_selection=1.5)
+    browser.get(f"{served.admin}/tasks/{task}")
+    browser.execute_script("window.loadedOnce = true")
+    shows(browser, "hand-made active", "0 of 2 rounds committed")
+    with httpx2.Client(base_url=served.devices, timeout=70) as devices:
+        with ThreadPoolExecutor(2) as pool:
+            waiting = pool.submit(wait, devices, "a", 60)
+            shows(browser, "Round 1 selecting", "waits for 3 devices")
+            others = assign(devices, "b", "c")
+            waiting.result()
+        shows(browser, "Round 1 reporting", "0 of 2 reports · 3 assigned")
+        put(devices, others[0].assignment, report_body([1, 0, 0, 0], 1, loss=0.5))
+        shows(browser, "1 of 2 reports")
+        put(devices, others[1].assignment, report_body([1, 0, 0, 0], 1, loss=0.25))
+    shows(browser, "1 of 2 rounds committed", "train.loss 0.375 after round 1", "reported 2 67 %", "expired 1 33 %")
+    assert browser.execute_script("return window.loadedOnce") is True
+    assert len(browser.find_elements(By.CSS_SELECTOR, "svg circle")) == 1
+    assert_sound(browser, served.admin)
+
+
+def test_what_devices_and_operators_write_is_shown_as_text(register, served, browser, tmp_path):
+    register(make_bundle(tmp_path / "hostile"), population=HOSTILE)
+    register()
+    with httpx2.Client(base_url=served.devices, timeout=10) as devices:
+        check_in(devices, runtime=HOSTILE)
+    browser.get(served.admin)
+    shows(browser, HOSTILE[:60].strip(), "Check-ins by runtime")
+    assert browser.title == "Muster"
+    assert browser.find_elements(By.CSS_SELECTOR, "main script, main b") == []
+    assert_sound(browser, served.admin)
+
+
+def test_login_in_a_browser_opens_the_pages_and_logout_shuts_them(store, register, locked, browser):
+    register()
+    browser.get(str(locked.base_url))
+    shows(browser, "Log in", "muster coordinator token")
+    browser.find_element(By.NAME, "token").send_keys(issue(store.database, "dana", Role.VIEWER)[1])
+    browser.find_element(By.CSS_SELECTOR, ".login button").click()
+    shows(browser, "Populations", "phones", "Log out dana")
+    assert browser.execute_script("return document.cookie") == ""
+    browser.find_element(By.CSS_SELECTOR, "header button").click()
+    shows(browser, "A viewer's token")
+
+
+def log_in(client, token):
+    return client.post("/login", data={"token": token})
+
+
+def test_stranger_sees_the_login_alone(register, locked):
+    task = register()
+    for path in ("/", f"/tasks/{task}", "/tasks/nope"):
+        page = locked.get(path)
+        assert page.status_code == 401
+        assert "A viewer's token" in page.text
+        assert task not in page.text
+    for path in ("/events", f"/tasks/{task}/events"):
+        assert locked.get(path).status_code == 401
+    assert log_in(locked, "muster_0").status_code == 401
+    assert log_in(locked, "x" * 5000).status_code == 401
+    assert "set-cookie" not in log_in(locked, "").headers
+
+
+def test_cookie_is_a_viewers_for_pages_alone_and_dies_with_its_token(store, register, locked):
+    task = register()
+    operator = log_in(locked, issue(store.database, "erin", Role.OPERATOR)[1])
+    assert (operator.status_code, "set-cookie" in operator.headers) == (403, False)
+    token, text = issue(store.database, "finn", Role.VIEWER)
+    entered = log_in(locked, text)
+    assert (entered.status_code, entered.headers["location"]) == (303, "/")
+    assert {"HttpOnly", "SameSite=strict", "Path=/"} <= set(entered.headers["set-cookie"].split("; "))
+    page = locked.get(f"/tasks/{task}")
+    assert page.status_code == 200
+    assert "default-src 'none'; script-src 'self'" in page.headers["content-security-policy"]
+    assert locked.get("/tasks/nope").status_code == 404
+    assert locked.get("/admin/v1/tasks").status_code == 401
+    with locked.stream("GET", "/events") as stream:
+        lines = stream.iter_lines()
+        assert next(lines).startswith("data:")
+        revoke(store.database, token.id)
+        for _ in lines:  # the stream ends, and the loop with it
+            pass
+    assert locked.get("/").status_code == 401
+
+
+def test_open_page_does_not_hold_up_a_stop(store, tmp_path):
+    settings = {"database": f"sqlite:///{tmp_path}/state.db", "blobs": tmp_path / "blobs", "drain_s": 30}
+    seen = threading.Event()
+    with ThreadPoolExecutor() as pool:
+        with serving_both(Settings(**settings, port=0, admin_port=0, loopback_viewer=True)) as urls:
+
+            def watch():
+                with httpx2.stream("GET", f"{urls.admin}/events", timeout=20) as stream:
+                    for _ in stream.iter_lines():
+                        seen.set()
+
+            watching = pool.submit(watch)
+            assert seen.wait(10)
+            began = time.monotonic()
+        assert time.monotonic() - began < 10
+        watching.result(5)
+
+
+def test_files_of_pages_are_those_listed_and_no_others(locked):
+    for name, kind in (("style.css", "text/css"), ("htmx-4.0.1.min.js", "text/javascript")):
+        assert locked.get(f"/static/{name}").headers["content-type"].startswith(kind)
+    for name in ("..%2Fpages.py", "HTMX-LICENSE", "nope.js"):
+        assert locked.get(f"/static/{name}").status_code == 404
+
+
+def test_curves_fill_the_picture_leave_out_what_is_no_number_and_are_thinned():
+    (loss,) = curves([(1, {"loss": 4.0}), (2, {"loss": float("nan")}), (4, {"loss": 1.0}), (5, {})])
+    assert [(point.number, point.value) for point in loss.points] == [(1, 4.0), (4, 1.0)]
+    first, last = loss.points
+    assert (first.x, first.y, last.x, last.y) == (8, 8, WIDTH - 8, HEIGHT - 8)
+    (flat,) = curves([(number, {"loss": 2.0}) for number in range(1, 1001)])
+    assert len(flat.points) <= 161
+    assert (flat.points[0].number, flat.points[-1].number) == (1, 1000)
+    assert {point.y for point in flat.points} == {HEIGHT / 2}
+    assert curves([]) == curves([(1, {})]) == []
+
+
+def test_runtimes_are_bounded_whatever_devices_say():
+    runtimes = Runtimes()
+    for number in range(1000):
+        runtimes.add(f"{number:03}" * 100)
+    runtimes.add("0" * 100)
+    counts = dict(runtimes.counts())
+    assert len(counts) <= 31
+    assert max(map(len, counts)) <= 60
+    assert (sum(counts.values()), counts["0" * 60], counts[OTHER]) == (1001, 2, 970)

@@ -1,0 +1,243 @@
+"""The database itself, on every engine: what it is opened as, what a transaction promises, its tables' revisions."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import closing, contextmanager
+
+import pytest
+import sqlalchemy
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+
+from coordinator.errors import MissingStore, StoreConflict, UnsupportedDatabase, WrongRevision
+from coordinator.rounds import TaskState
+from coordinator.store.database import Database
+from coordinator.store.migrations import BASE, HEAD, Migration, migrate
+from coordinator.store.tables import METADATA
+from tests.coordinator import make_migration
+
+pytestmark = pytest.mark.every_engine
+
+PASSWORD = "hunter2"
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def empty(request, tmp_path):
+    """The URL of a database without tables, on every engine in turn."""
+    if request.param == "sqlite":
+        path = tmp_path / "empty.db"
+        path.touch()
+        return f"sqlite:///{path}"
+    return request.getfixturevalue("postgresql").without_tables()
+
+
+@contextmanager
+def connected(url):
+    """A connection that knows nothing of us."""
+    engine = sqlalchemy.create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
+    with engine.connect() as connection:
+        yield connection
+    engine.dispose()
+
+
+def tables(url):
+    with connected(url) as connection:
+        return set(sqlalchemy.inspect(connection).get_table_names()) - {"alembic_version"}
+
+
+# --- what is opened
+
+
+@pytest.mark.parametrize("url", ["mysql://host/db", "sqlite://", "sqlite:///:memory:", "state.db", "postgresql://host"])
+def test_database_that_this_version_cannot_use_is_refused(url):
+    with pytest.raises(UnsupportedDatabase, match="sqlite:///PATH or postgresql://"):
+        Database(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"postgresql://muster:{PASSWORD}@127.0.0.1:1/db",
+        f"postgresql://127.0.0.1:1/db?user=muster&password={PASSWORD}",
+        f"mysql://muster:{PASSWORD}@127.0.0.1/db",
+        f"postgresql://muster:{PASSWORD}@127.0.0.1:port/db",
+    ],
+)
+def test_message_about_a_database_names_it_without_the_password(url):
+    with pytest.raises(UnsupportedDatabase) as caught:
+        Database(url)
+    assert PASSWORD not in str(caught.value)
+    assert "127.0.0.1" in str(caught.value) or "is no address" in str(caught.value)
+
+
+def test_file_that_is_no_database_is_refused_and_left_as_it_is(tmp_path):
+    path = tmp_path / "notes.txt"
+    path.write_bytes(b"remember the milk " * 100)
+    with pytest.raises(UnsupportedDatabase, match=r"notes\.txt' cannot be opened: file is not a database"):
+        Database(f"sqlite:///{path}")
+    assert path.read_bytes() == b"remember the milk " * 100
+
+
+# --- revisions
+
+
+def test_new_database_is_made_at_head_with_exactly_the_tables_of_the_code(empty):
+    Database(empty).close()
+    with connected(empty) as connection:
+        assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
+        assert connection.scalar(sqlalchemy.text("SELECT version_num FROM alembic_version")) == HEAD
+
+
+@pytest.mark.parametrize("part", [make_migration.migration, make_migration.document])
+def test_migration_and_document_are_what_the_tables_say(part):
+    path = {make_migration.migration: make_migration.MIGRATION}.get(part, make_migration.DOCUMENT)
+    assert path.read_text() == part(), "run `make migration`, or: python -m tests.coordinator.make_migration"
+
+
+def test_tables_go_down_and_up_again(empty):
+    assert migrate(empty) == Migration(BASE, HEAD)
+    assert tables(empty) == set(METADATA.tables)
+    assert migrate(empty) == Migration(HEAD, HEAD)
+    assert migrate(empty, BASE) == Migration(HEAD, BASE)
+    assert tables(empty) == set()
+    Database(empty).close()
+    assert tables(empty) == set(METADATA.tables)
+
+
+def test_processes_that_start_together_make_the_tables_once(empty):
+    failures = []
+
+    def start():
+        try:
+            Database(empty).close()
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=start) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert tables(empty) == set(METADATA.tables)
+
+
+@pytest.mark.parametrize("create", [True, False])
+def test_database_of_another_revision_is_refused_by_name_and_left_as_it_is(empty, create):
+    Database(empty).close()
+    with connected(empty) as connection:
+        connection.execute(sqlalchemy.text("UPDATE alembic_version SET version_num = '9999'"))
+        connection.commit()
+    with pytest.raises(WrongRevision, match=f"at revision 9999, and this version works with {HEAD}: .*migrate"):
+        Database(empty, create=create)
+    with pytest.raises(WrongRevision, match=f"at revision 9999; this version knows base, {HEAD}"):
+        migrate(empty)
+
+
+@pytest.mark.parametrize("create", [True, False])
+def test_database_of_something_else_is_refused_and_left_as_it_is(empty, create):
+    with connected(empty) as connection:
+        connection.execute(sqlalchemy.text("CREATE TABLE tasks (id TEXT)"))
+        connection.commit()
+    with pytest.raises(WrongRevision, match="holds tables, but not a coordinator's"):
+        Database(empty, create=create)
+    assert tables(empty) == {"tasks"}
+
+
+def test_unknown_revision_and_missing_tables_are_named(empty, tmp_path):
+    with pytest.raises(WrongRevision, match="no revision '7'; this version knows base, 0001"):
+        migrate(empty, "7")
+    with pytest.raises(MissingStore, match="no tables"):
+        Database(empty, create=False)
+    with pytest.raises(MissingStore, match=r"typo\.db"):
+        migrate(f"sqlite:///{tmp_path}/typo.db")
+    assert not (tmp_path / "typo.db").exists()
+
+
+def test_every_table_and_column_is_commented():
+    for table in METADATA.sorted_tables:
+        assert table.comment, table.name
+        assert all(column.comment for column in table.columns), table.name
+
+
+# --- transactions
+
+
+def test_sqlite_is_durable_and_checks_foreign_keys(tmp_path):
+    with closing(Database(f"sqlite:///{tmp_path}/m.db")) as database, database.engine.connect() as connection:
+        pragmas = {
+            name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()
+            for name in ("journal_mode", "synchronous", "foreign_keys")
+        }
+    assert pragmas == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1}
+
+
+def test_transaction_that_fails_changes_nothing(store, register):
+    task = store.task(register())
+    with pytest.raises(ZeroDivisionError), store.database.writing() as records:
+        assert records.move_task(task, TaskState.PAUSED, "operator") or 1 / 0
+    assert store.task(task.id).state is TaskState.ACTIVE
+
+
+def test_row_cannot_point_at_an_unknown_blob(store, register):
+    task = store.task(register())
+    with pytest.raises(sqlalchemy.exc.IntegrityError), store.database.writing() as records:
+        records._connection.exec_driver_sql("UPDATE tasks SET plan_sha256 = 'missing'")
+    assert store.task(task.id) == task
+
+
+def test_reader_sees_one_state_throughout_and_cannot_write(store, register):
+    task = register()
+    with store.database.reading() as records:
+        assert records.task(task).state is TaskState.ACTIVE
+        store.pause(task)
+        assert records.task(task).state is TaskState.ACTIVE
+    assert store.task(task).state is TaskState.PAUSED
+
+
+def test_change_that_rests_on_what_is_no_longer_so_is_refused(store, register):
+    stale = store.task(register())
+    store.pause(stale.id)
+    with pytest.raises(StoreConflict, match="tasks is no longer active"), store.database.writing() as records:
+        records.move_task(stale, TaskState.COMPLETED, "test")
+    assert store.task(stale.id).state is TaskState.PAUSED
+
+
+def test_writer_that_has_read_a_task_is_not_overtaken(store, register):
+    task = register()
+    order = []
+
+    def cancel():
+        store.cancel(task)
+        order.append("cancelled")
+
+    with store.database.writing() as records:
+        assert records.task(task).state is TaskState.ACTIVE
+        other = threading.Thread(target=cancel)
+        other.start()
+        other.join(0.2)
+        order.append("decided")
+        records.move_task(records.task(task), TaskState.PAUSED, "test")
+    other.join()
+    assert order == ["decided", "cancelled"]
+    assert store.task(task).state is TaskState.CANCELLED
+
+
+def test_two_operators_may_open_a_population_at_once(store, register):
+    register()
+    failures = []
+
+    def open_population():
+        try:
+            register(population="tablets")
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=open_population) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert len(store.tasks()) == 5
