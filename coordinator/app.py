@@ -30,6 +30,7 @@ def device_app(service: Service) -> FastAPI:
         service.driver.start()
         yield
         service.driver.stop()
+        service.unmasker.close()
         service.store.close()
 
     app = _application("Muster coordinator", lifespan)

@@ -8,6 +8,7 @@ import secrets
 from pathlib import Path
 
 from coordinator.errors import MissingStore, UnknownBlob
+from coordinator.failpoints import reach
 from fedcore.plan import BlobRef
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -32,16 +33,19 @@ class Blobs:
         final = self.path(ref.sha256)
         if final.exists():
             return ref
+        reach("blob.before-write")
         temporary = self._folder / f".{secrets.token_hex(8)}.tmp"
         try:
             with temporary.open("xb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
+            reach("blob.before-name")
             temporary.replace(final)
         finally:
             temporary.unlink(missing_ok=True)
         self._sync_folder()
+        reach("blob.after-write")
         return ref
 
     def get(self, sha256: str) -> bytes:

@@ -6,6 +6,7 @@ import logging
 
 from coordinator.aggregation import ReportSum, aggregate, state_specs
 from coordinator.errors import NonFiniteState
+from coordinator.failpoints import reach
 from coordinator.jobs import Running
 from coordinator.ledger import set_back
 from coordinator.rounds import Abandon, Aggregated, Round, TaskState, step
@@ -47,6 +48,8 @@ def close_round(tenure: Tenure, running: Running, reports: ReportSum, now: float
         records.finish_round(running.id, Snapshot(running.number, state.sha256, broadcast.sha256), metrics)
         if running.number == task.settings.rounds:
             records.move_task(task, TaskState.COMPLETED, "its last round was committed")
+        reach("round.before-commit")
+    reach("round.after-commit")
     _LOG.info("round %d of task %s committed %d reports", running.number, task.id, running.value.reported)
     return value, 0.0
 

@@ -19,13 +19,14 @@ from typing import Any, TypeAlias, TypeVar
 from coordinator.aggregation import ReportSum
 from coordinator.closing import close_round
 from coordinator.errors import LeaseLost, Refusal, StoreConflict, Unavailable, UnknownBlob
+from coordinator.failpoints import reach
 from coordinator.jobs import Job, Running, Underway, next_event
-from coordinator.keys import Keys
 from coordinator.ledger import Draft, Means
 from coordinator.metrics import Metrics
 from coordinator.pool import Pool
 from coordinator.reception import Reception
 from coordinator.rounds import RoundState, TaskState, step
+from coordinator.secure import SecureMeans
 from coordinator.secure_rounds import SecureRounds
 from coordinator.store.rows import Task
 from coordinator.submissions import (
@@ -63,7 +64,7 @@ class Driver:
     def __init__(
         self,
         tenure: Tenure,
-        keys: Keys,
+        secure: SecureMeans,
         retry: RetryWindow,
         queue_limit: int,
         *,
@@ -79,7 +80,7 @@ class Driver:
         self._draining = threading.Event()
         self._stopping = threading.Event()
         self._pool = Pool(tenure.id)
-        self._means = Means(self._pool, source or random.SystemRandom(), keys)
+        self._means = Means(self._pool, source or random.SystemRandom(), secure)
         self._reception = Reception(self._pool, retry)
         self._jobs: dict[str, Job] = {}
         self._underway = Underway()
@@ -304,6 +305,10 @@ class Driver:
                 outcomes = [_attempt(draft, request) for request, _ in durable]
                 for task in due:
                     draft.advance(task, self._jobs.get(task))
+                for name in draft.steps:
+                    reach(f"{name}.before-commit")
+            for name in draft.steps:
+                reach(f"{name}.after-commit")
         except Exception as error:
             # Memory has not been touched. The transaction was undone, as a rule; the next one finds out.
             self._fail(error, now)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, field, replace
 
-from coordinator.rounds import Abandon, Event, Round, RoundState, TaskState, Tick, Waiting
+from coordinator.rounds import Abandon, Event, Revealed, Round, RoundState, TaskState, Tick, Waiting
 from coordinator.secure import SecureRound
 from coordinator.selection import Needs
 from coordinator.store.rows import Snapshot, Task
@@ -119,6 +119,6 @@ def next_event(round_: Running, job: Job | None, eligible: int, held: bool) -> E
         return Abandon("paused")
     if round_.value.state is RoundState.SELECTING:
         return Waiting(eligible, held)
-    if round_.value.state is RoundState.REPORTING and round_.secure and round_.secure.event:
-        return round_.secure.event
+    if round_.value.state is RoundState.REPORTING and round_.secure is not None:
+        return round_.secure.event or (Revealed() if round_.secure.unmasking else Tick())
     return Tick()

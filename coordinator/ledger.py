@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from coordinator.errors import ConflictingReport, InvalidReport, NoLongerNeeded
 from coordinator.jobs import Job, Running, Underway, next_event
-from coordinator.keys import Keys
 from coordinator.leases import new_id
 from coordinator.pool import Pool, Session
 from coordinator.rounds import (
@@ -41,12 +40,11 @@ from coordinator.rounds import (
     open_round,
     step,
 )
-from coordinator.secure import Pace, SecureRound, invitation
+from coordinator.secure import Pace, SecureMeans, invitation
 from coordinator.selection import draw
 from coordinator.store.records import Records
 from coordinator.store.rows import AssignmentRecord, Seat
 from coordinator.submissions import GiveUp, Report
-from coordinator.task_settings import SHORT_PHASES
 from fedcore.wire.messages import Assignment, Receipt
 
 _LOG = logging.getLogger(__name__)
@@ -54,11 +52,11 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What cohorts are made with: the waiting devices, the chance by which they are drawn, the coordinator's keys."""
+    """What cohorts are made with: the waiting devices, the chance by which they are drawn, what secure rounds need."""
 
     pool: Pool
     source: random.Random
-    keys: Keys
+    secure: SecureMeans
 
 
 class Draft:
@@ -80,6 +78,11 @@ class Draft:
         self.let_go: list[tuple[str, str]] = []
         self.moved: list[tuple[Running, Round]] = []
         self.aborts: list[str] = []
+
+    @property
+    def steps(self) -> list[str]:
+        """The durable steps in this transaction, as failpoints call them."""
+        return ["assignment"] * bool(self.seated) + ["report"] * bool(self.folds)
 
     def report(self, request: Report) -> Receipt:
         """Count a report, once. Raises UnknownAssignment, ConflictingReport, NoLongerNeeded or InvalidReport."""
@@ -220,10 +223,8 @@ class Draft:
         """Start the secure aggregation of a round: what every assignment of it says."""
         settings = job.task.settings
         invite = invitation(settings, job.plan, given, int(self._records.at + settings.policy.reporting_deadline_s))
-        trained_by = self._now + settings.reporting_deadline_s
-        phase_s = settings.policy.reporting_deadline_s - settings.reporting_deadline_s
-        pace = Pace(settings.goal, trained_by, phase_s / SHORT_PHASES)
-        secure = SecureRound(invite, self._means.keys, {seat.id: seat.slot for seat in seats}, pace)
+        slots = {seat.id: seat.slot for seat in seats}
+        secure = self._means.secure.open(invite, slots, Pace.of(settings, self._now))
         self.underway.put(replace(self.underway.running[job.task.id], secure=secure))
         return msgspec.structs.replace(given, secagg=secure.invitation)
 

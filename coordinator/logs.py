@@ -12,9 +12,12 @@ from typing import TextIO
 import structlog
 from structlog.typing import Processor
 
+_HEARD = ("coordinator", "fedcore", "muster", "secagg", "uvicorn")
+"""Who is heard from the level asked for. Others only warn: an HTTP client, say, tells every URL, and ids are in it."""
+
 
 def configure_logs(level: str, form: str, stream: TextIO | None = None) -> None:
-    """Send every record of this process from `level` on to `stream`, by default standard error.
+    """Send records of this process from `level` on to `stream`, by default standard error; of others from warnings on.
 
     form: "text", "json", or "auto", which is text on a terminal.
     """
@@ -39,4 +42,6 @@ def configure_logs(level: str, form: str, stream: TextIO | None = None) -> None:
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *ending],
         )
     )
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    for name in _HEARD:
+        logging.getLogger(name).setLevel(level.upper())

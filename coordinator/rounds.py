@@ -114,6 +114,11 @@ class Reported:
 
 
 @dataclass(frozen=True, slots=True)
+class Revealed:
+    """The devices of a secure aggregation have done their part: its sum is being made, and no deadline ends that."""
+
+
+@dataclass(frozen=True, slots=True)
 class Summed:
     """A secure aggregation came out, over so many devices: all reports of the round at once."""
 
@@ -142,7 +147,7 @@ class Abandon:
     reason: str
 
 
-Event: TypeAlias = Waiting | Configured | Reported | Summed | Aborted | Tick | Aggregated | Abandon
+Event: TypeAlias = Waiting | Configured | Reported | Revealed | Summed | Aborted | Tick | Aggregated | Abandon
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +181,7 @@ def open_round(policy: Policy, now: float, *, held: bool = False) -> Round:
     return Round(policy, deadline=now + policy.selection_timeout_s, held=held)
 
 
-def step(round_: Round, event: Event, now: float) -> Outcome:  # noqa: C901, PLR0911 - one return per row of the table
+def step(round_: Round, event: Event, now: float) -> Outcome:  # noqa: C901, PLR0911, PLR0912 - one return per row of the table
     """The round after `event`, and what the caller must do about it.
 
     Time and abandonment pass an ended round by. Raises UnexpectedEvent for an event that the state cannot take: a
@@ -198,6 +203,8 @@ def step(round_: Round, event: Event, now: float) -> Outcome:  # noqa: C901, PLR
             return replace(round_, state=RoundState.REPORTING, assigned=assigned, deadline=deadline), ()
         case RoundState.REPORTING, Reported() if now < round_.deadline and round_.outstanding > 0:
             return _collect(replace(round_, reported=round_.reported + 1), now)
+        case RoundState.REPORTING, Revealed():
+            return replace(round_, deadline=math.inf), ()
         case RoundState.REPORTING, Summed(devices) if devices <= round_.outstanding:
             return _end_reporting(replace(round_, reported=devices))
         case RoundState.REPORTING, Aborted() if round_.outstanding > 0:

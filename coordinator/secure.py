@@ -1,59 +1,71 @@
-"""A secure round: the server's end of SA1 over one cohort, with seats, deadlines and devices that wait.
+"""A secure round: the server's end of SA1 over one cohort, in groups, with seats, deadlines and devices that wait.
 
 Spec: docs/spec/wire.md §8. Time is an argument; the driver owns it. Nothing here is ever stored: a restart abandons it.
+
+The cohort advertises together. Whoever did is dealt into groups, each a session that goes on alone, but that no group
+tells its devices who survived before all have their masked reports: too few in all, and no share is ever asked for.
 """
 
 from __future__ import annotations
 
 import hashlib
-import logging
-import secrets
+import operator
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.errors import ConflictingReport, NoLongerNeeded, Refusal, UnusableMessage
+from coordinator.groups import Group, Unmask
 from coordinator.keys import Keys
-from coordinator.rounds import Abandon, Summed
+from coordinator.rounds import Abandon, Policy, Summed
 from coordinator.submissions import Hear, Say, settle
-from coordinator.task_settings import Secagg, TaskSettings
+from coordinator.task_settings import LEAST_SECURE, Secagg, TaskSettings
 from fedcore.masking import layout_hash, masked_segments, model_hash, reunite, session_number, task_hash
 from fedcore.plan import Plan
 from fedcore.report import ReportLayout
 from fedcore.report import Segment as ReportSegment
 from fedcore.wire.messages import Assignment
-from secagg.errors import BelowThreshold, SecaggError
+from secagg.errors import SecaggError
 from secagg.messages import ACTIVE, Invite
 from secagg.packing import Segment
 from secagg.server import Phase, Server
 
-BEACON_BYTES = 32
 UPLOAD = int(Phase.UPLOADING)
 RESULT = int(Phase.OVER)
 # Metric sums are fixed-point numbers with three bits behind the point: counts are exact, and sums reach 65,535.
 SUM_BITS, SUM_STEP = 20, 0.125
-_LOG = logging.getLogger(__name__)
 
 
 def invitation(settings: TaskSettings, plan: Plan, given: Assignment, deadline: int) -> Invite:
     """M0's content for the round of `given`; `deadline` is in Unix seconds. The task must ask for masked reports."""
     policy, secagg = settings.policy, settings.secagg or Secagg()
+    largest = min(policy.cohort, secagg.group_size)
     return Invite(
         mode=ACTIVE,
         task=task_hash(given.task),
         round=session_number(given.round, given.attempt),
         deadline=deadline,
-        n_max=policy.cohort,
-        min_sum=policy.minimum,
+        n_max=largest,
+        min_sum=_least_sum(policy, secagg.group_size),
         w_max=secagg.max_examples if plan.report.weighting == "examples" else 1,
         layout_hash=layout_hash(plan.report),
         model_hash=model_hash(given.plan, given.checkpoint),
-        segments=tuple(_segment(one, secagg, policy.cohort) for one in masked_segments(plan.report)),
+        segments=tuple(_segment(one, secagg, largest) for one in masked_segments(plan.report)),
     )
+
+
+def _least_sum(policy: Policy, group_size: int) -> int:
+    """The fewest devices in a sum: of one group the round's minimum; of several, half of their even shares in it.
+
+    Groups differ in luck, and the round has its own minimum: a group below its share must not be lost for that.
+    """
+    groups = -(-policy.cohort // group_size)
+    return policy.minimum if groups == 1 else max(LEAST_SECURE, -(-policy.minimum // (2 * groups)))
 
 
 def _segment(one: ReportSegment, secagg: Secagg, devices: int) -> Segment:
@@ -71,29 +83,50 @@ def _field_bits(bits: int, devices: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """When phases end: training at `trained_by`, or `phase_s` after `goal` devices came; the others after `phase_s`."""
+    """What a round waits for: fewer than `minimum` devices in all do not count, and more than `group_size` are divided.
+
+    Training ends at `trained_by`, or `phase_s` after `goal` devices came; every other phase after `phase_s`.
+    """
 
     goal: int
+    minimum: int
+    group_size: int
     trained_by: float
     phase_s: float
 
+    @classmethod
+    def of(cls, settings: TaskSettings, now: float) -> Pace:
+        """The pace of a round whose devices begin now."""
+        policy, secagg = settings.policy, settings.secagg or Secagg()
+        trained_by = now + settings.reporting_deadline_s
+        return cls(policy.goal, policy.minimum, secagg.group_size, trained_by, secagg.phase_s)
+
+
+@dataclass(frozen=True, slots=True)
+class SecureMeans:
+    """What secure rounds are held with: the coordinator's keys, and who takes the masks off sums."""
+
+    keys: Keys
+    unmask: Unmask
+
+    def open(self, invite: Invite, seats: Mapping[str, int], pace: Pace) -> SecureRound:
+        """A round in which `seats` are the slots by assignment."""
+        authority = self.keys.authority.public_key().public_bytes_raw()
+        return SecureRound(Server(invite, self.keys.server, authority), self.unmask, seats, pace)
+
 
 class SecureRound:
-    """One attempt at a round. `seats` are the slots by assignment; whatever they send is folded in and forgotten."""
+    """One attempt at a round. Whatever devices send is folded in and forgotten."""
 
-    def __init__(self, invite: Invite, keys: Keys, seats: Mapping[str, int], pace: Pace) -> None:
-        authority = keys.authority.public_key().public_bytes_raw()
-        self._server = Server(invite, keys.server, authority)
-        self._seats = dict(seats)
-        self._phase_s, self._goal = pace.phase_s, pace.goal
-        self._until = pace.trained_by
-        self._due = set(self._seats.values())
-        self._here: set[int] = set()
+    def __init__(self, lobby: Server, unmask: Unmask, seats: Mapping[str, int], pace: Pace) -> None:
+        self._unmask, self._seats, self._pace = unmask, dict(seats), pace
+        self._lobby = Group(lobby, self._seats.values(), pace.trained_by)
+        self._groups = [self._lobby]
+        self._group_of = dict.fromkeys(self._seats.values(), self._lobby)
         self._digests: dict[tuple[int, int], str] = {}
         self._outbox: dict[tuple[int, int], bytes] = {}
         self._listeners: list[tuple[Hear, Future[Any], float]] = []
-        self._sum: tuple[int, NDArray[np.float64]] | None = None
-        self.invitation = self._server.invitation
+        self.invitation = lobby.invitation
         self.event: Summed | Abandon | None = None
         self.ended_at: float | None = None
 
@@ -101,16 +134,28 @@ class SecureRound:
         return assignment in self._seats
 
     @property
+    def unmasking(self) -> bool:
+        """Whether sums are being made, and no device is waited for any more."""
+        return any(group.unmasking for group in self._groups) and all(
+            group.over or group.unmasking for group in self._groups
+        )
+
+    @property
     def uploads(self) -> dict[str, str]:
-        """The digest of every masked report that was folded in, by assignment."""
-        found = ((name, self._digests.get((slot, UPLOAD))) for name, slot in self._seats.items())
-        return {name: digest for name, digest in found if digest is not None}
+        """The digest of every masked report that was folded in, by assignment, but for groups that failed."""
+        return {
+            name: self._digests[slot, UPLOAD]
+            for name, slot in self._seats.items()
+            if (slot, UPLOAD) in self._digests and self._group_of[slot].failure is None
+        }
 
     def total(self, layout: ReportLayout) -> NDArray[np.float64]:
         """The summed report, float64 (L,), once `event` is Summed."""
-        if self._sum is None:
+        totals = [group.aggregate.total for group in self._groups if group.aggregate is not None]
+        if not totals:
             raise RuntimeError("there is no sum")
-        return reunite(layout, *self._sum)
+        total = reduce(operator.add, totals)
+        return reunite(layout, total.weight, total.sums)
 
     def say(self, request: Say, now: float) -> None:
         """Take a device's message. The same one again changes nothing.
@@ -118,23 +163,22 @@ class SecureRound:
         Raises ConflictingReport when another came before, NoLongerNeeded when it is late, UnusableMessage.
         """
         slot, digest = self._seats[request.assignment], hashlib.sha256(request.message).hexdigest()
-        known = self._digests.get((slot, request.number))
+        group, known = self._group_of[slot], self._digests.get((slot, request.number))
         if known == digest:
             return
         if known is not None:
             raise ConflictingReport(f"another message M{request.number} of this assignment was taken before")
-        if self.ended_at is not None or slot not in self._due or request.number < self._server.phase:
+        if self.ended_at is not None or not group.waits_for(slot) or request.number < group.phase:
             raise NoLongerNeeded(f"message M{request.number} comes too late, or the aggregation goes on without it")
-        if request.number != self._server.phase:
+        if request.number != group.phase:
             raise UnusableMessage(f"message M{request.number} is not due yet")
         try:
-            self._server.receive(slot, request.message)
+            group.receive(slot, request.message)
         except SecaggError as error:
             raise UnusableMessage(f"{type(error).__name__}: {error}") from error
         self._digests[slot, request.number] = digest
-        self._here.add(slot)
-        if self._server.phase is Phase.ADVERTISING and len(self._here) == self._goal:
-            self._until = min(self._until, now + self._phase_s)
+        if group.phase is Phase.ADVERTISING and group.present == self._pace.goal:
+            group.hurry(now + self._pace.phase_s)
 
     def hear(self, request: Hear, answer: Future[Any], now: float) -> None:
         """Park `answer` until the message is there, nobody will ever send it, or the wait is over (None)."""
@@ -148,12 +192,13 @@ class SecureRound:
 
     def leave(self, assignment: str) -> None:
         """Go on without a device, which said that it gives up."""
-        self._due.discard(self._seats[assignment])
+        slot = self._seats[assignment]
+        self._group_of[slot].leave(slot)
 
     def advance(self, now: float) -> None:
-        """End every phase that is due, and answer whoever waits."""
-        while self.event is None and self.ended_at is None and (self._due <= self._here or now >= self._until):
-            self._close(now)
+        """End every phase that is due, take up every sum that was made, and answer whoever waits."""
+        while self.event is None and self.ended_at is None and self._move(now):
+            pass
         waiting = self._listeners
         self._listeners = [one for one in waiting if not self._answered(*one, now)]
 
@@ -161,38 +206,58 @@ class SecureRound:
         """The round is over: release no share any more, and hand out results (M10). May be repeated."""
         if self.ended_at is None:
             self.ended_at = now
-            self._server.abort()
-            self._outbox |= {(slot, RESULT): message for slot, message in self._server.results().items()}
+            for group in self._groups:
+                self._say(RESULT, group.stop("too-few-reports"))
         self.advance(now)
 
-    def _close(self, now: float) -> None:
-        phase = self._server.phase
-        try:
-            if phase is Phase.ADVERTISING:
-                self._server.fix_roster()
-                messages = self._server.open_roster(secrets.token_bytes(BEACON_BYTES))
-            elif phase is Phase.REVEALING:
-                found = self._server.unmask()
-                self._sum, self.event = (found.weight, found.sums), Summed(found.devices)
-                return
-            else:
-                messages = self._server.close_phase()
-        except BelowThreshold as error:
-            _LOG.info("a secure aggregation ended while %s: %s", phase.name.lower(), error)
-            self.event = Abandon("too-few-reports")
-        except SecaggError as error:
-            _LOG.warning("a secure aggregation failed while %s: %s", phase.name.lower(), error)
-            self.event = Abandon("secagg-failed")
-        else:
-            self._outbox |= {(slot, phase + 1): message for slot, message in messages.items()}
-            self._due, self._here, self._until = set(messages) & self._due, set(), now + self._phase_s
+    def _move(self, now: float) -> bool:
+        """One step; whether there was one to take."""
+        settled = [group for group in self._groups if group.settle()]
+        due = [group for group in self._groups if group.is_due(now)]
+        if any(group.phase < UPLOAD or (group.phase == UPLOAD and group not in due) for group in self._open()):
+            due = [group for group in due if group.phase != UPLOAD]
+        said = [(group.phase + 1, self._close(group, now)) for group in due]
+        if all(group.over for group in self._groups) or self._counted() < self._pace.minimum:
+            self.event = self._verdict()
+            return False
+        for number, messages in said:
+            self._say(number, messages)
+        return bool(settled or due)
+
+    def _open(self) -> list[Group]:
+        return [group for group in self._groups if not group.over]
+
+    def _counted(self) -> int:
+        return sum(group.counted for group in self._groups)
+
+    def _close(self, group: Group, now: float) -> dict[int, bytes]:
+        until = now + self._pace.phase_s
+        if group.phase is Phase.REVEALING:
+            group.start_unmasking(self._unmask)
+            return {}
+        if group.phase is not Phase.ADVERTISING:
+            return group.close(until)
+        parts = group.divide(self._pace.group_size)
+        self._groups = list(parts)
+        self._group_of |= {slot: part for part, slots in parts.items() for slot in slots}
+        return {slot: message for part in parts for slot, message in part.close(until).items()}
+
+    def _verdict(self) -> Summed | Abandon:
+        devices = self._counted()
+        if devices >= self._pace.minimum:
+            return Summed(devices)
+        failed = any(group.failure == "secagg-failed" for group in self._groups)
+        return Abandon("secagg-failed" if failed else "too-few-reports")
+
+    def _say(self, number: int, messages: Mapping[int, bytes]) -> None:
+        self._outbox |= {(slot, number): message for slot, message in messages.items()}
 
     def _answered(self, request: Hear, answer: Future[Any], until: float, now: float) -> bool:
         slot, number = self._seats[request.assignment], request.number
-        message = self._outbox.get((slot, number))
+        group, message = self._group_of[slot], self._outbox.get((slot, number))
         if message is not None:
             settle(answer, message)
-        elif self.ended_at is not None or slot not in self._due or number < self._server.phase:
+        elif self.ended_at is not None or not group.waits_for(slot) or number < group.phase:
             settle(answer, NoLongerNeeded(f"no message M{number} will come: the aggregation goes on without this one"))
         elif now >= until:
             settle(answer, None)

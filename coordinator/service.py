@@ -9,9 +9,11 @@ from coordinator.keys import Keys
 from coordinator.limits import Limits
 from coordinator.metrics import Metrics
 from coordinator.runtimes import Runtimes
+from coordinator.secure import SecureMeans
 from coordinator.settings import Settings
 from coordinator.tasks import CoordinatorStore, open_coordinator_store
 from coordinator.tenure import Place, Tenure
+from coordinator.unmasker import Unmasker
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,7 @@ class Service:
     store: CoordinatorStore
     tenure: Tenure
     keys: Keys
+    unmasker: Unmasker
     driver: Driver
     metrics: Metrics
     limits: Limits
@@ -31,9 +34,9 @@ class Service:
     def open(cls, settings: Settings) -> Service:
         """The parts that `settings` ask for. Raises UnsupportedDatabase, WrongRevision or MissingStore."""
         store = open_coordinator_store(settings.database, settings.blobs)
-        keys, limits = Keys.at(settings.keys_file), Limits(settings)
+        keys, limits, unmasker = Keys.at(settings.keys_file), Limits(settings), Unmasker()
         place = Place(keys=keys.fingerprint, lease_s=settings.lease_s, drives=settings.role != "api")
         tenure = Tenure(store, place)
-        driver = Driver(tenure, keys, settings.retry, settings.queue_limit)
+        driver = Driver(tenure, SecureMeans(keys, unmasker), settings.retry, settings.queue_limit)
         driver.metrics.watch(driver.queue_depth, lambda: limits.connections.held)
-        return cls(settings, store, tenure, keys, driver, driver.metrics, limits, Runtimes())
+        return cls(settings, store, tenure, keys, unmasker, driver, driver.metrics, limits, Runtimes())

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from coordinator.errors import InvalidTask
 from coordinator.rounds import Policy
 
-LEAST_SECURE, MOST_SECURE = 8, 500
-"""How many devices a secure round needs to count, and how many it can select."""
+LEAST_SECURE = 8
+"""How many devices a secure round needs to count."""
+LEAST_GROUP, MOST_GROUP = 2 * LEAST_SECURE, 500
+"""What a group of a secure round may hold: two even halves of what is one too many still hold LEAST_SECURE."""
 SHORT_PHASES = 4
 """Phases of a secure round that follow the training: shares, masked reports, confirmations, shares revealed."""
 
@@ -39,7 +41,9 @@ class Secagg:
     clip_norm: the L2 norm to which a device scales a longer mean segment down, and the range of its values. bits: of
     precision per value of a mean segment. max_examples: the weight that a device with more examples counts with, under
     weighting by examples; precision is lost by the factor that devices stay below it. phase_s: how long each phase
-    after training waits for devices.
+    after training waits for devices. group_size: how many devices are summed together at most; a larger cohort is
+    divided. With more, the coordinator learns sums over more devices, and a device and the coordinator make more masks
+    (docs/performance.md).
 
     Raises InvalidTask naming the setting and what it may be.
     """
@@ -48,12 +52,15 @@ class Secagg:
     bits: int = 20
     max_examples: int = 100
     phase_s: float = 30.0
+    group_size: int = 200
 
     def __post_init__(self) -> None:
         _demand(1e-6 <= self.clip_norm <= 1e6, "clip_norm", "from 1e-6 to 1e6", self.clip_norm)
         _demand(2 <= self.bits <= 20, "bits", "from 2 to 20", self.bits)
         _demand(1 <= self.max_examples <= 2**20, "max_examples", "from 1 to 2**20", self.max_examples)
         _demand(0 < self.phase_s < math.inf, "phase_s", "a finite number of seconds above 0", self.phase_s)
+        within = LEAST_GROUP <= self.group_size <= MOST_GROUP
+        _demand(within, "group_size", f"from {LEAST_GROUP} to {MOST_GROUP}", self.group_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,11 +105,9 @@ class TaskSettings:
         if self.minimum is not None:
             _demand(1 <= self.minimum <= self.goal, "minimum", f"from 1 to the goal, {self.goal}", self.minimum)
         if self.secagg is not None:
-            least, most = self.policy.minimum, self.policy.cohort
+            least = self.policy.minimum
             wording = f"at least {LEAST_SECURE} with secure aggregation: a sum over fewer says too much about each"
             _demand(least >= LEAST_SECURE, "minimum" if self.goal >= LEAST_SECURE else "goal", wording, least)
-            wording = f"with over_selection a cohort of at most {MOST_SECURE} with secure aggregation"
-            _demand(most <= MOST_SECURE, "goal", wording, most)
 
     @property
     def policy(self) -> Policy:

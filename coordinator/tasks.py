@@ -14,6 +14,7 @@ import safetensors.numpy
 from coordinator.aggregation import Vectors, check_fit, state_specs
 from coordinator.blobs import Blobs
 from coordinator.errors import InvalidTask, TaskEnded, UnexpectedEvent, UnknownRound
+from coordinator.failpoints import reach
 from coordinator.gate import check_release
 from coordinator.rounds import TaskState
 from coordinator.store.database import Database
@@ -85,6 +86,8 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
             for ref, public in (*refs.items(), (first, True)):
                 records.add_blob(ref, public=public)
             records.add_task(task, f"created by {by}")
+            reach("task.before-commit")
+        reach("task.after-commit")
         return task
 
     def tasks(self) -> list[Task]:

@@ -99,25 +99,42 @@ class SecureDelivery:
     keep_going: Callable[[], bool]
     plan: Callable[[Assignment], Plan]
 
+    def check(self, given: Assignment, layout: ReportLayout) -> None:
+        """Raise SecaggRefused, before any work is done, for an invitation that this device would not follow.
+
+        Raises StateError or TransportError too: the device must know the coordinator's key.
+        """
+        with _explained():
+            policy, _ = self._standing(self._identity())
+            held = model_hash(given.plan, given.checkpoint), layout_hash(layout)
+            _check(policy.accept(given.secagg or b"", held, self.enrolments.last_round(given.task)), given, layout)
+
     def run(self, kept: Kept) -> tuple[Kept, Receipt]:
         """Take part to the end, from wherever an earlier process was stopped: what is kept by then, and the receipt.
 
         Raises SecaggRefused, ReportLost, DeadlinePassed, StateError or TransportError.
         """
         with _explained():
-            identity = Ed25519PrivateKey.from_private_bytes(secagg_key(self.folder))
-            enrolled = self.enrolments.get(identity.public_key().public_bytes_raw(), self.transport)
-            policy = Policy(enrolled.server, enrolled.authority, max(self.least, LEAST_COHORT))
+            identity = self._identity()
+            policy, credential = self._standing(identity)
             if kept.phase == "masked":
                 client = Client.restore(identity, policy, kept.keep)
                 survivors = self._hear(kept, 6)
             else:
                 given = kept.given
-                client = Client(identity, policy, enrolled.credential, self.enrolments.last_round(given.task))
+                client = Client(identity, policy, credential, self.enrolments.last_round(given.task))
                 kept, survivors = self._mask(kept, client, self.plan(given).report)
             kept, confirmations = self._step(kept, 7, client.survivors(survivors))
             kept, result = self._step(kept, 9, client.confirmations(confirmations))
             return kept, client.result(result)
+
+    def _identity(self) -> Ed25519PrivateKey:
+        return Ed25519PrivateKey.from_private_bytes(secagg_key(self.folder))
+
+    def _standing(self, identity: Ed25519PrivateKey) -> tuple[Policy, bytes]:
+        """What this device insists on, and its credential."""
+        enrolled = self.enrolments.get(identity.public_key().public_bytes_raw(), self.transport)
+        return Policy(enrolled.server, enrolled.authority, max(self.least, LEAST_COHORT)), enrolled.credential
 
     def _mask(self, kept: Kept, client: Client, layout: ReportLayout) -> tuple[Kept, bytes]:
         """Share keys with the cohort, and send the masked report: what is kept by then, and M6."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -53,6 +54,9 @@ from device_runtime.transport import Transport
 from device_runtime.work import Worker, plan_of
 from fedcore import checkpoint
 from fedcore.wire.messages import Abort, AbortReason, Assignment, CheckIn, Rejected
+
+if TYPE_CHECKING:
+    from device_runtime.secure import SecureDelivery
 
 # Answers to an upload after which there is no assignment left to give up: unknown, decided, too late.
 OVER = frozenset({404, 409, 410})
@@ -248,6 +252,8 @@ class _Session:
         record.write(plan=plain(plan.name))
         to_move = self._transport.bytes_moved + worker.to_move(given, plan)
         self._guard.check_plan(plan, backend.format, examples.count, to_move=to_move)
+        if given.secagg is not None:
+            self._secure(due).check(given, plan.report)
         try:
             result = worker.train(given, plan)
         finally:
@@ -291,22 +297,24 @@ class _Session:
 
     def _send_masked(self, kept: Kept) -> Kept:
         """Take part in the secure aggregation; what is kept when it came out."""
+        kept, receipt = self._secure(kept.due).run(kept)
+        self._record.know(result=receipt.message.hex())
+        if not receipt.done:
+            raise SumAbandoned("the secure aggregation ended without a sum")
+        return kept
+
+    def _secure(self, due: Moment) -> SecureDelivery:
         from device_runtime.secure import Enrolments, SecureDelivery  # noqa: PLC0415  # as in guard.py
 
-        delivery = SecureDelivery(
+        return SecureDelivery(
             folder=self._config.state,
             enrolments=Enrolments(self._database, self._config.coordinator),
             transport=self._transport,
             kept=self._kept,
             least=self._guard.min_cohort,
-            keep_going=lambda: self._keep_going(kept.due),
+            keep_going=lambda: self._keep_going(due),
             plan=lambda given: plan_of(given, self._cache(lambda: None)),
         )
-        kept, receipt = delivery.run(kept)
-        self._record.know(result=receipt.message.hex())
-        if not receipt.done:
-            raise SumAbandoned("the secure aggregation ended without a sum")
-        return kept
 
     def _give_up(self, given: Assignment, error: DeviceError) -> None:
         """End an assignment without a report, and say why."""

@@ -33,9 +33,7 @@ from secagg.errors import (
     BelowThreshold,
     GraphMismatch,
     InconsistentSurvivors,
-    ModelMismatch,
     OutOfOrder,
-    ReplayedRound,
     SelfMarkedDead,
     SelfMismatch,
     TooFewNeighbours,
@@ -141,8 +139,7 @@ class Client:
     def invite(self, message: bytes, model_hash: bytes, layout_hash: bytes) -> bytes:
         """M1 in answer to M0. `model_hash` and `layout_hash` are of what this device holds."""
         with self._step(_Fresh):
-            invite, signature = Invite.decode(message)
-            self._check_invite(invite, signature, (model_hash, layout_hash))
+            invite = self._policy.accept(message, (model_hash, layout_hash), self._last_round)
             mask_key, box_key = (PairKey(secrets.token_bytes(KEY)) for _ in range(2))
             public = mask_key.public + box_key.public
             own = self._identity.public_key().public_bytes_raw()
@@ -250,16 +247,6 @@ class Client:
     def _sign(self, invite: Invite, what: str, context: bytes, body: bytes) -> bytes:
         return keys.sign(self._identity, what, context, body) if invite.mode == ACTIVE else UNSIGNED
 
-    def _check_invite(self, invite: Invite, signature: bytes, held: tuple[bytes, bytes]) -> None:
-        if invite.mode == ACTIVE:
-            keys.verify(self._policy.server_key, signature, "invite", keys.NO_CONTEXT, invite.hash)
-        if invite.round <= self._last_round:
-            raise ReplayedRound(f"round {invite.round} is over for this device: it answered for {self._last_round}")
-        self._policy.check_invite(invite)
-        packing.check_headroom(invite.segments, invite.n_max)
-        if (invite.model_hash, invite.layout_hash) != held:
-            raise ModelMismatch("the invitation is for another model or layout than this device holds")
-
     def _check_roster(self, state: _Invited, roster: Roster) -> None:
         chosen = Parameters(roster.n, roster.k, roster.t)
         self._policy.check_parameters(chosen)
@@ -276,8 +263,9 @@ class Client:
                 raise GraphMismatch(f"position {peer.position} is not what the roster holds there", [peer.position])
         check_distinct([state.device, *(peer.device for peer in roster.neighbours)])
         if state.invite.mode == ACTIVE:
+            invite_hash = state.invite.hash
             for peer in roster.neighbours:
-                check_advertisement(peer.device, state.invite.hash, self._policy.authority)
+                check_advertisement(peer.device, invite_hash, self._policy.authority)
 
     def _check_confirmations(self, kept: Kept, found: Confirmations) -> None:
         peers, shown = kept.alive_peers, kept.digest

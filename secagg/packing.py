@@ -135,29 +135,56 @@ def _quantise(segment: Segment, values: NDArray[np.float32], factor: float, unif
             target[first - begin : last - begin] |= q
 
 
-def decode(segments: Sequence[Segment], words: Words, devices: int, w_max: int) -> tuple[int, NDArray[np.float64]]:
-    """The sum of weights, and the sums (D,) of values, from the summed words of that many devices.
+@dataclass(frozen=True, slots=True)
+class Total:
+    """The sum of some devices' reports, in whole numbers: totals of groups add up as if they were one.
 
-    Raises UnmaskCheckFailed when the words do not fit their check word.
+    weight: Σ weight. fields: float64 (D,), Σ of each quantised value, exact since it stays below 2^53.
     """
+
+    segments: tuple[Segment, ...]
+    w_max: int
+    devices: int
+    weight: int
+    fields: NDArray[np.float64]
+
+    def __add__(self, other: Total) -> Total:
+        """The sum over the devices of both, which were invited to the same."""
+        if (self.segments, self.w_max) != (other.segments, other.w_max):
+            raise ValueError("the totals are of different invitations")
+        devices, weight = self.devices + other.devices, self.weight + other.weight
+        return Total(self.segments, self.w_max, devices, weight, self.fields + other.fields)
+
+    @property
+    def sums(self) -> NDArray[np.float64]:
+        """Σ of each segment's values, float64 (D,); of a weighted segment it is Σ weight · value."""
+        sums_D, begin = self.fields.copy(), 0
+        for segment in self.segments:
+            values = sums_D[begin : begin + segment.size]
+            scale = float(self.w_max) if segment.weighted else 1.0
+            values *= segment.step * scale
+            values += segment.low * scale * self.devices
+            begin += segment.size
+        return sums_D
+
+
+def decode(segments: tuple[Segment, ...], words: Words, devices: int, w_max: int) -> Total:
+    """The total in the summed words of so many devices. Raises UnmaskCheckFailed when they miss their check word."""
     if _check_word(words[:-1]) != words[-1]:
         raise UnmaskCheckFailed(
             "the sum does not fit its check word: a mask was left on it, as when a device masked for another model or "
             "roster; nothing of it can be used"
         )
-    sums = np.empty(sum(segment.size for segment in segments), np.float64)
+    fields = np.empty(sum(segment.size for segment in segments), np.float64)
     begin = 0
     for segment, packed in _slices(segments, words):
-        values = sums[begin : begin + segment.size]
+        values = fields[begin : begin + segment.size]
         low = np.uint64((1 << segment.field_bits) - 1)
         for plane, first in enumerate(range(0, segment.size, max(segment.words, 1))):
             part = values[first : first + segment.words]
             part[:] = packed[: part.size] >> np.uint64(plane * segment.field_bits) & low
-        scale = float(w_max) if segment.weighted else 1.0
-        values *= segment.step * scale
-        values += segment.low * scale * devices
         begin += segment.size
-    return int(words[0]), sums
+    return Total(segments, w_max, devices, int(words[0]), fields)
 
 
 def _slices(segments: Sequence[Segment], words: Words) -> Iterator[tuple[Segment, Words]]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from secagg import parameters
-from secagg.errors import PolicyViolation
-from secagg.messages import HONEST, Invite
+from secagg import keys, packing, parameters
+from secagg.errors import ModelMismatch, PolicyViolation, ReplayedRound
+from secagg.messages import ACTIVE, HONEST, Invite
 from secagg.parameters import Parameters
 
 
@@ -24,8 +24,25 @@ class Policy:
     min_sum: int
     allow_honest: bool = False
 
-    def check_invite(self, invite: Invite) -> None:
-        """Raise PolicyViolation when a session is weaker than this device accepts."""
+    def accept(self, message: bytes, held: tuple[bytes, bytes], last_round: int) -> Invite:
+        """The invitation in M0, if this device may follow it. It costs one signature, so ask before any work is done.
+
+        `held` are the hashes of the model and the layout that the device holds, `last_round` is the greatest round of
+        the task that it ever answered for. Raises Malformed, UnsupportedSuite, BadSignature, ReplayedRound,
+        PolicyViolation, HeadroomError or ModelMismatch.
+        """
+        invite, signature = Invite.decode(message)
+        if invite.mode == ACTIVE:
+            keys.verify(self.server_key, signature, "invite", keys.NO_CONTEXT, invite.hash)
+        if invite.round <= last_round:
+            raise ReplayedRound(f"round {invite.round} is over for this device: it answered for {last_round}")
+        self._check_strength(invite)
+        packing.check_headroom(invite.segments, invite.n_max)
+        if (invite.model_hash, invite.layout_hash) != held:
+            raise ModelMismatch("the invitation is for another model or layout than this device holds")
+        return invite
+
+    def _check_strength(self, invite: Invite) -> None:
         if invite.mode == HONEST and not self.allow_honest:
             raise PolicyViolation("the session has no signatures (mode honest), which is for simulations")
         if not max(self.min_sum, 1) <= invite.min_sum <= invite.n_max:

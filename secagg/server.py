@@ -12,8 +12,11 @@
     server.receive(slot, M7)  …             not in mode honest
     server.close_phase()                    M8 by slot; not in mode honest
     server.receive(slot, M9)  …
-    server.unmask()                         the aggregate
+    server.unmask()                         the aggregate; or, in another process, server.unmasking().run()
     server.results()                        M10 by slot, also after a failure
+
+A cohort that is too large for one session is divided once it has advertised: `server.divide(groups)` gives a session of
+its own for each group, which goes on with `fix_roster`.
 
 What `receive` refuses changes nothing, and the host may go on without that device. What any other step raises ends the
 session. Memory is one vector and a little for each device, however many there are.
@@ -21,7 +24,7 @@ session. Memory is one vector and a little for each device, however many there a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -43,8 +46,7 @@ from secagg.errors import (
     OutOfOrder,
 )
 from secagg.graph import Graph
-from secagg.keys import u32
-from secagg.masking import LITTLE, Words, add_masks, add_masks_with
+from secagg.masking import LITTLE, Words
 from secagg.merkle import EMPTY, Tree, sha256
 from secagg.messages import (
     ABORTED,
@@ -70,7 +72,7 @@ from secagg.messages import (
 from secagg.parameters import Parameters
 from secagg.session import check_advertisement, check_distinct, session_id
 from secagg.shamir import PRIME
-from secagg.unmasking import Aggregate, Revealed
+from secagg.unmasking import Aggregate, Revealed, Unmasking
 
 
 class Phase(IntEnum):
@@ -137,10 +139,22 @@ class Server:
         }[self.phase]
         return take(self._positions[slot], message)
 
+    def divide(self, groups: Sequence[Iterable[int]]) -> list[Server]:
+        """A session for each of some disjoint groups of the slots that advertised; this one is then over."""
+        with self._closing(Phase.ADVERTISING, Phase.OVER):
+            return [self._of(group) for group in groups]
+
+    def _of(self, group: Iterable[int]) -> Server:
+        made = Server(self._invite, self._key, self._authority, self._choose)
+        made._advertised = {slot: self._advertised[slot] for slot in group}
+        return made
+
     def fix_roster(self) -> bytes:
         """End advertising. The roster's root, from which nobody may have been able to predict the beacon."""
         with self._closing(Phase.ADVERTISING, Phase.DRAWING):
             n = len(self._advertised)
+            if n > self._invite.n_max:
+                raise OutOfOrder(f"{n} devices advertised, and a roster holds {self._invite.n_max}: divide them first")
             if n < self._invite.min_sum:
                 raise BelowThreshold(f"{n} devices advertised, and a sum must have {self._invite.min_sum}")
             self._parameters = self._choose(n)
@@ -185,22 +199,25 @@ class Server:
 
         Raises BelowThreshold, BadShare or UnmaskCheckFailed, and then nothing of the sum was shown.
         """
+        found = self.unmasking().run(executor, parts)
+        self.settle(found)
+        return found
+
+    def unmasking(self) -> Unmasking:
+        """End the last phase: what is left to do, and nothing of it stays here. Then `settle` what it gives."""
         with self._closing(Phase.REVEALING, Phase.OVER):
             commitments = {position: shares.commitment for position, shares in self._shares.items()}
-            masks, liars = Revealed(
+            revealed = Revealed(
                 self._sid, self._parameters, self._devices, self._neighbours, self._shared, self._alive,
                 commitments, self._revealed,
-            ).masks()  # fmt: skip
-            if executor is None:
-                add_masks(self._sum, masks)
-            else:
-                add_masks_with(executor, parts, self._sum, masks)
-            devices = len(self._alive)
-            weight, sums = packing.decode(self._invite.segments, self._sum, devices, self._invite.w_max)
-            digest = sha256(u32(devices) + self._sum.astype(LITTLE, copy=False).tobytes())
-            self._aggregate = Aggregate(devices, weight, sums, liars, digest)
+            )  # fmt: skip
+            work = Unmasking(revealed, self._sum, self._invite.segments, self._invite.w_max)
             self._forget()
-            return self._aggregate
+            return work
+
+    def settle(self, found: Aggregate) -> None:
+        """The aggregate that `unmasking` gave: results say that the session came out, and what its sum was."""
+        self._aggregate = found
 
     def results(self) -> dict[int, bytes]:
         """M10 by slot, once the session is over, for the whole roster; nothing if there never was one."""
@@ -244,8 +261,6 @@ class Server:
         device = Advertise.decode(message, self._invite_hash)
         if slot in self._advertised:
             raise DuplicateUpload(f"slot {slot} advertised before")
-        if len(self._advertised) >= self._invite.n_max:
-            raise OutOfOrder(f"the roster is full: it holds {self._invite.n_max}")
         own = {device.id, device.mask_key, device.box_key}
         check_distinct([device])
         if own & self._seen:

@@ -6,15 +6,16 @@ Spec: docs/spec/secagg.md §7.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
+from secagg import packing
 from secagg.errors import BadShare, BelowThreshold
-from secagg.keys import KEY_BYTES, PairKey
-from secagg.masking import Mask
+from secagg.keys import KEY_BYTES, PairKey, u32
+from secagg.masking import LITTLE, Mask, Words, add_masks, add_masks_with
+from secagg.merkle import sha256
 from secagg.messages import Advertise
+from secagg.packing import Segment, Total
 from secagg.parameters import Parameters
 from secagg.recovery import Recovery
 from secagg.session import commitment, pair_mask, self_mask
@@ -22,14 +23,9 @@ from secagg.session import commitment, pair_mask, self_mask
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:
-    """What the server learns: over how many devices, Σ weight, and the sums float64 (D,) of each segment's values.
+    """What the server learns: the total, its words' digest, and the positions of devices that sent false shares."""
 
-    A weighted segment's sum is of weight · value. `liars` are the positions of devices that sent false shares.
-    """
-
-    devices: int
-    weight: int
-    sums: NDArray[np.float64]
+    total: Total
     liars: frozenset[int]
     digest: bytes
 
@@ -84,6 +80,35 @@ class Revealed:
 
     def _is_mask_key(self, owner: int, found: int) -> bool:
         return _pair_key(found).public == self.devices[owner].mask_key
+
+
+@dataclass(frozen=True, slots=True)
+class Unmasking:
+    """All that the sum takes once the last share is in. A value: it can be worked on in another process, and again.
+
+    words: the masked sum (W,). What they mean: `segments`, `w_max`.
+    """
+
+    revealed: Revealed
+    words: Words
+    segments: tuple[Segment, ...]
+    w_max: int
+
+    def run(self, executor: Executor | None = None, parts: int = 1) -> Aggregate:
+        """The aggregate. With an executor, its workers find the secrets, and take `parts` slices of the words.
+
+        Every division gives the same bits. Raises BelowThreshold, BadShare or UnmaskCheckFailed.
+        """
+        words = self.words.copy()
+        if executor is None:
+            masks, liars = self.revealed.masks()
+            add_masks(words, masks)
+        else:
+            masks, liars = executor.submit(self.revealed.masks).result()
+            add_masks_with(executor, parts, words, masks)
+        devices = len(self.revealed.alive)
+        total = packing.decode(self.segments, words, devices, self.w_max)
+        return Aggregate(total, liars, sha256(u32(devices) + words.astype(LITTLE, copy=False).tobytes()))
 
 
 def _inverse(mask: Mask) -> Mask:

@@ -7,6 +7,7 @@ slow step takes its time, and a device that dies is killed.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import ssl
 import time
@@ -22,9 +23,12 @@ from device_runtime.backends.backend import Arrays, Backend, Executable
 from device_runtime.clock import Clock
 from device_runtime.conditions import Conditions, ConditionSource, Requirements, constant, flapping, trace
 from device_runtime.transport import Transport
+from simulator.witness import Witness
 
 # Bytes cross a slow road in pieces of so many seconds.
 TURN_S = 0.1
+# Where a device says its part in a secure aggregation: docs/spec/wire.md §8.
+SAID = re.compile(r"/assignments/(?P<assignment>[^/]+)/secagg/(?P<number>\d+)$")
 
 
 class Flapping(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -79,24 +83,41 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True):
         return Clock(wall=lambda: time.time() + self.clock_skew_s)
 
 
+class Death(msgspec.Struct, frozen=True):
+    """Where in a secure aggregation a process is killed: at its message of that number, sent and answered or not."""
+
+    number: int
+    sent: bool
+
+
 class Fate(msgspec.Struct, frozen=True):
     """What befalls a device in one session.
 
     silent: from the answer that may hold an assignment on, nothing gets through. dies_after: the training step, counted
-    from 1, after which its process is killed; with fewer steps it is killed before it makes its report.
+    from 1, after which its process is killed; with fewer steps it is killed before it makes its report. dies_at: where
+    it is killed in a secure round.
     """
 
     silent: bool = False
     dies_after: int | None = None
+    dies_at: Death | None = None
+
+    @property
+    def deadly(self) -> bool:
+        """Whether the process is to be killed."""
+        return self.dies_after is not None or self.dies_at is not None
 
 
-def connect(traits: Traits, fate: Fate) -> Callable[[str], Transport]:
+def connect(traits: Traits, fate: Fate, witness: Witness | None = None) -> Callable[[str], Transport]:
     """What makes the device's way to its coordinator."""
-    if traits.bandwidth is None and not fate.silent:
+    if traits.bandwidth is None and not fate.silent and fate.dies_at is None and witness is None:
         return Transport.to
 
-    def road(trusted: ssl.SSLContext | bool) -> Road:
-        return Road(httpx2.HTTPTransport(verify=trusted), traits.bandwidth, breaks=fate.silent)
+    def road(trusted: ssl.SSLContext | bool) -> httpx2.BaseTransport:
+        way: httpx2.BaseTransport = httpx2.HTTPTransport(verify=trusted)
+        if traits.bandwidth is not None or fate.silent:
+            way = Road(way, traits.bandwidth, breaks=fate.silent)
+        return Conversation(way, fate.dies_at, witness) if fate.dies_at or witness else way
 
     return partial(Transport.to, carrier=road)
 
@@ -146,6 +167,38 @@ class Road(httpx2.BaseTransport):
         if not isinstance(stream, httpx2.SyncByteStream):
             raise TypeError(f"a device sends and receives synchronously, not as {type(stream).__name__}")
         return stream if self._bytes_per_s is None else _Paced(stream, self._bytes_per_s)
+
+
+class Conversation(httpx2.BaseTransport):
+    """A way on which a secure aggregation is witnessed, and at one of whose messages the process may be killed."""
+
+    def __init__(self, way: httpx2.BaseTransport, dies_at: Death | None, witness: Witness | None) -> None:
+        self._way = way
+        self._dies_at = dies_at
+        self._witness = witness
+
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Carry one request."""
+        said = SAID.search(request.url.path) if request.method == "PUT" else None
+        if said is None:
+            return self._way.handle_request(request)
+        assignment, number = said["assignment"], int(said["number"])
+        self._die(assignment, Death(number, sent=False))
+        if self._witness is not None:
+            self._witness.hear(assignment, number, request.read())
+        response = self._way.handle_request(request)
+        self._die(assignment, Death(number, sent=True))
+        return response
+
+    def close(self) -> None:
+        """Close the way under it."""
+        self._way.close()
+
+    def _die(self, assignment: str, here: Death) -> None:
+        if here == self._dies_at:
+            if self._witness is not None:
+                self._witness.see_die(assignment, here.number, sent=here.sent)
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class _Paced(httpx2.SyncByteStream):

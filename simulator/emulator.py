@@ -33,10 +33,14 @@ from fedcore.wire.messages import AssignmentAnswer, CheckInAnswer, Enrolled, Rec
 from secagg.keys import PairKey
 from simulator import emulated
 from simulator.emulated import Fate, Traits
+from simulator.witness import Witness
 
 
 class Start(msgspec.Struct, frozen=True):
-    """Start one session of one device, of a fleet that `began` at that time of the machine's monotonic clock."""
+    """Start one session of one device, of a fleet that `began` at that time of the machine's monotonic clock.
+
+    witness: the folder in which to write down what it quantises, sends and reveals in a secure round, if any.
+    """
 
     client: str
     coordinator: str
@@ -48,6 +52,7 @@ class Start(msgspec.Struct, frozen=True):
     began: float
     traits: Traits
     fate: Fate
+    witness: str | None = None
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -131,6 +136,9 @@ def _be_device(start: Start, writer: int) -> None:
 
 
 def _config(start: Start) -> DeviceConfig:
+    witness = None if start.witness is None else Witness(Path(start.witness))
+    if witness is not None:
+        witness.attend()
     return DeviceConfig(
         coordinator=start.coordinator,
         population=start.population,
@@ -140,7 +148,7 @@ def _config(start: Start) -> DeviceConfig:
         backend=start.backend,
         conditions=start.traits.source(start.began),
         requirements=start.traits.requirements,
-        connect=emulated.connect(start.traits, start.fate),
+        connect=emulated.connect(start.traits, start.fate, witness),
         load_backend=emulated.load_backend(start.traits, start.fate),
     )
 

@@ -39,7 +39,8 @@ class FleetConfig:
     """Which devices, and where they check in. At most `concurrency` devices are awake at a time.
 
     kinds: what devices there are, shared out by weight. seed: of whatever is drawn. wait_s: how long a device waits to
-    be selected. sessions: end after so many.
+    be selected. sessions: end after so many. witnessed: what devices quantise, send and reveal in secure rounds is
+    written down in their folders (witness.py).
     """
 
     coordinator: str
@@ -49,6 +50,7 @@ class FleetConfig:
     sessions: int | None = None
     wait_s: float = 30.0
     seed: int = 0
+    witnessed: bool = False
     kinds: tuple[Kind, ...] = take_turns((HERE,), ("onnxruntime",))
 
 
@@ -136,6 +138,7 @@ class Fleet:
             began=self._began,
             traits=device.traits,
             fate=device.fate,
+            witness=str(config.folder / device.client / "witnessed") if config.witnessed else None,
         )
 
     def _next(self) -> _Device | None:

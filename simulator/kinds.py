@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from device_runtime.backends import BACKENDS
 from device_runtime.conditions import Requirements
 from device_runtime.errors import ConfigError
-from simulator.emulated import Fate, MadeUp, Traits
+from simulator.emulated import Death, Fate, MadeUp, Traits
 from simulator.emulators import HERE, architectures
 from simulator.errors import ProfileError
 
@@ -36,6 +36,8 @@ BOUNDS = {
     "clock_skew_s": (-1e9, 1e9),
     "drop_out_step": (1.0, 1e9),
 }
+# What a device says in a secure aggregation, by number: docs/spec/secagg.md §4.
+DEVICE_MESSAGES = (1, 3, 5, 7, 9)
 # A seed of what a device draws for itself.
 SEEDS = 2**32
 
@@ -57,14 +59,18 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     silence: Share = 0.0
     drop_out: Share = 0.0
     drop_out_step: int | tuple[int, int] = (1, 10)
+    drop_out_secagg: Share = 0.0
     conditions: MadeUp | None = None
     requirements: Requirements = Requirements()
 
     def __post_init__(self) -> None:
         for key, (least, most) in BOUNDS.items():
             self._check(key, least, most)
-        if self.silence + self.drop_out > 1:
-            raise ValueError(f"silence = {self.silence} and drop_out = {self.drop_out} are more than 1 together")
+        if self.silence + self.drop_out + self.drop_out_secagg > 1:
+            raise ValueError(
+                f"silence = {self.silence}, drop_out = {self.drop_out} and drop_out_secagg = {self.drop_out_secagg} "
+                "are more than 1 together"
+            )
         if self.conditions is None and self.requirements != Requirements():
             raise ValueError("requirements never hold without conditions: give the kind some")
 
@@ -94,9 +100,12 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def fate(self, rng: random.Random) -> Fate:
         """What befalls a device of this kind in one session."""
         drawn, step = rng.random(), rng.randint(*map(int, _ends(self.drop_out_step)))
+        death = Death(rng.choice(DEVICE_MESSAGES), sent=rng.random() < 0.5)
         if drawn < self.silence:
             return Fate(silent=True)
-        return Fate(dies_after=step) if drawn < self.silence + self.drop_out else Fate()
+        if drawn < self.silence + self.drop_out:
+            return Fate(dies_after=step)
+        return Fate(dies_at=death) if drawn < self.silence + self.drop_out + self.drop_out_secagg else Fate()
 
 
 def take_turns(archs: Sequence[str], backends: Sequence[str]) -> tuple[Kind, ...]:

@@ -41,7 +41,7 @@ class Session:
 
 
 def _ending(ended: Ended, outcome: Outcome, fate: Fate) -> str:
-    if fate.dies_after is not None and ended.exit_code == -signal.SIGKILL:
+    if fate.deadly and ended.exit_code == -signal.SIGKILL:
         return "killed"
     # What it had to say never left it: that the road was gone, or before it noticed, that conditions failed.
     if fate.silent and outcome.task and outcome.reason in {"unreachable", "conditions"}:

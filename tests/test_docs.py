@@ -12,6 +12,7 @@ import typer
 from prometheus_client.metrics import MetricWrapperBase
 
 from coordinator.api.admin_documents import ADMIN_PROBLEMS
+from coordinator.failpoints import FAILPOINTS
 from coordinator.metrics import Metrics
 from coordinator.settings import Settings
 from export.model import Model
@@ -105,6 +106,10 @@ def test_every_algorithm_setting_is_documented_with_its_default_and_no_other():
         for field in dataclasses.fields(algorithm)
     }
     assert {key: default for key, default in documented.items() if default != "–"} == actual
+
+
+def test_every_failpoint_is_documented_and_no_other():
+    assert dict(rows(section(read("docs/database.md"), "Failpoints"))[2:]) == FAILPOINTS
 
 
 def test_every_setting_of_the_service_is_documented_with_its_default_and_no_other():

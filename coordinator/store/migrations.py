@@ -14,6 +14,7 @@ import sqlalchemy
 from sqlalchemy.engine import Connection
 
 from coordinator.errors import MissingStore, WrongRevision
+from coordinator.failpoints import reach
 from coordinator.store.engines import Engines, open_engines
 
 HEAD = "0001"
@@ -85,6 +86,8 @@ def _changing(engines: Engines) -> Iterator[Connection]:
         if connection.dialect.name == "postgresql":
             connection.execute(sqlalchemy.select(sqlalchemy.func.pg_advisory_xact_lock(_LOCK)))
         yield connection
+        reach("migration.before-commit")
+    reach("migration.after-commit")
 
 
 def _run(connection: Connection, before: str, to: str, name: str) -> None:

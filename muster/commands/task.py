@@ -66,6 +66,7 @@ def create(
     bits: Annotated[int, typer.Option(help="With --secagg: precision of each value, 2 to 20.")] = 20,
     max_examples: Annotated[int, typer.Option(help="With --secagg: the greatest weight of a device.")] = 100,
     phase_s: Annotated[float, typer.Option(help="With --secagg: how long a phase waits for devices.")] = 30.0,
+    group_size: Annotated[int, typer.Option(help="With --secagg: a larger cohort is divided into groups.")] = 200,
     db: Database = DATABASE,
     blobs: Blobs = BLOBS,
     coordinator: Remote = None,
@@ -99,7 +100,9 @@ def create(
         ),
     )
     if secagg:
-        masking = Secagg(clip_norm=clip_norm, bits=bits, max_examples=max_examples, phase_s=phase_s)
+        masking = Secagg(
+            clip_norm=clip_norm, bits=bits, max_examples=max_examples, phase_s=phase_s, group_size=group_size
+        )
         settings = dataclasses.replace(settings, secagg=masking)
     with _store(db, blobs, coordinator) as store:
         _describe(store.register_task(Bundle(plan), settings), json)

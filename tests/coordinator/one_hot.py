@@ -18,7 +18,7 @@ import sys
 import time
 from collections import Counter
 from concurrent.futures import Future
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -37,6 +37,7 @@ from fedcore.wire.messages import Abort, Assignment, CheckIn, Receipt
 from muster.bench.machine import describe_machine
 from tests.coordinator.bundles import make_bundle, make_plan, report_vector
 from tests.coordinator.conftest import Desk
+from tests.coordinator.postgres import binaries, cluster
 
 DEVICES, MARKS = 7, 16
 SETTINGS = TaskSettings(
@@ -52,25 +53,28 @@ LONGEST_S = 2 * (SETTINGS.selection_timeout_s + SETTINGS.reporting_deadline_s) +
 """Within this time every round ends: the one it is held behind, a pause after four failures, and its own deadlines."""
 LEAPS_S = (0.1, 1.0, 1.0, 5.0, 5.0, 20.0, 61.0)
 """How far the clock goes at once; a deadline that lies within is seen that much late."""
+LEASE_S = 15.0
 FAIR_EVERY = 250
 """Operations between two times of fair weather, in which a round must be won."""
 WEIGHTS = {
     "turn": 30,
-    "check_in": 14,
-    "wait": 14,
+    "check_in": 18,
+    "wait": 20,
     "hang_up": 2,
-    "upload": 18,
+    "upload": 26,
     "replay": 5,
     "another_body": 3,
     "lose_request": 2,
     "lose_answer": 4,
     "abort": 1,
     "abort_again": 0.7,
-    "advance": 4,
+    "advance": 3.5,
     "pause": 1,
-    "resume": 2,
+    "resume": 3,
     "cancel": 0.2,
-    "restart": 0.5,
+    "restart": 0.4,
+    "take_over": 0.4,
+    "haunt": 2,
     "fail_commit": 0.7,
     "lose_commit": 0.5,
 }
@@ -149,25 +153,30 @@ class World:
         self.aborted, self.over = set(), set()
         self.now = 0.0
         self.operator = open_coordinator_store(self.url, folder / "blobs", clock=lambda: self.now)
-        self.store = None
+        self.homes, self.store, self.ghost = 0, None, None
         self.boot()
         self.new_task()
 
     def close(self):
+        self.lay_to_rest()
         self.store.close()
         self.operator.close()
 
     def boot(self):
-        """A coordinator process starts; of one before, the database alone is left."""
+        """A coordinator process starts where the last one was; of that, the database alone is left."""
         if self.store:
             self.store.close()
         self.store = open_coordinator_store(self.url, self.folder / "blobs", clock=lambda: self.now)
-        self.desk = Desk(self.store, self.source)
-        self.desk.now = self.now
+        self.desk = Desk(self.store, self.source, url=f"http://home-{self.homes}", lease_s=LEASE_S, now=self.now)
         self.disk = Disk(self.store.database, lambda: self.now)
         self.inbox.clear()
         for phone in self.phones:
             phone.session, phone.waiting = "", None
+
+    def lay_to_rest(self):
+        if self.ghost:
+            self.ghost.store.close()
+        self.ghost = None
 
     def new_task(self):
         self.task = self.operator.register_task(self.bundle, SETTINGS).id
@@ -245,6 +254,28 @@ class World:
 
     def restart(self, _):
         self.boot()
+
+    def take_over(self, _):
+        """The process stands still for so long that another one takes its populations."""
+        self.lay_to_rest()
+        self.ghost, self.store = self.desk, None
+        self.homes += 1
+        self.boot()
+        for _ in range(2):
+            self.turn()
+            self.pass_time(LEASE_S + 1)
+        self.turn()
+
+    def haunt(self, pick):
+        """The process that stood still goes on, not knowing that it was taken for gone: somebody reports to it."""
+        for phone in self.among(pick, lambda phone: phone.given and self.ghost):
+            queued, self.inbox = self.inbox, []
+            self.report(phone, phone.given[-1 - pick % min(3, len(phone.given))])
+            sent, self.inbox = self.inbox, queued
+            self.ghost.now = self.now
+            self.ghost.driver.turn([one.submission for one in sent])
+            self.hear(sent)
+            self.look()
 
     def fail_commit(self, _):
         self.disk.faults = ["fails"]
@@ -463,12 +494,15 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--operations", type=int, default=10_000)
+    parser.add_argument("--postgresql", action="store_true", help="on a PostgreSQL server of its own")
     options = parser.parse_args()
     total, began = Counter(), time.process_time()
-    for seed in range(options.first, options.first + options.seeds):
-        with TemporaryDirectory(prefix="one-hot-") as folder:
-            print(f"seed {seed}", file=sys.stderr)
-            total += play(operations(seed, options.operations), Path(folder))
+    with cluster(binaries()) if options.postgresql else nullcontext() as server:
+        for seed in range(options.first, options.first + options.seeds):
+            with TemporaryDirectory(prefix="one-hot-") as folder:
+                print(f"seed {seed}", file=sys.stderr)
+                database = server.without_tables() if server else ""
+                total += play(operations(seed, options.operations), Path(folder), database)
     cpu_s = round(time.process_time() - began, 1)
     figures = {
         "seeds": options.seeds,

@@ -33,9 +33,10 @@ from coordinator.settings import Settings
 
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 for line in sys.stdin:
-    ready, given = json.loads(line)
+    ready, given, environment = json.loads(line)
     pid = os.fork()
     if pid == 0:
+        os.environ |= environment
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         serve(Settings(**given), lambda ready_at: Path(ready).write_text(ready_at.devices))
         os._exit(0)
@@ -78,12 +79,12 @@ class Replicas:
         self._numbers = itertools.count()
         self.alive: list[Replica] = []
 
-    def start(self, **settings: object) -> Replica:
+    def start(self, environment: dict[str, str] | None = None, **settings: object) -> Replica:
         """One more, once it answers."""
         ready = self._folder / f"url{next(self._numbers)}"
         given = {"database": self._database, "blobs": str(self._folder / "blobs"), "keys": str(self._folder / "keys")}
         given |= {"port": 0, "admin_port": 0, "lease_s": LEASE_S, "retry_min_s": 0.02, "retry_max_s": 0.05}
-        self._nursery.stdin.write(json.dumps([str(ready), given | settings]) + "\n")
+        self._nursery.stdin.write(json.dumps([str(ready), given | settings, environment or {}]) + "\n")
         self._nursery.stdin.flush()
         pid = int(self._nursery.stdout.readline())
         until(lambda: ready.exists() and ready.read_text())
@@ -203,9 +204,13 @@ class Phones:
             if self._report(client, assignment):
                 self._watch("reported", assignment)
 
+    def _train(self, client: httpx2.Client, assignment: Assignment) -> bytes:
+        """The report of an assignment; one that does not depend on the model."""
+        return report_body(delta_of(assignment), 1)
+
     def _report(self, client: httpx2.Client, assignment: Assignment) -> bool:
         """Send the report until there is an answer that is final; whether it was a receipt."""
-        body = report_body(delta_of(assignment), 1)
+        body = self._train(client, assignment)
         while not self._over.is_set():
             with suppress(httpx2.TransportError):
                 path = f"/v1/assignments/{assignment.assignment}/report"

@@ -12,6 +12,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
 from coordinator.dashboard.curves import HEIGHT, WIDTH, curves
+from coordinator.dashboard.views import populations, task_page
 from coordinator.runtimes import OTHER, Runtimes
 from coordinator.server import serving_both
 from coordinator.settings import Settings
@@ -196,6 +197,38 @@ def test_files_of_pages_are_those_listed_and_no_others(locked):
         assert locked.get(f"/static/{name}").headers["content-type"].startswith(kind)
     for name in ("..%2Fpages.py", "HTMX-LICENSE", "nope.js"):
         assert locked.get(f"/static/{name}").status_code == 404
+
+
+@pytest.mark.every_engine
+def test_what_pages_show_is_what_the_rows_say(store, register, desk):
+    task, idle = register(goal=1, rounds=3, over_selection=3), register(population="tablets")
+    first, second, third = desk.assign("a", "b", "c")
+    desk.give_up(second)
+    with store.database.reading() as records:
+        before = records.overview.version()
+        (live,) = populations(records)["phones"][0].live
+        assert (live.round.state.value, live.round.assigned, live.round.aborted, live.goal) == ("reporting", 3, 1, 1)
+        assert live.until
+        page = task_page(records, task)
+        assert (page.funnel[0].count, page.curves, page.attempts, page.abort_reasons) == (0, (), (), {})
+    desk.report(first, loss=0.5)
+    desk.turn()
+    with store.database.reading() as records:
+        assert records.overview.version() > before
+        page = task_page(records, task)
+        lines = populations(records)
+    assert {name: [line.task.id for line in found] for name, found in lines.items()} == {
+        "phones": [task],
+        "tablets": [idle],
+    }
+    counts = {step.name: (step.count, round(step.percent)) for step in page.funnel}
+    assert counts == {"assigned": (3, 100), "reported": (1, 33), "gave up": (1, 33), "expired": (1, 33)}
+    assert (page.line.totals.committed, page.line.totals.abandoned, page.line.live) == (1, 0, ())
+    assert [(one.number, one.state, one.reported) for one in page.attempts] == [(1, "committed", 1)]
+    assert page.abort_reasons == {"runtime-failed": 1}
+    assert [(curve.name, curve.last.value) for curve in page.curves] == [("train.loss", 0.5)]
+    assert [change.after for change in page.history] == ["active"]
+    assert third
 
 
 def test_curves_fill_the_picture_leave_out_what_is_no_number_and_are_thinned():

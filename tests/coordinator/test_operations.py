@@ -136,6 +136,15 @@ def test_logs_are_json_with_request_ids_and_no_secret(store, register, tmp_path)
     assert [secret for secret in (one.assignment, session, "phone") if secret in log.read_text()] == []
 
 
+def test_other_libraries_tell_no_url_at_any_level(service):
+    program = "import sys, httpx2; from coordinator.logs import configure_logs; configure_logs('debug', 'json'); "
+    program += "httpx2.get(sys.argv[1])"
+    with service() as (devices, _):
+        url = f"{devices.base_url}/v1/assignments/secret/report"
+        done = subprocess.run([sys.executable, "-c", program, url], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
+
+
 def test_upload_in_progress_is_counted_when_the_service_is_told_to_stop_and_its_log_is_text(store, register, tmp_path):
     register(goal=1, rounds=1)
     body = report_body([1, 0, 0, 0], 1)

@@ -57,8 +57,9 @@ def secure(coordinator):
 
 
 def refused(coordinator, config, error, said=()):
-    """The device gave up because of `error`, having said no more than that, and nothing in clear."""
+    """The device gave up because of `error`, untrained, having said no more than that, and nothing in clear."""
     outcome = run_session(config)
+    assert (outcome.examples, outcome.steps) == (0, 0)
     assert (outcome.outcome, outcome.reason) == ("aborted", "secagg-refused"), outcome
     assert error in outcome.detail
     assert [number for number, _ in coordinator.said] == list(said)

@@ -97,7 +97,8 @@ def transcript():
             for name, messages in got.items()
         },
         "aggregate": {
-            "devices": found.devices, "weight": found.weight, "sums": found.sums.tolist(), "digest": found.digest.hex(),
+            "devices": found.total.devices, "weight": found.total.weight,
+            "sums": found.total.sums.tolist(), "digest": found.digest.hex(),
         },
     }  # fmt: skip
 

@@ -20,7 +20,8 @@ def summed(segments, inputs, w_max=1):
     total = np.zeros(packing.word_count(segments), np.uint64)
     for values, weight in inputs:
         total += packing.encode(segments, values, weight, w_max)
-    return packing.decode(segments, total, len(inputs), w_max)
+    found = packing.decode(segments, total, len(inputs), w_max)
+    return found.weight, found.sums
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 4, 5, 31, 40_001, 100_000])
@@ -147,3 +148,20 @@ def test_any_single_wrong_word_and_any_two_swapped_are_noticed():
     swapped[[2, 3]] = swapped[[3, 2]]
     with pytest.raises(UnmaskCheckFailed):
         packing.decode(segments, swapped, 1, 10)
+
+
+def test_totals_of_groups_have_the_bits_of_one_total():
+    made = np.random.default_rng(5)
+    segments = (Segment(999, 27, 20, -0.3, 0.7, norm=1.0, weighted=True), Segment(3, 30, 20, -8.0, 9.0))
+    words = [
+        packing.encode(segments, made.normal(0, 1, 1002).astype(np.float32), int(made.integers(0, 8)), 7)
+        for _ in range(30)
+    ]
+    whole = packing.decode(segments, sum(words), 30, 7)
+    parts = [packing.decode(segments, sum(words[i::3]), len(words[i::3]), 7) for i in range(3)]
+    added = parts[0] + parts[1] + parts[2]
+    assert (added.weight, added.devices) == (whole.weight, 30)
+    np.testing.assert_array_equal(added.sums, whole.sums)
+    other = packing.decode(segments[:1], packing.encode(segments[:1], np.zeros(999, np.float32), 1, 7), 1, 7)
+    with pytest.raises(ValueError, match="different invitations"):
+        whole + other

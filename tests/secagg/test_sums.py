@@ -6,7 +6,7 @@ from itertools import chain, combinations, product
 import numpy as np
 import pytest
 
-from secagg.errors import BelowThreshold, TooFewNeighbours
+from secagg.errors import BelowThreshold, OutOfOrder, TooFewNeighbours
 from secagg.messages import ACTIVE, HONEST, Invite
 from secagg.packing import Segment
 from secagg.parameters import Parameters
@@ -50,8 +50,8 @@ def check(n, t, invite, gone):
         return False
     found = cohort.run(vectors, gone, weights)
     summed = [slot for slot in slots if slot not in chain(*gone[:3])]
-    assert (found.devices, found.weight, found.liars) == (len(summed), sum(summed), frozenset())
-    np.testing.assert_array_equal(found.sums, sum(vectors[slot].astype(np.float64) for slot in summed))
+    assert (found.total.devices, found.total.weight, found.liars) == (len(summed), sum(summed), frozenset())
+    np.testing.assert_array_equal(found.total.sums, sum(vectors[slot].astype(np.float64) for slot in summed))
     return True
 
 
@@ -92,8 +92,8 @@ def test_random_devices_leave_a_real_cohort_at_random_stages(n, mode, seed):
     vectors = vectors_for(cohort, seed)
     found = cohort.run(vectors, gone)
     summed = [slot for slot in cohort.clients if slot not in chain(*gone[:3])]
-    assert found.devices == len(summed)
-    np.testing.assert_array_equal(found.sums, sum(vectors[slot].astype(np.float64) for slot in summed))
+    assert found.total.devices == len(summed)
+    np.testing.assert_array_equal(found.total.sums, sum(vectors[slot].astype(np.float64) for slot in summed))
 
 
 @pytest.mark.parametrize("value", [0, 255])
@@ -111,7 +111,7 @@ def test_an_upload_looks_uniform_whatever_is_in_it(value):
 def test_vectors_of_every_length_are_summed(size):
     cohort = Cohort(4, invitation(segments=(Segment(size, 21, 8, 0.0, 255.0),)), complete(2))
     vectors = vectors_for(cohort)
-    np.testing.assert_array_equal(cohort.run(vectors).sums, sum(v.astype(np.float64) for v in vectors.values()))
+    np.testing.assert_array_equal(cohort.run(vectors).total.sums, sum(v.astype(np.float64) for v in vectors.values()))
 
 
 def test_segments_with_their_own_ranges_are_summed_each_by_its_rule():
@@ -122,9 +122,9 @@ def test_segments_with_their_own_ranges_are_summed_each_by_its_rule():
     cohort = Cohort(5, invitation(segments=segments, n_max=5, w_max=9), complete(3))
     vectors = {slot: np.array([1, -1, 0.5, 0, slot % 2, 60_000, slot], np.float32) for slot in cohort.clients}
     found = cohort.run(vectors, weights={slot: slot - 9 for slot in vectors})
-    assert found.weight == 1 + 2 + 3 + 4 + 5
-    np.testing.assert_allclose(found.sums[:4], [15, -15, 7.5, 0], atol=5 * 9 * segments[0].step)
-    assert found.sums[4:].tolist() == [2, 300_000, 60]
+    assert found.total.weight == 1 + 2 + 3 + 4 + 5
+    np.testing.assert_allclose(found.total.sums[:4], [15, -15, 7.5, 0], atol=5 * 9 * segments[0].step)
+    assert found.total.sums[4:].tolist() == [2, 300_000, 60]
 
 
 def test_the_server_may_divide_the_work_among_processes():
@@ -134,7 +134,28 @@ def test_the_server_may_divide_the_work_among_processes():
     cohort.reveal(cohort.confirm(survivors))
     with ProcessPoolExecutor(2) as executor:
         found = cohort.server.unmask(executor, 3)
-    np.testing.assert_array_equal(found.sums, sum(vectors[slot].astype(np.float64) for slot in survivors))
+    np.testing.assert_array_equal(found.total.sums, sum(vectors[slot].astype(np.float64) for slot in survivors))
+
+
+def test_groups_of_a_divided_cohort_are_sessions_of_their_own_and_add_up():
+    cohort = Cohort(20, invitation(n_max=10, min_sum=8))
+    vectors = vectors_for(cohort)
+    lobby = cohort.server
+    for slot, client in cohort.clients.items():
+        lobby.receive(slot, client.invite(lobby.invitation, MODEL, LAYOUT))
+    found = []
+    for cohort.server in lobby.divide([range(11, 20), range(20, 30)]):
+        cohort.server.fix_roster()
+        rosters = cohort.server.open_roster(bytes(32))
+        survivors = cohort.upload(cohort.share(rosters), vectors, without=(12,))
+        cohort.reveal(cohort.confirm(survivors))
+        found.append(cohort.server.unmask())
+    total = found[0].total + found[1].total
+    assert [one.total.devices for one in found] == [8, 10]
+    summed = [slot for slot in vectors if slot not in {10, 12}]
+    np.testing.assert_array_equal(total.sums, sum(vectors[slot].astype(np.float64) for slot in summed))
+    with pytest.raises(OutOfOrder):
+        lobby.receive(10, cohort.client(10).invite(lobby.invitation, MODEL, LAYOUT))
 
 
 def test_everyone_gets_a_signed_receipt_of_the_same_sum():

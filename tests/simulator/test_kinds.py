@@ -90,7 +90,10 @@ def test_a_profile_says_what_its_kinds_are(tmp_path):
         ("[[kind]]\nname='a'\nweight=nan", r"weight = nan: it must be a finite number"),
         ("[[kind]]\nname='a'\nclock_skew_s=inf", r"clock_skew_s = inf"),
         ("[[kind]]\nname='a'\nsilence=1.5", r"silence"),
-        ("[[kind]]\nname='a'\nsilence=0.6\ndrop_out=0.5", r"silence = 0.6 and drop_out = 0.5 are more than 1"),
+        (
+            "[[kind]]\nname='a'\nsilence=0.6\ndrop_out=0.5",
+            r"silence = 0.6, drop_out = 0.5 and drop_out_secagg = 0.0 are more than 1",
+        ),
         ("[[kind]]\nname='a'\ndrop_out_step=0", r"drop_out_step = 0: it must be at least 1"),
         ("[[kind]]\nname='a'\nrequirements={charging=true}", "requirements never hold without conditions"),
         ("[[kind]]\nname='a'\nrequirements={charged=true}", "`charged`"),

@@ -6,7 +6,6 @@ bit for bit.
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import signal
 import time
@@ -18,7 +17,6 @@ import pytest
 from coordinator.aggregation import aggregate
 from coordinator.rounds import AssignmentState
 from coordinator.tasks import Secagg, TaskSettings, open_coordinator_store
-from device_runtime.identity import device_id
 from device_runtime.journal import read_journal
 from device_runtime.outcome import Outcome
 from export.build import export_bundle
@@ -28,8 +26,9 @@ from fedcore.algorithms import create
 from fedcore.masking import reunite
 from muster.server import coordinator_process
 from secagg import packing
-from secagg.messages import Result, Unmask
+from secagg.messages import Result
 from simulator import datasets
+from simulator.witness import Witnessed
 from tests.simulator.secure_device import be_device
 
 DEVICES, LEAST = 9, 8
@@ -47,7 +46,7 @@ class World:
     """Nine devices' folders, a store, and a coordinator that serves it."""
 
     def __init__(self, folder, store, url, bundle, rounds, phase_s):
-        self.store, self.url = store, url
+        self.store, self.url, self.witnesses = store, url, Witnessed(folder)
         secagg = Secagg(max_examples=25, phase_s=phase_s)
         settings = {"goal": DEVICES, "minimum": LEAST, "over_selection": 1.0, "rounds": rounds, "secagg": secagg}
         self.task = store.register_task(bundle, TaskSettings(population="p", **settings)).id
@@ -76,21 +75,18 @@ class World:
             time.sleep(0.05)
 
     def counted(self, number):
-        """The folders of whose reports round `number` counted."""
-        devices = {device_id(home / "state"): home for home in self.folders}
+        """The assignments whose reports round `number` counted."""
         cohort = self.store.cohort(self.task, number)
-        return [devices[one.device] for one in cohort if one.state is AssignmentState.REPORTED]
+        return [one.id for one in cohort if one.state is AssignmentState.REPORTED]
 
     def recomputed(self, number):
         """The parameters after round `number`, from what devices quantised."""
-        homes = self.counted(number)
-        terms = json.loads((homes[0] / "quantised.json").read_text())
-        segments = [packing.Segment(**fields) for fields in terms["segments"]]
-        words = sum((np.load(home / "quantised.npy") for home in homes), np.uint64(0))
-        weight, sums = packing.decode(segments, words, len(homes), terms["w_max"])
+        reports = [self.witnesses.quantised(name) for name in self.counted(number)]
+        words = sum((one.words for one in reports), np.uint64(0))
+        total = packing.decode(reports[0].segments, words, len(reports), reports[0].w_max)
         plan = self.store.plan(self.store.task(self.task).plan_sha256)
         before = {"params": self.store.checkpoint(self.task, number - 1)["params"]}
-        return aggregate(plan.report, ALGORITHM, before, reunite(plan.report, weight, sums)).state["params"]
+        return aggregate(plan.report, ALGORITHM, before, reunite(plan.report, total.weight, total.sums)).state["params"]
 
 
 @pytest.fixture
@@ -129,20 +125,18 @@ def test_a_device_killed_anywhere_leaves_an_exact_sum_and_never_both_shares_of_a
         assert {here.outcome(index).outcome for index in range(1, DEVICES)} == {"reported"}
         assert len(here.counted(number)) == count
         np.testing.assert_array_equal(here.store.checkpoint(here.task, number)["params"], here.recomputed(number))
-    assert_one_kind_of_share_each(here.folders)
+    assert_the_same_shares_each_time(here.witnesses)
     receipts = [entry for entry in read_journal(here.folders[0] / "state") if entry.receipt]
     results = [bytes.fromhex(entry.result) for entry in receipts]
     assert len(results) == sum(fate == "reported" for _, fate, _ in DEATHS)
     assert all(Result.decode(message, message[2:34]).status == 0 for message in results)
 
 
-def assert_one_kind_of_share_each(folders):
-    for home in folders:
-        by_assignment = {}
-        for said in home.glob("*.said.9.*"):
-            message = said.read_bytes()
-            shares = Unmask.decode(message, message[2:34]).shares
-            assert by_assignment.setdefault(said.name.split(".said.")[0], shares) == shares
+def assert_the_same_shares_each_time(witnesses):
+    by_assignment = {}
+    for assignment, _, shares in witnesses.shares():
+        assert by_assignment.setdefault(assignment, shares) == shares
+    assert by_assignment
 
 
 @pytest.mark.parametrize("dies", [("before", 3), ("before", 5), ("before", 7)])
@@ -154,4 +148,4 @@ def test_with_too_few_devices_left_the_attempt_is_abandoned_and_no_share_leaves(
     (attempt,) = here.ended(1)
     assert (attempt.state, attempt.reason, attempt.reported) == ("abandoned", "too-few-reports", 0)
     assert {here.outcome(index).outcome for index in range(5, DEVICES)} <= {"not-needed", "aborted"}
-    assert not any(list(home.glob("*.said.9.*")) for home in here.folders)
+    assert not list(here.witnesses.shares())

@@ -1,0 +1,323 @@
+"""A fleet whose devices are killed in the middle of secure aggregations: sums stay exact, and nothing else is learnt.
+
+Devices are processes of the real device runtime, the coordinator is a process of its own, and a device dies by SIGKILL
+before or after one of its messages. Beside each device a witness writes down what it quantised and what it sent
+(simulator/witness.py). Against that the coordinator is held:
+
+* Every committed round's model is recomputed from the plain sum of what the counted devices quantised, bit for bit.
+* In an attempt that was abandoned, no share was revealed; in one that was not, one kind of share of each device's.
+* No upload, and no quantised report, is in any file of the coordinator. Masked bytes are distributed evenly.
+
+The peer is the same training without masks: the engine, given the very reports that each round counted. A second task
+loses four fifths of its devices, so that its attempts fail.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import reduce
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from coordinator.aggregation import aggregate
+from coordinator.rounds import AssignmentState, RoundState, TaskState
+from coordinator.store.rows import AssignmentRecord, RoundRecord
+from coordinator.tasks import CoordinatorStore, Secagg, TaskSettings, open_coordinator_store
+from export.build import export_bundle
+from export.model import Model
+from export.models import load
+from fedcore.algorithms import create
+from fedcore.masking import reunite
+from fedcore.params import Float32
+from muster.bench.machine import describe_machine
+from muster.server import coordinator_process
+from secagg import packing
+from simulator import datasets
+from simulator.agreement import counted_cohort, worst_difference
+from simulator.engine import Engine, evaluate
+from simulator.fleet import Fleet, FleetConfig
+from simulator.kinds import Kind
+from simulator.population import Population
+from simulator.simulation import overall
+from simulator.summary import FleetSummary, Session
+from simulator.witness import Witnessed
+
+MODEL, DATASET = "digits_cnn", "digits"
+ALGORITHM = create("fedavg", {"client_lr": 0.1, "epochs": 2, "batch_size": 4})
+# Of five devices one is mortal, and of its sessions every fifth ends: a fifth of the fleet in five rounds.
+MORTAL = (Kind(name="safe", weight=4), Kind(name="mortal", weight=1, drop_out_secagg=0.2))
+DOOMED = (Kind(name="safe", weight=1), Kind(name="doomed", weight=4, drop_out_secagg=1.0))
+# How far accuracy may be from that without masks, in points.
+MOST_GAP = 0.5
+# In standard deviations: how unevenly the bytes of all uploads may be distributed.
+MOST_UNEVEN = 5.0
+SAMPLE = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecureFleetConfig:
+    """What to run: every round selects all `devices`, and a phase of it waits `phase_s` for them.
+
+    lost: attempts at rounds of the second task, which ends then.
+    """
+
+    devices: int = 100
+    rounds: int = 20
+    seed: int = 0
+    phase_s: float = 40.0
+    lost: int = 3
+
+    def settings(self, population: str, largest: int) -> TaskSettings:
+        """A task of the population, whose devices hold at most `largest` examples."""
+        return TaskSettings(
+            population=population,
+            goal=self.devices,
+            minimum=max(8, self.devices * 7 // 10),
+            rounds=self.rounds,
+            over_selection=1.0,
+            selection_timeout_s=3 * self.phase_s,
+            reporting_deadline_s=6 * self.phase_s,
+            seed=self.seed,
+            secagg=Secagg(max_examples=largest, phase_s=self.phase_s),
+        )
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """A run of the benchmark, and where it was made.
+
+    deaths: devices that were killed, by the message at which. exact: committed rounds whose model is that of the plain
+    sum, bit for bit. gap_points: how far `accuracy` on held-out users is from `plain_accuracy`, that of the same
+    reports without masks. agreement: the relative distance of the two models, the worst of all rounds. failed: what
+    the task came to that loses four devices of five. shares_of_failed: messages with shares in abandoned attempts of
+    either. both_kinds: devices of which shares of both secrets were revealed in one session. uneven: the distribution
+    of all bytes uploaded, in standard deviations from an even one. found_in_files: uploads and quantised reports, of
+    those sought, that a file of the coordinator holds. sound: whether all of this is as it should be.
+    """
+
+    benchmark: str
+    date: str
+    machine: str
+    devices: int
+    values: int
+    committed: int
+    abandoned: int
+    seconds: float
+    killed: int
+    deaths: dict[str, int]
+    counted_least: int
+    exact: int
+    accuracy: float
+    plain_accuracy: float
+    gap_points: float
+    agreement: float
+    failed: dict[str, int]
+    shares_of_failed: int
+    both_kinds: int
+    uploads: int
+    uneven: float
+    sought: int
+    found_in_files: int
+    endings: dict[str, int]
+    sound: bool
+
+
+def run(config: SecureFleetConfig, on_session: Callable[[Session], None]) -> Result:
+    """Train to the end, lose a second task, and hold the coordinator against the witnesses.
+
+    Raises SimulatorError as a fleet does.
+    """
+    users, held_out = datasets.users(DATASET, None, config.devices)
+    model = Model(load(MODEL), config.seed)
+    with tempfile.TemporaryDirectory(prefix="muster-secagg-") as place:
+        folder = Path(place)
+        home = folder / "coordinator"
+        home.mkdir()
+        database, blobs = f"sqlite:///{home / 'muster.db'}", home / "blobs"
+        bundle = export_bundle(model, ALGORITHM, folder / "plan")
+        with open_coordinator_store(database, blobs) as store, coordinator_process(home, database, blobs) as url:
+            largest = int(users.sizes.max())
+            stage = _Stage(config, users, store, url, folder / "devices")
+            trained = store.register_task(bundle, config.settings("trained", largest)).id
+            started = time.monotonic()
+            summary = stage.fleet("trained", MORTAL).run(on_session)
+            seconds = time.monotonic() - started
+            lost = store.register_task(bundle, config.settings("lost", largest)).id
+            stage.lose(lost, on_session)
+            account = _Account(store, (trained, lost), Witnessed(folder / "devices"))
+            engine = Engine(model, ALGORITHM, users, seed=config.seed)
+            agreement = _replay(engine, users, store, trained, summary)
+            models = (store.checkpoint(trained, config.rounds)["params"], engine.state["params"])
+            accuracies = [overall(evaluate(model, one, held_out)["accuracy"], held_out) for one in models]
+            return _result(config, account, _Training(summary, seconds, agreement, accuracies), home)
+
+
+@dataclass(frozen=True, slots=True)
+class _Training:
+    """The task that came through: accuracies on held-out users are of its model, and of that without masks."""
+
+    summary: FleetSummary
+    seconds: float
+    agreement: float
+    accuracies: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    config: SecureFleetConfig
+    users: Population
+    store: CoordinatorStore
+    url: str
+    folder: Path
+
+    def lose(self, task: str, on_session: Callable[[Session], None]) -> None:
+        """Run a task whose devices die, until some of its attempts have ended."""
+
+        def on_end(session: Session) -> None:
+            on_session(session)
+            ended = sum(one.state.ended for one in self.store.rounds(task))
+            if ended >= self.config.lost and self.store.task(task).state is TaskState.ACTIVE:
+                self.store.cancel(task)
+
+        self.fleet("lost", DOOMED).run(on_end)
+
+    def fleet(self, population: str, kinds: tuple[Kind, ...]) -> Fleet:
+        return Fleet(
+            FleetConfig(
+                coordinator=self.url,
+                population=population,
+                folder=self.folder / population,
+                concurrency=self.config.devices,
+                wait_s=4 * self.config.phase_s,
+                seed=self.config.seed,
+                kinds=kinds,
+                witnessed=True,
+            ),
+            self.users,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Account:
+    """What the coordinator's rows say of its tasks, held against the witnesses."""
+
+    store: CoordinatorStore
+    tasks: Sequence[str]
+    witnesses: Witnessed
+
+    def attempts(self) -> Iterator[tuple[str, RoundRecord, list[AssignmentRecord]]]:
+        """Every attempt that ended, of all tasks."""
+        with self.store.database.reading() as records:
+            for task in self.tasks:
+                for one in records.rounds(task):
+                    if one.state.ended:
+                        yield task, one, records.cohort(task, one.number, one.attempt)
+
+    def states(self, task: str) -> Counter[str]:
+        return Counter(one.state.value for name, one, _ in self.attempts() if name == task)
+
+    def counted(self) -> Iterator[tuple[str, int, list[str]]]:
+        """Task, number and counted assignments of every committed round."""
+        for task, one, cohort in self.attempts():
+            if one.state is RoundState.COMMITTED:
+                yield task, one.number, [seat.id for seat in cohort if seat.state is AssignmentState.REPORTED]
+
+    def exact(self) -> int:
+        """Committed rounds whose model is that of the plain sum of what the counted devices quantised."""
+        return sum(
+            np.array_equal(self.store.checkpoint(task, number)["params"], self._recomputed(task, number, names))
+            for task, number, names in self.counted()
+        )
+
+    def _recomputed(self, task: str, number: int, names: Sequence[str]) -> Float32:
+        reports = [self.witnesses.quantised(name) for name in names]
+        totals = [packing.decode(one.segments, one.words, 1, one.w_max) for one in reports]
+        total = reduce(operator.add, totals)
+        plan = self.store.plan(self.store.task(task).plan_sha256)
+        before = {"params": self.store.checkpoint(task, number - 1)["params"]}
+        made = aggregate(plan.report, ALGORITHM, before, reunite(plan.report, total.weight, total.sums))
+        return made.state["params"]
+
+    def shares_of_failed(self) -> int:
+        """Messages with shares that left a device in an attempt that was abandoned."""
+        abandoned = (cohort for _, one, cohort in self.attempts() if one.state is RoundState.ABANDONED)
+        failed = {seat.id for cohort in abandoned for seat in cohort}
+        return sum(assignment in failed for assignment, _, _ in self.witnesses.shares())
+
+    def both_kinds(self) -> int:
+        """Devices of which, in one session, shares of the self seed and of the mask key were revealed."""
+        kinds: dict[tuple[bytes, int], set[int]] = defaultdict(set)
+        for _, session, shares in self.witnesses.shares():
+            for owner, (kind, _) in shares.items():
+                kinds[session, owner].add(kind)
+        return sum(len(found) > 1 for found in kinds.values())
+
+    def uneven(self) -> tuple[int, float]:
+        """Uploads, and how far the distribution of their bytes is from an even one, in standard deviations."""
+        uploads = dict(self.witnesses.uploads())
+        counts = sum(np.bincount(words.view(np.uint8), minlength=256) for words in uploads.values())
+        expected = np.sum(counts) / 256
+        chi_squared = float(((counts - expected) ** 2 / expected).sum())
+        return len(uploads), (chi_squared - 255) / math.sqrt(2 * 255)
+
+    def found_in(self, home: Path) -> tuple[int, int]:
+        """Uploads and quantised reports that were sought in the coordinator's files, and those that were found."""
+        sought = []
+        for assignment, words in dict(self.witnesses.uploads()).items():
+            for one in (words, self.witnesses.quantised(assignment).words):
+                middle = one.size // 2
+                sought.append(one[middle : middle + SAMPLE].tobytes())
+        files = [path.read_bytes() for path in home.rglob("*") if path.is_file()]
+        return len(sought), sum(any(bytes_ in file for file in files) for bytes_ in sought)
+
+
+def _replay(engine: Engine, users: Population, store: CoordinatorStore, task: str, summary: FleetSummary) -> float:
+    """Train once more without masks, from the reports that were counted; how far that ever is from the fleet."""
+    numbers = range(1, store.task(task).settings.rounds + 1)
+    cohorts = [counted_cohort(store, task, number, summary.clients) for number in numbers]
+    return worst_difference(engine, users, cohorts, [store.checkpoint(task, n)["params"] for n in numbers])
+
+
+def _result(config: SecureFleetConfig, account: _Account, training: _Training, home: Path) -> Result:
+    trained, lost = (account.states(task) for task in account.tasks)
+    rounds = list(account.counted())
+    exact, (uploads, uneven), (sought, found) = account.exact(), account.uneven(), account.found_in(home)
+    accuracy, plain_accuracy = training.accuracies
+    gap = 100 * abs(accuracy - plain_accuracy)
+    shares, both = account.shares_of_failed(), account.both_kinds()
+    kept = len(rounds) == exact and trained["committed"] == config.rounds and not shares and not both
+    return Result(
+        benchmark="secagg_fleet",
+        date=datetime.now(UTC).date().isoformat(),
+        machine=describe_machine(),
+        devices=config.devices,
+        values=account.store.plan(account.store.task(account.tasks[0]).plan_sha256).report.size,
+        committed=trained["committed"],
+        abandoned=trained["abandoned"],
+        seconds=training.seconds,
+        killed=training.summary.endings["killed"],
+        deaths=dict(sorted(Counter(account.witnesses.deaths("trained")).items())),
+        counted_least=min((len(names) for task, _, names in rounds if task == account.tasks[0]), default=0),
+        exact=exact,
+        accuracy=accuracy,
+        plain_accuracy=plain_accuracy,
+        gap_points=gap,
+        agreement=training.agreement,
+        failed=dict(lost),
+        shares_of_failed=shares,
+        both_kinds=both,
+        uploads=uploads,
+        uneven=uneven,
+        sought=sought,
+        found_in_files=found,
+        endings=dict(training.summary.endings.most_common()),
+        sound=kept and gap <= MOST_GAP and abs(uneven) < MOST_UNEVEN and not found,
+    )

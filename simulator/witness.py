@@ -1,0 +1,103 @@
+"""What emulated devices quantised, sent and revealed in secure rounds, written down beside them for who checks sums.
+
+The device runtime has no such thing and must not: a witness is put into an emulated device's process from outside.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from secagg import packing
+from secagg.masking import LITTLE, Words
+from secagg.messages import SIGNATURE, Unmask
+from secagg.packing import Segment
+
+SESSION = slice(2, 34)
+"""Where a message names its session."""
+MASKED, UNMASK = 5, 9
+
+
+class Witness:
+    """Writes into a folder, one set of files for each assignment."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._quantised: dict[str, NDArray[np.generic]] = {}
+
+    def attend(self) -> None:
+        """From now on see what this process quantises, before it is masked."""
+        encode = packing.encode
+
+        def seen(segments: Sequence[Segment], vector_D: NDArray[np.float32], weight: int, w_max: int) -> Words:
+            words = encode(segments, vector_D, weight, w_max)
+            terms = json.dumps([[asdict(segment) for segment in segments], w_max])
+            self._quantised = {"words": words.copy(), "terms": np.array(terms)}
+            return words
+
+        packing.encode = seen
+
+    def hear(self, assignment: str, number: int, message: bytes) -> None:
+        """Write down a message that is about to leave, if it holds a masked report or shares."""
+        if number == MASKED and self._quantised:
+            np.savez(self._folder / f"{assignment}.quantised.npz", **self._quantised)  # type: ignore[arg-type]
+        if number in {MASKED, UNMASK}:
+            # A process that goes on where another was killed says the same again, or should.
+            (self._folder / f"{assignment}.M{number}.{os.getpid()}").write_bytes(message)
+
+    def see_die(self, assignment: str, number: int, *, sent: bool) -> None:
+        """Write down that the process is killed at a message."""
+        (self._folder / f"{assignment}.died.{os.getpid()}").write_text(f"{'after' if sent else 'before'} M{number}")
+
+
+@dataclass(frozen=True, slots=True)
+class Quantised:
+    """A report as it was before it was masked: words (W,), and what they mean."""
+
+    words: Words
+    segments: tuple[Segment, ...]
+    w_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class Witnessed:
+    """All that was written down below a folder."""
+
+    folder: Path
+
+    def quantised(self, assignment: str) -> Quantised:
+        """What an assignment's device quantised last."""
+        with np.load(self._one(f"{assignment}.quantised.npz")) as file:
+            segments, w_max = json.loads(file["terms"].item())
+            return Quantised(file["words"], tuple(Segment(**one) for one in segments), w_max)
+
+    def uploads(self) -> Iterator[tuple[str, Words]]:
+        """The assignment and the masked words of every upload that was sent."""
+        for path in self._all(f"*.M{MASKED}.*"):
+            data = path.read_bytes()[SESSION.stop : -SIGNATURE]
+            yield path.name.split(".M")[0], np.frombuffer(data, LITTLE)
+
+    def shares(self) -> Iterator[tuple[str, bytes, dict[int, tuple[int, int]]]]:
+        """The assignment, the session and the shares (kind and share, by position of their owner) in every M9 sent."""
+        for path in self._all(f"*.M{UNMASK}.*"):
+            message = path.read_bytes()
+            session = message[SESSION]
+            yield path.name.split(".M")[0], session, Unmask.decode(message, session).shares
+
+    def deaths(self, population: str) -> Iterator[str]:
+        """At which message each process of a fleet was killed that was killed at one."""
+        for path in sorted((self.folder / population).rglob("*.died.*")):
+            yield path.read_text()
+
+    def _all(self, pattern: str) -> list[Path]:
+        return sorted(self.folder.rglob(pattern))
+
+    def _one(self, name: str) -> Path:
+        return next(self.folder.rglob(name))

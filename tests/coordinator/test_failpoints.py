@@ -1,0 +1,169 @@
+"""`kill -9` at every durable step: what was accepted is neither lost nor counted twice, and the model is the same.
+
+Three devices train over real HTTP, each on a quadratic of its own, from the checkpoint that they fetch. All numbers are
+such that float32 holds them exactly, so the order in which reports come does not show in the model.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import sqlalchemy
+
+from coordinator.failpoints import FAILPOINTS, VARIABLE, reach
+from coordinator.rounds import RoundState, TaskState
+from coordinator.store.database import Database
+from coordinator.store.tables import ASSIGNMENTS, BLOBS, REPORTS
+from coordinator.tasks import open_coordinator_store
+from fedcore import checkpoint
+from fedcore.params import VectorSpec
+from tests.coordinator.bundles import START, report_body
+from tests.coordinator.replicas import Phones, replicas_on, until
+
+GOAL, ROUNDS = 4, 3
+SERVING = [name for name in FAILPOINTS if name.partition(".")[0] in ("blob", "assignment", "report", "round")]
+EVERY = [(engine, f"{name}:{n}") for engine in ("sqlite", "postgresql") for name in SERVING for n in range(1, 4)]
+SOME = [
+    ("sqlite", "blob.after-write:2"),
+    ("sqlite", "report.after-commit:2"),
+    ("postgresql", "assignment.before-commit:2"),
+    ("postgresql", "round.before-commit:2"),
+]
+REGISTER = """
+import sys
+from pathlib import Path
+import numpy as np
+from coordinator.tasks import TaskSettings, open_coordinator_store
+from tests.coordinator.bundles import make_bundle
+folder = Path(sys.argv[2])
+with open_coordinator_store(sys.argv[1], folder / "blobs") as store:
+    bundle = make_bundle(folder / "bundle", start=np.arange(4, dtype=np.float32))
+    store.register_task(bundle, TaskSettings(population="phones", goal=1, rounds=1))
+"""
+MIGRATE = "import sys; from coordinator.store.database import Database; Database(sys.argv[1]).close()"
+
+
+def target(slot):
+    """What the device in that slot wants the model to be."""
+    return np.array([slot, 2 * slot, -slot, 8], np.float32)
+
+
+def trained():
+    """The model after every round, by the equations."""
+    model = START.copy()
+    for _ in range(ROUNDS):
+        model = model + np.mean([(target(slot) - model) / 2 for slot in range(GOAL)], axis=0, dtype=np.float64)
+        model = model.astype(np.float32)
+    return model
+
+
+class Learners(Phones):
+    """Devices that take one gradient step from the checkpoint they were given, and keep their receipts."""
+
+    def __init__(self, count, urls):
+        super().__init__(count, urls, self._note)
+        self.receipts = []
+
+    def _note(self, event, assignment):
+        if event == "reported":
+            self.receipts.append(assignment.assignment)
+
+    def _train(self, client, assignment):
+        answer = self._ask(client, "GET", f"/v1/blobs/{assignment.checkpoint.sha256}")
+        data = assignment.checkpoint.check(answer.content)
+        model = checkpoint.decode(data, [VectorSpec("params", START.size)])["params"]
+        return report_body((target(assignment.slot) - model) / 2, 1)
+
+
+@pytest.fixture
+def replicas(store, database, tmp_path):
+    with replicas_on(tmp_path, store, database) as started:
+        yield started
+
+
+def rows(store, query):
+    with store.database.engine.connect() as connection:
+        return connection.execute(query).all()
+
+
+def train(store, task, replicas, failpoint):
+    """Train to the end, through one death if there is a failpoint; answers the receipts that devices hold."""
+    with_failpoint = {VARIABLE: failpoint} if failpoint else {}
+    first = replicas.start(environment=with_failpoint)
+    with Learners(GOAL, lambda: [first.url]) as devices:
+        if failpoint:
+            first.ended()
+            replicas.alive.remove(first)
+            replicas.start(port=int(first.url.rpartition(":")[2]))
+        until(lambda: store.task(task).state is TaskState.COMPLETED, 60)
+    assert devices.problems == []
+    return devices.receipts
+
+
+@pytest.mark.parametrize(
+    ("database", "failpoint"),
+    [("sqlite", ""), ("postgresql", ""), *(EVERY if os.environ.get("MUSTER_LONG") else SOME)],
+    indirect=["database"],
+)
+def test_training_that_was_killed_ends_with_the_model_of_an_undisturbed_one(store, register, replicas, failpoint):
+    task = register(goal=GOAL, rounds=ROUNDS)
+    receipts = train(store, task, replicas, failpoint)
+    assert store.checkpoint(task)["params"].tobytes() == trained().tobytes()
+    done = [one for one in store.rounds(task) if one.state is RoundState.COMMITTED]
+    assert [(one.number, one.reported) for one in done] == [(number, GOAL) for number in range(1, ROUNDS + 1)]
+    counted = sqlalchemy.select(ASSIGNMENTS.c.slot).join(REPORTS).order_by(ASSIGNMENTS.c.slot)
+    for one in done:
+        assert [row.slot for row in rows(store, counted.where(ASSIGNMENTS.c.round == one.id))] == list(range(GOAL))
+    assert set(receipts) <= {row.assignment for row in rows(store, sqlalchemy.select(REPORTS.c.assignment))}
+    assert len(store.rounds(task)) <= ROUNDS + bool(failpoint) * 2
+    for (digest,) in rows(store, sqlalchemy.select(BLOBS.c.sha256)):
+        assert store.blobs.get(digest)
+
+
+def die(program, failpoint, *arguments):
+    """Run a program that must die at a failpoint."""
+    done = subprocess.run(
+        [sys.executable, "-c", program, *map(str, arguments)],
+        env=os.environ | {VARIABLE: failpoint},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+
+
+@pytest.mark.every_engine
+@pytest.mark.parametrize(
+    ("failpoint", "tasks"), [("blob.before-name:3", 0), ("task.before-commit", 0), ("task.after-commit", 1)]
+)
+def test_task_whose_registration_was_killed_is_whole_or_absent(store, database, tmp_path, failpoint, tasks):
+    die(REGISTER, failpoint, database, tmp_path)
+    assert len(store.tasks()) == tasks
+    for (digest,) in rows(store, sqlalchemy.select(BLOBS.c.sha256)):
+        assert store.blobs.get(digest)
+    done = subprocess.run([sys.executable, "-c", REGISTER, database, str(tmp_path)], check=False, capture_output=True)
+    assert done.returncode == 0
+    assert len(store.tasks()) == tasks + 1
+
+
+@pytest.mark.parametrize("engine", ["sqlite", "postgresql"])
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_database_whose_making_was_killed_is_made_at_the_next_start(request, tmp_path, engine, moment):
+    url = f"sqlite:///{tmp_path}/m.db"
+    if engine == "postgresql":
+        url = request.getfixturevalue("postgresql").without_tables()
+    die(MIGRATE, f"migration.{moment}-commit", url)
+    with open_coordinator_store(url, tmp_path / "blobs") as store:
+        assert store.tasks() == []
+    Database(url, create=False).close()
+
+
+def test_failpoint_that_does_not_exist_is_named(monkeypatch):
+    monkeypatch.setenv(VARIABLE, "round.befor-commit")
+    with pytest.raises(ValueError, match=r"no failpoint 'round\.befor-commit'"):
+        reach("round.before-commit")

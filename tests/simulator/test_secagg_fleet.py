@@ -1,0 +1,15 @@
+"""A fleet that is killed in the middle of secure aggregations. A hundred devices: `muster bench secagg_fleet`."""
+
+from muster.bench.secagg_fleet import SecureFleetConfig, run
+
+
+def test_whoever_is_killed_and_when_sums_are_exact_and_nothing_else_is_learnt(capsys):
+    result = run(SecureFleetConfig(devices=10, rounds=2, seed=14, phase_s=4.0, lost=1), lambda session: None)
+    with capsys.disabled():
+        print(f"\nsecure fleet: {result.deaths}, {result.failed} in {result.seconds:.0f} s")
+    assert result.sound, result
+    assert result.committed == 2
+    assert result.deaths == {"before M1": 1, "after M7": 1}
+    assert result.uploads >= 2 * 8
+    assert result.sought == 2 * result.uploads
+    assert sum(result.failed.values()) >= 1
