@@ -13,7 +13,7 @@ import msgspec
 from coordinator.errors import UnknownSession
 from coordinator.leases import new_id
 from coordinator.selection import Capabilities, Needs
-from coordinator.submissions import settle
+from coordinator.submissions import Wait, settle
 from fedcore.wire.messages import Assignment, Rejected
 
 _IDLE_S = 60.0
@@ -22,13 +22,17 @@ _IDLE_S = 60.0
 
 @dataclass(slots=True)
 class Session:
-    """One device's visit. It waits while it has `answer`; `until` ends the wait, the assignment or the session."""
+    """One device's visit. It waits while it has `answer`; `until` ends the wait, the assignment or the session.
+
+    tasks: those that it is willing for; None is any.
+    """
 
     id: str
     population: str
     device: str
     capabilities: Capabilities
     until: float
+    tasks: frozenset[str] | None = None
     answer: Future[Any] | None = None
     assignment: Assignment | None = None
 
@@ -53,13 +57,13 @@ class Pool:
         self._devices[population, device] = session_id
         return session_id, [] if older is None else [older]
 
-    def wait(self, session_id: str, answer: Future[Any], until: float, now: float) -> None:
+    def wait(self, request: Wait, answer: Future[Any], now: float) -> None:
         """Park `answer` until the session is given an assignment or rejected.
 
         A session that was given one already hears it again: the first answer may have been lost on its way.
         Raises UnknownSession.
         """
-        session = self._sessions.get(session_id)
+        session = self._sessions.get(request.session)
         if session is None:
             raise UnknownSession("the session does not exist or has ended; check in again")
         if session.assignment is not None:
@@ -67,7 +71,7 @@ class Pool:
             return
         if session.answer is not None:
             raise UnknownSession("the session waits already, on another connection")
-        session.answer, session.until = answer, until
+        session.answer, session.until, session.tasks = answer, now + request.wait_s, request.tasks
 
     def hang_up(self, session_id: str, now: float) -> None:
         """Stop waiting, unless the session has been answered already."""
@@ -83,10 +87,12 @@ class Pool:
         """Every session in these populations."""
         return [session for session in self._sessions.values() if session.population in populations]
 
-    def eligible(self, population: str, needs: Needs) -> list[Session]:
-        """Who waits and may take part."""
+    def eligible(self, population: str, task: str, needs: Needs) -> list[Session]:
+        """Who waits and may take part in a task."""
         everyone = (one for one in self.waiting() if one.population == population)
-        return [s for s in everyone if (population, s.device) not in self._busy and needs.met_by(s.capabilities)]
+        free = (one for one in everyone if (population, one.device) not in self._busy)
+        willing = (one for one in free if one.tasks is None or task in one.tasks)
+        return [one for one in willing if needs.met_by(one.capabilities)]
 
     def assign(self, session: Session, assignment: Assignment, until: float) -> None:
         """Answer a waiting session with its assignment."""

@@ -28,10 +28,11 @@ class Arrive(Request[CheckInAnswer]):
 
 @dataclass(frozen=True, slots=True)
 class Wait(Request[AssignmentAnswer]):
-    """A session waits for an assignment, at most `wait_s`."""
+    """A session waits for an assignment of one of `tasks`, or of any, at most `wait_s`."""
 
     session: str
     wait_s: float
+    tasks: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import safetensors.numpy
 
 from coordinator.aggregation import Vectors, check_fit, state_specs
 from coordinator.blobs import Blobs
+from coordinator.eligibility import OnDevice, Requires
 from coordinator.errors import InvalidTask, TaskEnded, UnexpectedEvent, UnknownRound
 from coordinator.failpoints import reach
 from coordinator.gate import check_release
@@ -25,7 +26,15 @@ from fedcore.bundle import Bundle
 from fedcore.errors import FedcoreError
 from fedcore.plan import Plan
 
-__all__ = ["Budget", "CoordinatorStore", "Secagg", "TaskSettings", "open_coordinator_store"]
+__all__ = [
+    "Budget",
+    "CoordinatorStore",
+    "OnDevice",
+    "Requires",
+    "Secagg",
+    "TaskSettings",
+    "open_coordinator_store",
+]
 
 
 STORE = "an operator on the store"
@@ -161,9 +170,9 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
 
 
 def open_coordinator_store(
-    database: str, blobs: Path, *, create: bool = True, clock: Callable[[], float] = time.time
+    database: str, blobs: str | Path, *, create: bool = True, clock: Callable[[], float] = time.time
 ) -> CoordinatorStore:
-    """Open the state in `database` (a URL) and folder `blobs`, making what is not there if `create`.
+    """Open the state in `database` (a URL) and `blobs` (a folder or a URL), making what is not there if `create`.
 
     Raises UnsupportedDatabase and WrongRevision; without `create`, MissingStore, so that a mistyped path is not taken
     for a new store.

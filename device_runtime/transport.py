@@ -35,6 +35,7 @@ from fedcore.wire.messages import (
     Enrolled,
     Receipt,
     Rejected,
+    Willing,
     decode,
     encode,
 )
@@ -136,12 +137,12 @@ class Transport:
         answer: CheckInAnswer = self._message(call, CheckInAnswer)
         return _shown(answer) if isinstance(answer, Rejected) else answer
 
-    def await_assignment(self, session: str, wait_s: float) -> AssignmentAnswer:
-        """Wait, for about `wait_s` seconds, to be selected."""
-        headers = {"Prefer": f"wait={wait_s:.0f}"}
+    def await_assignment(self, session: str, wait_s: float, tasks: tuple[str, ...]) -> AssignmentAnswer:
+        """Wait, for about `wait_s` seconds, to be selected for one of `tasks`."""
+        headers = {**JSON, "Prefer": f"wait={wait_s:.0f}"}
         path = f"/v1/sessions/{_segment(session)}/assignments"
         answer: AssignmentAnswer = self._message(
-            _Call("POST", path, headers=headers, timeout_s=wait_s + TIMEOUT_S), AssignmentAnswer
+            _Call("POST", path, encode(Willing(tasks=tasks)), headers, timeout_s=wait_s + TIMEOUT_S), AssignmentAnswer
         )
         self._retries = RETRIES
         if isinstance(answer, Rejected):

@@ -12,7 +12,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from coordinator.api.blobs import serve_blob
-from coordinator.api.http import answer, content_digest, preferred_wait, read_body, read_message
+from coordinator.api.http import answer, content_digest, preferred_wait, read_as, read_body, read_message
 from coordinator.api.openapi import answers, body
 from coordinator.errors import (
     DigestMismatch,
@@ -30,7 +30,7 @@ from fedcore.errors import ReportError, SchemaError
 from fedcore.params import Float32
 from fedcore.plan import BlobRef
 from fedcore.report import ReportLayout
-from fedcore.wire.messages import Abort, Accepted, Assignment, CheckIn, Enrol, Enrolled, Receipt, Rejected
+from fedcore.wire.messages import Abort, Accepted, Assignment, CheckIn, Enrol, Enrolled, Receipt, Rejected, Willing
 from secagg.keys import enrol
 
 T = TypeVar("T")
@@ -71,9 +71,11 @@ class DeviceApi:
         return answer(found)
 
     async def assign(self, session: str, request: HttpRequest) -> Response:
-        """Wait, as long as `Prefer: wait=N` says, to be selected for a round."""
+        """Wait, as long as `Prefer: wait=N` says, to be selected for a round; without a body, of any offered task."""
         wait_s, headers = preferred_wait(request, self._settings.max_wait_s)
-        waiting = asyncio.ensure_future(self._ask(Wait(session, wait_s)))
+        given = await read_body(request, self._settings.message_limit_bytes)
+        tasks = frozenset(read_as(given, Willing).tasks) if given else None
+        waiting = asyncio.ensure_future(self._ask(Wait(session, wait_s, tasks)))
         gone = asyncio.ensure_future(_disconnected(request))
         try:
             await asyncio.wait((waiting, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -87,10 +89,9 @@ class DeviceApi:
 
     async def blob(self, sha256: str, request: HttpRequest) -> Response:
         """Immutable bytes by digest: a plan, a graph, a checkpoint."""
-        path = self._store.blobs.path(sha256)
         if sha256 not in self._public:
             self._public[sha256] = await run_in_threadpool(self._find_public, sha256)
-        return serve_blob(request, self._public[sha256], path)
+        return await run_in_threadpool(serve_blob, request, self._public[sha256], self._store.blobs)
 
     async def report(self, assignment: str, request: HttpRequest) -> Response:
         """Deliver an assignment's report. Sending the same bytes again gives the same receipt."""
@@ -171,7 +172,8 @@ def device_router(api: DeviceApi) -> APIRouter:
         "/v1/sessions/{session}/assignments",
         api.assign,
         methods=["POST"],
-        responses=answers(200, "Outcome", Assignment, Rejected, problems=("unknown-session",)),
+        openapi_extra=body("application/json", Willing),
+        responses=answers(200, "Outcome", Assignment, Rejected, problems=("malformed-message", "unknown-session")),
     )
     serving = answers(200, "The bytes", problems=("unknown-blob", "range-not-satisfiable"))
     add("/v1/blobs/{sha256}", api.blob, methods=["GET"], responses=serving)

@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI
 
-from fedcore.wire.messages import Abort, Accepted, Assignment, CheckIn, Enrol, Enrolled, Receipt, Rejected
+from fedcore.wire.messages import Abort, Accepted, Assignment, CheckIn, Enrol, Enrolled, Receipt, Rejected, Willing
 from fedcore.wire.problems import PROBLEM_TYPE, PROBLEMS, Problem
 
 _PREFIX = "#/components/schemas/"
-_MESSAGES = (Abort, Accepted, Assignment, CheckIn, Enrol, Enrolled, Problem, Receipt, Rejected)
+_MESSAGES = (Abort, Accepted, Assignment, CheckIn, Enrol, Enrolled, Problem, Receipt, Rejected, Willing)
 
 
 def body(media_type: str, message: type[msgspec.Struct] | None = None) -> dict[str, Any]:

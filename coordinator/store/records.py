@@ -221,6 +221,18 @@ class Records:
         where = (ROUNDS.c.task == task_id) & (ROUNDS.c.number == number) & (ROUNDS.c.attempt == attempt)
         return [_assignment(row) for row in self._connection.execute(_assignments(where))]
 
+    def participations(self, task_id: str, after: int, since: float) -> list[tuple[str, float, int]]:
+        """Who took part in rounds above number `after`, or that ended later than `since` or not yet, and stayed.
+
+        Device, when it was assigned last, in seconds since 1970, and in which round. Abandoned rounds do not count.
+        """
+        stayed = ASSIGNMENTS.c.state != AssignmentState.ABORTED
+        counting = (ROUNDS.c.task == task_id) & (ROUNDS.c.state != RoundState.ABANDONED)
+        lately = (ROUNDS.c.number > after) | (ROUNDS.c.ended_at > since) | ROUNDS.c.ended_at.is_(None)
+        columns = (ASSIGNMENTS.c.device, func.max(ASSIGNMENTS.c.assigned_at), func.max(ROUNDS.c.number))
+        query = select(*columns).select_from(ASSIGNMENTS.join(ROUNDS)).where(counting & lately & stayed)
+        return [(row[0], row[1], row[2]) for row in self._connection.execute(query.group_by(ASSIGNMENTS.c.device))]
+
     def add_report(self, assignment: AssignmentRecord, sha256: str) -> None:
         """Count an assignment's report."""
         self._insert(REPORTS, assignment=assignment.id, sha256=sha256, received_at=self.at)

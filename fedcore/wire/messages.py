@@ -19,7 +19,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 RejectionReason = Literal[
-    "no-task", "not-eligible", "unsupported-format", "not-selected", "superseded", "shutting-down"
+    "no-task", "not-eligible", "unsupported-format", "resting", "not-selected", "superseded", "shutting-down"
 ]
 """Why a device gets no work now; what each means stands in docs/spec/wire.md §3."""
 
@@ -45,12 +45,16 @@ class RetryWindow(msgspec.Struct, frozen=True):
 
 
 class StatedConditions(msgspec.Struct, frozen=True):
-    """What a device says of its conditions; `battery` is a fraction, None is what it does not know."""
+    """What a device says of its conditions; None is what it does not know.
+
+    `battery` is a fraction, to a tenth; `free_storage_mb` is rounded down to a power of two.
+    """
 
     charging: bool | None = None
     idle: bool | None = None
     unmetered: bool | None = None
     battery: Fraction | None = None
+    free_storage_mb: Count | None = None
 
 
 class CheckIn(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,10 +68,37 @@ class CheckIn(msgspec.Struct, frozen=True, kw_only=True):
     conditions: StatedConditions | None = None
 
 
-class Accepted(msgspec.Struct, frozen=True, tag="accepted", tag_field="outcome"):
-    """The device may wait for an assignment in this session."""
+class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A task that a device may wait for, and what the device checks alone before it does.
+
+    Conditions that are wanted must be known to hold. `min_examples` of `collection` that are no older than
+    `max_example_age_s`; None is any age.
+    """
+
+    task: str
+    collection: str
+    min_examples: Count = 0
+    max_example_age_s: float | None = None
+    charging: bool = False
+    idle: bool = False
+    unmetered: bool = False
+    min_battery: Fraction | None = None
+    min_free_storage_bytes: Count | None = None
+
+
+class Accepted(msgspec.Struct, frozen=True, omit_defaults=True, tag="accepted", tag_field="outcome"):
+    """The device may wait in this session for an assignment of one of `offers`; `retry`: when to come back after it."""
 
     session: str
+    offers: tuple[Offer, ...] = ()
+    retry: RetryWindow | None = None
+
+
+class Willing(msgspec.Struct, frozen=True, kw_only=True):
+    """`POST /v1/sessions/{session}/assignments`: the offered tasks that the device waits for."""
+
+    version: int = WIRE_VERSION
+    tasks: tuple[str, ...]
 
 
 class Rejected(msgspec.Struct, frozen=True, omit_defaults=True, tag="rejected", tag_field="outcome"):

@@ -27,7 +27,9 @@ Db = Annotated[str | None, typer.Option(help="sqlite:///PATH or postgresql://…
 def serve(
     config: Config = None,
     db: Db = None,
-    blobs: Annotated[Path | None, typer.Option(help="Folder of plans and models.  [default: muster-blobs]")] = None,
+    blobs: Annotated[
+        str | None, typer.Option(help="Folder of plans and models, or s3://…, gs://….  [default: muster-blobs]")
+    ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.  [default: 127.0.0.1]")] = None,
     port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one.  [default: 8080]")] = None,
     role: Annotated[

@@ -135,8 +135,9 @@ class Desk:
         self.now += seconds
         self.turn()
 
-    def arrive(self, device: str, population="phones", formats=("onnx",), examples=None):
-        message = CheckIn(device=device, runtime="test", formats=formats, examples=examples or {"default": 10})
+    def arrive(self, device: str, population="phones", formats=("onnx",), examples=None, conditions=None):
+        held = examples or {"default": 10}
+        message = CheckIn(device=device, runtime="test", formats=formats, examples=held, conditions=conditions)
         return self.ask(Arrive(population, message))
 
     def wait(self, device: str, seconds=10.0, **kwargs) -> Future:
