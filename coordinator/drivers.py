@@ -23,6 +23,7 @@ from coordinator.failpoints import reach
 from coordinator.jobs import Job, Running, Underway, next_event
 from coordinator.ledger import Draft, Means
 from coordinator.metrics import Metrics
+from coordinator.participation import Apart
 from coordinator.pool import Pool
 from coordinator.reception import Reception
 from coordinator.rounds import RoundState, TaskState, step
@@ -80,8 +81,9 @@ class Driver:
         self._draining = threading.Event()
         self._stopping = threading.Event()
         self._pool = Pool(tenure.id)
-        self._means = Means(self._pool, source or random.SystemRandom(), secure)
-        self._reception = Reception(self._pool, retry)
+        self._apart = Apart()
+        self._means = Means(self._pool, source or random.SystemRandom(), secure, self._apart)
+        self._reception = Reception(self._pool, self._apart, retry)
         self._jobs: dict[str, Job] = {}
         self._underway = Underway()
         self._sums: dict[int, ReportSum] = {}
@@ -205,11 +207,10 @@ class Driver:
         self._forget(tenure.refresh(now, idle), now)
         with self._store.database.reading() as records:
             tasks = records.tasks(TaskState.ACTIVE, TaskState.PAUSED)
-        driven = [task for task in tasks if task.settings.population in tenure.held]
+            driven = [task for task in tasks if task.settings.population in tenure.held]
+            self._apart.learn(records, driven, now)
         jobs = [job for task in driven if (job := self._job(task)) is not None]
-        self._jobs = {
-            job.task.id: job.paused() if job.task.settings.population in tenure.leaving else job for job in jobs
-        }
+        self._jobs = {job.task.id: job.paused() if job.population in tenure.leaving else job for job in jobs}
         self._next_poll = now + _POLL_S
         self._secure.forget(now)
         self._reception.learn(populations, tenure.held, self._jobs.values(), self._underway)
@@ -260,17 +261,14 @@ class Driver:
         rounds = [one for one in (underway.running.get(task), underway.held.get(task)) if one is not None]
         if any(self._moves(round_, job, now) for round_ in rounds):
             return True
-        return job is not None and underway.may_open(job) and self._count_eligible(job) > 0
+        return job is not None and underway.may_open(job) and bool(self._means.eligible(job, now))
 
     def _moves(self, round_: Running, job: Job | None, now: float) -> bool:
         held = self._underway.holds(round_.job.task.id, now)
         if round_.value.held and held:
             return job is None or not job.active
-        eligible = self._count_eligible(round_.job) if round_.value.state is RoundState.SELECTING else 0
+        eligible = len(self._means.eligible(round_.job, now)) if round_.value.state is RoundState.SELECTING else 0
         return step(round_.value, next_event(round_, job, eligible, held), now)[0] != round_.value
-
-    def _count_eligible(self, job: Job) -> int:
-        return len(self._pool.eligible(job.task.settings.population, job.needs))
 
     def _clear_doubt(self, now: float) -> None:
         """After a transaction failed: go on with the rounds that the store has as memory has them, and no others.
@@ -281,6 +279,8 @@ class Driver:
         try:
             with self._tenure.writing() as records:
                 abandoned, go_on = records.abandon_unfinished_rounds(self._tenure.held, "driver-lost", known)
+                self._apart.forget()
+                self._apart.learn(records, [job.task for job in self._jobs.values()], now)
         except Exception as error:
             self._fail(error, now)
             return
@@ -340,9 +340,13 @@ class Driver:
             self._sums[round_id].add(report_L)
         for population, device in draft.let_go:
             self._pool.let_go(population, device)
+        for task, device in draft.left:
+            self._apart.leave(task, device)
         self._replace_rounds(draft.underway, now)
         for session, assignment, until in draft.seated.values():
             self._pool.assign(session, assignment, until)
+        for task, devices in draft.cohorts.items():
+            self._apart.seat(task, devices, now)
         turned_away = [session for session in draft.turned_away if session.id not in draft.seated]
         self._reception.send_away(turned_away, "not-selected")
 
@@ -352,6 +356,7 @@ class Driver:
             if ended.id not in live:
                 self._sums.pop(ended.id, None)
                 self._pool.forget_assigned(task)
+                self._apart.end(task, now, committed=False)
         self._underway = underway
         self._secure.adopt(underway.running.values(), now)
         self._last_round |= {task: round_.id for task, round_ in underway.running.items()}
@@ -370,6 +375,7 @@ class Driver:
             after = self._underway.copy()
             del after.running[task]
             after.not_before[task] = now + pause_s
+            self._apart.end(task, now, committed=value.state is RoundState.COMMITTED)
             self._replace_rounds(after, now)
             self._next_poll = now
 

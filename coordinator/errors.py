@@ -4,6 +4,7 @@ CoordinatorError
 ├── InvalidSettings         a setting of the service is unknown or has a wrong value
 ├── UnsupportedDatabase     the database URL names something this version cannot use, or reach
 ├── WrongRevision           the database's tables are not those that this version works with
+├── UnsupportedBlobs        the address of the blobs names something this version cannot use
 ├── MissingStore            there is no database, or no blob folder, where one was named
 ├── LeaseLost               another replica drives a population that this one believed its own
 ├── KeysDiffer              a replica on the same database has other keys
@@ -51,6 +52,10 @@ class UnsupportedDatabase(CoordinatorError):
 
 class WrongRevision(CoordinatorError):
     """The database's tables are not those that this version works with."""
+
+
+class UnsupportedBlobs(CoordinatorError):
+    """The address of the blobs names something this version cannot use."""
 
 
 class MissingStore(CoordinatorError):

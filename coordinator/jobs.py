@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from coordinator.rounds import Abandon, Event, Revealed, Round, RoundState, TaskState, Tick, Waiting
 from coordinator.secure import SecureRound
 from coordinator.selection import Needs
 from coordinator.store.rows import Snapshot, Task
 from fedcore.plan import Plan
+from fedcore.wire.messages import Offer
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,8 @@ class Job:
     @classmethod
     def of(cls, task: Task, plan: Plan) -> Job:
         """The job that a task and its plan make."""
-        needs = Needs(frozenset(plan.graphs), plan.examples.collection, task.settings.min_examples)
+        settings = task.settings
+        needs = Needs(frozenset(plan.graphs), plan.examples.collection, settings.min_examples, settings.requires)
         return cls(task, plan, needs)
 
     def paused(self) -> Job:
@@ -34,6 +36,17 @@ class Job:
     def active(self) -> bool:
         """Whether new rounds may begin."""
         return self.task.state is TaskState.ACTIVE
+
+    @property
+    def offer(self) -> Offer:
+        """What a device is told of the task before it waits."""
+        alone = asdict(self.task.settings.on_device)
+        return Offer(task=self.task.id, collection=self.needs.collection, **alone)
+
+    @property
+    def population(self) -> str:
+        """Whose devices take part."""
+        return self.task.settings.population
 
 
 @dataclass(frozen=True, slots=True)

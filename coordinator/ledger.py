@@ -10,7 +10,7 @@ import logging
 import random
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from coordinator.errors import ConflictingReport, InvalidReport, NoLongerNeeded
 from coordinator.jobs import Job, Running, Underway, next_event
 from coordinator.leases import new_id
+from coordinator.participation import Apart
 from coordinator.pool import Pool, Session
 from coordinator.rounds import (
     FAILURES,
@@ -52,18 +53,25 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What cohorts are made with: the waiting devices, the chance by which they are drawn, what secure rounds need."""
+    """What cohorts are made with: the waiting devices, who took part lately, chance, what secure rounds need."""
 
     pool: Pool
     source: random.Random
     secure: SecureMeans
+    apart: Apart = field(default_factory=Apart)
+
+    def eligible(self, job: Job, now: float) -> list[Session]:
+        """The waiting devices that could be drawn for a task's next round."""
+        fitting = self.pool.eligible(job.population, job.task.id, job.needs)
+        return [session for session in fitting if not self.apart.rests(job.task.id, session.device, now)]
 
 
 class Draft:
     """One transaction in the making.
 
     What memory must become: `underway`, `folds` (reports to add), `seated` (sessions that got an assignment, and until
-    when), `turned_away` (sessions for which there is none), `let_go` (devices that a round waits for no longer).
+    when), `turned_away` (sessions for which there is none), `let_go` (population and device of assignments that ended
+    before their round did), `left` (task and device of those that gave up), `cohorts` (devices drawn, by task).
     For whoever counts: `moved` (every step of a round), `aborts` (their reasons).
     """
 
@@ -76,6 +84,8 @@ class Draft:
         self.seated: dict[str, tuple[Session, Assignment, float]] = {}
         self.turned_away: list[Session] = []
         self.let_go: list[tuple[str, str]] = []
+        self.left: list[tuple[str, str]] = []
+        self.cohorts: dict[str, list[str]] = {}
         self.moved: list[tuple[Running, Round]] = []
         self.aborts: list[str] = []
 
@@ -99,7 +109,7 @@ class Draft:
             raise InvalidReport("this round takes masked reports alone, as messages of its secure aggregation")
         self._records.add_report(found, request.sha256)
         self.folds.append((running.id, request.vector))
-        self.let_go.append((running.job.task.settings.population, found.device))
+        self.let_go.append((running.job.population, found.device))
         self._step(running, Reported())
         return receipt
 
@@ -116,7 +126,8 @@ class Draft:
             if running.secure is not None and found.id in running.secure.uploads:
                 raise ConflictingReport("this assignment's masked report was added; it cannot be given up any more")
             self._records.move_assignment(found, AssignmentState.ABORTED, "device", request.message.reason)
-            self.let_go.append((running.job.task.settings.population, found.device))
+            self.let_go.append((running.job.population, found.device))
+            self.left.append((found.task, found.device))
             self.aborts.append(request.message.reason)
             self._step(running, Aborted())
 
@@ -197,6 +208,7 @@ class Draft:
         chosen = draw(self._eligible(running.job), count, self._means.source)
         seats = [Seat(new_id(self._means.pool.replica), slot, session.device) for slot, session in enumerate(chosen)]
         self._records.add_assignments(running.id, seats)
+        self.cohorts[running.job.task.id] = [seat.device for seat in seats]
         self._step(running, Configured(len(seats)))
         task = running.job.task
         policy = task.settings.policy
@@ -229,8 +241,7 @@ class Draft:
         return msgspec.structs.replace(given, secagg=secure.invitation)
 
     def _eligible(self, job: Job) -> list[Session]:
-        everyone = self._means.pool.eligible(job.task.settings.population, job.needs)
-        return [session for session in everyone if session.id not in self.seated]
+        return [session for session in self._means.eligible(job, self._now) if session.id not in self.seated]
 
 
 def set_back(records: Records, round_: Running, reason: str) -> float:

@@ -22,13 +22,17 @@ _IDLE_S = 60.0
 
 @dataclass(slots=True)
 class Session:
-    """One device's visit. It waits while it has `answer`; `until` ends the wait, the assignment or the session."""
+    """One device's visit. It waits while it has `answer`; `until` ends the wait, the assignment or the session.
+
+    tasks: those that it is willing for; None is any.
+    """
 
     id: str
     population: str
     device: str
     capabilities: Capabilities
     until: float
+    tasks: frozenset[str] | None = None
     answer: Future[Any] | None = None
     assignment: Assignment | None = None
 
@@ -69,7 +73,7 @@ class Pool:
             return
         if session.answer is not None:
             raise UnknownSession("the session waits already, on another connection")
-        session.answer, session.until = answer, now + request.wait_s
+        session.answer, session.until, session.tasks = answer, now + request.wait_s, request.tasks
 
     def hang_up(self, session_id: str, now: float) -> None:
         """Stop waiting, unless the session has been answered already."""
@@ -85,10 +89,12 @@ class Pool:
         """Every session in these populations."""
         return [session for session in self._sessions.values() if session.population in populations]
 
-    def eligible(self, population: str, needs: Needs) -> list[Session]:
-        """Who waits and may take part."""
+    def eligible(self, population: str, task: str, needs: Needs) -> list[Session]:
+        """Who waits and may take part in a task."""
         everyone = (one for one in self.waiting() if one.population == population)
-        return [s for s in everyone if (population, s.device) not in self._busy and needs.met_by(s.capabilities)]
+        free = (one for one in everyone if (population, one.device) not in self._busy)
+        willing = (one for one in free if one.tasks is None or task in one.tasks)
+        return [one for one in willing if needs.met_by(one.capabilities)]
 
     def assign(self, session: Session, assignment: Assignment, until: float) -> None:
         """Answer a waiting session with its assignment."""

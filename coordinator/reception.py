@@ -9,6 +9,7 @@ from typing import Any
 
 from coordinator.errors import Unavailable, UnknownPopulation
 from coordinator.jobs import Job, Underway
+from coordinator.participation import Apart
 from coordinator.pool import Pool, Session
 from coordinator.selection import Capabilities, Needs, formats_wanted
 from coordinator.submissions import Arrive, Wait
@@ -18,8 +19,9 @@ from fedcore.wire.messages import Accepted, CheckInAnswer, Rejected, RejectionRe
 class Reception:
     """Answers devices out of `pool` and what `learn` was told last. Used by the driver's thread alone."""
 
-    def __init__(self, pool: Pool, retry: RetryWindow) -> None:
+    def __init__(self, pool: Pool, apart: Apart, retry: RetryWindow) -> None:
         self._pool = pool
+        self._apart = apart
         self._retry = retry
         self._populations: frozenset[str] = frozenset()
         self._driven: AbstractSet[str] = frozenset()
@@ -48,15 +50,19 @@ class Reception:
             raise UnknownPopulation(f"no population is called {request.population!r}")
         if request.population not in self._driven:
             raise Unavailable("another replica is taking this population over; ask again")
-        device = Capabilities(frozenset(request.message.capabilities.formats), request.message.examples)
-        offers = [one.needs for one in self._jobs if one.task.settings.population == request.population and one.active]
+        device = Capabilities.stated_by(request.message)
+        offers = [job for job in self._jobs if job.population == request.population and job.active]
         if self.closed:
             return self._rejected("shutting-down")
-        if not any(needs.met_by(device) for needs in offers):
-            return self._without_offer(offers, device)
+        fitting = [job for job in offers if job.needs.met_by(device)]
+        if not fitting:
+            return self._without_offer([job.needs for job in offers], device)
+        rested = [job for job in fitting if not self._apart.rests(job.task.id, request.device, now)]
+        if not rested:
+            return self._rejected("resting")
         session, older = self._pool.enter(request.population, request.device, device, now)
         self.send_away(older, "superseded")
-        return Accepted(session)
+        return Accepted(session, tuple(job.offer for job in rested), self._retry)
 
     def wait(self, request: Wait, answer: Future[Any], now: float) -> None:
         """Park `answer` until there is one. Raises UnknownSession or ForeignSession."""
@@ -93,5 +99,5 @@ class Reception:
 
 
 def _has_offer(session: Session, jobs: Iterable[Job]) -> bool:
-    mine = (job for job in jobs if job.task.settings.population == session.population)
+    mine = (job for job in jobs if job.population == session.population)
     return any(job.needs.met_by(session.capabilities) for job in mine)

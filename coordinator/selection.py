@@ -4,27 +4,49 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
+
+from coordinator.eligibility import Requires
+from fedcore.wire.messages import CheckIn, StatedConditions
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a device said at check-in: formats that it runs, examples that it holds per collection."""
+    """What a device said at check-in: formats that it runs, examples that it holds per collection, and of itself.
+
+    version: of its runtime; memory_mb: of the machine, in MiB, None when it did not say.
+    """
 
     formats: frozenset[str]
     examples: Mapping[str, int]
+    version: str = ""
+    memory_mb: int | None = None
+    conditions: StatedConditions = field(default_factory=StatedConditions)
+
+    @classmethod
+    def stated_by(cls, message: CheckIn) -> Capabilities:
+        """Those of a device that sent this."""
+        able = message.capabilities
+        return cls(
+            formats=frozenset(able.formats),
+            examples=message.examples,
+            version=able.version,
+            memory_mb=able.memory_mb,
+            conditions=message.conditions or StatedConditions(),
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a task asks of a device: one of `formats`, and `min_examples` in `collection`."""
+    """What a task asks of a device: one of `formats`, `min_examples` in `collection`, and what `requires` says."""
 
     formats: frozenset[str]
     collection: str
     min_examples: int
+    requires: Requires = field(default_factory=Requires)
 
     def met_by(self, device: Capabilities) -> bool:
         """Whether a device may take part."""
@@ -32,7 +54,8 @@ class Needs:
 
     def met_but_for_format(self, device: Capabilities) -> bool:
         """Whether a device could take part if it ran one of `formats`."""
-        return device.examples.get(self.collection, 0) >= self.min_examples
+        enough = device.examples.get(self.collection, 0) >= self.min_examples
+        return enough and self.requires.met_by(device.version, device.memory_mb, device.conditions)
 
 
 def formats_wanted(offers: Iterable[Needs], device: Capabilities) -> frozenset[str]:

@@ -10,9 +10,9 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -43,8 +43,9 @@ class Settings(BaseSettings):
         default=None,
         description="file of the private keys, the same at all replicas; beside the SQLite file if not given",
     )
-    blobs: Path = Field(
-        default=Path("muster-blobs"), description="folder of plans, graphs, checkpoints and server states"
+    blobs: Annotated[str, BeforeValidator(str)] = Field(
+        default="muster-blobs",
+        description="folder of plans, graphs, checkpoints and server states, or s3://…, gs://…, az://…",
     )
     role: Literal["all", "api", "driver"] = Field(
         default="all", description="all; api: drive nothing, pass requests on; driver: answer other replicas alone"

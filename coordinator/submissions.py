@@ -29,11 +29,12 @@ class Arrive(Request[CheckInAnswer]):
 
 @dataclass(frozen=True, slots=True)
 class Wait(Request[AssignmentAnswer]):
-    """A device waits in its session for an assignment, at most `wait_s`."""
+    """A device waits in its session for an assignment of one of `tasks`, or of any, at most `wait_s`."""
 
     session: str
     device: str
     wait_s: float
+    tasks: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

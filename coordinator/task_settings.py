@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from coordinator.errors import InvalidTask
+from coordinator.eligibility import OnDevice, Requires, demand
 from coordinator.rounds import Policy
 
 LEAST_SECURE = 8
@@ -31,7 +31,7 @@ class Budget:
     def __post_init__(self) -> None:
         for name in ("peak_rss_mb", "step_cpu_ms", "graph_bytes"):
             most = getattr(self, name)
-            _demand(most is None or 0 < most < math.inf, name, "a finite number above 0", most)
+            demand(most is None or 0 < most < math.inf, name, "a finite number above 0", most)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,12 +55,23 @@ class Secagg:
     group_size: int = 200
 
     def __post_init__(self) -> None:
-        _demand(1e-6 <= self.clip_norm <= 1e6, "clip_norm", "from 1e-6 to 1e6", self.clip_norm)
-        _demand(2 <= self.bits <= 20, "bits", "from 2 to 20", self.bits)
-        _demand(1 <= self.max_examples <= 2**20, "max_examples", "from 1 to 2**20", self.max_examples)
-        _demand(0 < self.phase_s < math.inf, "phase_s", "a finite number of seconds above 0", self.phase_s)
+        demand(1e-6 <= self.clip_norm <= 1e6, "clip_norm", "from 1e-6 to 1e6", self.clip_norm)
+        demand(2 <= self.bits <= 20, "bits", "from 2 to 20", self.bits)
+        demand(1 <= self.max_examples <= 2**20, "max_examples", "from 1 to 2**20", self.max_examples)
+        demand(0 < self.phase_s < math.inf, "phase_s", "a finite number of seconds above 0", self.phase_s)
         within = LEAST_GROUP <= self.group_size <= MOST_GROUP
-        _demand(within, "group_size", f"from {LEAST_GROUP} to {MOST_GROUP}", self.group_size)
+        demand(within, "group_size", f"from {LEAST_GROUP} to {MOST_GROUP}", self.group_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Separation:
+    """What must lie between two participations of a device in a task, at least.
+
+    seconds: from one assignment to the next. rounds: from the number of one round to that of the other; 1 is none.
+    """
+
+    seconds: float
+    rounds: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,10 +81,14 @@ class TaskSettings:
     population: whose devices take part. goal: reports that end a round. rounds: committed rounds after which the task
     is completed. minimum: reports that a round must have to count; the goal when not given. over_selection: devices
     selected per report wanted. selection_timeout_s, reporting_deadline_s: how long a round waits for devices, and for
-    reports. max_attempts: failed attempts at a round in a row after which the task is paused. min_examples: what a
-    device must hold. seed: key of every random number that a device draws. formats: what the plan must have, because
-    a runtime of the population needs it. budget: what these devices can bear. secagg: how reports are masked, so that
-    the coordinator sees sums alone; None lets it see every report.
+    reports. max_attempts: failed attempts at a round in a row after which the task is paused.
+
+    min_examples: what a device must hold. requires: what it must say of itself. on_device: what it checks alone.
+    min_separation_s, min_separation_rounds: how far two participations of a device are apart, at least.
+
+    seed: key of every random number that a device draws. formats: what the plan must have, because a runtime of the
+    population needs it. budget: what these devices can bear. secagg: how reports are masked, so that the coordinator
+    sees sums alone; None lets it see every report.
 
     Raises InvalidTask naming the setting and what it may be.
     """
@@ -87,27 +102,40 @@ class TaskSettings:
     reporting_deadline_s: float = 600.0
     max_attempts: int = 5
     min_examples: int = 1
+    min_separation_s: float = 0.0
+    min_separation_rounds: int = 1
+    requires: Requires = field(default_factory=Requires)
+    on_device: OnDevice = field(default_factory=OnDevice)
     seed: int = 0
     formats: tuple[str, ...] = ("onnx",)
     budget: Budget = field(default_factory=Budget)
     secagg: Secagg | None = None
 
     def __post_init__(self) -> None:
-        for name in ("goal", "rounds", "max_attempts", "min_examples"):
-            _demand(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
+        for name in ("goal", "rounds", "max_attempts", "min_examples", "min_separation_rounds"):
+            demand(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
         for name in ("selection_timeout_s", "reporting_deadline_s"):
             seconds = getattr(self, name)
-            _demand(0 < seconds < math.inf, name, "a finite number of seconds above 0", seconds)
-        _demand(0 < len(self.population) <= 200, "population", "a name of 1 to 200 characters", self.population)
-        _demand(1 <= self.over_selection <= 100, "over_selection", "from 1 to 100", self.over_selection)
-        _demand(0 <= self.seed < 2**63, "seed", "from 0 to below 2**63", self.seed)
-        _demand(bool(self.formats) and all(self.formats), "formats", "the name of one format or more", self.formats)
+            demand(0 < seconds < math.inf, name, "a finite number of seconds above 0", seconds)
+        apart_s = self.min_separation_s
+        demand(0 <= apart_s < math.inf, "min_separation_s", "a finite number of seconds, at least 0", apart_s)
+        demand(0 < len(self.population) <= 200, "population", "a name of 1 to 200 characters", self.population)
+        demand(1 <= self.over_selection <= 100, "over_selection", "from 1 to 100", self.over_selection)
+        demand(0 <= self.seed < 2**63, "seed", "from 0 to below 2**63", self.seed)
+        demand(bool(self.formats) and all(self.formats), "formats", "the name of one format or more", self.formats)
         if self.minimum is not None:
-            _demand(1 <= self.minimum <= self.goal, "minimum", f"from 1 to the goal, {self.goal}", self.minimum)
+            demand(1 <= self.minimum <= self.goal, "minimum", f"from 1 to the goal, {self.goal}", self.minimum)
         if self.secagg is not None:
             least = self.policy.minimum
             wording = f"at least {LEAST_SECURE} with secure aggregation: a sum over fewer says too much about each"
-            _demand(least >= LEAST_SECURE, "minimum" if self.goal >= LEAST_SECURE else "goal", wording, least)
+            demand(least >= LEAST_SECURE, "minimum" if self.goal >= LEAST_SECURE else "goal", wording, least)
+
+    @property
+    def separation(self) -> Separation | None:
+        """What lies between two participations of a device; None when nothing must."""
+        if self.min_separation_s == 0 and self.min_separation_rounds == 1:
+            return None
+        return Separation(self.min_separation_s, self.min_separation_rounds)
 
     @property
     def policy(self) -> Policy:
@@ -115,8 +143,3 @@ class TaskSettings:
         minimum = self.goal if self.minimum is None else self.minimum
         within_s = self.reporting_deadline_s + (SHORT_PHASES * self.secagg.phase_s if self.secagg else 0.0)
         return Policy(self.goal, minimum, self.over_selection, self.selection_timeout_s, within_s)
-
-
-def _demand(met: bool, name: str, wording: str, value: object) -> None:
-    if not met:
-        raise InvalidTask(f"{name} must be {wording}, not {value!r}")

@@ -51,9 +51,10 @@ from device_runtime.policy import Policy, policy_in
 from device_runtime.record import Record
 from device_runtime.state import only_session
 from device_runtime.transport import Transport
+from device_runtime.willing import willing
 from device_runtime.work import Worker, plan_of
 from fedcore import checkpoint
-from fedcore.wire.messages import Abort, AbortReason, Assignment, CheckIn, Rejected
+from fedcore.wire.messages import Abort, AbortReason, Assignment, CheckIn, Rejected, RetryWindow
 
 if TYPE_CHECKING:
     from device_runtime.secure import SecureDelivery
@@ -134,6 +135,7 @@ class _Session:
         self._database = database
         self._clock = clock
         self._blind = False
+        self._after_work: RetryWindow | None = None
         self._look_at, self._note_at = 0.0, time.monotonic() + NOTE_EVERY_S
         self._kept = KeptAssignment(database, config.state, config.coordinator, config.population)
         self._enrolments = Enrolments(database, config.state, config.coordinator, config.enrolment_secret)
@@ -210,7 +212,12 @@ class _Session:
         self._record.note(device=self._enrolments.device)
         if isinstance(answer, Rejected):
             return self._rejected(answer, backend)
-        given = transport.await_assignment(answer.session, config.wait_s)
+        tasks = willing(answer.offers, examples, now)
+        if not tasks:
+            # Nobody is told: what the device found may be private, and its silence is the same as a lost connection.
+            return self._record.note(outcome="rejected", reason="unwilling", retry=answer.retry, retryable="transient")
+        self._after_work = answer.retry
+        given = transport.await_assignment(answer.session, config.wait_s, tasks)
         if isinstance(given, Rejected):
             return self._rejected(given, backend)
         return self._work(given, backend, examples)
@@ -285,7 +292,7 @@ class _Session:
                 return self._give_up(kept.given, error)
             self._record.fail(error)
             return self._record.notice("kept", "the report is kept; the next session sends it if there is time left")
-        self._record.note(outcome="reported")
+        self._record.note(outcome="reported", retry=self._after_work)
         try:
             with self._database.transaction():
                 self._record.write(receipt=kept.sha256)

@@ -32,6 +32,7 @@ from fedcore.wire.messages import (
     Enrolled,
     Receipt,
     Rejected,
+    Willing,
     encode,
 )
 from fedcore.wire.signatures import Request, Signer, content_digest
@@ -150,12 +151,12 @@ class Transport:
         answer: CheckInAnswer = self._message(call, CheckInAnswer)
         return shown(answer) if isinstance(answer, Rejected) else answer
 
-    def await_assignment(self, session: str, wait_s: float) -> AssignmentAnswer:
-        """Wait, for about `wait_s` seconds, to be selected."""
-        headers = {"Prefer": f"wait={wait_s:.0f}"}
+    def await_assignment(self, session: str, wait_s: float, tasks: tuple[str, ...]) -> AssignmentAnswer:
+        """Wait, for about `wait_s` seconds, to be selected for one of `tasks`."""
+        headers = {**JSON, "Prefer": f"wait={wait_s:.0f}"}
         path = f"/v1/sessions/{_segment(session)}/assignments"
         answer: AssignmentAnswer = self._message(
-            _Call("POST", path, headers=headers, timeout_s=wait_s + TIMEOUT_S), AssignmentAnswer
+            _Call("POST", path, encode(Willing(tasks=tasks)), headers, timeout_s=wait_s + TIMEOUT_S), AssignmentAnswer
         )
         self._retries = RETRIES
         if isinstance(answer, Rejected):

@@ -31,6 +31,7 @@ EXTRAS = {
     "httpx2": "device",
     "alembic": "coordinator",
     "fastapi": "coordinator",
+    "obstore": "coordinator",
     "psycopg": "coordinator",
     "pydantic": "coordinator",
     "pydantic_settings": "coordinator",

@@ -30,7 +30,7 @@ NOUNS = re.findall(
     r"\S+",
     "population task plan checkpoint round attempt check-in session assignment report aggregate cohort pass carry "
     "broadcast segment slot blob bundle certificate engine fleet mask loop weight receipt graph agreement "
-    "footprint budget noise signer policy guard journal retention conditions requirements",
+    "footprint budget noise signer policy guard journal retention conditions requirements participation offer",
 )
 PHRASES = [
     "retry window",

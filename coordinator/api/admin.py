@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from coordinator.api.access import Access
 from coordinator.api.admin_documents import NewTask, answers, body
-from coordinator.errors import DigestMismatch, InvalidTask, MalformedMessage, TooLarge
+from coordinator.errors import DigestMismatch, InvalidTask, MalformedMessage, TooLarge, UnknownBlob
 from coordinator.service import Service
 from coordinator.store.rows import RoundRecord, Task, Token, Transition
 from coordinator.task_settings import TaskSettings
@@ -71,7 +71,8 @@ class AdminApi:
 
     def present(self, sha256: str) -> Response:
         """Whether a blob is stored already, so that it need not be uploaded."""
-        self._store.blobs.get(sha256)
+        if not self._store.blobs.has(sha256):
+            raise UnknownBlob(f"there is no blob {sha256[:12]}…")
         return Response(status_code=204)
 
     async def create(self, request: Request) -> Response:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from coordinator.blobs import Blobs
 from coordinator.errors import RangeNotSatisfiable
 from fedcore.plan import BlobRef
 
 _RANGE = re.compile(r"bytes=(?:([0-9]+)-([0-9]*)|-([0-9]+))", re.IGNORECASE)
-_CHUNK = 1 << 18
 
 
-def serve_blob(request: Request, ref: BlobRef, path: Path) -> Response:
-    """A blob, the part of it that was asked for, or 304. Raises RangeNotSatisfiable."""
+def serve_blob(request: Request, ref: BlobRef, blobs: Blobs) -> Response:
+    """A blob, the part of it that was asked for, or 304. Raises RangeNotSatisfiable, or UnknownBlob."""
     etag = f'"{ref.sha256}"'
     headers = {"ETag": etag, "Cache-Control": "public, max-age=31536000, immutable", "Accept-Ranges": "bytes"}
     known = {tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")}
@@ -31,7 +29,7 @@ def serve_blob(request: Request, ref: BlobRef, path: Path) -> Response:
     else:
         status, headers["Content-Range"] = 206, f"bytes {part.start}-{part.stop - 1}/{ref.size}"
     headers["Content-Length"] = str(len(part))
-    return StreamingResponse(_read(path, part), status, headers, media_type="application/octet-stream")
+    return StreamingResponse(blobs.read(ref.sha256, part), status, headers, media_type="application/octet-stream")
 
 
 def requested_range(header: str | None, size: int) -> range | None:
@@ -50,10 +48,3 @@ def requested_range(header: str | None, size: int) -> range | None:
     if start >= size:
         raise RangeNotSatisfiable(size)
     return range(start, stop)
-
-
-def _read(path: Path, part: range) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        file.seek(part.start)
-        for start in range(part.start, part.stop, _CHUNK):
-            yield file.read(min(_CHUNK, part.stop - start))

@@ -11,7 +11,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from coordinator.api.blobs import serve_blob
-from coordinator.api.http import answer, preferred_wait, read_body, read_message
+from coordinator.api.http import answer, preferred_wait, read_as, read_body, read_message
 from coordinator.api.openapi import body, signed_answers
 from coordinator.api.owned import REMEMBERED, Owned
 from coordinator.api.reports import HEADER_BYTES, ReportApi
@@ -22,7 +22,7 @@ from coordinator.secure import UPLOAD
 from coordinator.service import Service
 from coordinator.submissions import Arrive, GiveUp, HangUp, Hear, Request, Say, Wait
 from fedcore.plan import BlobRef
-from fedcore.wire.messages import Abort, Accepted, Assignment, CheckIn, Enrol, Enrolled, Receipt, Rejected
+from fedcore.wire.messages import Abort, Accepted, Assignment, CheckIn, Enrol, Enrolled, Receipt, Rejected, Willing
 
 T = TypeVar("T")
 MESSAGE = ("malformed-message", "too-large", "digest-mismatch")
@@ -62,9 +62,11 @@ class DeviceApi:
         return answer(found)
 
     async def assign(self, session: str, request: HttpRequest) -> Response:
-        """Wait, as long as `Prefer: wait=N` says, to be selected for a round."""
+        """Wait, as long as `Prefer: wait=N` says, to be selected for a round; without a body, of any offered task."""
         wait_s, headers = preferred_wait(request, self._settings.max_wait_s)
-        waiting = asyncio.ensure_future(self._ask(Wait(session, signed(request).keyid, wait_s)))
+        given = await read_body(request, self._settings.message_limit_bytes)
+        tasks = frozenset(read_as(given, Willing).tasks) if given else None
+        waiting = asyncio.ensure_future(self._ask(Wait(session, signed(request).keyid, wait_s, tasks)))
         gone = asyncio.ensure_future(_disconnected(request))
         try:
             await asyncio.wait((waiting, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -78,11 +80,10 @@ class DeviceApi:
 
     async def blob(self, sha256: str, request: HttpRequest) -> Response:
         """Immutable bytes by digest: a plan, a graph, a checkpoint."""
-        path = self._store.blobs.path(sha256)
         ref = self._public.get(sha256)
         if ref is None:
             ref = self._public.put(sha256, await run_in_threadpool(self._find_public, sha256))
-        return serve_blob(request, ref, path)
+        return await run_in_threadpool(serve_blob, request, ref, self._store.blobs)
 
     async def say(self, assignment: str, number: int, request: HttpRequest) -> Response:
         """Take a message of the round's secure aggregation, once, and answer as `hear` does for the next number."""
@@ -161,7 +162,10 @@ def _working(api: DeviceApi) -> APIRouter:
         "/v1/sessions/{session}/assignments",
         api.assign,
         methods=["POST"],
-        responses=signed_answers(200, "Outcome", Assignment, Rejected, problems=("unknown-session", "foreign-session")),
+        openapi_extra=body("application/json", Willing),
+        responses=signed_answers(
+            200, "Outcome", Assignment, Rejected, problems=(*MESSAGE, "unknown-session", "foreign-session")
+        ),
     )
     serving = signed_answers(200, "The bytes", problems=("unknown-blob", "range-not-satisfiable"))
     router.add_api_route("/v1/blobs/{sha256}", api.blob, methods=["GET"], responses=serving)

@@ -64,8 +64,13 @@ async def read_body(request: Request, limit: int) -> bytes:
 
 async def read_message(request: Request, kind: type[T], limit: int) -> T:
     """A message of the device protocol. Raises MalformedMessage or TooLarge."""
+    return read_as(await read_body(request, limit), kind)
+
+
+def read_as(data: bytes, kind: type[T]) -> T:
+    """A message of the device protocol. Raises MalformedMessage."""
     try:
-        return messages.decode(await read_body(request, limit), kind)
+        return messages.decode(data, kind)
     except WireError as error:
         raise MalformedMessage(str(error)) from error
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI
 
-from fedcore.wire.messages import Abort, Accepted, Assignment, CheckIn, Enrol, Enrolled, Receipt, Rejected
+from fedcore.wire.messages import Abort, Accepted, Assignment, CheckIn, Enrol, Enrolled, Receipt, Rejected, Willing
 from fedcore.wire.problems import PROBLEM_TYPE, PROBLEMS, Problem
 
 SIGNATURES = (
@@ -15,7 +15,7 @@ SIGNATURES = (
 )  # fmt: skip
 """What any request of a device may be refused with."""
 _PREFIX = "#/components/schemas/"
-_MESSAGES = (Abort, Accepted, Assignment, CheckIn, Enrol, Enrolled, Problem, Receipt, Rejected)
+_MESSAGES = (Abort, Accepted, Assignment, CheckIn, Enrol, Enrolled, Problem, Receipt, Rejected, Willing)
 
 
 def body(media_type: str, message: type[msgspec.Struct] | None = None) -> dict[str, Any]:

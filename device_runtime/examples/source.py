@@ -35,6 +35,10 @@ class ExampleSource(ABC):
         """Number of examples in a collection; 0 when there is none of that name."""
         return self.counts().get(collection, 0)
 
+    def count_recent(self, collection: str, max_age_s: float) -> int:
+        """Number of examples that are no older than that; 0 in a source that does not know how old they are."""
+        return 0
+
     def load(self, spec: ExampleSpec) -> Columns:
         """All examples of the collection that `spec` names: `(n, *shape)` for each of its fields, n at least 1.
 

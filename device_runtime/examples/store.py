@@ -137,6 +137,14 @@ class ExampleStore(ExampleSource):
         """Number of examples per collection that has any, after retention."""
         return {held.collection: held.examples for held in self.holdings() if held.examples}
 
+    def count_recent(self, collection: str, max_age_s: float) -> int:
+        """Number of examples that are no older than that."""
+        query = "SELECT count(*) FROM examples WHERE collection = ? AND at >= ?"
+        with self._database.reading() as connection:
+            found = _find(connection, collection)
+            held = connection.execute(query, (found[0], self._clock() - max_age_s)).fetchone() if found else (0,)
+        return int(held[0])
+
     def _columns(self, spec: ExampleSpec) -> Columns:
         with self._database.reading() as connection:
             found = _find(connection, spec.collection)

@@ -20,7 +20,7 @@ Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 RejectionReason = Literal[
-    "no-task", "not-eligible", "unsupported-format", "not-selected", "superseded", "shutting-down"
+    "no-task", "not-eligible", "unsupported-format", "resting", "not-selected", "superseded", "shutting-down"
 ]
 """Why a device gets no work now; what each means stands in docs/spec/wire.md §3."""
 
@@ -123,10 +123,37 @@ class CheckIn(msgspec.Struct, frozen=True, kw_only=True):
     conditions: StatedConditions | None = None
 
 
-class Accepted(msgspec.Struct, frozen=True, tag="accepted", tag_field="outcome"):
-    """The device may wait for an assignment in this session."""
+class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A task that a device may wait for, and what the device checks alone before it does.
+
+    Conditions that are wanted must be known to hold. `min_examples` of `collection` that are no older than
+    `max_example_age_s`; None is any age.
+    """
+
+    task: str
+    collection: str
+    min_examples: Count = 0
+    max_example_age_s: float | None = None
+    charging: bool = False
+    idle: bool = False
+    unmetered: bool = False
+    min_battery: Fraction | None = None
+    min_free_storage_bytes: Count | None = None
+
+
+class Accepted(msgspec.Struct, frozen=True, omit_defaults=True, tag="accepted", tag_field="outcome"):
+    """The device may wait in this session for an assignment of one of `offers`; `retry`: when to come back after it."""
 
     session: str
+    offers: tuple[Offer, ...] = ()
+    retry: RetryWindow | None = None
+
+
+class Willing(msgspec.Struct, frozen=True, kw_only=True):
+    """`POST /v1/sessions/{session}/assignments`: the offered tasks that the device waits for."""
+
+    version: int = WIRE_VERSION
+    tasks: tuple[str, ...]
 
 
 class Rejected(msgspec.Struct, frozen=True, omit_defaults=True, tag="rejected", tag_field="outcome"):

@@ -24,7 +24,10 @@ task_app = typer.Typer(
     help="Create and operate tasks: where the coordinator's files are, or over HTTP with --coordinator and a token.",
 )
 Database = Annotated[str, typer.Option("--db", envvar="MUSTER_DATABASE", help="The coordinator's database.")]
-Blobs = Annotated[Path, typer.Option("--blobs", envvar="MUSTER_BLOBS", help="The coordinator's blob folder.")]
+Blobs = Annotated[
+    str,
+    typer.Option("--blobs", envvar="MUSTER_BLOBS", help="The coordinator's blobs: a folder, s3://…, gs://… or az://…"),
+]
 Remote = Annotated[
     str | None,
     typer.Option(
@@ -33,7 +36,18 @@ Remote = Annotated[
     ),
 ]
 TaskId = Annotated[str, typer.Argument(metavar="TASK", help="The task's id, from `muster task list`.")]
-DATABASE, BLOBS = "sqlite:///muster.db", Path("muster-blobs")
+DATABASE, BLOBS = "sqlite:///muster.db", "muster-blobs"
+
+REQUIRE = (
+    "What a device must say of itself, or it is rejected: charging, idle, unmetered, min_battery=0.4, "
+    "min_free_storage_bytes=500000000, min_memory_bytes=2000000000, min_version=0.2; with commas between, repeatable. "
+    "A device that does not say it is not eligible."
+)
+ON_DEVICE = (
+    "What a device checks alone, and tells nobody: charging, idle, unmetered, min_battery=0.4, "
+    "min_free_storage_bytes=500000000, min_examples=20, max_example_age_s=604800 (no older examples count). Use it for "
+    "what devices keep to themselves: the coordinator hears for which tasks a device is willing, and never why not."
+)
 
 
 @task_app.command()
@@ -52,6 +66,14 @@ def create(
         int, typer.Option(help="Failed attempts at a round in a row after which the task is paused.")
     ] = 5,
     min_examples: Annotated[int, typer.Option(help="Examples that a device must hold.")] = 1,
+    min_separation_s: Annotated[
+        float, typer.Option(help="Seconds from one participation of a device to its next, at least.")
+    ] = 0.0,
+    min_separation_rounds: Annotated[
+        int, typer.Option(help="Rounds from one participation of a device to its next, at least; 1 is none.")
+    ] = 1,
+    require: Annotated[list[str] | None, typer.Option(metavar="RULES", help=REQUIRE)] = None,
+    on_device: Annotated[list[str] | None, typer.Option(metavar="RULES", help=ON_DEVICE)] = None,
     seed: Annotated[int, typer.Option(help="Key of every random number that devices draw.")] = 0,
     formats: Annotated[
         list[str] | None, typer.Option("--format", help="Format that the plan must have; repeatable.  [default: onnx]")
@@ -77,9 +99,13 @@ def create(
     A plan without such a format, or whose certificate shows more than --max-… allows, is refused. So is --secagg with a
     minimum below 8 or a cohort above 500. Values are rounded in steps of 2 × clip-norm ÷ 2^bits × max-examples ÷ a
     device's examples: keep --max-examples and --clip-norm as small as devices allow.
+
+    A population in which too few devices meet --require, or too many rest after taking part (--min-separation-…), fills
+    no round: `muster task metrics` shows what becomes of them.
     """
-    from coordinator.tasks import Budget, Secagg, TaskSettings
+    from coordinator.tasks import Budget, OnDevice, Requires, Secagg, TaskSettings
     from fedcore.bundle import Bundle
+    from muster.rules import parse_rules
 
     settings = TaskSettings(
         population=population,
@@ -91,6 +117,10 @@ def create(
         reporting_deadline_s=reporting_deadline_s,
         max_attempts=max_attempts,
         min_examples=min_examples,
+        min_separation_s=min_separation_s,
+        min_separation_rounds=min_separation_rounds,
+        requires=parse_rules(require, Requires, "--require"),
+        on_device=parse_rules(on_device, OnDevice, "--on-device"),
         seed=seed,
         formats=tuple(formats or ("onnx",)),
         budget=Budget(
@@ -228,7 +258,7 @@ def checkpoint(
         show_fields(facts)
 
 
-def _store(db: str, blobs: Path, coordinator: str | None) -> AbstractContextManager[CoordinatorStore | RemoteStore]:
+def _store(db: str, blobs: str, coordinator: str | None) -> AbstractContextManager[CoordinatorStore | RemoteStore]:
     if coordinator is not None:
         from muster.remote import RemoteStore
 

@@ -136,9 +136,10 @@ class Desk:
         self.now += seconds
         self.turn()
 
-    def arrive(self, device: str, population="phones", formats=("onnx",), examples=None):
+    def arrive(self, device: str, population="phones", formats=("onnx",), examples=None, conditions=None):
         able = msgspec.structs.replace(CAPABILITIES, formats=formats)
-        return self.ask(Arrive(population, device, CheckIn(capabilities=able, examples=examples or {"default": 10})))
+        message = CheckIn(capabilities=able, examples=examples or {"default": 10}, conditions=conditions)
+        return self.ask(Arrive(population, device, message))
 
     def wait(self, device: str, seconds=10.0, **kwargs) -> Future:
         (future,) = self.turn(Wait(self.arrive(device, **kwargs).session, device, seconds))

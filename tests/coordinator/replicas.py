@@ -185,8 +185,8 @@ class Phones:
 
     def _ask(self, client: httpx2.Client, method: str, path: str, **given: object) -> httpx2.Response:
         urls = self._urls()
-        url = urls[next(self._turn) % len(urls)]
-        response = client.request(method, url + path, auth=client.devices["phone"], **given)
+        client.base_url = urls[next(self._turn) % len(urls)]
+        response = client.request(method, path, auth=client.devices["phone"], **given)
         self.statuses.add(response.status_code)
         assert response.status_code < 500 or response.status_code == 503, response.text
         return response

@@ -109,7 +109,7 @@ def test_viewer_looks_and_changes_nothing(store, register, bundle, admin):
         refused(create(client, bundle), "role-lacking")
         data = b"uploaded by a viewer"
         refused(client.put(f"/admin/v1/blobs/{digest(data)}", content=data), "role-lacking")
-    assert not store.blobs.path(digest(data)).exists()
+    assert not store.blobs.has(digest(data))
     assert [one.id for one in store.tasks()] == [task]
     assert store.task(task).state is TaskState.ACTIVE
 

@@ -258,7 +258,7 @@ def test_bug_is_a_problem_document_that_gives_nothing_away(client, monkeypatch):
     def broken(*_):
         raise RuntimeError("secret")
 
-    monkeypatch.setattr("coordinator.blobs.Blobs.path", broken)
+    monkeypatch.setattr("coordinator.store.records.Records.blob", broken)
     assert "secret" not in refused(blob(client, "0" * 64), "internal").detail
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import sqlalchemy
 
+from coordinator.eligibility import OnDevice, Requires
 from coordinator.errors import (
     ConflictingReport,
     NoLongerNeeded,
@@ -18,7 +19,7 @@ from coordinator.rounds import AssignmentState, RoundState, TaskState
 from coordinator.store.tables import ROUNDS, TRANSITIONS
 from coordinator.submissions import GiveUp, HangUp, Report, Wait
 from fedcore.signing import SigningKey, verify
-from fedcore.wire.messages import Abort, Accepted, Rejected
+from fedcore.wire.messages import Abort, Accepted, Offer, Rejected, StatedConditions
 from tests.coordinator.bundles import START, make_bundle, make_plan, report_vector
 from tests.coordinator.conftest import RETRY
 
@@ -115,6 +116,32 @@ def test_device_that_lacks_only_a_format_is_told_which_ones_would_get_it_work(st
     desk.pass_time(1)
     assert desk.arrive("a", formats=("tflite",)).formats == ("executorch", "onnx")
     assert desk.arrive("a", formats=("tflite",), examples={"default": 0}) == Rejected("not-eligible", RETRY)
+
+
+def test_device_is_offered_the_tasks_whose_rules_it_meets_with_what_it_checks_alone(register, desk):
+    alone = OnDevice(charging=True, min_examples=3, max_example_age_s=60)
+    asking = register(on_device=alone)
+    register(requires=Requires(unmetered=True))
+    (offer,) = desk.arrive("a").offers
+    wanted = Offer(task=asking, collection="default", charging=True, min_examples=3, max_example_age_s=60)
+    assert offer == wanted
+    assert len(desk.arrive("a", conditions=StatedConditions(unmetered=True)).offers) == 2
+
+
+def test_device_that_does_not_say_what_a_rule_wants_is_not_eligible(register, desk):
+    register(requires=Requires(charging=True))
+    assert desk.arrive("a") == Rejected("not-eligible", RETRY)
+    assert desk.arrive("a", conditions=StatedConditions(charging=False)) == Rejected("not-eligible", RETRY)
+    assert isinstance(desk.arrive("a", conditions=StatedConditions(charging=True)), Accepted)
+
+
+def test_device_is_drawn_for_no_task_that_it_is_not_willing_for(store, register, desk):
+    unwanted, wanted = register(goal=1), register(goal=1)
+    (waiting,) = desk.turn(Wait(desk.arrive("a").session, "a", 10, frozenset({wanted})))
+    assert waiting.result(timeout=0).task == wanted
+    (nowhere,) = desk.turn(Wait(desk.arrive("b").session, "b", 10, frozenset({"another"})))
+    assert not nowhere.done()
+    assert store.rounds(unwanted) == []
 
 
 def test_check_in_to_an_unknown_population_is_refused_until_it_exists(store, register, desk):
@@ -608,7 +635,7 @@ def test_task_whose_plan_is_gone_fails_and_the_others_run_on(store, register, de
         make_bundle(tmp_path / "lost", plan=make_plan(weighting="uniform"), settings={"weighting": "uniform"})
     )
     kept = register(goal=1, rounds=1)
-    store.blobs.path(store.task(lost).plan_sha256).unlink()
+    (tmp_path / "blobs" / store.task(lost).plan_sha256).unlink()
     desk.report(*desk.assign("a"))
     assert (store.task(lost).state, store.task(kept).state) == (TaskState.FAILED, TaskState.COMPLETED)
     assert "there is no blob" in store.task(lost).reason

@@ -5,8 +5,11 @@ from collections import Counter
 
 import pytest
 
+from coordinator.eligibility import Requires
 from coordinator.selection import Capabilities, Needs, draw, formats_wanted
+from fedcore.wire.messages import StatedConditions
 
+PLUGGED = StatedConditions(charging=True)
 NEEDS = Needs(frozenset({"onnx", "executorch"}), "photos", 5)
 
 
@@ -37,6 +40,13 @@ def test_device_needs_a_format_and_enough_examples_of_the_collection(formats, ex
 def test_formats_wanted_are_those_of_the_tasks_that_a_device_has_the_examples_for(formats, examples, wanted):
     offers = [NEEDS, Needs(frozenset({"coreml"}), "words", 1)]
     assert formats_wanted(offers, Capabilities(frozenset(formats), examples)) == wanted
+
+
+def test_formats_are_wanted_of_devices_alone_that_meet_the_rules():
+    picky = Needs(frozenset({"onnx"}), "photos", 5, Requires(charging=True))
+    charging, unknown = (Capabilities(frozenset(), {"photos": 5}, conditions=c) for c in (PLUGGED, StatedConditions()))
+    assert formats_wanted([picky], charging) == {"onnx"}
+    assert formats_wanted([picky], unknown) == set()
 
 
 def test_draw_is_uniform_over_the_waiting():

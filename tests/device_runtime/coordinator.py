@@ -19,8 +19,10 @@ from fedcore.wire.messages import (
     CheckIn,
     Enrol,
     Enrolled,
+    Offer,
     Receipt,
     RetryWindow,
+    Willing,
     decode,
     encode,
 )
@@ -29,6 +31,7 @@ from fedcore.wire.signatures import COVERED, SIGNED_FIELDS, PublicKey, Request, 
 from tests.device_runtime import linear
 
 WINDOW = RetryWindow(11.0, 12.0)
+ACCEPTED = Accepted("s-1", (Offer(task="t-1", collection="default"),))
 
 
 class Coordinator:
@@ -37,6 +40,7 @@ class Coordinator:
     def __init__(self):
         self.url = ""
         self.calls = []
+        self.willing = []
         self.checkins, self.aborts, self.reports, self.headers = [], [], [], []
         self.faults = defaultdict(list)
         self.forged = []
@@ -74,8 +78,9 @@ class Coordinator:
         match [method, *path.strip("/").split("/")]:
             case ["POST", "v1", "populations", "phones", "checkins"]:
                 self.checkins.append(decode(body, CheckIn))
-                return "check-in", 200, "application/json", encode(Accepted("s-1"))
+                return "check-in", 200, "application/json", encode(ACCEPTED)
             case ["POST", "v1", "sessions", "s-1", "assignments"]:
+                self.willing.append(decode(body, Willing))
                 self.given = self.calls.count("assignment")
                 return "assignment", 200, "application/json", encode(self.assignment())
             case ["GET", "v1", "blobs", digest] if digest in self.blobs:

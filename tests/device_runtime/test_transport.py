@@ -14,10 +14,10 @@ from device_runtime.errors import BadAnswer, ConfigError, Refused, Unreachable
 from device_runtime.transport import Transport
 from fedcore import checkpoint
 from fedcore.plan import BlobRef
-from fedcore.wire.messages import Abort, Accepted, CheckIn, RetryWindow, StatedCapabilities, encode
+from fedcore.wire.messages import Abort, CheckIn, RetryWindow, StatedCapabilities, encode
 from fedcore.wire.problems import problem
 from fedcore.wire.signatures import PublicKey, Signer
-from tests.device_runtime.coordinator import answer, cut, hang_up, refusal, status
+from tests.device_runtime.coordinator import ACCEPTED, answer, cut, hang_up, refusal, status
 
 HELLO = CheckIn(
     capabilities=StatedCapabilities(runtime="test", version="1", engine="none", formats=("onnx",)), examples={}
@@ -64,7 +64,7 @@ def transport(coordinator, pauses):
 
 def test_a_busy_coordinator_is_asked_again_later_and_later(coordinator, transport, pauses):
     coordinator.faults["check-in"] = [status(503), status(429)]
-    assert transport.check_in("phones", HELLO) == Accepted("s-1")
+    assert transport.check_in("phones", HELLO) == ACCEPTED
     assert coordinator.calls == ["check-in"] * 3
     assert 0.75 <= sum(pauses) <= 1.5
 
@@ -86,11 +86,11 @@ def test_a_retry_after_of_minutes_ends_the_session_instead(coordinator, transpor
 @pytest.mark.parametrize("fault", [cut, hang_up])
 def test_a_broken_connection_is_tried_again(coordinator, transport, fault):
     coordinator.faults["check-in"] = [fault]
-    assert transport.check_in("phones", HELLO) == Accepted("s-1")
+    assert transport.check_in("phones", HELLO) == ACCEPTED
 
 
 def test_three_retries_are_all_there_are_in_an_assignment(coordinator, transport, partial, tmp_path):
-    given = transport.await_assignment("s-1", 5)
+    given = transport.await_assignment("s-1", 5, ("t-1",))
     coordinator.faults["blob"] = [cut, cut]
     transport.blob(given.plan, partial)
     coordinator.faults["blob"] = [cut, cut]
@@ -102,7 +102,7 @@ def test_three_retries_are_all_there_are_in_an_assignment(coordinator, transport
 def test_an_assignment_starts_with_fresh_retries(coordinator, transport, partial):
     coordinator.faults["check-in"] = [hang_up] * 3
     transport.check_in("phones", HELLO)
-    given = transport.await_assignment("s-1", 5)
+    given = transport.await_assignment("s-1", 5, ("t-1",))
     coordinator.faults["blob"] = [hang_up] * 3
     transport.blob(given.plan, partial)
 
@@ -185,7 +185,7 @@ def test_body_bytes_are_counted_both_ways_with_failed_attempts(coordinator, tran
 
 
 def test_waiting_for_an_assignment_says_for_how_long(coordinator, transport):
-    assert transport.await_assignment("s-1", 12.4) == coordinator.assignment()
+    assert transport.await_assignment("s-1", 12.4, ("t-1",)) == coordinator.assignment()
     assert dict(coordinator.headers)["assignment"]["Prefer"] == "wait=12"
 
 
@@ -289,7 +289,7 @@ def test_a_report_of_up_to_eight_mebibytes_goes_in_one_request(coordinator, tran
 def test_a_device_with_a_wrong_clock_signs_by_the_coordinators_and_asks_once_more(coordinator, transport, pauses):
     coordinator.faults["check-in"] = [refusal("stale-signature")]
     transport.wall = lambda: time.time() - 10_000
-    assert transport.check_in("phones", HELLO) == Accepted("s-1")
+    assert transport.check_in("phones", HELLO) == ACCEPTED
     assert (coordinator.calls, pauses) == (["check-in"] * 2, [])
     transport.report("a-1", LARGE)  # and still knows it
 
@@ -313,5 +313,5 @@ def test_a_time_that_does_not_help_is_not_asked_for_again(coordinator, transport
 
 def test_a_coordinator_that_does_not_know_the_device_is_told_who_it_is(coordinator, transport):
     coordinator.faults["check-in"] = [refusal("unknown-device")]
-    assert transport.check_in("phones", HELLO) == Accepted("s-1")
+    assert transport.check_in("phones", HELLO) == ACCEPTED
     assert transport.identity.forgotten == 1

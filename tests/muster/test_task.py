@@ -49,9 +49,40 @@ def test_formats_and_budget_are_kept_and_shown_in_words(bundle, where):
     assert (fields["algorithm"], fields["algorithm_settings"]) == ("fedavg", "–")
 
 
+def test_rules_on_devices_are_kept_and_shown_in_words(bundle, where):
+    rules = [
+        "--require",
+        "charging,min_battery=0.4",
+        "--require",
+        "min_version=0.2",
+        "--min-separation-s",
+        60,
+        "--minimum",
+        2,
+    ]
+    alone = ["--on-device", "unmetered, min_examples=20,max_example_age_s=604800"]
+    made = create(bundle, *rules, *alone, *where, "--json")
+    assert made.exit_code == 0, made.output
+    facts = json.loads(made.stdout)
+    asked = {name: value for name, value in facts["requires"].items() if value}
+    assert asked == {"charging": True, "min_battery": 0.4, "min_version": "0.2"}
+    checked = {name: value for name, value in facts["on_device"].items() if value}
+    assert checked == {"unmetered": True, "min_examples": 20, "max_example_age_s": 604800.0}
+    assert (facts["min_separation_s"], facts["min_separation_rounds"]) == (60, 1)
+    assert json.loads(in_process("task", "show", facts["task"], *where, "--json").stdout) == facts
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        (["--require", "plugged"], "'plugged' is no rule; there are charging, idle, unmetered"),
+        (["--require", "charging=yes"], "charging takes no value"),
+        (["--require", "min_battery"], "min_battery needs a value: min_battery=…"),
+        (["--require", "min_battery=full"], "float"),
+        (["--require", "min_battery=2"], "min_battery must be from 0 to 1, not 2.0"),
+        (["--require", "min_version=new"], "min_version must be numbers with points between"),
+        (["--on-device", "max_example_age_s=60"], "min_examples must be at least 1 with max_example_age_s"),
+        (["--min-separation-rounds", "0"], "min_separation_rounds must be at least 1, not 0"),
         (["--format", "coreml"], "the task needs graphs in format 'coreml', the plan has executorch, onnx"),
         (["--max-rss-mb", "49"], "memory at the peak of format 'executorch' is 50 MB, the budget 49 MB"),
         (["--max-step-ms", "1.5"], "CPU time of a step of format 'executorch' is 2 ms, the budget 1.5 ms"),

@@ -175,6 +175,20 @@ def upgrade() -> None:
             comment="failed attempts at a round in a row after which the task is paused",
         ),
         sa.Column("min_examples", sa.Integer(), nullable=False, comment="examples that a device must hold"),
+        sa.Column(
+            "min_separation_s",
+            sa.Float(),
+            nullable=False,
+            comment="seconds between two participations of a device, at least",
+        ),
+        sa.Column(
+            "min_separation_rounds",
+            sa.Integer(),
+            nullable=False,
+            comment="from one round of a device to its next, at least; 1 is none",
+        ),
+        sa.Column("requires", sa.JSON(), nullable=False, comment="what a device must say of itself"),
+        sa.Column("on_device", sa.JSON(), nullable=False, comment="what a device checks alone before it waits"),
         sa.Column("seed", sa.BigInteger(), nullable=False, comment="key of every random number that a device draws"),
         sa.Column("formats", sa.JSON(), nullable=False, comment="formats that the plan must have"),
         sa.Column(
