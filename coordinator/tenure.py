@@ -154,8 +154,9 @@ class Tenure:
 
     def drain(self) -> None:
         """Take nothing any more; `refresh` gives back what is idle."""
-        self._me = replace(self._me, draining=True)
-        self._next_beat = -float("inf")
+        if not self._me.draining:
+            self._me = replace(self._me, draining=True)
+            self._next_beat = -float("inf")
 
     def leave(self) -> None:
         """Give everything back and remove this process's row. Whoever takes a population abandons what ran there."""

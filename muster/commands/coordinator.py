@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from muster.commands.task import DATABASE, Database
+from muster.commands.task import BLOBS, DATABASE, Blobs, Database
 from muster.output import Json, emit, show_fields, show_table
 
 if TYPE_CHECKING:
@@ -84,6 +84,32 @@ def migrate(
     from coordinator.store import migrations
 
     done = asdict(migrations.migrate(db, to or migrations.HEAD))
+    if json:
+        emit(done)
+    else:
+        show_fields(done)
+
+
+@coordinator_app.command()
+def collect(
+    db: Database = DATABASE,
+    blobs: Blobs = BLOBS,
+    keep_models: Annotated[int, typer.Option(min=1, help="Rounds of each task whose models are kept.")] = 5,
+    grace_h: Annotated[float, typer.Option(min=0.0, help="Hours for which bytes that no row knows are kept.")] = 24.0,
+    json: Json = False,
+) -> None:
+    """Remove models that newer rounds superseded, and stored bytes that nothing points at.
+
+    Coordinators may run meanwhile. Run it every day, by a timer. The grace is for bundles that are being uploaded.
+    """
+    from dataclasses import asdict
+
+    from coordinator.collection import Retention
+    from coordinator.collection import collect as run
+    from coordinator.tasks import open_coordinator_store
+
+    with open_coordinator_store(db, blobs, create=False) as store:
+        done = asdict(run(store, Retention(models=keep_models, grace_s=grace_h * 3600)))
     if json:
         emit(done)
     else:

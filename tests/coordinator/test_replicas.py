@@ -20,8 +20,8 @@ GOAL = 4
 
 
 @pytest.fixture
-def replicas(store, tmp_path):
-    with replicas_on(tmp_path, store, f"sqlite:///{tmp_path}/state.db") as started:
+def replicas(store, database, tmp_path):
+    with replicas_on(tmp_path, store, database) as started:
         yield started
 
 
@@ -49,6 +49,7 @@ def test_devices_spread_over_all_replicas_train_to_the_end(store, register, repl
     assert store.rounds(other) == []
 
 
+@pytest.mark.every_engine
 def test_killed_holder_is_replaced_and_nothing_counts_twice(store, register, replicas):
     rounds = 6
     task = register(goal=GOAL, rounds=rounds)
