@@ -174,3 +174,34 @@ def secagg(
     figures = ("client_ms", "server_s", "receive_ms", "bytes_up", "bytes_down", "ctr_fraction", "mask_gb_s")
     rows = [(name, f"{getattr(result, name):.4g}", result.targets.get(name)) for name in figures]
     return show_table(("what", "is", "target"), rows)
+
+
+@bench_app.command("signatures")
+def signatures(
+    blocks: Annotated[int, typer.Option(min=1, help="Turns of a hundred requests each; the least time counts.")] = 20,
+    json: Json = False,
+) -> None:
+    """What a signed request costs the coordinator and the device, against the bare signature, on one thread.
+
+    CPU microseconds of a check-in with a body, for both algorithms that devices may sign with. It takes seconds.
+    """
+    from muster.bench.signatures import run
+
+    with progress() as bar:
+        task = bar.add_task("signatures", total=None, note="")
+        result = run(blocks, lambda doing: bar.update(task, note=doing))
+    if json:
+        return emit(result)
+    rows = [
+        (
+            cost.algorithm,
+            f"{cost.gate_us:.0f}",
+            f"{cost.verify_us:.0f}",
+            f"{cost.gate_to_verify:.2f}",
+            f"{cost.sign_request_us:.0f}",
+            f"{cost.sign_us:.0f}",
+        )
+        for cost in result.costs
+    ]
+    heads = ("algorithm", "gate, µs", "bare, µs", "ratio", "sign a request, µs", "bare, µs")
+    return show_table(heads, rows)
