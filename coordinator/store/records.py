@@ -15,8 +15,18 @@ from coordinator.errors import StoreConflict, UnknownAssignment, UnknownBlob, Un
 from coordinator.rounds import FAILURES, AssignmentState, Round, RoundState, TaskState, move
 from coordinator.store.leases import LeaseRecords
 from coordinator.store.overview import Overview
-from coordinator.store.rows import AssignmentRecord, RoundRecord, Seat, Snapshot, Task, Transition
-from coordinator.store.tables import ASSIGNMENTS, BLOBS, METADATA, POPULATIONS, REPORTS, ROUNDS, TASKS, TRANSITIONS
+from coordinator.store.rows import AssignmentRecord, Device, RoundRecord, Seat, Snapshot, Task, Transition
+from coordinator.store.tables import (
+    ASSIGNMENTS,
+    BLOBS,
+    DEVICES,
+    METADATA,
+    POPULATIONS,
+    REPORTS,
+    ROUNDS,
+    TASKS,
+    TRANSITIONS,
+)
 from coordinator.store.tokens import TokenRecords
 from coordinator.task_settings import TaskSettings
 from fedcore.bundle import AlgorithmRef
@@ -39,6 +49,22 @@ class Records:
         self.leases = LeaseRecords(connection, at)
         self.tokens = TokenRecords(connection, at)
         self.overview = Overview(connection)
+
+    # --- devices
+
+    def device(self, device_id: str) -> Device | None:
+        """An enrolled device; None when none has this id."""
+        row = self._connection.execute(select(DEVICES).where(DEVICES.c.id == device_id)).one_or_none()
+        if row is None:
+            return None
+        key = f"{row.algorithm}:{row.public_key}"
+        return Device(id=row.id, key=key, attestation=row.attestation, enrolled_at=row.enrolled_at)
+
+    def add_device(self, device_id: str, key: str, attestation: str) -> None:
+        """Enrol a device under its public key (as text)."""
+        algorithm, _, public_key = key.partition(":")
+        values = {"algorithm": algorithm, "public_key": public_key, "attestation": attestation}
+        self._insert(DEVICES, id=device_id, **values, enrolled_at=self.at)
 
     # --- tasks and blobs
 

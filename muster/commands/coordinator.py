@@ -36,6 +36,12 @@ def serve(
         str | None,
         typer.Option(help="all; api: drive no rounds, pass requests on; driver: answer other replicas alone.  [all]"),
     ] = None,
+    accept_unattested: Annotated[
+        bool, typer.Option("--accept-unattested", help="Enrol devices that prove nothing; for development alone.")
+    ] = False,
+    enrolment_secret_file: Annotated[
+        Path | None, typer.Option(help="File with the secret that devices prove to know when they enrol.")
+    ] = None,
     ready_file: Annotated[
         Path | None, typer.Option(help="Write the service's URL here once it accepts devices.")
     ] = None,
@@ -51,7 +57,8 @@ def serve(
     from coordinator.server import serve as run
     from coordinator.settings import load_settings
 
-    settings = load_settings(_given(config, database=db, blobs=blobs, host=host, port=port, role=role))
+    enrolment = {"accept_unattested": accept_unattested or None, "enrolment_secret_file": enrolment_secret_file}
+    settings = load_settings(_given(config, database=db, blobs=blobs, host=host, port=port, role=role, **enrolment))
     configure_logs(settings.log_level, settings.log_format)
 
     def on_ready(addresses: Addresses) -> None:

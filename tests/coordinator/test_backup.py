@@ -7,7 +7,6 @@ import subprocess
 import time
 from pathlib import Path
 
-import httpx2
 import numpy as np
 import pytest
 
@@ -16,6 +15,7 @@ from coordinator.settings import Settings
 from coordinator.tasks import TaskSettings, open_coordinator_store
 from tests.coordinator.bundles import START, make_bundle, report_body
 from tests.coordinator.conftest import committed
+from tests.coordinator.devices import speaking_to
 from tests.coordinator.postgres import binaries
 from tests.coordinator.test_api import assign, check_in, put
 
@@ -50,7 +50,7 @@ def test_copy_of_a_running_service_is_whole_and_goes_on_where_it_was_made(tmp_pa
     with open_coordinator_store(database, blobs) as store:
         made = TaskSettings(population="phones", goal=1, rounds=9, over_selection=1.0)
         task = store.register_task(make_bundle(tmp_path / "plan"), made).id
-        with serving(settings) as url, httpx2.Client(base_url=url, timeout=10) as client:
+        with serving(settings) as url, speaking_to(url) as client:
             one_round(store, client, task, 1)
             run(back_up, tmp_path)
             keys = (tmp_path / "muster.db.keys").read_bytes()
@@ -60,7 +60,7 @@ def test_copy_of_a_running_service_is_whole_and_goes_on_where_it_was_made(tmp_pa
     assert (tmp_path / "muster.db.keys").read_bytes() == keys
     with open_coordinator_store(database, blobs) as store:
         assert [record.number for record in store.rounds(task) if record.state == "committed"] == [1]
-        with serving(settings) as url, httpx2.Client(base_url=url, timeout=10) as client:
+        with serving(settings) as url, speaking_to(url) as client:
             model = one_round(store, client, task, 2)
     np.testing.assert_array_equal(model, START + np.array([2, 0, 0, 0]))
 
