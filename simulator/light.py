@@ -121,7 +121,7 @@ class LightFleet(AbstractAsyncContextManager["LightFleet"]):
     async def __aenter__(self) -> LightFleet:
         self._http = aiohttp.ClientSession(
             self.config.coordinator,
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=5),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=2),
             timeout=aiohttp.ClientTimeout(total=self.config.wait_s + 60),
             auto_decompress=False,
         )

@@ -33,6 +33,7 @@ from fedcore.wire.signatures import Request, content_digest
 from tests.coordinator.devices import CAPABILITIES, Devices
 
 EXAMPLES = int(os.environ.get("MUSTER_EXAMPLES", "5"))
+schemathesis.serializer.alias("application/partial-upload", "application/octet-stream")
 OPEN = ("/healthz", "/readyz")
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 FEW = settings(
