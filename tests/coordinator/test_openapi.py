@@ -29,7 +29,7 @@ from coordinator.store.rows import Role
 from coordinator.tokens import issue
 from fedcore.wire import messages
 from fedcore.wire.messages import CheckIn
-from fedcore.wire.signatures import Request, content_digest
+from fedcore.wire.signatures import PublicKey, Request, Signer, content_digest
 from tests.coordinator.devices import CAPABILITIES, Devices
 
 EXAMPLES = int(os.environ.get("MUSTER_EXAMPLES", "5"))
@@ -65,14 +65,15 @@ class Signs(AuthBase):
     """Signs what schemathesis sends, as a device does."""
 
     def __init__(self, signer):
-        self.signer = signer
+        self.signer, self.newcomer = signer, Signer(PublicKey.of(signer.key).text, signer.key)
 
     def __call__(self, request):
         body = request.body.encode() if isinstance(request.body, str) else request.body
         if body:
             request.headers["Content-Digest"] = content_digest(body)
         about = Request(request.method, urlsplit(request.url).netloc, request.path_url, request.headers.get)
-        request.headers.update(self.signer.headers(about, int(time.time())))
+        signer = self.newcomer if request.path_url == "/v1/devices" else self.signer
+        request.headers.update(signer.headers(about, int(time.time())))
         return request
 
 
