@@ -201,9 +201,11 @@ class Driver:
             self._tenure.drain()
         tenure = self._tenure
         idle = tenure.held - {round_.job.task.settings.population for round_ in self._underway}
+        with self._store.database.reading() as records:
+            # Before leases are taken: a population that is made meanwhile is not known yet, rather than not driven.
+            populations = records.populations()
         self._forget(tenure.refresh(now, idle), now)
         with self._store.database.reading() as records:
-            populations = records.populations()
             tasks = records.tasks(TaskState.ACTIVE, TaskState.PAUSED)
             driven = [task for task in tasks if task.settings.population in tenure.held]
             self._apart.learn(records, driven, now)

@@ -50,22 +50,22 @@ class Reception:
             raise UnknownPopulation(f"no population is called {request.population!r}")
         if request.population not in self._driven:
             raise Unavailable("another replica is taking this population over; ask again")
-        device, name = Capabilities.stated_by(request.message), request.message.device
+        device = Capabilities.stated_by(request.message)
         offers = [job for job in self._jobs if job.population == request.population and job.active]
         if self.closed:
             return self._rejected("shutting-down")
         fitting = [job for job in offers if job.needs.met_by(device)]
         if not fitting:
             return self._without_offer([job.needs for job in offers], device)
-        rested = [job for job in fitting if not self._apart.rests(job.task.id, name, now)]
+        rested = [job for job in fitting if not self._apart.rests(job.task.id, request.device, now)]
         if not rested:
             return self._rejected("resting")
-        session, older = self._pool.enter(request.population, name, device, now)
+        session, older = self._pool.enter(request.population, request.device, device, now)
         self.send_away(older, "superseded")
         return Accepted(session, tuple(job.offer for job in rested), self._retry)
 
     def wait(self, request: Wait, answer: Future[Any], now: float) -> None:
-        """Park `answer` until there is one. Raises UnknownSession."""
+        """Park `answer` until there is one. Raises UnknownSession or ForeignSession."""
         self._pool.wait(request, answer, now)
 
     def hang_up(self, session: str, now: float) -> None:

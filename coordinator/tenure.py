@@ -55,6 +55,8 @@ class Tenure:
         self._sights: dict[str, Sight] = {}
         self._next_beat = -float("inf")
         self.ousted = False
+        self.took_over: Callable[[], None] = lambda: None
+        """Called when populations that others may have driven are this process's from now on."""
         self.view = View()
         self.leaving: frozenset[str] = frozenset()
 
@@ -195,6 +197,8 @@ class Tenure:
                     taken[lease.population] = lease.term + 1
                     _abandon(records, lease.population)
         self._held |= taken
+        if any(term > 1 for term in taken.values()):
+            self.took_over()
 
     def _give_back(self, populations: frozenset[str]) -> None:
         if not populations:

@@ -148,7 +148,7 @@ def test_devices_of_a_lost_population_are_sent_away_to_come_back(register, desks
     first.pass_time(1)
     assert waiting.result(timeout=0).reason == "shutting-down"
     with pytest.raises(UnknownSession):
-        first.ask(Wait(idle, 1))
+        first.ask(Wait(idle, "b", 1))
     with pytest.raises(Unavailable):
         first.arrive("a")
 

@@ -20,10 +20,11 @@ from fedcore import checkpoint
 from fedcore.wire import messages
 from fedcore.wire.messages import CheckIn
 from tests.coordinator.bundles import make_bundle, make_plan, report_vector
+from tests.coordinator.devices import CAPABILITIES, speaking_to
 from tests.coordinator.replicas import until
-from tests.coordinator.test_api import assign, check_in, put, refused
+from tests.coordinator.test_api import ask, assign, check_in, put, refused
 
-HELLO = messages.encode(CheckIn(device="a", runtime="test", formats=("onnx",), examples={"default": 10}))
+HELLO = messages.encode(CheckIn(capabilities=CAPABILITIES, examples={"default": 10}))
 
 
 @pytest.fixture
@@ -41,12 +42,13 @@ def start(store, database, tmp_path):
 @pytest.fixture
 def pair(start):
     """Clients of two replicas; the first one alone drives populations."""
-    with start() as first, start(role="api") as second, client(first) as holder, client(second) as other:
+    with (
+        start() as first,
+        start(role="api") as second,
+        speaking_to(first) as holder,
+        speaking_to(second, devices=holder.devices) as other,
+    ):
         yield holder, other
-
-
-def client(url):
-    return httpx2.Client(base_url=url, timeout=10, trust_env=False)
 
 
 def leases(store):
@@ -134,7 +136,8 @@ def test_what_was_passed_on_once_is_not_passed_on_again(store, register, pair, t
         secret = Keys.at(tmp_path / "keys").between_replicas
         proof = hmac.digest(secret, f"POST {path} {holding.holder}".encode(), "sha256").hex()
         asked = len(echo.asked)
-        refused(holder.post(path, content=HELLO, headers={"Muster-Forwarded": proof}), "unavailable")
+        passed_on = {"Muster-Forwarded": proof}
+        refused(holder.post(path, content=HELLO, headers=passed_on, auth=holder.devices["a"]), "unavailable")
         assert len(echo.asked) == asked
 
 
@@ -142,11 +145,11 @@ def test_waiting_device_that_hangs_up_is_not_waited_for_behind_another_replica(r
     holder, other = pair
     register(goal=2, selection_timeout_s=60)
     until(lambda: check_in(other).status_code == 200)
-    path = f"/v1/sessions/{check_in(other).json()['session']}/assignments"
+    session = check_in(other).json()["session"]
     with pytest.raises(httpx2.ReadTimeout):
-        other.post(path, headers={"Prefer": "wait=5"}, timeout=0.5)
+        ask(other, session, headers={"Prefer": "wait=5"}, timeout=0.5)
     # While somebody waits in a session, nobody else can.
-    assert until(lambda: (answer := holder.post(path)).status_code == 200 and answer, 3).json()["reason"]
+    assert until(lambda: (answer := ask(holder, session)).status_code == 200 and answer, 3).json()["reason"]
 
 
 def test_long_report_and_its_receipt_pass_through_another_replica(store, register, pair, tmp_path):
