@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 
 import msgspec
 
@@ -67,18 +68,33 @@ EXAMPLES: dict[type[msgspec.Struct], msgspec.Struct] = {
 }
 """One of each message that a request or an answer is."""
 
+_SHA256 = r"^sha-256=:[A-Za-z0-9+/]{43}=:$"
+_NUMBER = r"^[0-9]{1,15}$"
+_WAIT = r"^wait=[0-9]{1,9}$"
+_TAG = r'^"[0-9a-f]{64}"$'
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A header field: what it means, an example, and the pattern of its values."""
+
+    meaning: str
+    example: str
+    pattern: str
+
+
 FIELDS = {
-    "Content-Digest": ("SHA-256 of the body (RFC 9530); signed", _DIGEST),
-    "Prefer": ("how many seconds the answer may be held back (RFC 7240)", "wait=30"),
-    "Preference-Applied": ("how long it was at most", "wait=30"),
-    "Range": ("the bytes that are wanted", "bytes=1000-"),
-    "If-Range": ("only of the blob with this ETag", f'"{_PLAN.sha256}"'),
-    "If-None-Match": ("not if the device has it", f'"{_PLAN.sha256}"'),
-    "ETag": ("the digest", f'"{_PLAN.sha256}"'),
-    "Content-Range": ("which bytes these are", "bytes 1000-4710/4711"),
-    "Upload-Offset": ("bytes of the report that have arrived", "1000"),
-    "Upload-Length": ("bytes of the whole report", "4711"),
-    "Upload-Complete": ("whether nothing comes after it; in an answer, whether the report was counted", "?1"),
-    "Repr-Digest": ("SHA-256 of the whole report (RFC 9530); signed", _DIGEST),
+    "Content-Digest": Field("SHA-256 of the body (RFC 9530); signed", _DIGEST, _SHA256),
+    "Prefer": Field("how many seconds the answer may be held back (RFC 7240)", "wait=30", _WAIT),
+    "Preference-Applied": Field("how long it was at most", "wait=30", _WAIT),
+    "Range": Field("the bytes that are wanted", "bytes=1000-", r"^bytes=[0-9]*-[0-9]*$"),
+    "If-Range": Field("only of the blob with this ETag", f'"{_PLAN.sha256}"', _TAG),
+    "If-None-Match": Field("not if the device has it", f'"{_PLAN.sha256}"', _TAG),
+    "ETag": Field("the digest", f'"{_PLAN.sha256}"', _TAG),
+    "Content-Range": Field("which bytes these are", "bytes 1000-4710/4711", r"^bytes [0-9]+-[0-9]+/[0-9]+$"),
+    "Upload-Offset": Field("bytes of the report that have arrived", "1000", _NUMBER),
+    "Upload-Length": Field("bytes of the whole report", "4711", _NUMBER),
+    "Upload-Complete": Field("whether nothing comes after it; in an answer, whether it was counted", "?1", r"^\?[01]$"),
+    "Repr-Digest": Field("SHA-256 of the whole report (RFC 9530); signed", _DIGEST, _SHA256),
 }
-"""Header fields by name: what each means, and an example."""
+"""Header fields by name."""

@@ -112,8 +112,12 @@ def _content(kinds: tuple[Kind, ...]) -> dict[str, Any]:
 
 
 def _field(name: str) -> dict[str, Any]:
-    meaning, example = FIELDS[name]
-    return {"description": meaning, "schema": {"type": "string"}, "example": example}
+    field = FIELDS[name]
+    return {
+        "description": field.meaning,
+        "schema": {"type": "string", "pattern": field.pattern},
+        "example": field.example,
+    }
 
 
 def _schema(message: type[msgspec.Struct]) -> dict[str, Any]:

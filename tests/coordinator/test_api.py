@@ -272,3 +272,9 @@ def test_bug_in_the_driver_refuses_and_the_driver_lives_on(register, client, mon
 def test_health_and_readiness(client):
     assert client.get("/healthz").json() == {"status": "ok"}
     assert client.get("/readyz").json() == {"status": "ready"}
+
+
+@pytest.mark.parametrize("path", ["/v1/blobs/%00", "/v1/assignments/%00/report", "/v1/populations/%00/checkins"])
+def test_a_path_with_a_nul_is_refused_and_not_asked_of_the_database(path, client):
+    method = "POST" if path.endswith("checkins") else "GET"
+    refused(client.request(method, path, auth=client.devices["a"]), "malformed-message")

@@ -1,84 +1,125 @@
-"""The OpenAPI document against the specification: every route, problem and message, and nothing that is not there."""
+"""Generated requests against both APIs: the OpenAPI documents say what may be sent and what may come back.
 
-import json
-import re
-from pathlib import Path
+MUSTER_EXAMPLES=1000 asks for as many requests per route as that; without it there are few, always the same.
+"""
 
-import msgspec
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from itertools import cycle
+from urllib.parse import urlsplit
+
+import httpx2
 import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from requests.auth import AuthBase
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
 
-from coordinator.api.examples import EXAMPLES, FIELDS
+from coordinator.server import serving_both
+from coordinator.settings import Settings
+from coordinator.store.rows import Role
+from coordinator.tokens import issue
 from fedcore.wire import messages
-from fedcore.wire.problems import PROBLEM_TYPE, PROBLEMS, Problem
+from fedcore.wire.messages import CheckIn
+from fedcore.wire.signatures import PublicKey, Request, Signer, content_digest
+from tests.coordinator.devices import CAPABILITIES, Devices
 
-SPEC = (Path(__file__).parents[2] / "docs" / "spec" / "wire.md").read_text()
-HEALTH = {"/healthz", "/readyz"}
-NOWHERE = {"unknown-resource", "method-not-allowed"}
-"""Problems of addresses that there are not."""
+EXAMPLES = int(os.environ.get("MUSTER_EXAMPLES", "5"))
+schemathesis.serializer.alias("application/partial-upload", "application/octet-stream")
+OPEN = ("/healthz", "/readyz")
+CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+FEW = settings(
+    max_examples=EXAMPLES,
+    derandomize="MUSTER_EXAMPLES" not in os.environ,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
 
 
 @pytest.fixture
-def document(client):
-    return client.get("/openapi.json").json()
+def served(store, register, tmp_path):
+    """Both APIs' URLs, on a store with a task; a device that has an assignment; and names of what there is."""
+    task = register(goal=1, rounds=1000)
+    given = {"database": f"sqlite:///{tmp_path}/state.db", "blobs": tmp_path / "blobs", "port": 0, "admin_port": 0}
+    settings = Settings(**given, max_wait_s=2, message_limit_bytes=2048, accept_unattested=True)
+    with serving_both(settings) as urls, httpx2.Client(base_url=urls.devices, timeout=10) as client:
+        signer = Devices(client)["a"]
+        hello = messages.encode(CheckIn(capabilities=CAPABILITIES, examples={"default": 10}))
+        session = client.post("/v1/populations/phones/checkins", content=hello, auth=signer).json()["session"]
+        path = f"/v1/sessions/{session}/assignments"
+        assigned = client.post(path, headers={"Prefer": "wait=2"}, auth=signer).json()
+        known = {"population": "phones", "session": session, "task": task, "sha256": assigned["plan"]["sha256"]}
+        yield urls, Signs(signer.signer), known | {"assignment": assigned["assignment"]}
 
 
-def operations(document):
-    found = document["paths"].items()
-    return {(method.upper(), path): one for path, methods in found for method, one in methods.items()}
+class Signs(AuthBase):
+    """Signs what schemathesis sends, as a device does."""
+
+    def __init__(self, signer):
+        self.signer, self.newcomer = signer, Signer(PublicKey.of(signer.key).text, signer.key)
+
+    def __call__(self, request):
+        body = request.body.encode() if isinstance(request.body, str) else request.body
+        if body:
+            request.headers["Content-Digest"] = content_digest(body)
+        about = Request(request.method, urlsplit(request.url).netloc, request.path_url, request.headers.get)
+        signer = self.newcomer if request.path_url == "/v1/devices" else self.signer
+        request.headers.update(signer.headers(about, int(time.time())))
+        return request
 
 
-def bodies(document):
-    """Every body that a request or an answer may have, by media type."""
-    for one in operations(document).values():
-        for part in (one.get("requestBody"), *one["responses"].values()):
-            yield from (part or {}).get("content", {}).items()
+def every_route(url, ask, known):
+    """Generated requests to every route of the document at this address; every other one is about what there is."""
+    turn = cycle((False, True))
+
+    def about_something(case):
+        if next(turn):
+            case.path_parameters |= {name: known[name] for name in case.path_parameters if name in known}
+        ask(case)
+
+    for found in schemathesis.openapi.from_url(f"{url}/openapi.json").get_all_operations():
+        FEW(given(case=found.ok().as_strategy())(about_something))()
 
 
-def test_the_document_has_the_routes_of_the_specification_and_no_others(document):
-    calls = re.findall(r"^\| `([A-Z]+) (/v1/\S+)` \|", SPEC, re.MULTILINE)
-    assert len(calls) == 10
-    assert operations(document).keys() == {*calls, *(("GET", path) for path in HEALTH)}
+def test_whatever_a_device_sends_is_answered_as_the_document_says(served):
+    urls, signs, known = served
+    statuses = Counter()
+
+    def ask(case):
+        answer = case.call(auth=signs)
+        statuses[answer.status_code] += 1
+        case.validate_response(answer, checks=CHECKS)
+
+    every_route(urls.devices, ask, known)
+    assert statuses[200] > 0
+    assert not statuses[401]
 
 
-def test_every_problem_is_an_answer_of_some_route_and_has_an_example(document):
-    examples = [content["examples"] for media, content in bodies(document) if media == PROBLEM_TYPE]
-    found = {slug: value["value"] for example in examples for slug, value in example.items()}
-    assert found.keys() | NOWHERE == PROBLEMS.keys()
-    for slug, value in found.items():
-        assert msgspec.convert(value, Problem).slug == slug
-        assert value["status"] == PROBLEMS[slug].status
+def test_whatever_comes_unsigned_is_refused_as_the_document_says(served):
+    urls, _, known = served
+
+    def ask(case):
+        answer = case.call()
+        assert answer.status_code == (200 if case.path in OPEN else 401)
+        case.validate_response(answer, checks=CHECKS)
+
+    every_route(urls.devices, ask, known)
 
 
-def test_every_problem_stands_under_its_status(document):
-    for one in operations(document).values():
-        for status, answer in one["responses"].items():
-            for slug in answer.get("content", {}).get(PROBLEM_TYPE, {}).get("examples", ()):
-                assert PROBLEMS[slug].status == int(status)
+def test_whatever_an_operator_sends_is_answered_as_the_document_says(served, store):
+    urls, _, known = served
+    token = issue(store.database, "alice", Role.OPERATOR)[1]
 
+    def ask(case):
+        case.validate_response(case.call(headers={"Authorization": f"Bearer {token}"}), checks=CHECKS)
 
-def test_every_route_but_health_is_signed(document):
-    assert document["components"]["securitySchemes"].keys() == {"device"}
-    for (_, path), one in operations(document).items():
-        assert one.get("security") == (None if path in HEALTH else [{"device": []}])
-        assert path in HEALTH or "unsigned" in one["responses"]["401"]["description"]
-
-
-def test_every_message_has_a_schema_and_an_example_that_is_one(document):
-    json_bodies = [content for media, content in bodies(document) if media == "application/json"]
-    named = {name: value["value"] for content in json_bodies for name, value in content.get("examples", {}).items()}
-    assert named.keys() == {kind.__name__ for kind in EXAMPLES}
-    for kind, example in EXAMPLES.items():
-        assert messages.decode(json.dumps(named[kind.__name__]).encode(), kind) == example
-
-
-def test_every_reference_leads_somewhere(document):
-    found = {one.split('"')[0] for one in json.dumps(document).split('"#/components/schemas/')[1:]}
-    assert found <= document["components"]["schemas"].keys()
-
-
-def test_every_header_field_that_is_documented_is_one_of_a_route(document):
-    fields = set()
-    for one in operations(document).values():
-        fields |= {parameter["name"] for parameter in one.get("parameters", ()) if parameter["in"] == "header"}
-        fields |= {name for answer in one["responses"].values() for name in answer.get("headers", ())}
-    assert fields == FIELDS.keys()
+    every_route(urls.admin, ask, known)
