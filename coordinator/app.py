@@ -34,7 +34,7 @@ def device_app(service: Service) -> FastAPI:
         service.store.close()
 
     app = _application("Muster coordinator", lifespan)
-    install_problems(app, service.settings.retry)
+    install_problems(app, service.settings.soon)
     api = DeviceApi(service)
     app.include_router(device_router(api))
     app.include_router(health_router(service))
@@ -45,7 +45,7 @@ def device_app(service: Service) -> FastAPI:
 def admin_app(service: Service) -> FastAPI:
     """What operators and their tools talk to."""
     app = _application("Muster coordinator: administration")
-    install_problems(app, service.settings.retry)
+    install_problems(app, service.settings.soon)
     install_admin_problems(app)
     access = Access(service)
     app.include_router(health_router(service))

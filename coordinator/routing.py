@@ -52,7 +52,7 @@ class Router:
         self._app = app
         self._tenure = service.tenure
         self._secret = service.keys.between_replicas
-        self._retry = settings.retry
+        self._retry = settings.soon
         self._answers_devices = settings.role != "driver"
         # Environment variables that name a proxy are meant for other traffic.
         self._client = httpx2.AsyncClient(
