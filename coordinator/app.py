@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -15,6 +16,8 @@ from coordinator.api.devices import DeviceApi, device_router
 from coordinator.api.health import health_router, metrics_router
 from coordinator.api.http import install_problems
 from coordinator.api.openapi import describe_messages
+from coordinator.api.owned import Owned
+from coordinator.api.reports import ReportApi
 from coordinator.dashboard.pages import dashboard_router
 from coordinator.service import Service
 
@@ -24,19 +27,23 @@ def device_app(service: Service) -> FastAPI:
 
     `serve` sends waiting devices away before it stops. Under another server they hold it up until their wait ends.
     """
+    owned = Owned(service.store)
+    reports = ReportApi(service, owned)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        sweeping = asyncio.create_task(reports.sweep_forever())
+        service.gate.begin()
         service.driver.start()
         yield
+        sweeping.cancel()
         service.driver.stop()
         service.unmasker.close()
         service.store.close()
 
     app = _application("Muster coordinator", lifespan)
     install_problems(app, service.settings.soon)
-    api = DeviceApi(service)
-    app.include_router(device_router(api))
+    app.include_router(device_router(DeviceApi(service, owned), reports, service.gate))
     app.include_router(health_router(service))
     describe_messages(app)
     return app

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import obstore
 from obstore.exceptions import BaseError
@@ -23,6 +24,13 @@ from fedcore.plan import BlobRef
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _CHUNK = 1 << 18
+
+
+class StoredName(NamedTuple):
+    """A stored object, and when it was written, in seconds since 1970."""
+
+    name: str
+    written_at: float
 
 
 class Blobs:
@@ -77,6 +85,17 @@ class Blobs:
         with _reaching(sha256):
             found = obstore.get(self._store, _checked(sha256), options={"range": (part.start, part.stop)})
         return (bytes(piece) for piece in found.stream(_CHUNK))
+
+    def stored(self) -> Iterator[StoredName]:
+        """Everything that is stored, what a killed write left included."""
+        for page in obstore.list(self._store):
+            yield from (StoredName(one["path"], one["last_modified"].timestamp()) for one in page)
+
+    def delete(self, names: Sequence[str]) -> None:
+        """Delete what `stored` named; what is gone already is no error. Only for whoever knows that no row needs it."""
+        for name in names:
+            with suppress(FileNotFoundError):
+                obstore.delete(self._store, name)
 
     def _upload(self, name: str, data: bytes) -> None:
         with _reaching(name):

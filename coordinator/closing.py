@@ -42,8 +42,8 @@ def close_round(tenure: Tenure, running: Running, reports: ReportSum, now: float
         task = records.task(running.job.task.id)
         if task.state not in (TaskState.ACTIVE, TaskState.PAUSED):
             return _end(records, running, Abandon("cancelled"), now), 0.0
-        records.add_blob(state, public=False)
-        records.add_blob(broadcast, public=True)
+        tenure.store.add_blobs(records, {state: False})
+        tenure.store.add_blobs(records, {broadcast: True})
         value = _end(records, running, Aggregated(), now)
         records.finish_round(running.id, Snapshot(running.number, state.sha256, broadcast.sha256), metrics)
         if running.number == task.settings.rounds:

@@ -45,7 +45,7 @@ from coordinator.submissions import (
 )
 from coordinator.tenure import Tenure
 from fedcore.errors import FedcoreError
-from fedcore.wire.messages import RetryWindow
+from fedcore.wire.messages import Rejected, RetryWindow
 
 T = TypeVar("T")
 Durable: TypeAlias = tuple[Report | GiveUp, Future[Any]]
@@ -141,6 +141,10 @@ class Driver:
             raise Unavailable("too many requests are waiting, or the service is stopping; come back later") from error
         return future
 
+    def turn_away(self, request: Arrive) -> Rejected | None:
+        """Reject a check-in for which there is surely nothing, from any thread, at once; None if it must be queued."""
+        return self._reception.turn_away(request, self._clock())
+
     def turn(self, inbox: Sequence[Submission]) -> None:
         """Do everything that is due now, and answer `inbox`."""
         now = self._clock()
@@ -203,9 +207,11 @@ class Driver:
             self._tenure.drain()
         tenure = self._tenure
         idle = tenure.held - {round_.job.task.settings.population for round_ in self._underway}
+        with self._store.database.reading() as records:
+            # Before leases are taken: a population that is made meanwhile is not known yet, rather than not driven.
+            populations = records.populations()
         self._forget(tenure.refresh(now, idle), now)
         with self._store.database.reading() as records:
-            populations = records.populations()
             tasks = records.tasks(TaskState.ACTIVE, TaskState.PAUSED)
             driven = [task for task in tasks if task.settings.population in tenure.held]
             self._apart.learn(records, driven, now)

@@ -11,6 +11,7 @@ CoordinatorError
 ├── StoreConflict           a row is not in the state that this process believed: another one changed it
 ├── UnexpectedEvent         a state machine was handed an event that its state cannot take (a bug in the caller)
 ├── KeysDamaged             the file of the coordinator's keys holds something else
+├── BadSecret               the enrolment secret cannot be read, or is too short to be one
 ├── NonFiniteState          the algorithm's next state holds an infinite or undefined number
 ├── TokenError
 │   ├── InvalidToken        a token's name is not one
@@ -24,7 +25,11 @@ CoordinatorError
 │   └── TaskEnded           the task is over, or not in a state that the operation starts from
 └── Refusal                 what a device is told; each is one problem type of fedcore.wire.problems
     ├── MalformedMessage · UnknownPopulation · UnknownSession · UnknownAssignment · UnknownBlob
-    ├── ConflictingReport · DigestMismatch · InvalidReport · UnusableMessage · TooLarge · RangeNotSatisfiable
+    ├── Unauthenticated     whoever asks has not shown which device it is
+    │   └── Unsigned · MalformedSignature · UnknownDevice · ForgedSignature · StaleSignature · ReplayedSignature
+    ├── NotAttested · ForeignSession · ForeignAssignment
+    ├── ConflictingReport · MismatchingOffset · DigestMismatch · InvalidReport · UnusableMessage
+    ├── TooLarge · RangeNotSatisfiable
     └── NoLongerNeeded · Unavailable · TooManyRequests      (each with a retry window)
 """
 
@@ -79,6 +84,10 @@ class UnexpectedEvent(CoordinatorError):
 
 class KeysDamaged(CoordinatorError):
     """The file of the coordinator's keys holds something else."""
+
+
+class BadSecret(CoordinatorError):
+    """The enrolment secret cannot be read, or is too short to be one."""
 
 
 class NonFiniteState(CoordinatorError):
@@ -136,6 +145,68 @@ class MalformedMessage(Refusal):
     """The request is not a message of this protocol."""
 
     slug = "malformed-message"
+
+
+class Unauthenticated(Refusal):
+    """Whoever asks has not shown which device it is."""
+
+
+class Unsigned(Unauthenticated):
+    """The request is not signed."""
+
+    slug = "unsigned"
+
+
+class MalformedSignature(Unauthenticated):
+    """The signature is not of the form that this protocol has, or covers too little."""
+
+    slug = "malformed-signature"
+
+
+class UnknownDevice(Unauthenticated):
+    """No device has this key id."""
+
+    slug = "unknown-device"
+
+
+class ForgedSignature(Unauthenticated):
+    """The signature was not made by this device's key over this request."""
+
+    slug = "forged-signature"
+
+
+class StaleSignature(Unauthenticated):
+    """The signature is too old, too new or expired. `after_s`: a fresh one will do in so many seconds."""
+
+    slug = "stale-signature"
+
+    def __init__(self, detail: str, after_s: float = 0.0) -> None:
+        super().__init__(detail)
+        self.after_s = after_s
+
+
+class ReplayedSignature(Unauthenticated):
+    """A request with this signature's nonce came before."""
+
+    slug = "replayed-signature"
+
+
+class NotAttested(Refusal):
+    """The coordinator does not take this attestation."""
+
+    slug = "not-attested"
+
+
+class ForeignSession(Refusal):
+    """The session is another device's."""
+
+    slug = "foreign-session"
+
+
+class ForeignAssignment(Refusal):
+    """The assignment is another device's."""
+
+    slug = "foreign-assignment"
 
 
 class UnknownPopulation(Refusal):
@@ -199,6 +270,16 @@ class RangeNotSatisfiable(Refusal):
 
     def __init__(self, size: int) -> None:
         super().__init__(f"the blob has {size} bytes")
+        self.size = size
+
+
+class MismatchingOffset(Refusal):
+    """A part of a report does not begin where the last one ended: after `size` bytes."""
+
+    slug = "mismatching-offset"
+
+    def __init__(self, detail: str, size: int) -> None:
+        super().__init__(detail)
         self.size = size
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from coordinator.errors import UnknownSession
+from coordinator.errors import ForeignSession, UnknownSession
 from coordinator.leases import new_id
 from coordinator.selection import Capabilities, Needs
 from coordinator.submissions import Wait, settle
@@ -61,11 +61,13 @@ class Pool:
         """Park `answer` until the session is given an assignment or rejected.
 
         A session that was given one already hears it again: the first answer may have been lost on its way.
-        Raises UnknownSession.
+        Raises UnknownSession or ForeignSession.
         """
         session = self._sessions.get(request.session)
         if session is None:
             raise UnknownSession("the session does not exist or has ended; check in again")
+        if session.device != request.device:
+            raise ForeignSession("the session is another device's; check in for one of your own")
         if session.assignment is not None:
             settle(answer, msgspec.structs.replace(session.assignment, report_within_s=session.until - now))
             return

@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from coordinator.errors import Unavailable, UnknownPopulation
 from coordinator.jobs import Job, Underway
 from coordinator.participation import Apart
 from coordinator.pool import Pool, Session
-from coordinator.selection import Capabilities, Needs, formats_wanted
+from coordinator.selection import Capabilities, formats_wanted
 from coordinator.steering import Steering
 from coordinator.submissions import Arrive, Wait
 from fedcore.wire.messages import Accepted, CheckInAnswer, Rejected, RejectionReason
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What check-ins are answered by: replaced as a whole, so that any thread may read it.
+
+    driven: the populations that this process drives. active: their active tasks, by population.
+    """
+
+    populations: frozenset[str] = frozenset()
+    driven: AbstractSet[str] = frozenset()
+    active: Mapping[str, tuple[Job, ...]] = field(default_factory=dict)
+
+
 class Reception:
-    """Answers devices out of `pool` and what `learn` was told last. Used by the driver's thread alone."""
+    """Answers devices out of `pool` and what `learn` was told. All but `turn_away` is for the driver's thread alone."""
 
     def __init__(self, pool: Pool, apart: Apart, steering: Steering) -> None:
         self._pool = pool
         self._apart = apart
         self._steering = steering
-        self._populations: frozenset[str] = frozenset()
-        self._driven: AbstractSet[str] = frozenset()
-        self._jobs: Sequence[Job] = ()
+        self._known = _Known()
         self.closed = False
 
     def learn(
@@ -36,42 +47,71 @@ class Reception:
 
         driven: the populations that this process drives, of which the tasks are.
         """
-        self._populations, self._driven, self._jobs = populations, driven, tuple(jobs)
-        open_ = [job for job in self._jobs if job.active or underway.selects(job)]
-        self._steering.learn(self._jobs, underway, now)
+        jobs = tuple(jobs)
+        active = {name: tuple(job for job in jobs if job.active and job.population == name) for name in driven}
+        self._known = _Known(populations, frozenset(driven), active)
+        open_ = [job for job in jobs if job.active or underway.selects(job)]
+        self._steering.learn(jobs, underway, now)
         self.send_away([one for one in self._pool.waiting() if not _has_offer(one, open_)], "no-task", now)
+
+    def turn_away(self, request: Arrive, now: float) -> Rejected | None:
+        """Reject a device for which there is surely nothing, at once; None for all that `arrive` must decide.
+
+        From any thread, without waiting for the driver's: most check-ins of a large population end here, and cost no
+        more than this.
+        """
+        known = self._known
+        if self.closed or request.population not in known.driven:
+            return None
+        found = self._offers(known, request, now)
+        if isinstance(found, Rejected):
+            self._steering.arrived(request.population, now)
+            return found
+        return None
 
     def arrive(self, request: Arrive, now: float, look_again: Callable[[], None]) -> CheckInAnswer:
         """Start a session, or say why not; `look_again` learns of populations since.
 
         Raises UnknownPopulation, or Unavailable for a population that another process drives.
         """
-        if request.population not in self._populations:
+        if request.population not in self._known.populations:
             look_again()
-        if request.population not in self._populations:
+        if request.population not in self._known.populations:
             raise UnknownPopulation(f"no population is called {request.population!r}")
-        if request.population not in self._driven:
+        if request.population not in self._known.driven:
             raise Unavailable("another replica is taking this population over; ask again")
         self._steering.arrived(request.population, now)
-        device, name = Capabilities.stated_by(request.message), request.message.device
-        offers = [job for job in self._jobs if job.population == request.population and job.active]
         if self.closed:
             return self._rejected(request.population, "shutting-down", now)
-        fitting = [job for job in offers if job.needs.met_by(device)]
-        if not fitting:
-            return self._without_offer(request.population, [job.needs for job in offers], device, now)
-        rested = [job for job in fitting if not self._apart.rests(job.task.id, name, now)]
-        if not rested:
-            left = [self._apart.remaining(job.task.id, name, now) for job in fitting]
-            return Rejected("resting", self._steering.rested(request.population, *min(left), now))
-        session, older = self._pool.enter(request.population, name, device, now)
+        offers = self._offers(self._known, request, now)
+        if isinstance(offers, Rejected):
+            return offers
+        session, older = self._pool.enter(
+            request.population, request.device, Capabilities.stated_by(request.message), now
+        )
         self.send_away(older, "superseded", now)
-        rest_s = min(job.task.settings.min_separation_s for job in rested)
+        rest_s = min(job.task.settings.min_separation_s for job in offers)
         retry = self._steering.after(request.population, rest_s, now)
-        return Accepted(session, tuple(job.offer for job in rested), retry)
+        return Accepted(session, tuple(job.offer for job in offers), retry)
+
+    def _offers(self, known: _Known, request: Arrive, now: float) -> list[Job] | Rejected:
+        """The tasks that a device may wait for, one at least; or why there is none."""
+        name, device = request.population, Capabilities.stated_by(request.message)
+        active = known.active.get(name, ())
+        fitting = [job for job in active if job.needs.met_by(device)]
+        if not fitting:
+            formats = formats_wanted([job.needs for job in active], device)
+            if formats:
+                return Rejected("unsupported-format", self._steering.idle(name, now), tuple(sorted(formats)))
+            return self._rejected(name, "not-eligible" if active else "no-task", now)
+        rested = [job for job in fitting if not self._apart.rests(job.task.id, request.device, now)]
+        if rested:
+            return rested
+        left = [self._apart.remaining(job.task.id, request.device, now) for job in fitting]
+        return Rejected("resting", self._steering.rested(name, *min(left), now))
 
     def wait(self, request: Wait, answer: Future[Any], now: float) -> None:
-        """Park `answer` until there is one. Raises UnknownSession."""
+        """Park `answer` until there is one. Raises UnknownSession or ForeignSession."""
         self._pool.wait(request, answer, now)
 
     def hang_up(self, session: str, now: float) -> None:
@@ -85,7 +125,7 @@ class Reception:
 
     def forget(self, populations: frozenset[str], now: float) -> None:
         """These are driven by another process now: their devices come back, and reach it."""
-        self._driven -= populations
+        self._known = replace(self._known, driven=self._known.driven - populations)
         self.send_away(self._pool.of(populations), "shutting-down", now)
 
     def dismiss(self, now: float) -> None:
@@ -93,12 +133,6 @@ class Reception:
         self.send_away(self._pool.overdue(now), "not-selected", now)
         if self.closed:
             self.send_away(list(self._pool.waiting()), "shutting-down", now)
-
-    def _without_offer(self, population: str, offers: Sequence[Needs], device: Capabilities, now: float) -> Rejected:
-        formats = formats_wanted(offers, device)
-        if formats:
-            return Rejected("unsupported-format", self._steering.idle(population, now), tuple(sorted(formats)))
-        return self._rejected(population, "not-eligible" if offers else "no-task", now)
 
     def _rejected(self, population: str, reason: RejectionReason, now: float) -> Rejected:
         useful = reason in ("not-selected", "superseded", "shutting-down")

@@ -11,8 +11,10 @@ import hmac
 import logging
 import re
 import ssl
-from collections.abc import AsyncIterator
-from typing import NamedTuple
+from collections.abc import AsyncIterator, Coroutine, Iterable
+from collections.abc import Set as AbstractSet
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import httpx2
@@ -31,11 +33,10 @@ _POPULATION = re.compile(r"/v1/populations/([^/]+)/checkins")
 _MADE = re.compile(r"/v1/(?:sessions|assignments)/([^/:]+)[/:].*")
 _HEALTH = re.compile(r"/(?:healthz|readyz)")
 # Of one connection alone (RFC 9110 §7.6.1), or said by every server itself.
-_NOT_PASSED_ON = frozenset({b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade"})
-_NOT_ANSWERED = _NOT_PASSED_ON | {b"date", b"server"}
+_OF_ONE_HOP = frozenset({b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade"})
+_OF_EVERY_SERVER = _OF_ONE_HOP | {b"date", b"server"}
 _CONNECT_S, _SLACK_S = 2.0, 30.0
-_LOOK_S = 0.5
-"""How often a request that waits for another replica looks whether that one is still there: rarer than `view` is."""
+_MOST_SHARED = 100
 _KEPT_S = 2.0
 """How long an idle connection is kept: shorter than the other side keeps it, so that none is used as it closes."""
 
@@ -54,13 +55,11 @@ class Router:
         self._secret = service.keys.between_replicas
         self._retry = settings.soon
         self._answers_devices = settings.role != "driver"
-        # Environment variables that name a proxy are meant for other traffic.
-        self._client = httpx2.AsyncClient(
-            verify=ssl.create_default_context(),
-            trust_env=False,
-            timeout=httpx2.Timeout(_SLACK_S, connect=_CONNECT_S, pool=_CONNECT_S, read=settings.max_wait_s + _SLACK_S),
-            limits=httpx2.Limits(max_connections=settings.queue_limit, keepalive_expiry=_KEPT_S),
-        )
+        self._longest_s = settings.max_wait_s + _SLACK_S
+        # Rarer than the view changes, and rare enough for ten thousand that wait.
+        self._look_s = max(0.5, settings.lease_s / 3)
+        self._trusted = ssl.create_default_context()
+        self._shared = self._client()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer here or elsewhere."""
@@ -68,7 +67,7 @@ class Router:
             try:
                 await self._app(scope, receive, send)
             finally:
-                await self._client.aclose()
+                await self._shared.aclose()
             return
         if self.passed_on(scope) or _HEALTH.fullmatch(scope["path"]):
             await self._app(scope, receive, send)
@@ -107,29 +106,59 @@ class Router:
     async def _pass_on(self, to: tuple[str, str], scope: Scope, receive: Receive, send: Send) -> None:
         replica, url = to
         body = _Body(scope, receive)
-        headers = [(name, value) for name, value in scope["headers"] if name not in _NOT_PASSED_ON]
-        request = self._client.build_request(
-            scope["method"],
-            url,
-            headers=[*headers, (FORWARDED, self._proof(scope, replica))],
-            content=body if body.present else None,
-            extensions={"target": urlsplit(url).path.rstrip("/").encode() + _target(scope)},
+        async with self._connections(scope["path"]) as client:
+            request = client.build_request(
+                scope["method"],
+                url,
+                headers=[*_kept(scope["headers"], _OF_ONE_HOP), (FORWARDED, self._proof(scope, replica))],
+                content=body if body.present else None,
+                extensions={"target": urlsplit(url).path.rstrip("/").encode() + _target(scope)},
+            )
+            try:
+                response = await self._answer(client.send(request, stream=True), body, replica)
+            except (httpx2.TransportError, ClientDisconnect) as error:
+                _LOG.warning("replica %s cannot be reached: %s", replica, type(error).__name__)
+                gone = Unavailable("the replica that this is for cannot be reached; ask again")
+                await self._refuse(gone, scope, send)
+            else:
+                if response is not None:
+                    await _pass_back(response, send)
+
+    @asynccontextmanager
+    async def _connections(self, path: str) -> AsyncIterator[httpx2.AsyncClient]:
+        """What carries a request: shared connections when it is answered at once, as a check-in is, else its own.
+
+        What a pool does for one request grows with all that are under way in it: with 3,000 that wait it is 50 ms.
+        """
+        if _POPULATION.fullmatch(path):
+            yield self._shared
+            return
+        async with self._client() as client:
+            yield client
+
+    def _client(self) -> httpx2.AsyncClient:
+        return httpx2.AsyncClient(
+            verify=self._trusted,
+            trust_env=False,  # a proxy that the environment names is meant for other traffic
+            timeout=httpx2.Timeout(_SLACK_S, connect=_CONNECT_S, pool=_CONNECT_S, read=self._longest_s),
+            limits=httpx2.Limits(max_connections=_MOST_SHARED, keepalive_expiry=_KEPT_S),
         )
-        answering = asyncio.ensure_future(self._client.send(request, stream=True))
-        leaving = asyncio.ensure_future(body.left())
+
+    async def _answer(
+        self, sending: Coroutine[Any, Any, httpx2.Response], body: _Body, replica: str
+    ) -> httpx2.Response | None:
+        """The other replica's answer; None when the device hung up, and then the connection is closed there too.
+
+        Raises httpx2.TransportError, also when the other replica is taken for gone while it is waited for, as one that
+        hangs is; ClientDisconnect.
+        """
+        answering, leaving = asyncio.ensure_future(sending), asyncio.ensure_future(body.left())
         try:
             both = {answering, leaving}
-            while not (await asyncio.wait(both, timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED))[0]:
+            while not (await asyncio.wait(both, timeout=self._look_s, return_when=asyncio.FIRST_COMPLETED))[0]:
                 if replica not in self._tenure.view.urls:
-                    raise httpx2.ReadTimeout("it is gone")
-            if not answering.done():
-                return  # and cancelling closes the connection, so that the other replica knows too
-            response = await answering
-        except (httpx2.TransportError, ClientDisconnect) as error:
-            _LOG.warning("replica %s cannot be reached: %s", replica, type(error).__name__)
-            await self._refuse(Unavailable("the replica that this is for cannot be reached; ask again"), scope, send)
-        else:
-            await _pass_back(response, send)
+                    raise httpx2.ReadTimeout("it is taken for gone")
+            return await answering if answering.done() else None
         finally:
             answering.cancel()
             leaving.cancel()
@@ -185,7 +214,7 @@ class _Body:
 
 
 async def _pass_back(response: httpx2.Response, send: Send) -> None:
-    headers = [(name.lower(), value) for name, value in response.headers.raw if name.lower() not in _NOT_ANSWERED]
+    headers = _kept(response.headers.raw, _OF_EVERY_SERVER)
     try:
         await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
         async for chunk in response.aiter_raw():
@@ -197,6 +226,10 @@ async def _pass_back(response: httpx2.Response, send: Send) -> None:
         )  # the server closes the connection, as it is unfinished
     finally:
         await response.aclose()
+
+
+def _kept(headers: Iterable[tuple[bytes, bytes]], but: AbstractSet[bytes]) -> list[tuple[bytes, bytes]]:
+    return [(name.lower(), value) for name, value in headers if name.lower() not in but]
 
 
 def _target(scope: Scope) -> bytes:

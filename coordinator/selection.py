@@ -29,7 +29,14 @@ class Capabilities:
     @classmethod
     def stated_by(cls, message: CheckIn) -> Capabilities:
         """Those of a device that sent this."""
-        return cls(frozenset(message.formats), message.examples, conditions=message.conditions or StatedConditions())
+        able = message.capabilities
+        return cls(
+            formats=frozenset(able.formats),
+            examples=message.examples,
+            version=able.version,
+            memory_mb=able.memory_mb,
+            conditions=message.conditions or StatedConditions(),
+        )
 
 
 @dataclass(frozen=True, slots=True)

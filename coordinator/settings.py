@@ -62,6 +62,12 @@ class Settings(BaseSettings):
     )
     host: str = Field(default="127.0.0.1", description="address on which devices are served")
     port: int = Field(default=8080, ge=0, le=65535, description="port for devices; 0 takes a free one")
+    accept_unattested: bool = Field(
+        default=False, description="enrol devices that prove nothing; for development alone"
+    )
+    enrolment_secret_file: Path | None = Field(
+        default=None, description="file with the secret that devices prove to know when they enrol"
+    )
     admin_host: str = Field(default="127.0.0.1", description="address of the admin API and the dashboard")
     admin_port: int = Field(default=8081, ge=0, le=65535, description="their port; 0 takes a free one")
     loopback_viewer: bool = Field(
@@ -92,6 +98,9 @@ class Settings(BaseSettings):
         default=600, ge=0, description="check-ins of one device; more are answered 429; 0 is no limit"
     )
     message_limit_bytes: int = Field(default=65536, ge=1024, description="largest JSON message that is read")
+    partial_reports_bytes: int = Field(
+        default=1 << 30, ge=1024, description="memory for reports that arrive in parts, in all; more are answered 503"
+    )
     upload_limit_bytes: int = Field(default=1 << 28, ge=1024, description="largest blob that an operator may upload")
     drain_s: float = Field(default=30.0, ge=0, le=3600, description="how long a stop waits for requests in progress")
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level logged")

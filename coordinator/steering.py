@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -33,69 +34,78 @@ class _Population:
 
 @dataclass(slots=True)
 class Steering:
-    """Tells devices when to come back, within `bounds`. Used by the driver's thread alone."""
+    """Tells devices when to come back, within `bounds`. From any thread."""
 
     bounds: RetryWindow
     _rhythms: dict[str, _Rhythm] = field(default_factory=dict)
     _populations: dict[str, _Population] = field(default_factory=dict)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def learn(self, jobs: Iterable[Job], underway: Underway, now: float) -> None:
         """From now on these tasks ask for devices, and their rounds stand so."""
-        active = [job for job in jobs if job.active]
-        self._rhythms = {job.task.id: self._rhythm(job.task.id) for job in active}
-        by_population: dict[str, list[Job]] = {}
-        for job in active:
-            by_population.setdefault(job.population, []).append(job)
-        for name in self._populations.keys() | by_population.keys():
-            one = self._at(name, now)
-            one.demand = self._demand(by_population.get(name, ()), underway, now)
-            one.opening = now + (one.demand.opens_in_s if one.demand else 0.0)
+        with self._lock:
+            active = [job for job in jobs if job.active]
+            self._rhythms = {job.task.id: self._rhythm(job.task.id) for job in active}
+            by_population: dict[str, list[Job]] = {}
+            for job in active:
+                by_population.setdefault(job.population, []).append(job)
+            for name in self._populations.keys() | by_population.keys():
+                one = self._at(name, now)
+                one.demand = self._demand(by_population.get(name, ()), underway, now)
+                one.opening = now + (one.demand.opens_in_s if one.demand else 0.0)
 
     def arrived(self, population: str, now: float) -> None:
         """A device checked in."""
-        one = self._at(population, now)
-        one.pace = observe(one.pace, 1.0, now, one.demand)
+        with self._lock:
+            one = self._at(population, now)
+            one.pace = observe(one.pace, 1.0, now, one.demand)
 
     def drawn(self, job: Job, now: float) -> None:
         """A cohort was drawn for a task."""
-        self._rhythm(job.task.id).drawn_at = now
-        one = self._at(job.population, now)
-        one.pace = drawn(one.pace)
+        with self._lock:
+            self._rhythm(job.task.id).drawn_at = now
+            one = self._at(job.population, now)
+            one.pace = drawn(one.pace)
 
     def ended(self, job: Job, now: float) -> None:
         """A task's round, for which a cohort had been drawn, ended."""
-        rhythm = self._rhythm(job.task.id)
-        took_s = now - rhythm.drawn_at
-        before_s = took_s if rhythm.takes_s is None else rhythm.takes_s
-        rhythm.takes_s = before_s + _WEIGHT * (took_s - before_s)
+        with self._lock:
+            rhythm = self._rhythm(job.task.id)
+            took_s = now - rhythm.drawn_at
+            before_s = took_s if rhythm.takes_s is None else rhythm.takes_s
+            rhythm.takes_s = before_s + _WEIGHT * (took_s - before_s)
 
     def needed(self, population: str, now: float) -> RetryWindow:
         """When a device that rounds could use should come back."""
-        one = self._at(population, now)
-        demand = self._upcoming(one, now)
-        if demand is None:
-            return self.idle(population, now)
-        one.pace, found = window(one.pace, demand, self.bounds)
-        return found
+        with self._lock:
+            one = self._at(population, now)
+            demand = self._upcoming(one, now)
+            if demand is None:
+                return self.idle(population, now)
+            one.pace, found = window(one.pace, demand, self.bounds)
+            return found
 
     def after(self, population: str, rest_s: float, now: float) -> RetryWindow:
         """When a device that takes part now should come back: not before it has rested."""
-        one = self._at(population, now)
-        demand = self._upcoming(one, now)
-        _, found = window(one.pace, demand, self.bounds) if demand else idle_window(one.pace, self.bounds)
-        return self._not_before(rest_s, found)
+        with self._lock:
+            one = self._at(population, now)
+            demand = self._upcoming(one, now)
+            _, found = window(one.pace, demand, self.bounds) if demand else idle_window(one.pace, self.bounds)
+            return self._not_before(rest_s, found)
 
     def rested(self, population: str, rest_s: float, rounds: int, now: float) -> RetryWindow:
         """When a device that rests, for so many seconds and rounds, should come back."""
-        one = self._at(population, now)
-        rounds_s = rounds * one.demand.every_s if one.demand else 0.0
-        return self._not_before(max(rest_s, rounds_s), self.needed(population, now))
+        with self._lock:
+            one = self._at(population, now)
+            rounds_s = rounds * one.demand.every_s if one.demand else 0.0
+            return self._not_before(max(rest_s, rounds_s), self.needed(population, now))
 
     def idle(self, population: str, now: float) -> RetryWindow:
         """When a device that no round could use should come back."""
-        one = self._at(population, now)
-        one.pace, found = idle_window(one.pace, self.bounds)
-        return found
+        with self._lock:
+            one = self._at(population, now)
+            one.pace, found = idle_window(one.pace, self.bounds)
+            return found
 
     def _at(self, name: str, now: float) -> _Population:
         """What is known of a population, as of now."""

@@ -23,14 +23,16 @@ class Arrive(Request[CheckInAnswer]):
     """A device checks in."""
 
     population: str
+    device: str
     message: CheckIn
 
 
 @dataclass(frozen=True, slots=True)
 class Wait(Request[AssignmentAnswer]):
-    """A session waits for an assignment of one of `tasks`, or of any, at most `wait_s`."""
+    """A device waits in its session for an assignment of one of `tasks`, or of any, at most `wait_s`."""
 
     session: str
+    device: str
     wait_s: float
     tasks: frozenset[str] | None = None
 

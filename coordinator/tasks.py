@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
@@ -14,17 +14,18 @@ import safetensors.numpy
 from coordinator.aggregation import Vectors, check_fit, state_specs
 from coordinator.blobs import Blobs
 from coordinator.eligibility import OnDevice, Requires
-from coordinator.errors import InvalidTask, TaskEnded, UnexpectedEvent, UnknownRound
+from coordinator.errors import InvalidTask, StoreConflict, TaskEnded, UnexpectedEvent, UnknownRound
 from coordinator.failpoints import reach
 from coordinator.gate import check_release
 from coordinator.rounds import TaskState
 from coordinator.store.database import Database
+from coordinator.store.records import Records
 from coordinator.store.rows import AssignmentRecord, RoundRecord, Snapshot, Task, Transition
 from coordinator.task_settings import Budget, Secagg, TaskSettings
 from fedcore import algorithms, checkpoint
 from fedcore.bundle import Bundle
 from fedcore.errors import FedcoreError
-from fedcore.plan import Plan
+from fedcore.plan import BlobRef, Plan
 
 __all__ = [
     "Budget",
@@ -92,12 +93,23 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
                 initial=Snapshot(0, bundle.manifest.state.sha256, first.sha256),
                 created_at=records.at,
             )
-            for ref, public in (*refs.items(), (first, True)):
-                records.add_blob(ref, public=public)
+            self.add_blobs(records, refs)
+            self.add_blobs(records, {first: True})
             records.add_task(task, f"created by {by}")
             reach("task.before-commit")
         reach("task.after-commit")
         return task
+
+    def add_blobs(self, records: Records, refs: Mapping[BlobRef, bool]) -> None:
+        """Make stored blobs known; the values say whether devices may have them. Raises StoreConflict.
+
+        Bytes that no row knew may have been collected since they were stored. From the row on they are safe, so the
+        look comes after it.
+        """
+        for ref, public in refs.items():
+            records.add_blob(ref, public=public)
+            if not self.blobs.has(ref.sha256):
+                raise StoreConflict(f"blob {ref.sha256[:12]}… was collected before a row knew it; try again")
 
     def tasks(self) -> list[Task]:
         """Every task, oldest first."""

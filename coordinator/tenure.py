@@ -55,6 +55,8 @@ class Tenure:
         self._sights: dict[str, Sight] = {}
         self._next_beat = -float("inf")
         self.ousted = False
+        self.took_over: Callable[[], None] = lambda: None
+        """Called when populations that others may have driven are this process's from now on."""
         self.view = View()
         self.leaving: frozenset[str] = frozenset()
 
@@ -154,8 +156,9 @@ class Tenure:
 
     def drain(self) -> None:
         """Take nothing any more; `refresh` gives back what is idle."""
-        self._me = replace(self._me, draining=True)
-        self._next_beat = -float("inf")
+        if not self._me.draining:
+            self._me = replace(self._me, draining=True)
+            self._next_beat = -float("inf")
 
     def leave(self) -> None:
         """Give everything back and remove this process's row. Whoever takes a population abandons what ran there."""
@@ -194,6 +197,8 @@ class Tenure:
                     taken[lease.population] = lease.term + 1
                     _abandon(records, lease.population)
         self._held |= taken
+        if any(term > 1 for term in taken.values()):
+            self.took_over()
 
     def _give_back(self, populations: frozenset[str]) -> None:
         if not populations:

@@ -28,8 +28,9 @@ class Device:
 
     examples: a SQLite example store or an `.npz` file. policy: what the device may do, as a Policy or its file; None is
     `policy.toml` in the state folder, or everything when there is none. conditions, requirements: under which
-    conditions it may work. wait_s: how long it waits to be selected, in seconds. Raises ConfigError when one of these
-    cannot be what it should: a coordinator that is no URL, a backend that there is not, a policy that is none.
+    conditions it may work. wait_s: how long it waits to be selected, in seconds. enrolment_secret: what the
+    device proves to know when it enrols, as bytes or the file with it. Raises ConfigError when one of these cannot be
+    what it should: a coordinator that is no URL, a backend that there is not, a policy that is none.
     """
 
     def __init__(  # noqa: PLR0913  # one parameter per setting, most of them by name
@@ -44,6 +45,7 @@ class Device:
         requirements: Requirements = NO_REQUIREMENTS,
         backend: str = "onnxruntime",
         wait_s: float = 30.0,
+        enrolment_secret: bytes | Path | str | None = None,
     ) -> None:
         _check(coordinator, population, backend, wait_s)
         _check_paths(examples=examples, state=state)
@@ -57,6 +59,7 @@ class Device:
             requirements=requirements,
             backend=backend,
             wait_s=wait_s,
+            enrolment_secret=_secret(enrolment_secret),
         )
         self._said = False
 
@@ -123,3 +126,12 @@ def _policy(given: Policy | Path | str | None, state: Path) -> Policy:
     if isinstance(given, Policy):
         return given
     return policy_in(state) if given is None else Policy.load(Path(given))
+
+
+def _secret(given: bytes | Path | str | None) -> bytes | None:
+    if given is None or isinstance(given, bytes):
+        return given
+    try:
+        return Path(given).read_bytes().strip()
+    except OSError as error:
+        raise ConfigError(f"the enrolment secret cannot be read: {error}") from error

@@ -27,12 +27,15 @@ DeviceError
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from fedcore.wire.messages import AbortReason, RetryWindow
 
 # These name what a coordinator keeps for a while only: it may have restarted, or the round may be over.
 PASSING = frozenset({"unknown-session", "unknown-assignment", "unknown-blob", "conflicting-report", "no-longer-needed"})
+# These are about when a request was signed and by whom, and say nothing of what it asks.
+ABOUT_SIGNATURES = frozenset({"stale-signature", "replayed-signature", "unknown-device"})
 
 
 # Of a text that others wrote, at most so many characters are kept and shown.
@@ -204,21 +207,30 @@ class BadAnswer(TransportError):
         self.permanent = permanent
 
 
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a refusal says besides the problem: when to come back, Retry-After in seconds, its Date if it has one."""
+
+    retry: RetryWindow | None = None
+    after_s: float = 0.0
+    their_time: float | None = None
+
+
 class Refused(TransportError):
     """The coordinator answered with a problem: its `status`, its registered `slug`, and when to come back if it said.
 
     Permanent: a fault of the request or of this installation, which time does not mend. Final: the same request would
-    be refused again, as after a round is over. `after_s` is Retry-After, or 0.
+    be refused again, as after a round is over. `their_time` is the coordinator's, in seconds since 1970.
     """
 
-    def __init__(
-        self, status: int, slug: str, detail: str, retry: RetryWindow | None = None, after_s: float = 0.0
-    ) -> None:
+    def __init__(self, status: int, slug: str, detail: str, said: Said | None = None) -> None:
         super().__init__(detail)
+        said = said or Said()
         self.status = status
         self.reason = self.slug = plain(slug)
-        self.retry = retry
-        self.after_s = after_s
+        self.retry = said.retry
+        self.after_s = said.after_s
+        self.their_time = said.their_time
         client_fault = 400 <= status < 500 and status not in {408, 429}
-        self.permanent = (client_fault and slug not in PASSING) or status == 501
-        self.final = client_fault
+        self.permanent = (client_fault and slug not in PASSING | ABOUT_SIGNATURES) or status == 501
+        self.final = client_fault and slug not in ABOUT_SIGNATURES

@@ -1,4 +1,4 @@
-"""A device's part in a secure round: its keys, what it keeps, and the conversation. Spec: docs/spec/wire.md §8.
+"""A device's part in a secure round: what it keeps, and the conversation. Spec: docs/spec/wire.md §8.
 
 A device that is killed before its masked report was kept gives the assignment up: the keys of its masks are gone. From
 then on it goes on with what it kept, and says again what it said before.
@@ -11,14 +11,10 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-
-import msgspec
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from device_runtime.database import Database
-from device_runtime.errors import DeadlinePassed, ReportLost, SecaggRefused, StateDamaged
-from device_runtime.identity import secagg_key
+from device_runtime.enrolment import Enrolments
+from device_runtime.errors import DeadlinePassed, ReportLost, SecaggRefused
 from device_runtime.kept import Kept, KeptAssignment
 from device_runtime.transport import Transport
 from fedcore import checkpoint
@@ -27,7 +23,7 @@ from fedcore.masking import layout_hash, masked_segments, model_hash, separate, 
 from fedcore.params import Float32
 from fedcore.plan import Plan
 from fedcore.report import ReportLayout
-from fedcore.wire.messages import Assignment, Enrol, Enrolled
+from fedcore.wire.messages import Assignment
 from secagg.client import Client, Receipt, Step
 from secagg.errors import SecaggError
 from secagg.messages import Invite
@@ -38,31 +34,12 @@ WAIT_S, PAUSE_S = 20.0, 0.2
 """How long a message is waited for in one request, and between two, should the coordinator not hold them back."""
 
 
-class Enrolment(msgspec.Struct, frozen=True):
-    """What a device knows of a coordinator since it first enrolled there, under this `id` of its own."""
-
-    id: bytes
-    enrolled: Enrolled
-
-
-class Enrolments:
-    """The enrolments of a state folder, and the last round of each task that it answered. Raises StateError."""
+class Answered:
+    """The last round of each of a coordinator's tasks that this device answered. Raises StateError."""
 
     def __init__(self, database: Database, coordinator: str) -> None:
         self._database = database
         self._coordinator = coordinator
-
-    def get(self, id_: bytes, transport: Transport) -> Enrolled:
-        """The enrolment of this id, asked for when there is none. Raises SecaggRefused when pinned keys changed."""
-        known = self._known()
-        if known is not None and known.id == id_:
-            return known.enrolled
-        fresh = transport.enrol(Enrol(id=id_))
-        if known is not None and (known.enrolled.server, known.enrolled.authority) != (fresh.server, fresh.authority):
-            raise SecaggRefused("the coordinator shows other keys than those that this device pinned")
-        text = msgspec.json.encode(Enrolment(id_, fresh)).decode()
-        self._database.execute("INSERT OR REPLACE INTO enrolment VALUES (?, ?)", self._coordinator, text)
-        return fresh
 
     def last_round(self, task: str) -> int:
         """The greatest session number of the task that this device answered; -1 when it answered none."""
@@ -73,15 +50,6 @@ class Enrolments:
         """From now on no round of the task up to this one is answered."""
         self._database.execute("INSERT OR REPLACE INTO answered VALUES (?, ?, ?)", self._coordinator, task, number)
 
-    def _known(self) -> Enrolment | None:
-        query = "SELECT enrolled FROM enrolment WHERE coordinator = ?"
-        for (text,) in self._database.execute(query, self._coordinator):
-            try:
-                return msgspec.json.decode(text, type=Enrolment)
-            except msgspec.MsgspecError as error:
-                raise StateDamaged("an enrolment in the state database cannot be read", str(error)) from error
-        return None
-
 
 @dataclass(frozen=True, slots=True)
 class SecureDelivery:
@@ -91,8 +59,8 @@ class SecureDelivery:
     session otherwise. plan: gives an assignment's plan.
     """
 
-    folder: Path
     enrolments: Enrolments
+    answered: Answered
     transport: Transport
     kept: KeptAssignment
     least: int
@@ -105,9 +73,9 @@ class SecureDelivery:
         Raises StateError or TransportError too: the device must know the coordinator's key.
         """
         with _explained():
-            policy, _ = self._standing(self._identity())
+            policy, _ = self._standing()
             held = model_hash(given.plan, given.checkpoint), layout_hash(layout)
-            _check(policy.accept(given.secagg or b"", held, self.enrolments.last_round(given.task)), given, layout)
+            _check(policy.accept(given.secagg or b"", held, self.answered.last_round(given.task)), given, layout)
 
     def run(self, kept: Kept) -> tuple[Kept, Receipt]:
         """Take part to the end, from wherever an earlier process was stopped: what is kept by then, and the receipt.
@@ -115,26 +83,24 @@ class SecureDelivery:
         Raises SecaggRefused, ReportLost, DeadlinePassed, StateError or TransportError.
         """
         with _explained():
-            identity = self._identity()
-            policy, credential = self._standing(identity)
+            identity = self.enrolments.identity
+            policy, credential = self._standing()
             if kept.phase == "masked":
                 client = Client.restore(identity, policy, kept.keep)
                 survivors = self._hear(kept, 6)
             else:
                 given = kept.given
-                client = Client(identity, policy, credential, self.enrolments.last_round(given.task))
+                client = Client(identity, policy, credential, self.answered.last_round(given.task))
                 kept, survivors = self._mask(kept, client, self.plan(given).report)
             kept, confirmations = self._step(kept, 7, client.survivors(survivors))
             kept, result = self._step(kept, 9, client.confirmations(confirmations))
             return kept, client.result(result)
 
-    def _identity(self) -> Ed25519PrivateKey:
-        return Ed25519PrivateKey.from_private_bytes(secagg_key(self.folder))
-
-    def _standing(self, identity: Ed25519PrivateKey) -> tuple[Policy, bytes]:
+    def _standing(self) -> tuple[Policy, bytes]:
         """What this device insists on, and its credential."""
-        enrolled = self.enrolments.get(identity.public_key().public_bytes_raw(), self.transport)
-        return Policy(enrolled.server, enrolled.authority, max(self.least, LEAST_COHORT)), enrolled.credential
+        self.enrolments.signer(self.transport)
+        given = self.enrolments.credential()
+        return Policy(given.server, given.authority, max(self.least, LEAST_COHORT)), given.credential
 
     def _mask(self, kept: Kept, client: Client, layout: ReportLayout) -> tuple[Kept, bytes]:
         """Share keys with the cohort, and send the masked report: what is kept by then, and M6."""
@@ -143,7 +109,7 @@ class SecureDelivery:
         advertisement = client.invite(invitation, model_hash(given.plan, given.checkpoint), layout_hash(layout))
         invite, _ = Invite.decode(invitation)
         _check(invite, given, layout)
-        self.enrolments.answer(given.task, invite.round)
+        self.answered.answer(given.task, invite.round)
         roster = self._say(kept, 1, advertisement)
         client.deliver(self._say(kept, 3, client.roster(roster)))
         step = client.mask(vector_D, min(weight, invite.w_max))

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,9 +20,11 @@ from device_runtime.backends import FORMATS, open_backend
 from device_runtime.backends.backend import Backend
 from device_runtime.budget import Budget, Spent
 from device_runtime.cache import BlobCache, trim
+from device_runtime.capabilities import capabilities
 from device_runtime.clock import Clock, Moment
 from device_runtime.conditions import Conditions, ConditionSource, Requirements
 from device_runtime.database import Database, open_database
+from device_runtime.enrolment import Enrolments
 from device_runtime.errors import (
     AssignmentError,
     BadAnswer,
@@ -43,7 +44,6 @@ from device_runtime.errors import (
 )
 from device_runtime.examples import ExampleSource, open_examples
 from device_runtime.guard import Guard
-from device_runtime.identity import device_id
 from device_runtime.journal import Journal
 from device_runtime.kept import Kept, KeptAssignment
 from device_runtime.outcome import Outcome, failed
@@ -73,7 +73,8 @@ STOPS = (KeyboardInterrupt, SystemExit)
 class DeviceConfig:
     """One device. `state` is a folder of its own; `wait_s` is how long it waits to be selected.
 
-    policy: what it may do; None is the `policy.toml` of the state folder.
+    policy: what it may do; None is the `policy.toml` of the state folder. enrolment_secret: what it proves to know when
+    it enrols; None proves nothing.
 
     conditions: read before a session, while it downloads and between batches, and held against `requirements`. Without
     a source nothing is known, so whatever is required does not hold. stopping: whether to give up within one batch.
@@ -88,6 +89,7 @@ class DeviceConfig:
     backend: str = "onnxruntime"
     wait_s: float = 30.0
     policy: Policy | None = None
+    enrolment_secret: bytes | None = field(default=None, repr=False)
     conditions: ConditionSource = Conditions
     requirements: Requirements = field(default_factory=Requirements)
     stopping: Callable[[], bool] = lambda: False
@@ -116,6 +118,7 @@ def run_session(config: DeviceConfig, clock: Clock | None = None) -> Outcome:
             config.connect(config.coordinator) as transport,
         ):
             transport.stopping = config.stopping
+            transport.wall = clock.wall
             outcome = _Session(config, transport, database, clock).run()
     except DeviceError as error:
         outcome = failed(outcome, error)
@@ -135,6 +138,8 @@ class _Session:
         self._after_work: RetryWindow | None = None
         self._look_at, self._note_at = 0.0, time.monotonic() + NOTE_EVERY_S
         self._kept = KeptAssignment(database, config.state, config.coordinator, config.population)
+        self._enrolments = Enrolments(database, config.state, config.coordinator, config.enrolment_secret)
+        transport.identity = self._enrolments
         journal = Journal(database, clock)
         self._budget = Budget(database, clock)
         self._policy = config.policy or policy_in(config.state)
@@ -146,7 +151,7 @@ class _Session:
         try:
             if self._database.notice:
                 self._record.notice("state-replaced", self._database.notice)
-            self._record.note(device=device_id(self._config.state))
+            self._record.note(device=self._enrolments.device)
             now = self._conditions()
             unmet = self._config.unmet(now)
             if unmet:
@@ -199,13 +204,12 @@ class _Session:
         self._guard.check_in(config.population)
         backend, examples = config.load_backend(config.backend), open_examples(config.examples)
         hello = CheckIn(
-            device=self._record.outcome.device,
-            runtime=f"muster {version('muster-fl')}, {backend.runtime}",
-            formats=(backend.format,),
+            capabilities=capabilities(backend),
             examples=self._guard.shown(examples.counts()),
             conditions=now.stated(),
         )
         answer = transport.check_in(config.population, hello)
+        self._record.note(device=self._enrolments.device)
         if isinstance(answer, Rejected):
             return self._rejected(answer, backend)
         tasks = willing(answer.offers, examples, now)
@@ -311,11 +315,11 @@ class _Session:
         return kept
 
     def _secure(self, due: Moment) -> SecureDelivery:
-        from device_runtime.secure import Enrolments, SecureDelivery  # noqa: PLC0415  # as in guard.py
+        from device_runtime.secure import Answered, SecureDelivery  # noqa: PLC0415  # as in guard.py
 
         return SecureDelivery(
-            folder=self._config.state,
-            enrolments=Enrolments(self._database, self._config.coordinator),
+            enrolments=self._enrolments,
+            answered=Answered(self._database, self._config.coordinator),
             transport=self._transport,
             kept=self._kept,
             least=self._guard.min_cohort,

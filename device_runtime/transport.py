@@ -5,9 +5,7 @@ Spec: docs/spec/wire.md.
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import hashlib
 import itertools
 import random
 import ssl
@@ -15,19 +13,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 from urllib.parse import quote
 
 import httpx2
-import msgspec
 
+from device_runtime.answers import Answer, arrived, continues, decoded, demand_names, refusal, shown
 from device_runtime.cache import Partial
-from device_runtime.errors import BadAnswer, ConfigError, Refused, Unreachable, plain
-from fedcore.errors import DigestMismatch, WireError
+from device_runtime.errors import BadAnswer, ConfigError, Refused, Unreachable
+from fedcore.errors import DigestMismatch
 from fedcore.plan import BlobRef
 from fedcore.wire.messages import (
     Abort,
-    Assignment,
     AssignmentAnswer,
     CheckIn,
     CheckInAnswer,
@@ -36,10 +33,9 @@ from fedcore.wire.messages import (
     Receipt,
     Rejected,
     Willing,
-    decode,
     encode,
 )
-from fedcore.wire.problems import PROBLEM_TYPE, Problem
+from fedcore.wire.signatures import Request, Signer, content_digest
 
 T = TypeVar("T")
 RETRIES = 3
@@ -50,27 +46,40 @@ TIMEOUT_S = 30.0
 LEAVING_S = 2.0
 LONGEST_NAP_S = 0.25
 LARGEST_MESSAGE = 1 << 20
-MOST_FORMATS = 20
 PIECE = 1 << 16
 JSON = {"Content-Type": "application/json"}
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
+BYTES = {"Content-Type": "application/octet-stream"}
+PARTIAL = {"Content-Type": "application/partial-upload"}
+# A larger report is uploaded so that a cut connection loses nothing.
+LARGEST_WHOLE = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A request."""
+    """A request. Without a signer the device signs it, and without a time it is signed as of now."""
 
     method: str
     path: str
-    content: bytes = b""
+    content: bytes | memoryview = b""
     headers: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float = TIMEOUT_S
+    signer: Signer | None = None
+    created: int | None = None
+
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+        return f"{self.method} {self.path}"
+
+
+class Identity(Protocol):
+    """Who the device is to the coordinator."""
+
+    def signer(self, transport: Transport) -> Signer:
+        """Who signs requests; it may enrol first, by this transport."""
+
+    def forget(self) -> None:
+        """The coordinator knows no such device: who signs next must enrol first."""
 
 
 def checked_url(coordinator: str) -> httpx2.URL:
@@ -91,6 +100,8 @@ def checked_url(coordinator: str) -> httpx2.URL:
 class Transport:
     """A conversation with one coordinator. `bytes_up` and `bytes_down` count bodies as they cross the wire.
 
+    identity: who signs, every attempt anew. wall: the time by which it is signed, in seconds since 1970; when the
+    coordinator finds it wrong, its own time counts from then on, for signatures alone, and the call is made once more.
     A call is made again on 429, on 503 and when the connection breaks: 3 times until there is an assignment, and 3
     times within it; `leave` never. Once `stopping`, nothing is asked again, and answers have LEAVING_S to come.
     Every method raises Unreachable, Refused or BadAnswer.
@@ -102,6 +113,9 @@ class Transport:
         self.bytes_up = 0
         self.bytes_down = 0
         self.stopping: Callable[[], bool] = lambda: False
+        self.identity: Identity | None = None
+        self.wall: Callable[[], float] = time.time
+        self._ahead_s = 0.0
         self._client = client
         self._sleep = sleep
         self._rng = rng or random.Random()
@@ -135,7 +149,7 @@ class Transport:
         """Say that this device is willing."""
         call = _Call("POST", f"/v1/populations/{_segment(population)}/checkins", encode(message), JSON)
         answer: CheckInAnswer = self._message(call, CheckInAnswer)
-        return _shown(answer) if isinstance(answer, Rejected) else answer
+        return shown(answer) if isinstance(answer, Rejected) else answer
 
     def await_assignment(self, session: str, wait_s: float, tasks: tuple[str, ...]) -> AssignmentAnswer:
         """Wait, for about `wait_s` seconds, to be selected for one of `tasks`."""
@@ -146,8 +160,8 @@ class Transport:
         )
         self._retries = RETRIES
         if isinstance(answer, Rejected):
-            return _shown(answer)
-        _demand_names(answer)
+            return shown(answer)
+        demand_names(answer)
         return answer
 
     def blob(self, ref: BlobRef, partial: Partial, watch: Callable[[], None] = lambda: None) -> bytes:
@@ -171,20 +185,26 @@ class Transport:
 
     def report(self, assignment: str, body: bytes) -> Receipt:
         """Upload the report. Asking again is safe: the coordinator counts a digest once."""
-        digest = base64.b64encode(hashlib.sha256(body).digest()).decode()
-        headers = {"Content-Type": "application/octet-stream", "Content-Digest": f"sha-256=:{digest}:"}
         path = f"/v1/assignments/{_segment(assignment)}/report"
-        receipt: Receipt = self._message(_Call("PUT", path, body, headers), Receipt)
+        if len(body) > LARGEST_WHOLE:
+            return self._resumed(path, body)
+        receipt: Receipt = self._message(_Call("PUT", path, body, BYTES), Receipt)
         return receipt
 
-    def enrol(self, message: Enrol) -> Enrolled:
-        """Ask for a credential for secure aggregation. Asking again is safe."""
-        enrolled: Enrolled = self._message(_Call("POST", "/v1/devices", encode(message), JSON), Enrolled)
+    def enrol(self, newcomer: Signer, message: Callable[[int], Enrol]) -> Enrolled:
+        """Become known to the coordinator; `message` gives what to say at a time. Asking again is safe."""
+
+        def ask() -> Answer:
+            created = self._now()
+            content = encode(message(created))
+            return self._attempt(_Call("POST", "/v1/devices", content, JSON, signer=newcomer, created=created))
+
+        enrolled: Enrolled = decoded("POST /v1/devices", self._retrying(ask), Enrolled)
         return enrolled
 
     def say(self, assignment: str, number: int, message: bytes, wait_s: float) -> bytes | None:
         """Send a message of a secure aggregation, and hear the next as `hear` does. Sending the same again is safe."""
-        headers = {"Content-Type": "application/octet-stream", "Prefer": f"wait={wait_s:.0f}"}
+        headers = {**BYTES, "Prefer": f"wait={wait_s:.0f}"}
         answer = self._send(_Call("PUT", _secagg(assignment, number), message, headers, timeout_s=wait_s + TIMEOUT_S))
         return None if answer.status == 204 else answer.body
 
@@ -204,24 +224,33 @@ class Transport:
         self._attempt(_Call("POST", path, encode(message), JSON, timeout_s=LEAVING_S))
 
     def _message(self, call: _Call, kind: Any) -> Any:
-        answer = self._send(call)
-        if not answer.headers.get("content-type", "").startswith("application/json"):
-            # A captive portal or a proxy's page, as a rule, and gone in minutes.
-            raise BadAnswer(f"{call.method} {call.path} was answered with something other than JSON")
-        try:
-            return decode(answer.body, kind)
-        except WireError as error:
-            raise BadAnswer(f"{call.method} {call.path}: {error}", permanent=True) from error
+        return decoded(call.name, self._send(call), kind)
 
-    def _send(self, call: _Call) -> _Answer:
+    def _resumed(self, path: str, body: bytes) -> Receipt:
+        """Upload what the coordinator does not have yet, as often as the rules allow."""
+        about = {"Upload-Length": str(len(body)), "Upload-Complete": "?1", "Repr-Digest": content_digest(body)}
+
+        def bring_the_rest() -> Answer:
+            start = arrived(self._attempt(_Call("HEAD", path)), len(body))
+            headers = {**PARTIAL, **about, "Upload-Offset": str(start)}
+            return self._attempt(_Call("PATCH", path, memoryview(body)[start:], headers))
+
+        receipt: Receipt = decoded(f"PATCH {path}", self._retrying(bring_the_rest), Receipt)
+        return receipt
+
+    def _send(self, call: _Call) -> Answer:
         return self._retrying(lambda: self._attempt(call))
 
     def _retrying(self, attempt_once: Callable[[], T]) -> T:
         """What an attempt gives, after as many attempts as the rules allow."""
+        mended: set[str] = set()
         for attempt in itertools.count():
             try:
                 return attempt_once()
             except (Unreachable, Refused) as error:
+                if isinstance(error, Refused) and error.slug not in mended and self._mend(error):
+                    mended.add(error.slug)
+                    continue
                 asked_s = error.after_s if isinstance(error, Refused) else 0.0
                 passing = not isinstance(error, Refused) or error.status in RETRIED_STATUSES
                 if not passing or self._retries == 0 or asked_s > LONGEST_DELAY_S:
@@ -231,6 +260,18 @@ class Transport:
                     raise
         raise AssertionError("unreachable")
 
+    def _mend(self, error: Refused) -> bool:
+        """Do what the coordinator asks of a device that it does not recognise; False when there is no such thing."""
+        if error.slug == "unknown-device" and self.identity is not None:
+            self.identity.forget()
+            return True
+        if error.slug == "mismatching-offset":
+            return True  # the next attempt asks for the offset again
+        if error.slug == "stale-signature" and error.their_time is not None:
+            self._ahead_s = error.their_time - self.wall()
+            return self._pause(error.after_s)
+        return False
+
     def _pause(self, seconds: float) -> bool:
         """Sleep; False as soon as the device is told to stop."""
         while seconds > 0 and not self.stopping():
@@ -238,9 +279,9 @@ class Transport:
             seconds -= LONGEST_NAP_S
         return not self.stopping()
 
-    def _attempt(self, call: _Call) -> _Answer:
+    def _attempt(self, call: _Call) -> Answer:
         with self._asked(call) as response:
-            return _Answer(response.status_code, response.headers, self._read(response, call))
+            return Answer(response.status_code, response.headers, self._read(response, call))
 
     def _append(self, ref: BlobRef, partial: Partial, watch: Callable[[], None]) -> None:
         """Fetch what is missing of a blob. What arrives before something ends it is kept, if it is of the blob."""
@@ -252,14 +293,14 @@ class Transport:
             headers |= {"Range": f"bytes={start}-", "If-Range": etag}
         call = _Call("GET", f"/v1/blobs/{_segment(ref.sha256)}", headers=headers)
         with self._asked(call) as response:
-            if start and not _continues(response, start):
+            if start and not continues(response, start):
                 partial.clear()
             try:
                 for chunk in response.iter_bytes():
                     partial.append(chunk)
                     if partial.size > ref.size:
                         partial.clear()
-                        raise BadAnswer(f"{call.method} {call.path}: the answer is longer than {ref.size} bytes")
+                        raise BadAnswer(f"{call.name}: the answer is longer than {ref.size} bytes")
                     watch()
             except BaseException:
                 if response.headers.get("etag") != etag:
@@ -269,34 +310,51 @@ class Transport:
     @contextlib.contextmanager
     def _asked(self, call: _Call) -> Iterator[httpx2.Response]:
         """A good answer whose body is still to be read. Its bytes are counted, however it ends."""
-        # The length is given because the body is handed over in pieces, to count those that left.
-        headers = {**call.headers, "Content-Length": str(len(call.content))}
         try:
-            with self._client.stream(
-                call.method,
-                call.path,
-                content=self._counted(call.content),
-                headers=headers,
-                timeout=self._allowed_s(call),
-            ) as response:
+            with contextlib.closing(self._client.send(self._signed(call), stream=True)) as response:
                 try:
                     if not 200 <= response.status_code < 300:
-                        answer = _Answer(response.status_code, response.headers, self._read(response, call))
-                        raise _refusal(call, answer)
+                        answer = Answer(response.status_code, response.headers, self._read(response, call))
+                        raise refusal(call.name, answer)
                     yield response
                 finally:
                     self.bytes_down += response.num_bytes_downloaded
         except httpx2.TransportError as error:
-            raise Unreachable(f"{call.method} {call.path}: {error or type(error).__name__}") from error
+            raise Unreachable(f"{call.name}: {error or type(error).__name__}") from error
         except httpx2.RequestError as error:
-            raise BadAnswer(f"{call.method} {call.path}: {error}") from error
+            raise BadAnswer(f"{call.name}: {error}") from error
+
+    def _signed(self, call: _Call) -> httpx2.Request:
+        """The request of a call, with a fresh signature."""
+        # The length is given because the body is handed over in pieces, to count those that left.
+        headers = {**call.headers, "Content-Length": str(len(call.content))}
+        if call.content:
+            headers["Content-Digest"] = content_digest(call.content)
+        signer = call.signer
+        if signer is None and self.identity is not None:
+            signer = self.identity.signer(self)
+        request = self._client.build_request(
+            call.method,
+            call.path,
+            content=self._counted(call.content),
+            headers=headers,
+            timeout=self._allowed_s(call),
+        )
+        if signer is not None:
+            about = Request(request.method, request.headers["host"], request.url.raw_path.decode(), request.headers.get)
+            request.headers.update(signer.headers(about, self._now() if call.created is None else call.created))
+        return request
+
+    def _now(self) -> int:
+        """The coordinator's time, as far as it is known, in whole seconds."""
+        return int(self.wall() + self._ahead_s)
 
     def _allowed_s(self, call: _Call) -> float:
         return min(call.timeout_s, LEAVING_S) if self.stopping() else call.timeout_s
 
-    def _counted(self, content: bytes) -> Iterator[bytes]:
+    def _counted(self, content: bytes | memoryview) -> Iterator[bytes]:
         for start in range(0, len(content), PIECE):
-            piece = content[start : start + PIECE]
+            piece = bytes(content[start : start + PIECE])
             self.bytes_up += len(piece)
             yield piece
 
@@ -305,38 +363,10 @@ class Transport:
         for chunk in response.iter_bytes():
             body += chunk
             if time.monotonic() - began > self._allowed_s(call):
-                raise Unreachable(f"{call.method} {call.path}: the answer took too long")
+                raise Unreachable(f"{call.name}: the answer took too long")
             if len(body) > LARGEST_MESSAGE:
-                raise BadAnswer(f"{call.method} {call.path}: the answer is longer than {LARGEST_MESSAGE} bytes")
+                raise BadAnswer(f"{call.name}: the answer is longer than {LARGEST_MESSAGE} bytes")
         return bytes(body)
-
-
-def _shown(answer: Rejected) -> Rejected:
-    """A rejection whose names of formats may be printed."""
-    return msgspec.structs.replace(answer, formats=tuple(map(plain, answer.formats[:MOST_FORMATS])))
-
-
-def _demand_names(given: Assignment) -> None:
-    """Raise BadAnswer for an assignment whose names are none: they are kept, and shown to the device's owner."""
-    for name in (given.assignment, given.task, given.plan.sha256, given.checkpoint.sha256):
-        if plain(name) != name:
-            raise BadAnswer(f"an assignment names something {name[:40]!r}, which is no name", permanent=True)
-
-
-def _continues(response: httpx2.Response, start: int) -> bool:
-    """Whether an answer is the rest from byte `start` on; anything else is the whole."""
-    return response.status_code == 206 and response.headers.get("content-range", "").startswith(f"bytes {start}-")
-
-
-def _refusal(call: _Call, answer: _Answer) -> Refused:
-    """The problem that an answer holds; one made up from its status when it holds none."""
-    after = answer.headers.get("retry-after", "")
-    after_s = float(after) if after.isdecimal() else 0.0
-    found = Problem("", "", answer.status, f"{call.method} {call.path} was answered with status {answer.status}")
-    if answer.headers.get("content-type", "").startswith(PROBLEM_TYPE):
-        with contextlib.suppress(msgspec.MsgspecError):
-            found = msgspec.json.decode(answer.body, type=Problem)
-    return Refused(answer.status, found.slug or f"http-{answer.status}", found.detail, found.retry, after_s)
 
 
 def _secagg(assignment: str, number: int) -> str:

@@ -7,6 +7,8 @@ FedcoreError
 │   └── BadSignature        a plan does not have the signature that it is said to have
 ├── InvalidKey              a key is malformed, or a file that should hold one does not
 ├── WireError               a message is malformed or of an unknown version
+│   ├── MalformedSignature  a request's signature is not of the form that this protocol has, or covers too little
+│   └── ForgedSignature     a request's signature was not made by its key over it
 ├── ReportError             a report has the wrong length or layout, or holds a non-finite number
 └── AlgorithmError
     ├── UnknownAlgorithm    no algorithm has that name
@@ -40,6 +42,14 @@ class InvalidKey(FedcoreError):
 
 class WireError(FedcoreError):
     """A message is malformed or of an unknown version."""
+
+
+class MalformedSignature(WireError):
+    """A request's signature is not of the form that this protocol has, or covers too little."""
+
+
+class ForgedSignature(WireError):
+    """A request's signature was not made by its key over it."""
 
 
 class ReportError(FedcoreError):

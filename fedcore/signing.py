@@ -40,7 +40,7 @@ def verify(plan: BlobRef, signature: PlanSignature) -> None:
     """
     key = public_key(signature.signer)
     try:
-        key.verify(_bytes(signature.value), message(plan))
+        key.verify(from_base64url(signature.value), message(plan))
     except (InvalidSignature, ValueError) as error:
         raise BadSignature(
             f"plan {plan.sha256[:12]}… does not have the signature of {signature.signer}: it was altered, or signed "
@@ -52,7 +52,7 @@ def public_key(signer: str) -> Ed25519PublicKey:
     """The key in its text form, `ed25519:` and 32 bytes in base64url. Raises InvalidKey."""
     if signer.startswith(KIND):
         with contextlib.suppress(ValueError):
-            return Ed25519PublicKey.from_public_bytes(_bytes(signer.removeprefix(KIND)))
+            return Ed25519PublicKey.from_public_bytes(from_base64url(signer.removeprefix(KIND)))
     raise InvalidKey(f"{signer!r} is not a public key: it must be {KIND} and 32 bytes in base64url, without padding")
 
 
@@ -85,23 +85,24 @@ class SigningKey:
     @property
     def signer(self) -> str:
         """The public key in its text form."""
-        return KIND + _text(self._key.public_key().public_bytes_raw())
+        return KIND + base64url(self._key.public_key().public_bytes_raw())
 
     def sign(self, plan: BlobRef) -> PlanSignature:
         """Sign a plan by its digest. The same key and plan give the same signature."""
-        return PlanSignature(self.signer, _text(self._key.sign(message(plan))))
+        return PlanSignature(self.signer, base64url(self._key.sign(message(plan))))
 
 
-def _text(data: bytes) -> str:
+def base64url(data: bytes) -> str:
+    """Bytes in base64url without padding, as keys and signatures are written."""
     return base64.urlsafe_b64encode(data).decode().rstrip("=")
 
 
-def _bytes(text: str) -> bytes:
-    """The inverse of `_text`, and of nothing else: one value has one spelling. Raises ValueError."""
+def from_base64url(text: str) -> bytes:
+    """The inverse of `base64url`, and of nothing else: one value has one spelling. Raises ValueError."""
     try:
         data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
     except binascii.Error as error:
         raise ValueError(str(error)) from error
-    if _text(data) != text:
+    if base64url(data) != text:
         raise ValueError("not in its one spelling")
     return data

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -66,38 +67,39 @@ class Quantised:
     w_max: int
 
 
-@dataclass(frozen=True, slots=True)
 class Witnessed:
-    """All that was written down below a folder."""
+    """All that was written down below a folder, once whoever writes there has ended."""
 
-    folder: Path
+    def __init__(self, folder: Path) -> None:
+        self._files: dict[str, dict[Path, str]] = defaultdict(dict)
+        for path in sorted(folder.rglob("witnessed/*")):
+            assignment, what, _ = path.name.rsplit(".", 2)
+            self._files[what][path] = assignment
+        self._quantised = {assignment: path for path, assignment in self._files["quantised"].items()}
 
     def quantised(self, assignment: str) -> Quantised:
         """What an assignment's device quantised last."""
-        with np.load(self._one(f"{assignment}.quantised.npz")) as file:
+        with np.load(self._quantised[assignment]) as file:
             segments, w_max = json.loads(file["terms"].item())
             return Quantised(file["words"], tuple(Segment(**one) for one in segments), w_max)
 
-    def uploads(self) -> Iterator[tuple[str, Words]]:
-        """The assignment and the masked words of every upload that was sent."""
-        for path in self._all(f"*.M{MASKED}.*"):
-            data = path.read_bytes()[SESSION.stop : -SIGNATURE]
-            yield path.name.split(".M")[0], np.frombuffer(data, LITTLE)
+    def uploads(self) -> dict[str, Words]:
+        """The masked words of every upload that was sent, by assignment."""
+        return {
+            assignment: np.frombuffer(path.read_bytes()[SESSION.stop : -SIGNATURE], LITTLE)
+            for path, assignment in self._files[f"M{MASKED}"].items()
+        }
 
     def shares(self) -> Iterator[tuple[str, bytes, dict[int, tuple[int, int]]]]:
         """The assignment, the session and the shares (kind and share, by position of their owner) in every M9 sent."""
-        for path in self._all(f"*.M{UNMASK}.*"):
+        for path, assignment in self._files[f"M{UNMASK}"].items():
             message = path.read_bytes()
             session = message[SESSION]
-            yield path.name.split(".M")[0], session, Unmask.decode(message, session).shares
+            yield assignment, session, Unmask.decode(message, session).shares
 
-    def deaths(self, population: str) -> Iterator[str]:
-        """At which message each process of a fleet was killed that was killed at one."""
-        for path in sorted((self.folder / population).rglob("*.died.*")):
-            yield path.read_text()
-
-    def _all(self, pattern: str) -> list[Path]:
-        return sorted(self.folder.rglob(pattern))
-
-    def _one(self, name: str) -> Path:
-        return next(self.folder.rglob(name))
+    def deaths(self) -> dict[str, list[str]]:
+        """At which messages processes were killed, by assignment."""
+        found = defaultdict(list)
+        for path, assignment in self._files["died"].items():
+            found[assignment].append(path.read_text())
+        return dict(found)

@@ -15,6 +15,7 @@ from device_runtime.native.library import FOLDER, default_folder, shim_name
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Tests start coordinators side by side: each takes a free port for its operators.
 os.environ.setdefault("MUSTER_ADMIN_PORT", "0")
+os.environ.setdefault("MUSTER_ACCEPT_UNATTESTED", "1")
 DATA = Path(os.environ.get("MUSTER_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
 

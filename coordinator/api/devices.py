@@ -3,71 +3,74 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from typing import TypeVar
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from coordinator.api.blobs import serve_blob
-from coordinator.api.http import answer, content_digest, preferred_wait, read_as, read_body, read_message
-from coordinator.api.openapi import answers, body
-from coordinator.errors import (
-    DigestMismatch,
-    InvalidReport,
-    MalformedMessage,
-    NoLongerNeeded,
-    TooManyRequests,
-    Unavailable,
-)
+from coordinator.api.http import answer, preferred_wait, read_as, read_body, read_message
+from coordinator.api.openapi import body, signed_answers
+from coordinator.api.owned import REMEMBERED, Owned
+from coordinator.api.reports import HEADER_BYTES, ReportApi
+from coordinator.api.signed import Gate, signed
+from coordinator.errors import TooManyRequests, Unavailable
+from coordinator.recent import Recent
 from coordinator.secure import UPLOAD
 from coordinator.service import Service
-from coordinator.submissions import Arrive, GiveUp, HangUp, Hear, Report, Request, Say, Wait
-from fedcore import checkpoint
-from fedcore.errors import ReportError, SchemaError
-from fedcore.params import Float32
+from coordinator.submissions import Arrive, GiveUp, HangUp, Hear, Request, Say, Wait
 from fedcore.plan import BlobRef
-from fedcore.report import ReportLayout
-from fedcore.wire.messages import Abort, Accepted, Assignment, CheckIn, Enrol, Enrolled, Receipt, Rejected, Willing
-from secagg.keys import enrol
+from fedcore.wire.messages import (
+    Abort,
+    Accepted,
+    Assignment,
+    CheckIn,
+    CheckInAnswer,
+    Enrol,
+    Enrolled,
+    Receipt,
+    Rejected,
+    Willing,
+)
 
 T = TypeVar("T")
-_HEADER_BYTES = 4096
-"""Room for a safetensors header around the one vector of a report."""
-_SMALL_BYTES = 1 << 15
-"""Up to here, hashing and parsing takes less time than handing the work to a thread."""
+MESSAGE = ("malformed-message", "too-large", "digest-mismatch")
+"""What any request with a body may be refused with."""
+OWN = ("unknown-assignment", "foreign-assignment")
 
 
 class DeviceApi:
-    """What devices may ask, as methods on HTTP requests."""
+    """What devices may ask, as methods on signed HTTP requests."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, owned: Owned) -> None:
+        self._owned = owned
         self._driver = service.driver
         self._store = service.store
-        self._keys = service.keys
+        self._registry = service.registry
         self._settings = service.settings
         self._metrics = service.metrics
         self._limits = service.limits
         self._runtimes = service.runtimes
-        self._public: dict[str, BlobRef] = {}
+        self._public: Recent[str, BlobRef] = Recent(REMEMBERED)
 
     async def enrol(self, request: HttpRequest) -> Response:
-        """Give a device the credential that its peers in secure aggregation ask for. May be repeated."""
+        """Make whoever signed this a device, with an id and a credential for secure aggregation. May be repeated."""
         message = await read_message(request, Enrol, self._settings.message_limit_bytes)
-        server, authority = (key.public_key().public_bytes_raw() for key in (self._keys.server, self._keys.authority))
-        return answer(Enrolled(enrol(self._keys.authority, message.id), server, authority))
+        who = signed(request)
+        return answer(await run_in_threadpool(self._registry.enrol, message, who.keyid, who.created))
 
     async def check_in(self, population: str, request: HttpRequest) -> Response:
         """A device is willing to work: it gets a session, or a reason and a time to come back."""
         message = await read_message(request, CheckIn, self._settings.message_limit_bytes)
-        if not 0 < len(message.device) <= 200:
-            raise MalformedMessage("`device` must have 1 to 200 characters")
-        self._admit(message.device)
-        found = await self._ask(Arrive(population, message))
+        device = signed(request).keyid
+        self._admit(device)
+        arrival = Arrive(population, device, message)
+        found: CheckInAnswer = self._driver.turn_away(arrival) or await self._ask(arrival)
         self._metrics.checked_in(found)
-        self._runtimes.add(message.runtime)
+        able = message.capabilities
+        self._runtimes.add(f"{able.runtime} {able.version}, {able.engine}")
         return answer(found)
 
     async def assign(self, session: str, request: HttpRequest) -> Response:
@@ -75,7 +78,7 @@ class DeviceApi:
         wait_s, headers = preferred_wait(request, self._settings.max_wait_s)
         given = await read_body(request, self._settings.message_limit_bytes)
         tasks = frozenset(read_as(given, Willing).tasks) if given else None
-        waiting = asyncio.ensure_future(self._ask(Wait(session, wait_s, tasks)))
+        waiting = asyncio.ensure_future(self._ask(Wait(session, signed(request).keyid, wait_s, tasks)))
         gone = asyncio.ensure_future(_disconnected(request))
         try:
             await asyncio.wait((waiting, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -89,41 +92,33 @@ class DeviceApi:
 
     async def blob(self, sha256: str, request: HttpRequest) -> Response:
         """Immutable bytes by digest: a plan, a graph, a checkpoint."""
-        if sha256 not in self._public:
-            self._public[sha256] = await run_in_threadpool(self._find_public, sha256)
-        return await run_in_threadpool(serve_blob, request, self._public[sha256], self._store.blobs)
-
-    async def report(self, assignment: str, request: HttpRequest) -> Response:
-        """Deliver an assignment's report. Sending the same bytes again gives the same receipt."""
-        digest = content_digest(request)
-        layout = await run_in_threadpool(self._layout_of, assignment)
-        data = await read_body(request, 4 * layout.size + _HEADER_BYTES)
-        if len(data) <= _SMALL_BYTES:
-            report_L = parse_report(data, digest, layout)
-        else:
-            report_L = await run_in_threadpool(parse_report, data, digest, layout)
-        return answer(await self._ask(Report(assignment, digest.hex(), report_L)))
+        ref = self._public.get(sha256)
+        if ref is None:
+            ref = self._public.put(sha256, await run_in_threadpool(self._find_public, sha256))
+        return await run_in_threadpool(serve_blob, request, ref, self._store.blobs)
 
     async def say(self, assignment: str, number: int, request: HttpRequest) -> Response:
         """Take a message of the round's secure aggregation, once, and answer as `hear` does for the next number."""
+        layout = await self._owned.layout(assignment, request)
         limit = self._settings.message_limit_bytes
         if number == UPLOAD:
-            layout = await run_in_threadpool(self._layout_of, assignment)
             # A masked report takes at most half a word per value, and a word for each segment and the checks.
-            limit = 4 * layout.size + 8 * len(layout.segments) + _HEADER_BYTES
-        await self._ask_about(assignment, Say(assignment, number, await read_body(request, limit)))
+            limit = 4 * layout.size + 8 * len(layout.segments) + HEADER_BYTES
+        await self._ask(Say(assignment, number, await read_body(request, limit)))
         return await self.hear(assignment, number + 1, request)
 
     async def hear(self, assignment: str, number: int, request: HttpRequest) -> Response:
         """Wait, as long as `Prefer: wait=N` says, for a message of the secure aggregation; 204 when none is there."""
+        await self._owned.layout(assignment, request)
         wait_s, headers = preferred_wait(request, self._settings.max_wait_s)
-        message = await self._ask_about(assignment, Hear(assignment, number, wait_s))
+        message = await self._ask(Hear(assignment, number, wait_s))
         if message is None:
             return Response(status_code=204, headers=headers)
         return Response(message, media_type="application/octet-stream", headers=headers)
 
     async def abort(self, assignment: str, request: HttpRequest) -> Response:
         """Give an assignment up. May be repeated."""
+        await self._owned.layout(assignment, request)
         message = await read_message(request, Abort, self._settings.message_limit_bytes)
         await self._ask(GiveUp(assignment, message))
         return Response(status_code=204)
@@ -138,102 +133,114 @@ class DeviceApi:
     async def _ask(self, request: Request[T]) -> T:
         return await asyncio.wrap_future(self._driver.submit(request))
 
-    async def _ask_about(self, assignment: str, request: Request[T]) -> T:
-        """Ask the driver, whose memory cannot tell an assignment that is over from one that never was."""
-        try:
-            return await self._ask(request)
-        except NoLongerNeeded:
-            await run_in_threadpool(self._layout_of, assignment)
-            raise
-
     def _find_public(self, sha256: str) -> BlobRef:
         with self._store.database.reading() as records:
             return records.blob(sha256, public=True)
 
-    def _layout_of(self, assignment: str) -> ReportLayout:
-        with self._store.database.reading() as records:
-            found = records.assignment(assignment)
-        return self._store.plan(found.plan_sha256).report
 
-
-def device_router(api: DeviceApi) -> APIRouter:
-    """The routes of `api`."""
+def device_router(api: DeviceApi, reports: ReportApi, gate: Gate) -> APIRouter:
+    """The routes of both, behind the gate, all of them."""
     router = APIRouter(tags=["devices"])
-    add = router.add_api_route
-    arriving = ("malformed-message", "unknown-population", "too-large")
-    add(
-        "/v1/populations/{population}/checkins",
-        api.check_in,
-        methods=["POST"],
-        openapi_extra=body("application/json", CheckIn),
-        responses=answers(200, "Outcome", Accepted, Rejected, problems=arriving),
-    )
-    add(
-        "/v1/sessions/{session}/assignments",
-        api.assign,
-        methods=["POST"],
-        openapi_extra=body("application/json", Willing),
-        responses=answers(200, "Outcome", Assignment, Rejected, problems=("malformed-message", "unknown-session")),
-    )
-    serving = answers(200, "The bytes", problems=("unknown-blob", "range-not-satisfiable"))
-    add("/v1/blobs/{sha256}", api.blob, methods=["GET"], responses=serving)
-    refusals = ("malformed-message", "unknown-assignment", "conflicting-report", "too-large")
-    of_report = (*refusals, "no-longer-needed", "digest-mismatch", "invalid-report")
-    add(
-        "/v1/assignments/{assignment}/report",
-        api.report,
-        methods=["PUT"],
-        openapi_extra=body("application/octet-stream"),
-        responses=answers(200, "Counted, once", Receipt, problems=of_report),
-    )
-    add(
-        "/v1/assignments/{assignment}:abort",
-        api.abort,
-        methods=["POST"],
-        status_code=204,
-        openapi_extra=body("application/json", Abort),
-        responses=answers(204, "Given up", problems=refusals),
-    )
-    _add_secure_routes(router, api)
+    router.include_router(_newcomers(api), dependencies=[Depends(gate.newcomer)])
+    for routes in (_working(api), _reporting(api, reports), _aggregating(api)):
+        router.include_router(routes, dependencies=[Depends(gate.device)])
     return router
 
 
-def _add_secure_routes(router: APIRouter, api: DeviceApi) -> None:
-    """Where devices enrol, and where they exchange the messages of secure aggregation."""
+def _newcomers(api: DeviceApi) -> APIRouter:
+    """Where devices enrol."""
+    router = APIRouter()
     router.add_api_route(
         "/v1/devices",
         api.enrol,
         methods=["POST"],
         openapi_extra=body("application/json", Enrol),
-        responses=answers(200, "Enrolled", Enrolled, problems=("malformed-message", "too-large")),
+        responses=signed_answers(200, "Enrolled", Enrolled, problems=(*MESSAGE, "not-attested")),
     )
+    return router
+
+
+def _working(api: DeviceApi) -> APIRouter:
+    """Where devices offer themselves, and fetch what they need."""
+    router = APIRouter()
+    router.add_api_route(
+        "/v1/populations/{population}/checkins",
+        api.check_in,
+        methods=["POST"],
+        openapi_extra=body("application/json", CheckIn),
+        responses=signed_answers(200, "Outcome", Accepted, Rejected, problems=(*MESSAGE, "unknown-population")),
+    )
+    router.add_api_route(
+        "/v1/sessions/{session}/assignments",
+        api.assign,
+        methods=["POST"],
+        openapi_extra=body("application/json", Willing),
+        responses=signed_answers(
+            200, "Outcome", Assignment, Rejected, problems=(*MESSAGE, "unknown-session", "foreign-session")
+        ),
+    )
+    serving = signed_answers(200, "The bytes", problems=("unknown-blob", "range-not-satisfiable"))
+    router.add_api_route("/v1/blobs/{sha256}", api.blob, methods=["GET"], responses=serving)
+    return router
+
+
+def _reporting(api: DeviceApi, reports: ReportApi) -> APIRouter:
+    """Where assignments end."""
+    router = APIRouter()
+    path = "/v1/assignments/{assignment}/report"
+    ending = (*MESSAGE, *OWN, "conflicting-report")
+    counting = (*ending, "no-longer-needed", "invalid-report")
+    router.add_api_route(
+        path,
+        reports.put,
+        methods=["PUT"],
+        openapi_extra=body("application/octet-stream"),
+        responses=signed_answers(200, "Counted, once", Receipt, problems=counting),
+    )
+    router.add_api_route(
+        path,
+        reports.head,
+        methods=["HEAD"],
+        status_code=204,
+        responses=signed_answers(204, "How much is here", problems=(*OWN, "no-longer-needed")),
+    )
+    router.add_api_route(
+        path,
+        reports.patch,
+        methods=["PATCH"],
+        openapi_extra=body("application/partial-upload"),
+        responses=signed_answers(
+            200, "Counted, once; 204 before the last part", Receipt, problems=(*counting, "mismatching-offset")
+        ),
+    )
+    router.add_api_route(
+        "/v1/assignments/{assignment}:abort",
+        api.abort,
+        methods=["POST"],
+        status_code=204,
+        openapi_extra=body("application/json", Abort),
+        responses=signed_answers(204, "Given up", problems=ending),
+    )
+    return router
+
+
+def _aggregating(api: DeviceApi) -> APIRouter:
+    """Where devices exchange the messages of secure aggregation."""
+    router = APIRouter()
     path = "/v1/assignments/{assignment}/secagg/{number}"
-    over = ("malformed-message", "unknown-assignment", "no-longer-needed")
+    taken = (*MESSAGE, *OWN, "no-longer-needed", "conflicting-report", "unusable-message")
     router.add_api_route(
         path,
         api.say,
         methods=["PUT"],
         openapi_extra=body("application/octet-stream"),
-        responses=answers(
-            200,
-            "Taken, once: the next message's bytes; 204 when not yet",
-            problems=(*over, "conflicting-report", "too-large", "unusable-message"),
-        ),
+        responses=signed_answers(200, "Taken, once: the next message's bytes; 204 when not yet", problems=taken),
     )
-    hearing = answers(200, "The bytes; 204 when not yet", problems=over)
+    hearing = signed_answers(
+        200, "The bytes; 204 when not yet", problems=("malformed-message", *OWN, "no-longer-needed")
+    )
     router.add_api_route(path, api.hear, methods=["GET"], responses=hearing)
-
-
-def parse_report(data: bytes, digest: bytes, layout: ReportLayout) -> Float32:
-    """The report in a body: float32 (L,), checked against its layout. Raises DigestMismatch or InvalidReport."""
-    if hashlib.sha256(data).digest() != digest:
-        raise DigestMismatch("the body is not the one that Content-Digest was made of; send it again")
-    try:
-        report_L = checkpoint.decode(data, layout.wire)["report"]
-        layout.check(report_L)
-    except (SchemaError, ReportError) as error:
-        raise InvalidReport(str(error)) from error
-    return report_L
+    return router
 
 
 async def _disconnected(request: HttpRequest) -> None:

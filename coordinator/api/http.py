@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import base64
+import hashlib
 import logging
 import math
 import re
@@ -17,7 +17,17 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Scope
 
-from coordinator.errors import MalformedMessage, RangeNotSatisfiable, Refusal, TooLarge, TooManyRequests
+from coordinator.api.signed import signed
+from coordinator.errors import (
+    MalformedMessage,
+    MismatchingOffset,
+    RangeNotSatisfiable,
+    Refusal,
+    StaleSignature,
+    TooLarge,
+    TooManyRequests,
+    Unauthenticated,
+)
 from fedcore.errors import WireError
 from fedcore.wire import messages
 from fedcore.wire.messages import RetryWindow
@@ -26,24 +36,29 @@ from fedcore.wire.problems import PROBLEM_TYPE, problem
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 _WAIT = re.compile(r'(?:^|,)\s*wait\s*=\s*"?([0-9]{1,9})"?\s*(?:$|[,;])', re.IGNORECASE)
-_SHA256 = re.compile(r"(?:^|,)\s*sha-256=:([A-Za-z0-9+/]{43}=):\s*(?:$|[,;])")
 PROBLEM_OF = "muster.problem"
 """Where a request's scope says of which type the problem document is that answered it."""
 _SLUG_OF_STATUS = {404: "unknown-resource", 405: "method-not-allowed", 413: "too-large"}
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The whole body. Raises TooLarge as soon as it is known to pass `limit` bytes."""
-    chunks, size = [], int(request.headers.get("content-length", "0"))
+    """The whole body of a signed request, hashed as it comes.
+
+    Raises TooLarge as soon as it is known to pass `limit` bytes, DigestMismatch when it is not the one that was signed.
+    """
+    chunks, size, digest = [], int(request.headers.get("content-length", "0")), hashlib.sha256()
     if size <= limit:
         size = 0
         async for chunk in request.stream():
             chunks.append(chunk)
+            digest.update(chunk)
             size += len(chunk)
             if size > limit:
                 break
     if size > limit:
         raise TooLarge(f"this address takes at most {limit} bytes")
+    if size:
+        signed(request).check(digest.digest())
     return b"".join(chunks)
 
 
@@ -69,14 +84,6 @@ def preferred_wait(request: Request, cap_s: float) -> tuple[float, dict[str, str
     return float(wait_s), {"Preference-Applied": f"wait={wait_s}"}
 
 
-def content_digest(request: Request) -> bytes:
-    """The SHA-256 that `Content-Digest` names (RFC 9530). Raises MalformedMessage when there is none."""
-    found = _SHA256.search(",".join(request.headers.getlist("content-digest")))
-    if found is None:
-        raise MalformedMessage("send the body's digest as Content-Digest: sha-256=:<base64>:")
-    return base64.b64decode(found[1])
-
-
 def answer(message: msgspec.Struct, headers: Mapping[str, str] | None = None) -> Response:
     """A message as JSON."""
     return Response(messages.encode(message), media_type="application/json", headers=headers)
@@ -96,10 +103,23 @@ def refuse(
 def answer_refusal(scope: Scope, error: Refusal, retry: RetryWindow) -> Response:
     """The problem document of a refusal, which the scope is told of."""
     scope[PROBLEM_OF] = error.slug
-    headers = {"Content-Range": f"bytes */{error.size}"} if isinstance(error, RangeNotSatisfiable) else None
     if isinstance(error, TooManyRequests):
         retry = RetryWindow(error.wait_s, error.wait_s + retry.max_s)
-    return refuse(error.slug, str(error), retry if error.retriable else None, headers)
+    return refuse(error.slug, str(error), retry if error.retriable else None, _about(error))
+
+
+def _about(error: Refusal) -> dict[str, str]:
+    """The header fields that go with a refusal."""
+    headers = {}
+    if isinstance(error, RangeNotSatisfiable):
+        headers["Content-Range"] = f"bytes */{error.size}"
+    if isinstance(error, MismatchingOffset):
+        headers |= {"Upload-Offset": str(error.size), "Upload-Complete": "?0"}
+    if isinstance(error, Unauthenticated):
+        headers["WWW-Authenticate"] = "Signature"
+    if isinstance(error, StaleSignature) and error.after_s:
+        headers["Retry-After"] = str(math.ceil(error.after_s))
+    return headers
 
 
 def install_problems(app: FastAPI, retry: RetryWindow) -> None:

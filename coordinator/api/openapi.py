@@ -10,6 +10,10 @@ from fastapi import FastAPI
 from fedcore.wire.messages import Abort, Accepted, Assignment, CheckIn, Enrol, Enrolled, Receipt, Rejected, Willing
 from fedcore.wire.problems import PROBLEM_TYPE, PROBLEMS, Problem
 
+SIGNATURES = (
+    "unsigned", "malformed-signature", "unknown-device", "forged-signature", "stale-signature", "replayed-signature",
+)  # fmt: skip
+"""What any request of a device may be refused with."""
 _PREFIX = "#/components/schemas/"
 _MESSAGES = (Abort, Accepted, Assignment, CheckIn, Enrol, Enrolled, Problem, Receipt, Rejected, Willing)
 
@@ -29,6 +33,13 @@ def answers(status: int, wording: str, *kinds: type[msgspec.Struct], problems: t
         wording = f"{earlier}; {slug}" if earlier else slug
         found[kind.status] = {"description": wording, "content": {PROBLEM_TYPE: {"schema": _schema(Problem)}}}
     return found
+
+
+def signed_answers(
+    status: int, wording: str, *kinds: type[msgspec.Struct], problems: tuple[str, ...]
+) -> dict[int | str, Any]:
+    """The `responses` of a route of devices, whose requests are signed."""
+    return answers(status, wording, *kinds, problems=(*SIGNATURES, *problems))
 
 
 def describe_messages(app: FastAPI) -> None:

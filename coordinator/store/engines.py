@@ -101,9 +101,15 @@ def _begin(connection: Connection) -> None:
 
 
 def _postgresql(url: URL) -> Engines:
+    # The last one is for a process that is paused, or gone without a word, inside a transaction: its locks must go, so
+    # that another replica can take its populations.
+    options = {"lock_timeout": f"{_WAIT_S}s", "timezone": "UTC", "idle_in_transaction_session_timeout": f"{_WAIT_S}s"}
     engine = sqlalchemy.create_engine(
         url.set(drivername="postgresql+psycopg"),
-        connect_args={"connect_timeout": _WAIT_S, "options": f"-c lock_timeout={_WAIT_S}s -c timezone=UTC"}
+        connect_args={
+            "connect_timeout": _WAIT_S,
+            "options": " ".join(f"-c {name}={value}" for name, value in options.items()),
+        }
         | dict(url.query),
         hide_parameters=True,
         pool_pre_ping=True,  # a server that was restarted costs no transaction

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, Row, Select, Table, func, insert, select, update
+from sqlalchemy import ColumnElement, Row, Select, Table, delete, func, insert, or_, select, text, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
@@ -15,8 +15,18 @@ from coordinator.errors import StoreConflict, UnknownAssignment, UnknownBlob, Un
 from coordinator.rounds import FAILURES, AssignmentState, Round, RoundState, TaskState, move
 from coordinator.store.leases import LeaseRecords
 from coordinator.store.overview import Overview
-from coordinator.store.rows import AssignmentRecord, RoundRecord, Seat, Snapshot, Task, Transition
-from coordinator.store.tables import ASSIGNMENTS, BLOBS, POPULATIONS, REPORTS, ROUNDS, TASKS, TRANSITIONS
+from coordinator.store.rows import AssignmentRecord, Device, RoundRecord, Seat, Snapshot, Task, Transition
+from coordinator.store.tables import (
+    ASSIGNMENTS,
+    BLOBS,
+    DEVICES,
+    METADATA,
+    POPULATIONS,
+    REPORTS,
+    ROUNDS,
+    TASKS,
+    TRANSITIONS,
+)
 from coordinator.store.tokens import TokenRecords
 from coordinator.task_settings import TaskSettings
 from fedcore.bundle import AlgorithmRef
@@ -40,6 +50,22 @@ class Records:
         self.tokens = TokenRecords(connection, at)
         self.overview = Overview(connection)
 
+    # --- devices
+
+    def device(self, device_id: str) -> Device | None:
+        """An enrolled device; None when none has this id."""
+        row = self._connection.execute(select(DEVICES).where(DEVICES.c.id == device_id)).one_or_none()
+        if row is None:
+            return None
+        key = f"{row.algorithm}:{row.public_key}"
+        return Device(id=row.id, key=key, attestation=row.attestation, enrolled_at=row.enrolled_at)
+
+    def add_device(self, device_id: str, key: str, attestation: str) -> None:
+        """Enrol a device under its public key (as text)."""
+        algorithm, _, public_key = key.partition(":")
+        values = {"algorithm": algorithm, "public_key": public_key, "attestation": attestation}
+        self._insert(DEVICES, id=device_id, **values, enrolled_at=self.at)
+
     # --- tasks and blobs
 
     def populations(self) -> frozenset[str]:
@@ -52,6 +78,33 @@ class Records:
         if public:
             hidden = (BLOBS.c.sha256 == ref.sha256) & ~BLOBS.c.public
             self._connection.execute(update(BLOBS).where(hidden).values(public=True))
+
+    def known_blobs(self, names: Collection[str]) -> set[str]:
+        """Which of `names` are blobs with a row; until the transaction ends nobody else adds or removes one."""
+        if self._connection.dialect.name == "postgresql":
+            # SQLite has one writer anyway.
+            self._connection.execute(text("LOCK TABLE blobs IN SHARE ROW EXCLUSIVE MODE"))
+        return set(self._connection.scalars(select(BLOBS.c.sha256).where(BLOBS.c.sha256.in_(names))))
+
+    def rounds_with_models(self, task_id: str) -> list[int]:
+        """The committed rounds whose models are kept."""
+        kept = (ROUNDS.c.task == task_id) & ROUNDS.c.checkpoint_sha256.is_not(None)
+        return list(self._connection.scalars(select(ROUNDS.c.number).where(kept)))
+
+    def forget_models(self, task_id: str, numbers: Collection[int]) -> int:
+        """Let committed rounds point at their models no more; answers how many blobs nothing points at by then.
+
+        Their rows are removed. Raises sqlalchemy's IntegrityError when somebody is about to point at one of them.
+        """
+        of_rounds = (ROUNDS.c.task == task_id) & ROUNDS.c.number.in_(numbers) & ROUNDS.c.checkpoint_sha256.is_not(None)
+        found = self._connection.execute(select(ROUNDS.c.state_sha256, ROUNDS.c.checkpoint_sha256).where(of_rounds))
+        let_go = {digest for row in found for digest in row}
+        self._connection.execute(update(ROUNDS).where(of_rounds).values(state_sha256=None, checkpoint_sha256=None))
+        pointers = [key.parent for table in METADATA.tables.values() for key in table.foreign_keys]
+        pointers = [column for column in pointers if column.references(BLOBS.c.sha256)]
+        needed = [BLOBS.c.sha256.in_(select(column).where(column.is_not(None))) for column in pointers]
+        gone = BLOBS.c.sha256.in_(let_go) & ~or_(*needed)
+        return self._connection.execute(delete(BLOBS).where(gone)).rowcount
 
     def blob(self, sha256: str, *, public: bool) -> BlobRef:
         """A known blob, by digest; with `public`, only one that devices may have. Raises UnknownBlob."""
@@ -103,14 +156,14 @@ class Records:
     def snapshot(self, task: Task, number: int | None = None) -> Snapshot:
         """The model after committed round `number`, by default the last one; 0 is the start. Raises UnknownRound."""
         columns = (ROUNDS.c.number, ROUNDS.c.state_sha256, ROUNDS.c.checkpoint_sha256)
-        query = select(*columns).where((ROUNDS.c.task == task.id) & (ROUNDS.c.state == RoundState.COMMITTED))
+        query = select(*columns).where((ROUNDS.c.task == task.id) & ROUNDS.c.checkpoint_sha256.is_not(None))
         if number is not None:
             query = query.where(ROUNDS.c.number == number)
         row = self._connection.execute(query.order_by(ROUNDS.c.number.desc()).limit(1)).one_or_none()
         if row is not None:
             return Snapshot(row.number, row.state_sha256, row.checkpoint_sha256)
         if number:
-            raise UnknownRound(f"task {task.id} has not committed a round {number}")
+            raise UnknownRound(f"task {task.id} has not committed a round {number}, or its model is kept no more")
         return task.initial
 
     # --- rounds

@@ -22,6 +22,16 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """A device that may sign requests. `key` is its public key as text, `attestation` the kind of its evidence."""
+
+    id: str
+    key: str
+    attestation: str
+    enrolled_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """A task; `initial` is where it started from."""
 

@@ -72,6 +72,17 @@ POPULATIONS = Table(
     comment="Groups of devices that check in together, each with the lease of the one process that drives it",
 )
 
+DEVICES = Table(
+    "devices",
+    METADATA,
+    _column("id", String(32), comment="made from the public key, which therefore has one id", key=True),
+    _column("algorithm", String(32), comment="what it signs with: ed25519 or ecdsa-p256-sha256"),
+    _column("public_key", String(200), comment="in base64url: 32 bytes, or an uncompressed point"),
+    _column("attestation", String(32), comment="kind of evidence at enrolment: none or shared-secret"),
+    _column("enrolled_at", Float, comment="seconds since 1970"),
+    comment="Devices that may sign requests",
+)
+
 BLOBS = Table(
     "blobs",
     METADATA,
@@ -140,10 +151,10 @@ ROUNDS = Table(
 ASSIGNMENTS = Table(
     "assignments",
     METADATA,
-    _column("id", String(32), comment="unguessable id; knowing it is the right to report", key=True),
+    _column("id", String(32), comment="unguessable id", key=True),
     _column("round", _SERIAL, ForeignKey("rounds.id"), comment="the round"),
     _column("slot", Integer, comment="place in the cohort, from 0; keys the device's random numbers"),
-    _column("device", String(200), comment="the device, as it called itself at check-in"),
+    _column("device", String(200), comment="whose part it is: the device that signed the check-in"),
     _column("state", String(16), comment="assigned, reported, aborted or expired"),
     _column("reason", Text, comment="why it was aborted; else empty"),
     _column("assigned_at", Float, comment="seconds since 1970"),

@@ -12,6 +12,7 @@ from device_runtime.checked import misfit
 from fedcore.wire.messages import Fraction, StatedConditions
 
 Size = Annotated[int, msgspec.Meta(ge=0)]
+MEBIBYTE = 1 << 20
 Degrees = Annotated[float, msgspec.Meta(ge=0)]
 
 
@@ -46,8 +47,14 @@ class Conditions(_Checked, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def stated(self) -> StatedConditions:
         """What a coordinator is told: battery in tenths, as an exact level would help to recognise a device."""
-        battery = None if self.battery is None else round(self.battery, 1)
-        return StatedConditions(self.charging, self.idle, self.unmetered, battery)
+        storage = self.free_storage_bytes
+        return StatedConditions(
+            charging=self.charging,
+            idle=self.idle,
+            unmetered=self.unmetered,
+            battery=None if self.battery is None else round(self.battery, 1),
+            free_storage_mb=None if storage is None else rounded_mb(storage),
+        )
 
 
 ConditionSource = Callable[[], Conditions]
@@ -93,6 +100,12 @@ class Requirements(_Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         for what, value, least, words in levels:
             if least is not None and (value is None or value < least):
                 yield f"unknown: {what}" if value is None else f"{what} {words(value)} is below {words(least)}"
+
+
+def rounded_mb(size_bytes: int) -> int:
+    """MiB, rounded down to a power of two: an exact size would help to recognise a device."""
+    whole = size_bytes // MEBIBYTE
+    return 1 << (whole.bit_length() - 1) if whole else 0
 
 
 def _percent(fraction: float) -> str:

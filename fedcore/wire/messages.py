@@ -16,6 +16,7 @@ from fedcore.plan import BlobRef, PlanSignature
 WIRE_VERSION = 1
 T = TypeVar("T")
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 RejectionReason = Literal[
@@ -44,7 +45,63 @@ class RetryWindow(msgspec.Struct, frozen=True):
             raise ValueError(f"a retry window needs finite 0 <= min_s <= max_s, not {self.min_s:g} and {self.max_s:g}")
 
 
-class StatedConditions(msgspec.Struct, frozen=True):
+class Unattested(msgspec.Struct, frozen=True, tag="none", tag_field="kind"):
+    """No proof of anything."""
+
+
+class SharedSecret(msgspec.Struct, frozen=True, tag="shared-secret", tag_field="kind"):
+    """A proof that the device knows a secret that its coordinator knows (`fedcore.wire.attestation`)."""
+
+    proof: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+
+
+Evidence = Unattested | SharedSecret
+"""Why a coordinator should believe that a key is a device's; what each proves stands in docs/spec/wire.md §9."""
+
+
+class Enrol(msgspec.Struct, frozen=True, kw_only=True):
+    """`POST /v1/devices`: whoever signed this request wants to be a device.
+
+    `secagg` is the Ed25519 public key, 32 bytes, under which it takes part in secure aggregation; None if it does not.
+    """
+
+    version: int = WIRE_VERSION
+    attestation: Evidence
+    secagg: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)] | None = None
+
+
+class Credential(msgspec.Struct, frozen=True):
+    """The enrolment authority's signature over a device's key, and the public keys that the device pins from now on."""
+
+    credential: Annotated[bytes, msgspec.Meta(min_length=64, max_length=64)]
+    server: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+    authority: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+
+
+class Enrolled(msgspec.Struct, frozen=True):
+    """The id that the device signs with from now on, and what it needs for secure aggregation if it asked."""
+
+    device: Name
+    secagg: Credential | None = None
+
+
+class StatedCapabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What a device says that it is able to.
+
+    `runtime` and `version` name the device runtime, `engine` what runs graphs; `formats` are those of graphs that it
+    executes, `secagg` the protocols of secure aggregation that it speaks. `memory_mb` is the machine's memory in MiB,
+    rounded down to a power of two; None when it is not known.
+    """
+
+    runtime: Name
+    version: Name
+    engine: Name
+    formats: tuple[str, ...]
+    secagg: tuple[str, ...] = ()
+    memory_mb: Count | None = None
+
+
+class StatedConditions(msgspec.Struct, frozen=True, kw_only=True):
     """What a device says of its conditions; None is what it does not know.
 
     `battery` is a fraction, to a tenth; `free_storage_mb` is rounded down to a power of two.
@@ -58,13 +115,11 @@ class StatedConditions(msgspec.Struct, frozen=True):
 
 
 class CheckIn(msgspec.Struct, frozen=True, kw_only=True):
-    """`POST /v1/populations/{population}/checkins`: a device is willing and says what it can run."""
+    """`POST /v1/populations/{population}/checkins`: a device is willing; `examples` are counted by collection."""
 
     version: int = WIRE_VERSION
-    device: str
-    runtime: str
-    formats: tuple[str, ...]
-    examples: dict[str, int]
+    capabilities: StatedCapabilities
+    examples: dict[str, Count]
     conditions: StatedConditions | None = None
 
 
@@ -131,21 +186,6 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, tag="assigned", tag_
     plan_signature: PlanSignature | None = None
     minimum: Count | None = None
     secagg: bytes | None = None
-
-
-class Enrol(msgspec.Struct, frozen=True, kw_only=True):
-    """`POST /v1/devices`: a device's Ed25519 public key, 32 bytes, which is its id in secure aggregation."""
-
-    version: int = WIRE_VERSION
-    id: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
-
-
-class Enrolled(msgspec.Struct, frozen=True):
-    """The enrolment authority's signature over the id, and the public keys that the device pins from now on."""
-
-    credential: Annotated[bytes, msgspec.Meta(min_length=64, max_length=64)]
-    server: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
-    authority: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,6 +19,15 @@ class ProblemKind(msgspec.Struct, frozen=True):
 
 PROBLEMS = {
     "malformed-message": ProblemKind(400, "The request is not a message of this protocol"),
+    "unsigned": ProblemKind(401, "The request is not signed"),
+    "malformed-signature": ProblemKind(401, "The signature is not of the form that this protocol has"),
+    "unknown-device": ProblemKind(401, "No device has this key id; enrol"),
+    "forged-signature": ProblemKind(401, "The signature was not made by this device's key over this request"),
+    "stale-signature": ProblemKind(401, "The signature is too old, too new or expired by the coordinator's clock"),
+    "replayed-signature": ProblemKind(401, "A request with this signature's nonce came before"),
+    "not-attested": ProblemKind(403, "The coordinator does not take this attestation"),
+    "foreign-session": ProblemKind(403, "The session is another device's"),
+    "foreign-assignment": ProblemKind(403, "The assignment is another device's"),
     "unknown-resource": ProblemKind(404, "There is nothing at this address"),
     "method-not-allowed": ProblemKind(405, "This address does not take this method"),
     "unknown-population": ProblemKind(404, "No population has this name"),
@@ -26,6 +35,7 @@ PROBLEMS = {
     "unknown-assignment": ProblemKind(404, "No assignment has this id"),
     "unknown-blob": ProblemKind(404, "No blob has this digest"),
     "conflicting-report": ProblemKind(409, "Another report was already accepted for this assignment"),
+    "mismatching-offset": ProblemKind(409, "The part does not begin where the last one ended"),
     "no-longer-needed": ProblemKind(410, "The round no longer needs this report"),
     "too-large": ProblemKind(413, "The body is larger than this address accepts"),
     "range-not-satisfiable": ProblemKind(416, "The requested range lies outside the blob"),

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import reduce
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -230,6 +231,12 @@ class _Account:
             if one.state is RoundState.COMMITTED:
                 yield task, one.number, [seat.id for seat in cohort if seat.state is AssignmentState.REPORTED]
 
+    def deaths(self, task: str) -> dict[str, int]:
+        """How many devices were killed in a task's rounds, by the message at which."""
+        seats = {seat.id for name, _, cohort in self.attempts() if name == task for seat in cohort}
+        where = (words for name, words in self.witnesses.deaths().items() if name in seats)
+        return dict(sorted(Counter(chain.from_iterable(where)).items()))
+
     def exact(self) -> int:
         """Committed rounds whose model is that of the plain sum of what the counted devices quantised."""
         return sum(
@@ -262,7 +269,7 @@ class _Account:
 
     def uneven(self) -> tuple[int, float]:
         """Uploads, and how far the distribution of their bytes is from an even one, in standard deviations."""
-        uploads = dict(self.witnesses.uploads())
+        uploads = self.witnesses.uploads()
         counts = sum(np.bincount(words.view(np.uint8), minlength=256) for words in uploads.values())
         expected = np.sum(counts) / 256
         chi_squared = float(((counts - expected) ** 2 / expected).sum())
@@ -271,7 +278,7 @@ class _Account:
     def found_in(self, home: Path) -> tuple[int, int]:
         """Uploads and quantised reports that were sought in the coordinator's files, and those that were found."""
         sought = []
-        for assignment, words in dict(self.witnesses.uploads()).items():
+        for assignment, words in self.witnesses.uploads().items():
             for one in (words, self.witnesses.quantised(assignment).words):
                 middle = one.size // 2
                 sought.append(one[middle : middle + SAMPLE].tobytes())
@@ -304,7 +311,7 @@ def _result(config: SecureFleetConfig, account: _Account, training: _Training, h
         abandoned=trained["abandoned"],
         seconds=training.seconds,
         killed=training.summary.endings["killed"],
-        deaths=dict(sorted(Counter(account.witnesses.deaths("trained")).items())),
+        deaths=account.deaths(account.tasks[0]),
         counted_least=min((len(names) for task, _, names in rounds if task == account.tasks[0]), default=0),
         exact=exact,
         accuracy=accuracy,

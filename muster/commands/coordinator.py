@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from muster.commands.task import DATABASE, Database
+from muster.commands.task import BLOBS, DATABASE, Blobs, Database
 from muster.output import Json, emit, show_fields, show_table
 
 if TYPE_CHECKING:
@@ -36,6 +36,12 @@ def serve(
         str | None,
         typer.Option(help="all; api: drive no rounds, pass requests on; driver: answer other replicas alone.  [all]"),
     ] = None,
+    accept_unattested: Annotated[
+        bool, typer.Option("--accept-unattested", help="Enrol devices that prove nothing; for development alone.")
+    ] = False,
+    enrolment_secret_file: Annotated[
+        Path | None, typer.Option(help="File with the secret that devices prove to know when they enrol.")
+    ] = None,
     ready_file: Annotated[
         Path | None, typer.Option(help="Write the service's URL here once it accepts devices.")
     ] = None,
@@ -51,7 +57,8 @@ def serve(
     from coordinator.server import serve as run
     from coordinator.settings import load_settings
 
-    settings = load_settings(_given(config, database=db, blobs=blobs, host=host, port=port, role=role))
+    enrolment = {"accept_unattested": accept_unattested or None, "enrolment_secret_file": enrolment_secret_file}
+    settings = load_settings(_given(config, database=db, blobs=blobs, host=host, port=port, role=role, **enrolment))
     configure_logs(settings.log_level, settings.log_format)
 
     def on_ready(addresses: Addresses) -> None:
@@ -84,6 +91,32 @@ def migrate(
     from coordinator.store import migrations
 
     done = asdict(migrations.migrate(db, to or migrations.HEAD))
+    if json:
+        emit(done)
+    else:
+        show_fields(done)
+
+
+@coordinator_app.command()
+def collect(
+    db: Database = DATABASE,
+    blobs: Blobs = BLOBS,
+    keep_models: Annotated[int, typer.Option(min=1, help="Rounds of each task whose models are kept.")] = 5,
+    grace_h: Annotated[float, typer.Option(min=0.0, help="Hours for which bytes that no row knows are kept.")] = 24.0,
+    json: Json = False,
+) -> None:
+    """Remove models that newer rounds superseded, and stored bytes that nothing points at.
+
+    Coordinators may run meanwhile. Run it every day, by a timer. The grace is for bundles that are being uploaded.
+    """
+    from dataclasses import asdict
+
+    from coordinator.collection import Retention
+    from coordinator.collection import collect as run
+    from coordinator.tasks import open_coordinator_store
+
+    with open_coordinator_store(db, blobs, create=False) as store:
+        done = asdict(run(store, Retention(models=keep_models, grace_s=grace_h * 3600)))
     if json:
         emit(done)
     else:

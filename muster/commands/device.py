@@ -61,6 +61,12 @@ def parser() -> Group:
         metavar="TRACE",
         help="Made-up conditions: a JSON file of seconds and values.  [this machine's]",
     )
+    one.add_argument(
+        "--enrolment-secret-file",
+        type=Path,
+        metavar="FILE",
+        help="A file with the secret that the coordinator wants devices to know.  [none]",
+    )
     one.add_argument("--once", action="store_true", help="Run one session and end.")
     journal = top.command(log)
     _add_state(journal, "The device's state folder.")
@@ -99,6 +105,7 @@ def run(given: argparse.Namespace) -> int:
         conditions=linux(storage=given.state) if given.conditions is None else trace(given.conditions),
         requirements=_together(given.require or []),
         backend=given.backend,
+        enrolment_secret=given.enrolment_secret_file,
     )
 
     def tell(outcome: Outcome) -> None:

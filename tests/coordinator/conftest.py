@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
-import httpx2
+import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -20,6 +20,7 @@ from coordinator.tasks import TaskSettings, open_coordinator_store
 from coordinator.tenure import Place, Tenure
 from fedcore.wire.messages import Abort, CheckIn, RetryWindow
 from tests.coordinator.bundles import make_bundle, report_vector
+from tests.coordinator.devices import CAPABILITIES, speaking_to
 from tests.coordinator.postgres import binaries, cluster
 
 RETRY = RetryWindow(0.1, 0.1)
@@ -85,7 +86,7 @@ def client(store, database, tmp_path):
         max_wait_s=5,
         message_limit_bytes=2048,
     )
-    with serving(settings) as url, httpx2.Client(base_url=url, timeout=10) as opened:
+    with serving(settings) as url, speaking_to(url) as opened:
         yield opened
 
 
@@ -114,7 +115,7 @@ class Desk:
     """A driver without its thread, on a clock that only the test moves: every turn is one call."""
 
     def __init__(
-        self, store, source=None, url="http://desk", lease_s=math.inf, now=0.0, unmask=unmask_at_once, retry=RETRY
+        self, store, source=None, url="http://desk", lease_s=math.inf, *, now=0.0, unmask=unmask_at_once, retry=RETRY
     ):
         self.now = now
         self.store = store
@@ -138,12 +139,12 @@ class Desk:
         self.turn()
 
     def arrive(self, device: str, population="phones", formats=("onnx",), examples=None, conditions=None):
-        held = examples or {"default": 10}
-        message = CheckIn(device=device, runtime="test", formats=formats, examples=held, conditions=conditions)
-        return self.ask(Arrive(population, message))
+        able = msgspec.structs.replace(CAPABILITIES, formats=formats)
+        message = CheckIn(capabilities=able, examples=examples or {"default": 10}, conditions=conditions)
+        return self.ask(Arrive(population, device, message))
 
     def wait(self, device: str, seconds=10.0, **kwargs) -> Future:
-        (future,) = self.turn(Wait(self.arrive(device, **kwargs).session, seconds))
+        (future,) = self.turn(Wait(self.arrive(device, **kwargs).session, device, seconds))
         return future
 
     def assign(self, *devices: str):

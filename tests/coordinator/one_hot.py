@@ -37,6 +37,7 @@ from fedcore.wire.messages import Abort, Assignment, CheckIn, Receipt
 from muster.bench.machine import describe_machine
 from tests.coordinator.bundles import make_bundle, make_plan, report_vector
 from tests.coordinator.conftest import Desk
+from tests.coordinator.devices import CAPABILITIES
 from tests.coordinator.postgres import binaries, cluster
 
 DEVICES, MARKS = 7, 16
@@ -296,12 +297,13 @@ class World:
             phone,
             Arrive(
                 "phones",
-                CheckIn(device=f"device-{phone.index}", runtime="test", formats=("onnx",), examples={"default": 9}),
+                f"device-{phone.index}",
+                CheckIn(capabilities=CAPABILITIES, examples={"default": 9}),
             ),
         )
 
     def park(self, phone, seconds):
-        phone.waiting = self.send(phone, Wait(phone.session, seconds))
+        phone.waiting = self.send(phone, Wait(phone.session, f"device-{phone.index}", seconds))
 
     def among(self, pick, fits):
         """One of the phones that something can happen to, if any."""

@@ -21,6 +21,7 @@ import numpy as np
 from fedcore.wire import messages
 from fedcore.wire.messages import Assignment, CheckIn
 from tests.coordinator.bundles import START, report_body
+from tests.coordinator.devices import CAPABILITIES, speaking_to
 from tests.coordinator.test_api import digest_of
 
 LEASE_S = 2.0
@@ -157,7 +158,7 @@ class Phones:
         self._watch = watch
         self._turn = itertools.count()
         self._over = threading.Event()
-        self._threads = [threading.Thread(target=self._live, args=(f"phone{n}",)) for n in range(count)]
+        self._threads = [threading.Thread(target=self._live) for _ in range(count)]
         self.problems: list[Exception] = []
         self.statuses: set[int] = set()
 
@@ -171,11 +172,11 @@ class Phones:
         for thread in self._threads:
             thread.join()
 
-    def _live(self, name: str) -> None:
-        with httpx2.Client(timeout=10, trust_env=False) as client:
+    def _live(self) -> None:
+        with speaking_to(self._urls()[0]) as client:
             while not self._over.is_set():
                 try:
-                    self._session(client, name)
+                    self._session(client)
                 except httpx2.TransportError:
                     time.sleep(0.02)
                 except Exception as error:
@@ -184,13 +185,14 @@ class Phones:
 
     def _ask(self, client: httpx2.Client, method: str, path: str, **given: object) -> httpx2.Response:
         urls = self._urls()
-        response = client.request(method, urls[next(self._turn) % len(urls)] + path, **given)
+        client.base_url = urls[next(self._turn) % len(urls)]
+        response = client.request(method, path, auth=client.devices["phone"], **given)
         self.statuses.add(response.status_code)
         assert response.status_code < 500 or response.status_code == 503, response.text
         return response
 
-    def _session(self, client: httpx2.Client, name: str) -> None:
-        hello = CheckIn(device=name, runtime="test", formats=("onnx",), examples={"default": 10})
+    def _session(self, client: httpx2.Client) -> None:
+        hello = CheckIn(capabilities=CAPABILITIES, examples={"default": 10})
         answer = self._ask(client, "POST", "/v1/populations/phones/checkins", content=messages.encode(hello))
         if answer.status_code != 200 or answer.json()["outcome"] != "accepted":
             time.sleep(0.02)

@@ -17,6 +17,7 @@ from fedcore.wire.messages import Abort, Assignment, CheckIn
 from fedcore.wire.problems import PROBLEM_TYPE, PROBLEMS, Problem
 from tests.coordinator.bundles import START, make_bundle, report_body
 from tests.coordinator.conftest import committed
+from tests.coordinator.devices import CAPABILITIES
 
 pytestmark = pytest.mark.every_engine
 
@@ -30,15 +31,28 @@ def refused(response, slug):
     return document
 
 
-def check_in(client, device="a", **changes):
-    message = CheckIn(device=device, runtime="test", formats=("onnx",), examples={"default": 10})
-    body = messages.encode(msgspec.structs.replace(message, **changes))
-    return client.post("/v1/populations/phones/checkins", content=body)
+def check_in(client, device="a", **able):
+    message = CheckIn(capabilities=msgspec.structs.replace(CAPABILITIES, **able), examples={"default": 10})
+    content = messages.encode(message)
+    return client.post("/v1/populations/phones/checkins", content=content, auth=client.devices[device])
+
+
+def ask(client, session, device="a", **how):
+    answer = client.post(f"/v1/sessions/{session}/assignments", auth=client.devices[device], **how)
+    if answer.json().get("outcome") == "assigned":
+        client.devices.of[answer.json()["assignment"]] = device
+    return answer
 
 
 def wait(client, device="a", seconds=4):
-    session = check_in(client, device).json()["session"]
-    return client.post(f"/v1/sessions/{session}/assignments", headers={"Prefer": f"wait={seconds}"})
+    answer = check_in(client, device)
+    assert "session" in answer.json(), (answer.status_code, answer.text)
+    session = answer.json()["session"]
+    return ask(client, session, device, headers={"Prefer": f"wait={seconds}"})
+
+
+def blob(client, sha256, **headers):
+    return client.get(f"/v1/blobs/{sha256}", headers=headers, auth=client.devices["a"])
 
 
 def assign(client, *devices):
@@ -53,21 +67,21 @@ def digest_of(body):
 
 def put(client, assignment, body, digest=None):
     headers = {"Content-Digest": digest or digest_of(body)}
-    return client.put(f"/v1/assignments/{assignment}/report", content=body, headers=headers)
+    owner = client.devices.owner(assignment)
+    return client.put(f"/v1/assignments/{assignment}/report", content=body, headers=headers, auth=owner)
 
 
 def abort(client, assignment, reason="runtime-failed"):
-    return client.post(f"/v1/assignments/{assignment}:abort", content=messages.encode(Abort(reason)))
+    owner = client.devices.owner(assignment)
+    return client.post(f"/v1/assignments/{assignment}:abort", content=messages.encode(Abort(reason)), auth=owner)
 
 
 def test_round_over_http_equals_exact_arithmetic(store, register, client):
     task = register(goal=2, rounds=1)
     first, second = assign(client, "a", "b")
-    params = checkpoint.decode(
-        client.get(f"/v1/blobs/{first.checkpoint.sha256}").content, [checkpoint.VectorSpec("params", 4)]
-    )
+    params = checkpoint.decode(blob(client, first.checkpoint.sha256).content, [checkpoint.VectorSpec("params", 4)])
     np.testing.assert_array_equal(params["params"], START)
-    assert first.plan.check(client.get(f"/v1/blobs/{first.plan.sha256}").content)
+    assert first.plan.check(blob(client, first.plan.sha256).content)
     body = report_body([1, 0, 0, 0], 1)
     receipt = put(client, first.assignment, body)
     assert receipt.status_code == 200
@@ -85,7 +99,7 @@ def test_wait_is_capped_applied_and_answered_when_nothing_comes(register, client
     assert answer.headers["preference-applied"] == "wait=1"
     assert answer.json() == {"outcome": "rejected", "reason": "not-selected", "retry": {"min_s": 3.0, "max_s": 3.0}}
     session = check_in(client).json()["session"]
-    assert "preference-applied" not in client.post(f"/v1/sessions/{session}/assignments").headers
+    assert "preference-applied" not in ask(client, session).headers
 
 
 def test_device_without_a_fitting_format_hears_which_would_fit(register, client):
@@ -98,7 +112,7 @@ def test_preference_is_read_as_rfc_7240_writes_it_and_capped(register, client):
     register(goal=1, rounds=9)
     for text, applied in [("respond-async, WAIT=2", "wait=2"), ('wait="3"', "wait=3"), ("wait=999", "wait=5")]:
         session = check_in(client).json()["session"]
-        answer = client.post(f"/v1/sessions/{session}/assignments", headers={"Prefer": text})
+        answer = ask(client, session, headers={"Prefer": text})
         assert answer.headers.get("preference-applied") == applied
         assert put(client, answer.json()["assignment"], report_body([0, 0, 0, 0], 1)).status_code == 200
 
@@ -107,19 +121,19 @@ def test_device_that_breaks_the_connection_while_waiting_is_not_selected(store, 
     task = register(goal=1, minimum=1, over_selection=2, selection_timeout_s=0.5)
     session = check_in(client, "gone").json()["session"]
     with pytest.raises(httpx2.ReadTimeout):
-        client.post(f"/v1/sessions/{session}/assignments", headers={"Prefer": "wait=5"}, timeout=0.1)
+        ask(client, session, "gone", headers={"Prefer": "wait=5"}, timeout=0.1)
     assert wait(client, "here").json()["outcome"] == "assigned"
-    assert [seat.device for seat in store.cohort(task, 1)] == ["here"]
+    assert [seat.device for seat in store.cohort(task, 1)] == [client.devices.id("here")]
 
 
 def test_unknown_population_session_assignment_and_blob_are_named(register, client):
     refused(check_in(client), "unknown-population")
     register()
-    refused(client.post("/v1/sessions/nope/assignments"), "unknown-session")
+    refused(ask(client, "nope"), "unknown-session")
     refused(put(client, "nope", b"x"), "unknown-assignment")
     refused(abort(client, "nope"), "unknown-assignment")
     for digest in ("0" * 64, "nope", "..%2f..%2fstate.db"):
-        response = client.get(f"/v1/blobs/{digest}")
+        response = blob(client, digest)
         assert response.status_code == 404
         assert response.headers["content-type"] == PROBLEM_TYPE
 
@@ -130,15 +144,15 @@ def test_unknown_population_session_assignment_and_blob_are_named(register, clie
         (b"{", "truncated"),
         (b"\xff", "invalid character"),
         (b"[]", "object"),
-        (b'{"device": 1, "runtime": "r", "formats": [], "examples": {}}', "device"),
-        (b'{"runtime": "r", "formats": [], "examples": {}}', "device"),
-        (b'{"version": 2, "device": "d", "runtime": "r", "formats": [], "examples": {}}', "version 2"),
-        (b'{"device": "", "runtime": "r", "formats": [], "examples": {}}', "device"),
+        (b'{"capabilities": 1, "examples": {}}', "capabilities"),
+        (b'{"capabilities": {"runtime": ""}, "examples": {}}', "runtime"),
+        (b'{"examples": {}}', "capabilities"),
+        (b'{"version": 2, "capabilities": ' + messages.encode(CAPABILITIES) + b', "examples": {}}', "version 2"),
     ],
 )
 def test_malformed_message_is_refused_and_says_where(register, client, body, says):
     register()
-    response = client.post("/v1/populations/phones/checkins", content=body)
+    response = client.post("/v1/populations/phones/checkins", content=body, auth=client.devices["a"])
     assert says in refused(response, "malformed-message").detail.lower()
 
 
@@ -146,8 +160,9 @@ def test_oversized_bodies_are_refused_declared_or_streamed(register, client):
     register(goal=1)
     (assignment,) = assign(client, "a")
     large = b"x" * 10_000
-    refused(client.post("/v1/populations/phones/checkins", content=large), "too-large")
-    refused(client.post("/v1/populations/phones/checkins", content=iter([large])), "too-large")
+    url, signed = "/v1/populations/phones/checkins", client.devices["a"]
+    refused(client.post(url, content=large, auth=signed), "too-large")
+    refused(client.post(url, content=iter([large]), auth=signed), "too-large")
     refused(put(client, assignment.assignment, large), "too-large")
 
 
@@ -157,8 +172,8 @@ def test_wrong_reports_are_refused_and_the_right_one_still_counts(store, registe
     body = report_body([1, 0, 0, 0], 1)
     url = f"/v1/assignments/{assignment.assignment}/report"
     bad = checkpoint.encode({"report": np.full(7, np.nan, np.float32)})
-    refused(client.put(url, content=body), "malformed-message")
-    refused(put(client, assignment.assignment, body, "sha-256=:short:"), "malformed-message")
+    refused(client.put(url, auth=client.devices["a"]), "malformed-message")
+    refused(put(client, assignment.assignment, body, "sha-256=:short:"), "malformed-signature")
     refused(put(client, assignment.assignment, body, digest_of(b"other")), "digest-mismatch")
     refused(put(client, assignment.assignment, bad), "invalid-report")
     refused(put(client, assignment.assignment, b"junk"), "invalid-report")
@@ -186,13 +201,13 @@ def test_conflicting_late_and_aborted_reports_are_refused(register, client):
 
 def test_blob_answers_conditions_and_ranges(store, register, client):
     sha256 = store.task(register()).plan_sha256
-    url, etag = f"/v1/blobs/{sha256}", f'"{sha256}"'
-    whole = client.get(url)
+    etag = f'"{sha256}"'
+    whole = blob(client, sha256)
     assert (whole.status_code, whole.headers["etag"]) == (200, etag)
     assert "immutable" in whole.headers["cache-control"]
     data, size = whole.content, len(whole.content)
     for known in (etag, f'"other", W/{etag}', "*"):
-        unchanged = client.get(url, headers={"If-None-Match": known})
+        unchanged = blob(client, sha256, **{"If-None-Match": known})
         assert (unchanged.status_code, unchanged.content, unchanged.headers["etag"]) == (304, b"", etag)
     for wanted, part in [
         ("bytes=0-4", data[:5]),
@@ -201,15 +216,15 @@ def test_blob_answers_conditions_and_ranges(store, register, client):
         (f"bytes=3-{size + 9}", data[3:]),
         (f"bytes=-{size + 9}", data),
     ]:
-        response = client.get(url, headers={"Range": wanted, "If-Range": etag})
+        response = blob(client, sha256, **{"Range": wanted, "If-Range": etag})
         assert (response.status_code, response.content) == (206, part)
         start = size - len(part) if wanted[6] == "-" else int(wanted[6])
         assert response.headers["content-range"] == f"bytes {start}-{start + len(part) - 1}/{size}"
     for ignored in ({"Range": "bytes=9-1"}, {"Range": "lines=1-2"}, {"Range": "bytes=0-1,3-4"}, {"Range": "bytes=-"}):
-        assert client.get(url, headers=ignored).content == data
-    assert client.get(url, headers={"Range": "bytes=0-1", "If-Range": '"other"'}).content == data
+        assert blob(client, sha256, **ignored).content == data
+    assert blob(client, sha256, **{"Range": "bytes=0-1", "If-Range": '"other"'}).content == data
     for outside in (f"bytes={size}-", "bytes=-0"):
-        response = client.get(url, headers={"Range": outside})
+        response = blob(client, sha256, Range=outside)
         refused(response, "range-not-satisfiable")
         assert response.headers["content-range"] == f"bytes */{size}"
 
@@ -217,7 +232,7 @@ def test_blob_answers_conditions_and_ranges(store, register, client):
 def test_server_state_is_not_served_to_devices(register, client, tmp_path):
     adam = make_bundle(tmp_path / "adam", algorithm="fedadam")
     register(adam)
-    refused(client.get(f"/v1/blobs/{adam.manifest.state.sha256}"), "unknown-blob")
+    refused(blob(client, adam.manifest.state.sha256), "unknown-blob")
 
 
 def test_cancel_is_seen_by_the_running_service(store, register, client):
@@ -244,7 +259,7 @@ def test_bug_is_a_problem_document_that_gives_nothing_away(client, monkeypatch):
         raise RuntimeError("secret")
 
     monkeypatch.setattr("coordinator.store.records.Records.blob", broken)
-    assert "secret" not in refused(client.get("/v1/blobs/" + "0" * 64), "internal").detail
+    assert "secret" not in refused(blob(client, "0" * 64), "internal").detail
 
 
 def test_bug_in_the_driver_refuses_and_the_driver_lives_on(register, client, monkeypatch):

@@ -6,7 +6,6 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-import httpx2
 import numpy as np
 import pytest
 
@@ -15,6 +14,7 @@ from coordinator.service import Service
 from coordinator.settings import Settings
 from tests.coordinator.bundles import START, report_body
 from tests.coordinator.conftest import committed
+from tests.coordinator.devices import speaking_to
 from tests.coordinator.test_api import assign, put, refused, wait
 
 pytestmark = pytest.mark.every_engine
@@ -25,18 +25,19 @@ from pathlib import Path
 from coordinator.server import serve
 from coordinator.settings import Settings
 database, folder, port = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
-settings = Settings(database=database, blobs=folder / "blobs", keys=folder / "keys", port=port, admin_port=0)
+place = {"database": database, "blobs": folder / "blobs", "keys": folder / "keys"}
+settings = Settings(**place, port=port, admin_port=0)
 serve(settings, lambda ready: print(ready.devices, flush=True))
 """
 
 
 @contextmanager
-def process(database, folder, port=0):
+def process(database, folder, port=0, devices=None):
     """The service as a process of its own; gives it and a client."""
     command = [sys.executable, "-c", SERVE, database, str(folder), str(port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         try:
-            with httpx2.Client(base_url=child.stdout.readline().strip(), timeout=10) as client:
+            with speaking_to(child.stdout.readline().strip(), devices=devices) as client:
                 yield child, client
         finally:
             child.kill()
@@ -49,7 +50,7 @@ def test_killed_service_runs_the_round_again_and_keeps_its_receipts(store, regis
         first, second = assign(client, "a", "b")
         receipt = put(client, first.assignment, body)
         child.kill()
-    with process(database, tmp_path, client.base_url.port) as (child, client):
+    with process(database, tmp_path, client.base_url.port, client.devices) as (child, client):
         assert put(client, first.assignment, body).content == receipt.content
         refused(put(client, second.assignment, body), "no-longer-needed")
         again = assign(client, "a", "b")

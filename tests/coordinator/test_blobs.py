@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import time
 
 import httpx2
 import pytest
@@ -59,6 +60,17 @@ def test_unknown_blob_is_named_before_anything_is_read(address):
     for ask in (blobs.get, lambda digest: blobs.read(digest, range(1))):
         with pytest.raises(UnknownBlob, match="000000000000"):
             ask("0" * 64)
+
+
+def test_everything_stored_is_listed_with_its_time_and_can_be_deleted(address):
+    blobs = Blobs(address)
+    refs = [blobs.put(data) for data in (b"one", b"two")]
+    listed = {one.name: one.written_at for one in blobs.stored()}
+    assert listed.keys() == {ref.sha256 for ref in refs}
+    assert min(listed.values()) > time.time() - 600
+    blobs.delete([refs[0].sha256, refs[0].sha256])
+    assert [one.name for one in blobs.stored()] == [refs[1].sha256]
+    assert not blobs.has(refs[0].sha256)
 
 
 @pytest.mark.parametrize("name", ["../secret", "", "0" * 63, "A" * 64, "0" * 64 + "/..", "0" * 64 + "\n"])

@@ -19,6 +19,7 @@ from coordinator.settings import Settings
 from coordinator.store.rows import Role
 from coordinator.tokens import issue, revoke
 from tests.coordinator.bundles import make_bundle, report_body
+from tests.coordinator.devices import speaking_to
 from tests.coordinator.test_api import assign, check_in, put, wait
 
 HOSTILE = "<script>document.title='owned'</script><b>bold</b> & " + "very-long-name-" * 8
@@ -94,7 +95,7 @@ def test_page_of_a_task_follows_its_round_without_being_loaded_again(register, s
     browser.get(f"{served.admin}/tasks/{task}")
     browser.execute_script("window.loadedOnce = true")
     shows(browser, "hand-made active", "0 of 2 rounds committed")
-    with httpx2.Client(base_url=served.devices, timeout=70) as devices:
+    with speaking_to(served.devices, 70) as devices:
         with ThreadPoolExecutor(2) as pool:
             waiting = pool.submit(wait, devices, "a", 60)
             shows(browser, "Round 1 selecting", "waits for 3 devices")
@@ -113,7 +114,7 @@ def test_page_of_a_task_follows_its_round_without_being_loaded_again(register, s
 def test_what_devices_and_operators_write_is_shown_as_text(register, served, browser, tmp_path):
     register(make_bundle(tmp_path / "hostile"), population=HOSTILE)
     register()
-    with httpx2.Client(base_url=served.devices, timeout=10) as devices:
+    with speaking_to(served.devices) as devices:
         check_in(devices, runtime=HOSTILE)
     browser.get(served.admin)
     shows(browser, HOSTILE[:60].strip(), "Check-ins by runtime")

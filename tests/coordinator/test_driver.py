@@ -137,9 +137,9 @@ def test_device_that_does_not_say_what_a_rule_wants_is_not_eligible(register, de
 
 def test_device_is_drawn_for_no_task_that_it_is_not_willing_for(store, register, desk):
     unwanted, wanted = register(goal=1), register(goal=1)
-    (waiting,) = desk.turn(Wait(desk.arrive("a").session, 10, frozenset({wanted})))
+    (waiting,) = desk.turn(Wait(desk.arrive("a").session, "a", 10, frozenset({wanted})))
     assert waiting.result(timeout=0).task == wanted
-    (nowhere,) = desk.turn(Wait(desk.arrive("b").session, 10, frozenset({"another"})))
+    (nowhere,) = desk.turn(Wait(desk.arrive("b").session, "b", 10, frozenset({"another"})))
     assert not nowhere.done()
     assert store.rounds(unwanted) == []
 
@@ -157,12 +157,12 @@ def test_check_in_to_an_unknown_population_is_refused_until_it_exists(store, reg
 def test_wait_that_runs_out_is_answered_and_ends_the_session(register, desk):
     register()
     session = desk.arrive("a").session
-    (answer,) = desk.turn(Wait(session, 5))
+    (answer,) = desk.turn(Wait(session, "a", 5))
     assert not answer.done()
     desk.pass_time(5)
     assert answer.result(timeout=0) == Rejected("not-selected", RETRY)
     with pytest.raises(UnknownSession):
-        desk.ask(Wait(session, 5))
+        desk.ask(Wait(session, "a", 5))
 
 
 def test_newer_visit_of_a_device_supersedes_the_older(store, register, desk):
@@ -177,20 +177,20 @@ def test_newer_visit_of_a_device_supersedes_the_older(store, register, desk):
 def test_device_that_hung_up_is_not_selected_and_may_wait_again(register, desk):
     register(goal=2)
     session = desk.arrive("a").session
-    desk.turn(Wait(session, 10))
+    desk.turn(Wait(session, "a", 10))
     desk.ask(HangUp(session))
     other = desk.wait("b")
     assert not other.done()
-    (again,) = desk.turn(Wait(session, 10))
+    (again,) = desk.turn(Wait(session, "a", 10))
     assert {again.result(timeout=0).slot, other.result(timeout=0).slot} == {0, 1}
 
 
 def test_lost_assignment_is_told_again_with_the_time_that_is_left(register, desk):
     register(goal=1, reporting_deadline_s=60)
     session = desk.arrive("a").session
-    first = desk.ask(Wait(session, 1))
+    first = desk.ask(Wait(session, "a", 1))
     desk.pass_time(20)
-    again = desk.ask(Wait(session, 1))
+    again = desk.ask(Wait(session, "a", 1))
     assert (again.assignment, first.report_within_s, again.report_within_s) == (first.assignment, 60, 40)
 
 

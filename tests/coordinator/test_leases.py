@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from coordinator.errors import KeysDiffer, LeaseLost, NoLongerNeeded, Unavailable, UnknownSession
@@ -85,6 +87,8 @@ def test_ids_say_who_made_them_and_fit_their_columns():
 
 # --- drivers that share a store
 
+every_engine = pytest.mark.every_engine
+
 
 @pytest.fixture
 def desks(store):
@@ -100,6 +104,7 @@ def pass_time(desks, seconds):
             desk.pass_time(1)
 
 
+@every_engine
 def test_driver_that_slept_past_its_lease_commits_nothing(store, register, desks):
     first, second = desks
     task = register(goal=2, rounds=1)
@@ -121,6 +126,7 @@ def test_driver_that_slept_past_its_lease_commits_nothing(store, register, desks
     assert store.checkpoint(task)["params"].tolist() == [1, 3, 3, 4]
 
 
+@every_engine
 def test_round_of_a_lost_population_is_not_closed(store, register, desks, monkeypatch):
     first, second = desks
     task = register(goal=1, rounds=1)
@@ -142,11 +148,12 @@ def test_devices_of_a_lost_population_are_sent_away_to_come_back(register, desks
     first.pass_time(1)
     assert waiting.result(timeout=0).reason == "shutting-down"
     with pytest.raises(UnknownSession):
-        first.ask(Wait(idle, 1))
+        first.ask(Wait(idle, "b", 1))
     with pytest.raises(Unavailable):
         first.arrive("a")
 
 
+@every_engine
 def test_taking_a_population_leaves_the_rounds_of_others_alone(store, register, desks):
     first, second = desks
     kept = register(goal=1, population="tablets")
@@ -178,6 +185,7 @@ def test_population_is_handed_to_a_new_replica_when_its_round_is_over(store, reg
     assert second.assign("a")[0].round == 2
 
 
+@every_engine
 def test_process_at_the_address_of_another_is_its_successor_at_once(store, register):
     register(goal=1)
     before = Desk(store, None, "http://here", LEASE_S)
@@ -189,6 +197,7 @@ def test_process_at_the_address_of_another_is_its_successor_at_once(store, regis
     assert (before.tenure.held, after.tenure.held) == (set(), {"phones"})
 
 
+@every_engine
 def test_draining_replica_gives_idle_populations_to_others_at_once(register, desks):
     first, second = desks
     register(goal=1)
@@ -198,6 +207,7 @@ def test_draining_replica_gives_idle_populations_to_others_at_once(register, des
     assert (first.tenure.held, second.tenure.held) == (set(), {"phones"})
 
 
+@every_engine
 def test_transaction_of_an_earlier_holder_is_undone_as_a_whole(store, register, desks):
     first, second = desks
     task = register(goal=1)
@@ -206,6 +216,43 @@ def test_transaction_of_an_earlier_holder_is_undone_as_a_whole(store, register, 
     with pytest.raises(LeaseLost, match="phones"), first.tenure.writing() as records:
         records.move_task(records.task(task), TaskState.FAILED, "test")
     assert store.task(task).state is TaskState.ACTIVE
+
+
+@every_engine
+def test_taking_a_population_waits_for_the_transaction_of_its_holder(store, register, desks):
+    first, second = desks
+    task = register(goal=1)
+    first.pass_time(1)
+    pass_time([second], LEASE_S - 2)
+    with ThreadPoolExecutor(1) as pool:
+        with first.tenure.writing() as records:
+            records.move_task(records.task(task), TaskState.PAUSED, "test")
+            taking = pool.submit(second.pass_time, 3)
+            with pytest.raises(TimeoutError):
+                taking.result(0.2)
+        taking.result(10)
+    assert (second.tenure.held, store.task(task).state) == ({"phones"}, TaskState.PAUSED)
+
+
+@every_engine
+def test_transaction_of_a_holder_waits_for_whoever_takes_its_population(store, register, desks):
+    first, second = desks
+    register(goal=1)
+    first.pass_time(1)
+
+    def write():
+        with first.tenure.writing():
+            pass
+
+    with ThreadPoolExecutor(1) as pool:
+        with store.database.writing() as records:
+            records.leases.forget(first.tenure.id)
+            assert records.leases.take(Lease("phones", first.tenure.id, 1), second.tenure.id)
+            writing = pool.submit(write)
+            with pytest.raises(TimeoutError):
+                writing.result(0.2)
+        with pytest.raises(LeaseLost):
+            writing.result(10)
 
 
 def test_replica_with_other_keys_does_not_start_beside_one_that_lives(store):

@@ -25,7 +25,8 @@ from coordinator.server import serving_both
 from coordinator.settings import Settings
 from tests.coordinator.bundles import report_body
 from tests.coordinator.conftest import committed
-from tests.coordinator.test_api import abort, assign, check_in, digest_of, put, refused, wait
+from tests.coordinator.devices import speaking_to
+from tests.coordinator.test_api import abort, assign, blob, check_in, digest_of, put, refused, wait
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def service(tmp_path):
         fixed = {"database": f"sqlite:///{tmp_path}/state.db", "blobs": tmp_path / "blobs", "port": 0, "admin_port": 0}
         with (
             serving_both(Settings(**fixed, **{"max_wait_s": 5, "loopback_viewer": True} | settings)) as urls,
-            httpx2.Client(base_url=urls.devices, timeout=10) as devices,
+            speaking_to(urls.devices) as devices,
             httpx2.Client(base_url=urls.admin, timeout=10) as admin,
         ):
             yield devices, admin
@@ -59,7 +60,7 @@ def process(tmp_path, **environment):
                 assert child.poll() is None, log.read_text()
                 urls = re.search(r"devices at (\S+), operators at ([^\s\"]+)", log.read_text())
                 time.sleep(0.01)
-            with httpx2.Client(base_url=urls[1], timeout=10) as devices, httpx2.Client(base_url=urls[2]) as admin:
+            with speaking_to(urls[1]) as devices, httpx2.Client(base_url=urls[2]) as admin:
                 yield child, devices, admin, log
         finally:
             child.kill()
@@ -83,7 +84,7 @@ def test_metrics_count_what_happened_and_name_no_device(store, register, service
             put(devices, one.assignment, body)
         put(devices, cohort[1].assignment, body)
         refused(put(devices, cohort[0].assignment, body), "no-longer-needed")
-        size = len(devices.get(f"/v1/blobs/{cohort[0].plan.sha256}").content)
+        size = len(blob(devices, cohort[0].plan.sha256).content)
         committed(store, task, 1)
         found = samples(admin)
         text = admin.get("/metrics").text
@@ -99,7 +100,7 @@ def test_metrics_count_what_happened_and_name_no_device(store, register, service
     assert found[f'muster_received_bytes_total{{route="{route}"}}'] == 4 * len(body)
     assert found['muster_sent_bytes_total{route="/v1/blobs/{sha256}"}'] == size
     assert found["muster_transaction_seconds_count"] > 0
-    secrets = {"phone", task, cohort[0].plan.sha256} | {one.assignment for one in cohort}
+    secrets = {devices.devices.id("phone-a"), task, cohort[0].plan.sha256} | {one.assignment for one in cohort}
     assert [secret for secret in secrets if secret in text] == []
 
 
@@ -121,7 +122,8 @@ def test_logs_are_json_with_request_ids_and_no_secret(store, register, tmp_path)
         session = check_in(devices, "phone-b").json()["session"]
         answer = put(devices, one.assignment, b"junk")
         put(devices, one.assignment, report_body([1, 0, 0, 0], 1))
-        devices.get(f"/v1/sessions/{session}/assignments")
+        devices.get(f"/v1/sessions/{session}/assignments", auth=devices.devices["phone-b"])
+        device = devices.devices.id("phone-a")
         committed(store, task, 1)
         child.send_signal(signal.SIGTERM)
         child.wait(10)
@@ -133,7 +135,7 @@ def test_logs_are_json_with_request_ids_and_no_secret(store, register, tmp_path)
         422,
         "debug",
     )
-    assert [secret for secret in (one.assignment, session, "phone") if secret in log.read_text()] == []
+    assert [secret for secret in (one.assignment, session, device) if secret in log.read_text()] == []
 
 
 def test_other_libraries_tell_no_url_at_any_level(service):
@@ -161,7 +163,7 @@ def test_upload_in_progress_is_counted_when_the_service_is_told_to_stop_and_its_
 
         headers = {"Content-Digest": digest_of(body), "Content-Length": str(len(body))}
         url = f"/v1/assignments/{one.assignment}/report"
-        upload = pool.submit(devices.put, url, content=slowly(), headers=headers)
+        upload = pool.submit(devices.put, url, content=slowly(), headers=headers, auth=devices.devices["a"])
         while samples(admin)["muster_requests_in_progress"] < 1:
             time.sleep(0.005)
         assert admin.get("/readyz").status_code == 200
@@ -189,7 +191,8 @@ def test_stop_ends_within_its_bound_whatever_a_device_does(register, tmp_path):
                 time.sleep(0.01)
 
         headers = {"Content-Digest": digest_of(b""), "Content-Length": "100"}
-        upload = pool.submit(devices.put, f"/v1/assignments/{one.assignment}/report", content=never(), headers=headers)
+        url = f"/v1/assignments/{one.assignment}/report"
+        upload = pool.submit(devices.put, url, content=never(), headers=headers, auth=devices.devices["a"])
         while samples(admin)["muster_requests_in_progress"] < 1:
             time.sleep(0.005)
         began = time.monotonic()

@@ -7,21 +7,21 @@ import signal
 import sqlite3
 import threading
 
-import httpx2
 import numpy as np
 import pytest
 
 from coordinator.rounds import RoundState, TaskState
 from tests.coordinator.bundles import report_body
+from tests.coordinator.devices import speaking_to
 from tests.coordinator.replicas import Phones, replicas_on, undisturbed, until
-from tests.coordinator.test_api import assign, check_in, put, refused
+from tests.coordinator.test_api import ask, assign, check_in, put, refused
 
 GOAL = 4
 
 
 @pytest.fixture
-def replicas(store, tmp_path):
-    with replicas_on(tmp_path, store, f"sqlite:///{tmp_path}/state.db") as started:
+def replicas(store, database, tmp_path):
+    with replicas_on(tmp_path, store, database) as started:
         yield started
 
 
@@ -49,6 +49,7 @@ def test_devices_spread_over_all_replicas_train_to_the_end(store, register, repl
     assert store.rounds(other) == []
 
 
+@pytest.mark.every_engine
 def test_killed_holder_is_replaced_and_nothing_counts_twice(store, register, replicas):
     rounds = 6
     task = register(goal=GOAL, rounds=rounds)
@@ -92,7 +93,7 @@ def test_holder_that_slept_past_its_lease_commits_nothing(store, register, repli
     sleeper = replicas.start()
     until(replicas.holder)
     other = replicas.start()
-    with httpx2.Client(base_url=sleeper.url) as asleep, httpx2.Client(base_url=other.url, timeout=10) as awake:
+    with speaking_to(sleeper.url) as asleep, speaking_to(other.url, devices=asleep.devices) as awake:
         first, second = assign(asleep, "a", "b")
         body = report_body([100, 0, 0, 0], 1)
         receipt = put(awake, first.assignment, body)
@@ -121,17 +122,17 @@ def test_replica_that_cannot_be_reached_is_not_waited_for_and_what_it_knew_ends_
     lost = replicas.start(lease_s=60)
     until(lambda: replicas.holder() is lost)
     other = replicas.start(lease_s=3)
-    with httpx2.Client(base_url=other.url, timeout=10) as client:
+    with speaking_to(other.url) as client:
         body = report_body([1, 0, 0, 0], 1)
         (assignment,) = assign(client, "a")
         receipt = put(client, assignment.assignment, body)
         session = check_in(client).json()["session"]
         replicas.kill(lost)
-        for answer in (check_in(client), client.post(f"/v1/sessions/{session}/assignments")):
+        for answer in (check_in(client), ask(client, session)):
             assert refused(answer, "unavailable").retry is not None
             assert answer.headers["retry-after"] == "1"
         until(lambda: replicas.holder() is other)
-        until(lambda: client.post(f"/v1/sessions/{session}/assignments").status_code == 404)
+        until(lambda: ask(client, session).status_code == 404)
         assert put(client, assignment.assignment, body).content == receipt.content
         assert check_in(client).json()["outcome"] == "accepted"
 
@@ -141,7 +142,7 @@ def test_populations_move_to_others_at_once_when_a_replica_is_told_to_stop(store
     stopping = replicas.start(lease_s=60)
     until(lambda: replicas.holder() is stopping)
     other = replicas.start(lease_s=60)
-    with httpx2.Client(base_url=other.url, timeout=10) as client:
+    with speaking_to(other.url) as client:
         (assignment,) = assign(client, "a")
         stopping.signal(signal.SIGTERM)
         stopping.ended()
@@ -154,13 +155,13 @@ def test_populations_move_to_others_at_once_when_a_replica_is_told_to_stop(store
 def test_roles_driver_answers_replicas_alone_and_api_drives_nothing(store, register, replicas):
     register(goal=1)
     front, behind = replicas.start(role="api"), replicas.start(role="driver")
-    with httpx2.Client(base_url=behind.url) as client:
+    with speaking_to(front.url) as known, speaking_to(behind.url, devices=known.devices) as client:
         refused(check_in(client), "unavailable")
         forged = client.get("/v1/blobs/0", headers={"Muster-Forwarded": "0" * 64})
         refused(forged, "malformed-message")
         assert client.get("/readyz").status_code == 200
     until(lambda: replicas.holder() is behind)
-    with httpx2.Client(base_url=front.url, timeout=10) as client:
+    with speaking_to(front.url) as client:
         assert client.get("/readyz").status_code == 200
         (assignment,) = until(lambda: check_in(client).status_code == 200 and assign(client, "a"))
         assert put(client, assignment.assignment, report_body([1, 0, 0, 0], 1)).status_code == 200

@@ -10,44 +10,48 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from coordinator.keys import Keys
 from fedcore.masking import layout_hash, model_hash
 from fedcore.wire import messages
-from fedcore.wire.messages import Enrol, Enrolled
+from fedcore.wire.messages import Enrol, Enrolled, Unattested
 from secagg.client import Client
+from secagg.keys import check_credential
 from secagg.policy import Policy
 from tests.coordinator.bundles import make_plan
+from tests.coordinator.devices import enrol
 from tests.coordinator.test_api import assign, check_in, put, refused, report_body
 from tests.coordinator.test_secure import SECURE, public
 
 NAMES = [f"d{number}" for number in range(8)]
 
 
-def enrol(client, id_):
-    response = client.post("/v1/devices", content=messages.encode(Enrol(id=id_)))
-    return messages.decode(response.content, Enrolled)
+def vouched(client, identity):
+    """The credential of a fresh device with this key for secure aggregation."""
+    message = Enrol(attestation=Unattested(), secagg=public(identity))
+    return messages.decode(enrol(client, Ed25519PrivateKey.generate(), message).content, Enrolled).secagg
 
 
 def say(client, assignment, number, message, wait_s=0):
     headers = {"Prefer": f"wait={wait_s}"}
-    return client.put(f"/v1/assignments/{assignment}/secagg/{number}", content=message, headers=headers)
+    owner = client.devices.owner(assignment)
+    return client.put(f"/v1/assignments/{assignment}/secagg/{number}", content=message, headers=headers, auth=owner)
 
 
 def hear(client, assignment, number, wait_s=0):
-    return client.get(f"/v1/assignments/{assignment}/secagg/{number}", headers={"Prefer": f"wait={wait_s}"})
+    headers, owner = {"Prefer": f"wait={wait_s}"}, client.devices.owner(assignment)
+    return client.get(f"/v1/assignments/{assignment}/secagg/{number}", headers=headers, auth=owner)
 
 
 def advertisement(client, given):
     identity = Ed25519PrivateKey.generate()
-    enrolled = enrol(client, public(identity))
+    enrolled = vouched(client, identity)
     device = Client(identity, Policy(enrolled.server, enrolled.authority, 8), enrolled.credential)
     return device.invite(given.secagg, model_hash(given.plan, given.checkpoint), layout_hash(make_plan().report))
 
 
-def test_enrolling_again_gives_the_same_and_the_keys_are_those_of_the_file(client, tmp_path):
-    device = public(Ed25519PrivateKey.generate())
-    enrolled = enrol(client, device)
-    assert enrol(client, device) == enrolled
-    keys = Keys.at(tmp_path / "keys")
-    assert (enrolled.server, enrolled.authority) == (public(keys.server), public(keys.authority))
-    refused(client.post("/v1/devices", content=b'{"id": "c2hvcnQ="}'), "malformed-message")
+def test_a_device_is_vouched_for_by_the_keys_of_the_file(client, tmp_path):
+    identity = Ed25519PrivateKey.generate()
+    given, keys = vouched(client, identity), Keys.at(tmp_path / "keys")
+    assert (given.server, given.authority) == (public(keys.server), public(keys.authority))
+    check_credential(given.authority, public(identity), given.credential)
+    assert vouched(client, identity) == given
 
 
 def test_a_message_is_answered_with_the_next_one_when_everybody_has_spoken(register, client):
@@ -80,7 +84,7 @@ def test_only_assignments_of_secure_rounds_have_messages(register, client):
     refused(say(client, plain.assignment, 5, b"\5"), "no-longer-needed")
     refused(hear(client, "nobody", 2), "unknown-assignment")
     refused(say(client, "nobody", 1, b"\1"), "unknown-assignment")
-    refused(client.get("/v1/assignments/nobody/secagg/two"), "malformed-message")
+    refused(hear(client, "nobody", "two"), "malformed-message")
 
 
 def test_a_secure_round_takes_no_report_in_clear_and_no_message_that_is_too_large(register, client):

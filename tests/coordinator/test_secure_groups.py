@@ -10,9 +10,8 @@ import pytest
 
 from coordinator.errors import NoLongerNeeded
 from coordinator.rounds import AssignmentState
-from coordinator.submissions import Arrive
 from coordinator.tasks import Secagg
-from fedcore.wire.messages import Accepted, CheckIn
+from fedcore.wire.messages import Accepted
 from secagg.errors import UnmaskCheckFailed
 from secagg.messages import Invite, Roster
 from tests.coordinator.bundles import START
@@ -144,8 +143,7 @@ def test_a_round_whose_sum_is_being_made_outlives_its_deadline_and_nobody_waits_
     run(devices, PHASES[1:])
     desk.pass_time(10_000)
     assert states(store, task) == ["reporting"]
-    message = CheckIn(device="another", runtime="test", formats=("onnx",), examples={"default": 10})
-    assert isinstance(desk.ask(Arrive("phones", message)), Accepted)
+    assert isinstance(desk.arrive("another"), Accepted)
     shelf.make()
     desk.turn()
     assert states(store, task) == ["committed"]

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from fedcore.wire.messages import RetryWindow
-from tests.coordinator.conftest import Desk
+from coordinator.submissions import Arrive, Wait
+from fedcore.wire.messages import CheckIn, RetryWindow
+from tests.coordinator.conftest import CAPABILITIES, Desk
 
 BOUNDS = RetryWindow(5.0, 86_400.0)
+
+
+def arrival(device, examples):
+    return Arrive("phones", device, CheckIn(capabilities=CAPABILITIES, examples=examples))
 
 
 @pytest.fixture
@@ -58,3 +63,25 @@ def test_rest_in_rounds_is_told_in_the_time_that_rounds_take(register, desk):
     desk.report(given)
     desk.turn()
     assert desk.arrive("a").retry.min_s == pytest.approx(3 * (100 + 20))
+
+
+def test_hopeless_check_in_is_answered_while_the_driver_is_busy_and_others_are_left_to_it(register, desk):
+    register(min_examples=50, min_separation_s=3600, rounds=9, goal=1)
+    hopeless, hopeful = (arrival("a", {"default": held}) for held in (10, 50))
+    assert desk.driver.turn_away(hopeless) is None  # nothing is known yet, not even the population
+    desk.turn()
+    with desk.store.database.writing():
+        rejected = desk.driver.turn_away(hopeless)
+        assert desk.driver.turn_away(hopeful) is None
+    assert rejected.reason == desk.arrive("a").reason == "not-eligible"
+    (future,) = desk.turn(Wait(desk.ask(hopeful).session, "a", 5))
+    desk.report(future.result(timeout=0))
+    assert desk.driver.turn_away(hopeful).reason == "resting"
+
+
+def test_closing_coordinator_leaves_every_answer_to_the_driver(register, desk):
+    register(min_examples=50)
+    desk.turn()
+    desk.driver.drain()
+    desk.turn()
+    assert desk.driver.turn_away(arrival("a", {})) is None

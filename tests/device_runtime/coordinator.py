@@ -1,9 +1,9 @@
 """A coordinator small enough to read: real HTTP on a real port, one assignment, and faults on demand."""
 
-import base64
 import hashlib
 import sys
 import threading
+import time
 from collections import defaultdict
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,6 +18,7 @@ from fedcore.wire.messages import (
     Assignment,
     CheckIn,
     Enrol,
+    Enrolled,
     Offer,
     Receipt,
     RetryWindow,
@@ -26,6 +27,7 @@ from fedcore.wire.messages import (
     encode,
 )
 from fedcore.wire.problems import PROBLEM_TYPE, problem
+from fedcore.wire.signatures import COVERED, SIGNED_FIELDS, PublicKey, Request, Signature, content_digest
 from tests.device_runtime import linear
 
 WINDOW = RetryWindow(11.0, 12.0)
@@ -41,10 +43,13 @@ class Coordinator:
         self.willing = []
         self.checkins, self.aborts, self.reports, self.headers = [], [], [], []
         self.faults = defaultdict(list)
+        self.forged = []
         self.report_within_s = 60.0
         self.given = 1
-        self.invite, self.enrolled, self.said = None, None, []
+        self.invite, self.vouch, self.said = None, lambda id_: None, []
+        self.keys, self.created, self.enrolments, self.nonces = {}, {}, [], set()
         self.blobs = {}
+        self.parts, self.cuts = bytearray(), []
         self.offer(linear.plan(), linear.graphs(), {"params": linear.PARAMS})
 
     def offer(self, plan, graphs, vectors):
@@ -68,7 +73,7 @@ class Coordinator:
             secagg=self.invite and self.invite(self.plan, self.checkpoint),
         )
 
-    def answer(self, method, path, headers, body):
+    def answer(self, method, path, headers, body, signature):
         """(call, status, content type, body) of a request in good weather."""
         match [method, *path.strip("/").split("/")]:
             case ["POST", "v1", "populations", "phones", "checkins"]:
@@ -81,22 +86,54 @@ class Coordinator:
             case ["GET", "v1", "blobs", digest] if digest in self.blobs:
                 data, start = self.blobs[digest], headers.get("Range", "")[len("bytes=") : -1]
                 return "blob", 206 if start else 200, "application/octet-stream", data[int(start or 0) :]
-            case ["PUT", "v1", "assignments", name, "report"]:
-                digest = hashlib.sha256(body).digest()
-                assert headers["Content-Digest"] == f"sha-256=:{base64.b64encode(digest).decode()}:"
-                self.reports.append(checkpoint.decode(body, linear.plan().report.wire)["report"])
-                receipt = Receipt(assignment=name, task="t-1", round=2, sha256=digest.hex())
-                return "report", 200, "application/json", encode(receipt)
             case ["POST", "v1", "assignments", name] if name.endswith(":abort"):
                 self.aborts.append(decode(body, Abort))
                 return "abort", 204, "application/json", b""
-        return self.answer_secure(method, path, body)
+        return self.answer_report(method, path, headers, body) or self.answer_secure(method, path, body, signature)
 
-    def answer_secure(self, method, path, body):
+    def answer_report(self, method, path, headers, body):
+        """The same for reports; None for what is about none."""
+        match [method, *path.strip("/").split("/")]:
+            case ["PUT", "v1", "assignments", name, "report"]:
+                return "report", 200, "application/json", self.count(name, body)
+            case ["PATCH", "v1", "assignments", name, "report"]:
+                assert int(headers["Upload-Offset"]) == len(self.parts)
+                assert headers["Upload-Complete"] == "?1"
+                self.parts += body
+                assert (len(self.parts), content_digest(self.parts)) == (
+                    int(headers["Upload-Length"]),
+                    headers["Repr-Digest"],
+                )
+                return "report", 200, "application/json", self.count(name, bytes(self.parts))
+            case ["HEAD", "v1", "assignments", _, "report"]:
+                return "offset", 204, "application/json", b""
+        return None
+
+    def count(self, assignment, body):
+        self.reports.append(checkpoint.decode(body, linear.plan().report.wire)["report"])
+        return encode(Receipt(assignment=assignment, task="t-1", round=2, sha256=hashlib.sha256(body).hexdigest()))
+
+    def check(self, method, path, headers, body):
+        """The signature of a request: every one has a good one, of an enrolled key but for the enrolment."""
+        signature = Signature.parse(headers["Signature-Input"], headers["Signature"])
+        assert set(signature.covered) == {*COVERED, *(name for name in SIGNED_FIELDS if name in headers)}
+        assert not body or "content-digest" in signature.covered
+        assert not body or headers["Content-Digest"] == content_digest(body)
+        assert abs(signature.created - time.time()) < 30
+        assert signature.nonce not in self.nonces
+        self.nonces.add(signature.nonce)
+        key = signature.keyid if path == "/v1/devices" else self.keys[signature.keyid]
+        signature.check(Request(method, headers["Host"], path, headers.get), PublicKey.parse(key))
+        return signature
+
+    def answer_secure(self, method, path, body, signature):
         """The same for what a secure round asks; it never gets beyond the device's first message."""
         match [method, *path.strip("/").split("/")]:
-            case ["POST", "v1", "devices"] if self.enrolled:
-                return "enrol", 200, "application/json", encode(self.enrolled(decode(body, Enrol).id))
+            case ["POST", "v1", "devices"]:
+                message, device = decode(body, Enrol), f"d-{len(self.enrolments)}"
+                self.enrolments.append(message)
+                self.keys[device], self.created[device] = signature.keyid, signature.created
+                return "enrol", 200, "application/json", encode(Enrolled(device, self.vouch(message.secagg)))
             case ["PUT", "v1", "assignments", _, "secagg", number]:
                 self.said.append((int(number), body))
                 return "secagg", 204, "application/octet-stream", b""
@@ -141,16 +178,37 @@ class Handler(BaseHTTPRequestHandler):
 
     def handle_any(self):
         coordinator = self.server.coordinator
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        size = int(self.headers.get("Content-Length", 0))
+        if self.command == "PATCH" and coordinator.cuts:
+            coordinator.parts += self.rfile.read(coordinator.cuts.pop(0))
+            coordinator.calls.append("cut")
+            self.close_connection = True
+            return
+        body = self.rfile.read(size)
         parts = self.path.split("/")[::-1]
-        call = "abort" if parts[0].endswith(":abort") else next(CALLS[part] for part in parts if part in CALLS)
-        coordinator.calls.append(call)
+        call = (
+            "offset"
+            if self.command == "HEAD"
+            else "abort"
+            if parts[0].endswith(":abort")
+            else next(CALLS[part] for part in parts if part in CALLS)
+        )
+        if call != "enrol":
+            coordinator.calls.append(call)
         coordinator.headers.append((call, dict(self.headers)))
         if coordinator.faults[call]:
             coordinator.faults[call].pop(0)(self)
             return
-        _, code, kind, answer = coordinator.answer(self.command, self.path, self.headers, body)
+        try:
+            signature = coordinator.check(self.command, self.path, self.headers, body)
+        except Exception as error:
+            coordinator.forged.append(error)
+            self.respond(401, "text/plain", str(error).encode())
+            return
+        _, code, kind, answer = coordinator.answer(self.command, self.path, self.headers, body, signature)
         about = {"ETag": f'"{self.path.rsplit("/", 1)[-1]}"'} if call == "blob" else {}
+        if call == "offset":
+            about = {"Upload-Offset": str(len(coordinator.parts)), "Upload-Complete": "?0"}
         if code == 206:
             about["Content-Range"] = self.headers["Range"].replace("=", " ")
         self.respond(code, kind, answer, about)
@@ -169,7 +227,7 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
-for method in ("GET", "POST", "PUT"):
+for method in ("GET", "POST", "PUT", "HEAD", "PATCH"):
     setattr(Handler, f"do_{method}", Handler.handle_any)
 
 
@@ -195,6 +253,7 @@ def serving():
         finally:
             server.shutdown()
             thread.join()
+        assert server.coordinator.forged == []
 
 
 def report_of(examples):

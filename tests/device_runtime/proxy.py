@@ -82,7 +82,7 @@ class Road:
 
 
 def call_of(path):
-    names = {"checkins": "check-in", "assignments": "assignment", "report": "report"}
+    names = {"checkins": "check-in", "assignments": "assignment", "report": "report", "devices": "enrol"}
     last = path.rsplit("/", 1)[-1]
     return "abort" if last.endswith(":abort") else names.get(last, "blob")
 
@@ -161,7 +161,7 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
-for method in ("GET", "POST", "PUT"):
+for method in ("GET", "POST", "PUT", "HEAD", "PATCH"):
     setattr(Handler, f"do_{method}", Handler.handle_any)
 
 

@@ -4,6 +4,7 @@ import sqlite3
 import tempfile
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
@@ -49,17 +50,22 @@ def test_a_session_reports_once_what_numpy_computes(coordinator, config, example
 def test_a_check_in_says_what_the_device_can_and_has(coordinator, config):
     outcome = run_session(config)
     (hello,) = coordinator.checkins
-    assert hello.device == outcome.device
-    assert (hello.formats, hello.examples) == (("onnx",), {"default": 10})
-    assert "onnxruntime" in hello.runtime
+    able = hello.capabilities
+    assert (able.formats, able.secagg, hello.examples) == (("onnx",), ("SA1",), {"default": 10})
+    assert (able.runtime, able.version) == ("muster", version("muster-fl"))
+    assert "onnxruntime" in able.engine
+    assert able.memory_mb.bit_count() == 1
     assert hello.conditions == StatedConditions()
+    assert outcome.device == "d-0"
 
 
 def test_a_check_in_states_the_conditions_that_were_held_against_the_requirements(coordinator, config):
-    readings = iter([Conditions(charging=True, unmetered=False, battery=0.7345, free_storage_bytes=5)])
+    readings = iter([Conditions(charging=True, unmetered=False, battery=0.7345, free_storage_bytes=5 << 20)])
     config = replace(config, conditions=lambda: next(readings, PLUGGED), requirements=Requirements(charging=True))
     assert run_session(config).outcome == "reported"
-    assert coordinator.checkins[0].conditions == StatedConditions(True, None, False, 0.7)
+    assert coordinator.checkins[0].conditions == StatedConditions(
+        charging=True, unmetered=False, battery=0.7, free_storage_mb=4
+    )
 
 
 def test_an_outcome_is_json(config):

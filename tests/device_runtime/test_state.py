@@ -7,7 +7,7 @@ import pytest
 
 from device_runtime.cache import BlobCache
 from device_runtime.errors import StateError, StateInUse
-from device_runtime.identity import device_id
+from device_runtime.identity import device_key, secagg_key
 from device_runtime.state import only_session, write_whole
 from fedcore.plan import BlobRef
 
@@ -15,17 +15,21 @@ BLOB = b"a graph"
 REF = BlobRef.of(BLOB)
 
 
-def test_a_device_keeps_its_random_id(tmp_path):
-    first = device_id(tmp_path / "one")
-    assert len(bytes.fromhex(first)) == 16
-    assert device_id(tmp_path / "one") == first != device_id(tmp_path / "two")
+def public(key):
+    return key.public_key().public_bytes_raw()
+
+
+@pytest.mark.parametrize(("made", "name"), [(device_key, "device-key"), (secagg_key, "secagg-key")])
+def test_a_key_is_made_once_and_readable_by_its_owner_alone(tmp_path, made, name):
+    first = made(tmp_path / "one")
+    assert public(made(tmp_path / "one")) == public(first) != public(made(tmp_path / "two"))
+    assert (tmp_path / "one" / name).stat().st_mode & 0o077 == 0
 
 
 @pytest.mark.parametrize("damage", [b"", b"\xff\xfe", b"me"])
-def test_a_damaged_id_is_replaced_for_good(tmp_path, damage):
-    (tmp_path / "device-id").write_bytes(damage)
-    assert device_id(tmp_path) == device_id(tmp_path)
-    assert len(device_id(tmp_path)) == 32
+def test_a_damaged_key_is_replaced_for_good(tmp_path, damage):
+    (tmp_path / "device-key").write_bytes(damage)
+    assert public(device_key(tmp_path)) == public(device_key(tmp_path))
 
 
 def never(ref, partial):

@@ -5,6 +5,7 @@ import time
 import httpx2
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from device_runtime import Device
 from device_runtime import transport as module
@@ -13,10 +14,27 @@ from device_runtime.errors import BadAnswer, ConfigError, Refused, Unreachable
 from device_runtime.transport import Transport
 from fedcore import checkpoint
 from fedcore.plan import BlobRef
-from fedcore.wire.messages import Abort, CheckIn, RetryWindow
+from fedcore.wire.messages import Abort, CheckIn, RetryWindow, StatedCapabilities, encode
+from fedcore.wire.problems import problem
+from fedcore.wire.signatures import PublicKey, Signer
 from tests.device_runtime.coordinator import ACCEPTED, answer, cut, hang_up, refusal, status
 
-HELLO = CheckIn(device="0" * 32, runtime="test", formats=("onnx",), examples={"default": 10})
+HELLO = CheckIn(
+    capabilities=StatedCapabilities(runtime="test", version="1", engine="none", formats=("onnx",)), examples={}
+)
+KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+
+
+class Known:
+    """A device that is enrolled already."""
+
+    forgotten = 0
+
+    def signer(self, transport):
+        return Signer("d-0", KEY)
+
+    def forget(self):
+        self.forgotten += 1
 
 
 class Pauses(list):
@@ -38,7 +56,9 @@ def partial(tmp_path):
 
 @pytest.fixture
 def transport(coordinator, pauses):
+    coordinator.keys["d-0"] = PublicKey.of(KEY).text
     with Transport(httpx2.Client(base_url=coordinator.url), sleep=pauses) as made:
+        made.identity = Known()
         yield made
 
 
@@ -91,8 +111,8 @@ def test_a_problem_keeps_its_slug_detail_and_window_and_is_not_repeated(coordina
     coordinator.faults["report"] = [refusal("no-longer-needed", "the goal is met", RetryWindow(3, 4))]
     with pytest.raises(Refused, match="the goal is met") as caught:
         transport.report("a-1", b"body")
-    problem = caught.value
-    assert (problem.status, problem.slug, problem.retry) == (410, "no-longer-needed", RetryWindow(3, 4))
+    refused = caught.value
+    assert (refused.status, refused.slug, refused.retry) == (410, "no-longer-needed", RetryWindow(3, 4))
     assert coordinator.calls == ["report"]
 
 
@@ -220,3 +240,78 @@ def test_an_answer_that_drips_is_given_up(coordinator, pauses, monkeypatch):
         with pytest.raises(Unreachable, match="took too long"):
             made.check_in("phones", HELLO)
     assert coordinator.calls == ["check-in"]
+
+
+LARGE = checkpoint.encode({"report": np.arange(11, dtype=np.float32)})
+
+
+@pytest.fixture
+def in_parts(monkeypatch):
+    """Reports of any size are uploaded so that a cut connection loses nothing."""
+    monkeypatch.setattr(module, "LARGEST_WHOLE", 10)
+
+
+def test_a_large_report_goes_on_where_the_connection_was_cut(coordinator, transport, in_parts):
+    coordinator.cuts = [30, 20]
+    receipt = transport.report("a-1", LARGE)
+    assert receipt.sha256 == BlobRef.of(LARGE).sha256
+    assert bytes(coordinator.parts) == LARGE
+    assert coordinator.calls == ["offset", "cut", "offset", "cut", "offset", "report"]
+    assert transport.bytes_up >= len(LARGE)
+
+
+def test_a_later_session_sends_only_the_rest(coordinator, transport, in_parts):
+    coordinator.parts += LARGE[:50]
+    transport.report("a-1", LARGE)
+    assert coordinator.calls == ["offset", "report"]
+    assert transport.bytes_up == len(LARGE) - 50
+
+
+def test_a_wrong_clock_does_not_lose_a_report_that_is_half_there(coordinator, transport, in_parts):
+    coordinator.faults["offset"] = [lambda handler: handler.respond(401, "text/plain", b"")]
+    transport.wall = lambda: time.time() - 10_000
+    transport.report("a-1", LARGE)
+    assert coordinator.calls == ["offset", "offset", "report"]
+
+
+def test_an_offset_that_is_none_is_refused(coordinator, transport, in_parts):
+    coordinator.parts += LARGE + b"more"
+    with pytest.raises(BadAnswer, match="how much"):
+        transport.report("a-1", LARGE)
+
+
+def test_a_report_of_up_to_eight_mebibytes_goes_in_one_request(coordinator, transport):
+    transport.report("a-1", LARGE)
+    assert coordinator.calls == ["report"]
+    assert module.LARGEST_WHOLE == 8 << 20
+
+
+def test_a_device_with_a_wrong_clock_signs_by_the_coordinators_and_asks_once_more(coordinator, transport, pauses):
+    coordinator.faults["check-in"] = [refusal("stale-signature")]
+    transport.wall = lambda: time.time() - 10_000
+    assert transport.check_in("phones", HELLO) == ACCEPTED
+    assert (coordinator.calls, pauses) == (["check-in"] * 2, [])
+    transport.report("a-1", LARGE)  # and still knows it
+
+
+def test_a_coordinator_that_has_just_begun_is_given_its_time(coordinator, transport, pauses):
+    document = encode(problem("stale-signature", "because"))
+    coordinator.faults["check-in"] = [
+        lambda handler: handler.respond(401, "application/problem+json", document, {"Retry-After": "2"})
+    ]
+    transport.check_in("phones", HELLO)
+    assert sum(pauses) == 2.0
+
+
+def test_a_time_that_does_not_help_is_not_asked_for_again(coordinator, transport):
+    coordinator.faults["check-in"] = [refusal("stale-signature")] * 2
+    with pytest.raises(Refused) as caught:
+        transport.check_in("phones", HELLO)
+    assert (caught.value.permanent, caught.value.final) == (False, False)
+    assert coordinator.calls == ["check-in"] * 2
+
+
+def test_a_coordinator_that_does_not_know_the_device_is_told_who_it_is(coordinator, transport):
+    coordinator.faults["check-in"] = [refusal("unknown-device")]
+    assert transport.check_in("phones", HELLO) == ACCEPTED
+    assert transport.identity.forgotten == 1

@@ -16,6 +16,7 @@ from fedcore.wire.messages import (
     Receipt,
     Rejected,
     RetryWindow,
+    StatedCapabilities,
     StatedConditions,
     decode,
     encode,
@@ -23,7 +24,8 @@ from fedcore.wire.messages import (
 from fedcore.wire.problems import PROBLEMS, URN, Problem, problem
 
 REJECTED = Rejected("no-task", RetryWindow(10, 20))
-CHECK_IN = CheckIn(device="d1", runtime="test/1", formats=("onnx",), examples={"default": 12})
+ABLE = StatedCapabilities(runtime="test", version="1", engine="none", formats=("onnx",), memory_mb=2048)
+CHECK_IN = CheckIn(capabilities=ABLE, examples={"default": 12})
 ASSIGNMENT = Assignment(
     assignment="a1",
     task="t1",
@@ -41,7 +43,10 @@ ASSIGNMENT = Assignment(
     ("message", "kind"),
     [
         (CHECK_IN, CheckIn),
-        (msgspec.structs.replace(CHECK_IN, conditions=StatedConditions(True, None, False, 0.8)), CheckIn),
+        (
+            msgspec.structs.replace(CHECK_IN, conditions=StatedConditions(charging=True, unmetered=False, battery=0.8)),
+            CheckIn,
+        ),
         (Accepted("s1"), CheckInAnswer),
         (REJECTED, CheckInAnswer),
         (Rejected("unsupported-format", RetryWindow(1, 2), ("onnx", "executorch")), CheckInAnswer),
@@ -65,8 +70,8 @@ def test_answers_say_their_outcome():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"device": 5}, r"Expected `str`, got `int` - at `\$\.device`"),
-        ({"formats": "onnx"}, r"at `\$\.formats`"),
+        ({"capabilities": 5}, r"Expected `object`, got `int` - at `\$\.capabilities`"),
+        ({"capabilities": {"runtime": ""}}, r"at `\$\.capabilities\.runtime`"),
         ({"examples": {"default": "many"}}, r"at `\$\.examples"),
         ({"conditions": {"battery": 80}}, r"at `\$\.conditions\.battery`"),
         ({"version": 2}, "message version 2 is unknown here; this side speaks version 1"),
@@ -78,7 +83,7 @@ def test_a_wrong_field_is_named(change, message):
         decode(raw, CheckIn)
 
 
-@pytest.mark.parametrize(("field", "kind"), [("runtime", CheckIn), ("examples", CheckIn)])
+@pytest.mark.parametrize(("field", "kind"), [("capabilities", CheckIn), ("examples", CheckIn)])
 def test_a_missing_field_is_named(field, kind):
     raw = msgspec.json.decode(encode(CHECK_IN))
     del raw[field]

@@ -151,6 +151,8 @@ def test_a_database_is_migrated_and_every_other_command_refuses_it_until_then(tm
     assert muster("task", "list", *database, "--blobs", tmp_path / "blobs")[0] == 1
     assert json.loads(in_process("coordinator", "migrate", *database, "--json").stdout)["after"] == "0001"
     assert in_process("task", "list", *database, "--blobs", tmp_path / "blobs").exit_code == 0
+    collected = in_process("coordinator", "collect", *database, "--blobs", tmp_path / "blobs", "--json")
+    assert json.loads(collected.stdout) == {"models": 0, "rows": 0, "objects": 0}
 
 
 def test_tasks_are_created_listed_paused_resumed_and_cancelled(plan, tmp_path):

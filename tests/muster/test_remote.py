@@ -2,7 +2,6 @@
 
 import json
 
-import httpx2
 import pytest
 
 from coordinator.server import serving_both
@@ -10,6 +9,7 @@ from coordinator.settings import Settings
 from coordinator.tasks import open_coordinator_store
 from tests.coordinator.bundles import make_bundle, report_body
 from tests.coordinator.conftest import committed
+from tests.coordinator.devices import speaking_to
 from tests.coordinator.test_api import assign, put
 from tests.muster.test_cli import in_process
 
@@ -21,7 +21,7 @@ def served(tmp_path, monkeypatch):
     with (
         open_coordinator_store(database, blobs) as store,
         serving_both(Settings(database=database, blobs=blobs, port=0, admin_port=0)) as urls,
-        httpx2.Client(base_url=urls.devices, timeout=10) as devices,
+        speaking_to(urls.devices) as devices,
     ):
         made = in_process("coordinator", "token", "--name", "alice", "--role", "operator", "--db", database)
         assert made.exit_code == 0, made.output

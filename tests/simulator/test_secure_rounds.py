@@ -46,7 +46,7 @@ class World:
     """Nine devices' folders, a store, and a coordinator that serves it."""
 
     def __init__(self, folder, store, url, bundle, rounds, phase_s):
-        self.store, self.url, self.witnesses = store, url, Witnessed(folder)
+        self.store, self.url, self.folder = store, url, folder
         secagg = Secagg(max_examples=25, phase_s=phase_s)
         settings = {"goal": DEVICES, "minimum": LEAST, "over_selection": 1.0, "rounds": rounds, "secagg": secagg}
         self.task = store.register_task(bundle, TaskSettings(population="p", **settings)).id
@@ -81,7 +81,8 @@ class World:
 
     def recomputed(self, number):
         """The parameters after round `number`, from what devices quantised."""
-        reports = [self.witnesses.quantised(name) for name in self.counted(number)]
+        witnessed = Witnessed(self.folder)
+        reports = [witnessed.quantised(name) for name in self.counted(number)]
         words = sum((one.words for one in reports), np.uint64(0))
         total = packing.decode(reports[0].segments, words, len(reports), reports[0].w_max)
         plan = self.store.plan(self.store.task(self.task).plan_sha256)
@@ -110,7 +111,7 @@ DEATHS = [
 
 
 def test_a_device_killed_anywhere_leaves_an_exact_sum_and_never_both_shares_of_a_peer(world):
-    here = world(len(DEATHS), phase_s=2.0)
+    here = world(len(DEATHS), phase_s=4.0)
     for number, (dies, fate, count) in enumerate(DEATHS, start=1):
         others = [here.start(index) for index in range(1, DEVICES)]
         victim = here.start(0, dies)
@@ -125,16 +126,16 @@ def test_a_device_killed_anywhere_leaves_an_exact_sum_and_never_both_shares_of_a
         assert {here.outcome(index).outcome for index in range(1, DEVICES)} == {"reported"}
         assert len(here.counted(number)) == count
         np.testing.assert_array_equal(here.store.checkpoint(here.task, number)["params"], here.recomputed(number))
-    assert_the_same_shares_each_time(here.witnesses)
+    assert_the_same_shares_each_time(Witnessed(here.folder))
     receipts = [entry for entry in read_journal(here.folders[0] / "state") if entry.receipt]
     results = [bytes.fromhex(entry.result) for entry in receipts]
     assert len(results) == sum(fate == "reported" for _, fate, _ in DEATHS)
     assert all(Result.decode(message, message[2:34]).status == 0 for message in results)
 
 
-def assert_the_same_shares_each_time(witnesses):
+def assert_the_same_shares_each_time(witnessed):
     by_assignment = {}
-    for assignment, _, shares in witnesses.shares():
+    for assignment, _, shares in witnessed.shares():
         assert by_assignment.setdefault(assignment, shares) == shares
     assert by_assignment
 
@@ -148,4 +149,4 @@ def test_with_too_few_devices_left_the_attempt_is_abandoned_and_no_share_leaves(
     (attempt,) = here.ended(1)
     assert (attempt.state, attempt.reason, attempt.reported) == ("abandoned", "too-few-reports", 0)
     assert {here.outcome(index).outcome for index in range(5, DEVICES)} <= {"not-needed", "aborted"}
-    assert not list(here.witnesses.shares())
+    assert not list(Witnessed(here.folder).shares())

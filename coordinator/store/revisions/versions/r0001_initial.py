@@ -26,6 +26,33 @@ def upgrade() -> None:
         comment="Immutable files; a row is written after its file is durable",
     )
     op.create_table(
+        "devices",
+        sa.Column(
+            "id", sa.String(length=32), nullable=False, comment="made from the public key, which therefore has one id"
+        ),
+        sa.Column(
+            "algorithm",
+            sa.String(length=32),
+            nullable=False,
+            comment="what it signs with: ed25519 or ecdsa-p256-sha256",
+        ),
+        sa.Column(
+            "public_key",
+            sa.String(length=200),
+            nullable=False,
+            comment="in base64url: 32 bytes, or an uncompressed point",
+        ),
+        sa.Column(
+            "attestation",
+            sa.String(length=32),
+            nullable=False,
+            comment="kind of evidence at enrolment: none or shared-secret",
+        ),
+        sa.Column("enrolled_at", sa.Float(), nullable=False, comment="seconds since 1970"),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_devices")),
+        comment="Devices that may sign requests",
+    )
+    op.create_table(
         "populations",
         sa.Column("name", sa.String(length=200), nullable=False, comment="name that devices check in under"),
         sa.Column("created_at", sa.Float(), nullable=False, comment="seconds since 1970"),
@@ -231,9 +258,7 @@ def upgrade() -> None:
     )
     op.create_table(
         "assignments",
-        sa.Column(
-            "id", sa.String(length=32), nullable=False, comment="unguessable id; knowing it is the right to report"
-        ),
+        sa.Column("id", sa.String(length=32), nullable=False, comment="unguessable id"),
         sa.Column("round", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False, comment="the round"),
         sa.Column(
             "slot",
@@ -242,7 +267,10 @@ def upgrade() -> None:
             comment="place in the cohort, from 0; keys the device's random numbers",
         ),
         sa.Column(
-            "device", sa.String(length=200), nullable=False, comment="the device, as it called itself at check-in"
+            "device",
+            sa.String(length=200),
+            nullable=False,
+            comment="whose part it is: the device that signed the check-in",
         ),
         sa.Column("state", sa.String(length=16), nullable=False, comment="assigned, reported, aborted or expired"),
         sa.Column("reason", sa.Text(), nullable=False, comment="why it was aborted; else empty"),
@@ -275,4 +303,5 @@ def downgrade() -> None:
     op.drop_table("replicas")
     op.drop_index("populations_of", table_name="populations")
     op.drop_table("populations")
+    op.drop_table("devices")
     op.drop_table("blobs")

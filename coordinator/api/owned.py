@@ -1,0 +1,47 @@
+"""Whose an assignment is: everything under its address is for the device that was given it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+
+from coordinator.api.signed import signed
+from coordinator.errors import ForeignAssignment
+from coordinator.recent import Recent
+from coordinator.tasks import CoordinatorStore
+from fedcore.report import ReportLayout
+
+REMEMBERED = 1 << 16
+"""Assignments whose unchanging part is kept in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What never changes of an assignment: whose it is, and what its report looks like."""
+
+    device: str
+    layout: ReportLayout
+
+
+class Owned:
+    """The assignments of a store, for whoever signs."""
+
+    def __init__(self, store: CoordinatorStore) -> None:
+        self._store = store
+        self._parts: Recent[str, _Part] = Recent(REMEMBERED)
+
+    async def layout(self, assignment: str, request: Request) -> ReportLayout:
+        """The layout of an assignment's report. Raises UnknownAssignment; ForeignAssignment if it is another's."""
+        part = self._parts.get(assignment)
+        if part is None:
+            part = self._parts.put(assignment, await run_in_threadpool(self._find, assignment))
+        if part.device != signed(request).keyid:
+            raise ForeignAssignment("the assignment is another device's; check in for one of your own")
+        return part.layout
+
+    def _find(self, assignment: str) -> _Part:
+        with self._store.database.reading() as records:
+            found = records.assignment(assignment)
+        return _Part(found.device, self._store.plan(found.plan_sha256).report)

@@ -1,0 +1,181 @@
+"""How a report arrives: in one request, or in parts that a cut connection does not lose. Spec: docs/spec/wire.md §6."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import re
+from collections.abc import Sequence
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+
+from coordinator.api.http import answer, read_body
+from coordinator.api.owned import Owned
+from coordinator.api.signed import signed
+from coordinator.errors import (
+    ConflictingReport,
+    DigestMismatch,
+    InvalidReport,
+    MalformedMessage,
+    NoLongerNeeded,
+    TooLarge,
+    Unavailable,
+)
+from coordinator.rounds import AssignmentState
+from coordinator.service import Service
+from coordinator.submissions import Report
+from coordinator.uploads import Part, Upload, Uploads
+from fedcore import checkpoint
+from fedcore.errors import ReportError, SchemaError
+from fedcore.params import Float32
+from fedcore.report import ReportLayout
+from fedcore.wire.messages import Receipt
+from fedcore.wire.signatures import sha256_in
+
+_LOG = logging.getLogger(__name__)
+HEADER_BYTES = 4096
+"""Room for a safetensors header around the one vector of a report."""
+_SMALL_BYTES = 1 << 15
+"""Up to here, parsing takes less time than handing the work to a thread."""
+_SWEEP_S = 1.0
+_NUMBER = re.compile(r"[0-9]{1,15}")
+_LAST = {"?0": False, "?1": True}
+
+
+class ReportApi:
+    """What devices may ask about the report of an assignment of theirs."""
+
+    def __init__(self, service: Service, owned: Owned) -> None:
+        self._driver = service.driver
+        self._store = service.store
+        self._owned = owned
+        self._uploads = Uploads(service.settings.partial_reports_bytes)
+
+    async def put(self, assignment: str, request: Request) -> Response:
+        """Deliver an assignment's report. Sending the same bytes again gives the same receipt."""
+        layout = await self._owned.layout(assignment, request)
+        digest = signed(request).digest
+        if digest is None:
+            raise MalformedMessage("a report needs a body, and its digest as Content-Digest")
+        return await self._count(assignment, digest, await read_body(request, _most(layout)), layout)
+
+    async def head(self, assignment: str, request: Request) -> Response:
+        """How much of the report is here: Upload-Offset. Upload-Complete says whether it was counted."""
+        await self._owned.layout(assignment, request)
+        counted = await run_in_threadpool(self._counted, assignment)
+        headers = {"Cache-Control": "no-store", "Upload-Complete": "?0" if counted is None else "?1"}
+        if counted is None:
+            headers["Upload-Offset"] = str(self._uploads.size(assignment))
+        return Response(status_code=204, headers=headers)
+
+    async def patch(self, assignment: str, request: Request) -> Response:
+        """Bring the next part of the report; the last one is answered with the receipt."""
+        layout = await self._owned.layout(assignment, request)
+        part = _announced(request)
+        if part.length > _most(layout):
+            raise TooLarge(f"this report has at most {_most(layout)} bytes")
+        counted = await run_in_threadpool(self._counted, assignment)
+        if counted is not None:
+            if counted.sha256 != part.sha256.hex():
+                raise ConflictingReport(f"a report with digest {counted.sha256[:12]}… was accepted; this is another")
+            return answer(counted, {"Upload-Complete": "?1"})
+        upload = self._uploads.take(assignment, part, request)
+        try:
+            await _append(request, upload)
+        except DigestMismatch:
+            self._uploads.drop([assignment])
+            raise
+        if not part.last:
+            headers = {"Upload-Offset": str(upload.size), "Upload-Complete": "?0"}
+            return Response(status_code=204, headers=headers)
+        return await self._finish(assignment, upload, layout)
+
+    async def sweep_forever(self) -> None:
+        """Forget parts of reports that nobody waits for any more, once a second."""
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            try:
+                if held := self._uploads.assignments:
+                    self._uploads.drop(await run_in_threadpool(self._over, held))
+            except Exception as error:
+                _LOG.error("reports in parts could not be looked through: %s", error)
+
+    async def _finish(self, assignment: str, upload: Upload, layout: ReportLayout) -> Response:
+        """Count a report that is here. It stays here only when it could not be counted yet."""
+        try:
+            if not upload.arrived:
+                raise DigestMismatch("the report does not have Upload-Length and Repr-Digest; send it again, from 0")
+            counted = await self._count(assignment, upload.sha256, bytes(upload.data), layout)
+        except Unavailable:
+            raise
+        except BaseException:
+            self._uploads.drop([assignment])
+            raise
+        self._uploads.drop([assignment])
+        counted.headers["Upload-Complete"] = "?1"
+        return counted
+
+    async def _count(self, assignment: str, digest: bytes, data: bytes, layout: ReportLayout) -> Response:
+        if len(data) <= _SMALL_BYTES:
+            report_L = parse_report(data, layout)
+        else:
+            report_L = await run_in_threadpool(parse_report, data, layout)
+        receipt = await asyncio.wrap_future(self._driver.submit(Report(assignment, digest.hex(), report_L)))
+        return answer(receipt)
+
+    def _counted(self, assignment: str) -> Receipt | None:
+        """The receipt of a report that was counted; None while one is waited for. Raises NoLongerNeeded."""
+        with self._store.database.reading() as records:
+            found = records.assignment(assignment)
+        if found.report_sha256 is not None:
+            return Receipt(assignment=found.id, task=found.task, round=found.number, sha256=found.report_sha256)
+        if found.state is not AssignmentState.ASSIGNED:
+            raise NoLongerNeeded(f"the assignment is {found.state} and its round needs no report of it")
+        return None
+
+    def _over(self, assignments: Sequence[str]) -> list[str]:
+        with self._store.database.reading() as records:
+            found = [records.assignment(one) for one in assignments]
+        return [one.id for one in found if one.state is not AssignmentState.ASSIGNED]
+
+
+def parse_report(data: bytes, layout: ReportLayout) -> Float32:
+    """The report in a body: float32 (L,), checked against its layout. Raises InvalidReport."""
+    try:
+        report_L = checkpoint.decode(data, layout.wire)["report"]
+        layout.check(report_L)
+    except (SchemaError, ReportError) as error:
+        raise InvalidReport(str(error)) from error
+    return report_L
+
+
+def _most(layout: ReportLayout) -> int:
+    return 4 * layout.size + HEADER_BYTES
+
+
+def _announced(request: Request) -> Part:
+    """What the header fields of a PATCH say. Raises MalformedMessage."""
+    offset, length = (request.headers.get(name, "") for name in ("upload-offset", "upload-length"))
+    last, sha256 = _LAST.get(request.headers.get("upload-complete", "")), sha256_in(request.headers.get("repr-digest"))
+    if not _NUMBER.fullmatch(offset) or not _NUMBER.fullmatch(length) or last is None or sha256 is None:
+        raise MalformedMessage(
+            "a part needs Upload-Offset, Upload-Length, Upload-Complete: ?0 or ?1, and Repr-Digest: sha-256=:<base64>:"
+        )
+    return Part(int(offset), last, int(length), sha256)
+
+
+async def _append(request: Request, upload: Upload) -> None:
+    """Add a request's body to an upload as it comes; what came before a connection broke stays.
+
+    Raises DigestMismatch when the body is not the signed one.
+    """
+    digest, size = hashlib.sha256(), 0
+    async for chunk in request.stream():
+        upload.append(request, chunk)
+        digest.update(chunk)
+        size += len(chunk)
+    if size:
+        signed(request).check(digest.digest())

@@ -1,0 +1,138 @@
+"""Whose request it is: every one that a device makes is signed, and held against that before its body is read.
+
+Spec: docs/spec/wire.md §10.
+"""
+
+from __future__ import annotations
+
+import hmac
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request as HttpRequest
+
+from coordinator.errors import DigestMismatch, ForgedSignature, MalformedSignature, UnknownDevice, Unsigned
+from coordinator.recent import Recent
+from coordinator.replays import Replays
+from coordinator.store.rows import Device
+from coordinator.tasks import CoordinatorStore
+from fedcore import errors
+from fedcore.wire.signatures import COVERED, DIGEST, SIGNED_FIELDS, PublicKey, Request, Signature, sha256_in
+
+KEYS = 1 << 16
+"""Public keys kept in memory, at about 600 bytes each."""
+REQUESTS = 1 << 20
+"""Signatures of five minutes that are remembered."""
+NEWCOMERS = 1 << 14
+"""The same for devices that enrol: anybody can sign with a key of their own, and must not crowd out the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """Who signed a request: the device's id, or at enrolment the key itself. `digest` is of the body that must come."""
+
+    keyid: str
+    created: int
+    digest: bytes | None
+
+    def check(self, digest: bytes) -> None:
+        """Raise DigestMismatch unless a body's SHA-256 is the signed one."""
+        if self.digest is None or not hmac.compare_digest(self.digest, digest):
+            raise DigestMismatch("the body is not the one that Content-Digest was made of; send it again")
+
+
+class Gate:
+    """Lets signed requests in. Its methods are dependencies of routes, and leave what they found in the request."""
+
+    def __init__(self, store: CoordinatorStore, clock: Callable[[], float] = time.time) -> None:
+        self._store = store
+        self._clock = clock
+        self._keys: Recent[str, tuple[PublicKey, float]] = Recent(KEYS)
+        self._replays = Replays(REQUESTS)
+        self._newcomers = Replays(NEWCOMERS)
+
+    def begin(self) -> None:
+        """From now on this process answers, or answers for more: what others may have heard is not taken again."""
+        self._replays.begin(self._clock())
+
+    async def device(self, request: HttpRequest) -> None:
+        """Demand an enrolled device's signature. Raises Unauthenticated."""
+        signature, about = self._read(request)
+        key, since = self._keys.get(signature.keyid) or await self._find(signature.keyid)
+        _check(signature, about, key)
+        self._replays.admit(signature, since, self._clock())
+        _leave(request, signature)
+
+    async def newcomer(self, request: HttpRequest) -> None:
+        """Demand the signature of a key that names itself. Raises Unauthenticated."""
+        signature, about = self._read(request)
+        try:
+            key = PublicKey.parse(signature.keyid)
+        except errors.InvalidKey as error:
+            raise MalformedSignature(f"at enrolment, keyid is the public key: {error}") from error
+        _check(signature, about, key)
+        # To enrol twice is the same as once, so it does not matter what an earlier process heard.
+        self._newcomers.admit(signature, self._clock(), self._clock())
+        _leave(request, signature)
+
+    def _read(self, request: HttpRequest) -> tuple[Signature, Request]:
+        """The signature of a request, which is of now and covers all that it must."""
+        fields = request.headers
+        if "signature" not in fields or "signature-input" not in fields:
+            raise Unsigned("sign the request with the device's key, as RFC 9421 and the device protocol say")
+        try:
+            signature = Signature.parse(_field(request, "signature-input") or "", _field(request, "signature") or "")
+        except errors.MalformedSignature as error:
+            raise MalformedSignature(str(error)) from error
+        has_body = fields.get("content-length", "0") != "0" or "transfer-encoding" in fields
+        demanded = {name for name in SIGNED_FIELDS if name in fields or (name == DIGEST and has_body)}
+        missing = demanded.union(COVERED) - set(signature.covered)
+        if missing:
+            raise MalformedSignature(f"the signature does not cover {', '.join(sorted(missing))}")
+        self._replays.check(signature, self._clock())
+        path, query = request.scope["raw_path"].decode("latin-1"), request.scope["query_string"].decode("latin-1")
+        target = f"{path}?{query}" if query else path
+        return signature, Request(request.method, fields.get("host", ""), target, lambda name: _field(request, name))
+
+    async def _find(self, device: str) -> tuple[PublicKey, float]:
+        found = await run_in_threadpool(self._look_up, device)
+        return self._keys.put(device, (PublicKey.parse(found.key), found.enrolled_at))
+
+    def _look_up(self, device: str) -> Device:
+        with self._store.database.reading() as records:
+            found = records.device(device)
+        if found is None:
+            raise UnknownDevice("no device has this id here; enrol")
+        return found
+
+
+def signed(request: HttpRequest) -> Signed:
+    """Who signed a request that came through the gate."""
+    who: Signed = request.state.signed
+    return who
+
+
+def _leave(request: HttpRequest, signature: Signature) -> None:
+    digest = None
+    if DIGEST in signature.covered:
+        digest = sha256_in(_field(request, DIGEST))
+        if digest is None:
+            raise MalformedSignature("send the body's digest as Content-Digest: sha-256=:<base64>:")
+    request.state.signed = Signed(signature.keyid, signature.created, digest)
+
+
+def _check(signature: Signature, request: Request, key: PublicKey) -> None:
+    try:
+        signature.check(request, key)
+    except errors.MalformedSignature as error:
+        raise MalformedSignature(str(error)) from error
+    except errors.ForgedSignature as error:
+        raise ForgedSignature(str(error)) from error
+
+
+def _field(request: HttpRequest, name: str) -> str | None:
+    """A header's value, its lines joined as RFC 9110 joins them; None when it is absent."""
+    lines = request.headers.getlist(name)
+    return ", ".join(lines) if lines else None

@@ -1,0 +1,53 @@
+"""Why to believe that a key belongs to a device, and not to whoever can send a request. Spec: docs/spec/wire.md §9.
+
+It is looked at once, when a device enrols. A further kind is a message in `fedcore.wire.messages`, and a case here.
+"""
+
+from __future__ import annotations
+
+import hmac
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from coordinator.errors import BadSecret, NotAttested
+from fedcore.wire.attestation import shared_secret_proof
+from fedcore.wire.messages import Evidence, SharedSecret, Unattested
+
+LEAST_SECRET_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Attestation:
+    """What this coordinator takes as evidence: none at all, a shared secret, or either."""
+
+    accept_unattested: bool
+    secret: bytes | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, accept_unattested: bool, secret_file: Path | None) -> Attestation:
+        """The same with the secret in a file, without the white space around it. Raises BadSecret."""
+        return cls(accept_unattested, None if secret_file is None else _secret(secret_file))
+
+    def check(self, evidence: Evidence, key: str, created: int) -> str:
+        """The kind of the evidence for a public key, in a request signed at `created`. Raises NotAttested."""
+        match evidence:
+            case SharedSecret(proof):
+                if self.secret is None:
+                    raise NotAttested("this coordinator has no enrolment secret")
+                if not hmac.compare_digest(proof, shared_secret_proof(self.secret, key, created)):
+                    raise NotAttested("the proof was not made with this coordinator's enrolment secret")
+                return "shared-secret"
+            case Unattested():
+                if not self.accept_unattested:
+                    raise NotAttested("this coordinator takes no device without an attestation")
+                return "none"
+
+
+def _secret(path: Path) -> bytes:
+    try:
+        secret = path.read_bytes().strip()
+    except OSError as error:
+        raise BadSecret(f"the enrolment secret cannot be read: {error}") from error
+    if len(secret) < LEAST_SECRET_BYTES:
+        raise BadSecret(f"{path} holds {len(secret)} bytes; an enrolment secret has at least {LEAST_SECRET_BYTES}")
+    return secret

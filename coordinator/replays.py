@@ -1,0 +1,72 @@
+"""Which signatures are fresh, and which came before. Pure: time is an argument. Spec: docs/spec/wire.md §10.
+
+The memory is exact: nothing is forgotten that could still be taken, and what it cannot know of is not taken. So what
+was signed before this process began to answer is refused, unless an earlier process cannot have heard it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+from coordinator.errors import MalformedSignature, ReplayedSignature, StaleSignature, Unavailable
+from fedcore.wire.signatures import WINDOW_S, Signature
+
+AHEAD_S = 1.0
+"""How far ahead of ours the clock of a device may be. As long, a process that just began refuses what others heard."""
+_KEY_BYTES = 16
+
+
+class Replays:
+    """The signatures that were taken within the window, at most `limit`; `began` is when this process began to answer.
+
+    Times are in seconds since 1970. Memory: about 130 bytes a signature, for five minutes.
+    """
+
+    def __init__(self, limit: int, began: float = -math.inf) -> None:
+        self._limit = limit
+        self._began = began
+        self._count = 0
+        self._seen: dict[int, set[bytes]] = {}
+        self._sweep_at = -math.inf
+
+    def begin(self, now: float) -> None:
+        """From now on this process answers."""
+        self._began = now
+
+    def check(self, signature: Signature, now: float) -> None:
+        """Raise StaleSignature unless a signature is of now, MalformedSignature when it is good for too long."""
+        if not 0 <= signature.expires - signature.created <= WINDOW_S:
+            raise MalformedSignature(f"a signature is good for at most {WINDOW_S} s, from `created` to `expires`")
+        if not now - WINDOW_S <= signature.created <= now + AHEAD_S:
+            raise StaleSignature(f"the signature was made at {signature.created}, and it is {now:.0f} here")
+        if signature.expires <= now:
+            raise StaleSignature(f"the signature expired at {signature.expires}, and it is {now:.0f} here")
+
+    def admit(self, signature: Signature, known_since: float, now: float) -> None:
+        """Take a signature that was checked, once. `known_since` is when its key was enrolled.
+
+        Raises ReplayedSignature; StaleSignature when an earlier process may have taken it; Unavailable when no more
+        can be remembered.
+        """
+        first = self._began + AHEAD_S
+        if known_since < self._began and signature.created < first:
+            wait_s = max(0.0, math.ceil(first) - now)
+            raise StaleSignature("the coordinator has begun anew since this was signed; sign it again", wait_s)
+        self._sweep(now)
+        taken = self._seen.setdefault(signature.created, set())
+        key = hashlib.sha256(f"{signature.keyid} {signature.nonce}".encode()).digest()[:_KEY_BYTES]
+        if key in taken:
+            raise ReplayedSignature("a request with this nonce came before; sign every request anew")
+        if self._count >= self._limit:
+            raise Unavailable("too many requests came within five minutes; come back later")
+        taken.add(key)
+        self._count += 1
+
+    def _sweep(self, now: float) -> None:
+        """Forget what is too old to be taken again; once a second is often enough."""
+        if now < self._sweep_at:
+            return
+        for created in [created for created in self._seen if created < now - WINDOW_S]:
+            self._count -= len(self._seen.pop(created))
+        self._sweep_at = now + 1.0

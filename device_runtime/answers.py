@@ -1,0 +1,88 @@
+"""What the coordinator's answers say, and whether they are any: its messages, its problems, how far an upload came."""
+
+from __future__ import annotations
+
+import contextlib
+import email.utils
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+import msgspec
+
+from device_runtime.errors import BadAnswer, Refused, Said, plain
+from fedcore.errors import WireError
+from fedcore.wire.messages import Assignment, Rejected, decode
+from fedcore.wire.problems import PROBLEM_TYPE, Problem
+
+MOST_FORMATS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer that was read to its end."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+def decoded(asked: str, answer: Answer, kind: Any) -> Any:
+    """The message in the answer to what was asked. Raises BadAnswer."""
+    if not answer.headers.get("content-type", "").startswith("application/json"):
+        # A captive portal or a proxy's page, as a rule, and gone in minutes.
+        raise BadAnswer(f"{asked} was answered with something other than JSON")
+    try:
+        return decode(answer.body, kind)
+    except WireError as error:
+        raise BadAnswer(f"{asked}: {error}", permanent=True) from error
+
+
+def arrived(answer: Answer, length: int) -> int:
+    """How much of an upload has arrived; all of it when it was counted. Raises BadAnswer."""
+    if answer.headers.get("upload-complete") == "?1":
+        return length
+    offset = answer.headers.get("upload-offset", "")
+    if not offset.isdecimal() or int(offset) > length:
+        raise BadAnswer("the coordinator does not say how much of the report has arrived")
+    return int(offset)
+
+
+def shown(answer: Rejected) -> Rejected:
+    """A rejection whose names of formats may be printed."""
+    return msgspec.structs.replace(answer, formats=tuple(map(plain, answer.formats[:MOST_FORMATS])))
+
+
+def demand_names(given: Assignment) -> None:
+    """Raise BadAnswer for an assignment whose names are none: they are kept, and shown to the device's owner."""
+    for name in (given.assignment, given.task, given.plan.sha256, given.checkpoint.sha256):
+        if plain(name) != name:
+            raise BadAnswer(f"an assignment names something {name[:40]!r}, which is no name", permanent=True)
+
+
+def continues(response: httpx2.Response, start: int) -> bool:
+    """Whether an answer is the rest from byte `start` on; anything else is the whole."""
+    return response.status_code == 206 and response.headers.get("content-range", "").startswith(f"bytes {start}-")
+
+
+def refusal(asked: str, answer: Answer) -> Refused:
+    """The problem that an answer holds; one made up from its status when it holds none."""
+    after = answer.headers.get("retry-after", "")
+    after_s = float(after) if after.isdecimal() else 0.0
+    found = Problem("", "", answer.status, f"{asked} was answered with status {answer.status}")
+    if answer.headers.get("content-type", "").startswith(PROBLEM_TYPE):
+        with contextlib.suppress(msgspec.MsgspecError):
+            found = msgspec.json.decode(answer.body, type=Problem)
+    # An answer to HEAD has no body. Of what a 401 can mean there, only a wrong clock can be mended.
+    unsaid = "stale-signature" if asked.startswith("HEAD ") and answer.status == 401 else f"http-{answer.status}"
+    said = Said(found.retry, after_s, _time(answer.headers.get("date", "")))
+    return Refused(answer.status, found.slug or unsaid, found.detail, said)
+
+
+def _time(date: str) -> float | None:
+    """Seconds since 1970 of a Date header; None when it is none."""
+    try:
+        return email.utils.parsedate_to_datetime(date).timestamp()
+    except ValueError:
+        return None

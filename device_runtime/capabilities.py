@@ -1,0 +1,31 @@
+"""What this installation is able to, as a coordinator is told at check-in."""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import version
+
+from device_runtime.backends.backend import Backend
+from device_runtime.conditions.conditions import rounded_mb
+from fedcore.wire.messages import StatedCapabilities
+
+SECAGG = ("SA1",)
+
+
+def capabilities(backend: Backend) -> StatedCapabilities:
+    """What a device with this engine can do."""
+    return StatedCapabilities(
+        runtime="muster",
+        version=version("muster-fl"),
+        engine=backend.runtime,
+        formats=(backend.format,),
+        secagg=SECAGG,
+        memory_mb=_memory_mb(),
+    )
+
+
+def _memory_mb() -> int | None:
+    try:
+        return rounded_mb(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (ValueError, OSError):  # a system that does not tell
+        return None

@@ -1,0 +1,13 @@
+"""What both ends of an attestation compute alike. Spec: docs/spec/wire.md §9."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+
+DOMAIN = b"muster.attestation.v1\0"
+
+
+def shared_secret_proof(secret: bytes, key: str, created: int) -> bytes:
+    """32 bytes that only who knows the secret can make for a public key (its text) at a time (seconds since 1970)."""
+    return hmac.digest(secret, DOMAIN + f"{key}\0{created}".encode(), hashlib.sha256)

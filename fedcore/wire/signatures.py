@@ -1,0 +1,216 @@
+"""Signed requests: the profile of RFC 9421 by which a device shows who it is. Spec: docs/spec/wire.md §10.
+
+Both ends build the same text of a request, the signature base, and sign it or check it. What time it is, whose a key
+is, and whether a request came before, is for the caller to know.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import secrets
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ec import (
+    ECDSA,
+    SECP256R1,
+    EllipticCurvePrivateKey,
+    EllipticCurvePublicKey,
+)
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from fedcore.errors import ForgedSignature, InvalidKey, MalformedSignature
+from fedcore.signing import base64url, from_base64url
+
+ED25519, ECDSA_P256 = "ed25519", "ecdsa-p256-sha256"
+COVERED = ("@method", "@authority", "@path", "@query")
+"""What every signature covers, besides those of SIGNED_FIELDS that the request has."""
+DIGEST = "content-digest"
+SIGNED_FIELDS = (DIGEST, "upload-offset", "upload-length", "upload-complete", "repr-digest")
+"""Header fields that a signature covers in every request that has them."""
+WINDOW_S = 300
+"""How long a signature may be good for, and how old it may be."""
+LABEL = "device"
+_P256_COORDINATE = 32
+_LONGEST = 2048
+_ITEM = r'"[a-z@][a-z0-9-]*"'
+_INPUT = re.compile(rf"([a-z*][a-z0-9_.*-]*)=(\(({_ITEM}(?: {_ITEM})*)\)((?:;[a-z]+=[^;]+)+))")
+_PARAMETERS = {"created", "expires", "nonce", "keyid"}
+_PARAMETER = re.compile(r';(created|expires)=([0-9]{1,15})|;(nonce|keyid)="([A-Za-z0-9_.:=+/-]{1,200})"')
+_VALUE = re.compile(r"([a-z*][a-z0-9_.*-]*)=:([A-Za-z0-9+/]+=*):")
+_DIGEST = re.compile(r"(?:^|,)\s*sha-256=:([A-Za-z0-9+/]{43}=):\s*(?:$|[,;])")
+
+PrivateKey: TypeAlias = Ed25519PrivateKey | EllipticCurvePrivateKey
+
+
+@dataclass(frozen=True, slots=True)
+class PublicKey:
+    """A device's key as the coordinator knows it. `text` is `<algorithm>:` and the key's bytes in base64url."""
+
+    text: str
+    _key: Ed25519PublicKey | EllipticCurvePublicKey
+
+    @classmethod
+    def parse(cls, text: str) -> PublicKey:
+        """The key that a text names: 32 bytes of Ed25519, or an uncompressed point of P-256. Raises InvalidKey."""
+        algorithm, _, value = text.partition(":")
+        try:
+            data = from_base64url(value)
+            if algorithm == ED25519:
+                return cls(text, Ed25519PublicKey.from_public_bytes(data))
+            if algorithm == ECDSA_P256 and len(data) == 2 * _P256_COORDINATE + 1:
+                return cls(text, EllipticCurvePublicKey.from_encoded_point(SECP256R1(), data))
+        except ValueError as error:
+            raise InvalidKey(f"{text[:100]!r} is not a public key: {error}") from error
+        raise InvalidKey(f"{text[:100]!r} is not a public key: it must be {ED25519}: or {ECDSA_P256}: and the key")
+
+    @classmethod
+    def of(cls, private: PrivateKey) -> PublicKey:
+        """The public half of a private key. Raises InvalidKey when it lies on another curve than P-256."""
+        key = private.public_key()
+        if isinstance(key, Ed25519PublicKey):
+            return cls(f"{ED25519}:{base64url(key.public_bytes_raw())}", key)
+        if not isinstance(key.curve, SECP256R1):
+            raise InvalidKey(f"a device signs with Ed25519 or P-256, not with {key.curve.name}")
+        return cls(f"{ECDSA_P256}:{base64url(key.public_bytes(Encoding.X962, PublicFormat.UncompressedPoint))}", key)
+
+    @property
+    def algorithm(self) -> str:
+        """Its name in RFC 9421."""
+        return self.text.partition(":")[0]
+
+    def check(self, signature: bytes, message: bytes) -> None:
+        """Raise ForgedSignature unless this key made the signature over the message."""
+        try:
+            if isinstance(self._key, Ed25519PublicKey):
+                self._key.verify(signature, message)
+            else:
+                self._key.verify(_as_der(signature), message, ECDSA(SHA256()))
+        except InvalidSignature as error:
+            raise ForgedSignature("the signature is not this key's over this request") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Signer:
+    """Whoever signs requests: a private key, and the name by which the coordinator finds the public one."""
+
+    keyid: str
+    key: PrivateKey
+
+    def headers(self, request: Request, created: int) -> dict[str, str]:
+        """The two header fields of a fresh signature over a request, good for five minutes from `created`."""
+        covered = (*COVERED, *(name for name in SIGNED_FIELDS if request.field(name) is not None))
+        items = " ".join(f'"{name}"' for name in covered)
+        nonce = base64url(secrets.token_bytes(16))
+        text = f'({items});created={created};expires={created + WINDOW_S};nonce="{nonce}";keyid="{self.keyid}"'
+        signature = base64.b64encode(sign(self.key, signature_base(request.values(covered), text))).decode()
+        return {"Signature-Input": f"{LABEL}={text}", "Signature": f"{LABEL}=:{signature}:"}
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What can be signed of a request. `target` is path and query as they are sent; `field` looks a header up."""
+
+    method: str
+    authority: str
+    target: str
+    field: Callable[[str], str | None]
+
+    def values(self, names: Iterable[str]) -> list[tuple[str, str]]:
+        """The components of these names with their values. Raises MalformedSignature when the request lacks one."""
+        return [(name, self._value(name)) for name in names]
+
+    def _value(self, name: str) -> str:
+        path, _, query = self.target.partition("?")
+        derived = {"@method": self.method, "@authority": self.authority.lower(), "@path": path, "@query": f"?{query}"}
+        value = derived.get(name) if name.startswith("@") else self.field(name)
+        if value is None:
+            raise MalformedSignature(f"the signature covers {name!r}, which this request does not have")
+        return value.strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """A signature as it came: what it covers, its parameters, and both as the text that was signed."""
+
+    covered: tuple[str, ...]
+    created: int
+    expires: int
+    nonce: str
+    keyid: str
+    text: str
+    value: bytes
+
+    @classmethod
+    def parse(cls, signature_input: str, signature: str) -> Signature:
+        """The one signature in the two header fields of a request. Raises MalformedSignature.
+
+        Both must be in the one spelling in which RFC 8941 serialises them, so that the text is what was signed.
+        """
+        found, value = _INPUT.fullmatch(signature_input), _VALUE.fullmatch(signature)
+        if found is None or value is None or found[1] != value[1] or len(signature_input) > _LONGEST:
+            raise MalformedSignature("Signature-Input and Signature must hold one signature, of one label")
+        covered = tuple(item.strip('"') for item in found[3].split(" "))
+        if len(set(covered)) < len(covered):
+            raise MalformedSignature("the signature covers something twice")
+        given: dict[str, str] = {}
+        size = 0
+        for one in _PARAMETER.finditer(found[4]):
+            given[one[1] or one[3]], size = one[2] or one[4], size + len(one[0])
+        if size != len(found[4]) or found[4].count(";") != len(_PARAMETERS) or given.keys() != _PARAMETERS:
+            raise MalformedSignature("a signature has created, expires, nonce and keyid, each once, and no others")
+        try:
+            data = base64.b64decode(value[2], validate=True)
+        except ValueError as error:
+            raise MalformedSignature(f"the signature is not base64: {error}") from error
+        times = {"created": int(given["created"]), "expires": int(given["expires"])}
+        return cls(covered=covered, nonce=given["nonce"], keyid=given["keyid"], text=found[2], value=data, **times)
+
+    def check(self, request: Request, key: PublicKey) -> None:
+        """Raise ForgedSignature unless the key made this signature over this request; MalformedSignature as above."""
+        key.check(self.value, signature_base(request.values(self.covered), self.text))
+
+
+def signature_base(values: Iterable[tuple[str, str]], parameters: str) -> bytes:
+    """What is signed (RFC 9421 §2.5): a line for each component, and one for `parameters`, as serialised.
+
+    Raises MalformedSignature when something in it is not ASCII.
+    """
+    lines = [f'"{name}": {value}' for name, value in values]
+    try:
+        return "\n".join([*lines, f'"@signature-params": {parameters}']).encode("ascii")
+    except UnicodeEncodeError as error:
+        raise MalformedSignature("a signature covers nothing but ASCII") from error
+
+
+def sign(key: PrivateKey, message: bytes) -> bytes:
+    """A signature of 64 bytes, as RFC 9421 §3.3 has it: of ECDSA, r and s one after the other."""
+    if isinstance(key, Ed25519PrivateKey):
+        return key.sign(message)
+    r, s = decode_dss_signature(key.sign(message, ECDSA(SHA256())))
+    return r.to_bytes(_P256_COORDINATE) + s.to_bytes(_P256_COORDINATE)
+
+
+def content_digest(body: bytes | memoryview) -> str:
+    """The digest of bytes, as Content-Digest and Repr-Digest say it (RFC 9530)."""
+    return f"sha-256=:{base64.b64encode(hashlib.sha256(body).digest()).decode()}:"
+
+
+def sha256_in(header: str | None) -> bytes | None:
+    """The SHA-256 that a digest header names, of 32 bytes; None when it names none."""
+    found = _DIGEST.search(header or "")
+    return None if found is None else base64.b64decode(found[1])
+
+
+def _as_der(signature: bytes) -> bytes:
+    if len(signature) != 2 * _P256_COORDINATE:
+        raise InvalidSignature
+    r, s = (int.from_bytes(half) for half in (signature[:_P256_COORDINATE], signature[_P256_COORDINATE:]))
+    return encode_dss_signature(r, s)

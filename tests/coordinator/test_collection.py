@@ -1,0 +1,121 @@
+"""What is collected and what is not; a row never points at a missing blob."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import numpy as np
+import pytest
+import sqlalchemy
+
+from coordinator.blobs import StoredName
+from coordinator.collection import Collected, Retention, collect, superseded, unknown
+from coordinator.errors import StoreConflict, UnknownRound
+from coordinator.rounds import TaskState
+from coordinator.store.tables import BLOBS
+from coordinator.task_settings import TaskSettings
+from tests.coordinator.bundles import make_bundle
+
+pytestmark = pytest.mark.every_engine
+NOW = Retention(models=2, grace_s=-10)
+
+
+def known(store):
+    with store.database.engine.connect() as connection:
+        return set(connection.scalars(sqlalchemy.select(BLOBS.c.sha256)))
+
+
+def files(tmp_path):
+    return {path.name for path in (tmp_path / "blobs").iterdir()}
+
+
+def train(desk, rounds):
+    for number in range(rounds):
+        desk.report(*desk.assign("a"), delta=[number + 1, 0, 0, 0])
+
+
+def test_only_the_last_models_stay_and_one_in_any_case():
+    assert superseded([3, 1, 2, 4], 2) == [1, 2]
+    assert superseded([1, 2], 5) == []
+    assert superseded([1, 2], 0) == [1]
+
+
+def test_only_what_no_row_knows_and_is_old_is_deleted():
+    stored = [StoredName("known", 1.0), StoredName("old", 1.0), StoredName("new", 9.0)]
+    assert unknown(stored, {"known"}, before=5.0) == ["old"]
+
+
+def test_superseded_models_go_with_rows_and_bytes_and_training_goes_on(store, register, desk, tmp_path):
+    task = register(goal=1, rounds=5)
+    train(desk, 4)
+    before = {number: store.checkpoint(task, number)["params"] for number in (0, 3, 4)}
+    assert collect(store, NOW) == Collected(models=2, rows=2, objects=2)
+    for number, params in before.items():
+        np.testing.assert_array_equal(store.checkpoint(task, number)["params"], params)
+    for number in (1, 2):
+        with pytest.raises(UnknownRound, match="kept no more"):
+            store.checkpoint(task, number)
+    assert files(tmp_path) == known(store)
+    train(desk, 1)
+    assert store.task(task).state is TaskState.COMPLETED
+    assert len(store.rounds(task)) == 5
+    assert collect(store, NOW).models == 1
+    assert collect(store, NOW) == Collected(0, 0, 0)
+
+
+def test_what_is_new_stays_and_what_a_killed_write_left_goes(store, register, tmp_path):
+    register()
+    store.blobs.put(b"uploaded, and no task names it yet")
+    left = tmp_path / "blobs" / ".0123456789abcdef.tmp"
+    left.write_bytes(b"half")
+    os.utime(left, (0, 0))
+    assert collect(store, Retention()) == Collected(0, 0, objects=1)
+    assert not left.exists()
+    assert collect(store, NOW) == Collected(0, 0, objects=1)
+    assert files(tmp_path) == known(store)
+
+
+def test_bytes_collected_before_their_row_is_committed_are_missed(store, bundle, monkeypatch):
+    add_blobs = store.add_blobs
+
+    def slowly(records, refs):
+        monkeypatch.undo()
+        store.blobs.delete([ref.sha256 for ref in refs])
+        add_blobs(records, refs)
+
+    monkeypatch.setattr(store, "add_blobs", slowly)
+    with pytest.raises(StoreConflict, match="try again"):
+        store.register_task(bundle, TaskSettings(population="phones", goal=1, rounds=1))
+    assert known(store) == set()
+    store.register_task(bundle, TaskSettings(population="phones", goal=1, rounds=1))
+
+
+def test_no_row_points_at_a_missing_blob_while_tasks_are_registered(store, tmp_path):
+    """Bytes go as soon as they are there, or even while they are written: most registrations have to try again."""
+    done, failures = threading.Event(), []
+
+    def sweep():
+        try:
+            while not done.is_set():
+                collect(store, NOW)
+        except Exception as error:
+            failures.append(error)
+
+    sweeper = threading.Thread(target=sweep)
+    sweeper.start()
+    registered = 0
+    for number in range(6):
+        bundle = make_bundle(tmp_path / f"bundle{number}", start=np.full(4, number, np.float32))
+        for _ in range(5):
+            try:
+                store.register_task(bundle, TaskSettings(population="phones", goal=1, rounds=1))
+                registered += 1
+                break
+            except (StoreConflict, FileNotFoundError):
+                continue
+        assert all(map(store.blobs.has, known(store)))
+    done.set()
+    sweeper.join()
+    assert failures == []
+    assert len(store.tasks()) == registered

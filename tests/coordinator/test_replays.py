@@ -1,0 +1,98 @@
+"""Which signatures are taken, on a clock that only the test moves."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.errors import MalformedSignature, ReplayedSignature, StaleSignature, Unavailable
+from coordinator.recent import Recent
+from coordinator.replays import AHEAD_S, Replays
+from fedcore.wire.signatures import WINDOW_S, Signature
+
+NOW = 1_700_000_000.0
+ALWAYS = float("-inf")
+
+
+def signature(created=NOW, nonce="n", keyid="d", lasts=WINDOW_S):
+    created = int(created)
+    return Signature(covered=(), created=created, expires=created + lasts, nonce=nonce, keyid=keyid, text="", value=b"")
+
+
+def take(replays, one, now=NOW, since=ALWAYS):
+    replays.check(one, now)
+    replays.admit(one, since, now)
+
+
+@pytest.mark.parametrize("created", [NOW - WINDOW_S + 1, NOW - 10, NOW, NOW + 1])
+def test_a_signature_of_the_last_five_minutes_is_taken_once(created):
+    replays, one = Replays(10), signature(created)
+    take(replays, one)
+    with pytest.raises(ReplayedSignature):
+        take(replays, one)
+    take(replays, signature(created, nonce="m"))
+    take(replays, signature(created, keyid="e"))
+
+
+@pytest.mark.parametrize("created", [NOW - WINDOW_S - 1, NOW + 2, 0])
+def test_a_signature_of_another_time_is_stale(created):
+    with pytest.raises(StaleSignature):
+        Replays(10).check(signature(created), NOW)
+
+
+def test_a_signature_that_has_expired_or_is_good_for_too_long_is_refused():
+    with pytest.raises(StaleSignature, match="expired"):
+        Replays(10).check(signature(NOW - 20, lasts=20), NOW)
+    for lasts in (-1, WINDOW_S + 1):
+        with pytest.raises(MalformedSignature):
+            Replays(10).check(signature(lasts=lasts), NOW)
+
+
+def test_what_an_earlier_process_may_have_taken_is_refused_and_says_when_a_fresh_one_will_do():
+    replays = Replays(10)
+    replays.begin(NOW + 0.25)
+    for created in (NOW - 10, NOW, NOW + 1):
+        with pytest.raises(StaleSignature) as caught:
+            take(replays, signature(created), NOW + 0.5, since=NOW - 1000)
+        assert NOW + 0.5 + caught.value.after_s == NOW + 2
+    take(replays, signature(NOW + 2), NOW + 2, since=NOW - 1000)
+
+
+def test_a_device_that_enrolled_since_is_taken_at_once():
+    replays = Replays(10)
+    replays.begin(NOW + 0.25)
+    take(replays, signature(NOW), NOW + 0.5, since=NOW + 0.3)
+
+
+def test_when_no_more_can_be_remembered_requests_are_turned_away_until_the_oldest_are_too_old():
+    replays = Replays(3)
+    for number in range(3):
+        take(replays, signature(nonce=str(number)))
+    with pytest.raises(Unavailable):
+        take(replays, signature(nonce="3"))
+    with pytest.raises(ReplayedSignature):
+        take(replays, signature(nonce="0"))
+    later = NOW + WINDOW_S + 1
+    take(replays, signature(later), later)
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 3), st.integers(-320, 3)), max_size=200))
+def test_nothing_is_taken_twice_however_time_passes(requests):
+    replays, taken, now = Replays(1000), set(), NOW
+    for passes, nonce, age in requests:
+        now += passes
+        one = signature(now + age, nonce=str(nonce))
+        try:
+            take(replays, one, now)
+        except (StaleSignature, ReplayedSignature):
+            continue
+        assert (one.created, one.nonce) not in taken
+        taken.add((one.created, one.nonce))
+        assert now - WINDOW_S <= one.created <= now + AHEAD_S
+
+
+def test_the_oldest_that_nobody_asked_for_is_forgotten_first():
+    recent = Recent(2)
+    assert [recent.put(key, key) for key in "ab"] == ["a", "b"]
+    assert recent.get("a") == "a"
+    recent.put("c", "c")
+    assert [recent.get(key) for key in "abc"] == ["a", None, "c"]

@@ -1,0 +1,214 @@
+"""Reports that arrive in parts: offsets, cut connections, other requests, and memory that is bounded and let go."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+import numpy as np
+import pytest
+
+from coordinator.errors import ConflictingReport, MismatchingOffset, TooLarge, Unavailable
+from coordinator.server import serving
+from coordinator.settings import Settings
+from coordinator.uploads import Part, Uploads
+from fedcore.wire import messages
+from fedcore.wire.messages import Receipt
+from fedcore.wire.signatures import content_digest
+from tests.coordinator.bundles import START, report_body
+from tests.coordinator.conftest import committed
+from tests.coordinator.devices import speaking_to
+from tests.coordinator.test_api import abort, assign, put, refused
+
+BODY = report_body([1, 0, 0, 0], 1)
+HALF = len(BODY) // 2
+
+
+def url_of(assignment):
+    return f"/v1/assignments/{assignment}/report"
+
+
+def about(offset, last="?1", body=BODY, **changes):
+    fields = {"Upload-Offset": str(offset), "Upload-Complete": last, "Upload-Length": str(len(body))}
+    return fields | {"Repr-Digest": content_digest(body)} | changes
+
+
+def patch(client, assignment, offset, stop=None, last="?1", body=BODY, **changes):
+    owner = client.devices.owner(assignment)
+    headers = about(offset, last, body, **changes)
+    return client.patch(url_of(assignment), content=body[offset:stop], headers=headers, auth=owner)
+
+
+def head(client, assignment):
+    return client.head(url_of(assignment), auth=client.devices.owner(assignment))
+
+
+def offset(client, assignment):
+    answer = head(client, assignment)
+    assert (answer.status_code, answer.headers["upload-complete"]) == (204, "?0")
+    assert answer.headers["cache-control"] == "no-store"
+    return int(answer.headers["upload-offset"])
+
+
+@pytest.fixture
+def given(register, client):
+    """An assignment that wants a report."""
+    register(goal=1, rounds=1)
+    (one,) = assign(client, "a")
+    return one.assignment
+
+
+def test_a_report_in_parts_counts_as_one_in_one_request_does(store, register, client):
+    task = register(goal=1, rounds=1)
+    (one,) = assign(client, "a")
+    given = one.assignment
+    assert offset(client, given) == 0
+    first = patch(client, given, 0, HALF, "?0")
+    assert (first.status_code, first.headers["upload-offset"]) == (204, str(HALF))
+    assert offset(client, given) == HALF
+    last = patch(client, given, HALF)
+    assert (last.status_code, last.headers["upload-complete"]) == (200, "?1")
+    np.testing.assert_array_equal(committed(store, task, 1), START + np.array([1, 0, 0, 0]))
+    assert head(client, given).headers["upload-complete"] == "?1"
+    for again in (patch(client, given, len(BODY)), patch(client, given, 0), put(client, given, BODY)):
+        assert again.content == last.content
+    refused(patch(client, given, 0, body=report_body([2, 0, 0, 0], 1)), "conflicting-report")
+
+
+def test_a_part_that_does_not_follow_is_told_where_to_go_on(client, given):
+    patch(client, given, 0, HALF, "?0")
+    for wrong in (0, HALF - 1, HALF + 1, len(BODY)):
+        answer = patch(client, given, wrong)
+        refused(answer, "mismatching-offset")
+        assert answer.headers["upload-offset"] == str(HALF)
+    assert patch(client, given, HALF).status_code == 200
+
+
+def cut(client, assignment, start, stop):
+    """Send the beginning of a PATCH, and hang up in the middle of its body."""
+    owner = client.devices.owner(assignment)
+    body, headers = BODY[start:], about(start)
+    request = client.build_request("PATCH", url_of(assignment), content=body, headers=headers)
+    request.headers["Content-Digest"] = content_digest(body)
+    owner.sign(request)
+    lines = [f"PATCH {url_of(assignment)} HTTP/1.1", *(f"{name}: {value}" for name, value in request.headers.items())]
+    with socket.create_connection((client.base_url.host, client.base_url.port)) as connection:
+        connection.sendall("\r\n".join([*lines, "", ""]).encode() + BODY[start:stop])
+        until = time.monotonic() + 5
+        while offset(client, assignment) != stop:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
+
+def test_what_came_before_a_connection_broke_stays(client, given):
+    cut(client, given, 0, 40)
+    assert offset(client, given) == 40
+    cut(client, given, 40, 90)
+    assert patch(client, given, 90).status_code == 200
+
+
+def test_a_report_that_is_not_the_announced_one_is_thrown_away_and_the_right_one_counts(client, given):
+    patch(client, given, 0, HALF, "?0")
+    refused(patch(client, given, HALF, body=BODY[:-1] + b"\1"), "conflicting-report")
+    refused(patch(client, given, HALF, len(BODY) - 1), "digest-mismatch")
+    assert offset(client, given) == 0
+    wrong = {"Content-Digest": content_digest(b"other")}
+    refused(patch(client, given, 0, **wrong), "digest-mismatch")
+    assert offset(client, given) == 0
+    junk = b"junk" * 10
+    refused(patch(client, given, 0, body=junk), "invalid-report")
+    assert patch(client, given, 0).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"Upload-Offset": "-1"},
+        {"Upload-Offset": "x"},
+        {"Upload-Length": ""},
+        {"Upload-Complete": "1"},
+        {"Repr-Digest": "sha-256=:x:"},
+        {"Upload-Length": str(len(BODY) - 1)},
+    ],
+)
+def test_a_part_that_is_badly_announced_is_refused(client, given, changes):
+    refused(patch(client, given, 0, **changes), "malformed-message")
+
+
+def test_what_a_part_says_of_itself_is_signed(client, given):
+    owner = client.devices.owner(given)
+    request = client.build_request("PATCH", url_of(given), content=BODY, headers=about(0))
+    request.headers["Content-Digest"] = content_digest(BODY)
+    owner.sign(request)
+    request.headers["Upload-Offset"] = "5"
+    refused(client.send(request), "forged-signature")
+    request = client.build_request("PATCH", url_of(given), content=BODY)
+    request.headers["Content-Digest"] = content_digest(BODY)
+    owner.sign(request)
+    request.headers.update(about(0))
+    refused(client.send(request), "malformed-signature")
+
+
+def test_a_report_that_is_too_large_or_anothers_or_unwanted_is_refused_before_it_is_sent(client, given):
+    large = b"x" * 100_000
+    refused(patch(client, given, 0, body=large), "too-large")
+    client.devices.of[given] = "b"
+    refused(patch(client, given, 0), "foreign-assignment")
+    assert head(client, given).status_code == 403
+    client.devices.of[given] = "a"
+    abort(client, given)
+    refused(patch(client, given, 0), "no-longer-needed")
+    assert head(client, given).status_code == 410
+    assert head(client, "nobody").status_code == 404
+
+
+def test_reports_in_parts_take_no_more_memory_than_they_may_and_it_is_let_go_with_their_assignments(
+    store, register, database, tmp_path
+):
+    register(goal=3, rounds=1)
+    place = {"database": database, "keys": tmp_path / "keys", "blobs": tmp_path / "blobs", "port": 0}
+    with serving(Settings(**place, partial_reports_bytes=1024)) as url, speaking_to(url) as client:
+        given = [one.assignment for one in assign(client, "a", "b", "c")]
+        body = report_body([1, 0, 0, 0], 1)
+        large = [patch(client, one, 0, 10, "?0", **{"Upload-Length": "500"}) for one in given]
+        assert [one.status_code for one in large] == [204, 204, 503]
+        assert refused(large[2], "unavailable").retry is not None
+        abort(client, given[0])
+        until = time.monotonic() + 5
+        while patch(client, given[2], 0, 10, "?0", **{"Upload-Length": "500"}).status_code == 503:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        assert messages.decode(put(client, given[1], body).content, Receipt).assignment == given[1]
+
+
+def part(offset=0, length=10, sha256=bytes(32)):
+    return Part(offset, last=False, length=length, sha256=sha256)
+
+
+def test_a_newer_request_takes_an_upload_over():
+    uploads = Uploads(100)
+    old, new = object(), object()
+    upload = uploads.take("a", part(), old)
+    upload.append(old, b"abc")
+    assert uploads.take("a", part(3), new) is upload
+    with pytest.raises(MismatchingOffset):
+        upload.append(old, b"d")
+    upload.append(new, b"d")
+    assert uploads.size("a") == 4
+    with pytest.raises(MismatchingOffset):
+        upload.append(new, b"e")
+
+
+def test_uploads_are_bounded_in_all_by_what_was_announced():
+    uploads = Uploads(25)
+    uploads.take("a", part(), object())
+    uploads.take("b", part(), object())
+    with pytest.raises(Unavailable):
+        uploads.take("c", part(), object())
+    with pytest.raises(TooLarge):
+        uploads.take("c", part(length=26), object())
+    with pytest.raises(ConflictingReport):
+        uploads.take("a", part(sha256=bytes(31) + b"\1"), object())
+    uploads.drop(["a", "nobody"])
+    uploads.take("c", part(), object())
+    assert uploads.assignments == ["b", "c"]

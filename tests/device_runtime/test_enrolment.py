@@ -1,0 +1,54 @@
+"""How a device becomes known to a coordinator, and known again."""
+
+from dataclasses import replace
+
+from coordinator.attestation import Attestation
+from device_runtime.journal import read_journal
+from device_runtime.session import run_session
+from fedcore.wire.attestation import shared_secret_proof
+from fedcore.wire.messages import SharedSecret, Unattested
+from tests.device_runtime.coordinator import refusal
+
+SECRET = b"a secret of the whole fleet"
+
+
+def test_a_device_enrols_at_its_first_session_and_stays_who_it_is(coordinator, config):
+    first, second = run_session(config), run_session(config)
+    assert (first.outcome, first.device) == ("reported", "d-0")
+    assert second.device == first.device
+    (message,) = coordinator.enrolments
+    assert (message.attestation, len(message.secagg)) == (Unattested(), 32)
+
+
+def test_a_device_that_the_coordinator_forgot_enrols_again_and_goes_on(coordinator, config):
+    run_session(config)
+    coordinator.faults["check-in"] = [refusal("unknown-device")]
+    outcome = run_session(config)
+    assert (outcome.outcome, outcome.device) == ("reported", "d-1")
+    assert len(coordinator.enrolments) == 2
+    assert run_session(config).device == "d-1"
+
+
+def test_another_key_is_another_device(coordinator, config):
+    run_session(config)
+    (config.state / "device-key").unlink()
+    assert run_session(config).device == "d-1"
+
+
+def test_a_device_with_a_secret_proves_it_and_never_sends_it(coordinator, config):
+    run_session(replace(config, enrolment_secret=SECRET))
+    (message,) = coordinator.enrolments
+    assert isinstance(message.attestation, SharedSecret)
+    key, created = coordinator.keys["d-0"], coordinator.created["d-0"]
+    assert message.attestation.proof == shared_secret_proof(SECRET, key, created)
+    assert Attestation(False, SECRET).check(message.attestation, key, created) == "shared-secret"
+    assert SECRET.decode() not in repr(replace(config, enrolment_secret=SECRET))
+
+
+def test_a_device_that_is_not_enrolled_says_why_and_goes_away_for_hours(coordinator, config):
+    coordinator.faults["enrol"] = [refusal("not-attested", "this coordinator takes no device without an attestation")]
+    outcome = run_session(config)
+    assert (outcome.outcome, outcome.reason, outcome.retryable) == ("failed", "not-attested", "permanent")
+    assert outcome.device == ""
+    assert coordinator.calls == []
+    assert read_journal(config.state)[-1].reason == "not-attested"
