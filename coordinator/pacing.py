@@ -11,6 +11,7 @@ large population stand in it. Nothing is known of a single one.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from fedcore.wire.messages import RetryWindow
@@ -73,10 +74,15 @@ class Pace:
 
 def observe(pace: Pace, arrivals: float, now: float, demand: Demand | None) -> Pace:
     """The pace after so many arrivals since `pace.at`: the queue has moved, and the hour has taught what it can."""
-    hour = _hour(pace.at)
+    hour, passed_s = _hour(pace.at), now - pace.at
     per_s = IDLE_PER_S if demand is None else demand.per_s / pace.showing[hour]
-    moved = min(pace.queued, per_s * (now - pace.at))
-    pace = replace(pace, at=now, queued=pace.queued - moved, due=pace.due + moved, came=pace.came + arrivals)
+    moved = min(pace.queued, per_s * passed_s)
+    # Who was told to be there has come by the end of the opening, and stands in the books again if it was sent away.
+    since_s = min(passed_s, max(0.0, now - pace.opening))
+    booked = pace.booked if demand is None else pace.booked * math.exp(-since_s / demand.gather_s)
+    pace = replace(
+        pace, at=now, queued=pace.queued - moved, booked=booked, due=pace.due + moved, came=pace.came + arrivals
+    )
     return pace if _hour(now) == hour else _learn(pace, hour)
 
 
@@ -95,11 +101,10 @@ def drawn(pace: Pace) -> Pace:
 
 def window(pace: Pace, demand: Demand, bounds: RetryWindow, devices: float = 1.0) -> tuple[Pace, RetryWindow]:
     """When `devices` that rounds could use should come back, and the pace that knows of it."""
-    opening = pace.at + demand.opens_in_s
-    # An opening that passed without a draw keeps nobody: who came for it has been sent away again.
-    booked = pace.booked if pace.at <= pace.opening + demand.gather_s else 0.0
-    if booked + devices <= demand.places or (pace.queued == 0.0 and booked < demand.places):
-        pace = replace(pace, booked=booked + devices, opening=max(opening, pace.opening if booked else opening))
+    free = demand.places - pace.booked
+    if devices <= free or (pace.queued == 0.0 and free > 0):
+        opening = max(pace.at + demand.opens_in_s, pace.opening)
+        pace = replace(pace, booked=pace.booked + devices, opening=opening)
         first = demand.opens_in_s - demand.gather_s / 2
         return pace, _within(first, first + demand.gather_s, bounds)
     pace = replace(pace, queued=pace.queued + devices)

@@ -67,7 +67,9 @@ class DeviceApi:
         device = signed(request).keyid
         self._admit(device)
         arrival = Arrive(population, device, message)
-        found: CheckInAnswer = self._driver.turn_away(arrival) or await self._ask(arrival)
+        found: CheckInAnswer | None = self._driver.turn_away(arrival)
+        if found is None:
+            found = await self._ask(arrival)
         self._metrics.checked_in(found)
         able = message.capabilities
         self._runtimes.add(f"{able.runtime} {able.version}, {able.engine}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import hypothesis.strategies as st
@@ -44,11 +45,13 @@ def test_draw_frees_the_places_of_the_next_round():
     assert window(replace(pace, queued=1.0), DEMAND, BOUNDS)[1].min_s > 200
 
 
-def test_places_of_an_opening_that_passed_without_a_draw_are_free_again():
+def test_places_of_an_opening_that_passed_without_a_draw_come_free_as_devices_have_come():
     pace, _ = send_away(Pace(0.0), 130)
-    late = replace(pace, at=321.0)
-    again = replace(DEMAND, opens_in_s=0.0)
-    assert window(late, again, BOUNDS)[1] == RetryWindow(5.0, 25.0)
+    open_now = replace(DEMAND, opens_in_s=0.0)
+    assert observe(pace, 0, 300.0, DEMAND).booked == 130
+    late = observe(pace, 0, 320.0, open_now)
+    assert late.booked == pytest.approx(130 * math.exp(-1))
+    assert window(late, open_now, BOUNDS)[1] == RetryWindow(5.0, 25.0)
 
 
 def test_queue_moves_as_time_passes_and_ends():

@@ -69,7 +69,7 @@ def test_hopeless_check_in_is_answered_while_the_driver_is_busy_and_others_are_l
     register(min_examples=50, min_separation_s=3600, rounds=9, goal=1)
     hopeless, hopeful = (arrival("a", {"default": held}) for held in (10, 50))
     assert desk.driver.turn_away(hopeless) is None  # nothing is known yet, not even the population
-    desk.turn()
+    desk.pass_time(1)
     with desk.store.database.writing():
         rejected = desk.driver.turn_away(hopeless)
         assert desk.driver.turn_away(hopeful) is None
