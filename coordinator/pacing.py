@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from fedcore.wire.messages import RetryWindow
 
-HEADROOM = 1.3
+HEADROOM = 1.6
 """Devices told to come for each that a round draws: some do not come, and none waits for ever."""
 JITTER = 0.25
 """How far from its middle a long window reaches, as a share; more would blur the learned hours."""

@@ -6,6 +6,7 @@ Spec: docs/spec/params.md. Nothing here can execute code on load.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 import safetensors
@@ -13,6 +14,8 @@ import safetensors.numpy
 
 from fedcore.errors import SchemaError
 from fedcore.params import Float32, VectorSpec
+
+_FLOAT_BYTES = 4
 
 
 def specs_of(vectors: Mapping[str, Float32]) -> tuple[VectorSpec, ...]:
@@ -29,6 +32,20 @@ def encode(vectors: Mapping[str, Float32]) -> bytes:
         if vector.dtype != np.float32 or vector.ndim != 1:
             raise SchemaError(f"vector {name!r} is {vector.dtype}{list(vector.shape)}, expected float32 (n,)")
     return safetensors.numpy.save({name: np.ascontiguousarray(vector) for name, vector in vectors.items()})
+
+
+def view(data: memoryview, spec: VectorSpec) -> Float32:
+    """The one vector in `data`, as `decode` gives it, but without a copy when the bytes are as `encode` makes them."""
+    head = _head(spec)
+    if data[: len(head)] == head and len(data) == len(head) + _FLOAT_BYTES * spec.size:
+        return np.frombuffer(data, np.float32, offset=len(head))
+    return decode(bytes(data), (spec,))[spec.name]
+
+
+@lru_cache(maxsize=64)
+def _head(spec: VectorSpec) -> bytes:
+    """What comes before the values when one vector is encoded."""
+    return encode({spec.name: np.zeros(spec.size, np.float32)})[: -_FLOAT_BYTES * spec.size or None]
 
 
 def decode(data: bytes, specs: Sequence[VectorSpec]) -> dict[str, Float32]:

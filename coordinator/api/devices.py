@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Depends
 from starlette.concurrency import run_in_threadpool
@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from coordinator.api.blobs import serve_blob
 from coordinator.api.http import answer, preferred_wait, read_as, read_body, read_message
-from coordinator.api.openapi import body, signed_answers
+from coordinator.api.openapi import body, empty, octets, signed_answers
 from coordinator.api.owned import REMEMBERED, Owned
 from coordinator.api.reports import HEADER_BYTES, ReportApi
 from coordinator.api.signed import Gate, signed
@@ -106,7 +106,7 @@ class DeviceApi:
         if number == UPLOAD:
             # A masked report takes at most half a word per value, and a word for each segment and the checks.
             limit = 4 * layout.size + 8 * len(layout.segments) + HEADER_BYTES
-        await self._ask(Say(assignment, number, await read_body(request, limit)))
+        await self._ask(Say(assignment, number, bytes(await read_body(request, limit))))
         return await self.hear(assignment, number + 1, request)
 
     async def hear(self, assignment: str, number: int, request: HttpRequest) -> Response:
@@ -182,6 +182,7 @@ def _working(api: DeviceApi) -> APIRouter:
         ),
     )
     serving = signed_answers(200, "The bytes", problems=("unknown-blob", "range-not-satisfiable"))
+    serving |= {200: octets("The bytes"), 206: octets("A range of them"), 304: empty("Known already")}
     router.add_api_route("/v1/blobs/{sha256}", api.blob, methods=["GET"], responses=serving)
     return router
 
@@ -211,9 +212,8 @@ def _reporting(api: DeviceApi, reports: ReportApi) -> APIRouter:
         reports.patch,
         methods=["PATCH"],
         openapi_extra=body("application/partial-upload"),
-        responses=signed_answers(
-            200, "Counted, once; 204 before the last part", Receipt, problems=(*counting, "mismatching-offset")
-        ),
+        responses=signed_answers(200, "Counted, once", Receipt, problems=(*counting, "mismatching-offset"))
+        | {204: empty("Not the last part")},
     )
     router.add_api_route(
         "/v1/assignments/{assignment}:abort",
@@ -231,17 +231,16 @@ def _aggregating(api: DeviceApi) -> APIRouter:
     router = APIRouter()
     path = "/v1/assignments/{assignment}/secagg/{number}"
     taken = (*MESSAGE, *OWN, "no-longer-needed", "conflicting-report", "unusable-message")
+    following: dict[int | str, Any] = {200: octets("The next message"), 204: empty("It is not there yet")}
     router.add_api_route(
         path,
         api.say,
         methods=["PUT"],
         openapi_extra=body("application/octet-stream"),
-        responses=signed_answers(200, "Taken, once: the next message's bytes; 204 when not yet", problems=taken),
+        responses=signed_answers(200, "Taken, once", problems=taken) | following,
     )
-    hearing = signed_answers(
-        200, "The bytes; 204 when not yet", problems=("malformed-message", *OWN, "no-longer-needed")
-    )
-    router.add_api_route(path, api.hear, methods=["GET"], responses=hearing)
+    hearing = signed_answers(200, "The bytes", problems=("malformed-message", *OWN, "no-longer-needed"))
+    router.add_api_route(path, api.hear, methods=["GET"], responses=hearing | following)
     return router
 
 

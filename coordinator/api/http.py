@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 import msgspec
+import numpy as np
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -41,25 +42,26 @@ PROBLEM_OF = "muster.problem"
 _SLUG_OF_STATUS = {404: "unknown-resource", 405: "method-not-allowed", 413: "too-large"}
 
 
-async def read_body(request: Request, limit: int) -> bytes:
-    """The whole body of a signed request, hashed as it comes.
+async def read_body(request: Request, limit: int) -> memoryview:
+    """The whole body of a signed request, hashed as it comes, in memory that is made once.
 
     Raises TooLarge as soon as it is known to pass `limit` bytes, DigestMismatch when it is not the one that was signed.
     """
-    chunks, size, digest = [], int(request.headers.get("content-length", "0")), hashlib.sha256()
-    if size <= limit:
-        size = 0
-        async for chunk in request.stream():
-            chunks.append(chunk)
-            digest.update(chunk)
-            size += len(chunk)
-            if size > limit:
-                break
-    if size > limit:
-        raise TooLarge(f"this address takes at most {limit} bytes")
+    declared, size, digest = int(request.headers.get("content-length", "0")), 0, hashlib.sha256()
+    too_large = TooLarge(f"this address takes at most {limit} bytes")
+    if declared > limit:
+        raise too_large
+    # Not a bytearray: that is filled with zeros first, which costs as much as the copy.
+    body = np.empty(declared or limit, np.uint8).data
+    async for chunk in request.stream():
+        start, size = size, size + len(chunk)
+        if size > len(body):
+            raise too_large
+        body[start:size] = chunk
+        digest.update(chunk)
     if size:
         signed(request).check(digest.digest())
-    return b"".join(chunks)
+    return body[:size]
 
 
 async def read_message(request: Request, kind: type[T], limit: int) -> T:
@@ -67,10 +69,10 @@ async def read_message(request: Request, kind: type[T], limit: int) -> T:
     return read_as(await read_body(request, limit), kind)
 
 
-def read_as(data: bytes, kind: type[T]) -> T:
+def read_as(data: memoryview, kind: type[T]) -> T:
     """A message of the device protocol. Raises MalformedMessage."""
     try:
-        return messages.decode(data, kind)
+        return messages.decode(bytes(data), kind)
     except WireError as error:
         raise MalformedMessage(str(error)) from error
 

@@ -42,6 +42,16 @@ def signed_answers(
     return answers(status, wording, *kinds, problems=(*SIGNATURES, *problems))
 
 
+def octets(wording: str) -> dict[str, Any]:
+    """One of the `responses` of a route: bytes."""
+    return {"description": wording, "content": {"application/octet-stream": {"schema": _schema(None)}}}
+
+
+def empty(wording: str) -> dict[str, Any]:
+    """One of the `responses` of a route, without a body."""
+    return {"description": wording}
+
+
 def describe_messages(app: FastAPI) -> None:
     """Add the messages' schemas to the application's OpenAPI document."""
     generate = app.openapi

@@ -201,3 +201,106 @@ def pacing(
         for one in courses
     ]
     return show_table(("devices", "windows", *figures), rows)
+
+
+@bench_app.command("checkin")
+def checkin(
+    devices: Annotated[int, typer.Option(min=1, help="How many devices check in, in turns.")] = 500,
+    blocks: Annotated[int, typer.Option(min=1, help="Turns of each server; the best of each counts.")] = 3,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Length of a turn; a load takes twice as long.")] = 4.0,
+    json: Json = False,
+) -> None:
+    """Rejected check-ins per CPU second of the coordinator, against a bare FastAPI route in the same run.
+
+    The route does nothing but verify and parse the same signed requests. Then check-ins come at 50, 100, 200 and once
+    more 50 % of what the coordinator can answer: what is too much must be shed with a time to come back.
+    """
+    from muster.bench.checkin import CheckinConfig, run
+
+    config = CheckinConfig(devices=devices, blocks=blocks, block_s=seconds, load_s=2 * seconds)
+    with progress() as bar:
+        task = bar.add_task("checkin", total=None, note="")
+        result = run(config, lambda doing: bar.update(task, note=doing))
+    if json:
+        return emit(result)
+    show_fields({name: getattr(result, name) for name in ("per_cpu_second", "bare", "ratio_to_bare", "saturation")})
+    columns = ("percent", "offered", "answered", "shed", "failed", "p50_ms", "p99_ms", "shed_p99_ms")
+    return show_table(columns, [[f"{getattr(load, name):.4g}" for name in columns] for load in result.loads])
+
+
+@bench_app.command("report")
+def report(
+    devices: Annotated[int, typer.Option(min=1, help="Reports to take in, in one round.")] = 200,
+    uploading: Annotated[int, typer.Option(min=1, help="How many are sent at a time.")] = 4,
+    size: Annotated[int, typer.Option(min=1, help="Values in a report.")] = 1_000_000,
+    json: Json = False,
+) -> None:
+    """Bytes of reports taken in per CPU second of the coordinator, against the machine's own limits in the same run.
+
+    Those are: memory copied at full speed; and a body received, hashed and added with nothing else around it.
+    """
+    from muster.bench.report import ReportConfig, run
+
+    with progress() as bar:
+        task = bar.add_task("report", total=None, note="")
+        config = ReportConfig(devices=devices, uploading=uploading, size=size)
+        result = run(config, lambda doing: bar.update(task, note=doing))
+    if json:
+        return emit(result)
+    rates = ("bytes_per_cpu_second", "memcpy", "received", "hashed", "added", "limit")
+    fields = {name: f"{getattr(result, name) / 1e9:.3g} GB/s" for name in rates}
+    for name in ("ratio_to_memcpy", "ratio_to_limit", "limit_to_memcpy", "server_before_mb", "server_peak_mb"):
+        fields[name] = f"{getattr(result, name):.3g}"
+    return show_fields(fields)
+
+
+@bench_app.command("rounds")
+def rounds(
+    devices: Annotated[int, typer.Option(min=1, help="How many there are; every round selects all of them.")] = 10_000,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds to complete.")] = 1,
+    size: Annotated[int, typer.Option(min=1, help="Values in a report.")] = 1000,
+    silent: Annotated[float, typer.Option(min=0, max=0.4, help="Share of devices that never report.")] = 0.0,
+    killed: Annotated[float, typer.Option(min=0, max=0.4, help="Share that dies in the middle of an upload.")] = 0.0,
+    json: Json = False,
+) -> None:
+    """Rounds with thousands of light devices in this process, and a coordinator in another: time and memory of each.
+
+    The exit code is 1 when a round was abandoned or not committed. 10,000 devices take some minutes on two cores.
+    """
+    from msgspec import structs
+
+    from muster.bench.rounds import RoundsConfig, run
+
+    config = RoundsConfig(devices=devices, rounds=rounds, size=size, silent=silent, killed=killed)
+    with progress() as bar:
+        task = bar.add_task("rounds", total=None, note="")
+        result = run(config, lambda doing: bar.update(task, note=doing))
+    if json:
+        emit(result)
+    else:
+        show_fields({name: value for name, value in structs.asdict(result).items() if name != "rounds"})
+    raise typer.Exit(0 if result.sound else 1)
+
+
+@bench_app.command("soak")
+def soak(
+    minutes: Annotated[float, typer.Option(min=0.01, help="For how long.")] = 30.0,
+    devices: Annotated[int, typer.Option(min=6, help="How many devices come and go.")] = 300,
+    size: Annotated[int, typer.Option(min=1, help="Values in a report.")] = 10_000,
+    json: Json = False,
+) -> None:
+    """Round after round with light devices that fall silent and die: does the coordinator's process stay as it is.
+
+    The slope of its memory after a warm-up, open files and rows that are left when the last device has gone.
+    """
+    from msgspec import structs
+
+    from muster.bench.soak import SoakConfig, run
+
+    with progress() as bar:
+        task = bar.add_task("soak", total=None, note="")
+        config = SoakConfig(minutes=minutes, devices=devices, size=size)
+        result = run(config, lambda doing: bar.update(task, note=doing))
+    if json:
+        return emit(result)
+    return show_fields(structs.asdict(result))

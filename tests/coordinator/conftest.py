@@ -21,6 +21,7 @@ from coordinator.tenure import Place, Tenure
 from fedcore.wire.messages import Abort, CheckIn, RetryWindow
 from tests.coordinator.bundles import make_bundle, report_vector
 from tests.coordinator.devices import CAPABILITIES, speaking_to
+from tests.coordinator.nursery import open_nursery
 from tests.coordinator.postgres import binaries, cluster
 
 RETRY = RetryWindow(0.1, 0.1)
@@ -35,6 +36,13 @@ def postgresql():
         pytest.skip("no PostgreSQL server is installed (apt install postgresql)")
     with cluster(programs) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def nursery():
+    """What coordinator processes are forked from."""
+    with open_nursery() as opened:
+        yield opened
 
 
 def pytest_generate_tests(metafunc):

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,27 +19,10 @@ from fedcore.wire import messages
 from fedcore.wire.messages import Assignment, CheckIn
 from tests.coordinator.bundles import START, report_body
 from tests.coordinator.devices import CAPABILITIES, speaking_to
+from tests.coordinator.nursery import Nursery
 from tests.coordinator.test_api import digest_of
 
 LEASE_S = 2.0
-# One process loads the coordinator, all replicas are forked from it: that takes a hundredth of the time.
-NURSERY = """
-import json, os, signal, sys
-from pathlib import Path
-from coordinator.server import serve
-from coordinator.settings import Settings
-
-signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-for line in sys.stdin:
-    ready, given, environment = json.loads(line)
-    pid = os.fork()
-    if pid == 0:
-        os.environ |= environment
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        serve(Settings(**given), lambda ready_at: Path(ready).write_text(ready_at.devices))
-        os._exit(0)
-    print(pid, flush=True)
-"""
 
 
 class Replica:
@@ -72,7 +52,7 @@ class Replica:
 class Replicas:
     """The replicas on a database that a test started."""
 
-    def __init__(self, nursery: subprocess.Popen[str], folder: Path, store, database: str) -> None:
+    def __init__(self, nursery: Nursery, folder: Path, store, database: str) -> None:
         self._nursery = nursery
         self._folder = folder
         self._store = store
@@ -85,9 +65,7 @@ class Replicas:
         ready = self._folder / f"url{next(self._numbers)}"
         given = {"database": self._database, "blobs": str(self._folder / "blobs"), "keys": str(self._folder / "keys")}
         given |= {"port": 0, "admin_port": 0, "lease_s": LEASE_S, "retry_min_s": 0.02, "retry_max_s": 0.05}
-        self._nursery.stdin.write(json.dumps([str(ready), given | settings, environment or {}]) + "\n")
-        self._nursery.stdin.flush()
-        pid = int(self._nursery.stdout.readline())
+        pid = self._nursery.start(ready, given | settings, environment or {})
         until(lambda: ready.exists() and ready.read_text())
         self.alive.append(Replica(pid, ready.read_text()))
         return self.alive[-1]
@@ -106,17 +84,14 @@ class Replicas:
 
 
 @contextmanager
-def replicas_on(folder: Path, store, database: str) -> Iterator[Replicas]:
+def replicas_on(nursery: Nursery, folder: Path, store, database: str) -> Iterator[Replicas]:
     """No replica yet, and the means to start some; all are killed in the end."""
-    command = [sys.executable, "-c", NURSERY]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as nursery:
-        replicas = Replicas(nursery, folder, store, database)
-        try:
-            yield replicas
-        finally:
-            for replica in replicas.alive:
-                replica.kill()
-            nursery.stdin.close()
+    replicas = Replicas(nursery, folder, store, database)
+    try:
+        yield replicas
+    finally:
+        for replica in replicas.alive:
+            replica.kill()
 
 
 def until(condition: Callable[[], object], seconds: float = 20.0) -> object:

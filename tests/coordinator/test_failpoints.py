@@ -81,8 +81,8 @@ class Learners(Phones):
 
 
 @pytest.fixture
-def replicas(store, database, tmp_path):
-    with replicas_on(tmp_path, store, database) as started:
+def replicas(nursery, store, database, tmp_path):
+    with replicas_on(nursery, tmp_path, store, database) as started:
         yield started
 
 

@@ -26,37 +26,37 @@ def send_away(pace, times, demand=DEMAND):
 
 
 def test_devices_of_a_small_population_come_back_together_when_the_next_selection_opens():
-    _, found = send_away(Pace(0.0), 130)
+    _, found = send_away(Pace(0.0), 160)
     assert set(found) == {RetryWindow(290.0, 310.0)}
 
 
 def test_devices_beyond_the_places_of_a_round_are_spread_as_rounds_consume_them():
-    pace, found = send_away(Pace(0.0), 130 + 1300)
-    middles = [(one.min_s + one.max_s) / 2 for one in found[130:]]
+    pace, found = send_away(Pace(0.0), 160 + 1600)
+    middles = [(one.min_s + one.max_s) / 2 for one in found[160:]]
     assert middles == sorted(middles)
-    # 1300 devices at 130 in ten minutes: the last is put off by 100 minutes.
+    # 1600 devices at 160 in ten minutes: the last is put off by 100 minutes.
     assert middles[-1] == pytest.approx(300 + 6000, rel=0.01)
-    assert pace.queued == pytest.approx(1300)
+    assert pace.queued == pytest.approx(1600)
 
 
 def test_draw_frees_the_places_of_the_next_round():
-    pace, _ = send_away(Pace(0.0), 130)
+    pace, _ = send_away(Pace(0.0), 160)
     assert window(drawn(pace), DEMAND, BOUNDS)[1] == RetryWindow(290.0, 310.0)
     assert window(replace(pace, queued=1.0), DEMAND, BOUNDS)[1].min_s > 200
 
 
 def test_places_of_an_opening_that_passed_without_a_draw_come_free_as_devices_have_come():
-    pace, _ = send_away(Pace(0.0), 130)
+    pace, _ = send_away(Pace(0.0), 160)
     open_now = replace(DEMAND, opens_in_s=0.0)
-    assert observe(pace, 0, 300.0, DEMAND).booked == 130
+    assert observe(pace, 0, 300.0, DEMAND).booked == 160
     late = observe(pace, 0, 320.0, open_now)
-    assert late.booked == pytest.approx(130 * math.exp(-1))
+    assert late.booked == pytest.approx(160 * math.exp(-1))
     assert window(late, open_now, BOUNDS)[1] == RetryWindow(5.0, 25.0)
 
 
 def test_queue_moves_as_time_passes_and_ends():
-    pace, _ = send_away(Pace(0.0), 130 + 260)
-    assert observe(pace, 0, 600.0, DEMAND).queued == pytest.approx(130)
+    pace, _ = send_away(Pace(0.0), 160 + 320)
+    assert observe(pace, 0, 600.0, DEMAND).queued == pytest.approx(160)
     assert observe(pace, 0, 86_400.0, DEMAND).queued == 0
 
 
@@ -67,12 +67,12 @@ def test_hours_in_which_few_of_the_due_come_get_more_of_them():
         for hour in range(24):
             start = pace.at
             pace = replace(pace, queued=20_000.0)
-            due = 780 / pace.showing[hour]
+            due = 960 / pace.showing[hour]
             pace = observe(pace, due * (0.5 if hour == 0 else 1.0), start + HOUR_S, DEMAND)
     assert pace.showing[0] == pytest.approx(0.5, abs=0.05)
     assert pace.showing[1:] == pytest.approx((1.0,) * 23, abs=0.05)
-    full = replace(pace, queued=1560.0)
-    _, found = window(replace(full, booked=130.0, opening=full.at + 300), DEMAND, BOUNDS)
+    full = replace(pace, queued=1920.0)
+    _, found = window(replace(full, booked=160.0, opening=full.at + 300), DEMAND, BOUNDS)
     assert (found.min_s + found.max_s) / 2 == pytest.approx(300 + HOUR_S, rel=0.02)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sqlite3
 import threading
@@ -10,6 +11,7 @@ import threading
 import numpy as np
 import pytest
 
+from coordinator.failpoints import FAILPOINTS, VARIABLE
 from coordinator.rounds import RoundState, TaskState
 from tests.coordinator.bundles import report_body
 from tests.coordinator.devices import speaking_to
@@ -17,11 +19,12 @@ from tests.coordinator.replicas import Phones, replicas_on, undisturbed, until
 from tests.coordinator.test_api import ask, assign, check_in, put, refused
 
 GOAL = 4
+LONG = pytest.mark.skipif("MUSTER_LONG" not in os.environ, reason="set MUSTER_LONG=1")
 
 
 @pytest.fixture
-def replicas(store, database, tmp_path):
-    with replicas_on(tmp_path, store, database) as started:
+def replicas(nursery, store, database, tmp_path):
+    with replicas_on(nursery, tmp_path, store, database) as started:
         yield started
 
 
@@ -49,7 +52,7 @@ def test_devices_spread_over_all_replicas_train_to_the_end(store, register, repl
     assert store.rounds(other) == []
 
 
-@pytest.mark.every_engine
+@pytest.mark.parametrize("database", ["postgresql", pytest.param("sqlite", marks=LONG)], indirect=True)
 def test_killed_holder_is_replaced_and_nothing_counts_twice(store, register, replicas):
     rounds = 6
     task = register(goal=GOAL, rounds=rounds)
@@ -74,6 +77,24 @@ def test_killed_holder_is_replaced_and_nothing_counts_twice(store, register, rep
     assert moments == []
     expect_undisturbed(store, task, rounds)
     assert {one.reason for one in store.rounds(task)} == {"", "driver-lost"}
+
+
+@LONG
+@pytest.mark.every_engine
+@pytest.mark.parametrize(
+    "failpoint", [name for name in FAILPOINTS if name.partition(".")[0] not in ("task", "migration")]
+)
+def test_holder_that_dies_at_any_durable_step_is_replaced_by_another(store, register, replicas, failpoint):
+    task = register(goal=GOAL, rounds=3)
+    dying = replicas.start(environment={VARIABLE: f"{failpoint}:2"})
+    until(lambda: replicas.holder() is dying)
+    replicas.start()
+    with Phones(GOAL, lambda: [replica.url for replica in replicas.alive]) as phones:
+        dying.ended()
+        replicas.alive.remove(dying)
+        until(lambda: completed(store, task), 60)
+    assert phones.problems == []
+    expect_undisturbed(store, task, 3)
 
 
 def stop_outside_a_transaction(replica, database):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcore.checkpoint import decode, encode, specs_of
+from fedcore.checkpoint import decode, encode, specs_of, view
 from fedcore.errors import SchemaError
 from fedcore.params import VectorSpec
 
@@ -88,3 +88,23 @@ def test_a_damaged_file_is_decoded_or_refused_and_nothing_else(data):
     except SchemaError:
         return
     assert {name: vector.size for name, vector in decoded.items()} == {"params": 3, "m": 1}
+
+
+def test_view_is_what_decode_gives_and_copies_nothing_of_the_usual_bytes():
+    spec, vector = VectorSpec("report", 5), np.arange(5, dtype=np.float32)
+    data = bytearray(encode({"report": vector}))
+    seen = view(memoryview(data), spec)
+    np.testing.assert_array_equal(seen, decode(bytes(data), (spec,))["report"])
+    data[-4:] = np.float32(9).tobytes()
+    assert seen[-1] == 9
+
+
+def test_view_takes_other_spellings_of_the_same_vector_and_refuses_another():
+    spec, vector = VectorSpec("report", 5), np.arange(5, dtype=np.float32)
+    data = encode({"report": vector})
+    size = int.from_bytes(data[:8], "little")
+    spaced = (size + 8).to_bytes(8, "little") + data[8 : 8 + size] + b" " * 8 + data[8 + size :]
+    np.testing.assert_array_equal(view(memoryview(spaced), spec), vector)
+    for other in (encode({"report": vector[:4]}), encode({"update": vector}), data[:-1], b""):
+        with pytest.raises(SchemaError):
+            view(memoryview(other), spec)

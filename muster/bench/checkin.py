@@ -1,0 +1,255 @@
+"""Rejected check-ins: how many a coordinator answers per CPU second, and what it does when there are too many.
+
+The peer is a bare FastAPI route in a process of its own, that verifies and parses the same signed requests in the same
+run. Then check-ins come at 50, 100 and 200 % of what the coordinator can answer, at times that do not wait for answers,
+and once more at 50 %: it must shed what is too much with a time to come back, and recover.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import quantiles
+
+import aiohttp
+import msgspec
+
+from coordinator.tasks import TaskSettings, open_coordinator_store
+from fedcore.wire.signatures import PublicKey
+from muster.bench.machine import describe_machine
+from muster.bench.null_task import null_bundle
+from muster.bench.usage import Usage
+from muster.server import Running, ServerError, running_coordinator
+from simulator.light import LightConfig, LightDevice, LightFleet, Refusal
+
+POPULATION = "light"
+CALLERS = 16
+IN_PROGRESS = 256
+LOADS = (50, 100, 200, 50)
+TARGETS = {"ratio_to_bare": 0.60}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckinConfig:
+    """What to run. devices: who checks in, in turns. blocks: of `block_s` on either server, in turns; then loads."""
+
+    devices: int = 500
+    blocks: int = 3
+    block_s: float = 4.0
+    load_s: float = 8.0
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """Check-ins that came at `percent` of saturation; rates are per second of wall time.
+
+    answered: with an outcome; shed: with 429 or 503, all of them with Retry-After or not; failed: anything else.
+    p50_ms, p99_ms: of those answered, from the time at which each was due; shed_p99_ms: of those shed.
+    """
+
+    percent: int
+    offered: float
+    answered: float
+    shed: float
+    failed: int
+    told_when: bool
+    p50_ms: float
+    p99_ms: float
+    shed_p99_ms: float
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """A run of the benchmark, and where it was made.
+
+    per_cpu_second: rejected check-ins answered per CPU second of the server's process; bare: the same of the peer.
+    saturation: per second of wall time, on a machine that the callers share. in_progress: requests that the
+    coordinator may have in progress before it sheds.
+    """
+
+    benchmark: str
+    date: str
+    machine: str
+    devices: int
+    per_cpu_second: float
+    bare: float
+    ratio_to_bare: float
+    saturation: float
+    in_progress: int
+    loads: list[Load]
+    targets: dict[str, float]
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What became of check-ins: milliseconds of those answered and shed."""
+
+    answered_ms: list[float] = field(default_factory=list)
+    shed_ms: list[float] = field(default_factory=list)
+    told_when: bool = True
+    failed: int = 0
+
+
+def run(config: CheckinConfig, on_progress: Callable[[str], None]) -> Result:
+    """Measure both servers in turns, then load the coordinator."""
+    with tempfile.TemporaryDirectory(prefix="muster-checkin-") as place:
+        folder = Path(place)
+        database, blobs = f"sqlite:///{folder / 'muster.db'}", folder / "blobs"
+        with (
+            open_coordinator_store(database, blobs) as store,
+            running_coordinator(folder, database, blobs, connection_limit=IN_PROGRESS) as server,
+        ):
+            # A task for which no light device holds enough examples: every one of them is rejected.
+            settings = TaskSettings(population=POPULATION, goal=1, rounds=1, min_examples=1000)
+            store.register_task(null_bundle(folder / "plan", 10), settings)
+            return asyncio.run(_run(config, folder, server, on_progress))
+
+
+async def _run(config: CheckinConfig, folder: Path, server: Running, on_progress: Callable[[str], None]) -> Result:
+    async with LightFleet(_light(server.url, config.devices)) as fleet:
+        on_progress("enrolling")
+        await fleet.enrol()
+        keys = {device.signer.keyid: PublicKey.of(device.signer.key).text for device in fleet.devices}
+        (folder / "keys.json").write_text(json.dumps(keys))
+        with _bare_route(folder) as peer:
+            async with LightFleet(_light(peer.url, 0)) as fleet_of_peer:
+                fleet_of_peer.devices = fleet.devices
+                ours, bare = await _in_turns(config, (fleet, server), (fleet_of_peer, peer), on_progress)
+        saturation = ours.wall
+        loads = []
+        for percent in LOADS:
+            on_progress(f"{percent} % of {saturation:.0f} a second")
+            loads.append(await _load(fleet, saturation, percent, config.load_s))
+    return Result(
+        benchmark="checkin",
+        date=datetime.now(UTC).date().isoformat(),
+        machine=describe_machine(),
+        devices=config.devices,
+        per_cpu_second=ours.cpu,
+        bare=bare.cpu,
+        ratio_to_bare=ours.cpu / bare.cpu,
+        saturation=saturation,
+        in_progress=IN_PROGRESS,
+        loads=loads,
+        targets=TARGETS,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Rate:
+    """Answers per CPU second of a server, and per second."""
+
+    cpu: float
+    wall: float
+
+
+async def _in_turns(
+    config: CheckinConfig,
+    ours: tuple[LightFleet, Running],
+    peer: tuple[LightFleet, Running],
+    on_progress: Callable[[str], None],
+) -> tuple[_Rate, _Rate]:
+    """Both servers, each asked by as many callers as it can bear; the best block of each counts."""
+    for fleet, server in (ours, peer):
+        await _closed_loop(fleet, server, config.block_s / 4)
+    rates: tuple[list[_Rate], list[_Rate]] = [], []
+    for block in range(config.blocks):
+        for (fleet, server), found in zip((ours, peer), rates, strict=True):
+            on_progress(f"block {block + 1}")
+            found.append(await _closed_loop(fleet, server, config.block_s))
+    best = [max(found, key=lambda rate: rate.cpu) for found in rates]
+    return best[0], best[1]
+
+
+async def _closed_loop(fleet: LightFleet, server: Running, seconds: float) -> _Rate:
+    """Callers that ask again as soon as they are answered."""
+    seen, until = _Seen(), time.perf_counter() + seconds
+    turns = _devices_in_turn(fleet.devices)
+
+    async def call() -> None:
+        while time.perf_counter() < until:
+            await _check_in(fleet, next(turns), time.perf_counter(), seen)
+
+    began, before = time.perf_counter(), Usage.of(server.pid)
+    await asyncio.gather(*(call() for _ in range(CALLERS)))
+    cpu_s = Usage.of(server.pid).cpu_s - before.cpu_s
+    if seen.failed or seen.shed_ms:
+        raise ServerError(f"{seen.failed} check-ins failed, {len(seen.shed_ms)} were shed, where none should be")
+    return _Rate(len(seen.answered_ms) / cpu_s, len(seen.answered_ms) / (time.perf_counter() - began))
+
+
+async def _load(fleet: LightFleet, saturation: float, percent: int, seconds: float) -> Load:
+    """Check-ins at even times, whether or not earlier ones were answered."""
+    rate, seen, calls = saturation * percent / 100, _Seen(), []
+    turns, began = _devices_in_turn(fleet.devices), time.perf_counter()
+    for number in range(round(rate * seconds)):
+        due = began + number / rate
+        if due > time.perf_counter():
+            await asyncio.sleep(due - time.perf_counter())
+        calls.append(asyncio.create_task(_check_in(fleet, next(turns), due, seen)))
+    offered = len(calls) / (time.perf_counter() - began)
+    await asyncio.gather(*calls)
+    wall_s = time.perf_counter() - began
+    return Load(
+        percent=percent,
+        offered=offered,
+        answered=len(seen.answered_ms) / wall_s,
+        shed=len(seen.shed_ms) / wall_s,
+        failed=seen.failed,
+        told_when=seen.told_when,
+        p50_ms=_quantile(seen.answered_ms, 50),
+        p99_ms=_quantile(seen.answered_ms, 99),
+        shed_p99_ms=_quantile(seen.shed_ms, 99),
+    )
+
+
+async def _check_in(fleet: LightFleet, device: LightDevice, due: float, seen: _Seen) -> None:
+    try:
+        await fleet.check_in(device)
+    except Refusal as refusal:
+        if refusal.status not in (429, 503):
+            seen.failed += 1
+            return
+        seen.shed_ms.append(1e3 * (time.perf_counter() - due))
+        seen.told_when = seen.told_when and refusal.retry_after_s > 0
+    except (aiohttp.ClientError, OSError):
+        seen.failed += 1
+    else:
+        seen.answered_ms.append(1e3 * (time.perf_counter() - due))
+
+
+def _devices_in_turn(devices: Sequence[LightDevice]) -> Iterator[LightDevice]:
+    while True:
+        yield from devices
+
+
+def _quantile(values: Sequence[float], percent: int) -> float:
+    return quantiles(values, n=100)[percent - 1] if len(values) > 1 else 0.0
+
+
+def _light(url: str, devices: int) -> LightConfig:
+    return LightConfig(coordinator=url, population=POPULATION, devices=devices)
+
+
+@contextmanager
+def _bare_route(folder: Path) -> Iterator[Running]:
+    """The peer, in a process of its own. Raises ServerError."""
+    ready = folder / "bare.url"
+    command = [sys.executable, "-m", "muster.bench.bare", str(folder / "keys.json"), str(ready)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        while not ready.exists():
+            if process.poll() is not None:
+                raise ServerError("the bare route did not start")
+            time.sleep(0.02)
+        yield Running(ready.read_text(), process.pid)
+    finally:
+        process.terminate()
+        process.wait()

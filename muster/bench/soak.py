@@ -1,0 +1,167 @@
+"""Rounds for as long as one likes, with devices that fall silent and die: does the coordinator's process stay as it is.
+
+Memory is looked at every few seconds, and a line is laid through what it was after a warm-up. When the last device has
+gone, nothing may be left: open files as many as before, no assignment that waits for a round which is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import sqlalchemy
+
+from coordinator.rounds import AssignmentState, RoundState
+from coordinator.store.tables import ASSIGNMENTS, ROUNDS
+from coordinator.tasks import CoordinatorStore, TaskSettings, open_coordinator_store
+from muster.bench.machine import describe_machine
+from muster.bench.null_task import null_bundle
+from muster.bench.usage import Usage
+from muster.server import Running, running_coordinator
+from simulator.light import LightConfig, LightFleet
+
+POPULATION = "light"
+SILENT, KILLED = 0.08, 0.2
+WARM_UP = 0.2
+"""Of the time: caches fill, and the allocator finds its size."""
+EVERY_S = 5.0
+QUIET_S = 10.0
+"""So long after the last device has gone, its connections are closed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SoakConfig:
+    """What to run: `devices` that rest a second between sessions, a third of which a round wants."""
+
+    minutes: float = 30.0
+    devices: int = 300
+    size: int = 10_000
+
+    def settings(self) -> TaskSettings:
+        """The task: more rounds than there is time for, each with more devices than it needs."""
+        goal = max(1, self.devices // 6)
+        return TaskSettings(
+            population=POPULATION,
+            goal=goal,
+            minimum=max(1, goal // 2),
+            rounds=1_000_000,
+            over_selection=2.0,
+            selection_timeout_s=10.0,
+            reporting_deadline_s=20.0,
+        )
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """A run of the benchmark, and where it was made.
+
+    slope_mb_per_hour: of the server's memory after the warm-up, by least squares; rss_mb: a sample for every twentieth
+    of the time. descriptors: open files before the first device, at most, and when all had gone. waiting_rows:
+    assignments that wait, of rounds that have ended.
+    """
+
+    benchmark: str
+    date: str
+    machine: str
+    minutes: float
+    devices: int
+    size: int
+    committed: int
+    abandoned: int
+    longest_round_s: float
+    reports: int
+    server_cpu_s: float
+    slope_mb_per_hour: float
+    rss_mb: list[float]
+    descriptors: tuple[int, int, int]
+    waiting_rows: int
+    endings: dict[str, int]
+    requests: dict[int, int]
+
+
+class _Sample(NamedTuple):
+    at_s: float
+    used: Usage
+
+
+def run(config: SoakConfig, on_progress: Callable[[str], None]) -> Result:
+    """Let the devices live for so long, then count what is left."""
+    with tempfile.TemporaryDirectory(prefix="muster-soak-") as place:
+        folder = Path(place)
+        database, blobs = f"sqlite:///{folder / 'muster.db'}", folder / "blobs"
+        with open_coordinator_store(database, blobs) as store, running_coordinator(folder, database, blobs) as server:
+            task = store.register_task(null_bundle(folder / "plan", config.size), config.settings()).id
+            return asyncio.run(_run(config, store, task, server, on_progress))
+
+
+async def _run(
+    config: SoakConfig, store: CoordinatorStore, task: str, server: Running, on_progress: Callable[[str], None]
+) -> Result:
+    before, samples = Usage.of(server.pid), []
+    light = LightConfig(
+        coordinator=server.url,
+        population=POPULATION,
+        devices=config.devices,
+        silent=SILENT,
+        killed=KILLED,
+        pause_s=1.0,
+        wait_s=20.0,
+    )
+
+    async def watch() -> None:
+        began = time.monotonic()
+        while (at_s := time.monotonic() - began) < 60 * config.minutes:
+            samples.append(_Sample(at_s, Usage.of(server.pid)))
+            on_progress(f"{samples[-1].used.rss_mb:.0f} MB, {fleet.endings['reported']} reports")
+            await asyncio.sleep(min(EVERY_S, 6 * config.minutes))
+
+    async with LightFleet(light) as fleet:
+        await fleet.enrol()
+        await fleet.run(watch)
+    store.cancel(task)
+    await asyncio.sleep(QUIET_S)
+    rounds = [one for one in store.rounds(task) if one.state is RoundState.COMMITTED]
+    return Result(
+        benchmark="soak",
+        date=datetime.now(UTC).date().isoformat(),
+        machine=describe_machine(),
+        minutes=config.minutes,
+        devices=config.devices,
+        size=config.size,
+        committed=len(rounds),
+        abandoned=len(store.rounds(task)) - len(rounds),
+        longest_round_s=max((one.seconds or 0.0 for one in rounds), default=0.0),
+        reports=fleet.endings["reported"],
+        server_cpu_s=Usage.of(server.pid).cpu_s - before.cpu_s,
+        slope_mb_per_hour=slope_per_hour([(one.at_s, one.used.rss_mb) for one in samples]),
+        rss_mb=[round(one.used.rss_mb, 1) for one in samples[:: max(1, len(samples) // 20)]],
+        descriptors=(
+            before.descriptors,
+            max(one.used.descriptors for one in samples),
+            Usage.of(server.pid).descriptors,
+        ),
+        waiting_rows=_waiting_rows(store, task),
+        endings=dict(fleet.endings.most_common()),
+        requests=dict(fleet.requests.most_common()),
+    )
+
+
+def slope_per_hour(samples: Sequence[tuple[float, float]]) -> float:
+    """What a value gains in an hour: the line of least squares through (seconds, value) after the warm-up."""
+    kept = np.array(samples[int(WARM_UP * len(samples)) :])
+    return float(np.polyfit(kept[:, 0] / 3600, kept[:, 1], 1)[0]) if len(kept) > 1 else 0.0
+
+
+def _waiting_rows(store: CoordinatorStore, task: str) -> int:
+    over = (ROUNDS.c.task == task) & ROUNDS.c.ended_at.is_not(None)
+    waiting = over & (ASSIGNMENTS.c.state == AssignmentState.ASSIGNED)
+    query = sqlalchemy.select(sqlalchemy.func.count()).select_from(ASSIGNMENTS.join(ROUNDS)).where(waiting)
+    with store.database.engine.connect() as connection:
+        return connection.scalar(query) or 0
