@@ -119,7 +119,8 @@ class TaskSettings:
             demand(0 < seconds < math.inf, name, "a finite number of seconds above 0", seconds)
         apart_s = self.min_separation_s
         demand(0 <= apart_s < math.inf, "min_separation_s", "a finite number of seconds, at least 0", apart_s)
-        demand(0 < len(self.population) <= 200, "population", "a name of 1 to 200 characters", self.population)
+        named = 0 < len(self.population) <= 200 and self.population.isprintable()
+        demand(named, "population", "a name of 1 to 200 printable characters", self.population)
         demand(1 <= self.over_selection <= 100, "over_selection", "from 1 to 100", self.over_selection)
         demand(0 <= self.seed < 2**63, "seed", "from 0 to below 2**63", self.seed)
         demand(bool(self.formats) and all(self.formats), "formats", "the name of one format or more", self.formats)

@@ -13,7 +13,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from coordinator.api.http import PROBLEM_OF, answer_refusal
-from coordinator.errors import TooManyRequests, Unavailable
+from coordinator.errors import MalformedMessage, TooManyRequests, Unavailable
 from coordinator.limits import Limits, caller_of
 from coordinator.metrics import Metrics
 from fedcore.wire.messages import RetryWindow
@@ -44,7 +44,7 @@ class Entrance:
         self._of_replica = of_replica
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or answer 429 or 503."""
+        """Pass a request on, or answer 400, 429 or 503."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -52,6 +52,8 @@ class Entrance:
         try:
             with self._admission(scope):
                 await self._app(scope, visit.receive, visit.send)
+        except MalformedMessage as refusal:
+            await answer_refusal(scope, refusal, self._retry)(scope, receive, visit.send)
         except (TooManyRequests, Unavailable) as refusal:
             # Only the admission raises these: the application makes its own answers of its own.
             self._metrics.shed.labels("address" if isinstance(refusal, TooManyRequests) else "connections").inc()
@@ -60,7 +62,9 @@ class Entrance:
             visit.record(self._metrics)
 
     def _admission(self, scope: Scope) -> AbstractContextManager[None]:
-        """Raises TooManyRequests or Unavailable."""
+        """Raises MalformedMessage, TooManyRequests or Unavailable."""
+        if "\0" in scope["path"]:
+            raise MalformedMessage("the path holds a NUL character")  # no name does, and PostgreSQL takes none
         if self._limits is None or scope["path"] in _OPEN:
             return nullcontext()
         caller = caller_of(scope["client"][0]) if scope.get("client") else None

@@ -292,3 +292,9 @@ def test_openapi_describes_every_route_and_message(client):
     named = set(json.dumps(document).split('"#/components/schemas/')[1:])
     assert {reference.split('"')[0] for reference in named} <= set(schemas)
     assert {"CheckIn", "Assignment", "Receipt", "Problem"} <= set(schemas)
+
+
+@pytest.mark.parametrize("path", ["/v1/blobs/%00", "/v1/assignments/%00/report", "/v1/populations/%00/checkins"])
+def test_a_path_with_a_nul_is_refused_and_not_asked_of_the_database(path, client):
+    method = "POST" if path.endswith("checkins") else "GET"
+    refused(client.request(method, path, auth=client.devices["a"]), "malformed-message")
