@@ -227,3 +227,11 @@ def test_the_model_in_the_readme_can_be_built():
     names: dict[str, typing.Any] = {}
     exec(compile(program, "README.md", "exec"), names)
     assert Model(names["tiny"]()).schema.size == 64 * 32 + 32 + 32 * 10 + 10
+
+
+def test_every_promise_names_tests_that_exist():
+    held = [row[1] for row in rows(read("docs/promises.md"))[2:]]
+    assert len(held) >= 15
+    for named in ", ".join(held).split(", "):
+        path, _, function = named.partition("::")
+        assert f"def {function}(" in read(path) if function else "def test_" in read(path), named
