@@ -12,12 +12,13 @@ from starlette.types import Lifespan
 from coordinator.api.access import Access
 from coordinator.api.admin import admin_router
 from coordinator.api.admin_documents import describe_admin_messages, install_admin_problems
-from coordinator.api.devices import DeviceApi, device_router
+from coordinator.api.devices import DeviceApi
 from coordinator.api.health import health_router, metrics_router
 from coordinator.api.http import install_problems
 from coordinator.api.openapi import describe_messages
 from coordinator.api.owned import Owned
 from coordinator.api.reports import ReportApi
+from coordinator.api.routes import device_router
 from coordinator.dashboard.pages import dashboard_router
 from coordinator.service import Service
 

@@ -20,7 +20,7 @@ _KEY_BYTES = 16
 class Replays:
     """The signatures that were taken within the window, at most `limit`; `began` is when this process began to answer.
 
-    Times are in seconds since 1970. Memory: about 130 bytes a signature, for five minutes.
+    Times are in seconds since 1970. Memory: about 100 bytes a signature, for five minutes.
     """
 
     def __init__(self, limit: int, began: float = -math.inf) -> None:

@@ -15,6 +15,7 @@ from device_runtime.kept import Kept
 from device_runtime.policy import Policy
 from fedcore.errors import BadSignature, InvalidKey
 from fedcore.plan import Plan
+from fedcore.signing import verify
 from fedcore.wire.messages import Assignment
 
 
@@ -131,8 +132,6 @@ class Guard:
             _refuse("signers", "the plan is not signed")
         if signature.signer not in self._policy.signers:
             _refuse("signers", f"the plan is signed by {signature.signer}, which the policy does not name")
-        from fedcore.signing import verify  # noqa: PLC0415  # a device without pinned keys needs no cryptography
-
         try:
             verify(given.plan, signature)
         except (BadSignature, InvalidKey) as error:

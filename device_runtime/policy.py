@@ -12,6 +12,7 @@ import msgspec
 from device_runtime.checked import misfit
 from device_runtime.errors import ConfigError
 from fedcore.errors import InvalidKey
+from fedcore.signing import public_key
 
 FILE = "policy.toml"
 Amount = Annotated[int, msgspec.Meta(ge=0)]
@@ -73,10 +74,6 @@ class Policy(_Part, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.signers:
-            return
-        from fedcore.signing import public_key  # noqa: PLC0415  # a device without pinned keys needs no cryptography
-
         for signer in self.signers:
             try:
                 public_key(signer)

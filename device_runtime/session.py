@@ -315,7 +315,7 @@ class _Session:
         return kept
 
     def _secure(self, due: Moment) -> SecureDelivery:
-        from device_runtime.secure import Answered, SecureDelivery  # noqa: PLC0415  # as in guard.py
+        from device_runtime.secure import Answered, SecureDelivery  # noqa: PLC0415  # most rounds do without
 
         return SecureDelivery(
             enrolments=self._enrolments,

@@ -1,7 +1,6 @@
 """Ed25519 signatures of plans, so that a device can tell whose plan it was given. Spec: docs/spec/plan.md §8.
 
-Nothing else of `fedcore` loads this module before there is a signature to make or to check: the engine does without
-`cryptography`.
+The engine does without `cryptography`: nothing of `fedcore` that it needs loads this module.
 """
 
 from __future__ import annotations

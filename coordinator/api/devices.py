@@ -1,33 +1,28 @@
-"""The device protocol's routes. Spec: docs/spec/wire.md."""
+"""What devices may ask. Spec: docs/spec/wire.md."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from fastapi import APIRouter, Depends
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from coordinator.api.blobs import serve_blob
 from coordinator.api.http import answer, preferred_wait, read_as, read_body, read_message
-from coordinator.api.openapi import body, empty, octets, signed_answers
 from coordinator.api.owned import REMEMBERED, Owned
-from coordinator.api.reports import HEADER_BYTES, ReportApi
-from coordinator.api.signed import Gate, signed
+from coordinator.api.reports import HEADER_BYTES
+from coordinator.api.signed import signed
 from coordinator.errors import TooManyRequests, Unavailable
 from coordinator.recent import Recent
 from coordinator.secure import UPLOAD
 from coordinator.service import Service
 from coordinator.submissions import Arrive, GiveUp, HangUp, Hear, Request, Say, Wait
 from fedcore.plan import BlobRef
-from fedcore.wire.messages import Abort, Accepted, Assignment, CheckIn, Enrol, Enrolled, Receipt, Rejected, Willing
+from fedcore.wire.messages import Abort, CheckIn, Enrol, Willing
 
 T = TypeVar("T")
-MESSAGE = ("malformed-message", "too-large", "digest-mismatch")
-"""What any request with a body may be refused with."""
-OWN = ("unknown-assignment", "foreign-assignment")
 
 
 class DeviceApi:
@@ -125,110 +120,6 @@ class DeviceApi:
     def _find_public(self, sha256: str) -> BlobRef:
         with self._store.database.reading() as records:
             return records.blob(sha256, public=True)
-
-
-def device_router(api: DeviceApi, reports: ReportApi, gate: Gate) -> APIRouter:
-    """The routes of both, behind the gate, all of them."""
-    router = APIRouter(tags=["devices"])
-    router.include_router(_newcomers(api), dependencies=[Depends(gate.newcomer)])
-    for routes in (_working(api), _reporting(api, reports), _aggregating(api)):
-        router.include_router(routes, dependencies=[Depends(gate.device)])
-    return router
-
-
-def _newcomers(api: DeviceApi) -> APIRouter:
-    """Where devices enrol."""
-    router = APIRouter()
-    router.add_api_route(
-        "/v1/devices",
-        api.enrol,
-        methods=["POST"],
-        openapi_extra=body("application/json", Enrol),
-        responses=signed_answers(200, "Enrolled", Enrolled, problems=(*MESSAGE, "not-attested")),
-    )
-    return router
-
-
-def _working(api: DeviceApi) -> APIRouter:
-    """Where devices offer themselves, and fetch what they need."""
-    router = APIRouter()
-    router.add_api_route(
-        "/v1/populations/{population}/checkins",
-        api.check_in,
-        methods=["POST"],
-        openapi_extra=body("application/json", CheckIn),
-        responses=signed_answers(200, "Outcome", Accepted, Rejected, problems=(*MESSAGE, "unknown-population")),
-    )
-    router.add_api_route(
-        "/v1/sessions/{session}/assignments",
-        api.assign,
-        methods=["POST"],
-        openapi_extra=body("application/json", Willing),
-        responses=signed_answers(
-            200, "Outcome", Assignment, Rejected, problems=(*MESSAGE, "unknown-session", "foreign-session")
-        ),
-    )
-    serving = signed_answers(200, "The bytes", problems=("unknown-blob", "range-not-satisfiable"))
-    serving |= {200: octets("The bytes"), 206: octets("A range of them"), 304: empty("Known already")}
-    router.add_api_route("/v1/blobs/{sha256}", api.blob, methods=["GET"], responses=serving)
-    return router
-
-
-def _reporting(api: DeviceApi, reports: ReportApi) -> APIRouter:
-    """Where assignments end."""
-    router = APIRouter()
-    path = "/v1/assignments/{assignment}/report"
-    ending = (*MESSAGE, *OWN, "conflicting-report")
-    counting = (*ending, "no-longer-needed", "invalid-report")
-    router.add_api_route(
-        path,
-        reports.put,
-        methods=["PUT"],
-        openapi_extra=body("application/octet-stream"),
-        responses=signed_answers(200, "Counted, once", Receipt, problems=counting),
-    )
-    router.add_api_route(
-        path,
-        reports.head,
-        methods=["HEAD"],
-        status_code=204,
-        responses=signed_answers(204, "How much is here", problems=(*OWN, "no-longer-needed")),
-    )
-    router.add_api_route(
-        path,
-        reports.patch,
-        methods=["PATCH"],
-        openapi_extra=body("application/partial-upload"),
-        responses=signed_answers(200, "Counted, once", Receipt, problems=(*counting, "mismatching-offset"))
-        | {204: empty("Not the last part")},
-    )
-    router.add_api_route(
-        "/v1/assignments/{assignment}:abort",
-        api.abort,
-        methods=["POST"],
-        status_code=204,
-        openapi_extra=body("application/json", Abort),
-        responses=signed_answers(204, "Given up", problems=ending),
-    )
-    return router
-
-
-def _aggregating(api: DeviceApi) -> APIRouter:
-    """Where devices exchange the messages of secure aggregation."""
-    router = APIRouter()
-    path = "/v1/assignments/{assignment}/secagg/{number}"
-    taken = (*MESSAGE, *OWN, "no-longer-needed", "conflicting-report", "unusable-message")
-    following: dict[int | str, Any] = {200: octets("The next message"), 204: empty("It is not there yet")}
-    router.add_api_route(
-        path,
-        api.say,
-        methods=["PUT"],
-        openapi_extra=body("application/octet-stream"),
-        responses=signed_answers(200, "Taken, once", problems=taken) | following,
-    )
-    hearing = signed_answers(200, "The bytes", problems=("malformed-message", *OWN, "no-longer-needed"))
-    router.add_api_route(path, api.hear, methods=["GET"], responses=hearing | following)
-    return router
 
 
 async def _disconnected(request: HttpRequest) -> None:

@@ -63,7 +63,7 @@ class Gate:
         key, since = self._keys.get(signature.keyid) or await self._find(signature.keyid)
         _check(signature, about, key)
         self._replays.admit(signature, since, self._clock())
-        _leave(request, signature)
+        request.state.signed = _signed(signature, about)
 
     async def newcomer(self, request: HttpRequest) -> None:
         """Demand the signature of a key that names itself. Raises Unauthenticated."""
@@ -75,15 +75,15 @@ class Gate:
         _check(signature, about, key)
         # To enrol twice is the same as once, so it does not matter what an earlier process heard.
         self._newcomers.admit(signature, self._clock(), self._clock())
-        _leave(request, signature)
+        request.state.signed = _signed(signature, about)
 
     def _read(self, request: HttpRequest) -> tuple[Signature, Request]:
         """The signature of a request, which is of now and covers all that it must."""
-        fields = request.headers
+        fields = _fields(request)
         if "signature" not in fields or "signature-input" not in fields:
             raise Unsigned("sign the request with the device's key, as RFC 9421 and the device protocol say")
         try:
-            signature = Signature.parse(_field(request, "signature-input") or "", _field(request, "signature") or "")
+            signature = Signature.parse(fields["signature-input"], fields["signature"])
         except errors.MalformedSignature as error:
             raise MalformedSignature(str(error)) from error
         has_body = fields.get("content-length", "0") != "0" or "transfer-encoding" in fields
@@ -94,7 +94,7 @@ class Gate:
         self._replays.check(signature, self._clock())
         path, query = request.scope["raw_path"].decode("latin-1"), request.scope["query_string"].decode("latin-1")
         target = f"{path}?{query}" if query else path
-        return signature, Request(request.method, fields.get("host", ""), target, lambda name: _field(request, name))
+        return signature, Request(request.method, fields.get("host", ""), target, fields.get)
 
     async def _find(self, device: str) -> tuple[PublicKey, float]:
         found = await run_in_threadpool(self._look_up, device)
@@ -114,13 +114,14 @@ def signed(request: HttpRequest) -> Signed:
     return who
 
 
-def _leave(request: HttpRequest, signature: Signature) -> None:
-    digest = None
-    if DIGEST in signature.covered:
-        digest = sha256_in(_field(request, DIGEST))
-        if digest is None:
-            raise MalformedSignature("send the body's digest as Content-Digest: sha-256=:<base64>:")
-    request.state.signed = Signed(signature.keyid, signature.created, digest)
+def _signed(signature: Signature, request: Request) -> Signed:
+    """Who signed, and what body must come. Raises MalformedSignature."""
+    if DIGEST not in signature.covered:
+        return Signed(signature.keyid, signature.created, None)
+    digest = sha256_in(request.field(DIGEST))
+    if digest is None:
+        raise MalformedSignature("send the body's digest as Content-Digest: sha-256=:<base64>:")
+    return Signed(signature.keyid, signature.created, digest)
 
 
 def _check(signature: Signature, request: Request, key: PublicKey) -> None:
@@ -132,7 +133,10 @@ def _check(signature: Signature, request: Request, key: PublicKey) -> None:
         raise ForgedSignature(str(error)) from error
 
 
-def _field(request: HttpRequest, name: str) -> str | None:
-    """A header's value, its lines joined as RFC 9110 joins them; None when it is absent."""
-    lines = request.headers.getlist(name)
-    return ", ".join(lines) if lines else None
+def _fields(request: HttpRequest) -> dict[str, str]:
+    """The header fields by lower-case name, lines of one name joined as RFC 9110 joins them."""
+    found: dict[str, str] = {}
+    for name, value in request.scope["headers"]:
+        key, text = name.decode("latin-1").lower(), value.decode("latin-1")
+        found[key] = f"{found[key]}, {text}" if key in found else text
+    return found

@@ -125,15 +125,15 @@ class Request:
 
     def values(self, names: Iterable[str]) -> list[tuple[str, str]]:
         """The components of these names with their values. Raises MalformedSignature when the request lacks one."""
-        return [(name, self._value(name)) for name in names]
-
-    def _value(self, name: str) -> str:
         path, _, query = self.target.partition("?")
         derived = {"@method": self.method, "@authority": self.authority.lower(), "@path": path, "@query": f"?{query}"}
-        value = derived.get(name) if name.startswith("@") else self.field(name)
-        if value is None:
-            raise MalformedSignature(f"the signature covers {name!r}, which this request does not have")
-        return value.strip()
+        found = []
+        for name in names:
+            value = derived.get(name) if name.startswith("@") else self.field(name)
+            if value is None:
+                raise MalformedSignature(f"the signature covers {name!r}, which this request does not have")
+            found.append((name, value.strip()))
+        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,6 +176,37 @@ def secagg(
     return show_table(("what", "is", "target"), rows)
 
 
+@bench_app.command("signatures")
+def signatures(
+    blocks: Annotated[int, typer.Option(min=1, help="Turns of a hundred requests each; the least time counts.")] = 20,
+    json: Json = False,
+) -> None:
+    """What a signed request costs the coordinator and the device, against the bare signature, on one thread.
+
+    CPU microseconds of a check-in with a body, for both algorithms that devices may sign with. It takes seconds.
+    """
+    from muster.bench.signatures import run
+
+    with progress() as bar:
+        task = bar.add_task("signatures", total=None, note="")
+        result = run(blocks, lambda doing: bar.update(task, note=doing))
+    if json:
+        return emit(result)
+    rows = [
+        (
+            cost.algorithm,
+            f"{cost.gate_us:.0f}",
+            f"{cost.verify_us:.0f}",
+            f"{cost.gate_to_verify:.2f}",
+            f"{cost.sign_request_us:.0f}",
+            f"{cost.sign_us:.0f}",
+        )
+        for cost in result.costs
+    ]
+    heads = ("algorithm", "gate, µs", "bare, µs", "ratio", "sign a request, µs", "bare, µs")
+    return show_table(heads, rows)
+
+
 @bench_app.command("checkin")
 def checkin(
     devices: Annotated[int, typer.Option(min=1, help="How many devices check in, in turns.")] = 500,

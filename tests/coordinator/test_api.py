@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
 
@@ -273,25 +272,6 @@ def test_bug_in_the_driver_refuses_and_the_driver_lives_on(register, client, mon
 def test_health_and_readiness(client):
     assert client.get("/healthz").json() == {"status": "ok"}
     assert client.get("/readyz").json() == {"status": "ready"}
-
-
-def test_openapi_describes_every_route_and_message(client):
-    document = client.get("/openapi.json").json()
-    assert set(document["paths"]) == {
-        "/v1/populations/{population}/checkins",
-        "/v1/sessions/{session}/assignments",
-        "/v1/blobs/{sha256}",
-        "/v1/assignments/{assignment}/report",
-        "/v1/assignments/{assignment}:abort",
-        "/v1/assignments/{assignment}/secagg/{number}",
-        "/v1/devices",
-        "/healthz",
-        "/readyz",
-    }
-    schemas = document["components"]["schemas"]
-    named = set(json.dumps(document).split('"#/components/schemas/')[1:])
-    assert {reference.split('"')[0] for reference in named} <= set(schemas)
-    assert {"CheckIn", "Assignment", "Receipt", "Problem"} <= set(schemas)
 
 
 @pytest.mark.parametrize("path", ["/v1/blobs/%00", "/v1/assignments/%00/report", "/v1/populations/%00/checkins"])

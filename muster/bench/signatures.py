@@ -1,0 +1,129 @@
+"""What a signed request costs: the coordinator's gate against the bare verification of its signature, and signing.
+
+A request is a check-in with a body of 300 bytes. The gate is everything between a request that was parsed and the
+handler: reading both fields, rebuilding what was signed, the key from memory, the signature, the table of replays. All
+are timed in turns in one process, in CPU time of one thread, and the least of each counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from starlette.requests import Request as HttpRequest
+
+from coordinator.api.signed import Gate
+from coordinator.enrolment import device_id
+from coordinator.tasks import open_coordinator_store
+from fedcore.wire.signatures import PrivateKey, PublicKey, Request, Signer, content_digest, sign
+from muster.bench.machine import describe_machine
+
+BODY = b"x" * 300
+PATH = "/v1/populations/phones/checkins"
+BLOCK = 100
+
+
+class Cost(msgspec.Struct, frozen=True, kw_only=True):
+    """CPU microseconds of one algorithm: the gate and its peer, signing a request and its peer."""
+
+    algorithm: str
+    gate_us: float
+    verify_us: float
+    gate_to_verify: float
+    sign_request_us: float
+    sign_us: float
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """A run of the benchmark, and where it was made."""
+
+    benchmark: str
+    date: str
+    machine: str
+    python: str
+    costs: list[Cost]
+
+
+def run(blocks: int, progress: Callable[[str], None]) -> Result:
+    """Measure both algorithms in so many turns of BLOCK requests."""
+    keys: list[PrivateKey] = [Ed25519PrivateKey.generate(), generate_private_key(SECP256R1())]
+    costs = []
+    for key in keys:
+        progress(PublicKey.of(key).algorithm)
+        with tempfile.TemporaryDirectory(prefix="muster-signatures-") as place:
+            costs.append(asyncio.run(_measure(key, blocks, Path(place))))
+    return Result(
+        benchmark="signatures",
+        date=datetime.now(UTC).strftime("%Y-%m-%d"),
+        machine=describe_machine(),
+        python=sys.version.split()[0],
+        costs=costs,
+    )
+
+
+async def _measure(key: PrivateKey, blocks: int, folder: Path) -> Cost:
+    public = PublicKey.of(key)
+    signer = Signer(device_id(public.text), key)
+    message = b"y" * len(BODY)
+    signature = sign(key, message)
+    gate_s, verify_s, request_s, sign_s = ([] for _ in range(4))
+    with open_coordinator_store(f"sqlite:///{folder / 'm.db'}", folder / "blobs") as store:
+        with store.database.writing() as records:
+            records.add_device(signer.keyid, public.text, "none")
+        gate = Gate(store)
+        await gate.device(_request(signer))  # from now on the key is in memory
+        for _ in range(blocks):
+            began = time.process_time()
+            requests = [_request(signer) for _ in range(BLOCK)]
+            request_s.append(time.process_time() - began)
+            began = time.process_time()
+            for one in requests:
+                await gate.device(one)
+            gate_s.append(time.process_time() - began)
+            verify_s.append(_timed(lambda: public.check(signature, message)))
+            sign_s.append(_timed(lambda: sign(key, message)))
+    gate_us, verify_us, request_us, sign_us = (_least_us(one) for one in (gate_s, verify_s, request_s, sign_s))
+    return Cost(
+        algorithm=public.algorithm,
+        gate_us=gate_us,
+        verify_us=verify_us,
+        gate_to_verify=gate_us / verify_us,
+        sign_request_us=request_us,
+        sign_us=sign_us,
+    )
+
+
+def _request(signer: Signer) -> HttpRequest:
+    """A fresh request of a device, as the coordinator has it before its body came."""
+    fields = {"host": "fl.example.org", "content-length": str(len(BODY)), "content-digest": content_digest(BODY)}
+    about = Request("POST", fields["host"], PATH, fields.get)
+    fields |= {name.lower(): value for name, value in signer.headers(about, int(time.time())).items()}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": PATH,
+        "raw_path": PATH.encode(),
+        "query_string": b"",
+        "headers": [(name.encode(), value.encode()) for name, value in fields.items()],
+    }
+    return HttpRequest(scope)
+
+
+def _timed(work: Callable[[], object]) -> float:
+    began = time.process_time()
+    for _ in range(BLOCK):
+        work()
+    return time.process_time() - began
+
+
+def _least_us(seconds: Sequence[float]) -> float:
+    """Microseconds of one request, in the best block."""
+    return min(seconds) / BLOCK * 1e6
