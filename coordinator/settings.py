@@ -98,8 +98,8 @@ class Settings(BaseSettings):
         default=600, ge=0, description="check-ins of one device; more are answered 429; 0 is no limit"
     )
     message_limit_bytes: int = Field(default=65536, ge=1024, description="largest JSON message that is read")
-    partial_reports_bytes: int = Field(
-        default=1 << 30, ge=1024, description="memory for reports that arrive in parts, in all; more are answered 503"
+    reports_bytes: int = Field(
+        default=1 << 30, ge=1024, description="memory for reports on their way in, in all; more are answered 503"
     )
     upload_limit_bytes: int = Field(default=1 << 28, ge=1024, description="largest blob that an operator may upload")
     drain_s: float = Field(default=30.0, ge=0, le=3600, description="how long a stop waits for requests in progress")

@@ -90,7 +90,8 @@ class DeviceApi:
         if number == UPLOAD:
             # A masked report takes at most half a word per value, and a word for each segment and the checks.
             limit = 4 * layout.size + 8 * len(layout.segments) + HEADER_BYTES
-        await self._ask(Say(assignment, number, bytes(await read_body(request, limit))))
+        with self._limits.reports.hold(limit):
+            await self._ask(Say(assignment, number, bytes(await read_body(request, limit))))
         return await self.hear(assignment, number + 1, request)
 
     async def hear(self, assignment: str, number: int, request: HttpRequest) -> Response:
