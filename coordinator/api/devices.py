@@ -20,7 +20,7 @@ from coordinator.secure import UPLOAD
 from coordinator.service import Service
 from coordinator.submissions import Arrive, GiveUp, HangUp, Hear, Request, Say, Wait
 from fedcore.plan import BlobRef
-from fedcore.wire.messages import Abort, CheckIn, Enrol, Willing
+from fedcore.wire.messages import Abort, CheckIn, CheckInAnswer, Enrol, Willing
 
 T = TypeVar("T")
 
@@ -50,7 +50,10 @@ class DeviceApi:
         message = await read_message(request, CheckIn, self._settings.message_limit_bytes)
         device = signed(request).keyid
         self._admit(device)
-        found = await self._ask(Arrive(population, device, message))
+        arrival = Arrive(population, device, message)
+        found: CheckInAnswer | None = self._driver.turn_away(arrival)
+        if found is None:
+            found = await self._ask(arrival)
         self._metrics.checked_in(found)
         able = message.capabilities
         self._runtimes.add(f"{able.runtime} {able.version}, {able.engine}")
