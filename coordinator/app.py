@@ -43,7 +43,7 @@ def device_app(service: Service) -> FastAPI:
         service.store.close()
 
     app = _application("Muster coordinator", lifespan)
-    install_problems(app, service.settings.retry)
+    install_problems(app, service.settings.soon)
     app.include_router(device_router(DeviceApi(service, owned), reports, service.gate))
     app.include_router(health_router(service))
     describe_messages(app)
@@ -53,7 +53,7 @@ def device_app(service: Service) -> FastAPI:
 def admin_app(service: Service) -> FastAPI:
     """What operators and their tools talk to."""
     app = _application("Muster coordinator: administration")
-    install_problems(app, service.settings.retry)
+    install_problems(app, service.settings.soon)
     install_admin_problems(app)
     access = Access(service)
     app.include_router(health_router(service))

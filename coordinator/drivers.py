@@ -29,6 +29,7 @@ from coordinator.reception import Reception
 from coordinator.rounds import RoundState, TaskState, step
 from coordinator.secure import SecureMeans
 from coordinator.secure_rounds import SecureRounds
+from coordinator.steering import Steering
 from coordinator.store.rows import Task
 from coordinator.submissions import (
     Arrive,
@@ -44,7 +45,7 @@ from coordinator.submissions import (
 )
 from coordinator.tenure import Tenure
 from fedcore.errors import FedcoreError
-from fedcore.wire.messages import RetryWindow
+from fedcore.wire.messages import Rejected, RetryWindow
 
 T = TypeVar("T")
 Durable: TypeAlias = tuple[Report | GiveUp, Future[Any]]
@@ -83,7 +84,8 @@ class Driver:
         self._pool = Pool(tenure.id)
         self._apart = Apart()
         self._means = Means(self._pool, source or random.SystemRandom(), secure, self._apart)
-        self._reception = Reception(self._pool, self._apart, retry)
+        self._steering = Steering(retry)
+        self._reception = Reception(self._pool, self._apart, self._steering)
         self._jobs: dict[str, Job] = {}
         self._underway = Underway()
         self._sums: dict[int, ReportSum] = {}
@@ -138,6 +140,10 @@ class Driver:
             self.metrics.shed.labels("queue").inc()
             raise Unavailable("too many requests are waiting, or the service is stopping; come back later") from error
         return future
+
+    def turn_away(self, request: Arrive) -> Rejected | None:
+        """Reject a check-in for which there is surely nothing, from any thread, at once; None if it must be queued."""
+        return self._reception.turn_away(request, self._clock())
 
     def turn(self, inbox: Sequence[Submission]) -> None:
         """Do everything that is due now, and answer `inbox`."""
@@ -213,7 +219,7 @@ class Driver:
         self._jobs = {job.task.id: job.paused() if job.population in tenure.leaving else job for job in jobs}
         self._next_poll = now + _POLL_S
         self._secure.forget(now)
-        self._reception.learn(populations, tenure.held, self._jobs.values(), self._underway)
+        self._reception.learn(populations, tenure.held, self._jobs.values(), self._underway, now)
         self.metrics.populations.set(len(tenure.held))
 
     def _job(self, task: Task) -> Job | None:
@@ -327,7 +333,7 @@ class Driver:
         self._secure.dismiss(Unavailable("another replica took over, and abandons the round"), lost)
         self._replace_rounds(self._underway.only({round_.id for round_ in self._underway} - lost), now)
         self._jobs = {id_: job for id_, job in self._jobs.items() if job.task.settings.population not in populations}
-        self._reception.forget(populations)
+        self._reception.forget(populations, now)
 
     def _adopt(self, draft: Draft, now: float) -> None:
         for before, value in draft.moved:
@@ -347,8 +353,9 @@ class Driver:
             self._pool.assign(session, assignment, until)
         for task, devices in draft.cohorts.items():
             self._apart.seat(task, devices, now)
+            self._steering.drawn(draft.underway.running[task].job, now)
         turned_away = [session for session in draft.turned_away if session.id not in draft.seated]
-        self._reception.send_away(turned_away, "not-selected")
+        self._reception.send_away(turned_away, "not-selected", now)
 
     def _replace_rounds(self, underway: Underway, now: float) -> None:
         live = {round_.id for round_ in underway}
@@ -357,6 +364,8 @@ class Driver:
                 self._sums.pop(ended.id, None)
                 self._pool.forget_assigned(task)
                 self._apart.end(task, now, committed=False)
+                if ended.value.assigned:
+                    self._steering.ended(ended.job, now)
         self._underway = underway
         self._secure.adopt(underway.running.values(), now)
         self._last_round |= {task: round_.id for task, round_ in underway.running.items()}

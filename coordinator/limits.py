@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from coordinator.errors import TooManyRequests, Unavailable
+from coordinator.errors import TooLarge, TooManyRequests, Unavailable
 from coordinator.settings import Settings
 
 _WINDOW_S = 60.0
@@ -64,13 +64,43 @@ class ConnectionLimit:
             self.held -= 1
 
 
+class Room:
+    """So many bytes of memory in all, for reports on their way into a sum."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self.taken = 0
+
+    def take(self, size: int) -> None:
+        """Reserve so many bytes. Raises TooLarge when there are never that many, Unavailable when there are not now."""
+        if size > self._size:
+            raise TooLarge(f"reports take at most {self._size} bytes here")
+        if self.taken + size > self._size:
+            raise Unavailable("as many reports as there is room for are on their way in; come back later")
+        self.taken += size
+
+    def free(self, size: int) -> None:
+        """Give reserved bytes back."""
+        self.taken -= size
+
+    @contextmanager
+    def hold(self, size: int) -> Iterator[None]:
+        """Reserve so many bytes for a while. Raises what `take` does."""
+        self.take(size)
+        try:
+            yield
+        finally:
+            self.free(size)
+
+
 class Limits:
-    """Those of the device API: requests of an address, check-ins of a device, requests in progress."""
+    """Those of the device API: requests of an address, check-ins of a device, requests in progress, reports' bytes."""
 
     def __init__(self, settings: Settings) -> None:
         self.address = RateLimit(settings.address_limit_per_minute)
         self.device = RateLimit(settings.device_limit_per_minute)
         self.connections = ConnectionLimit(settings.connection_limit)
+        self.reports = Room(settings.reports_bytes)
 
 
 def caller_of(address: str) -> str | None:

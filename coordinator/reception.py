@@ -2,67 +2,113 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from coordinator.errors import Unavailable, UnknownPopulation
 from coordinator.jobs import Job, Underway
 from coordinator.participation import Apart
 from coordinator.pool import Pool, Session
-from coordinator.selection import Capabilities, Needs, formats_wanted
+from coordinator.selection import Capabilities, formats_wanted
+from coordinator.steering import Steering
 from coordinator.submissions import Arrive, Wait
-from fedcore.wire.messages import Accepted, CheckInAnswer, Rejected, RejectionReason, RetryWindow
+from fedcore.wire.messages import Accepted, CheckInAnswer, Rejected, RejectionReason
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What check-ins are answered by: replaced as a whole, so that any thread may read it.
+
+    driven: the populations that this process drives. active: their active tasks, by population.
+    """
+
+    populations: frozenset[str] = frozenset()
+    driven: AbstractSet[str] = frozenset()
+    active: Mapping[str, tuple[Job, ...]] = field(default_factory=dict)
 
 
 class Reception:
-    """Answers devices out of `pool` and what `learn` was told last. Used by the driver's thread alone."""
+    """Answers devices out of `pool` and what `learn` was told. All but `turn_away` is for the driver's thread alone."""
 
-    def __init__(self, pool: Pool, apart: Apart, retry: RetryWindow) -> None:
+    def __init__(self, pool: Pool, apart: Apart, steering: Steering) -> None:
         self._pool = pool
         self._apart = apart
-        self._retry = retry
-        self._populations: frozenset[str] = frozenset()
-        self._driven: AbstractSet[str] = frozenset()
-        self._jobs: Sequence[Job] = ()
+        self._steering = steering
+        self._known = _Known()
         self.closed = False
 
     def learn(
-        self, populations: frozenset[str], driven: AbstractSet[str], jobs: Iterable[Job], underway: Underway
+        self, populations: frozenset[str], driven: AbstractSet[str], jobs: Iterable[Job], underway: Underway, now: float
     ) -> None:
         """From now on these populations and tasks are known; whoever waits for what will not come is sent away.
 
         driven: the populations that this process drives, of which the tasks are.
         """
-        self._populations, self._driven, self._jobs = populations, driven, tuple(jobs)
-        open_ = [job for job in self._jobs if job.active or underway.selects(job)]
-        self.send_away([one for one in self._pool.waiting() if not _has_offer(one, open_)], "no-task")
+        jobs = tuple(jobs)
+        active = {name: tuple(job for job in jobs if job.active and job.population == name) for name in driven}
+        self._known = _Known(populations, frozenset(driven), active)
+        open_ = [job for job in jobs if job.active or underway.selects(job)]
+        self._steering.learn(jobs, underway, now)
+        self.send_away([one for one in self._pool.waiting() if not _has_offer(one, open_)], "no-task", now)
+
+    def turn_away(self, request: Arrive, now: float) -> Rejected | None:
+        """Reject a device for which there is surely nothing, at once; None for all that `arrive` must decide.
+
+        From any thread, without waiting for the driver's: most check-ins of a large population end here, and cost no
+        more than this.
+        """
+        known = self._known
+        if self.closed or request.population not in known.driven:
+            return None
+        found = self._offers(known, request, now)
+        if isinstance(found, Rejected):
+            self._steering.arrived(request.population, now)
+            return found
+        return None
 
     def arrive(self, request: Arrive, now: float, look_again: Callable[[], None]) -> CheckInAnswer:
         """Start a session, or say why not; `look_again` learns of populations since.
 
         Raises UnknownPopulation, or Unavailable for a population that another process drives.
         """
-        if request.population not in self._populations:
+        if request.population not in self._known.populations:
             look_again()
-        if request.population not in self._populations:
+        if request.population not in self._known.populations:
             raise UnknownPopulation(f"no population is called {request.population!r}")
-        if request.population not in self._driven:
+        if request.population not in self._known.driven:
             raise Unavailable("another replica is taking this population over; ask again")
-        device = Capabilities.stated_by(request.message)
-        offers = [job for job in self._jobs if job.population == request.population and job.active]
+        self._steering.arrived(request.population, now)
         if self.closed:
-            return self._rejected("shutting-down")
-        fitting = [job for job in offers if job.needs.met_by(device)]
+            return self._rejected(request.population, "shutting-down", now)
+        offers = self._offers(self._known, request, now)
+        if isinstance(offers, Rejected):
+            return offers
+        session, older = self._pool.enter(
+            request.population, request.device, Capabilities.stated_by(request.message), now
+        )
+        self.send_away(older, "superseded", now)
+        rest_s = min(job.task.settings.min_separation_s for job in offers)
+        retry = self._steering.after(request.population, rest_s, now)
+        return Accepted(session, tuple(job.offer for job in offers), retry)
+
+    def _offers(self, known: _Known, request: Arrive, now: float) -> list[Job] | Rejected:
+        """The tasks that a device may wait for, one at least; or why there is none."""
+        name, device = request.population, Capabilities.stated_by(request.message)
+        active = known.active.get(name, ())
+        fitting = [job for job in active if job.needs.met_by(device)]
         if not fitting:
-            return self._without_offer([job.needs for job in offers], device)
+            formats = formats_wanted([job.needs for job in active], device)
+            if formats:
+                return Rejected("unsupported-format", self._steering.idle(name, now), tuple(sorted(formats)))
+            return self._rejected(name, "not-eligible" if active else "no-task", now)
         rested = [job for job in fitting if not self._apart.rests(job.task.id, request.device, now)]
-        if not rested:
-            return self._rejected("resting")
-        session, older = self._pool.enter(request.population, request.device, device, now)
-        self.send_away(older, "superseded")
-        return Accepted(session, tuple(job.offer for job in rested), self._retry)
+        if rested:
+            return rested
+        left = [self._apart.remaining(job.task.id, request.device, now) for job in fitting]
+        return Rejected("resting", self._steering.rested(name, *min(left), now))
 
     def wait(self, request: Wait, answer: Future[Any], now: float) -> None:
         """Park `answer` until there is one. Raises UnknownSession or ForeignSession."""
@@ -72,30 +118,26 @@ class Reception:
         """Nobody hears a session any more."""
         self._pool.hang_up(session, now)
 
-    def send_away(self, sessions: Iterable[Session], reason: RejectionReason) -> None:
+    def send_away(self, sessions: Iterable[Session], reason: RejectionReason, now: float) -> None:
         """End sessions, and tell their devices why and when to come back."""
         for session in sessions:
-            self._pool.reject(session, self._rejected(reason))
+            self._pool.reject(session, self._rejected(session.population, reason, now))
 
-    def forget(self, populations: frozenset[str]) -> None:
+    def forget(self, populations: frozenset[str], now: float) -> None:
         """These are driven by another process now: their devices come back, and reach it."""
-        self._driven -= populations
-        self.send_away(self._pool.of(populations), "shutting-down")
+        self._known = replace(self._known, driven=self._known.driven - populations)
+        self.send_away(self._pool.of(populations), "shutting-down", now)
 
     def dismiss(self, now: float) -> None:
         """Send away whose time is up; once closed, everybody who waits."""
-        self.send_away(self._pool.overdue(now), "not-selected")
+        self.send_away(self._pool.overdue(now), "not-selected", now)
         if self.closed:
-            self.send_away(list(self._pool.waiting()), "shutting-down")
+            self.send_away(list(self._pool.waiting()), "shutting-down", now)
 
-    def _without_offer(self, offers: Sequence[Needs], device: Capabilities) -> Rejected:
-        formats = formats_wanted(offers, device)
-        if formats:
-            return Rejected("unsupported-format", self._retry, tuple(sorted(formats)))
-        return self._rejected("not-eligible" if offers else "no-task")
-
-    def _rejected(self, reason: RejectionReason) -> Rejected:
-        return Rejected(reason, self._retry)
+    def _rejected(self, population: str, reason: RejectionReason, now: float) -> Rejected:
+        useful = reason in ("not-selected", "superseded", "shutting-down")
+        when = self._steering.needed if useful else self._steering.idle
+        return Rejected(reason, when(population, now))
 
 
 def _has_offer(session: Session, jobs: Iterable[Job]) -> bool:

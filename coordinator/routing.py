@@ -53,7 +53,7 @@ class Router:
         self._app = app
         self._tenure = service.tenure
         self._secret = service.keys.between_replicas
-        self._retry = settings.retry
+        self._retry = settings.soon
         self._answers_devices = settings.role != "driver"
         self._longest_s = settings.max_wait_s + _SLACK_S
         # Rarer than the view changes, and rare enough for ten thousand that wait.

@@ -76,9 +76,9 @@ class _Devices(uvicorn.Server):
     def __init__(self, settings: Settings, on_ready: Callable[[Addresses], None]) -> None:
         self._settings = settings
         self._service = service = Service.open(settings)
-        self._admin = _Admin(_config(Entrance(admin_app(service), service.metrics, settings.retry), settings))
+        self._admin = _Admin(_config(Entrance(admin_app(service), service.metrics, settings.soon), settings))
         router = Router(device_app(service), service)
-        app = Entrance(router, service.metrics, settings.retry, service.limits, router.passed_on)
+        app = Entrance(router, service.metrics, settings.soon, service.limits, router.passed_on)
         super().__init__(_config(app, settings))
         self._on_ready = on_ready
 

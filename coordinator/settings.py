@@ -79,10 +79,10 @@ class Settings(BaseSettings):
         default="", description="addresses or networks, by commas, whose X-Forwarded-For and -Proto are believed"
     )
     retry_min_s: float = Field(
-        default=5.0, ge=0, allow_inf_nan=False, description="earliest return of a device that got no work"
+        default=5.0, ge=0, allow_inf_nan=False, description="earliest return of a device, whatever its pace"
     )
     retry_max_s: float = Field(
-        default=30.0, ge=0, allow_inf_nan=False, description="latest return of a device that got no work"
+        default=86_400.0, ge=0, allow_inf_nan=False, description="latest return of a device, whatever its pace"
     )
     max_wait_s: float = Field(default=60.0, ge=0, description="longest time that a device may wait for an assignment")
     queue_limit: int = Field(
@@ -98,8 +98,8 @@ class Settings(BaseSettings):
         default=600, ge=0, description="check-ins of one device; more are answered 429; 0 is no limit"
     )
     message_limit_bytes: int = Field(default=65536, ge=1024, description="largest JSON message that is read")
-    partial_reports_bytes: int = Field(
-        default=1 << 30, ge=1024, description="memory for reports that arrive in parts, in all; more are answered 503"
+    reports_bytes: int = Field(
+        default=1 << 30, ge=1024, description="memory for reports on their way in, in all; more are answered 503"
     )
     upload_limit_bytes: int = Field(default=1 << 28, ge=1024, description="largest blob that an operator may upload")
     drain_s: float = Field(default=30.0, ge=0, le=3600, description="how long a stop waits for requests in progress")
@@ -133,8 +133,13 @@ class Settings(BaseSettings):
 
     @property
     def retry(self) -> RetryWindow:
-        """When a device that got no work should come back."""
+        """The bounds of when a device comes back; within them pace steering says when."""
         return RetryWindow(self.retry_min_s, max(self.retry_min_s, self.retry_max_s))
+
+    @property
+    def soon(self) -> RetryWindow:
+        """When a device comes back after a problem that passes: half a minute at the latest, if bounds allow it."""
+        return RetryWindow(self.retry_min_s, min(max(30.0, self.retry_min_s), self.retry.max_s))
 
     @classmethod
     def settings_customise_sources(

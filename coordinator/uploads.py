@@ -6,7 +6,8 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from coordinator.errors import ConflictingReport, MalformedMessage, MismatchingOffset, TooLarge, Unavailable
+from coordinator.errors import ConflictingReport, MalformedMessage, MismatchingOffset
+from coordinator.limits import Room
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +51,10 @@ class Upload:
 
 
 class Uploads:
-    """Every report that is half here, by assignment. `limit` is bytes in all, counted as they were announced."""
+    """Every report that is half here, by assignment. It takes the bytes that were announced from `room`."""
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
+    def __init__(self, room: Room) -> None:
+        self._room = room
         self._held: dict[str, Upload] = {}
 
     @property
@@ -80,7 +81,8 @@ class Uploads:
             raise MismatchingOffset(f"{size} bytes of this report are here", size)
         upload = self._held.get(assignment)
         if upload is None:
-            upload = self._held[assignment] = self._open(part)
+            self._room.take(part.length)
+            upload = self._held[assignment] = Upload(part)
         elif (upload.sha256, len(upload.data)) != (part.sha256, part.length):
             raise ConflictingReport("another report is half here for this assignment; a device sends one and no other")
         upload.writer = writer
@@ -92,10 +94,4 @@ class Uploads:
             upload = self._held.pop(assignment, None)
             if upload is not None:
                 upload.writer = None
-
-    def _open(self, part: Part) -> Upload:
-        if part.length > self._limit:
-            raise TooLarge(f"reports in parts take at most {self._limit} bytes here")
-        if sum(len(one.data) for one in self._held.values()) + part.length > self._limit:
-            raise Unavailable("as many reports as may be half here are; come back later")
-        return Upload(part)
+                self._room.free(len(upload.data))

@@ -20,7 +20,7 @@ from coordinator.secure import UPLOAD
 from coordinator.service import Service
 from coordinator.submissions import Arrive, GiveUp, HangUp, Hear, Request, Say, Wait
 from fedcore.plan import BlobRef
-from fedcore.wire.messages import Abort, CheckIn, Enrol, Willing
+from fedcore.wire.messages import Abort, CheckIn, CheckInAnswer, Enrol, Willing
 
 T = TypeVar("T")
 
@@ -53,7 +53,10 @@ class DeviceApi:
         message = await read_message(request, CheckIn, self._settings.message_limit_bytes)
         device = signed(request).keyid
         self._admit(device)
-        found = await self._ask(Arrive(population, device, message))
+        arrival = Arrive(population, device, message)
+        found: CheckInAnswer | None = self._driver.turn_away(arrival)
+        if found is None:
+            found = await self._ask(arrival)
         self._metrics.checked_in(found)
         able = message.capabilities
         self._runtimes.add(f"{able.runtime} {able.version}, {able.engine}")
@@ -90,7 +93,8 @@ class DeviceApi:
         if number == UPLOAD:
             # A masked report takes at most half a word per value, and a word for each segment and the checks.
             limit = 4 * layout.size + 8 * len(layout.segments) + HEADER_BYTES
-        await self._ask(Say(assignment, number, bytes(await read_body(request, limit))))
+        with self._limits.reports.hold(limit):
+            await self._ask(Say(assignment, number, bytes(await read_body(request, limit))))
         return await self.hear(assignment, number + 1, request)
 
     async def hear(self, assignment: str, number: int, request: HttpRequest) -> Response:

@@ -52,7 +52,8 @@ class ReportApi:
         self._driver = service.driver
         self._store = service.store
         self._owned = owned
-        self._uploads = Uploads(service.settings.partial_reports_bytes)
+        self._room = service.limits.reports
+        self._uploads = Uploads(self._room)
 
     async def put(self, assignment: str, request: Request) -> Response:
         """Deliver an assignment's report. Sending the same bytes again gives the same receipt."""
@@ -60,7 +61,8 @@ class ReportApi:
         digest = signed(request).digest
         if digest is None:
             raise MalformedMessage("a report needs a body, and its digest as Content-Digest")
-        return await self._count(assignment, digest, await read_body(request, _most(layout)), layout)
+        with self._room.hold(_most(layout)):
+            return await self._count(assignment, digest, await read_body(request, _most(layout)), layout)
 
     async def head(self, assignment: str, request: Request) -> Response:
         """How much of the report is here: Upload-Offset. Upload-Complete says whether it was counted."""

@@ -176,6 +176,33 @@ def secagg(
     return show_table(("what", "is", "target"), rows)
 
 
+@bench_app.command("pacing")
+def pacing(
+    days: Annotated[int, typer.Option(min=1, help="How long; from the third day on it counts.")] = 7,
+    seed: Annotated[int, typer.Option(help="Seed of the simulation.")] = 0,
+    plot: Annotated[Path | None, typer.Option(help="Draw the arrivals into this SVG file.")] = None,
+    json: Json = False,
+) -> None:
+    """A simulated week of check-ins, with pace steering and with a fixed window of 5 to 30 seconds.
+
+    Populations of 1,000 and 1,000,000, of which 10 to 40 percent can come, by the hour of the day. It takes minutes.
+    """
+    from muster.bench.pacing import draw, run
+
+    result = run(days=days, seed=seed)
+    if plot is not None:
+        plot.write_text(draw(result))
+    if json:
+        return emit(result)
+    figures = ("check_ins", "in_vain", "peak_to_mean_hour", "peak_to_mean_minute", "rounds", "fill_s_p50", "fill_s_p99")
+    rows = [
+        (f"{scene.population:,}", "paced" if one.paced else "fixed", *(f"{getattr(one, name):.4g}" for name in figures))
+        for scene, *courses in result.scenes
+        for one in courses
+    ]
+    return show_table(("devices", "windows", *figures), rows)
+
+
 @bench_app.command("signatures")
 def signatures(
     blocks: Annotated[int, typer.Option(min=1, help="Turns of a hundred requests each; the least time counts.")] = 20,

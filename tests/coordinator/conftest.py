@@ -24,7 +24,7 @@ from tests.coordinator.devices import CAPABILITIES, speaking_to
 from tests.coordinator.nursery import open_nursery
 from tests.coordinator.postgres import binaries, cluster
 
-RETRY = RetryWindow(0.0, 0.1)
+RETRY = RetryWindow(0.1, 0.1)
 KEYS = Keys(*(Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32) for number in (1, 2)))
 
 
@@ -89,7 +89,7 @@ def client(store, database, tmp_path):
         blobs=tmp_path / "blobs",
         port=0,
         admin_port=0,
-        retry_min_s=2,
+        retry_min_s=3,
         retry_max_s=3,
         max_wait_s=5,
         message_limit_bytes=2048,
@@ -122,13 +122,15 @@ def unmask_at_once(work):
 class Desk:
     """A driver without its thread, on a clock that only the test moves: every turn is one call."""
 
-    def __init__(self, store, source=None, url="http://desk", lease_s=math.inf, now=0.0, unmask=unmask_at_once):
+    def __init__(
+        self, store, source=None, url="http://desk", lease_s=math.inf, *, now=0.0, unmask=unmask_at_once, retry=RETRY
+    ):
         self.now = now
         self.store = store
         self.tenure = Tenure(store, Place(keys="", lease_s=lease_s))
         self.tenure.listen_at(url)
         secure = SecureMeans(KEYS, unmask)
-        self.driver = Driver(self.tenure, secure, RETRY, 16, clock=lambda: self.now, source=source)
+        self.driver = Driver(self.tenure, secure, retry, 16, clock=lambda: self.now, source=source)
         self.driver.recover()
 
     def turn(self, *requests) -> list[Future]:

@@ -96,14 +96,14 @@ def test_wait_is_capped_applied_and_answered_when_nothing_comes(register, client
     answer = wait(client, seconds=1)
     assert 0.9 < monotonic() - started < 3
     assert answer.headers["preference-applied"] == "wait=1"
-    assert answer.json() == {"outcome": "rejected", "reason": "not-selected", "retry": {"min_s": 2.0, "max_s": 3.0}}
+    assert answer.json() == {"outcome": "rejected", "reason": "not-selected", "retry": {"min_s": 3.0, "max_s": 3.0}}
     session = check_in(client).json()["session"]
     assert "preference-applied" not in ask(client, session).headers
 
 
 def test_device_without_a_fitting_format_hears_which_would_fit(register, client):
     register()
-    rejected = {"outcome": "rejected", "reason": "unsupported-format", "retry": {"min_s": 2.0, "max_s": 3.0}}
+    rejected = {"outcome": "rejected", "reason": "unsupported-format", "retry": {"min_s": 3.0, "max_s": 3.0}}
     assert check_in(client, formats=("executorch",)).json() == rejected | {"formats": ["onnx"]}
 
 
@@ -190,12 +190,12 @@ def test_conflicting_late_and_aborted_reports_are_refused(register, client):
     assert abort(client, third.assignment).status_code == 204
     assert abort(client, third.assignment).status_code == 204
     gone = refused(put(client, third.assignment, report_body([0, 0, 0, 0], 1)), "no-longer-needed")
-    assert (gone.retry.min_s, gone.retry.max_s) == (2.0, 3.0)
+    assert (gone.retry.min_s, gone.retry.max_s) == (3.0, 3.0)
     assert put(client, first.assignment, report_body([1, 0, 0, 0], 1)).status_code == 200
     refused(put(client, first.assignment, report_body([2, 0, 0, 0], 1)), "conflicting-report")
     late = put(client, second.assignment, report_body([0, 0, 0, 0], 1))
     refused(late, "no-longer-needed")
-    assert late.headers["retry-after"] == "2"
+    assert late.headers["retry-after"] == "3"
 
 
 def test_blob_answers_conditions_and_ranges(store, register, client):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from coordinator.errors import ConflictingReport, MismatchingOffset, TooLarge, Unavailable
+from coordinator.limits import Room
 from coordinator.server import serving
 from coordinator.settings import Settings
 from coordinator.uploads import Part, Uploads
@@ -168,23 +169,24 @@ def test_a_report_that_is_too_large_or_anothers_or_unwanted_is_refused_before_it
     assert head(client, "nobody").status_code == 404
 
 
-def test_reports_in_parts_take_no_more_memory_than_they_may_and_it_is_let_go_with_their_assignments(
+def test_reports_on_their_way_take_no_more_memory_than_they_may_and_it_is_let_go_with_their_assignments(
     store, register, database, tmp_path
 ):
     register(goal=3, rounds=1)
     place = {"database": database, "keys": tmp_path / "keys", "blobs": tmp_path / "blobs", "port": 0}
-    with serving(Settings(**place, partial_reports_bytes=1024)) as url, speaking_to(url) as client:
+    with serving(Settings(**place, reports_bytes=9000)) as url, speaking_to(url) as client:
         given = [one.assignment for one in assign(client, "a", "b", "c")]
         body = report_body([1, 0, 0, 0], 1)
-        large = [patch(client, one, 0, 10, "?0", **{"Upload-Length": "500"}) for one in given]
+        large = [patch(client, one, 0, 10, "?0", **{"Upload-Length": "4000"}) for one in given]
         assert [one.status_code for one in large] == [204, 204, 503]
         assert refused(large[2], "unavailable").retry is not None
+        refused(put(client, given[1], body), "unavailable")
         abort(client, given[0])
         until = time.monotonic() + 5
-        while patch(client, given[2], 0, 10, "?0", **{"Upload-Length": "500"}).status_code == 503:
+        while (answered := put(client, given[1], body)).status_code == 503:
             assert time.monotonic() < until
             time.sleep(0.05)
-        assert messages.decode(put(client, given[1], body).content, Receipt).assignment == given[1]
+        assert messages.decode(answered.content, Receipt).assignment == given[1]
 
 
 class Cutter:
@@ -278,7 +280,7 @@ def part(offset=0, length=10, sha256=bytes(32)):
 
 
 def test_a_newer_request_takes_an_upload_over():
-    uploads = Uploads(100)
+    uploads = Uploads(Room(100))
     old, new = object(), object()
     upload = uploads.take("a", part(), old)
     upload.append(old, b"abc")
@@ -292,7 +294,7 @@ def test_a_newer_request_takes_an_upload_over():
 
 
 def test_uploads_are_bounded_in_all_by_what_was_announced():
-    uploads = Uploads(25)
+    uploads = Uploads(Room(25))
     uploads.take("a", part(), object())
     uploads.take("b", part(), object())
     with pytest.raises(Unavailable):

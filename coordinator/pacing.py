@@ -1,0 +1,148 @@
+"""When devices come back: the windows that check-ins are answered with. Pure; spec: docs/spec/rounds.md §7.
+
+Pace steering as in Bonawitz et al. 2019, *Towards federated learning at scale*, section 2.3: a small population is
+brought back together when the next selection opens, a large one spread so that no more come than rounds consume.
+
+Both come of one rule. A round has HEADROOM × cohort places. As long as there are places, whoever is sent away is told
+to be there when the next selection opens. Whoever comes when they are gone is put at the end of a queue that moves at
+the pace at which rounds are opened. The length of this queue is the estimate of the population's size: all devices of a
+large population stand in it. Nothing is known of a single one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from fedcore.wire.messages import RetryWindow
+
+HEADROOM = 1.6
+"""Devices told to come for each that a round draws: some do not come, and none waits for ever."""
+JITTER = 0.25
+"""How far from its middle a long window reaches, as a share; more would blur the learned hours."""
+IDLE_S, IDLE_PER_S = 60.0, 10.0
+"""How long devices stay away that nobody needs: this long, or as long as it takes to see so many a second."""
+HOUR_S, HOURS = 3600.0, 24
+FORGETTING = 0.3
+"""How much of what was learned of an hour of the day is given up for what the next such hour shows."""
+LEAST, MOST = 0.1, 10.0
+ENOUGH = 20.0
+"""Devices that must have been due within an hour before it teaches anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What the rounds of a population ask for.
+
+    cohort: devices that the next rounds draw, together. opens_in_s: until the next selection opens. every_s: from one
+    selection to the next. gather_s: within which devices must be there to be drawn together.
+    """
+
+    cohort: int
+    opens_in_s: float
+    every_s: float
+    gather_s: float
+
+    @property
+    def places(self) -> float:
+        """Devices that should be there when a selection opens."""
+        return HEADROOM * self.cohort
+
+    @property
+    def per_s(self) -> float:
+        """Devices a second that should arrive over the whole day."""
+        return self.places / max(self.every_s, self.gather_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """What is known of a population's arrivals, as of `at`, in seconds from anywhere.
+
+    queued: devices that stand in the queue. booked: devices that were told to be there at `opening`.
+    showing: of the devices due in each hour of the day, how many come, as a ratio; above 1 where others come late.
+    due, came: devices of this hour, so far.
+    """
+
+    at: float
+    queued: float = 0.0
+    booked: float = 0.0
+    opening: float = 0.0
+    showing: tuple[float, ...] = (1.0,) * HOURS
+    due: float = 0.0
+    came: float = 0.0
+
+
+def observe(pace: Pace, arrivals: float, now: float, demand: Demand | None) -> Pace:
+    """The pace after so many arrivals since `pace.at`: the queue has moved, and the hour has taught what it can."""
+    hour, passed_s = _hour(pace.at), now - pace.at
+    per_s = IDLE_PER_S if demand is None else demand.per_s / pace.showing[hour]
+    moved = min(pace.queued, per_s * passed_s)
+    # Who was told to be there has come by the end of the opening, and stands in the books again if it was sent away.
+    since_s = min(passed_s, max(0.0, now - pace.opening))
+    booked = pace.booked if demand is None else pace.booked * math.exp(-since_s / demand.gather_s)
+    pace = replace(
+        pace, at=now, queued=pace.queued - moved, booked=booked, due=pace.due + moved, came=pace.came + arrivals
+    )
+    return pace if _hour(now) == hour else _learn(pace, hour)
+
+
+def _learn(pace: Pace, hour: int) -> Pace:
+    showing = list(pace.showing)
+    if pace.due >= ENOUGH:
+        found = min(max(pace.came / pace.due, LEAST), MOST)
+        showing[hour] += FORGETTING * (found - showing[hour])
+    return replace(pace, showing=tuple(showing), due=0.0, came=0.0)
+
+
+def drawn(pace: Pace) -> Pace:
+    """A selection is over: the places of the next one are free."""
+    return replace(pace, booked=0.0)
+
+
+def window(pace: Pace, demand: Demand, bounds: RetryWindow, devices: float = 1.0) -> tuple[Pace, RetryWindow]:
+    """When `devices` that rounds could use should come back, and the pace that knows of it."""
+    free = demand.places - pace.booked
+    if devices <= free or (pace.queued == 0.0 and free > 0):
+        opening = max(pace.at + demand.opens_in_s, pace.opening)
+        pace = replace(pace, booked=pace.booked + devices, opening=opening)
+        first = demand.opens_in_s - demand.gather_s / 2
+        return pace, _within(first, first + demand.gather_s, bounds)
+    pace = replace(pace, queued=pace.queued + devices)
+    stay_s = demand.opens_in_s + _queue_s(pace, demand)
+    return pace, _spread(stay_s, bounds)
+
+
+def idle_window(pace: Pace, bounds: RetryWindow) -> tuple[Pace, RetryWindow]:
+    """When a device that no round could use should come back, and the pace that knows of it."""
+    pace = replace(pace, queued=pace.queued + 1.0)
+    return pace, _spread(max(IDLE_S, pace.queued / IDLE_PER_S), bounds)
+
+
+def _queue_s(pace: Pace, demand: Demand) -> float:
+    """How long the queue is, in seconds, by what is known of the hours ahead."""
+    left, at, seconds = pace.queued, pace.at, 0.0
+    whole = demand.per_s * HOUR_S
+    for _ in range(HOURS):
+        hour_s = HOUR_S - at % HOUR_S
+        moves = whole / pace.showing[_hour(at)] * hour_s / HOUR_S
+        if moves >= left:
+            return seconds + hour_s * left / moves
+        left, at, seconds = left - moves, at + hour_s, seconds + hour_s
+    return seconds * pace.queued / (pace.queued - left)
+
+
+def _spread(stay_s: float, bounds: RetryWindow) -> RetryWindow:
+    # What lies beyond the bound is spread below it: all of it at the bound would come at once.
+    middle = min(stay_s, bounds.max_s / (1 + JITTER))
+    return _within((1 - JITTER) * middle, (1 + JITTER) * middle, bounds)
+
+
+def _within(first_s: float, last_s: float, bounds: RetryWindow) -> RetryWindow:
+    """A window of the same length, if it can be, within the bounds."""
+    first = min(max(first_s, bounds.min_s), bounds.max_s)
+    last = min(max(last_s, first + (last_s - first_s)), bounds.max_s)
+    return RetryWindow(first, max(first, last))
+
+
+def _hour(at: float) -> int:
+    return int(at // HOUR_S) % HOURS

@@ -1,0 +1,105 @@
+"""When devices come back. The week of `muster bench pacing` is its long trial."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from coordinator.pacing import HOUR_S, Demand, Pace, drawn, idle_window, observe, window
+from fedcore.wire.messages import RetryWindow
+from muster.bench.pacing import Scene, course
+
+BOUNDS = RetryWindow(5.0, 86_400.0)
+DEMAND = Demand(cohort=100, opens_in_s=300.0, every_s=600.0, gather_s=20.0)
+
+
+def send_away(pace, times, demand=DEMAND):
+    found = []
+    for _ in range(times):
+        pace, one = window(pace, demand, BOUNDS)
+        found.append(one)
+    return pace, found
+
+
+def test_devices_of_a_small_population_come_back_together_when_the_next_selection_opens():
+    _, found = send_away(Pace(0.0), 160)
+    assert set(found) == {RetryWindow(290.0, 310.0)}
+
+
+def test_devices_beyond_the_places_of_a_round_are_spread_as_rounds_consume_them():
+    pace, found = send_away(Pace(0.0), 160 + 1600)
+    middles = [(one.min_s + one.max_s) / 2 for one in found[160:]]
+    assert middles == sorted(middles)
+    # 1600 devices at 160 in ten minutes: the last is put off by 100 minutes.
+    assert middles[-1] == pytest.approx(300 + 6000, rel=0.01)
+    assert pace.queued == pytest.approx(1600)
+
+
+def test_draw_frees_the_places_of_the_next_round():
+    pace, _ = send_away(Pace(0.0), 160)
+    assert window(drawn(pace), DEMAND, BOUNDS)[1] == RetryWindow(290.0, 310.0)
+    assert window(replace(pace, queued=1.0), DEMAND, BOUNDS)[1].min_s > 200
+
+
+def test_places_of_an_opening_that_passed_without_a_draw_come_free_as_devices_have_come():
+    pace, _ = send_away(Pace(0.0), 160)
+    open_now = replace(DEMAND, opens_in_s=0.0)
+    assert observe(pace, 0, 300.0, DEMAND).booked == 160
+    late = observe(pace, 0, 320.0, open_now)
+    assert late.booked == pytest.approx(160 * math.exp(-1))
+    assert window(late, open_now, BOUNDS)[1] == RetryWindow(5.0, 25.0)
+
+
+def test_queue_moves_as_time_passes_and_ends():
+    pace, _ = send_away(Pace(0.0), 160 + 320)
+    assert observe(pace, 0, 600.0, DEMAND).queued == pytest.approx(160)
+    assert observe(pace, 0, 86_400.0, DEMAND).queued == 0
+
+
+def test_hours_in_which_few_of_the_due_come_get_more_of_them():
+    pace, _ = send_away(Pace(0.0), 20_000)
+    for _ in range(30):
+        # Of those due in the first hour of the day a half come; in the others, all.
+        for hour in range(24):
+            start = pace.at
+            pace = replace(pace, queued=20_000.0)
+            due = 960 / pace.showing[hour]
+            pace = observe(pace, due * (0.5 if hour == 0 else 1.0), start + HOUR_S, DEMAND)
+    assert pace.showing[0] == pytest.approx(0.5, abs=0.05)
+    assert pace.showing[1:] == pytest.approx((1.0,) * 23, abs=0.05)
+    full = replace(pace, queued=1920.0)
+    _, found = window(replace(full, booked=160.0, opening=full.at + 300), DEMAND, BOUNDS)
+    assert (found.min_s + found.max_s) / 2 == pytest.approx(300 + HOUR_S, rel=0.02)
+
+
+def test_hour_that_saw_hardly_anybody_teaches_nothing():
+    assert observe(Pace(0.0, queued=1.0), 50, HOUR_S, DEMAND).showing == (1.0,) * 24
+
+
+def test_devices_that_nobody_needs_stay_away_the_longer_the_more_they_are():
+    _, few = idle_window(Pace(0.0), BOUNDS)
+    _, many = idle_window(Pace(0.0, queued=36_000.0), BOUNDS)
+    assert (few.min_s, few.max_s) == (45.0, 75.0)
+    assert many.max_s == pytest.approx(1.25 * 3600, rel=0.01)
+
+
+@given(
+    st.floats(0, 1e7), st.integers(1, 10**6), st.floats(0, 1e6), st.floats(1, 1e6), st.floats(0, 1e5), st.floats(0, 1e5)
+)
+def test_every_window_is_within_the_bounds(queued, cohort, opens_in_s, every_s, least, width):
+    bounds = RetryWindow(least, least + width)
+    demand = Demand(cohort, opens_in_s, every_s, 20.0)
+    for pace in (Pace(0.0, queued=queued), Pace(0.0, queued=queued, booked=2.0 * cohort, opening=1e9)):
+        for _, found in (window(pace, demand, bounds), idle_window(pace, bounds)):
+            assert bounds.min_s <= found.min_s <= found.max_s <= bounds.max_s
+
+
+def test_a_day_of_a_population_need_fewer_check_ins_and_no_fewer_rounds_than_a_fixed_window():
+    scene = Scene(population=20_000, cohort=400, minimum=300, reporting_s=300.0, step_s=30.0)
+    fixed, paced = (course(scene, 1, 0, paced=one) for one in (False, True))
+    assert paced.check_ins < fixed.check_ins / 20
+    assert paced.rounds > 0.75 * fixed.rounds
