@@ -125,7 +125,10 @@ def test_metrics_show_why_devices_gave_up(bundle, where):
         for slot, reason in enumerate(("plan-refused", "invalid-examples", "plan-refused")):
             records.move_assignment(records.assignment(f"seat-{slot}"), "aborted", "device", reason)
     reasons = {"invalid-examples": 1, "plan-refused": 2}
-    assert json.loads(in_process("task", "metrics", task, *where, "--json").stdout)[0]["abort_reasons"] == reasons
+    assert (
+        json.loads(in_process("task", "metrics", task, *where, "--json").stdout)["rounds"][0]["abort_reasons"]
+        == reasons
+    )
     _, out, _ = muster("task", "metrics", task, *where)
     assert "invalid-examples=1, plan-refused=2" in out
 
