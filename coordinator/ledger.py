@@ -71,7 +71,7 @@ class Draft:
 
     What memory must become: `underway`, `folds` (reports to add), `seated` (sessions that got an assignment, and until
     when), `turned_away` (sessions for which there is none), `let_go` (population and device of assignments that ended
-    before their round did, and how), `left` (task and device of those that gave up), `cohorts` (who was drawn, by task).
+    before their round did, and how), `left` (task and device of those that gave up), `cohorts` (those drawn).
     For whoever counts: `moved` (every step of a round), `aborts` (their reasons).
     """
 
