@@ -6,7 +6,6 @@ Spec: docs/spec/wire.md §9.
 from __future__ import annotations
 
 import hashlib
-import threading
 
 from sqlalchemy.exc import IntegrityError
 
@@ -31,8 +30,6 @@ class Registry:
         self._store = store
         self._keys = keys
         self._attestation = attestation
-        # SQLite has one writer, and polls: a crowd of devices that enrol must not stand between it and the driver.
-        self._turn = threading.Lock()
 
     def enrol(self, message: Enrol, key: str, created: int) -> Enrolled:
         """Make whoever signed with `key` a device; its row is durable when this returns. May be repeated.
@@ -41,8 +38,7 @@ class Registry:
         """
         kind = self._attestation.check(message.attestation, key, created)
         device = device_id(key)
-        with self._turn:
-            self._write_once(device, key, kind)
+        self._write_once(device, key, kind)
         return Enrolled(device, None if message.secagg is None else self._vouch(message.secagg))
 
     def _write_once(self, device: str, key: str, kind: str) -> None:

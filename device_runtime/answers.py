@@ -84,5 +84,5 @@ def _time(date: str) -> float | None:
     """Seconds since 1970 of a Date header; None when it is none."""
     try:
         return email.utils.parsedate_to_datetime(date).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError):
         return None

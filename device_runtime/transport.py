@@ -40,6 +40,8 @@ from fedcore.wire.signatures import Request, Signer, content_digest
 T = TypeVar("T")
 RETRIES = 3
 RETRIED_STATUSES = frozenset({429, 503})
+# What the road did to a body, or to the beginning of an upload: an attempt asks for the offset anew.
+SENT_AGAIN = frozenset({"digest-mismatch", "mismatching-offset"})
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 60.0
 TIMEOUT_S = 30.0
@@ -261,13 +263,13 @@ class Transport:
         raise AssertionError("unreachable")
 
     def _mend(self, error: Refused) -> bool:
-        """Do what the coordinator asks of a device that it does not recognise; False when there is no such thing."""
+        """Do what makes the same call worth another attempt at once; False when there is no such thing."""
+        if error.slug in SENT_AGAIN:
+            return True
         if error.slug == "unknown-device" and self.identity is not None:
             self.identity.forget()
             return True
-        if error.slug == "mismatching-offset":
-            return True  # the next attempt asks for the offset again
-        if error.slug == "stale-signature" and error.their_time is not None:
+        if error.slug == "stale-signature" and error.their_time is not None and error.after_s <= LONGEST_DELAY_S:
             self._ahead_s = error.their_time - self.wall()
             return self._pause(error.after_s)
         return False

@@ -33,6 +33,8 @@ class DeviceApi:
         self._driver = service.driver
         self._store = service.store
         self._registry = service.registry
+        # One at a time: a crowd that enrols must not take all threads, nor stand between the driver and the database.
+        self._enrolling = asyncio.Lock()
         self._settings = service.settings
         self._metrics = service.metrics
         self._limits = service.limits
@@ -43,7 +45,8 @@ class DeviceApi:
         """Make whoever signed this a device, with an id and a credential for secure aggregation. May be repeated."""
         message = await read_message(request, Enrol, self._settings.message_limit_bytes)
         who = signed(request)
-        return answer(await run_in_threadpool(self._registry.enrol, message, who.keyid, who.created))
+        async with self._enrolling:
+            return answer(await run_in_threadpool(self._registry.enrol, message, who.keyid, who.created))
 
     async def check_in(self, population: str, request: HttpRequest) -> Response:
         """A device is willing to work: it gets a session, or a reason and a time to come back."""

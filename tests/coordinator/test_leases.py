@@ -126,6 +126,18 @@ def test_driver_that_slept_past_its_lease_commits_nothing(store, register, desks
     assert store.checkpoint(task)["params"].tolist() == [1, 3, 3, 4]
 
 
+def test_a_replica_says_when_it_takes_a_population_that_another_may_have_answered_for(register, desks):
+    first, second = desks
+    told = []
+    for desk in desks:
+        desk.tenure.took_over = lambda desk=desk: told.append(desk)
+    register()
+    first.arrive("a")
+    assert told == []
+    pass_time([second], LEASE_S + 1)
+    assert told == [second]
+
+
 @every_engine
 def test_round_of_a_lost_population_is_not_closed(store, register, desks, monkeypatch):
     first, second = desks

@@ -206,6 +206,14 @@ def test_a_request_that_came_before_is_refused(register, client):
     refused(client.post(CHECKINS, content=HELLO, headers=headers), "replayed-signature")
 
 
+def test_an_enrolment_that_came_before_is_the_same_again(client, rows):
+    key = Ed25519PrivateKey.generate()
+    first = enrol(client, key)
+    again = client.post("/v1/devices", content=first.request.content, headers=first.request.headers)
+    assert (again.status_code, again.content) == (200, first.content)
+    assert len(rows()[0]) == 1
+
+
 def test_a_stale_signature_is_told_the_time(register, client):
     register()
     signer, url = client.devices["a"].signer, client.base_url.join(CHECKINS)
@@ -245,6 +253,7 @@ def test_a_body_other_than_the_signed_one_is_refused_before_it_is_read_as_a_repo
     signer, body = client.devices["a"].signer, report_body([1, 0, 0, 0], 1)
     headers = fields(signer, "PUT", client.base_url.join(url), body)
     refused(client.put(url, content=body[:-1] + b"\1", headers=headers), "digest-mismatch")
+    refused(client.put(url, headers=fields(signer, "PUT", client.base_url.join(url), body)), "digest-mismatch")
     assert put(client, given.assignment, body).status_code == 200
 
 

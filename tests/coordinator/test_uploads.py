@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import socket
+import threading
 import time
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -13,10 +16,13 @@ from coordinator.limits import Room
 from coordinator.server import serving
 from coordinator.settings import Settings
 from coordinator.uploads import Part, Uploads
+from device_runtime import transport
+from device_runtime.transport import Transport
+from fedcore import checkpoint
 from fedcore.wire import messages
 from fedcore.wire.messages import Receipt
 from fedcore.wire.signatures import content_digest
-from tests.coordinator.bundles import START, report_body
+from tests.coordinator.bundles import START, make_bundle, make_plan, report_body, report_vector
 from tests.coordinator.conftest import committed
 from tests.coordinator.devices import speaking_to
 from tests.coordinator.test_api import abort, assign, put, refused
@@ -181,6 +187,92 @@ def test_reports_on_their_way_take_no_more_memory_than_they_may_and_it_is_let_go
             assert time.monotonic() < until
             time.sleep(0.05)
         assert messages.decode(answered.content, Receipt).assignment == given[1]
+
+
+class Cutter:
+    """A road to a coordinator that carries so many bytes of each upload, and then breaks; later ones get through."""
+
+    def __init__(self, client, *cuts):
+        self.target = client.base_url.host, client.base_url.port
+        self.cuts = list(cuts)
+        self.carried = 0
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
+        self.threads = []
+
+    def __enter__(self):
+        self._start(self._listen)
+        return self
+
+    def __exit__(self, *_):
+        self.socket.shutdown(socket.SHUT_RDWR)
+        for thread in self.threads:
+            thread.join()
+        self.socket.close()
+
+    def _start(self, work, *given):
+        self.threads.append(threading.Thread(target=work, args=given))
+        self.threads[-1].start()
+
+    def _listen(self):
+        with suppress(OSError):
+            while True:
+                here, _ = self.socket.accept()
+                self._start(self._connect, here)
+
+    def _connect(self, here):
+        with here, socket.create_connection(self.target) as there:
+            back = threading.Thread(target=self._pass, args=(there, here))
+            back.start()
+            with suppress(OSError):
+                self._carry(here, there)
+            for end in (here, there):
+                with suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+            back.join()
+
+    def _carry(self, source, sink):
+        """From the device on, until it ends or breaks."""
+        left = None
+        while left != 0 and (data := source.recv(min(left or 1 << 16, 1 << 16))):
+            sink.sendall(data)
+            self.carried += len(data)
+            if data.startswith(b"PATCH") and self.cuts:
+                left = self.cuts.pop(0)
+            elif left is not None:
+                left -= len(data)
+        time.sleep(0.05)  # as on a network, what was sent arrives before the end does
+
+    def _pass(self, source, sink):
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                sink.sendall(data)
+
+
+class Known:
+    """A device that is enrolled already."""
+
+    def __init__(self, signer):
+        self.signer = lambda _: signer
+
+
+def test_a_devices_upload_over_a_road_that_breaks_arrives_once_and_goes_on_where_it_was(
+    store, register, client, tmp_path
+):
+    plan = make_plan(2_500_000)
+    start = np.zeros(2_500_000, np.float32)
+    task = register(make_bundle(tmp_path / "large", plan=plan, start=start), goal=1, rounds=1)
+    (one,) = assign(client, "a")
+    report = checkpoint.encode({"report": report_vector(start + 1, 1, plan=plan)})
+    assert len(report) > transport.LARGEST_WHOLE
+    with Cutter(client, 3_000_000, 4_000_000) as road, Transport.to(road.url) as device:
+        device.identity = Known(client.devices["a"].signer)
+        receipt = device.report(one.assignment, report)
+        assert road.cuts == []
+        assert receipt.sha256 == hashlib.sha256(report).hexdigest()
+        assert road.carried < len(report) + 500_000
+    np.testing.assert_array_equal(committed(store, task, 1), start + 1)
+    assert [record.reported for record in store.rounds(task)] == [1]
 
 
 def part(offset=0, length=10, sha256=bytes(32)):

@@ -181,9 +181,9 @@ def test_all_reasons_are_given_at_once():
     assert len(STRICT.unmet(Conditions())) == 7
 
 
-def test_a_coordinator_hears_the_battery_in_tenths_and_nothing_of_storage():
+def test_a_coordinator_hears_the_battery_in_tenths_and_storage_in_powers_of_two():
     stated = msgspec.to_builtins(msgspec.structs.replace(GOOD, battery=0.8437, idle=None).stated())
-    assert stated == {"charging": True, "idle": None, "unmetered": True, "battery": 0.8}
+    assert stated == {"charging": True, "idle": None, "unmetered": True, "battery": 0.8, "free_storage_mb": 512}
 
 
 def test_a_trace_repeats(tmp_path):

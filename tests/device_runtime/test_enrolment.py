@@ -2,7 +2,11 @@
 
 from dataclasses import replace
 
+import pytest
+
 from coordinator.attestation import Attestation
+from device_runtime import Device
+from device_runtime.errors import ConfigError
 from device_runtime.journal import read_journal
 from device_runtime.session import run_session
 from fedcore.wire.attestation import shared_secret_proof
@@ -43,6 +47,16 @@ def test_a_device_with_a_secret_proves_it_and_never_sends_it(coordinator, config
     assert message.attestation.proof == shared_secret_proof(SECRET, key, created)
     assert Attestation(False, SECRET).check(message.attestation, key, created) == "shared-secret"
     assert SECRET.decode() not in repr(replace(config, enrolment_secret=SECRET))
+
+
+def test_an_application_may_name_the_file_with_the_secret(coordinator, config, tmp_path):
+    (tmp_path / "secret").write_bytes(SECRET + b"\n")
+    given = {"coordinator": config.coordinator, "population": "phones", "examples": config.examples}
+    Device(**given, state=config.state, enrolment_secret=tmp_path / "secret").run_once()
+    (message,) = coordinator.enrolments
+    assert message.attestation.proof == shared_secret_proof(SECRET, coordinator.keys["d-0"], coordinator.created["d-0"])
+    with pytest.raises(ConfigError, match="missing"):
+        Device(**given, state=config.state, enrolment_secret=tmp_path / "missing")
 
 
 def test_a_device_that_is_not_enrolled_says_why_and_goes_away_for_hours(coordinator, config):

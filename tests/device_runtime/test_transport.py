@@ -312,6 +312,26 @@ def test_a_time_that_does_not_help_is_not_asked_for_again(coordinator, transport
     assert coordinator.calls == ["check-in"] * 2
 
 
+def test_a_time_to_wait_that_is_no_time_ends_the_call(coordinator, transport, pauses):
+    document = encode(problem("stale-signature", "because"))
+    coordinator.faults["check-in"] = [
+        lambda handler: handler.respond(401, "application/problem+json", document, {"Retry-After": "999999"})
+    ]
+    with pytest.raises(Refused):
+        transport.check_in("phones", HELLO)
+    assert pauses == []
+
+
+def test_a_body_that_was_corrupted_on_its_way_is_sent_once_more(coordinator, transport):
+    coordinator.faults["report"] = [refusal("digest-mismatch")]
+    transport.report("a-1", LARGE)
+    coordinator.faults["report"] = [refusal("digest-mismatch")] * 2
+    with pytest.raises(Refused) as caught:
+        transport.report("a-2", LARGE)
+    assert caught.value.final
+    assert coordinator.calls == ["report"] * 4
+
+
 def test_a_coordinator_that_does_not_know_the_device_is_told_who_it_is(coordinator, transport):
     coordinator.faults["check-in"] = [refusal("unknown-device")]
     assert transport.check_in("phones", HELLO) == ACCEPTED
