@@ -34,13 +34,8 @@ class World:
         options += ["--reporting-deadline-s", deadline_s]
         self.task = muster("task", "create", "--plan", self.plans / plan, *options, *self.where)["task"]
 
-<<<<<<< HEAD
-    def rounds(self):
-        return muster("task", "metrics", self.task, *self.where)["rounds"]
-=======
     def rounds(self, task=None):
-        return muster("task", "metrics", task or self.task, *self.where)
->>>>>>> main
+        return muster("task", "metrics", task or self.task, *self.where)["rounds"]
 
     def start(self, *options, **how):
         command = [sys.executable, "-m", "muster", "device", "run", "--coordinator", self.road.url, "--json"]
