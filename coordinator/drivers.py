@@ -12,6 +12,7 @@ import queue
 import random
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeAlias, TypeVar
@@ -29,6 +30,7 @@ from coordinator.reception import Reception
 from coordinator.rounds import RoundState, TaskState, step
 from coordinator.secure import SecureMeans
 from coordinator.secure_rounds import SecureRounds
+from coordinator.shapes import Shapes
 from coordinator.steering import Steering
 from coordinator.store.rows import Task
 from coordinator.submissions import (
@@ -81,11 +83,13 @@ class Driver:
         self._thread = threading.Thread(target=self._loop, name="driver")
         self._draining = threading.Event()
         self._stopping = threading.Event()
-        self._pool = Pool(tenure.id)
+        self._shapes = Shapes()
+        self._fetched: deque[tuple[str, str]] = deque(maxlen=_BATCH * 16)
+        self._pool = Pool(tenure.id, self._shapes)
         self._apart = Apart()
         self._means = Means(self._pool, source or random.SystemRandom(), secure, self._apart)
         self._steering = Steering(retry)
-        self._reception = Reception(self._pool, self._apart, self._steering)
+        self._reception = Reception(self._pool, self._apart, self._steering, self._shapes)
         self._jobs: dict[str, Job] = {}
         self._underway = Underway()
         self._sums: dict[int, ReportSum] = {}
@@ -145,12 +149,18 @@ class Driver:
         """Reject a check-in for which there is surely nothing, from any thread, at once; None if it must be queued."""
         return self._reception.turn_away(request, self._clock())
 
+    def fetched(self, device: str, sha256: str) -> None:
+        """Note, from any thread, that a device was given a blob."""
+        self._fetched.append((device, sha256))
+
     def turn(self, inbox: Sequence[Submission]) -> None:
         """Do everything that is due now, and answer `inbox`."""
         now = self._clock()
         self._reception.closed = self._draining.is_set()
         if now >= self._next_poll:
             self._poll(now)
+        while self._fetched:
+            self._pool.fetched(*self._fetched.popleft())
         for submission in inbox:
             self._answer_from_memory(submission, now)
         self._secure.advance(now)
@@ -305,6 +315,7 @@ class Driver:
         self._in_doubt, self._next_try = True, now + _RETRY_S
 
     def _commit(self, durable: Sequence[Durable], due: Sequence[str], now: float) -> None:
+        counts = self._shapes.take()
         try:
             if self._in_doubt:
                 raise StoreConflict("it is not known yet whether the last transaction was done")
@@ -313,11 +324,13 @@ class Driver:
                 outcomes = [_attempt(draft, request) for request, _ in durable]
                 for task in due:
                     draft.advance(task, self._jobs.get(task))
+                records.count_sessions(counts)
                 for name in draft.steps:
                     reach(f"{name}.before-commit")
             for name in draft.steps:
                 reach(f"{name}.after-commit")
         except Exception as error:
+            self._shapes.put_back(counts)
             # Memory has not been touched. The transaction was undone, as a rule; the next one finds out.
             self._fail(error, now)
             outcomes = [Unavailable("the coordinator could not store this; send it again later") for _ in durable]
@@ -344,8 +357,8 @@ class Driver:
             if round_id not in self._sums:
                 self._sums[round_id] = ReportSum(report_L.size)
             self._sums[round_id].add(report_L)
-        for population, device in draft.let_go:
-            self._pool.let_go(population, device)
+        for population, device, how in draft.let_go:
+            self._pool.let_go(population, device, how)
         for task, device in draft.left:
             self._apart.leave(task, device)
         self._replace_rounds(draft.underway, now)

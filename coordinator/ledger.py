@@ -71,7 +71,7 @@ class Draft:
 
     What memory must become: `underway`, `folds` (reports to add), `seated` (sessions that got an assignment, and until
     when), `turned_away` (sessions for which there is none), `let_go` (population and device of assignments that ended
-    before their round did), `left` (task and device of those that gave up), `cohorts` (devices drawn, by task).
+    before their round did, and how), `left` (task and device of those that gave up), `cohorts` (those drawn).
     For whoever counts: `moved` (every step of a round), `aborts` (their reasons).
     """
 
@@ -83,7 +83,7 @@ class Draft:
         self.folds: list[tuple[int, NDArray[np.floating[Any]]]] = []
         self.seated: dict[str, tuple[Session, Assignment, float]] = {}
         self.turned_away: list[Session] = []
-        self.let_go: list[tuple[str, str]] = []
+        self.let_go: list[tuple[str, str, str]] = []
         self.left: list[tuple[str, str]] = []
         self.cohorts: dict[str, list[str]] = {}
         self.moved: list[tuple[Running, Round]] = []
@@ -109,7 +109,7 @@ class Draft:
             raise InvalidReport("this round takes masked reports alone, as messages of its secure aggregation")
         self._records.add_report(found, request.sha256)
         self.folds.append((running.id, request.vector))
-        self.let_go.append((running.job.population, found.device))
+        self.let_go.append((running.job.population, found.device, "reported"))
         self._step(running, Reported())
         return receipt
 
@@ -126,7 +126,7 @@ class Draft:
             if running.secure is not None and found.id in running.secure.uploads:
                 raise ConflictingReport("this assignment's masked report was added; it cannot be given up any more")
             self._records.move_assignment(found, AssignmentState.ABORTED, "device", request.message.reason)
-            self.let_go.append((running.job.population, found.device))
+            self.let_go.append((running.job.population, found.device, f"aborted: {request.message.reason}"))
             self.left.append((found.task, found.device))
             self.aborts.append(request.message.reason)
             self._step(running, Aborted())
@@ -151,7 +151,9 @@ class Draft:
         """Count every masked report that is in the sum which came out."""
         if running.secure is not None:
             for name, digest in running.secure.uploads.items():
-                self._records.add_report(self._records.assignment(name), digest)
+                found = self._records.assignment(name)
+                self._records.add_report(found, digest)
+                self.let_go.append((running.job.population, found.device, "reported"))
             self.folds.append((running.id, running.secure.total(running.job.plan.report)))
 
     def _may_open(self, job: Job) -> bool:

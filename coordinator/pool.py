@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -13,6 +13,7 @@ import msgspec
 from coordinator.errors import ForeignSession, UnknownSession
 from coordinator.leases import new_id
 from coordinator.selection import Capabilities, Needs
+from coordinator.shapes import Shapes
 from coordinator.submissions import Wait, settle
 from fedcore.wire.messages import Assignment, Rejected
 
@@ -24,7 +25,7 @@ _IDLE_S = 60.0
 class Session:
     """One device's visit. It waits while it has `answer`; `until` ends the wait, the assignment or the session.
 
-    tasks: those that it is willing for; None is any.
+    tasks: those that it is willing for; None is any. steps: what it has gone through, in order.
     """
 
     id: str
@@ -35,6 +36,12 @@ class Session:
     tasks: frozenset[str] | None = None
     answer: Future[Any] | None = None
     assignment: Assignment | None = None
+    steps: list[str] = field(default_factory=lambda: ["accepted"])
+
+    def reach(self, step: str) -> None:
+        """Note a step, once."""
+        if step not in self.steps:
+            self.steps.append(step)
 
 
 class Pool:
@@ -43,8 +50,10 @@ class Pool:
     A device that was given an assignment is busy until it has reported or is let go, whatever became of its session.
     """
 
-    def __init__(self, replica: str) -> None:
+    def __init__(self, replica: str, shapes: Shapes) -> None:
         self.replica = replica
+        self._shapes = shapes
+        self._working: dict[str, Session] = {}
         self._sessions: dict[str, Session] = {}
         self._devices: dict[tuple[str, str], str] = {}
         self._busy: dict[tuple[str, str], str] = {}
@@ -74,6 +83,7 @@ class Pool:
         if session.answer is not None:
             raise UnknownSession("the session waits already, on another connection")
         session.answer, session.until, session.tasks = answer, now + request.wait_s, request.tasks
+        session.reach("waited")
 
     def hang_up(self, session_id: str, now: float) -> None:
         """Stop waiting, unless the session has been answered already."""
@@ -100,10 +110,13 @@ class Pool:
         """Answer a waiting session with its assignment."""
         session.assignment, session.until = assignment, until
         self._busy[session.population, session.device] = assignment.task
+        self._working[session.device] = session
+        session.reach("assigned")
         self._answer(session, assignment)
 
     def reject(self, session: Session, rejected: Rejected) -> None:
         """End a session, telling its device why when it waits."""
+        session.reach(f"rejected: {rejected.reason}" if session.answer is not None else "left")
         self._remove(session)
         self._answer(session, rejected)
 
@@ -111,19 +124,35 @@ class Pool:
         """Sessions whose time is up."""
         return [session for session in self._sessions.values() if session.until <= now]
 
-    def let_go(self, population: str, device: str) -> None:
-        """A device's assignment has ended."""
+    def let_go(self, population: str, device: str, how: str) -> None:
+        """A device's assignment has ended, before its round did."""
         self._busy.pop((population, device), None)
+        if device in self._working:
+            self._working[device].reach(how)
+
+    def fetched(self, device: str, sha256: str) -> None:
+        """A device was given a blob."""
+        session = self._working.get(device)
+        if session is not None and session.assignment is not None:
+            for what in ("plan", "checkpoint"):
+                if getattr(session.assignment, what).sha256 == sha256:
+                    session.reach(f"fetched {what}")
 
     def forget_assigned(self, task: str) -> None:
         """End the sessions that hold an assignment of a task whose round is over, and let its devices go."""
         self._busy = {device: busy_with for device, busy_with in self._busy.items() if busy_with != task}
         over = [s for s in self._sessions.values() if s.assignment is not None and s.assignment.task == task]
         for session in over:
+            ended = session.steps[-1] == "reported" or session.steps[-1].startswith("aborted")
+            if not ended:
+                session.reach("expired")
             self._remove(session)
 
     def _remove(self, session: Session) -> None:
-        self._sessions.pop(session.id, None)
+        if self._sessions.pop(session.id, None) is not None:
+            self._shapes.count(session.population, session.assignment.task if session.assignment else "", session.steps)
+        if self._working.get(session.device) is session:
+            del self._working[session.device]
         if self._devices.get((session.population, session.device)) == session.id:
             del self._devices[session.population, session.device]
 

@@ -13,6 +13,7 @@ from coordinator.jobs import Job, Underway
 from coordinator.participation import Apart
 from coordinator.pool import Pool, Session
 from coordinator.selection import Capabilities, formats_wanted
+from coordinator.shapes import Shapes
 from coordinator.steering import Steering
 from coordinator.submissions import Arrive, Wait
 from fedcore.wire.messages import Accepted, CheckInAnswer, Rejected, RejectionReason
@@ -33,10 +34,11 @@ class _Known:
 class Reception:
     """Answers devices out of `pool` and what `learn` was told. All but `turn_away` is for the driver's thread alone."""
 
-    def __init__(self, pool: Pool, apart: Apart, steering: Steering) -> None:
+    def __init__(self, pool: Pool, apart: Apart, steering: Steering, shapes: Shapes) -> None:
         self._pool = pool
         self._apart = apart
         self._steering = steering
+        self._shapes = shapes
         self._known = _Known()
         self.closed = False
 
@@ -66,6 +68,7 @@ class Reception:
         found = self._offers(known, request, now)
         if isinstance(found, Rejected):
             self._steering.arrived(request.population, now)
+            self._shapes.count(request.population, "", [f"rejected: {found.reason}"])
             return found
         return None
 
@@ -81,10 +84,13 @@ class Reception:
         if request.population not in self._known.driven:
             raise Unavailable("another replica is taking this population over; ask again")
         self._steering.arrived(request.population, now)
+        offers: list[Job] | Rejected
         if self.closed:
-            return self._rejected(request.population, "shutting-down", now)
-        offers = self._offers(self._known, request, now)
+            offers = self._rejected(request.population, "shutting-down", now)
+        else:
+            offers = self._offers(self._known, request, now)
         if isinstance(offers, Rejected):
+            self._shapes.count(request.population, "", [f"rejected: {offers.reason}"])
             return offers
         session, older = self._pool.enter(
             request.population, request.device, Capabilities.stated_by(request.message), now

@@ -20,7 +20,7 @@ from coordinator.gate import check_release
 from coordinator.rounds import TaskState
 from coordinator.store.database import Database
 from coordinator.store.records import Records
-from coordinator.store.rows import AssignmentRecord, RoundRecord, Snapshot, Task, Transition
+from coordinator.store.rows import AssignmentRecord, RoundRecord, SessionShape, Snapshot, Task, Transition
 from coordinator.task_settings import Budget, Secagg, TaskSettings
 from fedcore import algorithms, checkpoint
 from fedcore.bundle import Bundle
@@ -142,6 +142,11 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
         """Every attempt at every round, in order."""
         with self.database.reading() as records:
             return records.rounds(records.task(task_id).id)
+
+    def sessions(self, task_id: str) -> list[SessionShape]:
+        """What became of sessions: of the task's, and of those of its population that got no task."""
+        with self.database.reading() as records:
+            return records.sessions(records.task(task_id))
 
     def cohort(self, task_id: str, number: int) -> list[AssignmentRecord]:
         """Who took part in the last attempt at round `number`, by slot. Raises UnknownRound."""

@@ -12,7 +12,7 @@ import msgspec
 
 from coordinator import errors
 from coordinator.api.admin import PREFIX
-from coordinator.store.rows import RoundRecord, Task, Transition
+from coordinator.store.rows import RoundRecord, SessionShape, Task, Transition
 from coordinator.task_settings import TaskSettings
 from fedcore.bundle import Bundle
 from fedcore.errors import PlanError
@@ -70,6 +70,10 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
     def rounds(self, task_id: str) -> list[RoundRecord]:
         """Every attempt at every round, in order."""
         return self._as(list[RoundRecord], "GET", f"/tasks/{_quoted(task_id)}/rounds")
+
+    def sessions(self, task_id: str) -> list[SessionShape]:
+        """What became of sessions: of the task's, and of those of its population that got no task."""
+        return self._as(list[SessionShape], "GET", f"/tasks/{_quoted(task_id)}/sessions")
 
     def history(self, task_id: str) -> list[Transition]:
         """What was done to a task, in order, and by whom."""

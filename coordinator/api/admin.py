@@ -18,7 +18,7 @@ from coordinator.api.access import Access
 from coordinator.api.admin_documents import NewTask, answers, body
 from coordinator.errors import DigestMismatch, InvalidTask, MalformedMessage, TooLarge, UnknownBlob
 from coordinator.service import Service
-from coordinator.store.rows import RoundRecord, Task, Token, Transition
+from coordinator.store.rows import RoundRecord, SessionShape, Task, Token, Transition
 from coordinator.task_settings import TaskSettings
 from fedcore.bundle import Bundle, Manifest
 from fedcore.errors import WireError
@@ -50,6 +50,10 @@ class AdminApi:
     def rounds(self, task: str) -> Response:
         """Every attempt at every round, in order."""
         return _json(self._store.rounds(task))
+
+    def sessions(self, task: str) -> Response:
+        """What became of sessions: of the task's, and of those of its population that got no task, as counts."""
+        return _json(self._store.sessions(task))
 
     def history(self, task: str) -> Response:
         """Every change of the task's state, in order: what was done, by whom, when."""
@@ -121,6 +125,7 @@ def _add_reading(router: APIRouter, api: AdminApi, access: Access) -> None:
         ("/tasks", api.tasks, list[Task]),
         ("/tasks/{task}", api.task, Task),
         ("/tasks/{task}/rounds", api.rounds, list[RoundRecord]),
+        ("/tasks/{task}/sessions", api.sessions, list[SessionShape]),
         ("/tasks/{task}/history", api.history, list[Transition]),
     ):
         refusals = _ABOUT_TASK if "{" in path else ("bad-token",)

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from coordinator.errors import BadToken, InvalidTask, RoleLacking, TaskEnded, UnknownRound, UnknownTask
-from coordinator.store.rows import RoundRecord, Task, Transition
+from coordinator.store.rows import RoundRecord, SessionShape, Task, Transition
 from coordinator.task_settings import TaskSettings
 from fedcore.bundle import Manifest
 from fedcore.errors import FedcoreError
@@ -88,7 +88,7 @@ def describe_admin_messages(app: FastAPI) -> None:
 
     def openapi() -> dict[str, Any]:
         document = generate()
-        kinds = (NewTask, Problem, RoundRecord, Task, Transition)
+        kinds = (NewTask, Problem, RoundRecord, SessionShape, Task, Transition)
         _, schemas = msgspec.json.schema_components(kinds, ref_template=_PREFIX + "{name}")
         document.setdefault("components", {}).setdefault("schemas", {}).update(schemas)
         return document

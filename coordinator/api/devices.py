@@ -84,6 +84,7 @@ class DeviceApi:
         ref = self._public.get(sha256)
         if ref is None:
             ref = self._public.put(sha256, await run_in_threadpool(self._find_public, sha256))
+        self._driver.fetched(signed(request).keyid, sha256)
         return await run_in_threadpool(serve_blob, request, ref, self._store.blobs)
 
     async def say(self, assignment: str, number: int, request: HttpRequest) -> Response:

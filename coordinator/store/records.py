@@ -13,9 +13,10 @@ from sqlalchemy.engine import Connection
 
 from coordinator.errors import StoreConflict, UnknownAssignment, UnknownBlob, UnknownRound, UnknownTask
 from coordinator.rounds import FAILURES, AssignmentState, Round, RoundState, TaskState, move
+from coordinator.shapes import Counts
 from coordinator.store.leases import LeaseRecords
 from coordinator.store.overview import Overview
-from coordinator.store.rows import AssignmentRecord, Device, RoundRecord, Seat, Snapshot, Task, Transition
+from coordinator.store.rows import AssignmentRecord, Device, RoundRecord, Seat, SessionShape, Snapshot, Task, Transition
 from coordinator.store.tables import (
     ASSIGNMENTS,
     BLOBS,
@@ -24,6 +25,7 @@ from coordinator.store.tables import (
     POPULATIONS,
     REPORTS,
     ROUNDS,
+    SESSION_SHAPES,
     TASKS,
     TRANSITIONS,
 )
@@ -252,6 +254,20 @@ class Records:
         for round_id, reason, count in self._connection.execute(query):
             found.setdefault(round_id, {})[reason] = count
         return found
+
+    def count_sessions(self, counts: Counts) -> None:
+        """Add to the counts of session shapes."""
+        for (population, task, shape), count in counts.items():
+            table = SESSION_SHAPES.c
+            self._insert_if_absent(SESSION_SHAPES, population=population, task=task, shape=shape, count=0)
+            same = (table.population == population) & (table.task == task) & (table.shape == shape)
+            self._connection.execute(update(SESSION_SHAPES).where(same).values(count=table["count"] + count))
+
+    def sessions(self, task: Task) -> list[SessionShape]:
+        """What became of the sessions of a task, and of those of its population that got none; most frequent first."""
+        mine = (SESSION_SHAPES.c.population == task.settings.population) & SESSION_SHAPES.c.task.in_(("", task.id))
+        query = select(SESSION_SHAPES).where(mine).order_by(SESSION_SHAPES.c["count"].desc(), SESSION_SHAPES.c.shape)
+        return [SessionShape(row.task, row.shape, row[3]) for row in self._connection.execute(query)]
 
     # --- assignments and reports
 

@@ -86,6 +86,15 @@ class AssignmentRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionShape:
+    """How many sessions went so; `task` is empty for those that were never assigned to one."""
+
+    task: str
+    shape: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Seat:
     """A place in a cohort to be written: assignment id, slot and device."""
 

@@ -127,6 +127,16 @@ TASKS = Table(
     comment="What is to be learned, from whom, and how",
 )
 
+SESSION_SHAPES = Table(
+    "session_shapes",
+    METADATA,
+    _column("population", String(200), ForeignKey("populations.name"), comment="whose sessions", key=True),
+    _column("task", String(32), comment="the task that they were assigned to; empty before there is one", key=True),
+    _column("shape", String(200), comment="what a device went through, in order", key=True),
+    _column("count", BigInteger, comment="sessions that went so"),
+    comment="What became of sessions, as counts; nothing of a single device",
+)
+
 ROUNDS = Table(
     "rounds",
     METADATA,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from contextlib import AbstractContextManager
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -163,11 +164,14 @@ def show(
 def metrics(
     task: TaskId, db: Database = DATABASE, blobs: Blobs = BLOBS, coordinator: Remote = None, json: Json = False
 ) -> None:
-    """Show every attempt at every round: who reported, why devices gave up, how training went."""
+    """Show every attempt at every round: who reported, why devices gave up, how training went.
+
+    Then what became of sessions, step by step, as counts: of this task's, and of those of its population without one.
+    """
     with _store(db, blobs, coordinator) as store:
-        rounds = store.rounds(task)
+        rounds, sessions = store.rounds(task), store.sessions(task)
     if json:
-        emit([dataclasses.asdict(record) for record in rounds])
+        emit({"rounds": [asdict(record) for record in rounds], "sessions": [asdict(shape) for shape in sessions]})
         return
     names = list(dict.fromkeys(name for record in rounds for name in record.metrics))
     show_table(
@@ -188,6 +192,7 @@ def metrics(
             for r in rounds
         ],
     )
+    show_table(("sessions", "what became of them"), [(shape.count, shape.shape) for shape in sessions])
 
 
 @task_app.command()

@@ -35,7 +35,7 @@ class World:
         self.task = muster("task", "create", "--plan", self.plans / plan, *options, *self.where)["task"]
 
     def rounds(self, task=None):
-        return muster("task", "metrics", task or self.task, *self.where)
+        return muster("task", "metrics", task or self.task, *self.where)["rounds"]
 
     def start(self, *options, **how):
         command = [sys.executable, "-m", "muster", "device", "run", "--coordinator", self.road.url, "--json"]

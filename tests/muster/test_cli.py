@@ -166,7 +166,7 @@ def test_tasks_are_created_listed_paused_resumed_and_cancelled(plan, tmp_path):
         assert in_process("task", command, task, *where).exit_code == 0
         assert json.loads(in_process("task", "show", task, *where, "--json").stdout)["state"] == state
     assert [entry["task"] for entry in json.loads(in_process("task", "list", *where, "--json").stdout)] == [task]
-    assert json.loads(in_process("task", "metrics", task, *where, "--json").stdout) == []
+    assert json.loads(in_process("task", "metrics", task, *where, "--json").stdout) == {"rounds": [], "sessions": []}
     assert in_process("task", "checkpoint", task, "--out", tmp_path / "model.safetensors", *where).exit_code == 0
 
     assert load_file(tmp_path / "model.safetensors")["1.weight"].shape == (10, 64)

@@ -138,6 +138,21 @@ def upgrade() -> None:
     )
     op.create_index("transitions_of", "transitions", ["entity", "entity_id"], unique=False)
     op.create_table(
+        "session_shapes",
+        sa.Column("population", sa.String(length=200), nullable=False, comment="whose sessions"),
+        sa.Column(
+            "task",
+            sa.String(length=32),
+            nullable=False,
+            comment="the task that they were assigned to; empty before there is one",
+        ),
+        sa.Column("shape", sa.String(length=200), nullable=False, comment="what a device went through, in order"),
+        sa.Column("count", sa.BigInteger(), nullable=False, comment="sessions that went so"),
+        sa.ForeignKeyConstraint(["population"], ["populations.name"], name=op.f("fk_session_shapes_population")),
+        sa.PrimaryKeyConstraint("population", "task", "shape", name=op.f("pk_session_shapes")),
+        comment="What became of sessions, as counts; nothing of a single device",
+    )
+    op.create_table(
         "tasks",
         sa.Column("id", sa.String(length=32), nullable=False, comment="opaque id"),
         sa.Column("name", sa.Text(), nullable=False, comment="name of the bundle"),
@@ -297,6 +312,7 @@ def downgrade() -> None:
     op.drop_table("assignments")
     op.drop_table("rounds")
     op.drop_table("tasks")
+    op.drop_table("session_shapes")
     op.drop_index("transitions_of", table_name="transitions")
     op.drop_table("transitions")
     op.drop_table("tokens")
