@@ -35,8 +35,9 @@ class Unmasker:
         self._end_workers()  # those that the last sum began with meanwhile
 
     def _end_workers(self) -> None:
-        if self._workers is not None:
-            self._workers.shutdown(cancel_futures=True)
+        workers = self._workers
+        if workers is not None:
+            workers.shutdown(cancel_futures=True)
 
     def _run(self, work: Unmasking) -> Aggregate:
         if self._workers is None:
@@ -47,6 +48,7 @@ class Unmasker:
             return work.run(self._workers, self._parts)
         except BrokenExecutor:
             _LOG.exception("a process that takes masks off died; the sum is made without, and others start anew")
+            self._end_workers()  # waits for those that the death of one ends too
             self._workers = None
             return work.run()
 
