@@ -17,6 +17,7 @@ from coordinator.attestation import Attestation
 from coordinator.enrolment import device_id
 from coordinator.errors import BadSecret
 from coordinator.server import serving
+from coordinator.service import Service
 from coordinator.settings import Settings
 from coordinator.store.database import Database
 from fedcore.wire import messages
@@ -212,6 +213,16 @@ def test_an_enrolment_that_came_before_is_the_same_again(client, rows):
     again = client.post("/v1/devices", content=first.request.content, headers=first.request.headers)
     assert (again.status_code, again.content) == (200, first.content)
     assert len(rows()[0]) == 1
+
+
+def test_what_the_last_driver_of_a_population_heard_is_not_taken_by_the_next(store, tmp_path):
+    place = {"database": f"sqlite:///{tmp_path}/state.db", "blobs": tmp_path / "blobs"}
+    service = Service.open(Settings(**place))
+    assert (
+        service.tenure.took_over == service.gate.begin
+    )  # what calls it: test_leases.py; what it does: test_replays.py
+    service.unmasker.close()
+    service.store.close()
 
 
 def test_a_stale_signature_is_told_the_time(register, client):
