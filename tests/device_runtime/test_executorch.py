@@ -421,8 +421,8 @@ def test_a_session_with_this_backend_reports_what_numpy_computes(executorch, coo
     assert (outcome.outcome, outcome.detail, outcome.steps) == ("reported", "", 9)
     np.testing.assert_allclose(coordinator.reports[0], report_of(examples), rtol=2e-6, atol=1e-5)
     (hello,) = coordinator.checkins
-    assert hello.formats == ("executorch",)
-    assert hello.runtime.endswith(", executorch 1.5.1")
+    assert hello.capabilities.formats == ("executorch",)
+    assert hello.capabilities.engine == "executorch 1.5.1"
 
 
 def test_a_session_without_the_library_ends_before_it_checks_in(coordinator, config, monkeypatch, tmp_path):
