@@ -19,6 +19,7 @@ from coordinator.api.openapi import describe_messages
 from coordinator.api.owned import Owned
 from coordinator.api.reports import ReportApi
 from coordinator.api.routes import device_router
+from coordinator.collection import collect_forever
 from coordinator.dashboard.pages import dashboard_router
 from coordinator.service import Service
 
@@ -33,11 +34,15 @@ def device_app(service: Service) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        sweeping = asyncio.create_task(reports.sweep_forever())
+        aside = [asyncio.create_task(reports.sweep_forever())]
+        if (every_h := service.settings.collect_every_h) and service.settings.role != "api":
+            collecting = collect_forever(service.store, service.settings.retention, 3600 * every_h)
+            aside.append(asyncio.create_task(collecting))
         service.gate.begin()
         service.driver.start()
         yield
-        sweeping.cancel()
+        for one in aside:
+            one.cancel()
         service.driver.stop()
         service.unmasker.close()
         service.store.close()

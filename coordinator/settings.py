@@ -21,6 +21,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from coordinator.collection import Retention
 from coordinator.errors import InvalidSettings, MissingStore
 from coordinator.store.engines import sqlite_path
 from fedcore.wire.messages import RetryWindow
@@ -102,6 +103,13 @@ class Settings(BaseSettings):
         default=1 << 30, ge=1024, description="memory for reports on their way in, in all; more are answered 503"
     )
     upload_limit_bytes: int = Field(default=1 << 28, ge=1024, description="largest blob that an operator may upload")
+    collect_every_h: float = Field(
+        default=24.0, ge=0, allow_inf_nan=False, description="hours from one garbage collection to the next; 0 is never"
+    )
+    keep_models: int = Field(default=5, ge=1, description="rounds of each task whose models are kept by a collection")
+    keep_assignments_days: float = Field(
+        default=30.0, ge=0, allow_inf_nan=False, description="days for which a collection keeps who took part"
+    )
     drain_s: float = Field(default=30.0, ge=0, le=3600, description="how long a stop waits for requests in progress")
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level logged")
     log_format: Literal["auto", "text", "json"] = Field(
@@ -140,6 +148,11 @@ class Settings(BaseSettings):
     def soon(self) -> RetryWindow:
         """When a device comes back after a problem that passes: half a minute at the latest, if bounds allow it."""
         return RetryWindow(self.retry_min_s, min(max(30.0, self.retry_min_s), self.retry.max_s))
+
+    @property
+    def retention(self) -> Retention:
+        """What a garbage collection keeps."""
+        return Retention(models=self.keep_models, assignments_s=86_400 * self.keep_assignments_days)
 
     @classmethod
     def settings_customise_sources(

@@ -12,13 +12,13 @@ from matplotlib.figure import Figure
 
 from coordinator.rounds import RoundState
 from coordinator.task_settings import LEAST_SECURE
-from coordinator.tasks import CoordinatorStore, Secagg, TaskSettings, open_coordinator_store
+from coordinator.tasks import CoordinatorStore, Secagg, TaskSettings
 from export.build import export_bundle
 from export.model import Model
 from export.models import load as load_model
 from fedcore.algorithms import create
 from fedcore.algorithms.algorithm import Algorithm
-from muster.server import coordinator_process
+from muster.server import local_coordinator
 from simulator import datasets
 from simulator.agreement import counted_cohort, worst_difference
 from simulator.engine import Engine, evaluate
@@ -92,9 +92,8 @@ OnRound = Callable[[str, int, float], None]
 def run_demo(config: DemoConfig, on_round: OnRound) -> list[AlgorithmResult]:
     """Train with every algorithm in turn; `on_round` hears algorithm, round and accuracy on held-out users."""
     train, test = datasets.users(DATASET, None, DEVICES)
-    database, blobs = f"sqlite:///{config.folder / 'muster.db'}", config.folder / "blobs"
-    with open_coordinator_store(database, blobs) as store, coordinator_process(config.folder, database, blobs) as url:
-        stage = Stage(config, store, url, train, test)
+    with local_coordinator(config.folder) as local:
+        stage = Stage(config, local.store, local.url, train, test)
         return [stage.run(name, on_round) for name in config.algorithms]
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Protocol
 
 import typer
 from rich.console import Console
@@ -51,6 +52,20 @@ def progress() -> Progress:
         TextColumn("{task.fields[note]}"),
     )
     return Progress(*columns, console=stderr, disable=not stderr.is_terminal)
+
+
+class Say(Protocol):
+    """Tells what is being done now, and how many more of the things that are counted are done."""
+
+    def __call__(self, note: str, done: int = 0) -> None: ...
+
+
+@contextmanager
+def doing(what: str) -> Iterator[Say]:
+    """A progress bar for work of unknown length."""
+    with progress() as bar:
+        task = bar.add_task(what, total=None, note="")
+        yield lambda note, done=0: bar.update(task, note=note, advance=done)
 
 
 def parse_settings(pairs: Sequence[str] | None) -> dict[str, object]:

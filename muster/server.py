@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from coordinator.tasks import CoordinatorStore, open_coordinator_store
+
 START_TIMEOUT_S = 30.0
 
 
@@ -19,42 +21,42 @@ class ServerError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
-    """A coordinator process."""
+class LocalCoordinator:
+    """A coordinator process, and the store that it works on: where devices ask, and what operators see."""
 
     url: str
     pid: int
+    database: str
+    blobs: Path
+    store: CoordinatorStore
 
 
 @contextmanager
-def coordinator_process(folder: Path, database: str, blobs: Path) -> Iterator[str]:
-    """As `running_coordinator`; gives the URL for devices."""
-    with running_coordinator(folder, database, blobs) as running:
-        yield running.url
+def local_coordinator(folder: Path, **settings: object) -> Iterator[LocalCoordinator]:
+    """Run `muster coordinator serve` on a free loopback port, with all its files in `folder`, which is made if missing.
 
-
-@contextmanager
-def running_coordinator(folder: Path, database: str, blobs: Path, **settings: object) -> Iterator[Running]:
-    """Run `muster coordinator serve` on a free loopback port, logging to `folder`; `settings` are further ones of its.
-
-    Devices need no attestation, and without work are sent away for a fraction of a second: this is for one machine.
-    Raises ServerError.
+    `settings` are further settings of the coordinator's. Devices need no attestation, and without work are sent away
+    for a fraction of a second: this is for one machine. Raises ServerError.
     """
+    folder.mkdir(parents=True, exist_ok=True)
+    database, blobs = f"sqlite:///{folder / 'muster.db'}", folder / "blobs"
     ready, log = folder / "coordinator.url", folder / "coordinator.log"
+    ready.unlink(missing_ok=True)
     command = [sys.executable, "-m", "muster", "coordinator", "serve", "--port", "0", "--db", database]
     command += ["--blobs", str(blobs), "--ready-file", str(ready)]
     environment = {**os.environ, "MUSTER_ADMIN_PORT": "0", "MUSTER_RETRY_MIN_S": "0.1", "MUSTER_RETRY_MAX_S": "0.5"}
     environment["MUSTER_ACCEPT_UNATTESTED"] = "1"
     environment |= {f"MUSTER_{name.upper()}": str(value) for name, value in settings.items()}
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
-    try:
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while not ready.exists():
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise ServerError(f"the coordinator did not start:\n{log.read_text()[-2000:]}")
-            time.sleep(0.02)
-        yield Running(ready.read_text(), process.pid)
-    finally:
-        process.terminate()
-        process.wait()
+    with open_coordinator_store(database, blobs) as store:
+        with log.open("wb") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+        try:
+            deadline = time.monotonic() + START_TIMEOUT_S
+            while not ready.exists():
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise ServerError(f"the coordinator did not start:\n{log.read_text()[-2000:]}")
+                time.sleep(0.02)
+            yield LocalCoordinator(ready.read_text(), process.pid, database, blobs, store)
+        finally:
+            process.terminate()
+            process.wait()

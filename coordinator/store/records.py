@@ -7,13 +7,14 @@ from dataclasses import asdict
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, Row, Select, Table, delete, func, insert, or_, select, text, update
+from sqlalchemy import ColumnElement, Row, Select, Table, func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
 from coordinator.errors import StoreConflict, UnknownAssignment, UnknownBlob, UnknownRound, UnknownTask
 from coordinator.rounds import FAILURES, AssignmentState, Round, RoundState, TaskState, move
 from coordinator.shapes import Counts
+from coordinator.store.garbage import Garbage
 from coordinator.store.leases import LeaseRecords
 from coordinator.store.overview import Overview
 from coordinator.store.rows import AssignmentRecord, Device, RoundRecord, Seat, SessionShape, Snapshot, Task, Transition
@@ -21,7 +22,6 @@ from coordinator.store.tables import (
     ASSIGNMENTS,
     BLOBS,
     DEVICES,
-    METADATA,
     POPULATIONS,
     REPORTS,
     ROUNDS,
@@ -51,6 +51,7 @@ class Records:
         self.leases = LeaseRecords(connection, at)
         self.tokens = TokenRecords(connection, at)
         self.overview = Overview(connection)
+        self.garbage = Garbage(connection, at)
 
     # --- devices
 
@@ -80,33 +81,6 @@ class Records:
         if public:
             hidden = (BLOBS.c.sha256 == ref.sha256) & ~BLOBS.c.public
             self._connection.execute(update(BLOBS).where(hidden).values(public=True))
-
-    def known_blobs(self, names: Collection[str]) -> set[str]:
-        """Which of `names` are blobs with a row; until the transaction ends nobody else adds or removes one."""
-        if self._connection.dialect.name == "postgresql":
-            # SQLite has one writer anyway.
-            self._connection.execute(text("LOCK TABLE blobs IN SHARE ROW EXCLUSIVE MODE"))
-        return set(self._connection.scalars(select(BLOBS.c.sha256).where(BLOBS.c.sha256.in_(names))))
-
-    def rounds_with_models(self, task_id: str) -> list[int]:
-        """The committed rounds whose models are kept."""
-        kept = (ROUNDS.c.task == task_id) & ROUNDS.c.checkpoint_sha256.is_not(None)
-        return list(self._connection.scalars(select(ROUNDS.c.number).where(kept)))
-
-    def forget_models(self, task_id: str, numbers: Collection[int]) -> int:
-        """Let committed rounds point at their models no more; answers how many blobs nothing points at by then.
-
-        Their rows are removed. Raises sqlalchemy's IntegrityError when somebody is about to point at one of them.
-        """
-        of_rounds = (ROUNDS.c.task == task_id) & ROUNDS.c.number.in_(numbers) & ROUNDS.c.checkpoint_sha256.is_not(None)
-        found = self._connection.execute(select(ROUNDS.c.state_sha256, ROUNDS.c.checkpoint_sha256).where(of_rounds))
-        let_go = {digest for row in found for digest in row}
-        self._connection.execute(update(ROUNDS).where(of_rounds).values(state_sha256=None, checkpoint_sha256=None))
-        pointers = [key.parent for table in METADATA.tables.values() for key in table.foreign_keys]
-        pointers = [column for column in pointers if column.references(BLOBS.c.sha256)]
-        needed = [BLOBS.c.sha256.in_(select(column).where(column.is_not(None))) for column in pointers]
-        gone = BLOBS.c.sha256.in_(let_go) & ~or_(*needed)
-        return self._connection.execute(delete(BLOBS).where(gone)).rowcount
 
     def blob(self, sha256: str, *, public: bool) -> BlobRef:
         """A known blob, by digest; with `public`, only one that devices may have. Raises UnknownBlob."""

@@ -23,12 +23,12 @@ from statistics import quantiles
 import aiohttp
 import msgspec
 
-from coordinator.tasks import TaskSettings, open_coordinator_store
+from coordinator.tasks import TaskSettings
 from fedcore.wire.signatures import PublicKey
 from muster.bench.machine import describe_machine
-from muster.bench.null_task import null_bundle
+from muster.bench.null_task import null_coordinator
 from muster.bench.usage import Usage
-from muster.server import Running, ServerError, running_coordinator
+from muster.server import LocalCoordinator, ServerError
 from simulator.light import LightConfig, LightDevice, LightFleet, Refusal
 
 POPULATION = "light"
@@ -99,29 +99,21 @@ class _Seen:
 
 def run(config: CheckinConfig, on_progress: Callable[[str], None]) -> Result:
     """Measure both servers in turns, then load the coordinator."""
-    with tempfile.TemporaryDirectory(prefix="muster-checkin-") as place:
-        folder = Path(place)
-        database, blobs = f"sqlite:///{folder / 'muster.db'}", folder / "blobs"
-        with (
-            open_coordinator_store(database, blobs) as store,
-            running_coordinator(folder, database, blobs, connection_limit=IN_PROGRESS) as server,
-        ):
-            # A task for which no light device holds enough examples: every one of them is rejected.
-            settings = TaskSettings(population=POPULATION, goal=1, rounds=1, min_examples=1000)
-            store.register_task(null_bundle(folder / "plan", 10), settings)
-            return asyncio.run(_run(config, folder, server, on_progress))
+    # A task for which no light device holds enough examples: every one of them is rejected.
+    settings = TaskSettings(population=POPULATION, goal=1, rounds=1, min_examples=1000)
+    with null_coordinator(10, settings, connection_limit=IN_PROGRESS) as (server, _):
+        return asyncio.run(_run(config, server, on_progress))
 
 
-async def _run(config: CheckinConfig, folder: Path, server: Running, on_progress: Callable[[str], None]) -> Result:
+async def _run(config: CheckinConfig, server: LocalCoordinator, on_progress: Callable[[str], None]) -> Result:
     async with LightFleet(_light(server.url, config.devices)) as fleet:
         on_progress("enrolling")
         await fleet.enrol()
         keys = {device.signer.keyid: PublicKey.of(device.signer.key).text for device in fleet.devices}
-        (folder / "keys.json").write_text(json.dumps(keys))
-        with _bare_route(folder) as peer:
+        with _bare_route(keys) as peer:
             async with LightFleet(_light(peer.url, 0)) as fleet_of_peer:
                 fleet_of_peer.devices = fleet.devices
-                ours, bare = await _in_turns(config, (fleet, server), (fleet_of_peer, peer), on_progress)
+                ours, bare = await _in_turns(config, (fleet, server.pid), (fleet_of_peer, peer.pid), on_progress)
         saturation = ours.wall
         loads = []
         for percent in LOADS:
@@ -143,6 +135,14 @@ async def _run(config: CheckinConfig, folder: Path, server: Running, on_progress
 
 
 @dataclass(frozen=True, slots=True)
+class _Peer:
+    """The bare route."""
+
+    url: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Rate:
     """Answers per CPU second of a server, and per second."""
 
@@ -152,23 +152,23 @@ class _Rate:
 
 async def _in_turns(
     config: CheckinConfig,
-    ours: tuple[LightFleet, Running],
-    peer: tuple[LightFleet, Running],
+    ours: tuple[LightFleet, int],
+    peer: tuple[LightFleet, int],
     on_progress: Callable[[str], None],
 ) -> tuple[_Rate, _Rate]:
     """Both servers, each asked by as many callers as it can bear; the best block of each counts."""
-    for fleet, server in (ours, peer):
-        await _closed_loop(fleet, server, config.block_s / 4)
+    for fleet, pid in (ours, peer):
+        await _closed_loop(fleet, pid, config.block_s / 4)
     rates: tuple[list[_Rate], list[_Rate]] = [], []
     for block in range(config.blocks):
-        for (fleet, server), found in zip((ours, peer), rates, strict=True):
+        for (fleet, pid), found in zip((ours, peer), rates, strict=True):
             on_progress(f"block {block + 1}")
-            found.append(await _closed_loop(fleet, server, config.block_s))
+            found.append(await _closed_loop(fleet, pid, config.block_s))
     best = [max(found, key=lambda rate: rate.cpu) for found in rates]
     return best[0], best[1]
 
 
-async def _closed_loop(fleet: LightFleet, server: Running, seconds: float) -> _Rate:
+async def _closed_loop(fleet: LightFleet, pid: int, seconds: float) -> _Rate:
     """Callers that ask again as soon as they are answered."""
     seen, until = _Seen(), time.perf_counter() + seconds
     turns = _devices_in_turn(fleet.devices)
@@ -177,9 +177,9 @@ async def _closed_loop(fleet: LightFleet, server: Running, seconds: float) -> _R
         while time.perf_counter() < until:
             await _check_in(fleet, next(turns), time.perf_counter(), seen)
 
-    began, before = time.perf_counter(), Usage.of(server.pid)
+    began, before = time.perf_counter(), Usage.of(pid)
     await asyncio.gather(*(call() for _ in range(CALLERS)))
-    cpu_s = Usage.of(server.pid).cpu_s - before.cpu_s
+    cpu_s = Usage.of(pid).cpu_s - before.cpu_s
     if seen.failed or seen.shed_ms:
         raise ServerError(f"{seen.failed} check-ins failed, {len(seen.shed_ms)} were shed, where none should be")
     return _Rate(len(seen.answered_ms) / cpu_s, len(seen.answered_ms) / (time.perf_counter() - began))
@@ -239,17 +239,19 @@ def _light(url: str, devices: int) -> LightConfig:
 
 
 @contextmanager
-def _bare_route(folder: Path) -> Iterator[Running]:
+def _bare_route(keys: dict[str, str]) -> Iterator[_Peer]:
     """The peer, in a process of its own. Raises ServerError."""
-    ready = folder / "bare.url"
-    command = [sys.executable, "-m", "muster.bench.bare", str(folder / "keys.json"), str(ready)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    try:
-        while not ready.exists():
-            if process.poll() is not None:
-                raise ServerError("the bare route did not start")
-            time.sleep(0.02)
-        yield Running(ready.read_text(), process.pid)
-    finally:
-        process.terminate()
-        process.wait()
+    with tempfile.TemporaryDirectory(prefix="muster-bare-") as folder:
+        file, ready = Path(folder) / "keys.json", Path(folder) / "bare.url"
+        file.write_text(json.dumps(keys))
+        command = [sys.executable, "-m", "muster.bench.bare", str(file), str(ready)]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        try:
+            while not ready.exists():
+                if process.poll() is not None:
+                    raise ServerError("the bare route did not start")
+                time.sleep(0.02)
+            yield _Peer(ready.read_text(), process.pid)
+        finally:
+            process.terminate()
+            process.wait()

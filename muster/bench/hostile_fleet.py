@@ -16,13 +16,13 @@ from pathlib import Path
 import msgspec
 
 from coordinator.rounds import RoundState
-from coordinator.tasks import CoordinatorStore, TaskSettings, open_coordinator_store
+from coordinator.tasks import CoordinatorStore, TaskSettings
 from export.build import export_bundle
 from export.model import Model
 from export.models import load
 from fedcore.algorithms import create
 from muster.bench.machine import describe_machine
-from muster.server import coordinator_process
+from muster.server import local_coordinator
 from simulator import datasets
 from simulator.agreement import counted_cohort, worst_difference
 from simulator.audit import Audit, audit
@@ -96,16 +96,15 @@ def run(config: HostileConfig, on_session: Callable[[Session], None]) -> Result:
     engine = Engine(model, create(ALGORITHM, SETTINGS), users, seed=config.seed)
     with tempfile.TemporaryDirectory(prefix="muster-hostile-") as place:
         folder = Path(place)
-        database, blobs = f"sqlite:///{folder / 'muster.db'}", folder / "blobs"
         bundle = export_bundle(model, create(ALGORITHM, SETTINGS), folder / "plan")
-        with open_coordinator_store(database, blobs) as store, coordinator_process(folder, database, blobs) as url:
-            task = store.register_task(bundle, config.settings()).id
+        with local_coordinator(folder) as local:
+            task = local.store.register_task(bundle, config.settings()).id
             started = time.monotonic()
-            summary = _fleet(config, kinds, users, url, folder / "devices").run(on_session)
+            summary = _fleet(config, kinds, users, local.url, folder / "devices").run(on_session)
             seconds = time.monotonic() - started
-            agreement = _agreement(engine, users, store, task, summary)
-            found = audit(store, task, folder / "devices", summary)
-            states = [one.state for one in store.rounds(task)]
+            agreement = _agreement(engine, users, local.store, task, summary)
+            found = audit(local.store, task, folder / "devices", summary)
+            states = [one.state for one in local.store.rounds(task)]
     committed = states.count(RoundState.COMMITTED)
     return Result(
         benchmark="hostile_fleet",

@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
+from coordinator.tasks import TaskSettings
 from fedcore import algorithms, checkpoint
 from fedcore.batching import Loop
 from fedcore.bundle import AlgorithmRef, Bundle, Certificate, Evidence, Footprint, Manifest, Parity
 from fedcore.params import ParamSchema, TensorSpec, VectorSpec
 from fedcore.plan import BlobRef, ExampleSpec, Field, PassPlan, Plan
 from fedcore.report import ReportLayout, Segment
+from muster.server import LocalCoordinator, local_coordinator
 
 FORMAT = "onnx"
+
+
+@contextmanager
+def null_coordinator(size: int, task: TaskSettings, **settings: object) -> Iterator[tuple[LocalCoordinator, str]]:
+    """A coordinator process with one such task on `size` parameters, in a folder that is thrown away; the task's id.
+
+    `settings` are the coordinator's. Raises ServerError.
+    """
+    with tempfile.TemporaryDirectory(prefix="muster-null-") as folder:
+        bundle = null_bundle(Path(folder) / "plan", size)
+        with local_coordinator(Path(folder), **settings) as local:
+            yield local, local.store.register_task(bundle, task).id
 
 
 def null_bundle(folder: Path, size: int) -> Bundle:

@@ -10,25 +10,22 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from coordinator.aggregation import ReportSum
 from coordinator.rounds import RoundState
-from coordinator.tasks import TaskSettings, open_coordinator_store
+from coordinator.tasks import TaskSettings
 from fedcore.params import Float32
 from muster.bench.machine import describe_machine
-from muster.bench.null_task import null_bundle
+from muster.bench.null_task import null_coordinator
 from muster.bench.usage import Usage
-from muster.server import running_coordinator
 from simulator.light import LightConfig, LightFleet
 
 POPULATION = "light"
@@ -118,31 +115,27 @@ def run(config: ReportConfig, on_progress: Callable[[str], None]) -> Result:
 
 async def _round(config: ReportConfig, on_progress: Callable[[str], None]) -> tuple[int, Usage, Usage]:
     """How many reports were counted, and what the server had used before the first and after the commit."""
-    with tempfile.TemporaryDirectory(prefix="muster-report-") as place:
-        folder = Path(place)
-        database, blobs = f"sqlite:///{folder / 'muster.db'}", folder / "blobs"
-        with open_coordinator_store(database, blobs) as store, running_coordinator(folder, database, blobs) as server:
-            light = LightConfig(
-                coordinator=server.url, population=POPULATION, devices=config.devices, uploading=config.uploading
-            )
-            async with LightFleet(light) as fleet:
-                bundle = null_bundle(folder / "plan", config.size)
-                task = store.register_task(bundle, config.settings()).id
-                await fleet.enrol()
-                fleet.may_upload.clear()
+    with null_coordinator(config.size, config.settings()) as (server, task):
+        light = LightConfig(
+            coordinator=server.url, population=POPULATION, devices=config.devices, uploading=config.uploading
+        )
+        async with LightFleet(light) as fleet:
+            await fleet.enrol()
+            fleet.may_upload.clear()
 
-                async def uploads() -> tuple[Usage, Usage]:
-                    while fleet.trained < config.devices:
-                        await asyncio.sleep(0.05)
-                    before = Usage.of(server.pid)
-                    fleet.may_upload.set()
-                    while sum(one.state is RoundState.COMMITTED for one in store.rounds(task)) < 1:
-                        on_progress(f"{fleet.endings['reported']} reports")
-                        await asyncio.sleep(0.1)
-                    return before, Usage.of(server.pid)
+            async def uploads() -> tuple[Usage, Usage]:
+                """Let reports go when every device has one."""
+                while fleet.trained < config.devices:
+                    await asyncio.sleep(0.05)
+                before = Usage.of(server.pid)
+                fleet.may_upload.set()
+                while sum(one.state is RoundState.COMMITTED for one in server.store.rounds(task)) < 1:
+                    on_progress(f"{fleet.endings['reported']} reports")
+                    await asyncio.sleep(0.1)
+                return before, Usage.of(server.pid)
 
-                before, after = await fleet.run(uploads)
-        return sum(one.reported for one in store.rounds(task)), before, after
+            before, after = await fleet.run(uploads)
+        return sum(one.reported for one in server.store.rounds(task)), before, after
 
 
 def copying() -> float:

@@ -7,21 +7,19 @@ reports as there are other devices, less one in fifty for luck, and must have th
 from __future__ import annotations
 
 import asyncio
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
 import msgspec
 
 from coordinator.rounds import RoundState
-from coordinator.tasks import CoordinatorStore, TaskSettings, open_coordinator_store
+from coordinator.tasks import CoordinatorStore, TaskSettings
 from muster.bench.machine import describe_machine
-from muster.bench.null_task import null_bundle
+from muster.bench.null_task import null_coordinator
 from muster.bench.usage import Usage
-from muster.server import Running, running_coordinator
+from muster.server import LocalCoordinator
 from simulator.light import LightConfig, LightFleet
 
 POPULATION = "light"
@@ -93,22 +91,12 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(config: RoundsConfig, on_progress: Callable[[str], None]) -> Result:
     """Enrol the devices, then let them live until the task is completed, for PATIENCE_S a round at most."""
-    with tempfile.TemporaryDirectory(prefix="muster-rounds-") as place:
-        folder = Path(place)
-        database, blobs = f"sqlite:///{folder / 'muster.db'}", folder / "blobs"
-        limit = 2 * config.devices
-        with (
-            open_coordinator_store(database, blobs) as store,
-            running_coordinator(folder, database, blobs, connection_limit=limit, queue_limit=limit) as server,
-        ):
-            bundle = null_bundle(folder / "plan", config.size)
-            task = store.register_task(bundle, config.settings()).id
-            return asyncio.run(_run(config, store, task, server, on_progress))
+    limit = 2 * config.devices
+    with null_coordinator(config.size, config.settings(), connection_limit=limit, queue_limit=limit) as (server, task):
+        return asyncio.run(_run(config, server, task, on_progress))
 
 
-async def _run(
-    config: RoundsConfig, store: CoordinatorStore, task: str, server: Running, on_progress: Callable[[str], None]
-) -> Result:
+async def _run(config: RoundsConfig, server: LocalCoordinator, task: str, on_progress: Callable[[str], None]) -> Result:
     light = LightConfig(
         coordinator=server.url,
         population=POPULATION,
@@ -123,10 +111,10 @@ async def _run(
         await fleet.enrol()
         enrolled = time.monotonic()
         idle, own = Usage.of(server.pid), time.process_time()
-        await fleet.run(lambda: _completed(config, store, task, fleet, on_progress))
+        await fleet.run(lambda: _completed(config, server.store, task, fleet, on_progress))
         seconds = time.monotonic() - enrolled
         used, own = Usage.of(server.pid), time.process_time() - own
-    rounds = store.rounds(task)
+    rounds = server.store.rounds(task)
     committed = sum(one.state is RoundState.COMMITTED for one in rounds)
     abandoned = sum(one.state is RoundState.ABANDONED for one in rounds)
     grown = used.peak_rss_mb - idle.rss_mb

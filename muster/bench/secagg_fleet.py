@@ -32,7 +32,7 @@ import numpy as np
 from coordinator.aggregation import aggregate
 from coordinator.rounds import AssignmentState, RoundState, TaskState
 from coordinator.store.rows import AssignmentRecord, RoundRecord
-from coordinator.tasks import CoordinatorStore, Secagg, TaskSettings, open_coordinator_store
+from coordinator.tasks import CoordinatorStore, Secagg, TaskSettings
 from export.build import export_bundle
 from export.model import Model
 from export.models import load
@@ -40,7 +40,7 @@ from fedcore.algorithms import create
 from fedcore.masking import reunite
 from fedcore.params import Float32
 from muster.bench.machine import describe_machine
-from muster.server import coordinator_process
+from muster.server import local_coordinator
 from secagg import packing
 from simulator import datasets
 from simulator.agreement import counted_cohort, worst_difference
@@ -142,21 +142,20 @@ def run(config: SecureFleetConfig, on_session: Callable[[Session], None]) -> Res
         folder = Path(place)
         home = folder / "coordinator"
         home.mkdir()
-        database, blobs = f"sqlite:///{home / 'muster.db'}", home / "blobs"
         bundle = export_bundle(model, ALGORITHM, folder / "plan")
-        with open_coordinator_store(database, blobs) as store, coordinator_process(home, database, blobs) as url:
+        with local_coordinator(home) as local:
             largest = int(users.sizes.max())
-            stage = _Stage(config, users, store, url, folder / "devices")
-            trained = store.register_task(bundle, config.settings("trained", largest)).id
+            stage = _Stage(config, users, local.store, local.url, folder / "devices")
+            trained = local.store.register_task(bundle, config.settings("trained", largest)).id
             started = time.monotonic()
             summary = stage.fleet("trained", MORTAL).run(on_session)
             seconds = time.monotonic() - started
-            lost = store.register_task(bundle, config.settings("lost", largest)).id
+            lost = local.store.register_task(bundle, config.settings("lost", largest)).id
             stage.lose(lost, on_session)
-            account = _Account(store, (trained, lost), Witnessed(folder / "devices"))
+            account = _Account(local.store, (trained, lost), Witnessed(folder / "devices"))
             engine = Engine(model, ALGORITHM, users, seed=config.seed)
-            agreement = _replay(engine, users, store, trained, summary)
-            models = (store.checkpoint(trained, config.rounds)["params"], engine.state["params"])
+            agreement = _replay(engine, users, local.store, trained, summary)
+            models = (local.store.checkpoint(trained, config.rounds)["params"], engine.state["params"])
             accuracies = [overall(evaluate(model, one, held_out)["accuracy"], held_out) for one in models]
             return _result(config, account, _Training(summary, seconds, agreement, accuracies), home)
 

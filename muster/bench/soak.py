@@ -7,12 +7,10 @@ gone, nothing may be left: open files as many as before, no assignment that wait
 from __future__ import annotations
 
 import asyncio
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -21,11 +19,11 @@ import sqlalchemy
 
 from coordinator.rounds import AssignmentState, RoundState
 from coordinator.store.tables import ASSIGNMENTS, ROUNDS
-from coordinator.tasks import CoordinatorStore, TaskSettings, open_coordinator_store
+from coordinator.tasks import CoordinatorStore, TaskSettings
 from muster.bench.machine import describe_machine
-from muster.bench.null_task import null_bundle
+from muster.bench.null_task import null_coordinator
 from muster.bench.usage import Usage
-from muster.server import Running, running_coordinator
+from muster.server import LocalCoordinator
 from simulator.light import LightConfig, LightFleet
 
 POPULATION = "light"
@@ -93,17 +91,12 @@ class _Sample(NamedTuple):
 
 def run(config: SoakConfig, on_progress: Callable[[str], None]) -> Result:
     """Let the devices live for so long, then count what is left."""
-    with tempfile.TemporaryDirectory(prefix="muster-soak-") as place:
-        folder = Path(place)
-        database, blobs = f"sqlite:///{folder / 'muster.db'}", folder / "blobs"
-        with open_coordinator_store(database, blobs) as store, running_coordinator(folder, database, blobs) as server:
-            task = store.register_task(null_bundle(folder / "plan", config.size), config.settings()).id
-            return asyncio.run(_run(config, store, task, server, on_progress))
+    with null_coordinator(config.size, config.settings()) as (server, task):
+        return asyncio.run(_run(config, server, task, on_progress))
 
 
-async def _run(
-    config: SoakConfig, store: CoordinatorStore, task: str, server: Running, on_progress: Callable[[str], None]
-) -> Result:
+async def _run(config: SoakConfig, server: LocalCoordinator, task: str, on_progress: Callable[[str], None]) -> Result:
+    store = server.store
     before, samples = Usage.of(server.pid), []
     light = LightConfig(
         coordinator=server.url,

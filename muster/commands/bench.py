@@ -7,18 +7,13 @@ from typing import Annotated
 
 import typer
 
-from muster.output import Json, emit, progress, show_fields, show_table
+from muster.output import Json, doing, emit, show_fields, show_table
 
 bench_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     help="Run one benchmark. Each compares with a peer in the same run; --json prints one line to keep.",
 )
-
-
-@bench_app.callback()
-def bench() -> None:
-    """Make a command group of what has one command so far."""
 
 
 @bench_app.command("device_step")
@@ -43,9 +38,8 @@ def device_step(
     from muster.bench.device_step import run
 
     chosen = list(models or MODELS)
-    with progress() as bar:
-        task = bar.add_task("device_step", total=None, note="")
-        result = run(chosen, list(formats or FORMATS), blocks, lambda doing: bar.update(task, note=doing))
+    with doing("device_step") as say:
+        result = run(chosen, list(formats or FORMATS), blocks, say)
     if json:
         emit(result)
         return
@@ -71,9 +65,8 @@ def device_footprint(json: Json = False) -> None:
     """
     from muster.bench.device_footprint import run
 
-    with progress() as bar:
-        task = bar.add_task("device_footprint", total=None, note="")
-        result = run(lambda doing: bar.update(task, note=doing))
+    with doing("device_footprint") as say:
+        result = run(say)
     if json:
         return emit(result)
     figures = {
@@ -109,9 +102,8 @@ def hostile_fleet(
     from muster.bench.hostile_fleet import HostileConfig, run
 
     config = HostileConfig(profile=profile, devices=devices, rounds=rounds, dataset=dataset, data=data, seed=seed)
-    with progress() as bar:
-        task = bar.add_task("sessions", total=None, note="")
-        result = run(config, lambda session: bar.update(task, advance=1, note=f"{session.client}: {session.ending}"))
+    with doing("sessions") as say:
+        result = run(config, lambda session: say(f"{session.client}: {session.ending}", 1))
     if json:
         emit(result)
     else:
@@ -139,9 +131,8 @@ def secagg_fleet(
     from muster.bench.secagg_fleet import SecureFleetConfig, run
 
     config = SecureFleetConfig(devices=devices, rounds=rounds, seed=seed)
-    with progress() as bar:
-        task = bar.add_task("sessions", total=None, note="")
-        result = run(config, lambda session: bar.update(task, advance=1, note=f"{session.client}: {session.ending}"))
+    with doing("sessions") as say:
+        result = run(config, lambda session: say(f"{session.client}: {session.ending}", 1))
     if json:
         emit(result)
     else:
@@ -166,9 +157,8 @@ def secagg(
     """
     from muster.bench.secagg import Workload, run
 
-    with progress() as bar:
-        task = bar.add_task("secagg", total=None, note="")
-        result = run(Workload(n, dim, dropout, not honest), repeats, lambda doing: bar.update(task, note=doing))
+    with doing("secagg") as say:
+        result = run(Workload(n, dim, dropout, not honest), repeats, say)
     if json:
         return emit(result)
     figures = ("client_ms", "server_s", "receive_ms", "bytes_up", "bytes_down", "ctr_fraction", "mask_gb_s")
@@ -214,9 +204,8 @@ def signatures(
     """
     from muster.bench.signatures import run
 
-    with progress() as bar:
-        task = bar.add_task("signatures", total=None, note="")
-        result = run(blocks, lambda doing: bar.update(task, note=doing))
+    with doing("signatures") as say:
+        result = run(blocks, say)
     if json:
         return emit(result)
     rows = [
@@ -249,9 +238,8 @@ def checkin(
     from muster.bench.checkin import CheckinConfig, run
 
     config = CheckinConfig(devices=devices, blocks=blocks, block_s=seconds, load_s=2 * seconds)
-    with progress() as bar:
-        task = bar.add_task("checkin", total=None, note="")
-        result = run(config, lambda doing: bar.update(task, note=doing))
+    with doing("checkin") as say:
+        result = run(config, say)
     if json:
         return emit(result)
     show_fields({name: getattr(result, name) for name in ("per_cpu_second", "bare", "ratio_to_bare", "saturation")})
@@ -272,10 +260,9 @@ def report(
     """
     from muster.bench.report import ReportConfig, run
 
-    with progress() as bar:
-        task = bar.add_task("report", total=None, note="")
+    with doing("report") as say:
         config = ReportConfig(devices=devices, uploading=uploading, size=size)
-        result = run(config, lambda doing: bar.update(task, note=doing))
+        result = run(config, say)
     if json:
         return emit(result)
     rates = ("bytes_per_cpu_second", "memcpy", "received", "hashed", "added", "limit")
@@ -303,9 +290,8 @@ def rounds(
     from muster.bench.rounds import RoundsConfig, run
 
     config = RoundsConfig(devices=devices, rounds=rounds, size=size, silent=silent, killed=killed)
-    with progress() as bar:
-        task = bar.add_task("rounds", total=None, note="")
-        result = run(config, lambda doing: bar.update(task, note=doing))
+    with doing("rounds") as say:
+        result = run(config, say)
     if json:
         emit(result)
     else:
@@ -328,10 +314,9 @@ def soak(
 
     from muster.bench.soak import SoakConfig, run
 
-    with progress() as bar:
-        task = bar.add_task("soak", total=None, note="")
+    with doing("soak") as say:
         config = SoakConfig(minutes=minutes, devices=devices, size=size)
-        result = run(config, lambda doing: bar.update(task, note=doing))
+        result = run(config, say)
     if json:
         return emit(result)
     return show_fields(structs.asdict(result))

@@ -102,12 +102,16 @@ def collect(
     db: Database = DATABASE,
     blobs: Blobs = BLOBS,
     keep_models: Annotated[int, typer.Option(min=1, help="Rounds of each task whose models are kept.")] = 5,
+    keep_assignments_days: Annotated[
+        float, typer.Option(min=0.0, help="Days for which it is kept who took part.")
+    ] = 30.0,
     grace_h: Annotated[float, typer.Option(min=0.0, help="Hours for which bytes that no row knows are kept.")] = 24.0,
     json: Json = False,
 ) -> None:
-    """Remove models that newer rounds superseded, and stored bytes that nothing points at.
+    """Remove models that newer rounds superseded, who took part long ago, and stored bytes that nothing points at.
 
-    Coordinators may run meanwhile. Run it every day, by a timer. The grace is for bundles that are being uploaded.
+    A coordinator does so by itself once a day, as its settings say; this is for doing it now, while it runs or not. The
+    grace is for bundles that are being uploaded.
     """
     from dataclasses import asdict
 
@@ -116,7 +120,8 @@ def collect(
     from coordinator.tasks import open_coordinator_store
 
     with open_coordinator_store(db, blobs, create=False) as store:
-        done = asdict(run(store, Retention(models=keep_models, grace_s=grace_h * 3600)))
+        kept = Retention(models=keep_models, assignments_s=keep_assignments_days * 86_400, grace_s=grace_h * 3600)
+        done = asdict(run(store, kept))
     if json:
         emit(done)
     else:

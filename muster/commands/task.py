@@ -98,8 +98,8 @@ def create(
     """Register a plan bundle as a task; a running coordinator starts it within a second.
 
     A plan without such a format, or whose certificate shows more than --max-… allows, is refused. So is --secagg with a
-    minimum below 8 or a cohort above 500. Values are rounded in steps of 2 × clip-norm ÷ 2^bits × max-examples ÷ a
-    device's examples: keep --max-examples and --clip-norm as small as devices allow.
+    minimum below 8. Values are rounded in steps of 2 × clip-norm ÷ 2^bits × max-examples ÷ a device's examples: keep
+    --max-examples and --clip-norm as small as devices allow.
 
     A population in which too few devices meet --require, or too many rest after taking part (--min-separation-…), fills
     no round: `muster task metrics` shows what becomes of them.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
+import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,12 +15,18 @@ from coordinator.blobs import StoredName
 from coordinator.collection import Collected, Retention, collect, superseded, unknown
 from coordinator.errors import StoreConflict, UnknownRound
 from coordinator.rounds import TaskState
-from coordinator.store.tables import BLOBS
+from coordinator.server import serving
+from coordinator.settings import Settings
+from coordinator.store.tables import ASSIGNMENTS, BLOBS, REPORTS, TRANSITIONS
 from coordinator.task_settings import TaskSettings
-from tests.coordinator.bundles import make_bundle
+from tests.coordinator.bundles import START, make_bundle, report_body
+from tests.coordinator.conftest import committed
+from tests.coordinator.devices import speaking_to
+from tests.coordinator.test_api import assign, put
 
 pytestmark = pytest.mark.every_engine
 NOW = Retention(models=2, grace_s=-10)
+NOTHING = Collected(models=0, rows=0, objects=0, assignments=0)
 
 
 def known(store):
@@ -50,7 +58,7 @@ def test_superseded_models_go_with_rows_and_bytes_and_training_goes_on(store, re
     task = register(goal=1, rounds=5)
     train(desk, 4)
     before = {number: store.checkpoint(task, number)["params"] for number in (0, 3, 4)}
-    assert collect(store, NOW) == Collected(models=2, rows=2, objects=2)
+    assert collect(store, NOW) == Collected(models=2, rows=2, objects=2, assignments=0)
     for number, params in before.items():
         np.testing.assert_array_equal(store.checkpoint(task, number)["params"], params)
     for number in (1, 2):
@@ -61,7 +69,65 @@ def test_superseded_models_go_with_rows_and_bytes_and_training_goes_on(store, re
     assert store.task(task).state is TaskState.COMPLETED
     assert len(store.rounds(task)) == 5
     assert collect(store, NOW).models == 1
-    assert collect(store, NOW) == Collected(0, 0, 0)
+    assert collect(store, NOW) == NOTHING
+
+
+def left(store, table):
+    """The ids in a table that name assignments."""
+    query = {
+        "assignments": sqlalchemy.select(ASSIGNMENTS.c.id),
+        "reports": sqlalchemy.select(REPORTS.c.assignment),
+        "transitions": sqlalchemy.select(TRANSITIONS.c.entity_id).where(TRANSITIONS.c.entity == "assignment"),
+    }[table]
+    with store.database.engine.connect() as connection:
+        return set(connection.scalars(query))
+
+
+def test_who_took_part_long_ago_goes_and_counts_stay(store, register, desk, new_desk):
+    task = register(goal=1, rounds=5)
+    for device in ("a", "b"):
+        desk.report(*desk.assign(device))
+    (running,) = desk.assign("c")
+    before = store.rounds(task)
+    assert collect(store, Retention(assignments_s=3600)).assignments == 0
+    assert collect(store, Retention(assignments_s=-10)).assignments == 2
+    assert left(store, "assignments") == left(store, "transitions") == {running.assignment}
+    assert left(store, "reports") == set()
+    assert store.rounds(task) == before
+    desk.report(running)
+    assert [one.reported for one in store.rounds(task)] == [1, 1, 1]
+    assert len(store.history(task)) == 1
+    assert collect(store, Retention(assignments_s=-10)).assignments == 1
+
+
+def test_who_rests_is_not_forgotten(store, register, desk, new_desk):
+    by_rounds = register(goal=1, rounds=9, min_separation_rounds=3)
+    for device in "abcd":
+        desk.report(*desk.assign(device))
+    assert collect(store, Retention(assignments_s=-10)).assignments == 2
+    assert [one.device for number in (1, 2, 3, 4) for one in store.cohort(by_rounds, number)] == ["c", "d"]
+    store.cancel(by_rounds)
+    by_time = register(goal=1, rounds=9, min_separation_s=1000)
+    desk.pass_time(1)
+    desk.report(*desk.assign("a"))
+    collect(store, Retention(assignments_s=-10))
+    assert [one.device for one in store.cohort(by_time, 1)] == ["a"]
+    assert new_desk().arrive("a").reason == "resting"
+
+
+def test_a_coordinator_collects_by_itself(store, register, database, tmp_path):
+    task = register(goal=1, rounds=2)
+    place = {"database": database, "blobs": tmp_path / "blobs", "keys": tmp_path / "keys", "accept_unattested": True}
+    settings = Settings(**place, port=0, admin_port=0, collect_every_h=0.3 / 3600, keep_models=1)
+    with serving(settings) as url, speaking_to(url) as client:
+        for _ in range(2):
+            put(client, assign(client, "a")[0].assignment, report_body([1, 0, 0, 0], 1))
+        committed(store, task, 2)
+        until = time.monotonic() + 20
+        while {one.checkpoint_sha256 for one in store.rounds(task) if one.number == 1} != {None}:
+            assert time.monotonic() < until
+            time.sleep(0.02)
+    assert store.checkpoint(task, 2)["params"][0] == START[0] + 2
 
 
 def test_what_is_new_stays_and_what_a_killed_write_left_goes(store, register, tmp_path):
@@ -70,9 +136,9 @@ def test_what_is_new_stays_and_what_a_killed_write_left_goes(store, register, tm
     left = tmp_path / "blobs" / ".0123456789abcdef.tmp"
     left.write_bytes(b"half")
     os.utime(left, (0, 0))
-    assert collect(store, Retention()) == Collected(0, 0, objects=1)
+    assert collect(store, Retention()) == replace(NOTHING, objects=1)
     assert not left.exists()
-    assert collect(store, NOW) == Collected(0, 0, objects=1)
+    assert collect(store, NOW) == replace(NOTHING, objects=1)
     assert files(tmp_path) == known(store)
 
 

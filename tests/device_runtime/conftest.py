@@ -3,7 +3,7 @@ import pytest
 
 from device_runtime import transport
 from device_runtime.session import DeviceConfig
-from muster.server import coordinator_process
+from muster.server import local_coordinator
 from simulator import datasets
 from tests.device_runtime import linear
 from tests.device_runtime.coordinator import serving
@@ -51,6 +51,5 @@ def plans(tmp_path_factory):
 @pytest.fixture
 def world(tmp_path, plans):
     np.savez(tmp_path / "mine.npz", **datasets.load("digits").shard(0))
-    database, blobs = f"sqlite:///{tmp_path / 'm.db'}", tmp_path / "blobs"
-    with coordinator_process(tmp_path, database, blobs) as url, road_to(url) as road:
-        yield World(tmp_path, plans, road)
+    with local_coordinator(tmp_path) as local, road_to(local.url) as road:
+        yield World(tmp_path, plans, road, ["--db", local.database, "--blobs", local.blobs])

@@ -23,9 +23,8 @@ def muster(*arguments):
 class World:
     """A coordinator with one task for one device, the road to it, and the device's folder."""
 
-    def __init__(self, folder, plans, road):
-        self.folder, self.plans, self.road = folder, plans, road
-        self.where = ["--db", f"sqlite:///{folder / 'm.db'}", "--blobs", folder / "blobs"]
+    def __init__(self, folder, plans, road, where):
+        self.folder, self.plans, self.road, self.where = folder, plans, road, where
         self.state = folder / "state"
         self.task = ""
 

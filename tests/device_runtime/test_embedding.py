@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator.tasks import TaskSettings, open_coordinator_store
+from coordinator.tasks import TaskSettings
 from device_runtime import Device
 from device_runtime.errors import ConfigError
 from device_runtime.examples import ExampleStore
@@ -21,22 +21,23 @@ from export.model import Model
 from export.models import load
 from fedcore.algorithms import create
 from muster.commands.device import parser, run
-from muster.server import coordinator_process
+from muster.server import local_coordinator
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def test_the_host_app_trains_on_what_it_recorded(tmp_path):
     bundle = export_bundle(Model(load("logreg")), create("fedavg", {"batch_size": 5}), tmp_path / "plan")
-    database, blobs = f"sqlite:///{tmp_path / 'muster.db'}", tmp_path / "blobs"
-    with open_coordinator_store(database, blobs) as store, coordinator_process(tmp_path, database, blobs) as url:
-        task = store.register_task(bundle, TaskSettings(population="digits", goal=1, rounds=2, over_selection=1.0)).id
-        command = [sys.executable, EXAMPLES / "host_app.py", "--coordinator", url, "--population", "digits"]
+    with local_coordinator(tmp_path) as local:
+        task = local.store.register_task(
+            bundle, TaskSettings(population="digits", goal=1, rounds=2, over_selection=1.0)
+        ).id
+        command = [sys.executable, EXAMPLES / "host_app.py", "--coordinator", local.url, "--population", "digits"]
         runs = [
             subprocess.run([*command, "--folder", tmp_path / "app"], capture_output=True, text=True, check=False)
             for _ in range(2)
         ]
-        rounds = store.rounds(task)
+        rounds = local.store.rounds(task)
     assert [(run.returncode, run.stdout.split()) for run in runs] == [(0, ["reported"])] * 2, runs
     assert "its policy names no signers" in runs[0].stderr
     assert [attempt.metrics["train.loss"] > 0 for attempt in rounds] == [True, True]

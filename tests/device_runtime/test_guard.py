@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy
 
 from coordinator.store.tables import TASKS
-from coordinator.tasks import TaskSettings, open_coordinator_store
+from coordinator.tasks import TaskSettings
 from device_runtime import Collection, ConfigError, Device, ExampleStore, PerDay, PlanLimits, Policy, journal
 from device_runtime.journal import read_journal
 from export.build import export_bundle
@@ -20,7 +20,7 @@ from fedcore.algorithms import create
 from fedcore.params import ParamSchema, TensorSpec
 from fedcore.plan import Field
 from fedcore.signing import SigningKey
-from muster.server import coordinator_process
+from muster.server import local_coordinator
 from tests.device_runtime.coordinator import status
 
 OTHER = "ed25519:11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"
@@ -58,9 +58,8 @@ def world(tmp_path_factory):
     model, algorithm = Model(load("logreg")), create("fedavg", {"batch_size": 5, "epochs": 2})
     signed = export_bundle(model, algorithm, folder / "signed").sign(key)
     unsigned = export_bundle(model, algorithm, folder / "unsigned")
-    database, blobs = f"sqlite:///{folder / 'muster.db'}", folder / "blobs"
-    with open_coordinator_store(database, blobs) as store, coordinator_process(folder, database, blobs) as url:
-        yield World(url, store, key, signed, unsigned)
+    with local_coordinator(folder) as local:
+        yield World(local.url, local.store, key, signed, unsigned)
 
 
 @pytest.fixture

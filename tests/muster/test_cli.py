@@ -20,7 +20,7 @@ from fedcore.plan import BlobRef
 from fedcore.signing import SigningKey
 from muster.app import app
 from muster.cli import main
-from muster.server import coordinator_process
+from muster.server import local_coordinator
 from simulator import datasets
 from tests.export import models as user_models
 
@@ -152,7 +152,7 @@ def test_a_database_is_migrated_and_every_other_command_refuses_it_until_then(tm
     assert json.loads(in_process("coordinator", "migrate", *database, "--json").stdout)["after"] == "0001"
     assert in_process("task", "list", *database, "--blobs", tmp_path / "blobs").exit_code == 0
     collected = in_process("coordinator", "collect", *database, "--blobs", tmp_path / "blobs", "--json")
-    assert json.loads(collected.stdout) == {"models": 0, "rows": 0, "objects": 0}
+    assert json.loads(collected.stdout) == {"models": 0, "rows": 0, "objects": 0, "assignments": 0}
 
 
 def test_tasks_are_created_listed_paused_resumed_and_cancelled(plan, tmp_path):
@@ -243,12 +243,11 @@ def test_simulate_reads_a_file_and_flags_win(tmp_path):
 
 def test_one_device_run_by_hand_reports(plan, tmp_path):
     np.savez(tmp_path / "mine.npz", **datasets.load("digits").shard(0))
-    database, blobs = f"sqlite:///{tmp_path / 'm.db'}", tmp_path / "blobs"
-    where = ["--db", database, "--blobs", blobs]
     create = ["task", "create", "--plan", plan[0], "--population", "p", "--goal", 1, "--rounds", 1]
-    with coordinator_process(tmp_path, database, blobs) as url:
+    with local_coordinator(tmp_path) as local:
+        where = ["--db", local.database, "--blobs", local.blobs]
         assert in_process(*create, "--over-selection", 1, *where).exit_code == 0
-        device = ["device", "run", "--coordinator", url, "--population", "p", "--examples", tmp_path / "mine.npz"]
+        device = ["device", "run", "--coordinator", local.url, "--population", "p", "--examples", tmp_path / "mine.npz"]
         device += ["--state", tmp_path / "state", "--once", "--json"]
         status, out, err = muster(*device)
         assert status == 0, out + err
@@ -306,12 +305,12 @@ def test_every_command_has_help_with_an_example_of_what_it_does():
 
 
 def test_a_coordinator_with_other_keys_than_one_that_runs_does_not_start(tmp_path, monkeypatch):
-    database, blobs = f"sqlite:///{tmp_path / 'm.db'}", tmp_path / "blobs"
     monkeypatch.setenv("MUSTER_LEASE_S", "1")
-    with coordinator_process(tmp_path, database, blobs):
+    with local_coordinator(tmp_path) as local:
         monkeypatch.setenv("MUSTER_KEYS", str(tmp_path / "other.keys"))
         monkeypatch.setenv("MUSTER_ADMIN_PORT", "0")
-        status, _, err = muster("coordinator", "serve", "--port", 0, "--db", database, "--blobs", blobs)
+        where = ["--db", local.database, "--blobs", local.blobs]
+        status, _, err = muster("coordinator", "serve", "--port", 0, *where)
     assert status == 1
     assert "a replica with other keys runs on this database" in " ".join(err.split())
 

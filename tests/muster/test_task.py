@@ -7,7 +7,7 @@ import pytest
 
 from coordinator.store.rows import Seat
 from coordinator.tasks import open_coordinator_store
-from muster.server import coordinator_process
+from muster.server import local_coordinator
 from tests.coordinator.bundles import make_bundle, make_plan
 from tests.muster.test_cli import in_process, muster
 
@@ -15,7 +15,7 @@ from tests.muster.test_cli import in_process, muster
 @pytest.fixture
 def where(tmp_path):
     """The options that name a store which a coordinator has made."""
-    database, blobs = f"sqlite:///{tmp_path / 'm.db'}", tmp_path / "blobs"
+    database, blobs = f"sqlite:///{tmp_path / 'muster.db'}", tmp_path / "blobs"
     open_coordinator_store(database, blobs).close()
     return ["--db", database, "--blobs", blobs]
 
@@ -138,8 +138,8 @@ def test_device_that_runs_another_format_is_told_at_check_in_over_http(where, tm
     np.savez(tmp_path / "mine.npz", x=np.zeros((3, 2), np.float32))
     made = create(bundle.folder, "--format", "executorch", *where)
     assert made.exit_code == 0, made.output
-    with coordinator_process(tmp_path, where[1], where[3]) as url:
-        device = ["device", "run", "--coordinator", url, "--population", "p", "--examples", tmp_path / "mine.npz"]
+    with local_coordinator(tmp_path) as local:
+        device = ["device", "run", "--coordinator", local.url, "--population", "p", "--examples", tmp_path / "mine.npz"]
         device += ["--state", tmp_path / "state", "--once"]
         status, out, err = muster(*device)
         assert status == 75, out + err

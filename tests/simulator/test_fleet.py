@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from coordinator.rounds import AssignmentState, RoundState, TaskState
-from coordinator.tasks import TaskSettings, open_coordinator_store
+from coordinator.tasks import TaskSettings
 from device_runtime.conditions import Conditions, Requirements
 from device_runtime.journal import read_journal
 from export.build import export_bundle
@@ -21,7 +21,7 @@ from export.model import Model
 from export.models import load
 from fedcore.algorithms import create
 from muster.app import app
-from muster.server import coordinator_process
+from muster.server import local_coordinator
 from simulator import datasets
 from simulator.emulated import MadeUp
 from simulator.emulators import HERE
@@ -34,10 +34,9 @@ from simulator.kinds import Kind, take_turns
 def task(folder, **settings):
     """A coordinator process with one task; gives its store, its URL and the task's id."""
     bundle = export_bundle(Model(load("logreg")), create("fedavg", {"batch_size": 5}), folder / "plan")
-    database, blobs = f"sqlite:///{folder / 'muster.db'}", folder / "blobs"
     given = {"population": "p", "goal": 5, "rounds": 2, "over_selection": 1.2, "selection_timeout_s": 2.0} | settings
-    with open_coordinator_store(database, blobs) as store, coordinator_process(folder, database, blobs) as url:
-        yield store, url, store.register_task(bundle, TaskSettings(**given)).id
+    with local_coordinator(folder) as local:
+        yield local.store, local.url, local.store.register_task(bundle, TaskSettings(**given)).id
 
 
 def processes():

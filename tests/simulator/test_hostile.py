@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from coordinator.rounds import AssignmentState
-from coordinator.tasks import TaskSettings, open_coordinator_store
+from coordinator.tasks import TaskSettings
 from export.build import export_bundle
 from export.model import Model
 from export.models import load
 from fedcore.algorithms import create
 from muster.bench.hostile_fleet import HostileConfig, run
-from muster.server import coordinator_process
+from muster.server import local_coordinator
 from simulator import datasets
 from simulator.audit import audit
 from simulator.fleet import Fleet, FleetConfig, state_folder
@@ -43,16 +43,17 @@ def world(tmp_path_factory):
     folder = tmp_path_factory.mktemp("audited")
     users, _ = datasets.users("digits", None, 4)
     bundle = export_bundle(Model(load("logreg")), create("fedavg", {"batch_size": 5}), folder / "plan")
-    database, blobs = f"sqlite:///{folder / 'muster.db'}", folder / "blobs"
-    with open_coordinator_store(database, blobs) as store, coordinator_process(folder, database, blobs) as url:
+    with local_coordinator(folder) as local:
         settings = TaskSettings(
             population="p", goal=3, minimum=1, rounds=2, over_selection=4 / 3, selection_timeout_s=20.0
         )
-        task = store.register_task(bundle, settings).id
+        task = local.store.register_task(bundle, settings).id
         kinds = (Kind(name="well", weight=3), Kind(name="doomed", drop_out=1.0))
-        config = FleetConfig(coordinator=url, population="p", folder=folder / "devices", concurrency=4, kinds=kinds)
+        config = FleetConfig(
+            coordinator=local.url, population="p", folder=folder / "devices", concurrency=4, kinds=kinds
+        )
         summary = Fleet(config, users).run()
-        yield store, task, folder, summary
+        yield local.store, task, folder, summary
 
 
 def accepted(world, number):

@@ -9,13 +9,13 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from coordinator.tasks import Secagg, TaskSettings, open_coordinator_store
+from coordinator.tasks import Secagg, TaskSettings
 from export.build import export_bundle
 from export.model import Model
 from export.models import load
 from fedcore.algorithms import create
 from fedcore.bundle import Bundle
-from muster.server import coordinator_process
+from muster.server import local_coordinator
 from simulator import datasets
 from simulator.agreement import Cohort, counted_cohort, rounding, worst_difference
 from simulator.emulators import HERE
@@ -93,14 +93,13 @@ def tell(capsys, what, difference):
 def federate(model, algorithm, users, backends, tmp_path, *, archs=(HERE,), rounds=ROUNDS, secagg=None):
     """Rounds of eight devices, which take turns in the backends, and their distance from the engine's model."""
     bundle = export_bundle(model, algorithm, tmp_path / "plan", targets=tuple(backends))
-    database, blobs = f"sqlite:///{tmp_path / 'muster.db'}", tmp_path / "blobs"
-    with open_coordinator_store(database, blobs) as store, coordinator_process(tmp_path, database, blobs) as url:
+    with local_coordinator(tmp_path) as local:
         task_settings = TaskSettings(
             population="p", goal=8, rounds=rounds, over_selection=1.0, seed=SEED, secagg=secagg
         )
-        task = store.register_task(bundle, task_settings).id
+        task = local.store.register_task(bundle, task_settings).id
         config = FleetConfig(
-            coordinator=url,
+            coordinator=local.url,
             population="p",
             folder=tmp_path / "devices",
             concurrency=8,
@@ -108,8 +107,8 @@ def federate(model, algorithm, users, backends, tmp_path, *, archs=(HERE,), roun
         )
         summary = Fleet(config, users).run()
         numbers = range(1, rounds + 1)
-        cohorts = [counted_cohort(store, task, number, summary.clients) for number in numbers]
-        fleet = [store.checkpoint(task, number)["params"] for number in numbers]
+        cohorts = [counted_cohort(local.store, task, number, summary.clients) for number in numbers]
+        fleet = [local.store.checkpoint(task, number)["params"] for number in numbers]
     assert [len(cohort) for cohort in cohorts] == [8] * rounds
     assert summary.endings["reported"] == 8 * rounds
     engine = Engine(model, algorithm, users, seed=SEED)

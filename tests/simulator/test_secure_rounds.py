@@ -16,7 +16,7 @@ import pytest
 
 from coordinator.aggregation import aggregate
 from coordinator.rounds import AssignmentState
-from coordinator.tasks import Secagg, TaskSettings, open_coordinator_store
+from coordinator.tasks import Secagg, TaskSettings
 from device_runtime.journal import read_journal
 from device_runtime.outcome import Outcome
 from export.build import export_bundle
@@ -24,7 +24,7 @@ from export.model import Model
 from export.models import load
 from fedcore.algorithms import create
 from fedcore.masking import reunite
-from muster.server import coordinator_process
+from muster.server import local_coordinator
 from secagg import packing
 from secagg.messages import Result
 from simulator import datasets
@@ -92,9 +92,8 @@ class World:
 
 @pytest.fixture
 def world(tmp_path, bundle):
-    database, blobs = f"sqlite:///{tmp_path / 'm.db'}", tmp_path / "blobs"
-    with open_coordinator_store(database, blobs) as store, coordinator_process(tmp_path, database, blobs) as url:
-        yield lambda rounds, phase_s: World(tmp_path, store, url, bundle, rounds, phase_s)
+    with local_coordinator(tmp_path) as local:
+        yield lambda rounds, phase_s: World(tmp_path, local.store, local.url, bundle, rounds, phase_s)
 
 
 # Where the first device is killed in each round, what becomes of it when it is started again, and how many are counted.

@@ -1,12 +1,12 @@
 """Real devices and a real coordinator, on a road with bad weather: the model is that of exactly the reports counted."""
 
 from coordinator.rounds import RoundState
-from coordinator.tasks import TaskSettings, open_coordinator_store
+from coordinator.tasks import TaskSettings
 from export.build import export_bundle
 from export.model import Model
 from export.models import load
 from fedcore.algorithms import create
-from muster.server import coordinator_process
+from muster.server import local_coordinator
 from simulator import datasets
 from simulator.agreement import counted_cohort, worst_difference
 from simulator.audit import audit
@@ -22,7 +22,6 @@ def test_slow_cut_corrupted_repeated_and_reordered_requests_change_no_count(tmp_
     users, _ = datasets.users("digits", None, DEVICES)
     model, algorithm = Model(load("logreg"), 0), create("fedavg", ALGORITHM)
     bundle = export_bundle(model, algorithm, tmp_path / "plan")
-    database, blobs = f"sqlite:///{tmp_path / 'muster.db'}", tmp_path / "blobs"
     settings = TaskSettings(
         population="p",
         goal=3,
@@ -33,11 +32,8 @@ def test_slow_cut_corrupted_repeated_and_reordered_requests_change_no_count(tmp_
         reporting_deadline_s=10.0,
         max_attempts=100,
     )
-    with (
-        open_coordinator_store(database, blobs) as store,
-        coordinator_process(tmp_path, database, blobs) as url,
-        road_to(url) as road,
-    ):
+    with local_coordinator(tmp_path) as local, road_to(local.url) as road:
+        store = local.store
         road.weather = Weather(1, latency_s=0.01, bytes_per_s=1e6, **STORM)
         task = store.register_task(bundle, settings).id
         config = FleetConfig(coordinator=road.url, population="p", folder=tmp_path / "devices", concurrency=DEVICES)

@@ -1,0 +1,66 @@
+"""Rows that nobody needs any more, within one transaction. What is to be kept: coordinator.collection."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from sqlalchemy import delete, exists, func, or_, select, text, update
+from sqlalchemy.engine import Connection
+
+from coordinator.rounds import RoundState
+from coordinator.store.tables import ASSIGNMENTS, BLOBS, METADATA, REPORTS, ROUNDS, TRANSITIONS
+
+
+class Garbage:
+    """Reading and deleting, within one transaction; `at` is its time, in seconds since 1970."""
+
+    def __init__(self, connection: Connection, at: float) -> None:
+        self._connection = connection
+        self._at = at
+
+    def known_blobs(self, names: Collection[str]) -> set[str]:
+        """Which of `names` are blobs with a row; until the transaction ends nobody else adds or removes one."""
+        if self._connection.dialect.name == "postgresql":
+            # SQLite has one writer anyway.
+            self._connection.execute(text("LOCK TABLE blobs IN SHARE ROW EXCLUSIVE MODE"))
+        return set(self._connection.scalars(select(BLOBS.c.sha256).where(BLOBS.c.sha256.in_(names))))
+
+    def rounds_with_models(self, task_id: str) -> list[int]:
+        """The committed rounds whose models are kept."""
+        kept = (ROUNDS.c.task == task_id) & ROUNDS.c.checkpoint_sha256.is_not(None)
+        return list(self._connection.scalars(select(ROUNDS.c.number).where(kept)))
+
+    def forget_models(self, task_id: str, numbers: Collection[int]) -> int:
+        """Let committed rounds point at their models no more; answers how many blobs nothing points at by then.
+
+        Their rows are removed. Raises sqlalchemy's IntegrityError when somebody is about to point at one of them.
+        """
+        of_rounds = (ROUNDS.c.task == task_id) & ROUNDS.c.number.in_(numbers) & ROUNDS.c.checkpoint_sha256.is_not(None)
+        found = self._connection.execute(select(ROUNDS.c.state_sha256, ROUNDS.c.checkpoint_sha256).where(of_rounds))
+        let_go = {digest for row in found for digest in row}
+        self._connection.execute(update(ROUNDS).where(of_rounds).values(state_sha256=None, checkpoint_sha256=None))
+        pointers = [key.parent for table in METADATA.tables.values() for key in table.foreign_keys]
+        pointers = [column for column in pointers if column.references(BLOBS.c.sha256)]
+        needed = [BLOBS.c.sha256.in_(select(column).where(column.is_not(None))) for column in pointers]
+        gone = BLOBS.c.sha256.in_(let_go) & ~or_(*needed)
+        return self._connection.execute(delete(BLOBS).where(gone)).rowcount
+
+    def rounds_with_cohorts(self, task_id: str, age_s: float, within: int) -> list[int]:
+        """Row ids of rounds that ended over `age_s` ago, whose assignments are still there.
+
+        The last `within` committed rounds of the task, and whatever came after them, are not among them.
+        """
+        of_task = ROUNDS.c.task == task_id
+        committed = select(func.max(ROUNDS.c.number)).where(of_task & (ROUNDS.c.state == RoundState.COMMITTED))
+        last = self._connection.scalar(committed) or 0
+        old = of_task & (ROUNDS.c.ended_at < self._at - age_s) & (ROUNDS.c.number <= last - within)
+        here = exists().where(ASSIGNMENTS.c.round == ROUNDS.c.id)
+        return list(self._connection.scalars(select(ROUNDS.c.id).where(old & here).order_by(ROUNDS.c.id)))
+
+    def forget_cohort(self, round_id: int) -> int:
+        """Remove a round's assignments with their reports and transitions; answers how many assignments."""
+        ids = select(ASSIGNMENTS.c.id).where(ASSIGNMENTS.c.round == round_id)
+        of_them = (TRANSITIONS.c.entity == "assignment") & TRANSITIONS.c.entity_id.in_(ids)
+        self._connection.execute(delete(TRANSITIONS).where(of_them))
+        self._connection.execute(delete(REPORTS).where(REPORTS.c.assignment.in_(ids)))
+        return self._connection.execute(delete(ASSIGNMENTS).where(ASSIGNMENTS.c.round == round_id)).rowcount
