@@ -21,7 +21,7 @@ from coordinator.aggregation import ReportSum
 from coordinator.closing import close_round
 from coordinator.errors import LeaseLost, Refusal, StoreConflict, Unavailable, UnknownBlob
 from coordinator.failpoints import reach
-from coordinator.jobs import Job, Running, Underway, next_event
+from coordinator.jobs import Job, Running, Underway
 from coordinator.ledger import Draft, Means
 from coordinator.metrics import Metrics
 from coordinator.participation import Apart
@@ -277,14 +277,12 @@ class Driver:
         rounds = [one for one in (underway.running.get(task), underway.held.get(task)) if one is not None]
         if any(self._moves(round_, job, now) for round_ in rounds):
             return True
-        return job is not None and underway.may_open(job) and bool(self._means.eligible(job, now))
+        return job is not None and underway.may_open(job) and bool(self._means.eligible(job, underway, now))
 
     def _moves(self, round_: Running, job: Job | None, now: float) -> bool:
-        held = self._underway.holds(round_.job.task.id, now)
-        if round_.value.held and held:
-            return job is None or not job.active
-        eligible = len(self._means.eligible(round_.job, now)) if round_.value.state is RoundState.SELECTING else 0
-        return step(round_.value, next_event(round_, job, eligible, held), now)[0] != round_.value
+        underway = self._underway
+        event = underway.next_event(round_, job, lambda job: self._means.eligible(job, underway, now), now)
+        return step(round_.value, event, now)[0] != round_.value
 
     def _clear_doubt(self, now: float) -> None:
         """After a transaction failed: go on with the rounds that the store has as memory has them, and no others.

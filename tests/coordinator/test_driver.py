@@ -306,6 +306,30 @@ def test_failing_attempts_come_ever_slower_and_then_the_task_is_paused_with_a_re
     assert desk.arrive("a").reason == "no-task"
 
 
+def test_task_that_its_last_allowed_failure_pauses_draws_nobody_for_the_round_behind(store, register, desk):
+    task = register(goal=1, max_attempts=1)
+    (only,) = desk.assign("a")
+    waiting = desk.wait("b", seconds=1000)
+    desk.give_up(only)
+    desk.turn()
+    assert not waiting.done()
+    assert states(store, task) == [(1, 1, "abandoned", "too-few-reports"), (2, 1, "abandoned", "paused")]
+
+
+@pytest.mark.parametrize(("end", "reason"), [("pause", "paused"), ("cancel", "cancelled")])
+def test_nobody_is_drawn_for_a_task_that_was_paused_or_cancelled_since_the_last_look(
+    store, register, desk, end, reason
+):
+    task = register(goal=1)
+    (running,) = desk.assign("a")
+    waiting = desk.wait("b", seconds=1000)
+    getattr(store, end)(task)
+    desk.give_up(running)
+    desk.turn()
+    assert not waiting.done()
+    assert states(store, task)[-1] == (2, 1, "abandoned", reason)
+
+
 def test_operator_who_resumes_a_failing_task_gets_all_attempts_again(store, register, desk):
     task = register(goal=1, max_attempts=2)
     fail(desk, "a")

@@ -35,6 +35,22 @@ def test_device_that_was_not_drawn_comes_back_when_the_round_that_reports_should
     desk.report(second)
 
 
+def test_round_that_ran_while_its_task_was_paused_teaches_how_long_rounds_take(store, register):
+    # Long after its clock began: the population must not be sent away for as long as the coordinator has run.
+    desk = Desk(store, retry=BOUNDS, now=50_000.0)
+    task = register(goal=1, rounds=9, reporting_deadline_s=600)
+    (running,) = desk.assign("a")
+    store.pause(task)
+    desk.pass_time(50)
+    store.resume(task)
+    desk.pass_time(50)
+    desk.report(running)
+    desk.assign("b")
+    waiting = desk.wait("c", seconds=30)
+    desk.pass_time(30)
+    assert waiting.result(timeout=0).retry == RetryWindow(60.0, 80.0)
+
+
 def test_devices_turned_away_from_a_selection_with_too_few_come_back_together_at_once(register, desk):
     register(goal=3, selection_timeout_s=60)
     waiting = [desk.wait(name, seconds=500) for name in "ab"]
