@@ -171,7 +171,8 @@ def test_a_report_that_is_too_large_or_anothers_or_unwanted_is_refused_before_it
     refused(patch(client, given, 0, body=large), "too-large")
     client.devices.of[given] = "b"
     refused(patch(client, given, 0), "foreign-assignment")
-    assert head(client, given).status_code == 403
+    foreign = head(client, given)
+    assert (foreign.status_code, foreign.headers["muster-problem"]) == (403, "foreign-assignment")
     client.devices.of[given] = "a"
     abort(client, given)
     refused(patch(client, given, 0), "no-longer-needed")
@@ -203,16 +204,16 @@ def test_reports_on_their_way_take_no_more_memory_than_they_may_and_it_is_let_go
 def test_a_device_that_falls_silent_in_a_body_is_not_waited_for_and_its_room_is_anothers(
     register, database, tmp_path, monkeypatch, method
 ):
-    monkeypatch.setattr(entrance, "SILENCE_S", 0.3)
     register(goal=2, rounds=1)
     place = {"database": database, "keys": tmp_path / "keys", "blobs": tmp_path / "blobs", "port": 0}
     with serving(Settings(**place, reports_bytes=4200 + len(BODY))) as url, speaking_to(url) as client:
         mine, theirs = (one.assignment for one in assign(client, "a", "b"))
         headers = about(0) if method == "PATCH" else {}
-        with begin(client, method, mine, BODY, 40, **headers) as silent:
-            if method == "PUT":
-                refused(put(client, theirs, BODY), "unavailable")
+        with monkeypatch.context() as shorter:
+            shorter.setattr(entrance, "SILENCE_S", 0.3)
+            silent = begin(client, method, mine, BODY, 40, **headers)
             assert b" 400 " in silent.recv(1 << 16).partition(b"\r\n")[0]
+        with silent:
             if method == "PATCH":
                 assert offset(client, mine) == 40  # it may go on
             assert put(client, theirs, BODY).status_code == 200
