@@ -14,7 +14,7 @@ from coordinator.api.http import answer, preferred_wait, read_as, read_body, rea
 from coordinator.api.owned import REMEMBERED, Owned
 from coordinator.api.reports import HEADER_BYTES
 from coordinator.api.signed import signed
-from coordinator.errors import TooManyRequests, Unavailable
+from coordinator.errors import Unavailable
 from coordinator.recent import Recent
 from coordinator.secure import UPLOAD
 from coordinator.service import Service
@@ -51,9 +51,7 @@ class DeviceApi:
     async def check_in(self, population: str, request: HttpRequest) -> Response:
         """A device is willing to work: it gets a session, or a reason and a time to come back."""
         message = await read_message(request, CheckIn, self._settings.message_limit_bytes)
-        device = signed(request).keyid
-        self._admit(device)
-        arrival = Arrive(population, device, message)
+        arrival = Arrive(population, signed(request).keyid, message)
         found: CheckInAnswer | None = self._driver.turn_away(arrival)
         if found is None:
             found = await self._ask(arrival)
@@ -114,13 +112,6 @@ class DeviceApi:
         message = await read_message(request, Abort, self._settings.message_limit_bytes)
         await self._ask(GiveUp(assignment, message))
         return Response(status_code=204)
-
-    def _admit(self, device: str) -> None:
-        try:
-            self._limits.device.admit(device)
-        except TooManyRequests:
-            self._metrics.shed.labels("device").inc()
-            raise
 
     async def _ask(self, request: Request[T]) -> T:
         return await asyncio.wrap_future(self._driver.submit(request))
