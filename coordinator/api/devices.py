@@ -65,7 +65,8 @@ class DeviceApi:
         wait_s, headers = preferred_wait(request, self._settings.max_wait_s)
         given = await read_body(request, self._settings.message_limit_bytes)
         tasks = frozenset(read_as(given, Willing).tasks) if given else None
-        waiting = asyncio.ensure_future(self._ask(Wait(session, signed(request).keyid, wait_s, tasks)))
+        promise = self._driver.submit(Wait(session, signed(request).keyid, wait_s, tasks))
+        waiting = asyncio.wrap_future(promise)
         gone = asyncio.ensure_future(_disconnected(request))
         try:
             await asyncio.wait((waiting, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -74,7 +75,7 @@ class DeviceApi:
         finally:
             waiting.cancel()
             gone.cancel()
-        await self._ask(HangUp(session))
+        await self._ask(HangUp(session, promise))
         raise Unavailable("the connection was closed")
 
     async def blob(self, sha256: str, request: HttpRequest) -> Response:
