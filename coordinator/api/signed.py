@@ -41,7 +41,7 @@ class Signed:
 
 
 class Gate:
-    """Lets signed requests in. Its methods are dependencies of routes, and leave what they found in the request."""
+    """Lets signed requests in. Its methods run before a route's endpoint, and leave what they found in the request."""
 
     def __init__(self, store: CoordinatorStore, clock: Callable[[], float] = time.time) -> None:
         self._store = store
