@@ -43,6 +43,7 @@ def device_app(service: Service) -> FastAPI:
         yield
         for one in aside:
             one.cancel()
+        await asyncio.wait(aside)
         service.driver.stop()
         service.unmasker.close()
         service.store.close()

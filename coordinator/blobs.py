@@ -6,9 +6,12 @@ process. Credentials, regions and endpoints are those of the usual environment (
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import re
 import secrets
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,8 +25,14 @@ from coordinator.errors import MissingStore, Unavailable, UnknownBlob, Unsupport
 from coordinator.failpoints import reach
 from fedcore.plan import BlobRef
 
+_LOG = logging.getLogger(__name__)
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_OURS = re.compile(r"[0-9a-f]{64}|\.[0-9a-f]{16}\.tmp")
+"""Names of blobs, and of what a killed write left; everything else at the address belongs to somebody else."""
 _CHUNK = 1 << 18
+_AWAY = "the blobs cannot be reached now; come back later"
+_DELETING_S = 5
+"""How long a deletion takes at most; below what an idle transaction on PostgreSQL may take (store.engines)."""
 
 
 class StoredName(NamedTuple):
@@ -36,17 +45,19 @@ class StoredName(NamedTuple):
 class Blobs:
     """Content-addressed bytes at `address`, a folder or the URL of an object store.
 
-    Writing is idempotent and survives a power cut once `put` has returned. An object store that does not answer is
-    Unavailable. A folder is made if it is not there and
-    `create`; else raises MissingStore. Raises UnsupportedBlobs when a URL cannot be used.
+    Writing is idempotent and survives a power cut once `put` has returned. A folder is made if it is not there and
+    `create`; else raises MissingStore. An object store is asked once: raises UnsupportedBlobs with its words when it
+    cannot be used. Later, Unavailable is raised by every method while it does not answer; the log says why.
     """
 
     def __init__(self, address: str | Path, *, create: bool = True) -> None:
         self._write: Callable[[str, bytes], object]
+        self._delete: Callable[[Sequence[str]], int]
         self._store: ObjectStore
         if "://" in str(address):
             self._store = _object_store(str(address))
             self._write = self._upload
+            self._delete = lambda names: asyncio.run(self._delete_at_once(names))
             return
         folder = Path(address).absolute()
         if create:
@@ -55,26 +66,29 @@ class Blobs:
             raise MissingStore(f"there is no blob folder {folder}; start the coordinator first, or name its folder")
         self._store = LocalStore(folder)
         self._write = lambda name, data: _write_durably(folder, name, data)
+        self._delete = lambda names: _delete_files(folder, names)
 
     def put(self, data: bytes) -> BlobRef:
-        """Store `data`. The name appears only when the bytes are durable: a blob is whole or absent."""
+        """Store `data`. The name appears only when the bytes are durable: a blob is whole or absent.
+
+        What is there already is written again: it is new then, and no collection takes it for long forgotten.
+        """
         ref = BlobRef.of(data)
-        if not self.has(ref.sha256):
-            reach("blob.before-write")
-            self._write(ref.sha256, data)
-            reach("blob.after-write")
+        reach("blob.before-write")
+        self._write(ref.sha256, data)
+        reach("blob.after-write")
         return ref
 
     def has(self, sha256: str) -> bool:
         """Whether a blob is there. Raises UnknownBlob for what is no digest."""
         name = _checked(sha256)
-        with suppress(UnknownBlob), _reaching(sha256):
+        with suppress(UnknownBlob), _finding(sha256):
             return bool(obstore.head(self._store, name))
         return False
 
     def get(self, sha256: str) -> bytes:
         """A blob's bytes. Raises UnknownBlob; fedcore.errors.DigestMismatch when they were altered."""
-        with _reaching(sha256):
+        with _finding(sha256):
             data = bytes(obstore.get(self._store, _checked(sha256)).bytes())
         return BlobRef(sha256, len(data)).check(data)
 
@@ -82,32 +96,59 @@ class Blobs:
         """Some of a blob's bytes, in pieces and unchecked: who gets them checks the whole. Raises UnknownBlob."""
         if not part:
             return iter(())
-        with _reaching(sha256):
+        with _finding(sha256):
             found = obstore.get(self._store, _checked(sha256), options={"range": (part.start, part.stop)})
         return (bytes(piece) for piece in found.stream(_CHUNK))
 
     def stored(self) -> Iterator[StoredName]:
-        """Everything that is stored, what a killed write left included."""
-        for page in obstore.list(self._store):
-            yield from (StoredName(one["path"], one["last_modified"].timestamp()) for one in page)
+        """Every blob that is stored, and what killed writes left; other files at the address are not ours."""
+        with _reaching():
+            for page in obstore.list(self._store):
+                ours = (one for one in page if _OURS.fullmatch(one["path"]))
+                yield from (StoredName(one["path"], one["last_modified"].timestamp()) for one in ours)
 
-    def delete(self, names: Sequence[str]) -> None:
-        """Delete what `stored` named; what is gone already is no error. Only for whoever knows that no row needs it."""
-        for name in names:
-            with suppress(FileNotFoundError):
-                obstore.delete(self._store, name)
+    def delete(self, names: Sequence[str]) -> int:
+        """Delete the first of what `stored` named, as many as a few seconds allow; answers how many.
+
+        What is gone already counts too. Only for whoever knows that no row needs them.
+        """
+        return self._delete(names) if names else 0
+
+    async def _delete_at_once(self, names: Sequence[str]) -> int:
+        try:
+            with _reaching(), suppress(FileNotFoundError):
+                await asyncio.wait_for(obstore.delete_async(self._store, names), _DELETING_S)
+        except TimeoutError as error:
+            raise Unavailable(_AWAY) from error
+        return len(names)
 
     def _upload(self, name: str, data: bytes) -> None:
-        with _reaching(name):
+        with _reaching((BaseError, FileNotFoundError)):  # what is missing is the bucket
             obstore.put(self._store, name, data)
 
 
 def _object_store(url: str) -> ObjectStore:
     try:
-        return from_url(url)
-    except (BaseError, ValueError) as error:
-        reason = str(error).partition("\n")[0]
-        raise UnsupportedBlobs(f"blobs cannot be kept at {url!r}: {reason}") from error
+        store = from_url(url)
+        for _ in obstore.list(store, chunk_size=1):
+            break
+    except (BaseError, FileNotFoundError, ValueError) as error:
+        raise UnsupportedBlobs(f"blobs cannot be kept at {url!r}: {_words(error)}") from error
+    return store
+
+
+def _delete_files(folder: Path, names: Sequence[str]) -> int:
+    until = time.monotonic() + _DELETING_S
+    for done, name in enumerate(names, 1):
+        (folder / name).unlink(missing_ok=True)
+        if time.monotonic() > until:
+            return done
+    return len(names)
+
+
+def _words(error: Exception) -> str:
+    """What a store said, on one line, without the library's own insides."""
+    return " ".join(str(error).partition("Debug source:")[0].split())
 
 
 def _checked(sha256: str) -> str:
@@ -118,14 +159,23 @@ def _checked(sha256: str) -> str:
 
 
 @contextmanager
-def _reaching(sha256: str) -> Iterator[None]:
+def _finding(sha256: str) -> Iterator[None]:
     """Raises UnknownBlob when there is none, Unavailable when an object store does not answer."""
     try:
-        yield
+        with _reaching():
+            yield
     except FileNotFoundError:
         raise UnknownBlob(f"there is no blob {sha256[:12]}…") from None
-    except BaseError as error:
-        raise Unavailable("the blobs cannot be reached now; come back later") from error
+
+
+@contextmanager
+def _reaching(failures: tuple[type[Exception], ...] = (BaseError,)) -> Iterator[None]:
+    """Raises Unavailable when an object store does not answer, or refuses; the log says why."""
+    try:
+        yield
+    except failures as error:
+        _LOG.error("the blobs cannot be reached: %s", _words(error))
+        raise Unavailable(_AWAY) from error
 
 
 def _write_durably(folder: Path, name: str, data: bytes) -> None:

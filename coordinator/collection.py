@@ -2,20 +2,26 @@
 
 A row never points at a missing blob, whoever writes meanwhile. Bytes are deleted in a transaction that no transaction
 which adds a blob overlaps with, after a look at the rows; and whoever adds a blob looks at its bytes before it commits.
+
+So it is in a backup, rows first and bytes after them: what nothing points at any more keeps its row and its bytes for
+the grace.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterable
+import threading
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from itertools import islice
+from typing import TypeAlias
 
 from coordinator.blobs import StoredName
 from coordinator.store.rows import Task
 from coordinator.tasks import CoordinatorStore
 
+Stopped: TypeAlias = Callable[[], bool]
 _LOG = logging.getLogger(__name__)
 _BATCH = 100
 """Bytes of so many blobs are deleted in one transaction: other writers wait for its end."""
@@ -27,8 +33,8 @@ _FIRST = 0.1
 class Retention:
     """What is kept of every task: the models of the last `models` committed rounds; assignments for `assignments_s`.
 
-    Assignments are kept for longer where a separation of participations still asks for them. grace_s: how old bytes are
-    that are deleted because no row knows them.
+    Assignments are kept for longer where a separation of participations still asks for them. grace_s: for how long
+    bytes are kept that nothing points at, or no row knows yet: while a backup is made, or a bundle is uploaded.
     """
 
     models: int = 5
@@ -56,25 +62,35 @@ def unknown(stored: Iterable[StoredName], known: Collection[str], before: float)
     return [one.name for one in stored if one.name not in known and one.written_at < before]
 
 
-def collect(store: CoordinatorStore, retention: Retention) -> Collected:
-    """Remove what nobody needs any more. Safe while coordinators run, and beside another collection."""
-    models = rows = assignments = 0
+def collect(store: CoordinatorStore, retention: Retention, stopped: Stopped = lambda: False) -> Collected:
+    """Remove what nobody needs any more. Safe while coordinators run, and beside another collection.
+
+    Once `stopped` says so it ends soon, and the next collection goes on.
+    """
+    models = assignments = 0
     for task in store.tasks():
+        if stopped():
+            break
         with store.database.writing() as records:
             gone = superseded(records.garbage.rounds_with_models(task.id), retention.models)
-            models += len(gone)
-            rows += records.garbage.forget_models(task.id, gone)
-        assignments += _forget_cohorts(store, task, retention.assignments_s)
-    objects = _delete_unknown(store, retention.grace_s)
+            records.garbage.forget_models(task.id, gone)
+        models += len(gone)
+        assignments += _forget_cohorts(store, task, retention.assignments_s, stopped)
+    with store.database.writing() as records:
+        rows = records.garbage.forget_blobs(retention.grace_s)
+    objects = _delete_unknown(store, retention.grace_s, stopped)
     return Collected(models=models, rows=rows, objects=objects, assignments=assignments)
 
 
 async def collect_forever(store: CoordinatorStore, retention: Retention, every_s: float) -> None:
-    """Collect at such intervals, in a thread. What fails is logged, and tried again at the next time."""
+    """Collect at such intervals, in a thread, which has ended when this has been cancelled.
+
+    What fails is logged, and tried again at the next time.
+    """
     await asyncio.sleep(_FIRST * every_s)
     while True:
         try:
-            done = await asyncio.to_thread(collect, store, retention)
+            done = await _collect_in_thread(store, retention)
             _LOG.info(
                 "collected %d models, %d stored objects, %d assignments", done.models, done.objects, done.assignments
             )
@@ -83,7 +99,17 @@ async def collect_forever(store: CoordinatorStore, retention: Retention, every_s
         await asyncio.sleep(every_s)
 
 
-def _forget_cohorts(store: CoordinatorStore, task: Task, age_s: float) -> int:
+async def _collect_in_thread(store: CoordinatorStore, retention: Retention) -> Collected:
+    stop = threading.Event()
+    collecting = asyncio.create_task(asyncio.to_thread(collect, store, retention, stop.is_set))
+    try:
+        return await asyncio.shield(collecting)
+    finally:
+        stop.set()
+        await asyncio.wait([collecting])
+
+
+def _forget_cohorts(store: CoordinatorStore, task: Task, age_s: float, stopped: Stopped) -> int:
     """One round a transaction: other writers wait for its end."""
     apart = task.settings.separation
     within = apart.rounds - 1 if apart else 0
@@ -91,22 +117,25 @@ def _forget_cohorts(store: CoordinatorStore, task: Task, age_s: float) -> int:
         old = records.garbage.rounds_with_cohorts(task.id, max(age_s, apart.seconds if apart else 0.0), within)
     forgotten = 0
     for round_id in old:
+        if stopped():
+            break
         with store.database.writing() as records:
             forgotten += records.garbage.forget_cohort(round_id)
     return forgotten
 
 
-def _delete_unknown(store: CoordinatorStore, grace_s: float) -> int:
-    deleted = 0
+def _delete_unknown(store: CoordinatorStore, grace_s: float, stopped: Stopped) -> int:
     with store.database.reading() as records:
         before = records.at - grace_s
-    found = iter(store.blobs.stored())
-    while batch := list(islice(found, _BATCH)):
-        names = {one.name for one in batch if one.written_at < before}
-        if not names:
-            continue
-        with store.database.writing() as records:
-            going = unknown(batch, records.garbage.known_blobs(names), before)
-            store.blobs.delete(going)
-        deleted += len(going)
+    deleted = 0
+    old = (one for one in store.blobs.stored() if one.written_at < before)
+    while batch := list(islice(old, _BATCH)):
+        while batch and not stopped():
+            with store.database.writing() as records:
+                going = unknown(batch, records.garbage.known_blobs([one.name for one in batch]), before)
+                done = store.blobs.delete(going)
+            deleted += done
+            batch = [one for one in batch if one.name in going[done:]]
+        if stopped():
+            break
     return deleted

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sized
 from dataclasses import asdict, dataclass, field, replace
 
 from coordinator.rounds import Abandon, Event, Revealed, Round, RoundState, TaskState, Tick, Waiting
@@ -110,6 +110,11 @@ class Underway:
         """Whether a task's next round must wait: for the one that runs, or for the end of a pause."""
         return task in self.running or now < self.not_before.get(task, now)
 
+    def ahead(self, task: str) -> int:
+        """How many rounds of a task must end before the one that draws devices next can."""
+        running = self.running.get(task)
+        return 0 if running is None or running.value.state in (RoundState.SELECTING, RoundState.CONFIGURING) else 1
+
     def selects(self, job: Job) -> bool:
         """Whether a task's round draws devices now, also if the task was paused since."""
         running = self.running.get(job.task.id)
@@ -123,15 +128,19 @@ class Underway:
         ahead = self.running.get(task)
         return ahead is None or (not self.selects(job) and ahead.number < settings.rounds)
 
+    def next_event(self, round_: Running, job: Job | None, eligible: Callable[[Job], Sized], now: float) -> Event:
+        """What a round must be told now, apart from reports.
 
-def next_event(round_: Running, job: Job | None, eligible: int, held: bool) -> Event:
-    """What a round must be told now, apart from reports; `job` is None when its task is over."""
-    if job is None:
-        return Abandon("cancelled")
-    if round_.value.held and not job.active:
-        return Abandon("paused")
-    if round_.value.state is RoundState.SELECTING:
-        return Waiting(eligible, held)
-    if round_.value.state is RoundState.REPORTING and round_.secure is not None:
-        return round_.secure.event or (Revealed() if round_.secure.unmasking else Tick())
-    return Tick()
+        job: its task as it stands; None when that is over. eligible: finds the devices that a task could draw.
+        """
+        if job is None:
+            return Abandon("cancelled")
+        if round_.value.held and not job.active:
+            return Abandon("paused")
+        if round_.value.state is RoundState.SELECTING:
+            held = self.holds(round_.job.task.id, now)
+            # A round that stays held draws nobody: who waits need not be counted.
+            return Waiting(0 if round_.value.held and held else len(eligible(round_.job)), held)
+        if round_.value.state is RoundState.REPORTING and round_.secure is not None:
+            return round_.secure.event or (Revealed() if round_.secure.unmasking else Tick())
+        return Tick()

@@ -17,8 +17,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.errors import ConflictingReport, InvalidReport, NoLongerNeeded
-from coordinator.jobs import Job, Running, Underway, next_event
+from coordinator.errors import ConflictingReport, InvalidReport, NoLongerNeeded, Refusal
+from coordinator.jobs import Job, Running, Underway
 from coordinator.leases import new_id
 from coordinator.participation import Apart
 from coordinator.pool import Pool, Session
@@ -60,10 +60,24 @@ class Means:
     secure: SecureMeans
     apart: Apart = field(default_factory=Apart)
 
-    def eligible(self, job: Job, now: float) -> list[Session]:
-        """The waiting devices that could be drawn for a task's next round."""
+    def eligible(self, job: Job, underway: Underway, now: float) -> list[Session]:
+        """The waiting devices that could be drawn for a task's next round, as its rounds stand."""
         fitting = self.pool.eligible(job.population, job.task.id, job.needs)
-        return [session for session in fitting if not self.apart.rests(job.task.id, session.device, now)]
+        ahead = underway.ahead(job.task.id)
+        return [session for session in fitting if not self.apart.rests(job.task.id, session.device, now, ahead)]
+
+    def due(self, task: str, job: Job | None, underway: Underway, now: float) -> bool:
+        """Whether `Draft.advance` would do anything; out of memory alone."""
+
+        def eligible(job: Job) -> list[Session]:
+            return self.eligible(job, underway, now)
+
+        for rounds in (underway.running, underway.held):
+            if task in rounds:
+                event = underway.next_event(rounds[task], job, eligible, now)
+                if step(rounds[task].value, event, now)[0] != rounds[task].value:
+                    return True
+        return job is not None and underway.may_open(job) and bool(eligible(job))
 
 
 class Draft:
@@ -93,6 +107,16 @@ class Draft:
     def steps(self) -> list[str]:
         """The durable steps in this transaction, as failpoints call them."""
         return ["assignment"] * bool(self.seated) + ["report"] * bool(self.folds)
+
+    def take(self, request: Report | GiveUp) -> Receipt | Refusal | None:
+        """What to answer a device that reports or gives up."""
+        try:
+            if isinstance(request, Report):
+                return self.report(request)
+            self.give_up(request)
+        except Refusal as refusal:
+            return refusal
+        return None
 
     def report(self, request: Report) -> Receipt:
         """Count a report, once. Raises UnknownAssignment, ConflictingReport, NoLongerNeeded or InvalidReport."""
@@ -140,12 +164,21 @@ class Draft:
             self._advance(self._open(job), job)
 
     def _advance(self, round_: Running, job: Job | None) -> None:
-        held = self.underway.holds(round_.job.task.id, self._now)
-        eligible = len(self._eligible(round_.job)) if round_.value.state is RoundState.SELECTING else 0
-        event = next_event(round_, job, eligible, held)
+        if job is not None and round_.value.state is RoundState.SELECTING:
+            job = self._as_it_stands(job)
+        event = self.underway.next_event(round_, job, self._eligible, self._now)
         if isinstance(event, Summed):
             self._add_sum(round_)
         self._step(round_, event)
+
+    def _as_it_stands(self, job: Job) -> Job | None:
+        """A job as its task is by now, if an operator or this very transaction moved it; None when it is over."""
+        match self._records.task(job.task.id).state:
+            case TaskState.ACTIVE:
+                return job
+            case TaskState.PAUSED:
+                return job.paused()
+        return None
 
     def _add_sum(self, running: Running) -> None:
         """Count every masked report that is in the sum which came out."""
@@ -243,7 +276,8 @@ class Draft:
         return msgspec.structs.replace(given, secagg=secure.invitation)
 
     def _eligible(self, job: Job) -> list[Session]:
-        return [session for session in self._means.eligible(job, self._now) if session.id not in self.seated]
+        waiting = self._means.eligible(job, self.underway, self._now)
+        return [session for session in waiting if session.id not in self.seated]
 
 
 def set_back(records: Records, round_: Running, reason: str) -> float:

@@ -50,11 +50,16 @@ class Participations:
             self._last = {device: one for device, one in known.items() if self._rests(one, now, self._committed + 1)}
         self._running = {}
 
-    def rests(self, device: str, now: float) -> bool:
-        """Whether a device may not yet be drawn for the round that could draw it next."""
+    def rests(self, device: str, now: float, ahead: int | None = None) -> bool:
+        """Whether a device may not yet be drawn for a round.
+
+        ahead: how many other rounds, which have not ended, come before it; by default, as many as run.
+        """
         last = self._running.get(device) or self._last.get(device)
-        # Behind a round that runs there is only the one after it.
-        return last is not None and self._rests(last, now, self._committed + (2 if self._running else 1))
+        if ahead is None:
+            # Behind a round that runs there is only the one after it.
+            ahead = 1 if self._running else 0
+        return last is not None and self._rests(last, now, self._committed + 1 + ahead)
 
     def remaining(self, device: str, now: float) -> tuple[float, int]:
         """Seconds, and committed rounds, until a device may take part again; both at least 0."""
@@ -87,13 +92,16 @@ class Apart:
         """Read everything again at the next `learn`: what happened last is not known for sure."""
         self._tasks = {}
 
-    def rests(self, task: str, device: str, now: float) -> bool:
-        """Whether a device may not yet be drawn for the round of a task that could draw it next."""
-        return task in self._tasks and self._tasks[task].rests(device, now)
+    def rests(self, task: str, device: str, now: float, ahead: int | None = None) -> bool:
+        """Whether a device may not yet be drawn for a round of a task: `Participations.rests`. From any thread."""
+        # Asked for once: the driver's thread may take it away in between.
+        found = self._tasks.get(task)
+        return found is not None and found.rests(device, now, ahead)
 
     def remaining(self, task: str, device: str, now: float) -> tuple[float, int]:
-        """Seconds, and committed rounds, until a device may take part again."""
-        return self._tasks[task].remaining(device, now) if task in self._tasks else (0.0, 0)
+        """Seconds, and committed rounds, until a device may take part again. From any thread."""
+        found = self._tasks.get(task)
+        return (0.0, 0) if found is None else found.remaining(device, now)
 
     def seat(self, task: str, devices: Iterable[str], now: float) -> None:
         """These devices are in the round of a task that runs."""

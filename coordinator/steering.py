@@ -19,9 +19,9 @@ _WEIGHT = 0.3
 
 @dataclass(slots=True)
 class _Rhythm:
-    """When a task's round was drawn last, and how long its rounds take from there, in seconds."""
+    """When a task's round was drawn last, if that is known, and how long its rounds take from there, in seconds."""
 
-    drawn_at: float = 0.0
+    drawn_at: float | None = None
     takes_s: float | None = None
 
 
@@ -44,10 +44,11 @@ class Steering:
     def learn(self, jobs: Iterable[Job], underway: Underway, now: float) -> None:
         """From now on these tasks ask for devices, and their rounds stand so."""
         with self._lock:
-            active = [job for job in jobs if job.active]
-            self._rhythms = {job.task.id: self._rhythm(job.task.id) for job in active}
+            jobs = tuple(jobs)
+            # Those of paused tasks too: a round that runs meanwhile ends after the task was resumed, say.
+            self._rhythms = {job.task.id: self._rhythm(job.task.id) for job in jobs}
             by_population: dict[str, list[Job]] = {}
-            for job in active:
+            for job in (job for job in jobs if job.active):
                 by_population.setdefault(job.population, []).append(job)
             for name in self._populations.keys() | by_population.keys():
                 one = self._at(name, now)
@@ -71,6 +72,8 @@ class Steering:
         """A task's round, for which a cohort had been drawn, ended."""
         with self._lock:
             rhythm = self._rhythm(job.task.id)
+            if rhythm.drawn_at is None:
+                return
             took_s = now - rhythm.drawn_at
             before_s = took_s if rhythm.takes_s is None else rhythm.takes_s
             rhythm.takes_s = before_s + _WEIGHT * (took_s - before_s)
@@ -86,7 +89,7 @@ class Steering:
             return found
 
     def after(self, population: str, rest_s: float, now: float) -> RetryWindow:
-        """When a device that takes part now should come back: not before it has rested."""
+        """When a device that takes part now, or rests, should come back: after its rest. It takes no place."""
         with self._lock:
             one = self._at(population, now)
             demand = self._upcoming(one, now)
@@ -98,7 +101,7 @@ class Steering:
         with self._lock:
             one = self._at(population, now)
             rounds_s = rounds * one.demand.every_s if one.demand else 0.0
-            return self._not_before(max(rest_s, rounds_s), self.needed(population, now))
+            return self.after(population, max(rest_s, rounds_s), now)
 
     def idle(self, population: str, now: float) -> RetryWindow:
         """When a device that no round could use should come back."""
@@ -140,7 +143,8 @@ class Steering:
             return max(0.0, underway.not_before.get(job.task.id, now) - now)
         if running.value.state in (RoundState.SELECTING, RoundState.CONFIGURING):
             return 0.0
-        return max(0.0, self._rhythm(job.task.id).drawn_at + self._takes_s(job) - now)
+        drawn_at = self._rhythm(job.task.id).drawn_at
+        return max(0.0, (now if drawn_at is None else drawn_at) + self._takes_s(job) - now)
 
     def _takes_s(self, job: Job) -> float:
         """From the draw of a round to its end; until one has ended, half of what it may take."""

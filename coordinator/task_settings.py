@@ -121,6 +121,10 @@ class TaskSettings:
         demand(0 <= apart_s < math.inf, "min_separation_s", "a finite number of seconds, at least 0", apart_s)
         named = 0 < len(self.population) <= 200 and self.population.isprintable()
         demand(named, "population", "a name of 1 to 200 printable characters", self.population)
+        reachable = "/" not in self.population and self.population not in {".", ".."}
+        demand(
+            reachable, "population", "a name without / that is not . or .., as it is a part of a URL", self.population
+        )
         demand(1 <= self.over_selection <= 100, "over_selection", "from 1 to 100", self.over_selection)
         demand(0 <= self.seed < 2**63, "seed", "from 0 to below 2**63", self.seed)
         demand(bool(self.formats) and all(self.formats), "formats", "the name of one format or more", self.formats)

@@ -67,7 +67,7 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
 
         Raises InvalidTask when plan, algorithm and initial state do not fit each other, or the plan does not pass the
         release gate; fedcore's errors when a blob was altered, the plan's signature is not good, or the algorithm or
-        one of its settings is unknown.
+        one of its settings is unknown; StoreConflict when collections take its blobs time and again.
         """
         plan, _ = bundle.plan, bundle.signer
         algorithm = algorithms.create(bundle.manifest.algorithm.name, bundle.manifest.algorithm.settings)
@@ -77,9 +77,15 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
             raise InvalidTask(f"the bundle's initial state is not one of {algorithm.name}: {error}") from error
         check_fit(plan, algorithm, state)
         check_release(plan, bundle.certificate, settings)
+        try:
+            return self._start(bundle, algorithm.broadcast(state), settings, by)
+        except StoreConflict:  # a collection took what was there before; what is written now is new
+            return self._start(bundle, algorithm.broadcast(state), settings, by)
+
+    def _start(self, bundle: Bundle, broadcast: Vectors, settings: TaskSettings, by: str) -> Task:
         private = {bundle.manifest.state, bundle.manifest.certificate}
         refs = {self.blobs.put(data): ref not in private for ref, data in bundle.blobs()}
-        first = self.blobs.put(checkpoint.encode(algorithm.broadcast(state)))
+        first = self.blobs.put(checkpoint.encode(broadcast))
         with self.database.writing() as records:
             task = Task(
                 id=secrets.token_hex(8),

@@ -6,6 +6,8 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
 from coordinator.errors import ConflictingReport, MalformedMessage, MismatchingOffset
 from coordinator.limits import Room
 
@@ -28,7 +30,9 @@ class Upload:
 
     def __init__(self, part: Part) -> None:
         self.sha256 = part.sha256
-        self.data = bytearray(part.length)
+        self.length = part.length
+        # Not a bytearray: that is filled with zeros first, which takes as long as a copy.
+        self.data = np.empty(part.length, np.uint8).data
         self.size = 0
         self.writer: object | None = None
         self._digest = hashlib.sha256()
@@ -36,18 +40,23 @@ class Upload:
     @property
     def arrived(self) -> bool:
         """Whether all of it is here, with the digest that it was announced with."""
-        return self.size == len(self.data) and self._digest.digest() == self.sha256
+        return self.size == self.length and self._digest.digest() == self.sha256
 
     def append(self, writer: object, chunk: bytes) -> None:
         """Add what follows. Raises MismatchingOffset when another request took over, MalformedMessage past the end."""
         if self.writer is not writer:
             raise MismatchingOffset("another request took this upload over", self.size)
         end = self.size + len(chunk)
-        if end > len(self.data):
+        if end > self.length:
             raise MalformedMessage("the body reaches beyond Upload-Length")
         self.data[self.size : end] = chunk
         self._digest.update(chunk)
         self.size = end
+
+    def close(self) -> None:
+        """Take no more, and let the memory go, whoever still holds this."""
+        self.writer = None
+        self.data = memoryview(b"")
 
 
 class Uploads:
@@ -83,7 +92,7 @@ class Uploads:
         if upload is None:
             self._room.take(part.length)
             upload = self._held[assignment] = Upload(part)
-        elif (upload.sha256, len(upload.data)) != (part.sha256, part.length):
+        elif (upload.sha256, upload.length) != (part.sha256, part.length):
             raise ConflictingReport("another report is half here for this assignment; a device sends one and no other")
         upload.writer = writer
         return upload
@@ -93,5 +102,5 @@ class Uploads:
         for assignment in assignments:
             upload = self._held.pop(assignment, None)
             if upload is not None:
-                upload.writer = None
-                self._room.free(len(upload.data))
+                upload.close()
+                self._room.free(upload.length)

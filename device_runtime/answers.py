@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import email.utils
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,9 +15,10 @@ import msgspec
 from device_runtime.errors import BadAnswer, Refused, Said, plain
 from fedcore.errors import WireError
 from fedcore.wire.messages import Assignment, Rejected, decode
-from fedcore.wire.problems import PROBLEM_TYPE, Problem
+from fedcore.wire.problems import PROBLEM_FIELD, PROBLEM_TYPE, Problem
 
 MOST_FORMATS = 20
+_NUMBER = re.compile(r"[0-9]{1,15}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ def arrived(answer: Answer, length: int) -> int:
     if answer.headers.get("upload-complete") == "?1":
         return length
     offset = answer.headers.get("upload-offset", "")
-    if not offset.isdecimal() or int(offset) > length:
+    if not _NUMBER.fullmatch(offset) or int(offset) > length:
         raise BadAnswer("the coordinator does not say how much of the report has arrived")
     return int(offset)
 
@@ -72,12 +74,12 @@ def refusal(asked: str, answer: Answer) -> Refused:
     after_s = float(after) if after.isdecimal() else 0.0
     found = Problem("", "", answer.status, f"{asked} was answered with status {answer.status}")
     if answer.headers.get("content-type", "").startswith(PROBLEM_TYPE):
-        with contextlib.suppress(msgspec.MsgspecError):
-            found = msgspec.json.decode(answer.body, type=Problem)
-    # An answer to HEAD has no body. Of what a 401 can mean there, only a wrong clock can be mended.
-    unsaid = "stale-signature" if asked.startswith("HEAD ") and answer.status == 401 else f"http-{answer.status}"
+        with contextlib.suppress(WireError):
+            found = decode(answer.body, Problem)
+    # An answer to HEAD has no body.
+    slug = found.slug or answer.headers.get(PROBLEM_FIELD) or f"http-{answer.status}"
     said = Said(found.retry, after_s, _time(answer.headers.get("date", "")))
-    return Refused(answer.status, found.slug or unsaid, found.detail, said)
+    return Refused(answer.status, slug, found.detail, said)
 
 
 def _time(date: str) -> float | None:

@@ -1,7 +1,7 @@
 """The state database of a device: one SQLite file that is whole after a kill or a power cut.
 
-Its tables: `retry` (retry.py), `assignment` (kept.py), `enrolment` and `answered` (secure.py), `journal` (journal.py)
-and `spent` (budget.py).
+Its tables: `retry` (retry.py), `assignment` (kept.py), `enrolment` (enrolment.py), `answered` (secure.py), `journal`
+(journal.py) and `spent` (budget.py).
 """
 
 from __future__ import annotations

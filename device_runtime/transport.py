@@ -104,8 +104,9 @@ class Transport:
 
     identity: who signs, every attempt anew. wall: the time by which it is signed, in seconds since 1970; when the
     coordinator finds it wrong, its own time counts from then on, for signatures alone, and the call is made once more.
-    A call is made again on 429, on 503 and when the connection breaks: 3 times until there is an assignment, and 3
-    times within it; `leave` never. Once `stopping`, nothing is asked again, and answers have LEAVING_S to come.
+    A call is made again on 429, on 503, when the coordinator is too new for a signature and when the connection breaks:
+    3 times until there is an assignment, and 3 times within it; `leave` never. Once `stopping`, nothing is asked again,
+    and answers have LEAVING_S to come.
     Every method raises Unreachable, Refused or BadAnswer.
     """
 
@@ -254,8 +255,7 @@ class Transport:
                     mended.add(error.slug)
                     continue
                 asked_s = error.after_s if isinstance(error, Refused) else 0.0
-                passing = not isinstance(error, Refused) or error.status in RETRIED_STATUSES
-                if not passing or self._retries == 0 or asked_s > LONGEST_DELAY_S:
+                if not _passes(error) or self._retries == 0 or asked_s > LONGEST_DELAY_S:
                     raise
                 self._retries -= 1
                 if not self._pause(max(asked_s, FIRST_DELAY_S * 2**attempt * self._rng.uniform(0.5, 1.0))):
@@ -269,9 +269,9 @@ class Transport:
         if error.slug == "unknown-device" and self.identity is not None:
             self.identity.forget()
             return True
-        if error.slug == "stale-signature" and error.their_time is not None and error.after_s <= LONGEST_DELAY_S:
+        if error.slug == "stale-signature" and error.their_time is not None and not error.after_s:
             self._ahead_s = error.their_time - self.wall()
-            return self._pause(error.after_s)
+            return True
         return False
 
     def _pause(self, seconds: float) -> bool:
@@ -369,6 +369,14 @@ class Transport:
             if len(body) > LARGEST_MESSAGE:
                 raise BadAnswer(f"{call.name}: the answer is longer than {LARGEST_MESSAGE} bytes")
         return bytes(body)
+
+
+def _passes(error: Unreachable | Refused) -> bool:
+    """Whether the same call may be answered later in this session."""
+    if isinstance(error, Unreachable) or error.status in RETRIED_STATUSES:
+        return True
+    # The coordinator has just begun. The device's clock is not at fault, and better than Date, which is up to 2 s late.
+    return error.slug == "stale-signature" and error.after_s > 0
 
 
 def _secagg(assignment: str, number: int) -> str:

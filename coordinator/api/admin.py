@@ -74,7 +74,9 @@ class AdminApi:
         return Response(status_code=204)
 
     def present(self, sha256: str) -> Response:
-        """Whether a blob is stored already, so that it need not be uploaded."""
+        """Whether a blob is stored already and a row knows it, so that it need not be uploaded."""
+        with self._store.database.reading() as records:
+            records.blob(sha256, public=False)  # what no row knows may be collected before a task names it
         if not self._store.blobs.has(sha256):
             raise UnknownBlob(f"there is no blob {sha256[:12]}…")
         return Response(status_code=204)

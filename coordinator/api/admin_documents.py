@@ -9,7 +9,8 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from coordinator.errors import BadToken, InvalidTask, RoleLacking, TaskEnded, UnknownRound, UnknownTask
+from coordinator.api.http import PROBLEM_OF
+from coordinator.errors import BadToken, InvalidTask, RoleLacking, StoreConflict, TaskEnded, UnknownRound, UnknownTask
 from coordinator.store.rows import RoundRecord, SessionShape, Task, Transition
 from coordinator.task_settings import TaskSettings
 from fedcore.bundle import Manifest
@@ -34,6 +35,7 @@ _ERRORS: dict[type[Exception], str] = {
     UnknownRound: "unknown-round",
     TaskEnded: "task-ended",
     InvalidTask: "invalid-task",
+    StoreConflict: "unavailable",
     FedcoreError: "invalid-bundle",
 }
 _SHARED = (
@@ -54,8 +56,8 @@ ADMIN_PROBLEMS = {
 def install_admin_problems(app: FastAPI) -> None:
     """Make a problem document of what the store and bundles raise."""
 
-    async def refusal(_: Request, error: Exception) -> Response:
-        slug = next(slug for kind, slug in _ERRORS.items() if isinstance(error, kind))
+    async def refusal(request: Request, error: Exception) -> Response:
+        request.scope[PROBLEM_OF] = slug = next(slug for kind, slug in _ERRORS.items() if isinstance(error, kind))
         kind = ADMIN_PROBLEMS[slug]
         headers = {"WWW-Authenticate": "Bearer"} if kind.status == 401 else None
         document = Problem(URN + slug, kind.title, kind.status, str(error))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 import time
@@ -21,6 +22,8 @@ from fedcore.wire.messages import RetryWindow
 _LOG = logging.getLogger(__name__)
 _OPEN = ("/healthz", "/readyz")
 """Paths that no limit shuts: a supervisor must hear that the service lives when it is busiest."""
+SILENCE_S = 60.0
+"""How long a body may pause. A device that lost its network says no goodbye, and what it holds here is others' too."""
 
 _LIMITS: dict[type[Refusal], str] = {TooManyRequests: "address", Overrun: "check-ins", Unavailable: "connections"}
 """What was full, by what is raised then."""
@@ -79,18 +82,25 @@ class Entrance:
 
 
 class _Visit:
-    """One request as it is read and answered: bytes, status, time."""
+    """One request as it is read and answered: bytes, status, time. Whoever falls silent in a body has hung up."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._scope, self._receive, self._send = scope, receive, send
         self._began = time.perf_counter()
         self._received = self._sent = 0
         self._status = 500
+        self._whole = False
         self._id = secrets.token_hex(4)
         structlog.contextvars.bind_contextvars(request_id=self._id)
 
     async def receive(self) -> Message:
-        message = await self._receive()
+        try:
+            # Behind its body a request has nothing to say but goodbye, which may take as long as the answer.
+            async with asyncio.timeout(None if self._whole else SILENCE_S):
+                message = await self._receive()
+        except TimeoutError:
+            message = {"type": "http.disconnect"}
+        self._whole = not message.get("more_body", False)
         self._received += len(message.get("body", b""))
         return message
 

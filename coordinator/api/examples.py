@@ -25,6 +25,7 @@ from fedcore.wire.messages import (
     Unattested,
     Willing,
 )
+from fedcore.wire.problems import PROBLEM_FIELD
 
 _DIGEST = "sha-256=:uU0nuZNNPgilLlLX2n2r+sSE7+N6U4DukIj3rOLvzek=:"
 _PLAN = BlobRef("b94d27b9934d3e08a52e52d7da7dabfac484efe37a5380ee9088f7ace2efcde9", 4711)
@@ -96,5 +97,6 @@ FIELDS = {
     "Upload-Length": Field("bytes of the whole report", "4711", _NUMBER),
     "Upload-Complete": Field("whether nothing comes after it; in an answer, whether it was counted", "?1", r"^\?[01]$"),
     "Repr-Digest": Field("SHA-256 of the whole report (RFC 9530); signed", _DIGEST, _SHA256),
+    PROBLEM_FIELD: Field("the name of the problem's type, for HEAD too", "unknown-device", r"^[a-z-]+$"),
 }
 """Header fields by name."""

@@ -32,7 +32,7 @@ from coordinator.errors import (
 from fedcore.errors import WireError
 from fedcore.wire import messages
 from fedcore.wire.messages import RetryWindow
-from fedcore.wire.problems import PROBLEM_TYPE, problem
+from fedcore.wire.problems import PROBLEM_FIELD, PROBLEM_TYPE, problem
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ def refuse(
 ) -> Response:
     """A problem document of a registered type."""
     document = problem(slug, detail, retry)
-    given = dict(headers or {})
+    given = {**(headers or {}), PROBLEM_FIELD: slug}
     if retry is not None:
         given["Retry-After"] = str(math.ceil(retry.min_s))
     return Response(messages.encode(document), document.status, given, media_type=PROBLEM_TYPE)

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 
 from coordinator.api.examples import EXAMPLES, FIELDS
 from fedcore.wire import messages
-from fedcore.wire.problems import PROBLEM_TYPE, PROBLEMS, Problem, problem
+from fedcore.wire.problems import PROBLEM_FIELD, PROBLEM_TYPE, PROBLEMS, Problem, problem
 
 BYTES = "application/octet-stream"
 SIGNATURES = (
@@ -90,7 +90,11 @@ def _refusals(slugs: tuple[str, ...]) -> dict[int | str, Any]:
         kind = PROBLEMS[slug]
         entry = found.setdefault(
             kind.status,
-            {"description": "", "content": {PROBLEM_TYPE: {"schema": _schema(Problem), "examples": {}}}},
+            {
+                "description": "",
+                "content": {PROBLEM_TYPE: {"schema": _schema(Problem), "examples": {}}},
+                "headers": {PROBLEM_FIELD: _field(PROBLEM_FIELD)},
+            },
         )
         entry["description"] = "; ".join(filter(None, (entry["description"], slug)))
         entry["content"][PROBLEM_TYPE]["examples"][slug] = {"value": _plain(problem(slug, f"{kind.title}."))}

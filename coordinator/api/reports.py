@@ -23,9 +23,11 @@ from coordinator.errors import (
     NoLongerNeeded,
     TooLarge,
     Unavailable,
+    UnknownAssignment,
 )
 from coordinator.rounds import AssignmentState
 from coordinator.service import Service
+from coordinator.store.records import Records
 from coordinator.submissions import Report
 from coordinator.uploads import Part, Upload, Uploads
 from fedcore import checkpoint
@@ -54,6 +56,7 @@ class ReportApi:
         self._owned = owned
         self._room = service.limits.reports
         self._uploads = Uploads(self._room)
+        self._counting: dict[str, asyncio.Task[Receipt]] = {}
 
     async def put(self, assignment: str, request: Request) -> Response:
         """Deliver an assignment's report. Sending the same bytes again gives the same receipt."""
@@ -62,7 +65,7 @@ class ReportApi:
         if digest is None:
             raise MalformedMessage("a report needs a body, and its digest as Content-Digest")
         with self._room.hold(_most(layout)):
-            return await self._count(assignment, digest, await read_body(request, _most(layout)), layout)
+            return answer(await self._count(assignment, digest, await read_body(request, _most(layout)), layout))
 
     async def head(self, assignment: str, request: Request) -> Response:
         """How much of the report is here: Upload-Offset. Upload-Complete says whether it was counted."""
@@ -106,27 +109,35 @@ class ReportApi:
                 _LOG.error("reports in parts could not be looked through: %s", error)
 
     async def _finish(self, assignment: str, upload: Upload, layout: ReportLayout) -> Response:
+        """The receipt of a report that is here. Whoever asks for it again while it is counted waits with the first."""
+        counting = self._counting.get(assignment)
+        if counting is None:
+            counting = self._counting[assignment] = asyncio.create_task(self._settle(assignment, upload, layout))
+        return answer(await asyncio.shield(counting), {"Upload-Complete": "?1"})
+
+    async def _settle(self, assignment: str, upload: Upload, layout: ReportLayout) -> Receipt:
         """Count a report that is here. It stays here only when it could not be counted yet."""
         try:
             if not upload.arrived:
                 raise DigestMismatch("the report does not have Upload-Length and Repr-Digest; send it again, from 0")
-            counted = await self._count(assignment, upload.sha256, memoryview(bytes(upload.data)), layout)
+            receipt = await self._count(assignment, upload.sha256, upload.data, layout)
         except Unavailable:
             raise
         except BaseException:
             self._uploads.drop([assignment])
             raise
-        self._uploads.drop([assignment])
-        counted.headers["Upload-Complete"] = "?1"
-        return counted
+        else:
+            self._uploads.drop([assignment])
+            return receipt
+        finally:
+            del self._counting[assignment]
 
-    async def _count(self, assignment: str, digest: bytes, data: memoryview, layout: ReportLayout) -> Response:
+    async def _count(self, assignment: str, digest: bytes, data: memoryview, layout: ReportLayout) -> Receipt:
         if len(data) <= _SMALL_BYTES:
             report_L = parse_report(data, layout)
         else:
             report_L = await run_in_threadpool(parse_report, data, layout)
-        receipt = await asyncio.wrap_future(self._driver.submit(Report(assignment, digest.hex(), report_L)))
-        return answer(receipt)
+        return await asyncio.wrap_future(self._driver.submit(Report(assignment, digest.hex(), report_L)))
 
     def _counted(self, assignment: str) -> Receipt | None:
         """The receipt of a report that was counted; None while one is waited for. Raises NoLongerNeeded."""
@@ -140,8 +151,7 @@ class ReportApi:
 
     def _over(self, assignments: Sequence[str]) -> list[str]:
         with self._store.database.reading() as records:
-            found = [records.assignment(one) for one in assignments]
-        return [one.id for one in found if one.state is not AssignmentState.ASSIGNED]
+            return [one for one in assignments if not _waits(records, one)]
 
 
 def parse_report(data: memoryview, layout: ReportLayout) -> Float32:
@@ -152,6 +162,14 @@ def parse_report(data: memoryview, layout: ReportLayout) -> Float32:
     except (SchemaError, ReportError) as error:
         raise InvalidReport(str(error)) from error
     return report_L
+
+
+def _waits(records: Records, assignment: str) -> bool:
+    """Whether an assignment's report may still come. One without a row, as garbage collection leaves none, is over."""
+    try:
+        return records.assignment(assignment).state is AssignmentState.ASSIGNED
+    except UnknownAssignment:
+        return False
 
 
 def _most(layout: ReportLayout) -> int:

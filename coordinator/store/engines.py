@@ -103,14 +103,13 @@ def _begin(connection: Connection) -> None:
 def _postgresql(url: URL) -> Engines:
     # The last one is for a process that is paused, or gone without a word, inside a transaction: its locks must go, so
     # that another replica can take its populations.
-    options = {"lock_timeout": f"{_WAIT_S}s", "timezone": "UTC", "idle_in_transaction_session_timeout": f"{_WAIT_S}s"}
+    ours = {"lock_timeout": f"{_WAIT_S}s", "timezone": "UTC", "idle_in_transaction_session_timeout": f"{_WAIT_S}s"}
+    # Those of the address come after ours: they add to them, and win where they name the same.
+    options = [f"-c {name}={value}" for name, value in ours.items()]
+    options += url.normalized_query.get("options", ())
     engine = sqlalchemy.create_engine(
         url.set(drivername="postgresql+psycopg"),
-        connect_args={
-            "connect_timeout": _WAIT_S,
-            "options": " ".join(f"-c {name}={value}" for name, value in options.items()),
-        }
-        | dict(url.query),
+        connect_args={"connect_timeout": _WAIT_S} | dict(url.query) | {"options": " ".join(options)},
         hide_parameters=True,
         pool_pre_ping=True,  # a server that was restarted costs no transaction
     )

@@ -20,21 +20,22 @@ class Garbage:
 
     def known_blobs(self, names: Collection[str]) -> set[str]:
         """Which of `names` are blobs with a row; until the transaction ends nobody else adds or removes one."""
+        self._keep_others_from_blobs()
+        return set(self._connection.scalars(select(BLOBS.c.sha256).where(BLOBS.c.sha256.in_(names))))
+
+    def _keep_others_from_blobs(self) -> None:
         if self._connection.dialect.name == "postgresql":
             # SQLite has one writer anyway.
             self._connection.execute(text("LOCK TABLE blobs IN SHARE ROW EXCLUSIVE MODE"))
-        return set(self._connection.scalars(select(BLOBS.c.sha256).where(BLOBS.c.sha256.in_(names))))
 
     def rounds_with_models(self, task_id: str) -> list[int]:
         """The committed rounds whose models are kept."""
         kept = (ROUNDS.c.task == task_id) & ROUNDS.c.checkpoint_sha256.is_not(None)
         return list(self._connection.scalars(select(ROUNDS.c.number).where(kept)))
 
-    def forget_models(self, task_id: str, numbers: Collection[int]) -> int:
-        """Let committed rounds point at their models no more; answers how many blobs nothing points at by then.
-
-        Their rows are removed. Raises sqlalchemy's IntegrityError when somebody is about to point at one of them.
-        """
+    def forget_models(self, task_id: str, numbers: Collection[int]) -> None:
+        """Let committed rounds point at their models no more; blobs that nothing points at by then are so from now."""
+        self._keep_others_from_blobs()
         of_rounds = (ROUNDS.c.task == task_id) & ROUNDS.c.number.in_(numbers) & ROUNDS.c.checkpoint_sha256.is_not(None)
         found = self._connection.execute(select(ROUNDS.c.state_sha256, ROUNDS.c.checkpoint_sha256).where(of_rounds))
         let_go = {digest for row in found for digest in row}
@@ -43,7 +44,12 @@ class Garbage:
         pointers = [column for column in pointers if column.references(BLOBS.c.sha256)]
         needed = [BLOBS.c.sha256.in_(select(column).where(column.is_not(None))) for column in pointers]
         gone = BLOBS.c.sha256.in_(let_go) & ~or_(*needed)
-        return self._connection.execute(delete(BLOBS).where(gone)).rowcount
+        self._connection.execute(update(BLOBS).where(gone).values(unneeded_at=self._at))
+
+    def forget_blobs(self, age_s: float) -> int:
+        """Remove the rows of blobs at which nothing has pointed for that long; answers how many."""
+        self._keep_others_from_blobs()
+        return self._connection.execute(delete(BLOBS).where(BLOBS.c.unneeded_at < self._at - age_s)).rowcount
 
     def rounds_with_cohorts(self, task_id: str, age_s: float, within: int) -> list[int]:
         """Row ids of rounds that ended over `age_s` ago, whose assignments are still there.

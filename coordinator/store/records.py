@@ -77,10 +77,14 @@ class Records:
 
     def add_blob(self, ref: BlobRef, *, public: bool) -> None:
         """Make a durable file known. Once public, a blob stays so: equal bytes may serve two purposes."""
-        self._insert_if_absent(BLOBS, sha256=ref.sha256, size=ref.size, public=public, created_at=self.at)
+        self._insert_if_absent(
+            BLOBS, sha256=ref.sha256, size=ref.size, public=public, created_at=self.at, unneeded_at=None
+        )
+        this = BLOBS.c.sha256 == ref.sha256
         if public:
-            hidden = (BLOBS.c.sha256 == ref.sha256) & ~BLOBS.c.public
-            self._connection.execute(update(BLOBS).where(hidden).values(public=True))
+            self._connection.execute(update(BLOBS).where(this & ~BLOBS.c.public).values(public=True))
+        again = this & BLOBS.c.unneeded_at.is_not(None)
+        self._connection.execute(update(BLOBS).where(again).values(unneeded_at=None))
 
     def blob(self, sha256: str, *, public: bool) -> BlobRef:
         """A known blob, by digest; with `public`, only one that devices may have. Raises UnknownBlob."""

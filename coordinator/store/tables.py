@@ -90,6 +90,9 @@ BLOBS = Table(
     _column("size", BigInteger, comment="bytes"),
     _column("public", Boolean, comment="whether devices may fetch it: plans, graphs, checkpoints; never server state"),
     _column("created_at", Float, comment="seconds since 1970"),
+    _column(
+        "unneeded_at", Float, comment="since when no row points at it, in seconds since 1970; null before", null=True
+    ),
     comment="Immutable files; a row is written after its file is durable",
 )
 

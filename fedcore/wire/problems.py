@@ -7,6 +7,8 @@ import msgspec
 from fedcore.wire.messages import RetryWindow
 
 PROBLEM_TYPE = "application/problem+json"
+PROBLEM_FIELD = "Muster-Problem"
+"""The header field with the name of an answer's type: what answers HEAD has no document."""
 URN = "urn:muster:problem:"
 
 

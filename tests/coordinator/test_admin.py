@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy
 
 from coordinator.api.admin_documents import ADMIN_PROBLEMS
-from coordinator.errors import BadToken, InvalidToken, UnknownToken
+from coordinator.errors import BadToken, InvalidToken, StoreConflict, UnknownToken
 from coordinator.rounds import TaskState
 from coordinator.server import serving_both
 from coordinator.settings import Settings
@@ -128,6 +128,8 @@ def test_operator_creates_and_moves_a_task_and_the_history_names_whom(store, tmp
         for verb, state in (("pause", "paused"), ("resume", "active"), ("cancel", "cancelled")):
             assert client.post(f"/admin/v1/tasks/{task.id}:{verb}").json()["state"] == state
         refused(client.post(f"/admin/v1/tasks/{task.id}:cancel"), "task-ended")
+        counted = 'muster_problems_total{problem="task-ended",route="/admin/v1/tasks/{task}:cancel"} 1.0'
+        assert counted in client.get("/metrics").text
         history = client.get(f"/admin/v1/tasks/{task.id}/history").json()
     (token,) = tokens(store.database)
     who = f"operator alice, token {token.id}"
@@ -137,6 +139,30 @@ def test_operator_creates_and_moves_a_task_and_the_history_names_whom(store, tmp
         ("active", who),
         ("cancelled", who),
     ]
+
+
+def test_only_a_blob_that_a_row_knows_need_not_be_uploaded(store, tmp_path, admin):
+    bundle = make_bundle(tmp_path / "new")
+    address = f"/admin/v1/blobs/{bundle.manifest.plan.sha256}"
+    with admin(Role.OPERATOR) as client:
+        assert client.head(address).status_code == 404
+        upload(client, bundle)
+        assert client.head(address).status_code == 404
+        assert create(client, bundle).status_code == 201
+        assert client.head(address).status_code == 204
+        store.blobs.delete([bundle.manifest.plan.sha256])
+        assert client.head(address).status_code == 404
+
+
+def test_a_collection_that_takes_blobs_time_and_again_is_answered_try_later(tmp_path, admin, monkeypatch):
+    def gone(*_):
+        raise StoreConflict("a blob was collected before a row knew it; try again")
+
+    bundle = make_bundle(tmp_path / "new")
+    monkeypatch.setattr("coordinator.tasks.CoordinatorStore.add_blobs", gone)
+    with admin(Role.OPERATOR) as client:
+        upload(client, bundle)
+        refused(create(client, bundle), "unavailable")
 
 
 def test_unusable_uploads_bundles_and_settings_are_refused_and_leave_no_task(store, tmp_path, admin):

@@ -3,6 +3,8 @@ from __future__ import annotations
 import os
 import secrets
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import httpx2
 import pytest
@@ -16,29 +18,31 @@ from fedcore.plan import BlobRef
 LARGE = bytes(range(256)) * 4096
 
 
-@pytest.fixture(scope="module")
-def s3():
-    """The endpoint of an S3 server."""
+@contextmanager
+def s3_server(monkeypatch):
+    """A bucket on an S3 server, which the environment names."""
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
+    endpoint, bucket = f"http://{host}:{port}", f"b{secrets.token_hex(4)}"
+    named = {"ENDPOINT_URL": endpoint, "ACCESS_KEY_ID": "id", "SECRET_ACCESS_KEY": "key", "REGION": "us-east-1"}
+    for name, value in (named | {"ALLOW_HTTP": "true"}).items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    try:
+        httpx2.put(f"{endpoint}/{bucket}").raise_for_status()
+        yield bucket
+    finally:
+        server.stop()
 
 
 @pytest.fixture(params=["folder", "memory", "s3"])
 def address(request, tmp_path, monkeypatch):
     """Where blobs may be kept, one after the other."""
-    if request.param == "folder":
-        return str(tmp_path / "blobs")
-    if request.param == "memory":
-        return "memory:///"
-    endpoint, bucket = request.getfixturevalue("s3"), f"b{secrets.token_hex(4)}"
-    named = {"ENDPOINT_URL": endpoint, "ACCESS_KEY_ID": "id", "SECRET_ACCESS_KEY": "key", "REGION": "us-east-1"}
-    for name, value in (named | {"ALLOW_HTTP": "true"}).items():
-        monkeypatch.setenv(f"AWS_{name}", value)
-    httpx2.put(f"{endpoint}/{bucket}").raise_for_status()
-    return f"s3://{bucket}/muster"
+    if request.param == "s3":
+        with s3_server(monkeypatch) as bucket:
+            yield f"s3://{bucket}/muster"
+    else:
+        yield str(tmp_path / "blobs") if request.param == "folder" else "memory:///"
 
 
 def test_blob_is_read_back_by_its_digest_whole_and_in_part(address):
@@ -68,9 +72,34 @@ def test_everything_stored_is_listed_with_its_time_and_can_be_deleted(address):
     listed = {one.name: one.written_at for one in blobs.stored()}
     assert listed.keys() == {ref.sha256 for ref in refs}
     assert min(listed.values()) > time.time() - 600
-    blobs.delete([refs[0].sha256, refs[0].sha256])
+    assert blobs.delete([refs[0].sha256, refs[0].sha256]) == 2
+    assert blobs.delete([]) == 0
     assert [one.name for one in blobs.stored()] == [refs[1].sha256]
     assert not blobs.has(refs[0].sha256)
+
+
+def test_what_is_not_ours_is_neither_listed_nor_deleted(address, tmp_path):
+    blobs = Blobs(address)
+    ref = blobs.put(b"ours")
+    foreign = ["muster.db", "muster.db.keys", ".hidden", f"{ref.sha256}.bak", f"deeper/{ref.sha256}", "f" * 63]
+    if address.startswith("s3:"):
+        endpoint, bucket = os.environ["AWS_ENDPOINT_URL"], address.split("/")[2]
+        for name in foreign:
+            httpx2.put(f"{endpoint}/{bucket}/muster/{name}", content=b"x").raise_for_status()
+    elif not address.startswith("memory:"):
+        (tmp_path / "blobs" / "deeper").mkdir()
+        for name in foreign:
+            (tmp_path / "blobs" / name).write_bytes(b"x")
+    assert [one.name for one in blobs.stored()] == [ref.sha256]
+
+
+def test_what_is_stored_again_is_new_again(tmp_path):
+    blobs = Blobs(tmp_path)
+    ref = blobs.put(b"uploaded before, and forgotten")
+    os.utime(tmp_path / ref.sha256, (0, 0))
+    blobs.put(b"uploaded before, and forgotten")
+    (one,) = blobs.stored()
+    assert one.written_at > time.time() - 600
 
 
 @pytest.mark.parametrize("name", ["../secret", "", "0" * 63, "A" * 64, "0" * 64 + "/..", "0" * 64 + "\n"])
@@ -91,11 +120,40 @@ def test_altered_blob_is_named(tmp_path):
         blobs.get(ref.sha256)
 
 
-def test_object_store_that_does_not_answer_is_unavailable(monkeypatch):
-    for name, value in {"ENDPOINT_URL": "http://127.0.0.1:1", "ALLOW_HTTP": "true", "SKIP_SIGNATURE": "true"}.items():
-        monkeypatch.setenv(f"AWS_{name}", value)
-    with pytest.raises(Unavailable, match="cannot be reached"):
-        Blobs("s3://bucket").get("0" * 64)
+def test_object_store_that_stops_answering_is_unavailable_and_the_log_says_why(monkeypatch, caplog):
+    with s3_server(monkeypatch) as bucket:
+        blobs = Blobs(f"s3://{bucket}")
+    digest = "0" * 64
+    acts = [lambda: blobs.get(digest), lambda: blobs.put(b"x"), lambda: list(blobs.stored())]
+    with ThreadPoolExecutor() as pool:  # each tries for some seconds
+        failures = [future.exception() for future in [pool.submit(act) for act in acts]]
+    assert [type(failure) for failure in failures] == [Unavailable] * 3
+    assert "127.0.0.1" in caplog.text
+
+
+def test_a_bucket_that_is_not_there_is_said_at_the_start_and_later_is_no_missing_blob(monkeypatch):
+    with s3_server(monkeypatch) as bucket:
+        with pytest.raises(UnsupportedBlobs, match="NoSuchBucket"):
+            Blobs("s3://another")
+        blobs = Blobs(f"s3://{bucket}")
+        httpx2.delete(f"{os.environ['AWS_ENDPOINT_URL']}/{bucket}").raise_for_status()
+        with pytest.raises(Unavailable):
+            blobs.put(b"x")
+
+
+def test_a_deletion_ends_before_the_transaction_around_it_is_ended(monkeypatch, tmp_path):
+    monkeypatch.setattr("coordinator.blobs._DELETING_S", 0.05)
+    with s3_server(monkeypatch) as bucket:
+        blobs = Blobs(f"s3://{bucket}")
+    began = time.monotonic()
+    with pytest.raises(Unavailable):
+        blobs.delete(["0" * 64])
+    assert time.monotonic() - began < 1
+    monkeypatch.setattr("coordinator.blobs._DELETING_S", 0)
+    folder = Blobs(tmp_path)
+    names = [folder.put(bytes([number])).sha256 for number in range(3)]
+    assert folder.delete(names) == 1
+    assert {one.name for one in folder.stored()} == set(names[1:])
 
 
 def test_address_that_is_none_is_named(tmp_path):

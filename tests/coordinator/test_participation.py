@@ -48,6 +48,21 @@ def test_device_rests_for_the_rounds_that_the_task_asks(register, desk):
         served.append(name)
 
 
+def test_device_that_waits_behind_a_round_is_not_drawn_for_another_attempt_at_that_round_too_soon(register, desk):
+    register(goal=1, rounds=9, min_separation_rounds=2)
+    run(desk, "d")
+    desk.assign("silent")
+    resting = desk.wait("d", seconds=2000)
+    desk.pass_time(600)
+    desk.turn()
+    assert not resting.done()  # it may take part in round 3, and this is round 2 again
+    (again,) = desk.assign("y")
+    assert (again.round, again.attempt) == (2, 2)
+    desk.report(again)
+    desk.turn()
+    assert resting.result(timeout=0).round == 3
+
+
 def test_device_that_waits_for_another_task_is_not_drawn_for_the_one_it_rests_from(store, register, desk):
     resting = register(goal=1, rounds=9, min_separation_s=1000)
     run(desk, "a")

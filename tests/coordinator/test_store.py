@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import closing, contextmanager
+from urllib.parse import quote
 
 import pytest
 import sqlalchemy
@@ -47,6 +48,18 @@ def tables(url):
 
 
 # --- what is opened
+
+
+@pytest.mark.parametrize("options", ["", "-c idle_in_transaction_session_timeout=7s", "-c search_path=public"])
+def test_options_of_an_address_add_to_what_keeps_transactions_short(postgresql, options):
+    url = postgresql.without_rows()
+    url = f"{url}{'&' if '?' in url else '?'}options={quote(options)}"
+    names = ("lock_timeout", "idle_in_transaction_session_timeout", "search_path")
+    with closing(Database(url)) as database, database.engine.connect() as connection:
+        shown = {name: connection.scalar(sqlalchemy.text(f"SHOW {name}")) for name in names}
+    assert shown["lock_timeout"] == "10s"
+    assert shown["idle_in_transaction_session_timeout"] == ("7s" if "idle" in options else "10s")
+    assert (shown["search_path"] == "public") is ("search_path" in options)
 
 
 @pytest.mark.parametrize("url", ["mysql://host/db", "sqlite://", "sqlite:///:memory:", "state.db", "postgresql://host"])

@@ -60,6 +60,8 @@ def test_server_state_and_certificate_are_not_public_but_plan_graphs_and_checkpo
         ({"reporting_deadline_s": 0}, "reporting_deadline_s must be"),
         ({"min_examples": 0}, "min_examples must be"),
         ({"population": ""}, "population must be"),
+        ({"population": "phones/eu"}, "population must be a name without / .* part of a URL"),
+        ({"population": ".."}, "population must be a name without /"),
         ({"seed": -1}, "seed must be"),
         ({"formats": ()}, "formats must be the name of one format or more"),
         ({"formats": ("onnx", "")}, "formats must be"),

@@ -6,15 +6,18 @@ import hashlib
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import numpy as np
 import pytest
 
+from coordinator.api import entrance, reports
 from coordinator.errors import ConflictingReport, MismatchingOffset, TooLarge, Unavailable
 from coordinator.limits import Room
 from coordinator.server import serving
 from coordinator.settings import Settings
+from coordinator.store.tables import ASSIGNMENTS
 from coordinator.uploads import Part, Uploads
 from device_runtime import transport
 from device_runtime.transport import Transport
@@ -91,16 +94,23 @@ def test_a_part_that_does_not_follow_is_told_where_to_go_on(client, given):
     assert patch(client, given, HALF).status_code == 200
 
 
+def begin(client, method, assignment, body, stop, **headers):
+    """A connection on which a request's head was sent, and its body up to `stop`."""
+    request = client.build_request(method, url_of(assignment), content=body, headers=headers)
+    request.headers["Content-Digest"] = content_digest(body)
+    client.devices.owner(assignment).sign(request)
+    lines = [
+        f"{method} {url_of(assignment)} HTTP/1.1",
+        *(f"{name}: {value}" for name, value in request.headers.items()),
+    ]
+    connection = socket.create_connection((client.base_url.host, client.base_url.port), timeout=10)
+    connection.sendall("\r\n".join([*lines, "", ""]).encode() + body[:stop])
+    return connection
+
+
 def cut(client, assignment, start, stop):
     """Send the beginning of a PATCH, and hang up in the middle of its body."""
-    owner = client.devices.owner(assignment)
-    body, headers = BODY[start:], about(start)
-    request = client.build_request("PATCH", url_of(assignment), content=body, headers=headers)
-    request.headers["Content-Digest"] = content_digest(body)
-    owner.sign(request)
-    lines = [f"PATCH {url_of(assignment)} HTTP/1.1", *(f"{name}: {value}" for name, value in request.headers.items())]
-    with socket.create_connection((client.base_url.host, client.base_url.port)) as connection:
-        connection.sendall("\r\n".join([*lines, "", ""]).encode() + BODY[start:stop])
+    with begin(client, "PATCH", assignment, BODY[start:], stop - start, **about(start)):
         until = time.monotonic() + 5
         while offset(client, assignment) != stop:
             assert time.monotonic() < until
@@ -161,7 +171,8 @@ def test_a_report_that_is_too_large_or_anothers_or_unwanted_is_refused_before_it
     refused(patch(client, given, 0, body=large), "too-large")
     client.devices.of[given] = "b"
     refused(patch(client, given, 0), "foreign-assignment")
-    assert head(client, given).status_code == 403
+    foreign = head(client, given)
+    assert (foreign.status_code, foreign.headers["muster-problem"]) == (403, "foreign-assignment")
     client.devices.of[given] = "a"
     abort(client, given)
     refused(patch(client, given, 0), "no-longer-needed")
@@ -187,6 +198,70 @@ def test_reports_on_their_way_take_no_more_memory_than_they_may_and_it_is_let_go
             assert time.monotonic() < until
             time.sleep(0.05)
         assert messages.decode(answered.content, Receipt).assignment == given[1]
+
+
+@pytest.mark.parametrize("method", ["PUT", "PATCH"])
+def test_a_device_that_falls_silent_in_a_body_is_not_waited_for_and_its_room_is_anothers(
+    register, database, tmp_path, monkeypatch, method
+):
+    register(goal=2, rounds=1)
+    place = {"database": database, "keys": tmp_path / "keys", "blobs": tmp_path / "blobs", "port": 0}
+    with serving(Settings(**place, reports_bytes=4200 + len(BODY))) as url, speaking_to(url) as client:
+        mine, theirs = (one.assignment for one in assign(client, "a", "b"))
+        headers = about(0) if method == "PATCH" else {}
+        with monkeypatch.context() as shorter:
+            shorter.setattr(entrance, "SILENCE_S", 0.3)
+            silent = begin(client, method, mine, BODY, 40, **headers)
+            assert b" 400 " in silent.recv(1 << 16).partition(b"\r\n")[0]
+        with silent:
+            if method == "PATCH":
+                assert offset(client, mine) == 40  # it may go on
+            assert put(client, theirs, BODY).status_code == 200
+
+
+def test_a_receipt_that_is_asked_for_again_while_the_report_is_counted_is_of_the_same_counting(
+    client, given, monkeypatch
+):
+    counting, may_end, times = threading.Event(), threading.Event(), []
+
+    def slowly(data, layout):
+        times.append(len(data))
+        counting.set()
+        assert may_end.wait(5)
+        return parse(data, layout)
+
+    parse = reports.parse_report
+    monkeypatch.setattr(reports, "parse_report", slowly)
+    monkeypatch.setattr(reports, "_SMALL_BYTES", 0)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(patch, client, given, 0)
+        assert counting.wait(5)
+        assert offset(client, given) == len(BODY)
+        again = pool.submit(patch, client, given, len(BODY))
+        with suppress(TimeoutError):
+            again.result(0.3)
+        may_end.set()
+        assert first.result(5).content == again.result(5).content
+    assert times == [len(BODY)]
+
+
+def test_an_assignment_without_a_row_does_not_keep_the_parts_of_others(
+    store, register, database, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(reports, "_SWEEP_S", 0.02)
+    register(goal=3, rounds=1)
+    place = {"database": database, "keys": tmp_path / "keys", "blobs": tmp_path / "blobs", "port": 0}
+    with serving(Settings(**place, reports_bytes=9000)) as url, speaking_to(url) as client:
+        gone, over, mine = (one.assignment for one in assign(client, "a", "b", "c"))
+        for one in (gone, over):
+            assert patch(client, one, 0, 10, "?0", **{"Upload-Length": "3000"}).status_code == 204
+        refused(put(client, mine, BODY), "unavailable")
+        with store.database.engine.begin() as connection:
+            connection.execute(ASSIGNMENTS.delete().where(ASSIGNMENTS.c.id == gone))
+        until = time.monotonic() + 5
+        while put(client, mine, BODY).status_code == 503:
+            assert time.monotonic() < until
+            time.sleep(0.02)
 
 
 class Cutter:
@@ -306,3 +381,13 @@ def test_uploads_are_bounded_in_all_by_what_was_announced():
     uploads.drop(["a", "nobody"])
     uploads.take("c", part(), object())
     assert uploads.assignments == ["b", "c"]
+
+
+def test_the_memory_of_an_upload_goes_with_it_though_a_request_still_holds_it():
+    uploads, writer = Uploads(Room(100)), object()
+    upload = uploads.take("a", part(), writer)
+    upload.append(writer, b"abc")
+    uploads.drop(["a"])
+    assert len(upload.data) == 0
+    with pytest.raises(MismatchingOffset):
+        upload.append(writer, b"d")

@@ -26,7 +26,7 @@ from fedcore.wire.messages import (
     decode,
     encode,
 )
-from fedcore.wire.problems import PROBLEM_TYPE, problem
+from fedcore.wire.problems import PROBLEM_FIELD, PROBLEM_TYPE, problem
 from fedcore.wire.signatures import COVERED, SIGNED_FIELDS, PublicKey, Request, Signature, content_digest
 from tests.device_runtime import linear
 
@@ -50,6 +50,7 @@ class Coordinator:
         self.keys, self.created, self.enrolments, self.nonces = {}, {}, [], set()
         self.blobs = {}
         self.parts, self.cuts = bytearray(), []
+        self.counted, self.unheard = None, 0
         self.offer(linear.plan(), linear.graphs(), {"params": linear.PARAMS})
 
     def offer(self, plan, graphs, vectors):
@@ -104,7 +105,8 @@ class Coordinator:
                     int(headers["Upload-Length"]),
                     headers["Repr-Digest"],
                 )
-                return "report", 200, "application/json", self.count(name, bytes(self.parts))
+                self.counted = self.counted or self.count(name, bytes(self.parts))
+                return "report", 200, "application/json", self.counted
             case ["HEAD", "v1", "assignments", _, "report"]:
                 return "offset", 204, "application/json", b""
         return None
@@ -143,9 +145,10 @@ def status(code, **headers):
     return lambda handler: handler.respond(code, "text/plain", b"no", headers)
 
 
-def refusal(slug, detail="because", retry=None):
+def refusal(slug, detail="because", retry=None, **headers):
     document = problem(slug, detail, retry)
-    return lambda handler: handler.respond(document.status, PROBLEM_TYPE, encode(document))
+    named = {PROBLEM_FIELD: slug}
+    return lambda handler: handler.respond(document.status, PROBLEM_TYPE, encode(document), named | headers)
 
 
 def answer(body, kind="application/json"):
@@ -215,17 +218,23 @@ class Handler(BaseHTTPRequestHandler):
             self.respond(401, "text/plain", str(error).encode())
             return
         _, code, kind, answer = coordinator.answer(self.command, self.path, self.headers, body, signature)
+        if call == "report" and coordinator.unheard:
+            coordinator.unheard -= 1
+            hang_up(self)
+            return
         about = {"ETag": f'"{self.path.rsplit("/", 1)[-1]}"'} if call == "blob" else {}
         if call == "offset":
-            about = {"Upload-Offset": str(len(coordinator.parts)), "Upload-Complete": "?0"}
+            half = {"Upload-Offset": str(len(coordinator.parts)), "Upload-Complete": "?0"}
+            about = {"Upload-Complete": "?1"} if coordinator.counted else half
         if code == 206:
             about["Content-Range"] = self.headers["Range"].replace("=", " ")
         self.respond(code, kind, answer, about)
 
     def respond(self, code, kind, body, headers=None):
-        self.send_response(code)
-        for name, value in (headers or {}).items():
-            self.send_header(name.replace("_", "-"), value)
+        given = {name.replace("_", "-"): value for name, value in (headers or {}).items()}
+        self.send_response_only(code)
+        for name, value in ({"Date": self.date_time_string()} | given).items():
+            self.send_header(name, value)
         if code != 204:
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))

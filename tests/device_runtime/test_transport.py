@@ -1,4 +1,5 @@
 import contextlib
+import email.utils
 import threading
 import time
 
@@ -14,9 +15,8 @@ from device_runtime.errors import BadAnswer, ConfigError, Refused, Unreachable
 from device_runtime.transport import Transport
 from fedcore import checkpoint
 from fedcore.plan import BlobRef
-from fedcore.wire.messages import Abort, CheckIn, RetryWindow, StatedCapabilities, encode
-from fedcore.wire.problems import problem
-from fedcore.wire.signatures import PublicKey, Signer
+from fedcore.wire.messages import Abort, CheckIn, RetryWindow, StatedCapabilities
+from fedcore.wire.signatures import PublicKey, Signature, Signer
 from tests.device_runtime.coordinator import ACCEPTED, answer, cut, hang_up, refusal, status
 
 HELLO = CheckIn(
@@ -35,6 +35,12 @@ class Known:
 
     def forget(self):
         self.forgotten += 1
+
+
+def created_of(request):
+    """The time by which a request was signed."""
+    _, headers = request
+    return Signature.parse(headers["Signature-Input"], headers["Signature"]).created
 
 
 class Pauses(list):
@@ -138,8 +144,9 @@ def test_what_time_does_not_mend_is_permanent(coordinator, transport, fault, per
     assert coordinator.calls == ["check-in"]
 
 
-def test_an_unreadable_problem_is_named_by_its_status(coordinator, transport):
-    coordinator.faults["check-in"] = [lambda handler: handler.respond(409, "application/problem+json", b"{")]
+@pytest.mark.parametrize("body", [b"{", b'{"type": "\xff"}', b'{"more": ' + b"[" * 100_000])
+def test_an_unreadable_problem_is_named_by_its_status(coordinator, transport, body):
+    coordinator.faults["check-in"] = [lambda handler: handler.respond(409, "application/problem+json", body)]
     with pytest.raises(Refused, match="status 409") as caught:
         transport.check_in("phones", HELLO)
     assert caught.value.slug == "http-409"
@@ -278,6 +285,51 @@ def test_an_offset_that_is_none_is_refused(coordinator, transport, in_parts):
         transport.report("a-1", LARGE)
 
 
+@pytest.mark.parametrize("offset", ["9" * 5000, "-1", "", "x"])
+def test_an_offset_that_is_no_number_of_bytes_is_refused(coordinator, transport, in_parts, offset):
+    coordinator.faults["offset"] = [status(204, Upload_Offset=offset)]
+    with pytest.raises(BadAnswer, match="how much"):
+        transport.report("a-1", LARGE)
+
+
+def test_a_receipt_that_got_lost_is_asked_for_again_with_nothing_but_the_digest(coordinator, transport, in_parts):
+    coordinator.unheard = 1
+    receipt = transport.report("a-1", LARGE)
+    assert receipt.sha256 == BlobRef.of(LARGE).sha256
+    assert coordinator.calls == ["offset", "report"] * 2
+    assert (len(coordinator.reports), transport.bytes_up) == (1, len(LARGE))
+
+
+def test_a_part_that_does_not_follow_is_sent_once_more_from_where_it_does(coordinator, transport, in_parts):
+    def bytes_arrive_late(handler):
+        coordinator.parts += LARGE[len(coordinator.parts) :][:20]
+        refusal("mismatching-offset")(handler)
+
+    coordinator.faults["report"] = [bytes_arrive_late]
+    transport.report("a-1", LARGE)
+    assert coordinator.calls == ["offset", "report"] * 2
+    assert bytes(coordinator.parts) == LARGE
+    coordinator.parts, coordinator.counted = bytearray(), None
+    coordinator.faults["report"] = [bytes_arrive_late] * 2
+    with pytest.raises(Refused) as caught:
+        transport.report("a-2", LARGE)
+    assert (caught.value.slug, caught.value.final) == ("mismatching-offset", True)
+
+
+def test_an_assignment_that_is_gone_is_so_for_head_too_and_no_fault_of_the_device(coordinator, transport, in_parts):
+    coordinator.faults["offset"] = [refusal("unknown-assignment")]
+    with pytest.raises(Refused) as caught:
+        transport.report("a-1", LARGE)
+    refused = caught.value
+    assert (refused.slug, refused.permanent, refused.final) == ("unknown-assignment", False, True)
+
+
+def test_a_device_that_is_not_known_any_more_when_it_asks_for_the_offset_enrols_again(coordinator, transport, in_parts):
+    coordinator.faults["offset"] = [refusal("unknown-device")]
+    transport.report("a-1", LARGE)
+    assert transport.identity.forgotten == 1
+
+
 def test_a_report_of_up_to_eight_mebibytes_goes_in_one_request(coordinator, transport):
     transport.report("a-1", LARGE)
     assert coordinator.calls == ["report"]
@@ -295,13 +347,26 @@ def test_a_device_with_a_wrong_clock_signs_by_the_coordinators_and_asks_once_mor
     assert (asked, len(coordinator.stale), pauses) == (1, 1, [])
 
 
-def test_a_coordinator_that_has_just_begun_is_given_its_time(coordinator, transport, pauses):
-    document = encode(problem("stale-signature", "because"))
-    coordinator.faults["check-in"] = [
-        lambda handler: handler.respond(401, "application/problem+json", document, {"Retry-After": "2"})
-    ]
+def test_a_coordinator_that_has_just_begun_is_given_its_time_and_the_clock_that_was_good_counts(
+    coordinator, transport, pauses
+):
+    began = int(time.time()) + 0.25
+    transport.wall = lambda: began + sum(pauses)
+    late = email.utils.formatdate(began - 2, usegmt=True)
+    coordinator.faults["check-in"] = [refusal("stale-signature", Retry_After="2", Date=late)]
     transport.check_in("phones", HELLO)
     assert sum(pauses) == 2.0
+    assert created_of(coordinator.headers[-1]) == int(began) + 2
+
+
+def test_a_clock_that_is_a_little_late_is_waited_for_once_more_and_a_wrong_one_is_set_first(
+    coordinator, transport, pauses
+):
+    transport.wall = lambda: time.time() - 10_000 + sum(pauses)
+    coordinator.faults["check-in"] = [refusal("stale-signature", Retry_After="1")] * 2
+    assert transport.check_in("phones", HELLO) == ACCEPTED
+    assert (len(coordinator.stale), coordinator.calls) == (1, ["check-in"] * 3)
+    assert 2 <= sum(pauses) < 5
 
 
 def test_a_time_that_does_not_help_is_not_asked_for_again(coordinator, transport):
@@ -313,10 +378,7 @@ def test_a_time_that_does_not_help_is_not_asked_for_again(coordinator, transport
 
 
 def test_a_time_to_wait_that_is_no_time_ends_the_call(coordinator, transport, pauses):
-    document = encode(problem("stale-signature", "because"))
-    coordinator.faults["check-in"] = [
-        lambda handler: handler.respond(401, "application/problem+json", document, {"Retry-After": "999999"})
-    ]
+    coordinator.faults["check-in"] = [refusal("stale-signature", Retry_After="999999")]
     with pytest.raises(Refused):
         transport.check_in("phones", HELLO)
     assert pauses == []

@@ -22,6 +22,12 @@ def upgrade() -> None:
             comment="whether devices may fetch it: plans, graphs, checkpoints; never server state",
         ),
         sa.Column("created_at", sa.Float(), nullable=False, comment="seconds since 1970"),
+        sa.Column(
+            "unneeded_at",
+            sa.Float(),
+            nullable=True,
+            comment="since when no row points at it, in seconds since 1970; null before",
+        ),
         sa.PrimaryKeyConstraint("sha256", name=op.f("pk_blobs")),
         comment="Immutable files; a row is written after its file is durable",
     )
