@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.errors import ConflictingReport, InvalidReport, NoLongerNeeded
+from coordinator.errors import ConflictingReport, InvalidReport, NoLongerNeeded, Refusal
 from coordinator.jobs import Job, Running, Underway
 from coordinator.leases import new_id
 from coordinator.participation import Apart
@@ -66,6 +66,19 @@ class Means:
         ahead = underway.ahead(job.task.id)
         return [session for session in fitting if not self.apart.rests(job.task.id, session.device, now, ahead)]
 
+    def due(self, task: str, job: Job | None, underway: Underway, now: float) -> bool:
+        """Whether `Draft.advance` would do anything; out of memory alone."""
+
+        def eligible(job: Job) -> list[Session]:
+            return self.eligible(job, underway, now)
+
+        for rounds in (underway.running, underway.held):
+            if task in rounds:
+                event = underway.next_event(rounds[task], job, eligible, now)
+                if step(rounds[task].value, event, now)[0] != rounds[task].value:
+                    return True
+        return job is not None and underway.may_open(job) and bool(eligible(job))
+
 
 class Draft:
     """One transaction in the making.
@@ -94,6 +107,16 @@ class Draft:
     def steps(self) -> list[str]:
         """The durable steps in this transaction, as failpoints call them."""
         return ["assignment"] * bool(self.seated) + ["report"] * bool(self.folds)
+
+    def take(self, request: Report | GiveUp) -> Receipt | Refusal | None:
+        """What to answer a device that reports or gives up."""
+        try:
+            if isinstance(request, Report):
+                return self.report(request)
+            self.give_up(request)
+        except Refusal as refusal:
+            return refusal
+        return None
 
     def report(self, request: Report) -> Receipt:
         """Count a report, once. Raises UnknownAssignment, ConflictingReport, NoLongerNeeded or InvalidReport."""

@@ -1,7 +1,8 @@
 """Which signatures are fresh, and which came before. Pure: time is an argument. Spec: docs/spec/wire.md §10.
 
-The memory is exact: nothing is forgotten that could still be taken, and what it cannot know of is not taken. So what
-was signed before this process began to answer is refused, unless an earlier process cannot have heard it.
+The memory is exact: what it forgot, and what it cannot know of, is not taken. So what was signed before this process
+began to answer is refused, unless an earlier process cannot have heard it; and when the clock is set back, so is what
+was signed as long ago as what was forgotten.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from fedcore.wire.signatures import WINDOW_S, Signature
 AHEAD_S = 1.0
 """How far ahead of ours the clock of a device may be. As long, a process that just began refuses what others heard."""
 _KEY_BYTES = 16
+_SWEEP_S = 1.0
 
 
 class Replays:
@@ -28,7 +30,8 @@ class Replays:
         self._began = began
         self._count = 0
         self._seen: dict[int, set[bytes]] = {}
-        self._sweep_at = -math.inf
+        self._forgotten = -math.inf
+        self._swept = -math.inf
 
     def begin(self, now: float) -> None:
         """From now on this process answers."""
@@ -43,30 +46,38 @@ class Replays:
         if signature.expires <= now:
             raise StaleSignature(f"the signature expired at {signature.expires}, and it is {now:.0f} here")
 
-    def admit(self, signature: Signature, known_since: float, now: float) -> None:
-        """Take a signature that was checked, once. `known_since` is when its key was enrolled.
+    def demand_new(self, signature: Signature, known_since: float, now: float) -> None:
+        """Raise ReplayedSignature, or StaleSignature when an earlier process may have taken it; also what `check` does.
 
-        Raises ReplayedSignature; StaleSignature when an earlier process may have taken it; Unavailable when no more
-        can be remembered.
+        `known_since` is when its key was enrolled. Nothing is remembered.
         """
-        first = self._began + AHEAD_S
-        if known_since < self._began and signature.created < first:
+        self.check(signature, now)  # again: time may have passed since, and then it may be forgotten now
+        self._sweep(now)
+        first = self._began + AHEAD_S if known_since < self._began else -math.inf
+        first = max(first, self._forgotten + 1)
+        if signature.created < first:
             wait_s = max(0.0, math.ceil(first) - now)
             raise StaleSignature("the coordinator has begun anew since this was signed; sign it again", wait_s)
-        self._sweep(now)
-        taken = self._seen.setdefault(signature.created, set())
-        key = hashlib.sha256(f"{signature.keyid} {signature.nonce}".encode()).digest()[:_KEY_BYTES]
-        if key in taken:
+        if _key(signature) in self._seen.get(signature.created, ()):
             raise ReplayedSignature("a request with this nonce came before; sign every request anew")
+
+    def remember(self, signature: Signature) -> None:
+        """Take a signature that is new, once. Raises Unavailable when no more can be remembered."""
         if self._count >= self._limit:
             raise Unavailable("too many requests came within five minutes; come back later")
-        taken.add(key)
+        self._seen.setdefault(signature.created, set()).add(_key(signature))
         self._count += 1
 
     def _sweep(self, now: float) -> None:
         """Forget what is too old to be taken again; once a second is often enough."""
-        if now < self._sweep_at:
+        if 0 <= now - self._swept < _SWEEP_S:
             return
         for created in [created for created in self._seen if created < now - WINDOW_S]:
             self._count -= len(self._seen.pop(created))
-        self._sweep_at = now + 1.0
+            self._forgotten = max(self._forgotten, created)
+        self._swept = now
+
+
+def _key(signature: Signature) -> bytes:
+    """What is remembered of it."""
+    return hashlib.sha256(f"{signature.keyid} {signature.nonce}".encode()).digest()[:_KEY_BYTES]

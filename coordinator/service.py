@@ -45,6 +45,6 @@ class Service:
         driver = Driver(tenure, SecureMeans(keys, unmasker), settings.retry, settings.queue_limit)
         driver.metrics.watch(driver.queue_depth, lambda: limits.connections.held)
         registry = Registry(store, keys, Attestation.of(settings.accept_unattested, settings.enrolment_secret_file))
-        gate = Gate(store)
+        gate = Gate(store, limits.device, driver.metrics)
         tenure.took_over = gate.begin
         return cls(settings, store, tenure, keys, unmasker, driver, driver.metrics, limits, Runtimes(), registry, gate)

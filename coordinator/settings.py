@@ -96,7 +96,7 @@ class Settings(BaseSettings):
         default=6000, ge=0, description="requests from one address; more are answered 429; 0 is no limit"
     )
     device_limit_per_minute: int = Field(
-        default=600, ge=0, description="check-ins of one device; more are answered 429; 0 is no limit"
+        default=600, ge=0, description="requests of one device; more are answered 429; 0 is no limit"
     )
     message_limit_bytes: int = Field(default=65536, ge=1024, description="largest JSON message that is read")
     reports_bytes: int = Field(

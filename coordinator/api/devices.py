@@ -14,7 +14,7 @@ from coordinator.api.http import answer, preferred_wait, read_as, read_body, rea
 from coordinator.api.owned import REMEMBERED, Owned
 from coordinator.api.reports import HEADER_BYTES
 from coordinator.api.signed import signed
-from coordinator.errors import TooManyRequests, Unavailable
+from coordinator.errors import Unavailable
 from coordinator.recent import Recent
 from coordinator.secure import UPLOAD
 from coordinator.service import Service
@@ -51,9 +51,7 @@ class DeviceApi:
     async def check_in(self, population: str, request: HttpRequest) -> Response:
         """A device is willing to work: it gets a session, or a reason and a time to come back."""
         message = await read_message(request, CheckIn, self._settings.message_limit_bytes)
-        device = signed(request).keyid
-        self._admit(device)
-        arrival = Arrive(population, device, message)
+        arrival = Arrive(population, signed(request).keyid, message)
         found: CheckInAnswer | None = self._driver.turn_away(arrival)
         if found is None:
             found = await self._ask(arrival)
@@ -67,7 +65,8 @@ class DeviceApi:
         wait_s, headers = preferred_wait(request, self._settings.max_wait_s)
         given = await read_body(request, self._settings.message_limit_bytes)
         tasks = frozenset(read_as(given, Willing).tasks) if given else None
-        waiting = asyncio.ensure_future(self._ask(Wait(session, signed(request).keyid, wait_s, tasks)))
+        promise = self._driver.submit(Wait(session, signed(request).keyid, wait_s, tasks))
+        waiting = asyncio.wrap_future(promise)
         gone = asyncio.ensure_future(_disconnected(request))
         try:
             await asyncio.wait((waiting, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -76,7 +75,7 @@ class DeviceApi:
         finally:
             waiting.cancel()
             gone.cancel()
-        await self._ask(HangUp(session))
+        await self._ask(HangUp(session, promise))
         raise Unavailable("the connection was closed")
 
     async def blob(self, sha256: str, request: HttpRequest) -> Response:
@@ -113,13 +112,6 @@ class DeviceApi:
         message = await read_message(request, Abort, self._settings.message_limit_bytes)
         await self._ask(GiveUp(assignment, message))
         return Response(status_code=204)
-
-    def _admit(self, device: str) -> None:
-        try:
-            self._limits.device.admit(device)
-        except TooManyRequests:
-            self._metrics.shed.labels("device").inc()
-            raise
 
     async def _ask(self, request: Request[T]) -> T:
         return await asyncio.wrap_future(self._driver.submit(request))

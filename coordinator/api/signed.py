@@ -12,7 +12,17 @@ from dataclasses import dataclass
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request as HttpRequest
 
-from coordinator.errors import DigestMismatch, ForgedSignature, MalformedSignature, UnknownDevice, Unsigned
+from coordinator.errors import (
+    DigestMismatch,
+    ForgedSignature,
+    MalformedSignature,
+    TooManyRequests,
+    Unavailable,
+    UnknownDevice,
+    Unsigned,
+)
+from coordinator.limits import RateLimit
+from coordinator.metrics import Metrics
 from coordinator.recent import Recent
 from coordinator.replays import Replays
 from coordinator.store.rows import Device
@@ -41,10 +51,17 @@ class Signed:
 
 
 class Gate:
-    """Lets signed requests in. Its methods are dependencies of routes, and leave what they found in the request."""
+    """Lets signed requests in. Its methods are dependencies of routes, and leave what they found in the request.
 
-    def __init__(self, store: CoordinatorStore, clock: Callable[[], float] = time.time) -> None:
+    limit: how often a device may ask, which also bounds its share of what is remembered.
+    """
+
+    def __init__(
+        self, store: CoordinatorStore, limit: RateLimit, metrics: Metrics, clock: Callable[[], float] = time.time
+    ) -> None:
         self._store = store
+        self._limit = limit
+        self._metrics = metrics
         self._clock = clock
         self._keys: Recent[str, tuple[PublicKey, float]] = Recent(KEYS)
         self._replays = Replays(REQUESTS)
@@ -54,11 +71,12 @@ class Gate:
         self._replays.begin(self._clock())
 
     async def device(self, request: HttpRequest) -> None:
-        """Demand an enrolled device's signature. Raises Unauthenticated."""
+        """Demand an enrolled device's signature. Raises Unauthenticated, TooManyRequests or Unavailable."""
         signature, about = self._read(request)
         key, since = self._keys.get(signature.keyid) or await self._find(signature.keyid)
         _check(signature, about, key)
-        self._replays.admit(signature, since, self._clock())
+        self._replays.demand_new(signature, since, self._clock())
+        self._admit(signature)
         request.state.signed = _signed(signature, about)
 
     async def newcomer(self, request: HttpRequest) -> None:
@@ -73,6 +91,15 @@ class Gate:
             raise MalformedSignature(f"at enrolment, keyid is the public key: {error}") from error
         _check(signature, about, key)
         request.state.signed = _signed(signature, about)
+
+    def _admit(self, signature: Signature) -> None:
+        """Count a request that is a device's own: what others repeat is not counted against it."""
+        try:
+            self._limit.admit(signature.keyid)
+            self._replays.remember(signature)
+        except (TooManyRequests, Unavailable) as refusal:
+            self._metrics.shed.labels("device" if isinstance(refusal, TooManyRequests) else "signatures").inc()
+            raise
 
     def _read(self, request: HttpRequest) -> tuple[Signature, Request]:
         """The signature of a request, which is of now and covers all that it must."""

@@ -22,6 +22,8 @@ from starlette.requests import Request as HttpRequest
 
 from coordinator.api.signed import Gate
 from coordinator.enrolment import device_id
+from coordinator.limits import RateLimit
+from coordinator.metrics import Metrics
 from coordinator.tasks import open_coordinator_store
 from fedcore.wire.signatures import PrivateKey, PublicKey, Request, Signer, content_digest, sign
 from muster.bench.machine import describe_machine
@@ -78,7 +80,7 @@ async def _measure(key: PrivateKey, blocks: int, folder: Path) -> Cost:
     with open_coordinator_store(f"sqlite:///{folder / 'm.db'}", folder / "blobs") as store:
         with store.database.writing() as records:
             records.add_device(signer.keyid, public.text, "none")
-        gate = Gate(store)
+        gate = Gate(store, RateLimit(1_000_000), Metrics())
         await gate.device(_request(signer))  # from now on the key is in memory
         for _ in range(blocks):
             began = time.process_time()

@@ -19,6 +19,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from coordinator.api import signed
 from coordinator.errors import TooManyRequests
 from coordinator.limits import RateLimit, caller_of
 from coordinator.server import serving_both
@@ -226,13 +227,35 @@ def test_forwarded_address_is_believed_of_no_stranger(service):
             assert devices.get("/openapi.json", headers={"X-Forwarded-For": "198.51.100.7"}).status_code == 200
 
 
-def test_device_that_checks_in_too_often_is_told_when_to_come_back(register, service):
+def test_device_that_asks_too_often_is_told_when_to_come_back(register, service):
     register()
     with service(device_limit_per_minute=2) as (devices, admin):
-        assert [check_in(devices, "a").status_code for _ in range(2)] == [200, 200]
-        refused(check_in(devices, "a"), "too-many-requests")
+        assert check_in(devices, "a").status_code == 200
+        refused(blob(devices, "0" * 64), "unknown-blob")
+        answer = check_in(devices, "a")
+        problem = refused(answer, "too-many-requests")
+        assert 0 < problem.retry.min_s <= int(answer.headers["retry-after"]) <= 30
         assert check_in(devices, "b").status_code == 200
         assert samples(admin)['muster_shed_requests_total{limit="device"}'] == 1
+
+
+def test_what_others_repeat_of_a_device_is_not_counted_against_it(register, service):
+    register()
+    with service(device_limit_per_minute=2) as (devices, _):
+        first = check_in(devices, "a").request
+        for _ in range(3):
+            again = devices.post(first.url, content=first.content, headers=first.headers)
+            refused(again, "replayed-signature")
+        assert check_in(devices, "a").status_code == 200
+
+
+def test_more_signatures_than_can_be_remembered_are_sent_away(register, service, monkeypatch):
+    monkeypatch.setattr(signed, "REQUESTS", 2)
+    register()
+    with service() as (devices, admin):
+        assert [check_in(devices, name).status_code for name in "ab"] == [200, 200]
+        assert refused(check_in(devices, "c"), "unavailable").retry is not None
+        assert samples(admin)['muster_shed_requests_total{limit="signatures"}'] == 1
 
 
 def test_more_requests_than_may_be_in_progress_are_sent_away_at_once(register, service):

@@ -20,7 +20,8 @@ def signature(created=NOW, nonce="n", keyid="d", lasts=WINDOW_S):
 
 def take(replays, one, now=NOW, since=ALWAYS):
     replays.check(one, now)
-    replays.admit(one, since, now)
+    replays.demand_new(one, since, now)
+    replays.remember(one)
 
 
 @pytest.mark.parametrize("created", [NOW - WINDOW_S + 1, NOW - 10, NOW, NOW + 1])
@@ -75,8 +76,8 @@ def test_when_no_more_can_be_remembered_requests_are_turned_away_until_the_oldes
     take(replays, signature(later), later)
 
 
-@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 3), st.integers(-320, 3)), max_size=200))
-def test_nothing_is_taken_twice_however_time_passes(requests):
+@given(st.lists(st.tuples(st.integers(-20, 40), st.integers(0, 3), st.integers(-320, 3)), max_size=200))
+def test_nothing_is_taken_twice_however_time_passes_and_clocks_are_set(requests):
     replays, taken, now = Replays(1000), set(), NOW
     for passes, nonce, age in requests:
         now += passes
@@ -88,6 +89,25 @@ def test_nothing_is_taken_twice_however_time_passes(requests):
         assert (one.created, one.nonce) not in taken
         taken.add((one.created, one.nonce))
         assert now - WINDOW_S <= one.created <= now + AHEAD_S
+
+
+def test_a_signature_that_grew_old_while_its_key_was_looked_up_is_not_taken():
+    replays, one = Replays(10), signature(NOW - WINDOW_S + 1)
+    take(replays, one)
+    replays.check(one, NOW)
+    with pytest.raises(StaleSignature):
+        replays.demand_new(one, ALWAYS, NOW + 2)
+
+
+def test_when_the_clock_is_set_back_what_was_forgotten_is_stale_and_says_when_a_fresh_one_will_do():
+    replays, one = Replays(2), signature(NOW)
+    take(replays, one)
+    ahead = NOW + 3600
+    take(replays, signature(ahead), ahead)
+    with pytest.raises(StaleSignature) as caught:
+        take(replays, one, NOW + 0.5)
+    assert caught.value.after_s == 0.5
+    take(replays, signature(NOW + 1), NOW + 1)
 
 
 def test_the_oldest_that_nobody_asked_for_is_forgotten_first():
