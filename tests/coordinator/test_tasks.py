@@ -99,7 +99,7 @@ def test_formats_and_budget_are_kept(store, register, tmp_path):
     assert store.task(register()).settings.budget == Budget()
 
 
-def test_plan_that_does_not_pass_the_gate_registers_nothing(store, register, tmp_path):
+def test_plan_that_does_not_pass_the_release_check_registers_nothing(store, register, tmp_path):
     unproven = make_bundle(tmp_path / "unproven", evidence={"executorch": EVIDENCE})
     for bundle, settings, says in [
         (make_bundle(tmp_path / "good"), {"formats": ("executorch",)}, "needs graphs in format 'executorch'"),
