@@ -41,7 +41,7 @@ from coordinator.rounds import (
     open_round,
     step,
 )
-from coordinator.secure import Pace, SecureMeans, invitation
+from coordinator.secure import SecureMeans, Terms, invitation
 from coordinator.selection import draw
 from coordinator.store.records import Records
 from coordinator.store.rows import AssignmentRecord, Seat
@@ -271,7 +271,7 @@ class Draft:
         settings = job.task.settings
         invite = invitation(settings, job.plan, given, int(self._records.at + settings.policy.reporting_deadline_s))
         slots = {seat.id: seat.slot for seat in seats}
-        secure = self._means.secure.open(invite, slots, Pace.of(settings, self._now))
+        secure = self._means.secure.open(invite, slots, Terms.of(settings, self._now))
         self.underway.put(replace(self.underway.running[job.task.id], secure=secure))
         return msgspec.structs.replace(given, secagg=secure.invitation)
 

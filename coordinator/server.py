@@ -7,6 +7,7 @@ import logging
 import math
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -111,7 +112,9 @@ class _Devices(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         # Before connections are waited for: otherwise a device that waits to be selected holds them open.
         self._service.driver.drain()
+        until = time.monotonic() + self._settings.drain_s
         await super().shutdown(sockets)
+        self._admin.config.timeout_graceful_shutdown = max(0, math.ceil(until - time.monotonic()))
         self._admin.should_exit = True
         await self._serving_admin
 
