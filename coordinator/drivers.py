@@ -21,13 +21,13 @@ from coordinator.aggregation import ReportSum
 from coordinator.closing import close_round
 from coordinator.errors import LeaseLost, Refusal, StoreConflict, Unavailable, UnknownBlob
 from coordinator.failpoints import reach
-from coordinator.jobs import Job, Running, Underway
+from coordinator.jobs import Job, Underway
 from coordinator.ledger import Draft, Means
 from coordinator.metrics import Metrics
 from coordinator.participation import Apart
 from coordinator.pool import Pool
 from coordinator.reception import Reception
-from coordinator.rounds import RoundState, TaskState, step
+from coordinator.rounds import RoundState, TaskState
 from coordinator.secure import SecureMeans
 from coordinator.secure_rounds import SecureRounds
 from coordinator.shapes import Shapes
@@ -38,6 +38,7 @@ from coordinator.submissions import (
     GiveUp,
     HangUp,
     Hear,
+    Inbox,
     Report,
     Request,
     Say,
@@ -55,6 +56,8 @@ _LOG = logging.getLogger(__name__)
 _TICK_S = 0.05
 _POLL_S = 0.25
 _RETRY_S = 1.0
+_COUNT_S = 60.0
+"""How long counts of sessions wait for a transaction that happens anyway, before they get one of their own."""
 _BATCH = 512
 
 
@@ -79,7 +82,7 @@ class Driver:
         self._tenure = tenure
         self._store = tenure.store
         self._clock = clock
-        self._queue: queue.Queue[Submission] = queue.Queue(queue_limit)
+        self._inbox = Inbox(queue_limit)
         self._thread = threading.Thread(target=self._loop, name="driver")
         self._draining = threading.Event()
         self._stopping = threading.Event()
@@ -95,7 +98,7 @@ class Driver:
         self._sums: dict[int, ReportSum] = {}
         self._secure = SecureRounds()
         self._last_round: dict[str, int] = {}
-        self._next_poll = self._next_try = -float("inf")
+        self._next_poll = self._next_try = self._next_count = -float("inf")
         self._in_doubt = False
 
     @property
@@ -110,13 +113,14 @@ class Driver:
 
     def queue_depth(self) -> int:
         """Requests that wait for the next turn."""
-        return self._queue.qsize()
+        return len(self._inbox)
 
     def recover(self) -> None:
         """Come in among the replicas and take what is free: what ran there is abandoned, and tried again."""
         now = self._clock()
         self._tenure.announce(now)
         self._poll(now)
+        self._next_count = now + _COUNT_S
 
     def start(self) -> None:
         """Recover, then answer requests until `stop`."""
@@ -135,15 +139,13 @@ class Driver:
 
     def submit(self, request: Request[T]) -> Future[T]:
         """Queue a request. Raises Unavailable when too many wait already, or nobody answers any more."""
-        future: Future[T] = Future()
         try:
             if self._stopping.is_set():
                 raise queue.Full
-            self._queue.put_nowait(Submission(request, future))
+            return self._inbox.put(request)
         except queue.Full as error:
             self.metrics.shed.labels("queue").inc()
             raise Unavailable("too many requests are waiting, or the service is stopping; come back later") from error
-        return future
 
     def turn_away(self, request: Arrive) -> Rejected | None:
         """Reject a check-in for which there is surely nothing, from any thread, at once; None if it must be queued."""
@@ -157,18 +159,17 @@ class Driver:
         """Do everything that is due now, and answer `inbox`."""
         now = self._clock()
         self._reception.closed = self._draining.is_set()
-        if now >= self._next_poll:
-            self._poll(now)
+        self._look(inbox, now)
         while self._fetched:
             self._pool.fetched(*self._fetched.popleft())
         for submission in inbox:
             self._answer_from_memory(submission, now)
         self._secure.advance(now)
-        durable = [(s.request, s.future) for s in inbox if isinstance(s.request, Report | GiveUp)]
+        durable = [(one.request, one.future) for one in inbox if isinstance(one.request, Report | GiveUp)]
         if self._in_doubt and (durable or now >= self._next_try):
             self._clear_doubt(now)
         due = self._due(now) if now >= self._next_try else []
-        if durable or due:
+        if durable or due or (now >= max(self._next_count, self._next_try) and self._shapes.any()):
             self._commit(durable, due, now)
         if now >= self._next_try:
             self._close_rounds(now)
@@ -181,8 +182,8 @@ class Driver:
     # --- the thread
 
     def _loop(self) -> None:
-        while not (self._stopping.is_set() and self._queue.empty()):
-            inbox = self._take()
+        while not self._stopping.is_set() or self._inbox:
+            inbox = self._inbox.take(_BATCH, min(_TICK_S, max(0.0, self._next_poll - self._clock())))
             try:
                 with self.metrics.turns.time():
                     self.turn(inbox)
@@ -193,24 +194,34 @@ class Driver:
                     settle(submission.future, Unavailable("the coordinator failed; nothing was counted"))
                 time.sleep(_TICK_S)
         self._reception.closed = True
-        self._reception.dismiss(self._clock())
+        now = self._clock()
+        self._forget(self._tenure.held, now)
+        self._commit((), (), now)
         try:
             self._tenure.leave()
         except Exception as error:
             _LOG.error("the leases could not be given back; others take over when they have run out: %s", error)
 
-    def _take(self) -> list[Submission]:
-        inbox: list[Submission] = []
-        try:
-            wait_s = min(_TICK_S, max(0.0, self._next_poll - self._clock()))
-            inbox.append(self._queue.get(timeout=wait_s) if wait_s else self._queue.get_nowait())
-            while len(inbox) < _BATCH:
-                inbox.append(self._queue.get_nowait())
-        except queue.Empty:
-            pass
-        return [submission for submission in inbox if submission.future.set_running_or_notify_cancel()]
-
     # --- memory alone
+
+    def _look(self, inbox: Sequence[Submission], now: float) -> None:
+        """Look around when it is time, or at once when a device asks for a population that was made since."""
+        try:
+            if now >= self._next_poll or self._is_new(inbox):
+                self._poll(now)
+        except Exception:
+            # What memory alone can answer goes on, and nothing is written without the leases.
+            _LOG.exception("the database could not be looked at")
+            self._next_poll = now + _POLL_S
+
+    def _is_new(self, inbox: Sequence[Submission]) -> bool:
+        # One look-up, however many ask: what no operator has made must cost hardly anything.
+        asked = {one.request.population for one in inbox if isinstance(one.request, Arrive)}
+        unknown = asked - self._reception.populations
+        if not unknown:
+            return False
+        with self._store.database.reading() as records:
+            return not unknown.isdisjoint(records.populations())
 
     def _poll(self, now: float) -> None:
         if self._draining.is_set():
@@ -247,11 +258,11 @@ class Driver:
         try:
             match submission.request:
                 case Arrive() as request:
-                    settle(future, self._reception.arrive(request, now, lambda: self._poll(now)))
+                    settle(future, self._reception.arrive(request, now))
                 case Wait() as request:
                     self._reception.wait(request, future, now)
-                case HangUp(session):
-                    self._reception.hang_up(session, now)
+                case HangUp() as request:
+                    self._reception.hang_up(request, now)
                     settle(future, None)
                 case Say(assignment) as request:
                     self._secure.of(assignment).say(request, now)
@@ -269,20 +280,8 @@ class Driver:
     def _due(self, now: float) -> list[str]:
         """Tasks whose rounds must open, move or end; least recently served first."""
         tasks = self._jobs.keys() | {round_.job.task.id for round_ in self._underway}
-        due = [task for task in tasks if self._is_due(task, now)]
+        due = [task for task in tasks if self._means.due(task, self._jobs.get(task), self._underway, now)]
         return sorted(due, key=lambda task: (self._last_round.get(task, 0), task))
-
-    def _is_due(self, task: str, now: float) -> bool:
-        job, underway = self._jobs.get(task), self._underway
-        rounds = [one for one in (underway.running.get(task), underway.held.get(task)) if one is not None]
-        if any(self._moves(round_, job, now) for round_ in rounds):
-            return True
-        return job is not None and underway.may_open(job) and bool(self._means.eligible(job, underway, now))
-
-    def _moves(self, round_: Running, job: Job | None, now: float) -> bool:
-        underway = self._underway
-        event = underway.next_event(round_, job, lambda job: self._means.eligible(job, underway, now), now)
-        return step(round_.value, event, now)[0] != round_.value
 
     def _clear_doubt(self, now: float) -> None:
         """After a transaction failed: go on with the rounds that the store has as memory has them, and no others.
@@ -319,7 +318,7 @@ class Driver:
                 raise StoreConflict("it is not known yet whether the last transaction was done")
             with self.metrics.transactions.time(), self._tenure.writing() as records:
                 draft = Draft(records, self._means, self._underway, now)
-                outcomes = [_attempt(draft, request) for request, _ in durable]
+                outcomes = [draft.take(request) for request, _ in durable]
                 for task in due:
                     draft.advance(task, self._jobs.get(task))
                 records.count_sessions(counts)
@@ -333,7 +332,7 @@ class Driver:
             self._fail(error, now)
             outcomes = [Unavailable("the coordinator could not store this; send it again later") for _ in durable]
         else:
-            self._next_try = now
+            self._next_try, self._next_count = now, now + _COUNT_S
             self._adopt(draft, now)
         for (_, future), outcome in zip(durable, outcomes, strict=True):
             settle(future, outcome)
@@ -398,13 +397,3 @@ class Driver:
             self._apart.end(task, now, committed=value.state is RoundState.COMMITTED)
             self._replace_rounds(after, now)
             self._next_poll = now
-
-
-def _attempt(draft: Draft, request: Report | GiveUp) -> object:
-    try:
-        if isinstance(request, Report):
-            return draft.report(request)
-        draft.give_up(request)
-    except Refusal as refusal:
-        return refusal
-    return None

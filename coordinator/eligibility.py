@@ -8,11 +8,13 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from coordinator.errors import InvalidTask
 from fedcore.wire.messages import StatedConditions
 
 _RELEASE = re.compile(r"\d+(?:\.\d+)*")
+_LONGEST_RELEASE = 100
 _MEBIBYTE = 1 << 20
 
 
@@ -56,7 +58,9 @@ class Requires(Conditions):
         # `super()` without arguments knows the class from before `slots` made another of it.
         Conditions.__post_init__(self)
         given = self.min_version
-        demand(given is None or bool(_RELEASE.fullmatch(given)), "min_version", "numbers with points between", given)
+        told = given is None or (len(given) <= _LONGEST_RELEASE and bool(_RELEASE.fullmatch(given)))
+        wording = f"numbers with points between, in {_LONGEST_RELEASE} characters at most"
+        demand(told, "min_version", wording, given)
         least = self.min_memory_bytes
         demand(_within(least, 0, 2**63 - 1), "min_memory_bytes", "a number of bytes", least)
 
@@ -101,6 +105,7 @@ def _reaches(stated: float | None, least: float | None) -> bool:
     return least is None or (stated is not None and stated >= least)
 
 
+@lru_cache(maxsize=256)  # at every check-in the same rule, and of many devices the same few releases
 def _release(version: str) -> tuple[int, ...]:
     """The numbers that a version begins with, so that they compare; none of them for one without."""
     found = _RELEASE.match(version)

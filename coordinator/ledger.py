@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.errors import ConflictingReport, InvalidReport, NoLongerNeeded
+from coordinator.errors import ConflictingReport, InvalidReport, NoLongerNeeded, Refusal
 from coordinator.jobs import Job, Running, Underway
 from coordinator.leases import new_id
 from coordinator.participation import Apart
@@ -41,7 +41,7 @@ from coordinator.rounds import (
     open_round,
     step,
 )
-from coordinator.secure import Pace, SecureMeans, invitation
+from coordinator.secure import SecureMeans, Terms, invitation
 from coordinator.selection import draw
 from coordinator.store.records import Records
 from coordinator.store.rows import AssignmentRecord, Seat
@@ -65,6 +65,19 @@ class Means:
         fitting = self.pool.eligible(job.population, job.task.id, job.needs)
         ahead = underway.ahead(job.task.id)
         return [session for session in fitting if not self.apart.rests(job.task.id, session.device, now, ahead)]
+
+    def due(self, task: str, job: Job | None, underway: Underway, now: float) -> bool:
+        """Whether `Draft.advance` would do anything; out of memory alone."""
+
+        def eligible(job: Job) -> list[Session]:
+            return self.eligible(job, underway, now)
+
+        for rounds in (underway.running, underway.held):
+            if task in rounds:
+                event = underway.next_event(rounds[task], job, eligible, now)
+                if step(rounds[task].value, event, now)[0] != rounds[task].value:
+                    return True
+        return job is not None and underway.may_open(job) and bool(eligible(job))
 
 
 class Draft:
@@ -94,6 +107,16 @@ class Draft:
     def steps(self) -> list[str]:
         """The durable steps in this transaction, as failpoints call them."""
         return ["assignment"] * bool(self.seated) + ["report"] * bool(self.folds)
+
+    def take(self, request: Report | GiveUp) -> Receipt | Refusal | None:
+        """What to answer a device that reports or gives up."""
+        try:
+            if isinstance(request, Report):
+                return self.report(request)
+            self.give_up(request)
+        except Refusal as refusal:
+            return refusal
+        return None
 
     def report(self, request: Report) -> Receipt:
         """Count a report, once. Raises UnknownAssignment, ConflictingReport, NoLongerNeeded or InvalidReport."""
@@ -248,7 +271,7 @@ class Draft:
         settings = job.task.settings
         invite = invitation(settings, job.plan, given, int(self._records.at + settings.policy.reporting_deadline_s))
         slots = {seat.id: seat.slot for seat in seats}
-        secure = self._means.secure.open(invite, slots, Pace.of(settings, self._now))
+        secure = self._means.secure.open(invite, slots, Terms.of(settings, self._now))
         self.underway.put(replace(self.underway.running[job.task.id], secure=secure))
         return msgspec.structs.replace(given, secagg=secure.invitation)
 

@@ -14,7 +14,7 @@ from coordinator.errors import ForeignSession, UnknownSession
 from coordinator.leases import new_id
 from coordinator.selection import Capabilities, Needs
 from coordinator.shapes import Shapes
-from coordinator.submissions import Wait, settle
+from coordinator.submissions import HangUp, Wait, settle
 from fedcore.wire.messages import Assignment, Rejected
 
 _IDLE_S = 60.0
@@ -47,24 +47,25 @@ class Session:
 class Pool:
     """Every live session at a replica. At most one per device: a newer visit ends the older.
 
-    A device that was given an assignment is busy until it has reported or is let go, whatever became of its session.
+    A device that was given an assignment is busy until it has reported or is let go. What it went through until then is
+    counted as one session, whatever became of its visit.
     """
 
     def __init__(self, replica: str, shapes: Shapes) -> None:
         self.replica = replica
         self._shapes = shapes
-        self._working: dict[str, Session] = {}
         self._sessions: dict[str, Session] = {}
         self._devices: dict[tuple[str, str], str] = {}
-        self._busy: dict[tuple[str, str], str] = {}
+        self._working: dict[str, dict[str, Session]] = {}
+        """Those whose assignment has not ended, by device and population."""
 
-    def enter(self, population: str, device: str, capabilities: Capabilities, now: float) -> tuple[str, list[Session]]:
-        """Start a visit; answers its session id and the visit that it ends, if the device had one."""
+    def enter(self, population: str, device: str, capabilities: Capabilities, now: float) -> tuple[str, Session | None]:
+        """Start a visit; answers its session id, and the visit that it supersedes, which the caller must reject."""
         session_id = new_id(self.replica)
         older = self._sessions.get(self._devices.get((population, device), ""))
         self._sessions[session_id] = Session(session_id, population, device, capabilities, now + _IDLE_S)
         self._devices[population, device] = session_id
-        return session_id, [] if older is None else [older]
+        return session_id, older
 
     def wait(self, request: Wait, answer: Future[Any], now: float) -> None:
         """Park `answer` until the session is given an assignment or rejected.
@@ -73,7 +74,7 @@ class Pool:
         Raises UnknownSession or ForeignSession.
         """
         session = self._sessions.get(request.session)
-        if session is None:
+        if session is None or (session.assignment is not None and session.until <= now):
             raise UnknownSession("the session does not exist or has ended; check in again")
         if session.device != request.device:
             raise ForeignSession("the session is another device's; check in for one of your own")
@@ -85,10 +86,10 @@ class Pool:
         session.answer, session.until, session.tasks = answer, now + request.wait_s, request.tasks
         session.reach("waited")
 
-    def hang_up(self, session_id: str, now: float) -> None:
-        """Stop waiting, unless the session has been answered already."""
-        session = self._sessions.get(session_id)
-        if session is not None and session.answer is not None:
+    def hang_up(self, request: HangUp, now: float) -> None:
+        """Stop waiting, if it is that wait that goes on."""
+        session = self._sessions.get(request.session)
+        if session is not None and session.answer is request.answer:
             session.answer, session.until = None, now + _IDLE_S
 
     def waiting(self) -> Iterator[Session]:
@@ -102,57 +103,65 @@ class Pool:
     def eligible(self, population: str, task: str, needs: Needs) -> list[Session]:
         """Who waits and may take part in a task."""
         everyone = (one for one in self.waiting() if one.population == population)
-        free = (one for one in everyone if (population, one.device) not in self._busy)
+        free = (one for one in everyone if population not in self._working.get(one.device, ()))
         willing = (one for one in free if one.tasks is None or task in one.tasks)
         return [one for one in willing if needs.met_by(one.capabilities)]
 
     def assign(self, session: Session, assignment: Assignment, until: float) -> None:
         """Answer a waiting session with its assignment."""
         session.assignment, session.until = assignment, until
-        self._busy[session.population, session.device] = assignment.task
-        self._working[session.device] = session
+        self._working.setdefault(session.device, {})[session.population] = session
         session.reach("assigned")
         self._answer(session, assignment)
 
     def reject(self, session: Session, rejected: Rejected) -> None:
-        """End a session, telling its device why when it waits."""
-        session.reach(f"rejected: {rejected.reason}" if session.answer is not None else "left")
-        self._remove(session)
+        """End a visit, telling its device why when it waits."""
+        if session.answer is None:
+            self.leave(session)
+            return
+        self._end(session, f"rejected: {rejected.reason}")
         self._answer(session, rejected)
 
+    def leave(self, session: Session) -> None:
+        """End a visit of which nobody hears. One that was given an assignment is counted when that ends."""
+        if session.assignment is None:
+            self._end(session, "left")
+        else:
+            self._remove(session)
+
     def overdue(self, now: float) -> list[Session]:
-        """Sessions whose time is up."""
-        return [session for session in self._sessions.values() if session.until <= now]
+        """Sessions without an assignment whose time is up; the others end with their assignments."""
+        return [one for one in self._sessions.values() if one.assignment is None and one.until <= now]
 
     def let_go(self, population: str, device: str, how: str) -> None:
-        """A device's assignment has ended, before its round did."""
-        self._busy.pop((population, device), None)
-        if device in self._working:
-            self._working[device].reach(how)
+        """A device's assignment has ended: so has the session that got it."""
+        session = self._working.get(device, {}).pop(population, None)
+        if session is not None:
+            self._end(session, how)
+        if not self._working.get(device):
+            self._working.pop(device, None)
 
     def fetched(self, device: str, sha256: str) -> None:
         """A device was given a blob."""
-        session = self._working.get(device)
-        if session is not None and session.assignment is not None:
+        for session in self._working.get(device, {}).values():
             for what in ("plan", "checkpoint"):
                 if getattr(session.assignment, what).sha256 == sha256:
                     session.reach(f"fetched {what}")
 
     def forget_assigned(self, task: str) -> None:
-        """End the sessions that hold an assignment of a task whose round is over, and let its devices go."""
-        self._busy = {device: busy_with for device, busy_with in self._busy.items() if busy_with != task}
-        over = [s for s in self._sessions.values() if s.assignment is not None and s.assignment.task == task]
-        for session in over:
-            ended = session.steps[-1] == "reported" or session.steps[-1].startswith("aborted")
-            if not ended:
-                session.reach("expired")
-            self._remove(session)
+        """Let go of the devices that still had an assignment of a task whose round is over."""
+        working = [session for mine in self._working.values() for session in mine.values()]
+        for session in working:
+            if session.assignment is not None and session.assignment.task == task:
+                self.let_go(session.population, session.device, "expired")
+
+    def _end(self, session: Session, how: str) -> None:
+        session.reach(how)
+        self._shapes.count(session.population, session.assignment.task if session.assignment else "", session.steps)
+        self._remove(session)
 
     def _remove(self, session: Session) -> None:
-        if self._sessions.pop(session.id, None) is not None:
-            self._shapes.count(session.population, session.assignment.task if session.assignment else "", session.steps)
-        if self._working.get(session.device) is session:
-            del self._working[session.device]
+        self._sessions.pop(session.id, None)
         if self._devices.get((session.population, session.device)) == session.id:
             del self._devices[session.population, session.device]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -15,7 +15,7 @@ from coordinator.pool import Pool, Session
 from coordinator.selection import Capabilities, formats_wanted
 from coordinator.shapes import Shapes
 from coordinator.steering import Steering
-from coordinator.submissions import Arrive, Wait
+from coordinator.submissions import Arrive, HangUp, Wait
 from fedcore.wire.messages import Accepted, CheckInAnswer, Rejected, RejectionReason
 
 
@@ -41,6 +41,11 @@ class Reception:
         self._shapes = shapes
         self._known = _Known()
         self.closed = False
+
+    @property
+    def populations(self) -> frozenset[str]:
+        """Those that are known, whoever drives them."""
+        return self._known.populations
 
     def learn(
         self, populations: frozenset[str], driven: AbstractSet[str], jobs: Iterable[Job], underway: Underway, now: float
@@ -72,13 +77,11 @@ class Reception:
             return found
         return None
 
-    def arrive(self, request: Arrive, now: float, look_again: Callable[[], None]) -> CheckInAnswer:
-        """Start a session, or say why not; `look_again` learns of populations since.
+    def arrive(self, request: Arrive, now: float) -> CheckInAnswer:
+        """Start a session, or say why not.
 
         Raises UnknownPopulation, or Unavailable for a population that another process drives.
         """
-        if request.population not in self._known.populations:
-            look_again()
         if request.population not in self._known.populations:
             raise UnknownPopulation(f"no population is called {request.population!r}")
         if request.population not in self._known.driven:
@@ -95,9 +98,11 @@ class Reception:
         session, older = self._pool.enter(
             request.population, request.device, Capabilities.stated_by(request.message), now
         )
-        self.send_away(older, "superseded", now)
         rest_s = min(job.task.settings.min_separation_s for job in offers)
         retry = self._steering.after(request.population, rest_s, now)
+        if older is not None:
+            # The same device: it is told to come back once.
+            self._pool.reject(older, Rejected("superseded", retry))
         return Accepted(session, tuple(job.offer for job in offers), retry)
 
     def _offers(self, known: _Known, request: Arrive, now: float) -> list[Job] | Rejected:
@@ -120,14 +125,18 @@ class Reception:
         """Park `answer` until there is one. Raises UnknownSession or ForeignSession."""
         self._pool.wait(request, answer, now)
 
-    def hang_up(self, session: str, now: float) -> None:
-        """Nobody hears a session any more."""
-        self._pool.hang_up(session, now)
+    def hang_up(self, request: HangUp, now: float) -> None:
+        """Nobody hears a wait any more."""
+        self._pool.hang_up(request, now)
 
     def send_away(self, sessions: Iterable[Session], reason: RejectionReason, now: float) -> None:
         """End sessions, and tell their devices why and when to come back."""
         for session in sessions:
-            self._pool.reject(session, self._rejected(session.population, reason, now))
+            if session.answer is None:
+                # Nobody hears it, so nobody is expected back.
+                self._pool.leave(session)
+            else:
+                self._pool.reject(session, self._rejected(session.population, reason, now))
 
     def forget(self, populations: frozenset[str], now: float) -> None:
         """These are driven by another process now: their devices come back, and reach it."""
@@ -141,7 +150,7 @@ class Reception:
             self.send_away(list(self._pool.waiting()), "shutting-down", now)
 
     def _rejected(self, population: str, reason: RejectionReason, now: float) -> Rejected:
-        useful = reason in ("not-selected", "superseded", "shutting-down")
+        useful = reason in ("not-selected", "shutting-down")
         when = self._steering.needed if useful else self._steering.idle
         return Rejected(reason, when(population, now))
 

@@ -24,7 +24,7 @@ from coordinator.groups import Group, Unmask
 from coordinator.keys import Keys
 from coordinator.rounds import Abandon, Policy, Summed
 from coordinator.submissions import Hear, Say, settle
-from coordinator.task_settings import LEAST_SECURE, Secagg, TaskSettings
+from coordinator.task_settings import Secagg, TaskSettings
 from fedcore.masking import layout_hash, masked_segments, model_hash, reunite, session_number, task_hash
 from fedcore.plan import Plan
 from fedcore.report import ReportLayout
@@ -33,6 +33,7 @@ from fedcore.wire.messages import Assignment
 from secagg.errors import SecaggError
 from secagg.messages import ACTIVE, Invite
 from secagg.packing import Segment
+from secagg.parameters import LEAST_COHORT
 from secagg.server import Phase, Server
 
 UPLOAD = int(Phase.UPLOADING)
@@ -65,7 +66,7 @@ def _least_sum(policy: Policy, group_size: int) -> int:
     Groups differ in luck, and the round has its own minimum: a group below its share must not be lost for that.
     """
     groups = -(-policy.cohort // group_size)
-    return policy.minimum if groups == 1 else max(LEAST_SECURE, -(-policy.minimum // (2 * groups)))
+    return policy.minimum if groups == 1 else max(LEAST_COHORT, -(-policy.minimum // (2 * groups)))
 
 
 def _segment(one: ReportSegment, secagg: Secagg, devices: int) -> Segment:
@@ -82,7 +83,7 @@ def _field_bits(bits: int, devices: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class Terms:
     """What a round waits for: fewer than `minimum` devices in all do not count, and more than `group_size` are divided.
 
     Training ends at `trained_by`, or `phase_s` after `goal` devices came; every other phase after `phase_s`.
@@ -95,8 +96,8 @@ class Pace:
     phase_s: float
 
     @classmethod
-    def of(cls, settings: TaskSettings, now: float) -> Pace:
-        """The pace of a round whose devices begin now."""
+    def of(cls, settings: TaskSettings, now: float) -> Terms:
+        """The terms of a round whose devices begin now."""
         policy, secagg = settings.policy, settings.secagg or Secagg()
         trained_by = now + settings.reporting_deadline_s
         return cls(policy.goal, policy.minimum, secagg.group_size, trained_by, secagg.phase_s)
@@ -109,18 +110,18 @@ class SecureMeans:
     keys: Keys
     unmask: Unmask
 
-    def open(self, invite: Invite, seats: Mapping[str, int], pace: Pace) -> SecureRound:
+    def open(self, invite: Invite, seats: Mapping[str, int], terms: Terms) -> SecureRound:
         """A round in which `seats` are the slots by assignment."""
         authority = self.keys.authority.public_key().public_bytes_raw()
-        return SecureRound(Server(invite, self.keys.server, authority), self.unmask, seats, pace)
+        return SecureRound(Server(invite, self.keys.server, authority), self.unmask, seats, terms)
 
 
 class SecureRound:
     """One attempt at a round. Whatever devices send is folded in and forgotten."""
 
-    def __init__(self, lobby: Server, unmask: Unmask, seats: Mapping[str, int], pace: Pace) -> None:
-        self._unmask, self._seats, self._pace = unmask, dict(seats), pace
-        self._lobby = Group(lobby, self._seats.values(), pace.trained_by)
+    def __init__(self, lobby: Server, unmask: Unmask, seats: Mapping[str, int], terms: Terms) -> None:
+        self._unmask, self._seats, self._terms = unmask, dict(seats), terms
+        self._lobby = Group(lobby, self._seats.values(), terms.trained_by)
         self._groups = [self._lobby]
         self._group_of = dict.fromkeys(self._seats.values(), self._lobby)
         self._digests: dict[tuple[int, int], str] = {}
@@ -177,8 +178,8 @@ class SecureRound:
         except SecaggError as error:
             raise UnusableMessage(f"{type(error).__name__}: {error}") from error
         self._digests[slot, request.number] = digest
-        if group.phase is Phase.ADVERTISING and group.present == self._pace.goal:
-            group.hurry(now + self._pace.phase_s)
+        if group.phase is Phase.ADVERTISING and group.present == self._terms.goal:
+            group.hurry(now + self._terms.phase_s)
 
     def hear(self, request: Hear, answer: Future[Any], now: float) -> None:
         """Park `answer` until the message is there, nobody will ever send it, or the wait is over (None)."""
@@ -217,7 +218,7 @@ class SecureRound:
         if any(group.phase < UPLOAD or (group.phase == UPLOAD and group not in due) for group in self._open()):
             due = [group for group in due if group.phase != UPLOAD]
         said = [(group.phase + 1, self._close(group, now)) for group in due]
-        if all(group.over for group in self._groups) or self._counted() < self._pace.minimum:
+        if all(group.over for group in self._groups) or self._counted() < self._terms.minimum:
             self.event = self._verdict()
             return False
         for number, messages in said:
@@ -231,26 +232,30 @@ class SecureRound:
         return sum(group.counted for group in self._groups)
 
     def _close(self, group: Group, now: float) -> dict[int, bytes]:
-        until = now + self._pace.phase_s
+        until = now + self._terms.phase_s
         if group.phase is Phase.REVEALING:
             group.start_unmasking(self._unmask)
             return {}
         if group.phase is not Phase.ADVERTISING:
             return group.close(until)
-        parts = group.divide(self._pace.group_size)
+        parts = group.divide(self._terms.group_size)
         self._groups = list(parts)
         self._group_of |= {slot: part for part, slots in parts.items() for slot in slots}
         return {slot: message for part in parts for slot, message in part.close(until).items()}
 
     def _verdict(self) -> Summed | Abandon:
         devices = self._counted()
-        if devices >= self._pace.minimum:
+        if devices >= self._terms.minimum:
             return Summed(devices)
         failed = any(group.failure == "secagg-failed" for group in self._groups)
         return Abandon("secagg-failed" if failed else "too-few-reports")
 
     def _say(self, number: int, messages: Mapping[int, bytes]) -> None:
         self._outbox |= {(slot, number): message for slot, message in messages.items()}
+        if number <= UPLOAD + 1:
+            # Whoever is sent this has answered the message before it, and a device that stops before M5 gives up.
+            for slot in messages:
+                self._outbox.pop((slot, number - 2), None)
 
     def _answered(self, request: Hear, answer: Future[Any], until: float, now: float) -> bool:
         slot, number = self._seats[request.assignment], request.number

@@ -2,7 +2,8 @@
 
 A shape is the steps of a session with " > " between: a check-in that is rejected at once is one step, one that ends
 with a report is `accepted > waited > assigned > fetched checkpoint > reported`, say. Counts are kept in memory and
-written with the next transaction that happens anyway, so a rejection costs none; a crash loses those of a moment.
+written with the next transaction that happens anyway, or after a minute, so a rejection costs none; a crash loses those
+of a moment.
 """
 
 from __future__ import annotations
@@ -27,6 +28,11 @@ class Shapes:
         """A session ended after these steps."""
         with self._lock:
             self._counts[population, task, " > ".join(steps)] += 1
+
+    def any(self) -> bool:
+        """Whether there are any."""
+        with self._lock:
+            return bool(self._counts)
 
     def take(self) -> Counts:
         """What was counted since the last time."""

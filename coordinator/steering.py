@@ -89,7 +89,7 @@ class Steering:
             return found
 
     def after(self, population: str, rest_s: float, now: float) -> RetryWindow:
-        """When a device that takes part now should come back: not before it has rested."""
+        """When a device that takes part now, or rests, should come back: after its rest. It takes no place."""
         with self._lock:
             one = self._at(population, now)
             demand = self._upcoming(one, now)
@@ -101,7 +101,7 @@ class Steering:
         with self._lock:
             one = self._at(population, now)
             rounds_s = rounds * one.demand.every_s if one.demand else 0.0
-            return self._not_before(max(rest_s, rounds_s), self.needed(population, now))
+            return self.after(population, max(rest_s, rounds_s), now)
 
     def idle(self, population: str, now: float) -> RetryWindow:
         """When a device that no round could use should come back."""

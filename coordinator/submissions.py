@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import queue
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from fedcore.params import Float32
 from fedcore.wire.messages import Abort, AssignmentAnswer, CheckIn, CheckInAnswer, Receipt
 
+T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -39,9 +42,13 @@ class Wait(Request[AssignmentAnswer]):
 
 @dataclass(frozen=True, slots=True)
 class HangUp(Request[None]):
-    """The connection on which a session waited is gone: do not select a device that cannot hear it."""
+    """The connection on which a session waited is gone: do not select a device that cannot hear it.
+
+    answer: the promise of that very wait. Another connection's, or another device's, says nothing of this one.
+    """
 
     session: str
+    answer: Future[AssignmentAnswer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +92,31 @@ class Submission:
 
     request: Request[Any]
     future: Future[Any]
+
+
+class Inbox:
+    """Requests that wait for the driver's next turn, at most `limit` of them. Anyone puts in, the driver takes out."""
+
+    def __init__(self, limit: int) -> None:
+        self._queue: queue.Queue[Submission] = queue.Queue(limit)
+
+    def __len__(self) -> int:
+        return self._queue.qsize()
+
+    def put(self, request: Request[T]) -> Future[T]:
+        """Queue a request. Raises queue.Full."""
+        future: Future[T] = Future()
+        self._queue.put_nowait(Submission(request, future))
+        return future
+
+    def take(self, most: int, wait_s: float) -> list[Submission]:
+        """The oldest requests whose askers still wait; the first one may take `wait_s` to come."""
+        taken: list[Submission] = []
+        with suppress(queue.Empty):
+            taken.append(self._queue.get(timeout=wait_s) if wait_s else self._queue.get_nowait())
+            while len(taken) < most:
+                taken.append(self._queue.get_nowait())
+        return [one for one in taken if one.future.set_running_or_notify_cancel()]
 
 
 def settle(future: Future[Any], outcome: object) -> None:

@@ -16,7 +16,7 @@ from coordinator.blobs import Blobs
 from coordinator.eligibility import OnDevice, Requires
 from coordinator.errors import InvalidTask, StoreConflict, TaskEnded, UnexpectedEvent, UnknownRound
 from coordinator.failpoints import reach
-from coordinator.gate import check_release
+from coordinator.release import check_release
 from coordinator.rounds import TaskState
 from coordinator.store.database import Database
 from coordinator.store.records import Records
@@ -66,7 +66,7 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
         """Copy a bundle into the store and start a task on it; the history says `by` whom.
 
         Raises InvalidTask when plan, algorithm and initial state do not fit each other, or the plan does not pass the
-        release gate; fedcore's errors when a blob was altered, the plan's signature is not good, or the algorithm or
+        release check; fedcore's errors when a blob was altered, the plan's signature is not good, or the algorithm or
         one of its settings is unknown; StoreConflict when collections take its blobs time and again.
         """
         plan, _ = bundle.plan, bundle.signer

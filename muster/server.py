@@ -14,6 +14,7 @@ from pathlib import Path
 from coordinator.tasks import CoordinatorStore, open_coordinator_store
 
 START_TIMEOUT_S = 30.0
+_STOP_TIMEOUT_S = 60.0
 
 
 class ServerError(Exception):
@@ -58,5 +59,13 @@ def local_coordinator(folder: Path, **settings: object) -> Iterator[LocalCoordin
                 time.sleep(0.02)
             yield LocalCoordinator(ready.read_text(), process.pid, database, blobs, store)
         finally:
-            process.terminate()
-            process.wait()
+            _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(_STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

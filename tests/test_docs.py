@@ -38,7 +38,7 @@ PHRASES = [
     "over-selection",
     "reporting deadline",
     "server state",
-    "release gate",
+    "release check",
     "keystone test",
     "fleet profile",
     "example store",

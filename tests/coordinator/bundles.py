@@ -42,7 +42,7 @@ def make_plan(size=4, broadcast=None, segments=None, weighting="examples", forma
 
 
 def make_bundle(folder: Path, plan=None, algorithm="fedavg", settings=None, start=START, *, state=None, evidence=None):
-    """A bundle; `evidence` by format is what its certificate holds, by default as much as the task's gate wants."""
+    """A bundle; `evidence` by format is what its certificate holds, by default as much as the release check wants."""
     plan = plan or make_plan()
     state = checkpoint.encode(state or algorithms.create(algorithm, settings).init(start))
     certificate = msgspec.json.encode(Certificate("hand", evidence or dict.fromkeys(plan.graphs, EVIDENCE)))

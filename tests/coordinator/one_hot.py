@@ -208,7 +208,7 @@ class World:
 
     def hang_up(self, pick):
         for phone in self.among(pick, lambda phone: phone.waiting):
-            self.send(phone, HangUp(phone.session))
+            self.send(phone, HangUp(phone.session, phone.waiting))
             phone.waiting = None
 
     def upload(self, pick, heard=True):

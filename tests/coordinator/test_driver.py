@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -17,11 +18,11 @@ from coordinator.errors import (
 )
 from coordinator.rounds import AssignmentState, RoundState, TaskState
 from coordinator.store.tables import ROUNDS, TRANSITIONS
-from coordinator.submissions import GiveUp, HangUp, Report, Wait
+from coordinator.submissions import Arrive, GiveUp, HangUp, Report, Wait
 from fedcore.signing import SigningKey, verify
-from fedcore.wire.messages import Abort, Accepted, Offer, Rejected, StatedConditions
+from fedcore.wire.messages import Abort, Accepted, CheckIn, Offer, Rejected, StatedConditions
 from tests.coordinator.bundles import START, make_bundle, make_plan, report_vector
-from tests.coordinator.conftest import RETRY
+from tests.coordinator.conftest import CAPABILITIES, RETRY
 
 pytestmark = pytest.mark.every_engine
 
@@ -98,7 +99,7 @@ def test_idle_task_and_rejected_check_ins_write_nothing(store, register, desk):
         assert desk.arrive("a", formats=("other",)) == Rejected("not-eligible", RETRY)
         enough = {"default": 50}
         assert desk.arrive("a", formats=("other",), examples=enough).reason == "unsupported-format"
-        desk.pass_time(1000)
+        desk.pass_time(50)
         assert writes(observer) == before
         assert desk.arrive("a", examples=enough).session
         desk.wait("b", examples=enough)
@@ -154,6 +155,34 @@ def test_check_in_to_an_unknown_population_is_refused_until_it_exists(store, reg
     assert desk.arrive("a") == Rejected("no-task", RETRY)
 
 
+def test_check_ins_to_unknown_populations_cost_one_look_up_a_turn(store, desk):
+    statements = []
+    for engine in (store.database.engine, store.database._engines.writer):
+        sqlalchemy.event.listen(engine, "before_cursor_execute", lambda *args: statements.append(args[2]))
+    message = CheckIn(capabilities=CAPABILITIES, examples={})
+    answers = desk.turn(*(Arrive(f"made up {number}", "a", message) for number in range(16)))
+    assert all(isinstance(one.exception(timeout=0), UnknownPopulation) for one in answers)
+    assert len([text for text in statements if "SELECT" in text]) == 1
+
+
+def test_device_is_answered_from_memory_while_the_database_cannot_be_read(store, register, desk, monkeypatch):
+    register(goal=2)
+    desk.turn()
+    waiting = desk.wait("a", seconds=5)
+
+    def unreadable():
+        raise sqlalchemy.exc.OperationalError("SELECT", {}, Exception("the server closed the connection"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.database, "reading", unreadable)
+        desk.pass_time(1)
+        assert isinstance(desk.arrive("b"), Accepted)
+        desk.pass_time(5)
+        assert waiting.result(timeout=0).reason == "not-selected"
+    desk.pass_time(1)
+    assert {assignment.round for assignment in desk.assign("a", "b")} == {1}
+
+
 def test_wait_that_runs_out_is_answered_and_ends_the_session(register, desk):
     register()
     session = desk.arrive("a").session
@@ -177,12 +206,24 @@ def test_newer_visit_of_a_device_supersedes_the_older(store, register, desk):
 def test_device_that_hung_up_is_not_selected_and_may_wait_again(register, desk):
     register(goal=2)
     session = desk.arrive("a").session
-    desk.turn(Wait(session, "a", 10))
-    desk.ask(HangUp(session))
+    (gone,) = desk.turn(Wait(session, "a", 10))
+    desk.ask(HangUp(session, gone))
     other = desk.wait("b")
     assert not other.done()
     (again,) = desk.turn(Wait(session, "a", 10))
     assert {again.result(timeout=0).slot, other.result(timeout=0).slot} == {0, 1}
+
+
+def test_whoever_hangs_up_on_a_refused_wait_ends_no_other(register, desk):
+    register(goal=2)
+    session = desk.arrive("a").session
+    (waiting,) = desk.turn(Wait(session, "a", 10))
+    for device in ("b", "a"):  # another device that knows the session's id; its owner, on a second connection
+        (refused,) = desk.turn(Wait(session, device, 10))
+        assert refused.exception(timeout=0) is not None
+        desk.ask(HangUp(session, refused))
+    desk.wait("c")
+    assert waiting.result(timeout=0).round == 1
 
 
 def test_lost_assignment_is_told_again_with_the_time_that_is_left(register, desk):
@@ -649,9 +690,9 @@ def test_draining_sends_devices_away_and_still_takes_reports(store, register, de
 
 def test_full_queue_is_refused_at_once(desk):
     for _ in range(16):
-        desk.driver.submit(HangUp("s"))
+        desk.driver.submit(HangUp("s", Future()))
     with pytest.raises(Unavailable, match="too many"):
-        desk.driver.submit(HangUp("s"))
+        desk.driver.submit(HangUp("s", Future()))
 
 
 def test_task_whose_plan_is_gone_fails_and_the_others_run_on(store, register, desk, tmp_path):

@@ -98,7 +98,7 @@ def test_every_window_is_within_the_bounds(queued, cohort, opens_in_s, every_s, 
             assert bounds.min_s <= found.min_s <= found.max_s <= bounds.max_s
 
 
-def test_a_day_of_a_population_need_fewer_check_ins_and_no_fewer_rounds_than_a_fixed_window():
+def test_paced_population_makes_a_twentieth_of_the_check_ins_for_three_quarters_of_the_rounds_at_least():
     scene = Scene(population=20_000, cohort=400, minimum=300, reporting_s=300.0, step_s=30.0)
     fixed, paced = (course(scene, 1, 0, paced=one) for one in (False, True))
     assert paced.check_ins < fixed.check_ins / 20

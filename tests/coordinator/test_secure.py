@@ -115,6 +115,19 @@ def test_metrics_of_a_secure_round_are_means_of_sums_in_eighths(store, register,
     assert store.rounds(task)[0].metrics == {"train.loss": 2.125 / 4}
 
 
+def test_no_message_is_kept_that_its_device_has_answered_but_those_that_a_restart_needs(register, desk):
+    register(**SECURE)
+    devices = seat(desk)
+    run(devices, ("advertise", "share"))
+    assert devices[0].hear(4)
+    run(devices, ("upload", "confirm"))
+    for number in (2, 4):
+        with pytest.raises(NoLongerNeeded):
+            devices[0].hear(number)
+    assert devices[0].hear(6)
+    assert devices[0].hear(8)
+
+
 def test_an_invitation_states_the_rounds_terms(register, desk):
     register(**LENIENT)
     given = seat(desk, [f"e{number}" for number in range(10)])[0].given
@@ -135,7 +148,7 @@ def test_the_same_message_again_changes_nothing_and_another_is_refused(register,
             device.say(5, b"\5another")
     run(devices, PHASES[3:])
     assert devices[0].say(9, devices[0].said[9]) is None
-    assert devices[0].hear(2) is not None
+    assert devices[0].hear(6) is not None
 
 
 def test_a_message_before_its_time_or_of_nonsense_is_refused_and_the_device_may_try_again(register, desk):

@@ -148,6 +148,10 @@ def test_a_round_whose_sum_is_being_made_outlives_its_deadline_and_nobody_waits_
     desk.turn()
     assert states(store, task) == ["committed"]
     assert devices[0].receipt().done
+    desk.pass_time(60)
+    assert {one.shape: one.count for one in store.sessions(task) if one.task} == {
+        "accepted > waited > assigned > reported": len(devices)
+    }
 
 
 def test_a_cancelled_task_makes_no_sum_any_more(store, register):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sqlalchemy
 
 from coordinator.store.tables import SESSION_SHAPES
-from coordinator.submissions import GiveUp, HangUp
-from fedcore.wire.messages import Abort
+from coordinator.submissions import Arrive, GiveUp
+from fedcore.wire.messages import Abort, CheckIn
+from tests.coordinator.devices import CAPABILITIES
 
 
 def shapes(store, task):
@@ -17,7 +18,7 @@ def test_sessions_are_counted_by_what_they_went_through(store, register, desk):
     task = register(goal=1, over_selection=3, rounds=9, min_examples=5)
     for name in "xyz":
         desk.arrive(name, examples={"default": 1})
-    desk.turn(HangUp(desk.arrive("left").session))
+    desk.arrive("left")
     reported, gave_up, silent = desk.assign("a", "b", "c")
     desk.driver.fetched(seat(store, task, reported), reported.plan.sha256)
     desk.driver.fetched(seat(store, task, reported), reported.checkpoint.sha256)
@@ -39,6 +40,64 @@ def test_sessions_are_counted_by_what_they_went_through(store, register, desk):
 
 def seat(store, task, given):
     return next(one.device for one in store.cohort(task, given.round) if one.id == given.assignment)
+
+
+def test_device_that_comes_back_while_its_round_still_runs_is_counted_by_how_its_assignment_ends(store, register, desk):
+    task = register(goal=3, rounds=9)
+    by_device = {seat(store, task, given): given for given in desk.assign("a", "b", "c")}
+    desk.report(by_device["a"])
+    for name in "ab":  # "a" for the next round, "b" because it restarted
+        desk.arrive(name)
+    desk.driver.fetched("b", by_device["b"].plan.sha256)
+    desk.report(by_device["b"])
+    desk.pass_time(600)
+    desk.pass_time(60)
+    assert shapes(store, task) == {
+        (True, "accepted > waited > assigned > reported"): 1,
+        (True, "accepted > waited > assigned > fetched plan > reported"): 1,
+        (True, "accepted > waited > assigned > expired"): 1,
+        (False, "accepted > left"): 2,
+    }
+
+
+def test_device_that_takes_part_in_two_populations_at_once_is_counted_in_each(store, register, desk):
+    tasks = {name: register(population=name, goal=2, rounds=9) for name in ("phones", "tablets")}
+    given = {}
+    for name in tasks:
+        waiting = [desk.wait(device, population=name) for device in ("a", name)]
+        given[name] = [future.result(timeout=0) for future in waiting]
+    desk.driver.fetched("a", given["phones"][0].plan.sha256)
+    for name in tasks:
+        for assignment in given[name]:
+            desk.report(assignment)
+    desk.pass_time(60)
+    for task in tasks.values():
+        assert shapes(store, task) == {
+            (True, "accepted > waited > assigned > fetched plan > reported"): 1,
+            (True, "accepted > waited > assigned > reported"): 1,
+        }
+
+
+def test_counts_of_a_quiet_coordinator_are_written_after_a_minute(store, register, desk):
+    task = register(min_examples=50)
+    desk.arrive("a")
+    desk.pass_time(60)
+    assert shapes(store, task) == {(False, "rejected: not-eligible"): 1}
+
+
+def test_a_clean_stop_loses_no_count(store, register, desk):
+    task = register(min_examples=5, goal=1, rounds=9)
+    desk.assign("at work")
+    desk.wait("b")
+    desk.driver.start()
+    message = CheckIn(capabilities=CAPABILITIES, examples={})
+    desk.driver.submit(Arrive("phones", "a", message)).result(timeout=10)
+    desk.driver.stop()
+    assert shapes(store, task) == {
+        (True, "accepted > waited > assigned > expired"): 1,
+        (False, "accepted > waited > rejected: shutting-down"): 1,
+        (False, "rejected: not-eligible"): 1,
+    }
 
 
 def test_rejections_are_counted_without_a_transaction_of_their_own_and_survive_one_that_fails(store, register, desk):

@@ -72,6 +72,32 @@ def test_device_that_takes_part_and_one_that_rests_come_back_after_their_rest(re
     assert (answer.reason, answer.retry.min_s) == ("resting", 3000)
 
 
+@pytest.mark.parametrize(
+    "visit",
+    [
+        lambda desk, _: desk.wait("restless", seconds=20),
+        lambda desk, number: desk.arrive(f"gone {number}"),
+        lambda desk, _: desk.arrive("a"),
+    ],
+    ids=["superseded", "left", "resting"],
+)
+def test_visits_of_which_no_device_comes_back_for_the_next_round_take_no_place_in_it(register, desk, visit):
+    register(goal=5, rounds=9, min_separation_rounds=3, reporting_deadline_s=600)  # eight places
+    given = desk.assign("a", "b", "c", "d", "e")
+    desk.pass_time(500)
+    for assignment in given:
+        desk.report(assignment)
+    desk.assign("p", "q", "r", "s", "t")
+    desk.pass_time(1)
+    for number in range(10):
+        visit(desk, number)
+    desk.pass_time(60)
+    waiting = desk.wait("late", seconds=10)
+    desk.pass_time(10)
+    # When the next selection opens, and not in the queue.
+    assert waiting.result(timeout=0).retry == RetryWindow(419.0, 439.0)
+
+
 def test_rest_in_rounds_is_told_in_the_time_that_rounds_take(register, desk):
     register(goal=1, rounds=9, min_separation_rounds=4)
     (given,) = desk.assign("a")

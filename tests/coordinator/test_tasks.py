@@ -51,8 +51,13 @@ def test_server_state_and_certificate_are_not_public_but_plan_graphs_and_checkpo
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"goal": 0}, "goal must be at least 1, not 0"),
-        ({"rounds": 0}, "rounds must be at least 1"),
+        ({"goal": 0}, "goal must be from 1 to below"),
+        ({"rounds": 0}, "rounds must be from 1"),
+        *(
+            ({name: most}, f"{name} must be from 1 to below 2")
+            for name in ("goal", "rounds", "max_attempts", "min_examples", "min_separation_rounds")
+            for most in (2**31, 10**30)
+        ),
         ({"minimum": 3}, "minimum must be from 1 to the goal, 2"),
         ({"minimum": 0}, "minimum must be"),
         ({"over_selection": 0.5}, "over_selection must be from 1"),
@@ -72,6 +77,13 @@ def test_wrong_setting_is_named_with_what_it_may_be(wrong, says):
         TaskSettings(**{"population": "phones", "goal": 2, "rounds": 1} | wrong)
 
 
+@pytest.mark.every_engine
+def test_the_largest_settings_are_kept(store, register):
+    names = ("goal", "rounds", "max_attempts", "min_examples", "min_separation_rounds")
+    task = store.task(register(seed=2**63 - 1, **dict.fromkeys(names, 2**31 - 1)))
+    assert [getattr(task.settings, name) for name in names] == [2**31 - 1] * 5
+
+
 @pytest.mark.parametrize("part", ["peak_rss_mb", "step_cpu_ms", "graph_bytes"])
 @pytest.mark.parametrize("most", [0, -1.0, math.nan, math.inf])
 def test_budget_that_is_not_a_positive_number_is_named(part, most):
@@ -87,7 +99,7 @@ def test_formats_and_budget_are_kept(store, register, tmp_path):
     assert store.task(register()).settings.budget == Budget()
 
 
-def test_plan_that_does_not_pass_the_gate_registers_nothing(store, register, tmp_path):
+def test_plan_that_does_not_pass_the_release_check_registers_nothing(store, register, tmp_path):
     unproven = make_bundle(tmp_path / "unproven", evidence={"executorch": EVIDENCE})
     for bundle, settings, says in [
         (make_bundle(tmp_path / "good"), {"formats": ("executorch",)}, "needs graphs in format 'executorch'"),

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from coordinator.errors import InvalidTask
-from coordinator.gate import check_release
+from coordinator.release import check_release
 from coordinator.tasks import Budget, TaskSettings
 from fedcore.bundle import Certificate, Parity
 from tests.coordinator.bundles import EVIDENCE, FOOTPRINT, make_plan
