@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import obstore
 from obstore.exceptions import BaseError
@@ -25,6 +25,7 @@ from coordinator.errors import MissingStore, Unavailable, UnknownBlob, Unsupport
 from coordinator.failpoints import reach
 from fedcore.plan import BlobRef
 
+Data: TypeAlias = bytes | memoryview
 _LOG = logging.getLogger(__name__)
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _OURS = re.compile(r"[0-9a-f]{64}|\.[0-9a-f]{16}\.tmp")
@@ -51,7 +52,7 @@ class Blobs:
     """
 
     def __init__(self, address: str | Path, *, create: bool = True) -> None:
-        self._write: Callable[[str, bytes], object]
+        self._write: Callable[[str, Data], object]
         self._delete: Callable[[Sequence[str]], int]
         self._store: ObjectStore
         if "://" in str(address):
@@ -68,7 +69,7 @@ class Blobs:
         self._write = lambda name, data: _write_durably(folder, name, data)
         self._delete = lambda names: _delete_files(folder, names)
 
-    def put(self, data: bytes) -> BlobRef:
+    def put(self, data: Data) -> BlobRef:
         """Store `data`. The name appears only when the bytes are durable: a blob is whole or absent.
 
         What is there already is written again: it is new then, and no collection takes it for long forgotten.
@@ -122,7 +123,7 @@ class Blobs:
             raise Unavailable(_AWAY) from error
         return len(names)
 
-    def _upload(self, name: str, data: bytes) -> None:
+    def _upload(self, name: str, data: Data) -> None:
         with _reaching((BaseError, FileNotFoundError)):  # what is missing is the bucket
             obstore.put(self._store, name, data)
 
@@ -178,7 +179,7 @@ def _reaching(failures: tuple[type[Exception], ...] = (BaseError,)) -> Iterator[
         raise Unavailable(_AWAY) from error
 
 
-def _write_durably(folder: Path, name: str, data: bytes) -> None:
+def _write_durably(folder: Path, name: str, data: Data) -> None:
     # By hand: an object store's put to a local folder does not wait for the disk.
     temporary = folder / f".{secrets.token_hex(8)}.tmp"
     try:

@@ -24,7 +24,7 @@ from coordinator.groups import Group, Unmask
 from coordinator.keys import Keys
 from coordinator.rounds import Abandon, Policy, Summed
 from coordinator.submissions import Hear, Say, settle
-from coordinator.task_settings import LEAST_SECURE, Secagg, TaskSettings
+from coordinator.task_settings import Secagg, TaskSettings
 from fedcore.masking import layout_hash, masked_segments, model_hash, reunite, session_number, task_hash
 from fedcore.plan import Plan
 from fedcore.report import ReportLayout
@@ -33,6 +33,7 @@ from fedcore.wire.messages import Assignment
 from secagg.errors import SecaggError
 from secagg.messages import ACTIVE, Invite
 from secagg.packing import Segment
+from secagg.parameters import LEAST_COHORT
 from secagg.server import Phase, Server
 
 UPLOAD = int(Phase.UPLOADING)
@@ -65,7 +66,7 @@ def _least_sum(policy: Policy, group_size: int) -> int:
     Groups differ in luck, and the round has its own minimum: a group below its share must not be lost for that.
     """
     groups = -(-policy.cohort // group_size)
-    return policy.minimum if groups == 1 else max(LEAST_SECURE, -(-policy.minimum // (2 * groups)))
+    return policy.minimum if groups == 1 else max(LEAST_COHORT, -(-policy.minimum // (2 * groups)))
 
 
 def _segment(one: ReportSegment, secagg: Secagg, devices: int) -> Segment:

@@ -7,6 +7,7 @@ import logging
 import math
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -111,7 +112,9 @@ class _Devices(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         # Before connections are waited for: otherwise a device that waits to be selected holds them open.
         self._service.driver.drain()
+        until = time.monotonic() + self._settings.drain_s
         await super().shutdown(sockets)
+        self._admin.config.timeout_graceful_shutdown = max(0, math.ceil(until - time.monotonic()))
         self._admin.should_exit = True
         await self._serving_admin
 
@@ -142,4 +145,7 @@ def _config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
 def _listening(host: str, port: int) -> Iterator[socket.socket]:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, port), family=family, backlog=_BACKLOG) as listener:
+        # Connections inherit it. asyncio sets it on sockets that it made itself alone; without it the second half of an
+        # answer waits for the acknowledgement of the first, which many systems hold back for 40 ms.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         yield listener

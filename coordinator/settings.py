@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import os
-import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,12 +22,11 @@ from pydantic_settings import (
 
 from coordinator.collection import Retention
 from coordinator.errors import InvalidSettings, MissingStore
-from coordinator.store.engines import sqlite_path
+from coordinator.store.engines import printable, sqlite_path
 from fedcore.wire.messages import RetryWindow
 
 PREFIX = "MUSTER_"
 CONFIG = f"{PREFIX}CONFIG"
-_PASSWORD = re.compile(r"(?<=:)[^:@/]+(?=@)|(?<=password=)[^&]+", re.IGNORECASE)
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -85,7 +83,9 @@ class Settings(BaseSettings):
     retry_max_s: float = Field(
         default=86_400.0, ge=0, allow_inf_nan=False, description="latest return of a device, whatever its pace"
     )
-    max_wait_s: float = Field(default=60.0, ge=0, description="longest time that a device may wait for an assignment")
+    max_wait_s: float = Field(
+        default=60.0, ge=0, allow_inf_nan=False, description="longest time that a device may wait for an assignment"
+    )
     queue_limit: int = Field(
         default=4096, ge=1, description="requests that may wait for the driver; more are answered 503"
     )
@@ -108,7 +108,7 @@ class Settings(BaseSettings):
     )
     keep_models: int = Field(default=5, ge=1, description="rounds of each task whose models are kept by a collection")
     keep_assignments_days: float = Field(
-        default=30.0, ge=0, allow_inf_nan=False, description="days for which a collection keeps who took part"
+        default=30.0, ge=1, allow_inf_nan=False, description="days for which a collection keeps who took part"
     )
     drain_s: float = Field(default=30.0, ge=0, le=3600, description="how long a stop waits for requests in progress")
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level logged")
@@ -127,6 +127,10 @@ class Settings(BaseSettings):
     def _agree(self) -> Self:
         if (self.tls_cert is None) is not (self.tls_key is None):
             raise ValueError("tls_cert and tls_key go together; give both or none")
+        for name in ("tls_cert", "tls_key", "enrolment_secret_file"):
+            path = getattr(self, name)
+            if path is not None and not path.is_file():
+                raise ValueError(f"{name} names {str(path)!r}, which is not a file")
         if self.loopback_viewer and self.admin_host not in _LOOPBACK:
             raise ValueError(f"loopback_viewer needs an admin_host of {', '.join(_LOOPBACK)}, not {self.admin_host}")
         return self
@@ -193,16 +197,12 @@ def load_settings(given: Mapping[str, Any]) -> Settings:
 
 def effective(settings: Settings, given: Mapping[str, Any]) -> list[Effective]:
     """Every setting of `settings`, which `load_settings(given)` made, with its source; passwords are left out."""
-    return [Effective(name, _shown(getattr(settings, name)), _source(name, given)) for name in Settings.model_fields]
-
-
-def redact(text: str) -> str:
-    """The text without passwords in URLs."""
-    return _PASSWORD.sub("***", text)
+    values = settings.model_dump() | {"database": printable(settings.database)}
+    return [Effective(name, _shown(values[name]), _source(name, given)) for name in Settings.model_fields]
 
 
 def _shown(value: object) -> object:
-    return redact(value) if isinstance(value, str) else str(value) if isinstance(value, Path) else value
+    return str(value) if isinstance(value, Path) else value
 
 
 def _source(name: str, given: Mapping[str, Any]) -> str:

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 
 from coordinator.eligibility import OnDevice, Requires, demand
 from coordinator.rounds import Policy
+from secagg.parameters import LEAST_COHORT
 
-LEAST_SECURE = 8
-"""How many devices a secure round needs to count."""
-LEAST_GROUP, MOST_GROUP = 2 * LEAST_SECURE, 500
-"""What a group of a secure round may hold: two even halves of what is one too many still hold LEAST_SECURE."""
+LEAST_GROUP, MOST_GROUP = 2 * LEAST_COHORT, 500
+"""What a group of a secure round may hold: two even halves of what is one too many still hold LEAST_COHORT."""
 SHORT_PHASES = 4
 """Phases of a secure round that follow the training: shares, masked reports, confirmations, shares revealed."""
 
@@ -113,7 +112,8 @@ class TaskSettings:
 
     def __post_init__(self) -> None:
         for name in ("goal", "rounds", "max_attempts", "min_examples", "min_separation_rounds"):
-            demand(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
+            # The columns hold no more.
+            demand(1 <= getattr(self, name) < 2**31, name, "from 1 to below 2**31", getattr(self, name))
         for name in ("selection_timeout_s", "reporting_deadline_s"):
             seconds = getattr(self, name)
             demand(0 < seconds < math.inf, name, "a finite number of seconds above 0", seconds)
@@ -132,8 +132,8 @@ class TaskSettings:
             demand(1 <= self.minimum <= self.goal, "minimum", f"from 1 to the goal, {self.goal}", self.minimum)
         if self.secagg is not None:
             least = self.policy.minimum
-            wording = f"at least {LEAST_SECURE} with secure aggregation: a sum over fewer says too much about each"
-            demand(least >= LEAST_SECURE, "minimum" if self.goal >= LEAST_SECURE else "goal", wording, least)
+            wording = f"at least {LEAST_COHORT} with secure aggregation: a sum over fewer says too much about each"
+            demand(least >= LEAST_COHORT, "minimum" if self.goal >= LEAST_COHORT else "goal", wording, least)
 
     @property
     def separation(self) -> Separation | None:

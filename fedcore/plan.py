@@ -28,7 +28,7 @@ class BlobRef(msgspec.Struct, frozen=True):
     size: Size
 
     @classmethod
-    def of(cls, data: bytes) -> BlobRef:
+    def of(cls, data: bytes | memoryview) -> BlobRef:
         """The reference that `data` satisfies."""
         return cls(hashlib.sha256(data).hexdigest(), len(data))
 

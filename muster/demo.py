@@ -11,7 +11,6 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from coordinator.rounds import RoundState
-from coordinator.task_settings import LEAST_SECURE
 from coordinator.tasks import CoordinatorStore, Secagg, TaskSettings
 from export.build import export_bundle
 from export.model import Model
@@ -19,6 +18,7 @@ from export.models import load as load_model
 from fedcore.algorithms import create
 from fedcore.algorithms.algorithm import Algorithm
 from muster.server import local_coordinator
+from secagg.parameters import LEAST_COHORT
 from simulator import datasets
 from simulator.agreement import counted_cohort, worst_difference
 from simulator.engine import Engine, evaluate
@@ -69,7 +69,7 @@ class DemoConfig:
     @property
     def secure(self) -> bool:
         """Whether reports are masked."""
-        return self.devices >= LEAST_SECURE and not self.plain
+        return self.devices >= LEAST_COHORT and not self.plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ class Stage:
         bundle = export_bundle(model, algorithm, self.config.folder / f"plan-{algorithm.name}", MODEL)
         # Shards are known here, so no precision is lost to weights that nobody has.
         secagg = Secagg(clip_norm=CLIP_NORM, max_examples=int(self.train.sizes.max()), phase_s=10)
-        least = LEAST_SECURE if self.config.secure else 1
+        least = LEAST_COHORT if self.config.secure else 1
         settings = TaskSettings(
             population=f"digits-{algorithm.name}",
             goal=self.config.devices,

@@ -54,7 +54,7 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
         """Upload what the coordinator lacks of a bundle, and start a task on it."""
         for ref, data in bundle.blobs():
             path = f"/blobs/{ref.sha256}"
-            if self._client_request("HEAD", path).status_code == httpx2.codes.NOT_FOUND:
+            if not self._client_request("HEAD", path).is_success:
                 self._ask("PUT", path, content=data)
         new = {"manifest": bundle.manifest, "settings": settings}
         return self._as(Task, "POST", "/tasks", content=msgspec.json.encode(new))
@@ -97,7 +97,11 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
         self._ask("POST", f"/tasks/{_quoted(task_id)}:cancel")
 
     def _as(self, kind: type[T], method: str, path: str, **more: Any) -> T:
-        return msgspec.json.decode(self._ask(method, path, **more).content, type=kind)
+        response = self._ask(method, path, **more)
+        try:
+            return msgspec.json.decode(response.content, type=kind)
+        except msgspec.MsgspecError as error:
+            raise RemoteError(f"{response.url} answered something else than this version expects: {error}") from error
 
     def _ask(self, method: str, path: str, **more: Any) -> httpx2.Response:
         response = self._client_request(method, path, **more)
@@ -107,9 +111,13 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
             problem = msgspec.json.decode(response.content, type=Problem)
         except msgspec.MsgspecError:
             problem = None
-        if problem is None or problem.slug == "unknown-resource":
-            raise RemoteError(f"{response.url} is no address of an admin API; name the port for operators")
-        raise _ERRORS.get(problem.slug, RemoteError)(problem.detail)
+        if response.status_code == httpx2.codes.NOT_FOUND and (problem is None or problem.slug == "unknown-resource"):
+            raise RemoteError(f"{response.url} is no address of an admin API (404); name the port for operators")
+        if problem is None:
+            raise RemoteError(f"{response.url} answered {response.status_code} {response.reason_phrase}")
+        if problem.slug not in _ERRORS:
+            raise RemoteError(f"{response.status_code} {problem.slug}: {problem.detail}")
+        raise _ERRORS[problem.slug](problem.detail)
 
     def _client_request(self, method: str, path: str, **more: Any) -> httpx2.Response:
         try:

@@ -12,6 +12,7 @@ from math import comb
 from secagg.errors import PolicyViolation
 
 LEAST_COHORT = 8
+"""A sum over fewer devices says too much about each."""
 COMPLETE_UP_TO = 64
 SECURITY_BITS, CORRECTNESS_BITS = 40, 20
 LARGEST_COHORT = 1 << 20

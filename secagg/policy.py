@@ -45,6 +45,11 @@ class Policy:
     def _check_strength(self, invite: Invite) -> None:
         if invite.mode == HONEST and not self.allow_honest:
             raise PolicyViolation("the session has no signatures (mode honest), which is for simulations")
+        if invite.n_max < parameters.LEAST_COHORT:
+            raise PolicyViolation(
+                f"a cohort of at most {invite.n_max} devices is refused: a sum over fewer than "
+                f"{parameters.LEAST_COHORT} says too much about each"
+            )
         if not max(self.min_sum, 1) <= invite.min_sum <= invite.n_max:
             raise PolicyViolation(
                 f"the sum would be over at least {invite.min_sum} of at most {invite.n_max} devices; this device "

@@ -44,6 +44,7 @@ from secagg.errors import (
     DuplicateUpload,
     Malformed,
     OutOfOrder,
+    PolicyViolation,
 )
 from secagg.graph import Graph
 from secagg.masking import LITTLE, Words
@@ -157,7 +158,10 @@ class Server:
                 raise OutOfOrder(f"{n} devices advertised, and a roster holds {self._invite.n_max}: divide them first")
             if n < self._invite.min_sum:
                 raise BelowThreshold(f"{n} devices advertised, and a sum must have {self._invite.min_sum}")
-            self._parameters = self._choose(n)
+            try:
+                self._parameters = self._choose(n)
+            except PolicyViolation as error:  # no device would take part in so small a cohort
+                raise BelowThreshold(str(error)) from error
             self.slots = tuple(sorted(self._advertised))
             self._positions = {slot: position for position, slot in enumerate(self.slots)}
             self._devices = tuple(self._advertised[slot] for slot in self.slots)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Query
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
 from coordinator.api.access import Access
 from coordinator.api.admin_documents import NewTask, answers, body
-from coordinator.errors import DigestMismatch, InvalidTask, MalformedMessage, TooLarge, UnknownBlob
+from coordinator.api.http import read_hashed
+from coordinator.errors import DigestMismatch, InvalidTask, MalformedMessage, UnknownBlob
 from coordinator.service import Service
 from coordinator.store.rows import RoundRecord, SessionShape, Task, Token, Transition
 from coordinator.task_settings import TaskSettings
@@ -27,7 +26,7 @@ from fedcore.wire import messages
 
 PREFIX = "/admin/v1"
 _BYTES = "application/octet-stream"
-_DIGEST = re.compile(r"[0-9a-f]{64}")
+RoundNumber: TypeAlias = Annotated[int, Query(ge=0, lt=2**31)]
 _ABOUT_TASK = ("bad-token", "unknown-task")
 
 
@@ -59,14 +58,14 @@ class AdminApi:
         """Every change of the task's state, in order: what was done, by whom, when."""
         return _json(self._store.history(task))
 
-    def model(self, task: str, round: int | None = None) -> Response:
+    def model(self, task: str, round: RoundNumber | None = None) -> Response:
         """The model after a committed round, by default the last, as named tensors in safetensors' format."""
         return Response(self._store.model(task, round), media_type=_BYTES)
 
     async def upload(self, sha256: str, request: Request) -> Response:
         """Store a blob of a bundle. It is served to nobody before a task names it; unnamed ones are removed in time."""
-        data = await _read(request, self._upload_limit)
-        if not _DIGEST.fullmatch(sha256) or hashlib.sha256(data).hexdigest() != sha256:
+        data, digest = await read_hashed(request, self._upload_limit)
+        if digest.hex() != sha256:
             raise DigestMismatch(
                 "the body does not have the SHA-256 that the address names, as 64 lower-case hex digits"
             )
@@ -83,7 +82,8 @@ class AdminApi:
 
     async def create(self, request: Request) -> Response:
         """Start a task on a bundle whose blobs are stored."""
-        new = _new_task(await _read(request, self._message_limit))
+        data, _ = await read_hashed(request, self._message_limit)
+        new = _new_task(bytes(data))
         return _json(await run_in_threadpool(self._register, new, _by(request)), 201)
 
     def pause(self, task: str, request: Request) -> Response:
@@ -175,21 +175,6 @@ def _by(request: Request) -> str:
 
 def _json(value: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(value), status, media_type="application/json")
-
-
-async def _read(request: Request, limit: int) -> bytes:
-    """The whole body. Raises TooLarge as soon as it is known to pass `limit` bytes."""
-    chunks, size = [], int(request.headers.get("content-length", "0"))
-    if size <= limit:
-        size = 0
-        async for chunk in request.stream():
-            chunks.append(chunk)
-            size += len(chunk)
-            if size > limit:
-                break
-    if size > limit:
-        raise TooLarge(f"this address takes at most {limit} bytes")
-    return b"".join(chunks)
 
 
 def _new_task(data: bytes) -> NewTask:

@@ -43,9 +43,16 @@ _SLUG_OF_STATUS = {404: "unknown-resource", 405: "method-not-allowed", 413: "too
 
 
 async def read_body(request: Request, limit: int) -> memoryview:
-    """The whole body of a signed request, hashed as it comes, in memory that is made once.
+    """The whole body of a signed request. Raises TooLarge; DigestMismatch when it is not the one that was signed."""
+    body, digest = await read_hashed(request, limit)
+    signed(request).check(digest)
+    return body
 
-    Raises TooLarge as soon as it is known to pass `limit` bytes, DigestMismatch when it is not the one that was signed.
+
+async def read_hashed(request: Request, limit: int) -> tuple[memoryview, bytes]:
+    """The whole body, in memory that is made once, and its SHA-256, made as it comes.
+
+    Raises TooLarge as soon as it is known to pass `limit` bytes.
     """
     declared, size, digest = int(request.headers.get("content-length", "0")), 0, hashlib.sha256()
     too_large = TooLarge(f"this address takes at most {limit} bytes")
@@ -59,8 +66,7 @@ async def read_body(request: Request, limit: int) -> memoryview:
             raise too_large
         body[start:size] = chunk
         digest.update(chunk)
-    signed(request).check(digest.digest())
-    return body[:size]
+    return body[:size], digest.digest()
 
 
 async def read_message(request: Request, kind: type[T], limit: int) -> T:

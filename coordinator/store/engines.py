@@ -57,6 +57,14 @@ def sqlite_path(url: str) -> Path | None:
     return Path(parsed.database or "") if parsed.drivername == "sqlite" else None
 
 
+def printable(url: str) -> str:
+    """An address without what may hold a password; *** when it is none."""
+    try:
+        return _shown(sqlalchemy.make_url(url))
+    except (sqlalchemy.exc.ArgumentError, ValueError):
+        return "***"
+
+
 def open_engines(url: str, *, create: bool) -> Engines:
     """Engines of the database at `url`; nothing is connected yet. Raises UnsupportedDatabase or MissingStore."""
     parsed = _parsed(url)

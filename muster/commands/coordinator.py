@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+import sys
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from muster.commands.task import BLOBS, DATABASE, Blobs, Database
+from muster.cli import EXIT_TERMINATED
+from muster.commands.task import Blobs, Database, located
 from muster.output import Json, emit, show_fields, show_table
 
 if TYPE_CHECKING:
@@ -61,22 +63,30 @@ def serve(
     settings = load_settings(_given(config, database=db, blobs=blobs, host=host, port=port, role=role, **enrolment))
     configure_logs(settings.log_level, settings.log_format)
 
+    ready = False
+
     def on_ready(addresses: Addresses) -> None:
+        nonlocal ready
+        ready = True
         typer.echo(f"coordinator ready at {addresses.devices}", err=True)
         if ready_file is not None:
             partial = ready_file.with_suffix(".partial")
             partial.write_text(addresses.devices)
             partial.replace(ready_file)
 
-    # The server handles SIGTERM itself and raises it again when it has stopped: that is a good end, not a failure.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    def terminate(*_: object) -> None:
+        # Once it runs, the server handles SIGTERM itself and raises it again when it has stopped: a good end.
+        if not ready:
+            sys.exit(EXIT_TERMINATED)
+
+    signal.signal(signal.SIGTERM, terminate)
     with suppress(KeyboardInterrupt):
         run(settings, on_ready)
 
 
 @coordinator_app.command()
 def migrate(
-    db: Database = DATABASE,
+    db: Database = None,
     to: Annotated[
         str | None, typer.Option(help="Revision to go to, up or down; base drops all.  [default: this version's]")
     ] = None,
@@ -90,7 +100,7 @@ def migrate(
 
     from coordinator.store import migrations
 
-    done = asdict(migrations.migrate(db, to or migrations.HEAD))
+    done = asdict(migrations.migrate(located(db).database, to or migrations.HEAD))
     if json:
         emit(done)
     else:
@@ -99,12 +109,14 @@ def migrate(
 
 @coordinator_app.command()
 def collect(
-    db: Database = DATABASE,
-    blobs: Blobs = BLOBS,
-    keep_models: Annotated[int, typer.Option(min=1, help="Rounds of each task whose models are kept.")] = 5,
+    db: Database = None,
+    blobs: Blobs = None,
+    keep_models: Annotated[
+        int | None, typer.Option(help="Rounds of each task whose models are kept.  [default: 5]")
+    ] = None,
     keep_assignments_days: Annotated[
-        float, typer.Option(min=0.0, help="Days for which it is kept who took part.")
-    ] = 30.0,
+        float | None, typer.Option(help="Days for which it is kept who took part.  [default: 30]")
+    ] = None,
     grace_h: Annotated[float, typer.Option(min=0.0, help="Hours for which bytes that no row knows are kept.")] = 24.0,
     json: Json = False,
 ) -> None:
@@ -113,15 +125,14 @@ def collect(
     A coordinator does so by itself once a day, as its settings say; this is for doing it now, while it runs or not. The
     grace is for bundles that are being uploaded.
     """
-    from dataclasses import asdict
+    from dataclasses import asdict, replace
 
-    from coordinator.collection import Retention
     from coordinator.collection import collect as run
     from coordinator.tasks import open_coordinator_store
 
-    with open_coordinator_store(db, blobs, create=False) as store:
-        kept = Retention(models=keep_models, assignments_s=keep_assignments_days * 86_400, grace_s=grace_h * 3600)
-        done = asdict(run(store, kept))
+    settings = located(db, blobs, keep_models=keep_models, keep_assignments_days=keep_assignments_days)
+    with open_coordinator_store(settings.database, settings.blobs, create=False) as store:
+        done = asdict(run(store, replace(settings.retention, grace_s=grace_h * 3600)))
     if json:
         emit(done)
     else:
@@ -148,7 +159,7 @@ def show_config(config: Config = None, json: Json = False) -> None:
 def token(
     name: Annotated[str, typer.Option(help="Whose it is; the history of a task names it.")],
     role: Annotated[str, typer.Option(help="viewer looks; operator also creates and changes tasks.")] = "viewer",
-    db: Database = DATABASE,
+    db: Database = None,
     json: Json = False,
 ) -> None:
     """Make a token for the admin API and the dashboard, and print it: this once, since only its hash is kept.
@@ -161,7 +172,7 @@ def token(
 
     if role not in set(Role):
         raise typer.BadParameter(f"{role!r} is neither viewer nor operator", param_hint="--role")
-    with closing(Store(db, create=False)) as database:
+    with closing(Store(located(db).database, create=False)) as database:
         made, text = issue(database, name, Role(role))
     if json:
         emit({"id": made.id, "name": made.name, "role": made.role, "token": text})
@@ -170,12 +181,12 @@ def token(
 
 
 @coordinator_app.command("tokens")
-def list_tokens(db: Database = DATABASE, json: Json = False) -> None:
+def list_tokens(db: Database = None, json: Json = False) -> None:
     """List every token by its id, never its secret."""
     from coordinator.store.database import Database as Store
     from coordinator.tokens import tokens
 
-    with closing(Store(db, create=False)) as database:
+    with closing(Store(located(db).database, create=False)) as database:
         found = tokens(database)
     if json:
         emit([dataclasses.asdict(one) for one in found])
@@ -186,14 +197,14 @@ def list_tokens(db: Database = DATABASE, json: Json = False) -> None:
 @coordinator_app.command()
 def revoke(
     token_id: Annotated[str, typer.Argument(metavar="ID", help="The token's id, from `muster coordinator tokens`.")],
-    db: Database = DATABASE,
+    db: Database = None,
     json: Json = False,
 ) -> None:
     """Make a token worthless, from now on."""
     from coordinator.store.database import Database as Store
     from coordinator.tokens import revoke as end
 
-    with closing(Store(db, create=False)) as database:
+    with closing(Store(located(db).database, create=False)) as database:
         ended = end(database, token_id)
     if json:
         emit(dataclasses.asdict(ended))

@@ -15,6 +15,7 @@ import typer
 from muster.output import Json, emit, show_fields, show_table
 
 if TYPE_CHECKING:
+    from coordinator.settings import Settings
     from coordinator.store.rows import Task
     from coordinator.tasks import CoordinatorStore
     from muster.remote import RemoteStore
@@ -24,10 +25,15 @@ task_app = typer.Typer(
     rich_markup_mode=None,
     help="Create and operate tasks: where the coordinator's files are, or over HTTP with --coordinator and a token.",
 )
-Database = Annotated[str, typer.Option("--db", envvar="MUSTER_DATABASE", help="The coordinator's database.")]
+Database = Annotated[
+    str | None, typer.Option("--db", help="The coordinator's database.  [default: as its settings say]")
+]
 Blobs = Annotated[
-    str,
-    typer.Option("--blobs", envvar="MUSTER_BLOBS", help="The coordinator's blobs: a folder, s3://…, gs://… or az://…"),
+    str | None,
+    typer.Option(
+        "--blobs",
+        help="The coordinator's blobs: a folder, s3://…, gs://… or az://…  [default: as its settings say]",
+    ),
 ]
 Remote = Annotated[
     str | None,
@@ -37,7 +43,6 @@ Remote = Annotated[
     ),
 ]
 TaskId = Annotated[str, typer.Argument(metavar="TASK", help="The task's id, from `muster task list`.")]
-DATABASE, BLOBS = "sqlite:///muster.db", "muster-blobs"
 
 REQUIRE = (
     "What a device must say of itself, or it is rejected: charging, idle, unmetered, min_battery=0.4, "
@@ -90,8 +95,8 @@ def create(
     max_examples: Annotated[int, typer.Option(help="With --secagg: the greatest weight of a device.")] = 100,
     phase_s: Annotated[float, typer.Option(help="With --secagg: how long a phase waits for devices.")] = 30.0,
     group_size: Annotated[int, typer.Option(help="With --secagg: a larger cohort is divided into groups.")] = 200,
-    db: Database = DATABASE,
-    blobs: Blobs = BLOBS,
+    db: Database = None,
+    blobs: Blobs = None,
     coordinator: Remote = None,
     json: Json = False,
 ) -> None:
@@ -140,7 +145,7 @@ def create(
 
 
 @task_app.command("list")
-def list_tasks(db: Database = DATABASE, blobs: Blobs = BLOBS, coordinator: Remote = None, json: Json = False) -> None:
+def list_tasks(db: Database = None, blobs: Blobs = None, coordinator: Remote = None, json: Json = False) -> None:
     """List every task, oldest first."""
     with _store(db, blobs, coordinator) as store:
         tasks = store.tasks()
@@ -153,7 +158,7 @@ def list_tasks(db: Database = DATABASE, blobs: Blobs = BLOBS, coordinator: Remot
 
 @task_app.command()
 def show(
-    task: TaskId, db: Database = DATABASE, blobs: Blobs = BLOBS, coordinator: Remote = None, json: Json = False
+    task: TaskId, db: Database = None, blobs: Blobs = None, coordinator: Remote = None, json: Json = False
 ) -> None:
     """Show a task's settings and state."""
     with _store(db, blobs, coordinator) as store:
@@ -162,7 +167,7 @@ def show(
 
 @task_app.command()
 def metrics(
-    task: TaskId, db: Database = DATABASE, blobs: Blobs = BLOBS, coordinator: Remote = None, json: Json = False
+    task: TaskId, db: Database = None, blobs: Blobs = None, coordinator: Remote = None, json: Json = False
 ) -> None:
     """Show every attempt at every round: who reported, why devices gave up, how training went.
 
@@ -197,7 +202,7 @@ def metrics(
 
 @task_app.command()
 def history(
-    task: TaskId, db: Database = DATABASE, blobs: Blobs = BLOBS, coordinator: Remote = None, json: Json = False
+    task: TaskId, db: Database = None, blobs: Blobs = None, coordinator: Remote = None, json: Json = False
 ) -> None:
     """Show what was done to a task, by whom and when."""
     with _store(db, blobs, coordinator) as store:
@@ -211,7 +216,7 @@ def history(
 
 @task_app.command()
 def pause(
-    task: TaskId, db: Database = DATABASE, blobs: Blobs = BLOBS, coordinator: Remote = None, json: Json = False
+    task: TaskId, db: Database = None, blobs: Blobs = None, coordinator: Remote = None, json: Json = False
 ) -> None:
     """Open no new round; the running one finishes."""
     with _store(db, blobs, coordinator) as store:
@@ -221,7 +226,7 @@ def pause(
 
 @task_app.command()
 def resume(
-    task: TaskId, db: Database = DATABASE, blobs: Blobs = BLOBS, coordinator: Remote = None, json: Json = False
+    task: TaskId, db: Database = None, blobs: Blobs = None, coordinator: Remote = None, json: Json = False
 ) -> None:
     """Take up a paused task."""
     with _store(db, blobs, coordinator) as store:
@@ -231,7 +236,7 @@ def resume(
 
 @task_app.command()
 def cancel(
-    task: TaskId, db: Database = DATABASE, blobs: Blobs = BLOBS, coordinator: Remote = None, json: Json = False
+    task: TaskId, db: Database = None, blobs: Blobs = None, coordinator: Remote = None, json: Json = False
 ) -> None:
     """End a task and abandon its running round; what was committed stays."""
     with _store(db, blobs, coordinator) as store:
@@ -244,8 +249,8 @@ def checkpoint(
     task: TaskId,
     out: Annotated[Path, typer.Option(help="The safetensors file to write.")],
     round_number: Annotated[int | None, typer.Option("--round", help="After which round.  [default: the last]")] = None,
-    db: Database = DATABASE,
-    blobs: Blobs = BLOBS,
+    db: Database = None,
+    blobs: Blobs = None,
     coordinator: Remote = None,
     json: Json = False,
 ) -> None:
@@ -263,14 +268,25 @@ def checkpoint(
         show_fields(facts)
 
 
-def _store(db: str, blobs: str, coordinator: str | None) -> AbstractContextManager[CoordinatorStore | RemoteStore]:
+def located(db: str | None, blobs: str | None = None, **more: object) -> Settings:
+    """The coordinator's settings, from where it takes them itself: what is given here, MUSTER_…, the settings file."""
+    from coordinator.settings import load_settings
+
+    given = {"database": db, "blobs": blobs, **more}
+    return load_settings({name: value for name, value in given.items() if value is not None})
+
+
+def _store(
+    db: str | None, blobs: str | None, coordinator: str | None
+) -> AbstractContextManager[CoordinatorStore | RemoteStore]:
     if coordinator is not None:
         from muster.remote import RemoteStore
 
         return RemoteStore(coordinator, os.environ.get("MUSTER_TOKEN"))
     from coordinator.tasks import open_coordinator_store
 
-    return open_coordinator_store(db, blobs, create=False)
+    settings = located(db, blobs)
+    return open_coordinator_store(settings.database, settings.blobs, create=False)
 
 
 def _facts(task: Task) -> dict[str, Any]:

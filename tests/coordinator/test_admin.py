@@ -180,16 +180,20 @@ def test_unusable_uploads_bundles_and_settings_are_refused_and_leave_no_task(sto
             refused(client.put(f"/admin/v1/blobs/{digest(large)}", content=body), "too-large")
         upload(client, bundle)
         upload(client, damaged)
-        assert "goal must be at least 1" in refused(create(client, bundle, goal=0), "invalid-task")
+        assert "goal must be from 1" in refused(create(client, bundle, goal=0), "invalid-task")
         assert "goals" in refused(create(client, bundle, goals=3), "invalid-task")
         assert "$.settings.goal" in refused(create(client, bundle, goal="two"), "malformed-message")
+        for name, value in (("rounds", 10**20), ("goal", 10**30), ("seed", 10**30)):
+            assert name in refused(create(client, bundle, **{name: value}), "invalid-task")
         assert "'coreml'" in refused(create(client, bundle, formats=["coreml"]), "invalid-task")
         refused(client.post("/admin/v1/tasks", content=b"{"), "malformed-message")
         refused(client.post("/admin/v1/tasks", content=large), "too-large")
         assert "no_such" in refused(create(client, damaged), "invalid-bundle")
         refused(client.get("/admin/v1/tasks/nope"), "unknown-task")
         refused(client.post("/admin/v1/tasks/nope:pause"), "unknown-task")
-        refused(client.get("/admin/v1/tasks/nope/model", params={"round": "x"}), "malformed-message")
+        for number in ("x", "-1", 2**31, 10**20):
+            refused(client.get("/admin/v1/tasks/nope/model", params={"round": number}), "malformed-message")
+        refused(client.get("/admin/v1/tasks/nope/model", params={"round": 2**31 - 1}), "unknown-task")
     assert store.tasks() == []
 
 

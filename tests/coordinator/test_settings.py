@@ -42,6 +42,10 @@ def test_settings_come_from_arguments_then_environment_then_file_and_say_so(toml
         ("", {"MUSTER_PORT": "http"}, "port (MUSTER_PORT): Input should be a valid integer"),
         ("", {"MUSTER_PROT": "1"}, "MUSTER_PROT (environment): there is no such setting; did you mean MUSTER_PORT?"),
         ("", {"MUSTER_TRUSTED_PROXIES": "nginx"}, "trusted_proxies (MUSTER_TRUSTED_PROXIES): 'nginx' does not appear"),
+        ("max_wait_s = inf", {}, "max_wait_s ({path}): Input should be a finite number"),
+        ("keep_assignments_days = 0", {}, "keep_assignments_days ({path}): Input should be greater than or equal to 1"),
+        ("", {"MUSTER_ENROLMENT_SECRET_FILE": "no.secret"}, "enrolment_secret_file names 'no.secret', which is not a"),
+        ("", {"MUSTER_TLS_CERT": __file__, "MUSTER_TLS_KEY": "no.pem"}, "tls_key names 'no.pem', which is not a file"),
         ("", {"MUSTER_TLS_CERT": "cert.pem"}, "tls_cert and tls_key go together"),
         (
             "loopback_viewer = true",
@@ -73,13 +77,19 @@ def test_the_constructor_checks_too():
 
 
 def test_config_shows_settings_without_passwords_and_wrong_ones_end_with_two(monkeypatch):
-    for url in ("postgresql://muster:s3cret@db/muster", "postgresql://db/muster?user=muster&password=s3cret"):
+    for url, shows in (
+        ("postgresql://muster:s3cret@db/muster", "muster:***@db/muster"),
+        ("postgresql://muster:a/s3cret@db/muster", "muster:***@db/muster"),
+        ("postgresql://muster:a:s3cret@db/muster", "muster:***@db/muster"),
+        ("postgresql://db/muster?user=muster&password=s3cret", "postgresql://db/muster"),
+        ("s3cret", "***"),
+    ):
         monkeypatch.setenv("MUSTER_DATABASE", url)
         for options in ([], ["--json"]):
             shown = in_process("coordinator", "config", *options)
             assert shown.exit_code == 0, shown.output
             assert "s3cret" not in shown.output
-        assert "***" in shown.output
+        assert shows in shown.output
     status, out, err = muster("coordinator", "config", MUSTER_PORT="http")
     assert (status, out) == (2, "")
     assert err.startswith("error: port (MUSTER_PORT): ")

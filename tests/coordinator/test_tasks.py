@@ -51,8 +51,13 @@ def test_server_state_and_certificate_are_not_public_but_plan_graphs_and_checkpo
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"goal": 0}, "goal must be at least 1, not 0"),
-        ({"rounds": 0}, "rounds must be at least 1"),
+        ({"goal": 0}, "goal must be from 1 to below"),
+        ({"rounds": 0}, "rounds must be from 1"),
+        *(
+            ({name: most}, f"{name} must be from 1 to below 2")
+            for name in ("goal", "rounds", "max_attempts", "min_examples", "min_separation_rounds")
+            for most in (2**31, 10**30)
+        ),
         ({"minimum": 3}, "minimum must be from 1 to the goal, 2"),
         ({"minimum": 0}, "minimum must be"),
         ({"over_selection": 0.5}, "over_selection must be from 1"),
@@ -70,6 +75,13 @@ def test_server_state_and_certificate_are_not_public_but_plan_graphs_and_checkpo
 def test_wrong_setting_is_named_with_what_it_may_be(wrong, says):
     with pytest.raises(InvalidTask, match=says):
         TaskSettings(**{"population": "phones", "goal": 2, "rounds": 1} | wrong)
+
+
+@pytest.mark.every_engine
+def test_the_largest_settings_are_kept(store, register):
+    names = ("goal", "rounds", "max_attempts", "min_examples", "min_separation_rounds")
+    task = store.task(register(seed=2**63 - 1, **dict.fromkeys(names, 2**31 - 1)))
+    assert [getattr(task.settings, name) for name in names] == [2**31 - 1] * 5
 
 
 @pytest.mark.parametrize("part", ["peak_rss_mb", "step_cpu_ms", "graph_bytes"])

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -289,6 +290,37 @@ def test_a_coordinator_ends_well_when_told_to(tmp_path):
         assert process.returncode == 0
         assert b"Traceback" not in err
         ready.unlink()
+
+
+def test_a_coordinator_that_is_told_to_stop_while_it_starts_ends():
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # a database that never answers
+        port = silent.getsockname()[1]
+        command = [sys.executable, "-m", "muster", "coordinator", "serve", "--db", f"postgresql://m@127.0.0.1:{port}/m"]
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, env={**os.environ, "MUSTER_KEYS": os.devnull})
+        silent.settimeout(60)
+        connection, _ = silent.accept()
+        with connection:
+            process.terminate()
+            _, err = process.communicate(timeout=8)
+    assert process.returncode == 143
+    assert b"Traceback" not in err
+
+
+def test_commands_of_operators_find_the_store_where_the_settings_say(tmp_path, monkeypatch):
+    config = tmp_path / "muster.toml"
+    config.write_text(f'database = "sqlite:///{tmp_path}/m.db"\nblobs = "{tmp_path}/blobs"\nkeep_models = 1\n')
+    open_coordinator_store(f"sqlite:///{tmp_path}/m.db", tmp_path / "blobs").close()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MUSTER_CONFIG", str(config))
+    made = json.loads(in_process("coordinator", "token", "--name", "bob", "--json").stdout)["id"]
+    for command in (["task", "list"], ["coordinator", "tokens"], ["coordinator", "revoke", made]):
+        assert in_process(*command).exit_code == 0, command
+    for command in (["coordinator", "migrate"], ["coordinator", "collect"]):
+        assert in_process(*command).exit_code == 0, command
+    assert not (tmp_path / "muster.db").exists()
+    monkeypatch.setenv("MUSTER_DATABASE", "sqlite:///missing.db")
+    assert "missing.db" in str(in_process("task", "list").exception)
+    assert in_process("task", "list", "--db", f"sqlite:///{tmp_path}/m.db").exit_code == 0
 
 
 def test_every_command_has_help_with_an_example_of_what_it_does():

@@ -1,12 +1,16 @@
 """`muster task` through the admin API says and does what it does on the store."""
 
 import json
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
 from coordinator.server import serving_both
 from coordinator.settings import Settings
 from coordinator.tasks import open_coordinator_store
+from muster.remote import RemoteError
 from tests.coordinator.bundles import make_bundle, report_body
 from tests.coordinator.conftest import committed
 from tests.coordinator.devices import speaking_to
@@ -77,7 +81,7 @@ def test_what_keeps_a_command_from_the_coordinator_is_named(served, monkeypatch)
     for token, address, says in (
         ("", there[1], "send a token"),
         ("muster_0", there[1], "none of this coordinator"),
-        ("", str(devices.base_url), "name the port for operators"),
+        ("", str(devices.base_url), "(404); name the port for operators"),
         ("", "http://127.0.0.1:1", "cannot be reached"),
         ("", "127.0.0.1:8081", "cannot be reached"),
         (viewer.stdout.strip(), there[1], "asks for the role operator"),
@@ -86,3 +90,46 @@ def test_what_keeps_a_command_from_the_coordinator_is_named(served, monkeypatch)
         failed = in_process("task", "cancel", "t", "--coordinator", address)
         assert failed.exit_code == 1
         assert says in str(failed.exception)
+
+
+@contextmanager
+def answering(status, body):
+    """A server that answers everything so; gives its URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "says"),
+    [
+        (502, b"<html>", "answered 502 Bad Gateway"),
+        (404, b"<html>", "(404); name the port for operators"),
+        (200, b"<html>", "answered something else"),
+        (
+            503,
+            b'{"type":"urn:muster:problem:unavailable","title":"t","status":503,"detail":"try later"}',
+            "503 unavail",
+        ),
+    ],
+)
+def test_what_another_server_answers_is_said_with_its_status(status, body, says):
+    with answering(status, body) as url:
+        failed = in_process("task", "list", "--coordinator", url)
+    assert failed.exit_code == 1
+    assert isinstance(failed.exception, RemoteError)
+    assert says in str(failed.exception)

@@ -82,7 +82,7 @@ def test_rules_on_devices_are_kept_and_shown_in_words(bundle, where):
         (["--require", "min_battery=2"], "min_battery must be from 0 to 1, not 2.0"),
         (["--require", "min_version=new"], "min_version must be numbers with points between"),
         (["--on-device", "max_example_age_s=60"], "min_examples must be at least 1 with max_example_age_s"),
-        (["--min-separation-rounds", "0"], "min_separation_rounds must be at least 1, not 0"),
+        (["--min-separation-rounds", "0"], "min_separation_rounds must be from 1 to below"),
         (["--format", "coreml"], "the task needs graphs in format 'coreml', the plan has executorch, onnx"),
         (["--max-rss-mb", "49"], "memory at the peak of format 'executorch' is 50 MB, the budget 49 MB"),
         (["--max-step-ms", "1.5"], "CPU time of a step of format 'executorch' is 2 ms, the budget 1.5 ms"),

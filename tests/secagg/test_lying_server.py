@@ -183,13 +183,20 @@ def test_a_graph_with_one_neighbour_twice_in_anothers_place_is_refused(advertise
 
 
 def test_a_cohort_below_the_least_is_refused():
-    with pytest.raises(PolicyViolation, match="cohort of 7"):
+    with pytest.raises(BelowThreshold, match="cohort of 7"):
         Cohort(7).advertise()
     lying = Cohort(7, parameters=lambda n: Parameters(n, 6, 5))
     message = lying.advertise()[VICTIM]
     client = lying.client(VICTIM, policy=policy())
     client._state = lying.clients[VICTIM]._state
     dies(client, PolicyViolation, client.roster, message)
+
+
+def test_an_invitation_to_less_than_the_least_cohort_is_refused():
+    cohort = Cohort(9, invitation(n_max=7))
+    with pytest.raises(PolicyViolation, match="at most 7 devices"):
+        policy().accept(cohort.server.invitation, (MODEL, LAYOUT), 0)
+    assert policy().accept(Cohort(9, invitation(n_max=8)).server.invitation, (MODEL, LAYOUT), 0).n_max == 8
 
 
 def test_a_roster_below_the_sum_that_was_promised_is_refused():

@@ -119,7 +119,7 @@ def test_segments_with_their_own_ranges_are_summed_each_by_its_rule():
         Segment(4, 32, 20, -2.0, 2.0, norm=3.0, weighted=True), Segment(1, 8, 1, 0.0, 1.0),
         Segment(2, 24, 16, 0.0, 65535.0),
     )  # fmt: skip
-    cohort = Cohort(5, invitation(segments=segments, n_max=5, w_max=9), complete(3))
+    cohort = Cohort(5, invitation(segments=segments, n_max=8, w_max=9), complete(3))
     vectors = {slot: np.array([1, -1, 0.5, 0, slot % 2, 60_000, slot], np.float32) for slot in cohort.clients}
     found = cohort.run(vectors, weights={slot: slot - 9 for slot in vectors})
     assert found.total.weight == 1 + 2 + 3 + 4 + 5
