@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from coordinator.errors import TooLarge, TooManyRequests, Unavailable
+from coordinator.errors import Overrun, TooLarge, TooManyRequests, Unavailable
 from coordinator.settings import Settings
 
 _WINDOW_S = 60.0
+_TURN_S = 0.25
+"""So long a turn of the event loop answers check-ins."""
 _MOST_CALLERS = 500_000
 """Callers that are remembered, about 100 MB; beyond it the one that was quiet longest is forgotten."""
 
@@ -64,6 +67,31 @@ class ConnectionLimit:
             self.held -= 1
 
 
+class Rush:
+    """Whether more check-ins come than are answered: then one turn of the event loop has work for a long time.
+
+    Requests that have arrived when a turn begins are answered in that turn, one after the other. What a turn does not
+    reach in time could only wait, and so would all that come meanwhile; it is sent away instead, at a small part of
+    the cost. Reports and whatever else a device already works for are not counted.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._began: float | None = None
+
+    def admit(self) -> None:
+        """One check-in, in the event loop. Raises Overrun."""
+        now = self._clock()
+        if self._began is None:
+            self._began = now
+            asyncio.get_running_loop().call_soon(self._end)
+        elif now - self._began > _TURN_S:
+            raise Overrun("check-ins come faster than they are answered; come back later")
+
+    def _end(self) -> None:
+        self._began = None
+
+
 class Room:
     """So many bytes of memory in all, for reports on their way into a sum."""
 
@@ -99,6 +127,7 @@ class Limits:
     def __init__(self, settings: Settings) -> None:
         self.address = RateLimit(settings.address_limit_per_minute)
         self.device = RateLimit(settings.device_limit_per_minute)
+        self.rush = Rush()
         self.connections = ConnectionLimit(settings.connection_limit)
         self.reports = Room(settings.reports_bytes)
 

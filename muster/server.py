@@ -36,8 +36,8 @@ class LocalCoordinator:
 def local_coordinator(folder: Path, **settings: object) -> Iterator[LocalCoordinator]:
     """Run `muster coordinator serve` on a free loopback port, with all its files in `folder`, which is made if missing.
 
-    `settings` are further settings of the coordinator's. Devices need no attestation, and without work are sent away
-    for a fraction of a second: this is for one machine. Raises ServerError.
+    `settings` are further settings of the coordinator's. Devices need no attestation, ask as often as they can, and
+    without work are sent away for a fraction of a second: this is for one machine. Raises ServerError.
     """
     folder.mkdir(parents=True, exist_ok=True)
     database, blobs = f"sqlite:///{folder / 'muster.db'}", folder / "blobs"
@@ -46,7 +46,7 @@ def local_coordinator(folder: Path, **settings: object) -> Iterator[LocalCoordin
     command = [sys.executable, "-m", "muster", "coordinator", "serve", "--port", "0", "--db", database]
     command += ["--blobs", str(blobs), "--ready-file", str(ready)]
     environment = {**os.environ, "MUSTER_ADMIN_PORT": "0", "MUSTER_RETRY_MIN_S": "0.1", "MUSTER_RETRY_MAX_S": "0.5"}
-    environment["MUSTER_ACCEPT_UNATTESTED"] = "1"
+    environment |= {"MUSTER_ACCEPT_UNATTESTED": "1", "MUSTER_DEVICE_LIMIT_PER_MINUTE": "0"}
     environment |= {f"MUSTER_{name.upper()}": str(value) for name, value in settings.items()}
     with open_coordinator_store(database, blobs) as store:
         with log.open("wb") as output:

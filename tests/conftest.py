@@ -19,6 +19,13 @@ os.environ.setdefault("MUSTER_ACCEPT_UNATTESTED", "1")
 DATA = Path(os.environ.get("MUSTER_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
 
+def pytest_collection_modifyitems(items):
+    if "MUSTER_LONG" not in os.environ:
+        for item in items:
+            if item.get_closest_marker("long"):
+                item.add_marker(pytest.mark.skip(reason="long: set MUSTER_LONG=1"))
+
+
 @pytest.fixture(autouse=True, scope="session")
 def one_thread():
     torch.set_num_threads(1)

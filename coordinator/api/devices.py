@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TypeVar
+import re
+from typing import Annotated, TypeVar
 
+from fastapi import Path
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -14,7 +16,7 @@ from coordinator.api.http import answer, preferred_wait, read_as, read_body, rea
 from coordinator.api.owned import REMEMBERED, Owned
 from coordinator.api.reports import HEADER_BYTES
 from coordinator.api.signed import signed
-from coordinator.errors import Unavailable
+from coordinator.errors import MalformedMessage, Unavailable
 from coordinator.recent import Recent
 from coordinator.secure import UPLOAD
 from coordinator.service import Service
@@ -23,6 +25,8 @@ from fedcore.plan import BlobRef
 from fedcore.wire.messages import Abort, CheckIn, CheckInAnswer, Enrol, Willing
 
 T = TypeVar("T")
+_NUMBER = re.compile(r"[0-9]{1,2}")
+Number = Annotated[str, Path(pattern=f"^{_NUMBER.pattern}$")]
 
 
 class DeviceApi:
@@ -86,20 +90,25 @@ class DeviceApi:
         self._driver.fetched(signed(request).keyid, sha256)
         return await run_in_threadpool(serve_blob, request, ref, self._store.blobs)
 
-    async def say(self, assignment: str, number: int, request: HttpRequest) -> Response:
+    async def say(self, assignment: str, number: Number, request: HttpRequest) -> Response:
         """Take a message of the round's secure aggregation, once, and answer as `hear` does for the next number."""
+        spoken = _number(number)
         layout = await self._owned.layout(assignment, request)
         limit = self._settings.message_limit_bytes
-        if number == UPLOAD:
+        if spoken == UPLOAD:
             # A masked report takes at most half a word per value, and a word for each segment and the checks.
             limit = 4 * layout.size + 8 * len(layout.segments) + HEADER_BYTES
         with self._limits.reports.hold(limit):
-            await self._ask(Say(assignment, number, bytes(await read_body(request, limit))))
-        return await self.hear(assignment, number + 1, request)
+            await self._ask(Say(assignment, spoken, bytes(await read_body(request, limit))))
+        return await self._hear(assignment, spoken + 1, request)
 
-    async def hear(self, assignment: str, number: int, request: HttpRequest) -> Response:
+    async def hear(self, assignment: str, number: Number, request: HttpRequest) -> Response:
         """Wait, as long as `Prefer: wait=N` says, for a message of the secure aggregation; 204 when none is there."""
+        heard = _number(number)
         await self._owned.layout(assignment, request)
+        return await self._hear(assignment, heard, request)
+
+    async def _hear(self, assignment: str, number: int, request: HttpRequest) -> Response:
         wait_s, headers = preferred_wait(request, self._settings.max_wait_s)
         message = await self._ask(Hear(assignment, number, wait_s))
         if message is None:
@@ -119,6 +128,13 @@ class DeviceApi:
     def _find_public(self, sha256: str) -> BlobRef:
         with self._store.database.reading() as records:
             return records.blob(sha256, public=True)
+
+
+def _number(text: str) -> int:
+    """Of a message of secure aggregation. Raises MalformedMessage."""
+    if not _NUMBER.fullmatch(text):
+        raise MalformedMessage("messages of secure aggregation have numbers of one digit or two")
+    return int(text)
 
 
 async def _disconnected(request: HttpRequest) -> None:

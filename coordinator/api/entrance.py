@@ -14,7 +14,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from coordinator.api.http import PROBLEM_OF, answer_refusal
-from coordinator.errors import MalformedMessage, TooManyRequests, Unavailable
+from coordinator.errors import MalformedMessage, Overrun, Refusal, TooManyRequests, Unavailable
 from coordinator.limits import Limits, caller_of
 from coordinator.metrics import Metrics
 from fedcore.wire.messages import RetryWindow
@@ -24,6 +24,9 @@ _OPEN = ("/healthz", "/readyz")
 """Paths that no limit shuts: a supervisor must hear that the service lives when it is busiest."""
 SILENCE_S = 60.0
 """How long a body may pause. A device that lost its network says no goodbye, and what it holds here is others' too."""
+
+_LIMITS: dict[type[Refusal], str] = {TooManyRequests: "address", Overrun: "check-ins", Unavailable: "connections"}
+"""What was full, by what is raised then."""
 
 
 class Entrance:
@@ -59,7 +62,7 @@ class Entrance:
             await answer_refusal(scope, refusal, self._retry)(scope, receive, visit.send)
         except (TooManyRequests, Unavailable) as refusal:
             # Only the admission raises these: the application makes its own answers of its own.
-            self._metrics.shed.labels("address" if isinstance(refusal, TooManyRequests) else "connections").inc()
+            self._metrics.shed.labels(_LIMITS[type(refusal)]).inc()
             await answer_refusal(scope, refusal, self._retry)(scope, receive, visit.send)
         finally:
             visit.record(self._metrics)
@@ -73,6 +76,8 @@ class Entrance:
         caller = caller_of(scope["client"][0]) if scope.get("client") else None
         if caller is not None and not self._of_replica(scope):
             self._limits.address.admit(caller)
+        if scope["path"].endswith("/checkins"):
+            self._limits.rush.admit()
         return self._limits.connections.hold()
 
 

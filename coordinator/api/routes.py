@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Depends
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.routing import APIRoute
+from starlette.requests import Request
+from starlette.responses import Response
 
 from coordinator.api.devices import DeviceApi
 from coordinator.api.openapi import BYTES, Said, signed_route
@@ -19,25 +25,46 @@ _DIGEST, _WAIT, _WAITED = ("Content-Digest",), ("Prefer",), ("Preference-Applied
 
 def device_router(api: DeviceApi, reports: ReportApi, gate: Gate) -> APIRouter:
     """The routes of both."""
-    router = APIRouter(tags=["devices"])
-    router.include_router(_newcomers(api), dependencies=[Depends(gate.newcomer)])
-    for routes in (_working(api), _reporting(api, reports), _aggregating(api)):
-        router.include_router(routes, dependencies=[Depends(gate.device)])
+    router = APIRouter(tags=["devices"], route_class=_behind(gate.device))
+    _working(router, api)
+    _reporting(router, api, reports)
+    _aggregating(router, api)
+    newcomers = APIRouter(route_class=_behind(gate.newcomer))
+    _newcomers(newcomers, api)
+    router.include_router(newcomers)
     return router
 
 
-def _newcomers(api: DeviceApi) -> APIRouter:
+def _behind(admit: Callable[[Request], Awaitable[None]]) -> type[APIRoute]:
+    """Routes that pass a gate, then give an endpoint the request and the names in its path.
+
+    FastAPI's own search for what an endpoint wants is left out: there is nothing to find, and it cost a tenth of a
+    check-in.
+    """
+
+    class Gated(APIRoute):
+        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            endpoint = self.endpoint
+
+            async def handle(request: Request) -> Response:
+                await admit(request)
+                answer: Response = await endpoint(request=request, **request.path_params)
+                return answer
+
+            return handle
+
+    return Gated
+
+
+def _newcomers(router: APIRouter, api: DeviceApi) -> None:
     """Where devices enrol."""
-    router = APIRouter()
     said = {200: Said("Enrolled", (Enrolled,))}
     about = signed_route(said, (*_BODY, "not-attested"), takes=Enrol, fields=_DIGEST)
     router.add_api_route("/v1/devices", api.enrol, methods=["POST"], **about)
-    return router
 
 
-def _working(api: DeviceApi) -> APIRouter:
+def _working(router: APIRouter, api: DeviceApi) -> None:
     """Where devices offer themselves, and fetch what they need."""
-    router = APIRouter()
     outcome = {200: Said("Outcome", (Accepted, Rejected))}
     about = signed_route(outcome, (*_BODY, "unknown-population"), takes=CheckIn, fields=_DIGEST)
     router.add_api_route("/v1/populations/{population}/checkins", api.check_in, methods=["POST"], **about)
@@ -53,12 +80,10 @@ def _working(api: DeviceApi) -> APIRouter:
     fields = ("Range", "If-Range", "If-None-Match")
     about = signed_route(served, ("unknown-blob", "range-not-satisfiable"), fields=fields)
     router.add_api_route("/v1/blobs/{sha256}", api.blob, methods=["GET"], **about)
-    return router
 
 
-def _reporting(api: DeviceApi, reports: ReportApi) -> APIRouter:
+def _reporting(router: APIRouter, api: DeviceApi, reports: ReportApi) -> None:
     """Where assignments end."""
-    router = APIRouter()
     path = "/v1/assignments/{assignment}/report"
     ending = (*_BODY, *_OWN, "conflicting-report")
     counting = (*ending, "no-longer-needed", "invalid-report")
@@ -79,12 +104,10 @@ def _reporting(api: DeviceApi, reports: ReportApi) -> APIRouter:
     router.add_api_route(path, reports.patch, methods=["PATCH"], **about)
     about = signed_route({204: Said("Given up")}, ending, takes=Abort, fields=_DIGEST)
     router.add_api_route("/v1/assignments/{assignment}:abort", api.abort, methods=["POST"], status_code=204, **about)
-    return router
 
 
-def _aggregating(api: DeviceApi) -> APIRouter:
+def _aggregating(router: APIRouter, api: DeviceApi) -> None:
     """Where devices exchange the messages of secure aggregation."""
-    router = APIRouter()
     path = "/v1/assignments/{assignment}/secagg/{number}"
     heard = {200: Said("The next message", (BYTES,), _WAITED), 204: Said("It is not there yet", (), _WAITED)}
     taken = (*_BODY, *_OWN, "no-longer-needed", "conflicting-report", "unusable-message")
@@ -92,4 +115,3 @@ def _aggregating(api: DeviceApi) -> APIRouter:
     router.add_api_route(path, api.say, methods=["PUT"], **about)
     about = signed_route(heard, ("malformed-message", *_OWN, "no-longer-needed"), fields=_WAIT)
     router.add_api_route(path, api.hear, methods=["GET"], **about)
-    return router

@@ -51,7 +51,7 @@ class Signed:
 
 
 class Gate:
-    """Lets signed requests in. Its methods are dependencies of routes, and leave what they found in the request.
+    """Lets signed requests in. Its methods run before a route's endpoint, and leave what they found in the request.
 
     limit: how often a device may ask, which also bounds its share of what is remembered.
     """

@@ -43,6 +43,7 @@ def main(keys: Path, ready: Path) -> None:
     """Serve on a free loopback port until told to end."""
     app = bare_app({name: PublicKey.parse(text) for name, text in json.loads(keys.read_bytes()).items()})
     with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as the coordinator does
         partial = ready.with_suffix(".partial")
         partial.write_text(f"http://127.0.0.1:{listener.getsockname()[1]}")
         partial.replace(ready)

@@ -15,21 +15,23 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import cycle, islice
 from pathlib import Path
 from statistics import quantiles
+from urllib.parse import urlsplit
 
-import aiohttp
 import msgspec
 
 from coordinator.tasks import TaskSettings
 from fedcore.wire.signatures import PublicKey
 from muster.bench.machine import describe_machine
 from muster.bench.null_task import null_coordinator
+from muster.bench.open_loop import send_evenly
 from muster.bench.usage import Usage
 from muster.server import LocalCoordinator, ServerError
-from simulator.light import LightConfig, LightDevice, LightFleet, Refusal
+from simulator.light import LightConfig, LightFleet
 
 POPULATION = "light"
 CALLERS = 16
@@ -85,16 +87,6 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     in_progress: int
     loads: list[Load]
     targets: dict[str, float]
-
-
-@dataclass(slots=True)
-class _Seen:
-    """What became of check-ins: milliseconds of those answered and shed."""
-
-    answered_ms: list[float] = field(default_factory=list)
-    shed_ms: list[float] = field(default_factory=list)
-    told_when: bool = True
-    failed: int = 0
 
 
 def run(config: CheckinConfig, on_progress: Callable[[str], None]) -> Result:
@@ -169,65 +161,39 @@ async def _in_turns(
 
 
 async def _closed_loop(fleet: LightFleet, pid: int, seconds: float) -> _Rate:
-    """Callers that ask again as soon as they are answered."""
-    seen, until = _Seen(), time.perf_counter() + seconds
-    turns = _devices_in_turn(fleet.devices)
+    """Callers that ask again as soon as they are answered. Raises Refusal when one is turned away."""
+    answered, until = 0, time.perf_counter() + seconds
+    turns = cycle(fleet.devices)
 
     async def call() -> None:
+        nonlocal answered
         while time.perf_counter() < until:
-            await _check_in(fleet, next(turns), time.perf_counter(), seen)
+            await fleet.check_in(next(turns))
+            answered += 1
 
     began, before = time.perf_counter(), Usage.of(pid)
     await asyncio.gather(*(call() for _ in range(CALLERS)))
-    cpu_s = Usage.of(pid).cpu_s - before.cpu_s
-    if seen.failed or seen.shed_ms:
-        raise ServerError(f"{seen.failed} check-ins failed, {len(seen.shed_ms)} were shed, where none should be")
-    return _Rate(len(seen.answered_ms) / cpu_s, len(seen.answered_ms) / (time.perf_counter() - began))
+    return _Rate(answered / (Usage.of(pid).cpu_s - before.cpu_s), answered / (time.perf_counter() - began))
 
 
 async def _load(fleet: LightFleet, saturation: float, percent: int, seconds: float) -> Load:
     """Check-ins at even times, whether or not earlier ones were answered."""
-    rate, seen, calls = saturation * percent / 100, _Seen(), []
-    turns, began = _devices_in_turn(fleet.devices), time.perf_counter()
-    for number in range(round(rate * seconds)):
-        due = began + number / rate
-        if due > time.perf_counter():
-            await asyncio.sleep(due - time.perf_counter())
-        calls.append(asyncio.create_task(_check_in(fleet, next(turns), due, seen)))
-    offered = len(calls) / (time.perf_counter() - began)
-    await asyncio.gather(*calls)
-    wall_s = time.perf_counter() - began
+    rate = saturation * percent / 100
+    address = urlsplit(fleet.config.coordinator)
+    requests = [fleet.signed_check_in(device) for device in islice(cycle(fleet.devices), round(rate * seconds))]
+    heard = await send_evenly(address.hostname or "", address.port or 80, requests, rate)
+    answered, shed = heard.ms.get(200, []), [*heard.ms.get(429, []), *heard.ms.get(503, [])]
     return Load(
         percent=percent,
-        offered=offered,
-        answered=len(seen.answered_ms) / wall_s,
-        shed=len(seen.shed_ms) / wall_s,
-        failed=seen.failed,
-        told_when=seen.told_when,
-        p50_ms=_quantile(seen.answered_ms, 50),
-        p99_ms=_quantile(seen.answered_ms, 99),
-        shed_p99_ms=_quantile(seen.shed_ms, 99),
+        offered=heard.offered,
+        answered=len(answered) / heard.wall_s,
+        shed=len(shed) / heard.wall_s,
+        failed=len(requests) - len(answered) - len(shed),
+        told_when=heard.told_when,
+        p50_ms=_quantile(answered, 50),
+        p99_ms=_quantile(answered, 99),
+        shed_p99_ms=_quantile(shed, 99),
     )
-
-
-async def _check_in(fleet: LightFleet, device: LightDevice, due: float, seen: _Seen) -> None:
-    try:
-        await fleet.check_in(device)
-    except Refusal as refusal:
-        if refusal.status not in (429, 503):
-            seen.failed += 1
-            return
-        seen.shed_ms.append(1e3 * (time.perf_counter() - due))
-        seen.told_when = seen.told_when and refusal.retry_after_s > 0
-    except (aiohttp.ClientError, OSError):
-        seen.failed += 1
-    else:
-        seen.answered_ms.append(1e3 * (time.perf_counter() - due))
-
-
-def _devices_in_turn(devices: Sequence[LightDevice]) -> Iterator[LightDevice]:
-    while True:
-        yield from devices
 
 
 def _quantile(values: Sequence[float], percent: int) -> float:

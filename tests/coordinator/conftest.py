@@ -109,6 +109,11 @@ def committed(store, task, number):
             time.sleep(0.005)
 
 
+def states(store, task):
+    """Every attempt at a round of a task: number, attempt, state and reason."""
+    return [(one.number, one.attempt, one.state.value, one.reason) for one in store.rounds(task)]
+
+
 def unmask_at_once(work):
     """Take masks off here and now, where the coordinator has processes for it."""
     future = Future()

@@ -65,6 +65,7 @@ class Replicas:
         ready = self._folder / f"url{next(self._numbers)}"
         given = {"database": self._database, "blobs": str(self._folder / "blobs"), "keys": str(self._folder / "keys")}
         given |= {"port": 0, "admin_port": 0, "lease_s": LEASE_S, "retry_min_s": 0.02, "retry_max_s": 0.05}
+        given |= {"device_limit_per_minute": 0}
         pid = self._nursery.start(ready, given | settings, environment or {})
         until(lambda: ready.exists() and ready.read_text())
         self.alive.append(Replica(pid, ready.read_text()))

@@ -90,6 +90,17 @@ def test_round_over_http_equals_exact_arithmetic(store, register, client):
     assert put(client, first.assignment, body).content == receipt.content
 
 
+def test_device_whose_connection_breaks_waits_no_longer_and_may_wait_again(register, client):
+    register(goal=2)
+    session = check_in(client).json()["session"]
+    with pytest.raises(httpx2.ReadTimeout):
+        ask(client, session, headers={"Prefer": "wait=5"}, timeout=0.2)
+    deadline = monotonic() + 3
+    while (again := ask(client, session)).status_code == 404:  # it waits still: nobody has noticed yet
+        assert monotonic() < deadline
+    assert again.json()["reason"] == "not-selected"
+
+
 def test_wait_is_capped_applied_and_answered_when_nothing_comes(register, client):
     register(goal=2)
     started = monotonic()

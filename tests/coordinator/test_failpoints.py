@@ -34,6 +34,7 @@ SOME = [
     ("postgresql", "assignment.before-commit:2"),
     ("postgresql", "round.before-commit:2"),
 ]
+REST = [pytest.param(*one, marks=pytest.mark.long) for one in EVERY if one not in SOME]
 REGISTER = """
 import sys
 from pathlib import Path
@@ -107,7 +108,7 @@ def train(store, task, replicas, failpoint):
 
 @pytest.mark.parametrize(
     ("database", "failpoint"),
-    [("sqlite", ""), ("postgresql", ""), *(EVERY if os.environ.get("MUSTER_LONG") else SOME)],
+    [("sqlite", ""), ("postgresql", ""), *SOME, *REST],
     indirect=["database"],
 )
 def test_training_that_was_killed_ends_with_the_model_of_an_undisturbed_one(store, register, replicas, failpoint):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import sqlite3
 import threading
@@ -19,7 +18,6 @@ from tests.coordinator.replicas import Phones, replicas_on, undisturbed, until
 from tests.coordinator.test_api import ask, assign, check_in, put, refused
 
 GOAL = 4
-LONG = pytest.mark.skipif("MUSTER_LONG" not in os.environ, reason="set MUSTER_LONG=1")
 
 
 @pytest.fixture
@@ -52,7 +50,7 @@ def test_devices_spread_over_all_replicas_train_to_the_end(store, register, repl
     assert store.rounds(other) == []
 
 
-@pytest.mark.parametrize("database", ["postgresql", pytest.param("sqlite", marks=LONG)], indirect=True)
+@pytest.mark.parametrize("database", ["postgresql", pytest.param("sqlite", marks=pytest.mark.long)], indirect=True)
 def test_killed_holder_is_replaced_and_nothing_counts_twice(store, register, replicas):
     rounds = 6
     task = register(goal=GOAL, rounds=rounds)
@@ -79,7 +77,7 @@ def test_killed_holder_is_replaced_and_nothing_counts_twice(store, register, rep
     assert {one.reason for one in store.rounds(task)} == {"", "driver-lost"}
 
 
-@LONG
+@pytest.mark.long
 @pytest.mark.every_engine
 @pytest.mark.parametrize(
     "failpoint", [name for name in FAILPOINTS if name.partition(".")[0] not in ("task", "migration")]

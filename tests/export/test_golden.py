@@ -12,6 +12,13 @@ from tests.export.golden import KINKED, KINKED_TOLERANCE, TOLERANCE, VECTORS, al
 
 GOLDEN = json.loads(VECTORS.read_text())["models"]
 
+# These take tens of seconds each to export.
+LARGE = {(name, form) for name in ("mobilenetv2_gn", "resnet18_gn") for form in FORMATS} | {("char_lstm", "executorch")}
+CASES = [
+    pytest.param(*case, marks=[pytest.mark.long] if case in LARGE else [])
+    for case in ((name, form) for name in MODELS for form in FORMATS)
+]
+
 
 def distance(name, way, start):
     """Over the way travelled; for smooth models with the round-off of the model's own size allowed for."""
@@ -23,8 +30,7 @@ def allowed(name):
     return KINKED_TOLERANCE if name in KINKED else TOLERANCE
 
 
-@pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "form"), CASES)
 def test_twenty_steps_end_at_the_golden_vector(name, form, executorch):
     work = trial(name)
     plan, graphs = build_plan(work.model, algorithm(name), (form,))

@@ -59,6 +59,7 @@ def test_arm_and_x86_devices_on_both_runtimes_train_one_model(machine, executorc
     assert {kind: counts["reported"] for kind, counts in run.by.items()} == dict.fromkeys(kinds, 4)
 
 
+@pytest.mark.long
 @MADE_NOW
 def test_eight_arm_devices_train_two_rounds_within_three_minutes_of_one_core(machine, tmp_path, capsys):
     users, _ = datasets.users("digits", None, 8)
@@ -89,6 +90,7 @@ def test_an_arm_device_can_be_slow_silent_and_killed(machine, tmp_path):
     assert summary.by == {"well": {"reported": 1}, "silent": {"silent": 1}, "killed": {"killed": 1}}
 
 
+@pytest.mark.long
 @MADE_NOW
 def test_the_wheel_installs_with_the_emulated_machines_own_pip_and_trains(machine, tmp_path):
     wheels, target, plan_folder = tmp_path / "wheels", tmp_path / "target", tmp_path / "plan"

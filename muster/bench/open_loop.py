@@ -1,0 +1,129 @@
+"""Requests at times that do not wait for answers; made beforehand, so that it is the server that is loaded."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)\r\n", re.IGNORECASE)
+_RETRY_AFTER = re.compile(rb"\r\nretry-after: *\d+\r\n", re.IGNORECASE)
+_PATIENCE_S = 60.0
+
+
+@dataclass(slots=True)
+class Heard:
+    """What came back: milliseconds of answers by status, from when each request was due; broken connections.
+
+    told_when: whether each 429 and 503 said when to come back. offered, wall_s: requests sent per second, and seconds
+    until the last answer.
+    """
+
+    ms: dict[int, list[float]] = field(default_factory=dict)
+    broken: int = 0
+    told_when: bool = True
+    offered: float = 0.0
+    wall_s: float = 0.0
+
+    @property
+    def count(self) -> int:
+        """Requests that are over."""
+        return self.broken + sum(map(len, self.ms.values()))
+
+
+async def send_evenly(host: str, port: int, requests: Sequence[bytes], rate: float) -> Heard:
+    """Send these HTTP/1.1 requests, so many a second, on as many connections as it takes; wait for all answers."""
+    line, began = _Line(host, port), time.perf_counter()
+    for number, request in enumerate(requests):
+        due = began + number / rate
+        if (wait_s := due - time.perf_counter()) > 0:
+            await asyncio.sleep(wait_s)
+        elif number % 16 == 0:
+            await asyncio.sleep(0)  # late: answers have to be heard all the same
+        line.ask(request, due)
+    heard = line.heard
+    heard.offered = len(requests) / (time.perf_counter() - began)
+    until = time.perf_counter() + _PATIENCE_S
+    while heard.count < len(requests) and time.perf_counter() < until:
+        await asyncio.sleep(0.01)
+    heard.wall_s = time.perf_counter() - began
+    for connection in line.free:
+        connection.close()
+    return heard
+
+
+class _Line:
+    """Connections to one server, of which those in `free` are idle."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.heard = Heard()
+        self.free: list[_Connection] = []
+        self._host, self._port = host, port
+        self._opening: set[asyncio.Task[None]] = set()
+
+    def ask(self, request: bytes, due: float) -> None:
+        """Send a request, on a connection of its own if none is idle."""
+        while self.free and self.free[-1].closing:
+            self.free.pop()
+        if self.free:
+            self.free.pop().ask(request, due)
+            return
+        task = asyncio.create_task(self._ask_on_a_new_one(request, due))
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+
+    async def _ask_on_a_new_one(self, request: bytes, due: float) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            _, connection = await loop.create_connection(lambda: _Connection(self), self._host, self._port)
+        except OSError:
+            self.heard.broken += 1
+        else:
+            connection.ask(request, due)
+
+
+class _Connection(asyncio.Protocol):
+    """One request at a time."""
+
+    def __init__(self, line: _Line) -> None:
+        self._line = line
+        self._due: float | None = None
+        self._data = b""
+
+    @property
+    def closing(self) -> bool:
+        """Whether no more can be asked."""
+        return self._transport.is_closing()
+
+    def close(self) -> None:
+        """Hang up."""
+        self._transport.close()
+
+    def ask(self, request: bytes, due: float) -> None:
+        """Send a request."""
+        self._due, self._data = due, b""
+        self._transport.write(request)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - for the type checker
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._data += data
+        head, end, body = self._data.partition(b"\r\n\r\n")
+        length = _LENGTH.search(head + b"\r\n")
+        if not end or self._due is None or (length is not None and len(body) < int(length[1])):
+            return
+        status = int(head[9:12])
+        self._line.heard.ms.setdefault(status, []).append(1e3 * (time.perf_counter() - self._due))
+        if status in (429, 503) and not _RETRY_AFTER.search(head + b"\r\n"):
+            self._line.heard.told_when = False
+        self._due = None
+        self._line.free.append(self)
+
+    def connection_lost(self, _: Exception | None) -> None:
+        if self._due is not None:
+            self._line.heard.broken += 1
+            self._due = None

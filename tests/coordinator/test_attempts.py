@@ -1,0 +1,171 @@
+"""A round and the ones beside it: what is collected behind it, tried again after it, and when a task pauses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from coordinator.rounds import TaskState
+from tests.coordinator.bundles import START
+from tests.coordinator.conftest import states
+
+pytestmark = pytest.mark.every_engine
+
+
+def test_next_round_collects_devices_while_one_reports_and_starts_when_it_commits(store, register, desk):
+    task = register(goal=1)
+    (running,) = desk.assign("a")
+    pipelined = desk.wait("b", seconds=1000)
+    desk.pass_time(500)
+    assert not pipelined.done()
+    assert states(store, task) == [(1, 1, "reporting", ""), (2, 1, "selecting", "")]
+    desk.report(running, [1, 0, 0, 0])
+    desk.turn()
+    assert (pipelined.result(timeout=0).round, pipelined.result(timeout=0).attempt) == (2, 1)
+    assert pipelined.result(timeout=0).checkpoint.sha256 == store.rounds(task)[0].checkpoint_sha256
+    assert store.rounds(task)[0].seconds is not None
+
+
+def test_round_that_waited_behind_an_abandoned_one_becomes_its_next_attempt(store, register, desk):
+    task = register(goal=1, rounds=3)
+    (first,) = desk.assign("a")
+    waiting = desk.wait("b", seconds=1000)
+    desk.pass_time(600)
+    desk.turn()
+    again = waiting.result(timeout=0)
+    assert (again.round, again.attempt, again.checkpoint) == (1, 2, first.checkpoint)
+    desk.report(again, [0, 1, 0, 0])
+    (third,) = desk.assign("c")
+    desk.report(third)
+    assert states(store, task) == [
+        (1, 1, "abandoned", "too-few-reports"),
+        (1, 2, "committed", ""),
+        (2, 1, "committed", ""),
+    ]
+    np.testing.assert_array_equal(store.checkpoint(task)["params"], START + np.array([0, 1, 0, 0]))
+
+
+def test_nobody_waits_for_a_round_after_the_last(store, register, desk):
+    task = register(goal=1, rounds=1)
+    (running,) = desk.assign("a")
+    waiting = desk.wait("b")
+    assert states(store, task) == [(1, 1, "reporting", "")]
+    desk.report(running)
+    desk.turn()
+    assert waiting.result(timeout=0).reason == "no-task"
+    assert states(store, task) == [(1, 1, "committed", "")]
+
+
+def test_selection_that_outlasted_its_timeout_behind_a_round_takes_who_is_there(store, register, desk):
+    register(goal=4, minimum=2, selection_timeout_s=60, rounds=3)
+    first = desk.assign("a", "b", "c", "d")
+    waiting = [desk.wait(name, seconds=1000) for name in ("e", "f", "g")]
+    desk.pass_time(61)
+    for assignment in first:
+        desk.report(assignment)
+    desk.turn()
+    assert {future.result(timeout=0).round for future in waiting} == {2}
+
+
+def test_selection_with_too_few_behind_a_round_has_its_whole_timeout_when_it_may_begin(store, register, desk):
+    register(goal=2, selection_timeout_s=60, rounds=3)
+    first = desk.assign("a", "b")
+    early = desk.wait("c", seconds=1000)
+    desk.pass_time(100)
+    for assignment in first:
+        desk.report(assignment)
+    desk.pass_time(59)
+    late = desk.wait("d")
+    assert {early.result(timeout=0).round, late.result(timeout=0).round} == {2}
+
+
+def test_cancelling_ends_the_round_that_runs_and_the_one_behind_it(store, register, desk):
+    task = register(goal=1)
+    desk.assign("a")
+    desk.wait("b")
+    store.cancel(task)
+    desk.pass_time(0.3)
+    assert {row[2:] for row in states(store, task)} == {("abandoned", "cancelled")}
+    assert len(states(store, task)) == 2
+
+
+def test_device_of_the_running_round_is_not_drawn_again_before_it_reports_or_is_let_go(store, register, desk):
+    register(goal=1, over_selection=2, rounds=9)
+    register(goal=1, over_selection=2, rounds=9)
+    first = desk.assign("a", "b")
+    again = [desk.wait(name, seconds=1000) for name in ("a", "b")]
+    assert not any(future.done() for future in again)
+    desk.give_up(first[0])
+    assert not any(future.done() for future in again)
+    desk.report(first[1])
+    desk.turn()
+    assert all(future.done() for future in again)
+
+
+def fail(desk, *devices):
+    for assignment in desk.assign(*devices):
+        desk.give_up(assignment)
+
+
+def test_failing_attempts_come_ever_slower_and_then_the_task_is_paused_with_a_reason(store, register, desk):
+    task = register(goal=1, max_attempts=4)
+    fail(desk, "a")
+    fail(desk, "a")
+    for pause in (15, 30):
+        waiting = desk.wait("a", seconds=100)
+        desk.pass_time(pause - 0.1)
+        assert not waiting.done()
+        desk.pass_time(0.1)
+        desk.give_up(waiting.result(timeout=0))
+    paused = store.task(task)
+    assert (paused.state, len(store.rounds(task))) == (TaskState.PAUSED, 4)
+    assert "round 1 failed 4 times in a row, at last with too-few-reports" in paused.reason
+    desk.pass_time(1)
+    assert desk.arrive("a").reason == "no-task"
+
+
+def test_task_that_its_last_allowed_failure_pauses_draws_nobody_for_the_round_behind(store, register, desk):
+    task = register(goal=1, max_attempts=1)
+    (only,) = desk.assign("a")
+    waiting = desk.wait("b", seconds=1000)
+    desk.give_up(only)
+    desk.turn()
+    assert not waiting.done()
+    assert states(store, task) == [(1, 1, "abandoned", "too-few-reports"), (2, 1, "abandoned", "paused")]
+
+
+@pytest.mark.parametrize(("end", "reason"), [("pause", "paused"), ("cancel", "cancelled")])
+def test_nobody_is_drawn_for_a_task_that_was_paused_or_cancelled_since_the_last_look(
+    store, register, desk, end, reason
+):
+    task = register(goal=1)
+    (running,) = desk.assign("a")
+    waiting = desk.wait("b", seconds=1000)
+    getattr(store, end)(task)
+    desk.give_up(running)
+    desk.turn()
+    assert not waiting.done()
+    assert states(store, task)[-1] == (2, 1, "abandoned", reason)
+
+
+def test_operator_who_resumes_a_failing_task_gets_all_attempts_again(store, register, desk):
+    task = register(goal=1, max_attempts=2)
+    fail(desk, "a")
+    fail(desk, "a")
+    store.resume(task)
+    desk.pass_time(60)
+    fail(desk, "a")
+    assert store.task(task).state is TaskState.ACTIVE
+    fail(desk, "a")
+    assert store.task(task).state is TaskState.PAUSED
+
+
+def test_lack_of_devices_and_restarts_never_pause_a_task(store, register, new_desk):
+    task = register(goal=2, max_attempts=1, selection_timeout_s=5)
+    for _ in range(2):
+        desk = new_desk()
+        for _ in range(3):
+            desk.wait("a")
+            desk.pass_time(5)
+    assert store.task(task).state is TaskState.ACTIVE
+    assert {row[3] for row in states(store, task)} == {"too-few-devices", "driver-lost", ""}

@@ -1,0 +1,170 @@
+"""What devices that look for work are told: check-ins, sessions, waiting."""
+
+from __future__ import annotations
+
+import pytest
+import sqlalchemy
+
+from coordinator.eligibility import OnDevice, Requires
+from coordinator.errors import UnknownPopulation, UnknownSession
+from coordinator.submissions import Arrive, HangUp, Wait
+from fedcore.wire.messages import Accepted, CheckIn, Offer, Rejected, StatedConditions
+from tests.coordinator.bundles import make_bundle, make_plan
+from tests.coordinator.conftest import RETRY
+from tests.coordinator.devices import CAPABILITIES
+
+pytestmark = pytest.mark.every_engine
+
+
+def writes(observer):
+    """A number that grows with every transaction of another connection that writes."""
+    sqlite = observer.dialect.name == "sqlite"
+    query = "PRAGMA data_version" if sqlite else "SELECT pg_snapshot_xmax(pg_current_snapshot())"
+    value = observer.exec_driver_sql(query).scalar()
+    observer.rollback()  # within one transaction an SQLite reader sees nothing of later ones
+    return value
+
+
+def test_idle_task_and_rejected_check_ins_write_nothing(store, register, desk):
+    task = register(min_examples=50)
+    with store.database.engine.connect() as observer:
+        desk.pass_time(1)
+        before = writes(observer)
+        assert desk.arrive("a") == Rejected("not-eligible", RETRY)
+        assert desk.arrive("a", formats=("other",)) == Rejected("not-eligible", RETRY)
+        enough = {"default": 50}
+        assert desk.arrive("a", formats=("other",), examples=enough).reason == "unsupported-format"
+        desk.pass_time(50)
+        assert writes(observer) == before
+        assert desk.arrive("a", examples=enough).session
+        desk.wait("b", examples=enough)
+        assert writes(observer) > before
+    assert store.rounds(task)[0].number == 1
+
+
+def test_device_that_lacks_only_a_format_is_told_which_ones_would_get_it_work(store, register, desk, tmp_path):
+    register(make_bundle(tmp_path / "both", plan=make_plan(formats=("onnx", "executorch"))), formats=("executorch",))
+    large = register(make_bundle(tmp_path / "other", plan=make_plan(formats=("coreml",))), formats=("coreml",))
+    unsupported = Rejected("unsupported-format", RETRY, ("coreml", "executorch", "onnx"))
+    assert desk.arrive("a", formats=("tflite",)) == unsupported
+    assert isinstance(desk.arrive("a", formats=("tflite", "executorch")), Accepted)
+    store.pause(large)
+    desk.pass_time(1)
+    assert desk.arrive("a", formats=("tflite",)).formats == ("executorch", "onnx")
+    assert desk.arrive("a", formats=("tflite",), examples={"default": 0}) == Rejected("not-eligible", RETRY)
+
+
+def test_device_is_offered_the_tasks_whose_rules_it_meets_with_what_it_checks_alone(register, desk):
+    alone = OnDevice(charging=True, min_examples=3, max_example_age_s=60)
+    asking = register(on_device=alone)
+    register(requires=Requires(unmetered=True))
+    (offer,) = desk.arrive("a").offers
+    wanted = Offer(task=asking, collection="default", charging=True, min_examples=3, max_example_age_s=60)
+    assert offer == wanted
+    assert len(desk.arrive("a", conditions=StatedConditions(unmetered=True)).offers) == 2
+
+
+def test_device_that_does_not_say_what_a_rule_wants_is_not_eligible(register, desk):
+    register(requires=Requires(charging=True))
+    assert desk.arrive("a") == Rejected("not-eligible", RETRY)
+    assert desk.arrive("a", conditions=StatedConditions(charging=False)) == Rejected("not-eligible", RETRY)
+    assert isinstance(desk.arrive("a", conditions=StatedConditions(charging=True)), Accepted)
+
+
+def test_device_is_drawn_for_no_task_that_it_is_not_willing_for(store, register, desk):
+    unwanted, wanted = register(goal=1), register(goal=1)
+    (waiting,) = desk.turn(Wait(desk.arrive("a").session, "a", 10, frozenset({wanted})))
+    assert waiting.result(timeout=0).task == wanted
+    (nowhere,) = desk.turn(Wait(desk.arrive("b").session, "b", 10, frozenset({"another"})))
+    assert not nowhere.done()
+    assert store.rounds(unwanted) == []
+
+
+def test_check_in_to_an_unknown_population_is_refused_until_it_exists(store, register, desk):
+    with pytest.raises(UnknownPopulation, match="phones"):
+        desk.arrive("a")
+    task = register(goal=1)
+    assert isinstance(desk.arrive("a"), Accepted)
+    store.cancel(task)
+    desk.pass_time(0.3)
+    assert desk.arrive("a") == Rejected("no-task", RETRY)
+
+
+def test_check_ins_to_unknown_populations_cost_one_look_up_a_turn(store, desk):
+    statements = []
+    for engine in (store.database.engine, store.database._engines.writer):
+        sqlalchemy.event.listen(engine, "before_cursor_execute", lambda *args: statements.append(args[2]))
+    message = CheckIn(capabilities=CAPABILITIES, examples={})
+    answers = desk.turn(*(Arrive(f"made up {number}", "a", message) for number in range(16)))
+    assert all(isinstance(one.exception(timeout=0), UnknownPopulation) for one in answers)
+    assert len([text for text in statements if "SELECT" in text]) == 1
+
+
+def test_device_is_answered_from_memory_while_the_database_cannot_be_read(store, register, desk, monkeypatch):
+    register(goal=2)
+    desk.turn()
+    waiting = desk.wait("a", seconds=5)
+
+    def unreadable():
+        raise sqlalchemy.exc.OperationalError("SELECT", {}, Exception("the server closed the connection"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.database, "reading", unreadable)
+        desk.pass_time(1)
+        assert isinstance(desk.arrive("b"), Accepted)
+        desk.pass_time(5)
+        assert waiting.result(timeout=0).reason == "not-selected"
+    desk.pass_time(1)
+    assert {assignment.round for assignment in desk.assign("a", "b")} == {1}
+
+
+def test_wait_that_runs_out_is_answered_and_ends_the_session(register, desk):
+    register()
+    session = desk.arrive("a").session
+    (answer,) = desk.turn(Wait(session, "a", 5))
+    assert not answer.done()
+    desk.pass_time(5)
+    assert answer.result(timeout=0) == Rejected("not-selected", RETRY)
+    with pytest.raises(UnknownSession):
+        desk.ask(Wait(session, "a", 5))
+
+
+def test_newer_visit_of_a_device_supersedes_the_older(store, register, desk):
+    task = register(goal=1, minimum=1, over_selection=2, selection_timeout_s=3)
+    older, newer = desk.wait("a"), desk.wait("a")
+    assert older.result(timeout=0) == Rejected("superseded", RETRY)
+    desk.pass_time(3)
+    assert newer.result(timeout=0).slot == 0
+    assert [seat.device for seat in store.cohort(task, 1)] == ["a"]
+
+
+def test_device_that_hung_up_is_not_selected_and_may_wait_again(register, desk):
+    register(goal=2)
+    session = desk.arrive("a").session
+    (gone,) = desk.turn(Wait(session, "a", 10))
+    desk.ask(HangUp(session, gone))
+    other = desk.wait("b")
+    assert not other.done()
+    (again,) = desk.turn(Wait(session, "a", 10))
+    assert {again.result(timeout=0).slot, other.result(timeout=0).slot} == {0, 1}
+
+
+def test_whoever_hangs_up_on_a_refused_wait_ends_no_other(register, desk):
+    register(goal=2)
+    session = desk.arrive("a").session
+    (waiting,) = desk.turn(Wait(session, "a", 10))
+    for device in ("b", "a"):  # another device that knows the session's id; its owner, on a second connection
+        (refused,) = desk.turn(Wait(session, device, 10))
+        assert refused.exception(timeout=0) is not None
+        desk.ask(HangUp(session, refused))
+    desk.wait("c")
+    assert waiting.result(timeout=0).round == 1
+
+
+def test_lost_assignment_is_told_again_with_the_time_that_is_left(register, desk):
+    register(goal=1, reporting_deadline_s=60)
+    session = desk.arrive("a").session
+    first = desk.ask(Wait(session, "a", 1))
+    desk.pass_time(20)
+    again = desk.ask(Wait(session, "a", 1))
+    assert (again.assignment, first.report_within_s, again.report_within_s) == (first.assignment, 60, 40)

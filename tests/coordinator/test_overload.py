@@ -1,0 +1,83 @@
+"""What comes faster than it is answered, and how soon answers go out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+
+import pytest
+
+from coordinator.api.entrance import Entrance
+from coordinator.errors import Overrun
+from coordinator.limits import Limits, Rush
+from coordinator.metrics import Metrics
+from coordinator.server import _listening
+from coordinator.settings import Settings
+from fedcore.wire.messages import RetryWindow
+
+CHECK_IN, REPORT = "/v1/populations/p/checkins", "/v1/assignments/a/report"
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_a_turn_of_the_loop_answers_check_ins_for_so_long_and_the_next_one_does_again():
+    clock = Clock()
+    rush = Rush(clock)
+
+    async def turns():
+        rush.admit()
+        clock.now = 0.2
+        rush.admit()
+        clock.now = 0.3
+        with pytest.raises(Overrun, match="come back later"):
+            rush.admit()
+        await asyncio.sleep(0)
+        rush.admit()
+        clock.now = 0.5
+        rush.admit()
+
+    asyncio.run(turns())
+
+
+def test_check_ins_alone_are_shed_by_503_with_the_time_to_come_back_and_counted():
+    clock, metrics, limits = Clock(), Metrics(), Limits(Settings())
+    limits.rush = Rush(clock)
+
+    async def answered(scope, receive, send):
+        clock.now += 0.15
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    entrance = Entrance(answered, metrics, RetryWindow(3.0, 9.0), limits)
+
+    async def ask(path):
+        said = []
+
+        async def send(message):
+            said.append(message)
+
+        await entrance({"type": "http", "method": "POST", "path": path, "headers": []}, None, send)
+        return said
+
+    async def one_turn():
+        return [await ask(path) for path in (CHECK_IN, CHECK_IN, CHECK_IN, REPORT)]
+
+    first, second, third, report = asyncio.run(one_turn())
+    assert [answer[0]["status"] for answer in (first, second, third, report)] == [204, 204, 503, 204]
+    assert (b"retry-after", b"3") in third[0]["headers"]
+    assert json.loads(third[1]["body"])["type"].endswith("unavailable")
+    assert 'muster_shed_requests_total{limit="check-ins"} 1.0' in metrics.text().decode()
+
+
+def test_an_answer_does_not_wait_for_an_acknowledgement():
+    with _listening("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
