@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from importlib.resources import files
@@ -20,7 +21,7 @@ from starlette.responses import RedirectResponse, Response
 from coordinator.api.access import COOKIE, Access
 from coordinator.dashboard.curves import HEIGHT, WIDTH
 from coordinator.dashboard.views import date, populations, task_page
-from coordinator.errors import BadToken, Unavailable, UnknownTask
+from coordinator.errors import BadToken, UnknownTask
 from coordinator.limits import ConnectionLimit
 from coordinator.service import Service
 from coordinator.store.records import Records
@@ -29,6 +30,8 @@ from coordinator.tokens import authenticate
 
 Look: TypeAlias = Callable[[Records], dict[str, Any]]
 _TICK_S = 1.0
+_REDRAW_S = 30.0
+"""After so long a page is drawn anew: a row may become visible after one of a greater id, which passed for the last."""
 _MOST_STREAMS = 100
 _LOGIN_BYTES = 4096
 _SESSION_S = 12 * 3600
@@ -84,6 +87,11 @@ class Pages:
         async for event in self._stream(request, "task_live.html", lambda records: self._task(records, task)):
             yield event
 
+    async def watching(self) -> AsyncIterator[None]:
+        """Count an open page as long as it is. Raises Unavailable when as many are open as may be."""
+        with self._streams.hold():
+            yield
+
     async def login(self, request: Request) -> Response:
         """Take a viewer's token from the form, and keep it in a cookie that no script can read."""
         text = await _field(request, "token")
@@ -124,14 +132,19 @@ class Pages:
 
     async def _stream(self, request: Request, template: str, look: Look) -> AsyncIterator[ServerSentEvent]:
         last: object = None
-        with suppress(Unavailable, UnknownTask), self._streams.hold():
+        drawn_at, ending = -_REDRAW_S, False
+        with suppress(UnknownTask):
             # Asked again every time: a token that was revoked sees nothing more.
-            while not self._driver.draining and await run_in_threadpool(self._access.knows, request):
+            while not ending and await run_in_threadpool(self._access.knows, request):
+                ending = self._driver.draining  # what is drawn once more says so
+                if ending or time.monotonic() - drawn_at >= _REDRAW_S:
+                    last = None
                 version, html = await run_in_threadpool(self._fragment, template, look, last)
                 if version != last:
                     yield ServerSentEvent(raw_data=html)
+                    drawn_at = time.monotonic()
                 last = version
-                await asyncio.sleep(_TICK_S)
+                await asyncio.sleep(0 if ending else _TICK_S)
 
     def _fragment(self, template: str, look: Look, last: object) -> tuple[object, str]:
         with self._database.reading() as records:
@@ -163,7 +176,10 @@ def dashboard_router(service: Service, access: Access) -> APIRouter:
     """The pages' routes; no part of the API that `/openapi.json` describes."""
     pages = Pages(service, access)
     router = APIRouter(include_in_schema=False)
-    stream: dict[str, Any] = {"response_class": EventSourceResponse, "dependencies": [Depends(access.watcher)]}
+    stream: dict[str, Any] = {
+        "response_class": EventSourceResponse,
+        "dependencies": [Depends(access.watcher), Depends(pages.watching)],
+    }
     router.add_api_route("/", pages.overview)
     router.add_api_route("/events", pages.overview_events, **stream)
     router.add_api_route("/tasks/{task}", pages.task)

@@ -52,7 +52,7 @@ class Overview:
         self._connection = connection
 
     def version(self) -> int:
-        """A number that grows with every change of state of anything."""
+        """A number that changes of state make grow; those that are committed out of their order may not."""
         return self._connection.scalar(select(func.max(TRANSITIONS.c.id))) or 0
 
     def live(self) -> list[LiveRound]:

@@ -4,6 +4,7 @@ import shutil
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import httpx2
 import pytest
@@ -22,7 +23,7 @@ from tests.coordinator.bundles import make_bundle, report_body
 from tests.coordinator.devices import speaking_to
 from tests.coordinator.test_api import assign, check_in, put, wait
 
-HOSTILE = "<script>document.title='owned'</script><b>bold</b> & " + "very-long-name-" * 8
+HOSTILE = "<img src=x onerror=document.title='owned'><b>bold & " + "very-long-name-" * 8
 
 
 @pytest.fixture
@@ -119,7 +120,7 @@ def test_what_devices_and_operators_write_is_shown_as_text(register, served, bro
     browser.get(served.admin)
     shows(browser, HOSTILE[:60].strip(), "Check-ins by runtime")
     assert browser.title == "Muster"
-    assert browser.find_elements(By.CSS_SELECTOR, "main script, main b") == []
+    assert browser.find_elements(By.CSS_SELECTOR, "main img, main b") == []
     assert_sound(browser, served.admin)
 
 
@@ -177,13 +178,14 @@ def test_cookie_is_a_viewers_for_pages_alone_and_dies_with_its_token(store, regi
 
 def test_open_page_does_not_hold_up_a_stop(store, tmp_path):
     settings = {"database": f"sqlite:///{tmp_path}/state.db", "blobs": tmp_path / "blobs", "drain_s": 30}
-    seen = threading.Event()
+    seen, lines = threading.Event(), []
     with ThreadPoolExecutor() as pool:
         with serving_both(Settings(**settings, port=0, admin_port=0, loopback_viewer=True)) as urls:
 
             def watch():
                 with httpx2.stream("GET", f"{urls.admin}/events", timeout=20) as stream:
-                    for _ in stream.iter_lines():
+                    for line in stream.iter_lines():
+                        lines.append(line)
                         seen.set()
 
             watching = pool.submit(watch)
@@ -191,6 +193,45 @@ def test_open_page_does_not_hold_up_a_stop(store, tmp_path):
             began = time.monotonic()
         assert time.monotonic() - began < 10
         watching.result(5)
+    assert "about to stop" in "".join(lines)
+
+
+@pytest.fixture
+def few_pages(monkeypatch):
+    """Three pages may be open at a time."""
+    monkeypatch.setattr("coordinator.dashboard.pages._MOST_STREAMS", 3)
+    monkeypatch.setattr("coordinator.dashboard.pages._TICK_S", 0.01)
+
+
+def test_open_pages_are_bounded_and_one_that_is_shut_makes_room(few_pages, served):
+    with ExitStack() as opened, httpx2.Client(base_url=served.admin, timeout=10) as client:
+        for _ in range(3):
+            stream = opened.enter_context(httpx2.stream("GET", f"{served.admin}/events", timeout=10))
+            assert stream.status_code == 200
+        refused = client.get("/events")
+        assert (refused.status_code, refused.json()["type"]) == (503, "urn:muster:problem:unavailable")
+        assert int(refused.headers["retry-after"]) > 0
+        counted = 'muster_problems_total{problem="unavailable",route="/events"} 1.0'
+        assert counted in client.get("/metrics").text
+        opened.close()
+        until = time.monotonic() + 10
+        while True:
+            with client.stream("GET", "/events") as again:
+                if again.status_code == 200:
+                    break
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
+
+def test_an_open_page_is_drawn_again_now_and_then(served, monkeypatch):
+    monkeypatch.setattr("coordinator.dashboard.pages._TICK_S", 0.01)
+    monkeypatch.setattr("coordinator.dashboard.pages._REDRAW_S", 0.02)
+    with httpx2.stream("GET", f"{served.admin}/events", timeout=10) as stream:
+        drawn = 0
+        for line in stream.iter_lines():
+            drawn += not line  # an event ends with an empty line
+            if drawn == 3:
+                break
 
 
 def test_files_of_pages_are_those_listed_and_no_others(locked):

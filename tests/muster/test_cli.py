@@ -12,6 +12,7 @@ import time
 import msgspec
 import numpy as np
 import pytest
+import typer
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
@@ -107,6 +108,21 @@ def test_bench_secagg_measures_both_ends_of_a_session():
     assert (figures["k"], figures["t"], figures["mode"], figures["targets"]) == (9, 6, "active", {})
     assert 8 * (335 + 2) < figures["bytes_up"] < 8 * 335 + 3000
     assert min(figures[name] for name in ("client_ms", "server_s", "receive_ms", "ctr_fraction", "mask_gb_s")) > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "figure"),
+    [
+        (("checkin", "--seconds", 0.3, "--blocks", 1, "--devices", 10), "ratio_to_bare"),
+        (("report", "--devices", 3, "--size", 1000), "ratio_to_limit"),
+        (("soak", "--minutes", 0.02, "--devices", 12), "committed"),
+        (("signatures", "--blocks", 1), "costs"),
+    ],
+)
+def test_bench_of_the_coordinator_runs_and_prints_one_json_object(options, figure):
+    result = in_process("bench", *options, "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)[figure]
 
 
 def test_plans_are_signed_at_export_or_later_and_every_command_says_by_whom(plan, tmp_path):
@@ -324,16 +340,17 @@ def test_commands_of_operators_find_the_store_where_the_settings_say(tmp_path, m
 
 
 def test_every_command_has_help_with_an_example_of_what_it_does():
-    names = [[], ["demo"], ["export"], ["simulate"], ["plan", "show"], ["plan", "verify"], ["coordinator", "serve"]]
-    names += [
-        ["task", name] for name in ("create", "list", "show", "metrics", "pause", "resume", "cancel", "checkpoint")
-    ]
-    names += [["device", "run"], ["fleet", "run"], ["fleet", "sysroot"], ["doctor"]]
-    names += [["bench", "device_footprint"], ["bench", "hostile_fleet"], ["bench", "secagg"]]
+    def walk(command, names):
+        yield names
+        for name, one in getattr(command, "commands", {}).items():
+            yield from walk(one, [*names, name])
+
+    names = list(walk(typer.main.get_command(app), []))
+    assert ["bench", "pacing"] in names
     for name in names:
         result = in_process(*name, "--help")
-        assert result.exit_code == 0
-        assert len(result.stdout.splitlines()) > 5
+        assert result.exit_code == 0, name
+        assert len(result.stdout.splitlines()) > 5, name
 
 
 def test_a_coordinator_with_other_keys_than_one_that_runs_does_not_start(tmp_path, monkeypatch):
