@@ -13,8 +13,8 @@ from coordinator.errors import Overrun, TooLarge, TooManyRequests, Unavailable
 from coordinator.settings import Settings
 
 _WINDOW_S = 60.0
-_TURN_S = 0.25
-"""So long a turn of the event loop answers check-ins."""
+_TURN_S = 1.0
+"""So long a turn of the event loop answers check-ins: a crowd that comes at once is served, a stream of them is not."""
 _MOST_CALLERS = 500_000
 """Callers that are remembered, about 100 MB; beyond it the one that was quiet longest is forgotten."""
 
