@@ -4,7 +4,8 @@ import pytest
 
 from coordinator.errors import NoLongerNeeded, Unavailable
 from coordinator.rounds import RoundState
-from tests.coordinator.one_hot import Disk, operations, play
+from tests.coordinator.disk import Disk
+from tests.coordinator.one_hot import operations, play
 
 
 @pytest.mark.every_engine
