@@ -73,7 +73,8 @@ def collect(store: CoordinatorStore, retention: Retention, stopped: Stopped = la
             break
         with store.database.writing() as records:
             gone = superseded(records.garbage.rounds_with_models(task.id), retention.models)
-            records.garbage.forget_models(task.id, gone)
+            if gone:
+                records.garbage.forget_models(task.id, gone)
         models += len(gone)
         assignments += _forget_cohorts(store, task, retention.assignments_s, stopped)
     with store.database.writing() as records:
@@ -129,13 +130,11 @@ def _delete_unknown(store: CoordinatorStore, grace_s: float, stopped: Stopped) -
         before = records.at - grace_s
     deleted = 0
     old = (one for one in store.blobs.stored() if one.written_at < before)
-    while batch := list(islice(old, _BATCH)):
+    while not stopped() and (batch := list(islice(old, _BATCH))):
         while batch and not stopped():
             with store.database.writing() as records:
                 going = unknown(batch, records.garbage.known_blobs([one.name for one in batch]), before)
                 done = store.blobs.delete(going)
             deleted += done
             batch = [one for one in batch if one.name in going[done:]]
-        if stopped():
-            break
     return deleted
