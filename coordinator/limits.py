@@ -8,6 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 
 from coordinator.errors import Overrun, TooLarge, TooManyRequests, Unavailable
 from coordinator.settings import Settings
@@ -132,6 +133,7 @@ class Limits:
         self.reports = Room(settings.reports_bytes)
 
 
+@lru_cache(maxsize=1 << 14)
 def caller_of(address: str) -> str | None:
     """Whom an address stands for: itself, or the /64 that an IPv6 subscriber has; None, and no limit, for loopback.
 
