@@ -18,7 +18,7 @@ from coordinator.api.http import install_problems
 from coordinator.api.openapi import describe_messages
 from coordinator.api.owned import Owned
 from coordinator.api.reports import ReportApi
-from coordinator.api.routes import device_router
+from coordinator.api.routes import add_device_routes
 from coordinator.collection import collect_forever
 from coordinator.dashboard.pages import dashboard_router
 from coordinator.service import Service
@@ -50,7 +50,7 @@ def device_app(service: Service) -> FastAPI:
 
     app = _application("Muster coordinator", lifespan)
     install_problems(app, service.settings.soon)
-    app.include_router(device_router(DeviceApi(service, owned), reports, service.gate))
+    add_device_routes(app.router, DeviceApi(service, owned), reports, service.gate)
     app.include_router(health_router(service))
     describe_messages(app)
     return app

@@ -8,13 +8,14 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 
 from coordinator.errors import Overrun, TooLarge, TooManyRequests, Unavailable
 from coordinator.settings import Settings
 
 _WINDOW_S = 60.0
-_TURN_S = 0.25
-"""So long a turn of the event loop answers check-ins."""
+_TURN_S = 1.0
+"""So long a turn of the event loop answers check-ins: a crowd that comes at once is served, a stream of them is not."""
 _MOST_CALLERS = 500_000
 """Callers that are remembered, about 100 MB; beyond it the one that was quiet longest is forgotten."""
 
@@ -132,6 +133,7 @@ class Limits:
         self.reports = Room(settings.reports_bytes)
 
 
+@lru_cache(maxsize=1 << 14)
 def caller_of(address: str) -> str | None:
     """Whom an address stands for: itself, or the /64 that an IPv6 subscriber has; None, and no limit, for loopback.
 

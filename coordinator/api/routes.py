@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter
@@ -20,19 +21,17 @@ _BODY = ("malformed-message", "too-large", "digest-mismatch")
 """What any request with a body may be refused with."""
 _OWN = ("unknown-assignment", "foreign-assignment")
 _UPLOAD = ("Upload-Offset", "Upload-Length", "Upload-Complete", "Repr-Digest")
+Add = Callable[..., None]
 _DIGEST, _WAIT, _WAITED = ("Content-Digest",), ("Prefer",), ("Preference-Applied",)
 
 
-def device_router(api: DeviceApi, reports: ReportApi, gate: Gate) -> APIRouter:
-    """The routes of both."""
-    router = APIRouter(tags=["devices"], route_class=_behind(gate.device))
-    _working(router, api)
-    _reporting(router, api, reports)
-    _aggregating(router, api)
-    newcomers = APIRouter(route_class=_behind(gate.newcomer))
-    _newcomers(newcomers, api)
-    router.include_router(newcomers)
-    return router
+def add_device_routes(router: APIRouter, api: DeviceApi, reports: ReportApi, gate: Gate) -> None:
+    """Add the routes of both to `router`: its own ones, since to look through a router within a router costs time."""
+    add = partial(router.add_api_route, tags=["devices"], route_class_override=_behind(gate.device))
+    _working(add, api)
+    _reporting(add, api, reports)
+    _aggregating(add, api)
+    _newcomers(partial(router.add_api_route, tags=["devices"], route_class_override=_behind(gate.newcomer)), api)
 
 
 def _behind(admit: Callable[[Request], Awaitable[None]]) -> type[APIRoute]:
@@ -56,22 +55,22 @@ def _behind(admit: Callable[[Request], Awaitable[None]]) -> type[APIRoute]:
     return Gated
 
 
-def _newcomers(router: APIRouter, api: DeviceApi) -> None:
+def _newcomers(add: Add, api: DeviceApi) -> None:
     """Where devices enrol."""
     said = {200: Said("Enrolled", (Enrolled,))}
     about = signed_route(said, (*_BODY, "not-attested"), takes=Enrol, fields=_DIGEST)
-    router.add_api_route("/v1/devices", api.enrol, methods=["POST"], **about)
+    add("/v1/devices", api.enrol, methods=["POST"], **about)
 
 
-def _working(router: APIRouter, api: DeviceApi) -> None:
+def _working(add: Add, api: DeviceApi) -> None:
     """Where devices offer themselves, and fetch what they need."""
     outcome = {200: Said("Outcome", (Accepted, Rejected))}
     about = signed_route(outcome, (*_BODY, "unknown-population"), takes=CheckIn, fields=_DIGEST)
-    router.add_api_route("/v1/populations/{population}/checkins", api.check_in, methods=["POST"], **about)
+    add("/v1/populations/{population}/checkins", api.check_in, methods=["POST"], **about)
     assigned = {200: Said("Outcome", (Assignment, Rejected), _WAITED)}
     problems = (*_BODY, "unknown-session", "foreign-session")
     about = signed_route(assigned, problems, takes=Willing, fields=(*_DIGEST, *_WAIT))
-    router.add_api_route("/v1/sessions/{session}/assignments", api.assign, methods=["POST"], **about)
+    add("/v1/sessions/{session}/assignments", api.assign, methods=["POST"], **about)
     served = {
         200: Said("The bytes", (BYTES,), ("ETag",)),
         206: Said("Those that were asked for", (BYTES,), ("ETag", "Content-Range")),
@@ -79,21 +78,19 @@ def _working(router: APIRouter, api: DeviceApi) -> None:
     }
     fields = ("Range", "If-Range", "If-None-Match")
     about = signed_route(served, ("unknown-blob", "range-not-satisfiable"), fields=fields)
-    router.add_api_route("/v1/blobs/{sha256}", api.blob, methods=["GET"], **about)
+    add("/v1/blobs/{sha256}", api.blob, methods=["GET"], **about)
 
 
-def _reporting(router: APIRouter, api: DeviceApi, reports: ReportApi) -> None:
+def _reporting(add: Add, api: DeviceApi, reports: ReportApi) -> None:
     """Where assignments end."""
     path = "/v1/assignments/{assignment}/report"
     ending = (*_BODY, *_OWN, "conflicting-report")
     counting = (*ending, "no-longer-needed", "invalid-report")
     counted = {200: Said("Counted, once", (Receipt,))}
-    router.add_api_route(
-        path, reports.put, methods=["PUT"], **signed_route(counted, counting, takes=BYTES, fields=_DIGEST)
-    )
+    add(path, reports.put, methods=["PUT"], **signed_route(counted, counting, takes=BYTES, fields=_DIGEST))
     here = {204: Said("How much is here", (), ("Upload-Offset", "Upload-Complete"))}
     about = signed_route(here, (*_OWN, "no-longer-needed"))
-    router.add_api_route(path, reports.head, methods=["HEAD"], status_code=204, **about)
+    add(path, reports.head, methods=["HEAD"], status_code=204, **about)
     more = {204: Said("More is wanted", (), ("Upload-Offset", "Upload-Complete"))}
     about = signed_route(
         counted | more,
@@ -101,17 +98,17 @@ def _reporting(router: APIRouter, api: DeviceApi, reports: ReportApi) -> None:
         takes="application/partial-upload",
         fields=(*_DIGEST, *_UPLOAD),
     )
-    router.add_api_route(path, reports.patch, methods=["PATCH"], **about)
+    add(path, reports.patch, methods=["PATCH"], **about)
     about = signed_route({204: Said("Given up")}, ending, takes=Abort, fields=_DIGEST)
-    router.add_api_route("/v1/assignments/{assignment}:abort", api.abort, methods=["POST"], status_code=204, **about)
+    add("/v1/assignments/{assignment}:abort", api.abort, methods=["POST"], status_code=204, **about)
 
 
-def _aggregating(router: APIRouter, api: DeviceApi) -> None:
+def _aggregating(add: Add, api: DeviceApi) -> None:
     """Where devices exchange the messages of secure aggregation."""
     path = "/v1/assignments/{assignment}/secagg/{number}"
     heard = {200: Said("The next message", (BYTES,), _WAITED), 204: Said("It is not there yet", (), _WAITED)}
     taken = (*_BODY, *_OWN, "no-longer-needed", "conflicting-report", "unusable-message")
     about = signed_route(heard, taken, takes=BYTES, fields=(*_DIGEST, *_WAIT))
-    router.add_api_route(path, api.say, methods=["PUT"], **about)
+    add(path, api.say, methods=["PUT"], **about)
     about = signed_route(heard, ("malformed-message", *_OWN, "no-longer-needed"), fields=_WAIT)
-    router.add_api_route(path, api.hear, methods=["GET"], **about)
+    add(path, api.hear, methods=["GET"], **about)

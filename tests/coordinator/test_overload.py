@@ -33,14 +33,14 @@ def test_a_turn_of_the_loop_answers_check_ins_for_so_long_and_the_next_one_does_
 
     async def turns():
         rush.admit()
-        clock.now = 0.2
+        clock.now = 0.9
         rush.admit()
-        clock.now = 0.3
+        clock.now = 1.1
         with pytest.raises(Overrun, match="come back later"):
             rush.admit()
         await asyncio.sleep(0)
         rush.admit()
-        clock.now = 0.5
+        clock.now = 1.9
         rush.admit()
 
     asyncio.run(turns())
@@ -51,7 +51,7 @@ def test_check_ins_alone_are_shed_by_503_with_the_time_to_come_back_and_counted(
     limits.rush = Rush(clock)
 
     async def answered(scope, receive, send):
-        clock.now += 0.15
+        clock.now += 0.6
         await send({"type": "http.response.start", "status": 204, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 

@@ -149,7 +149,7 @@ def test_told_to_stop_while_it_trains_the_device_gives_up_at_once(world, sign):
     until(lambda: world.road.calls.count("blob") >= 5)
     time.sleep(0.5)
     device.send_signal(sign)
-    _, err = device.communicate(timeout=10)
+    _, err = device.communicate(timeout=30)
     assert device.returncode == {signal.SIGTERM: 143, signal.SIGINT: 130}[sign]
     assert "Traceback" not in err
     assert world.kept() is None

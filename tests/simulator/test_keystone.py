@@ -65,11 +65,14 @@ def test_devices_with_different_runtimes_train_in_one_round(
         assert {users.clients.index(client) % 2 for client in cohort.values()} == {0, 1}
 
 
-def test_a_fleet_under_secure_aggregation_reaches_the_engines_model_within_the_rounding(tmp_path, capsys):
-    users, _ = datasets.users("digits", None, 12)
-    model, algorithm = Model(load("digits_cnn", (1, 8, 8), 10), SEED), create("fedavg", {"batch_size": 5})
-    secagg = Secagg(clip_norm=4.0, max_examples=120)
-    run = federate(model, algorithm, users, {"onnx": "onnxruntime"}, tmp_path, secagg=secagg)
+@pytest.mark.parametrize(("model_name", "goal"), [("digits_cnn", 8), ("logreg", 18)], ids=["one group", "two groups"])
+def test_a_fleet_under_secure_aggregation_reaches_the_engines_model_within_the_rounding(
+    model_name, goal, tmp_path, capsys
+):
+    users, _ = datasets.users("digits", None, goal + 4)
+    model, algorithm = Model(load(model_name, (1, 8, 8), 10), SEED), create("fedavg", {"batch_size": 5})
+    secagg = Secagg(clip_norm=4.0, max_examples=120, group_size=16)
+    run = federate(model, algorithm, users, {"onnx": "onnxruntime"}, tmp_path, secagg=secagg, goal=goal)
     # FedAvg's next model is the mean, so the error of every round is its rounding, and training carries it along.
     moved, allowed = 0.0, []
     sizes = dict(zip(users.clients, users.sizes.tolist(), strict=True))
@@ -103,27 +106,27 @@ def tell(capsys, what, difference):
         print(f"\nkeystone {what}: {difference:.1e} relative l2 after {ROUNDS} rounds")
 
 
-def federate(model, algorithm, users, backends, tmp_path, *, archs=(HERE,), rounds=ROUNDS, secagg=None):
-    """Rounds of eight devices, which take turns in the backends, and their distance from the engine's model."""
+def federate(model, algorithm, users, backends, tmp_path, *, archs=(HERE,), rounds=ROUNDS, secagg=None, goal=8):
+    """Rounds of as many devices, which take turns in the backends, and their distance from the engine's model."""
     bundle = export_bundle(model, algorithm, tmp_path / "plan", targets=tuple(backends))
     with local_coordinator(tmp_path) as local:
         task_settings = TaskSettings(
-            population="p", goal=8, rounds=rounds, over_selection=1.0, seed=SEED, secagg=secagg
+            population="p", goal=goal, rounds=rounds, over_selection=1.0, seed=SEED, secagg=secagg
         )
         task = local.store.register_task(bundle, task_settings).id
         config = FleetConfig(
             coordinator=local.url,
             population="p",
             folder=tmp_path / "devices",
-            concurrency=8,
+            concurrency=goal,
             kinds=take_turns(archs, tuple(backends.values())),
         )
         summary = Fleet(config, users).run()
         numbers = range(1, rounds + 1)
         cohorts = [counted_cohort(local.store, task, number, summary.clients) for number in numbers]
         fleet = [local.store.checkpoint(task, number)["params"] for number in numbers]
-    assert [len(cohort) for cohort in cohorts] == [8] * rounds
-    assert summary.endings["reported"] == 8 * rounds
+    assert [len(cohort) for cohort in cohorts] == [goal] * rounds
+    assert summary.endings["reported"] == goal * rounds
     engine = Engine(model, algorithm, users, seed=SEED)
     ways = [float(np.linalg.norm(params - engine.state["params"])) for params in fleet]
     difference = worst_difference(engine, users, cohorts, fleet)
