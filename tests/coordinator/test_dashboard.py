@@ -80,7 +80,7 @@ def shows(browser, *words):
         text = " ".join(browser.find_element(By.TAG_NAME, "body").text.split())
         return all(word in text for word in words)
 
-    WebDriverWait(browser, 30, poll_frequency=0.05).until(all_there, f"the page never showed {words}")
+    WebDriverWait(browser, 60, poll_frequency=0.2).until(all_there, f"the page never showed {words}")
 
 
 def assert_sound(browser, origin):
