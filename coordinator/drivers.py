@@ -177,7 +177,7 @@ class Driver:
         if self._reception.closed:
             stopping = Unavailable("the coordinator is stopping, and abandons the secure rounds that run")
             self._secure.dismiss(stopping, {round_.id for round_ in self._underway})
-        self.metrics.waiting.set(sum(1 for _ in self._pool.waiting()))
+        self.metrics.waiting.set(self._pool.count())
 
     # --- the thread
 

@@ -31,7 +31,6 @@ CoordinatorError
     ├── ConflictingReport · MismatchingOffset · DigestMismatch · InvalidReport · UnusableMessage
     ├── TooLarge · RangeNotSatisfiable
     └── NoLongerNeeded · Unavailable · TooManyRequests      (each with a retry window)
-        └── Overrun         of Unavailable: check-ins come faster than they are answered
 """
 
 from __future__ import annotations
@@ -296,10 +295,6 @@ class Unavailable(Refusal):
 
     slug = "unavailable"
     retriable = True
-
-
-class Overrun(Unavailable):
-    """Check-ins come faster than they are answered."""
 
 
 class TooManyRequests(Refusal):

@@ -74,10 +74,18 @@ class Means:
 
         for rounds in (underway.running, underway.held):
             if task in rounds:
+                if job is not None and self._too_few(rounds[task], now):
+                    continue
                 event = underway.next_event(rounds[task], job, eligible, now)
                 if step(rounds[task].value, event, now)[0] != rounds[task].value:
                     return True
         return job is not None and underway.may_open(job) and bool(eligible(job))
+
+    def _too_few(self, round_: Running, now: float) -> bool:
+        """Whether a round draws nobody yet, whoever of those that wait is eligible."""
+        value = round_.value
+        selecting = value.state is RoundState.SELECTING and not value.held and now < value.deadline
+        return selecting and self.pool.count(round_.job.population) < value.policy.cohort
 
 
 class Draft:

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 
-from coordinator.errors import Overrun, TooLarge, TooManyRequests, Unavailable
+from coordinator.errors import TooLarge, TooManyRequests, Unavailable
 from coordinator.settings import Settings
 
 _WINDOW_S = 60.0
-_TURN_S = 1.0
+_TURN_S = 0.25
 """So long a turn of the event loop answers check-ins: a crowd that comes at once is served, a stream of them is not."""
 _MOST_CALLERS = 500_000
 """Callers that are remembered, about 100 MB; beyond it the one that was quiet longest is forgotten."""
@@ -80,14 +80,13 @@ class Rush:
         self._clock = clock
         self._began: float | None = None
 
-    def admit(self) -> None:
-        """One check-in, in the event loop. Raises Overrun."""
+    def too_late(self) -> bool:
+        """Whether a check-in, in the event loop, is one that its turn did not reach in time."""
         now = self._clock()
         if self._began is None:
             self._began = now
             asyncio.get_running_loop().call_soon(self._end)
-        elif now - self._began > _TURN_S:
-            raise Overrun("check-ins come faster than they are answered; come back later")
+        return now - self._began > _TURN_S
 
     def _end(self) -> None:
         self._began = None

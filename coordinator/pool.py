@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -37,6 +37,14 @@ class Session:
     answer: Future[Any] | None = None
     assignment: Assignment | None = None
     steps: list[str] = field(default_factory=lambda: ["accepted"])
+    fitting: dict[str, bool] = field(default_factory=dict)
+    """Whether the device is what a task needs, by task: both stay as they are."""
+
+    def fits(self, task: str, needs: Needs) -> bool:
+        """Whether it may take part in a task, and is willing to."""
+        if task not in self.fitting:
+            self.fitting[task] = needs.met_by(self.capabilities)
+        return self.fitting[task] and (self.tasks is None or task in self.tasks)
 
     def reach(self, step: str) -> None:
         """Note a step, once."""
@@ -56,6 +64,8 @@ class Pool:
         self._shapes = shapes
         self._sessions: dict[str, Session] = {}
         self._devices: dict[tuple[str, str], str] = {}
+        self._waiting: defaultdict[str, dict[str, Session]] = defaultdict(dict)
+        """Those that wait, by population and id. There may be ten thousand, and every turn asks."""
         self._working: dict[str, dict[str, Session]] = {}
         """Those whose assignment has not ended, by device and population."""
 
@@ -84,17 +94,23 @@ class Pool:
         if session.answer is not None:
             raise UnknownSession("the session waits already, on another connection")
         session.answer, session.until, session.tasks = answer, now + request.wait_s, request.tasks
+        self._waiting[session.population][session.id] = session
         session.reach("waited")
 
     def hang_up(self, request: HangUp, now: float) -> None:
         """Stop waiting, if it is that wait that goes on."""
         session = self._sessions.get(request.session)
         if session is not None and session.answer is request.answer:
-            session.answer, session.until = None, now + _IDLE_S
+            session.until = now + _IDLE_S
+            self._hear_no_more(session)
 
-    def waiting(self) -> Iterator[Session]:
-        """Every session that waits, in order of arrival."""
-        return (session for session in self._sessions.values() if session.answer is not None)
+    def waiting(self) -> list[Session]:
+        """Every session that waits."""
+        return [session for there in self._waiting.values() for session in there.values()]
+
+    def count(self, population: str | None = None) -> int:
+        """How many wait, in a population or in all."""
+        return sum(map(len, self._waiting.values())) if population is None else len(self._waiting[population])
 
     def of(self, populations: AbstractSet[str]) -> list[Session]:
         """Every session in these populations."""
@@ -102,10 +118,8 @@ class Pool:
 
     def eligible(self, population: str, task: str, needs: Needs) -> list[Session]:
         """Who waits and may take part in a task."""
-        everyone = (one for one in self.waiting() if one.population == population)
-        free = (one for one in everyone if population not in self._working.get(one.device, ()))
-        willing = (one for one in free if one.tasks is None or task in one.tasks)
-        return [one for one in willing if needs.met_by(one.capabilities)]
+        fitting = (one for one in self._waiting[population].values() if one.fits(task, needs))
+        return [one for one in fitting if population not in self._working.get(one.device, ())]
 
     def assign(self, session: Session, assignment: Assignment, until: float) -> None:
         """Answer a waiting session with its assignment."""
@@ -168,4 +182,8 @@ class Pool:
     def _answer(self, session: Session, answer: Assignment | Rejected) -> None:
         if session.answer is not None:
             settle(session.answer, answer)
+        self._hear_no_more(session)
+
+    def _hear_no_more(self, session: Session) -> None:
         session.answer = None
+        self._waiting[session.population].pop(session.id, None)

@@ -40,6 +40,8 @@ class Reception:
         self._steering = steering
         self._shapes = shapes
         self._known = _Known()
+        self._open: dict[str, Job] = {}
+        """Tasks for which a device may wait, as `learn` was told last."""
         self.closed = False
 
     @property
@@ -57,9 +59,11 @@ class Reception:
         jobs = tuple(jobs)
         active = {name: tuple(job for job in jobs if job.active and job.population == name) for name in driven}
         self._known = _Known(populations, frozenset(driven), active)
-        open_ = [job for job in jobs if job.active or underway.selects(job)]
         self._steering.learn(jobs, underway, now)
-        self.send_away([one for one in self._pool.waiting() if not _has_offer(one, open_)], "no-task", now)
+        before, self._open = self._open, {job.task.id: job for job in jobs if job.active or underway.selects(job)}
+        if before.keys() - self._open.keys():
+            left = [one for one in self._pool.waiting() if not _has_offer(one, self._open.values())]
+            self.send_away(left, "no-task", now)
 
     def turn_away(self, request: Arrive, now: float) -> Rejected | None:
         """Reject a device for which there is surely nothing, at once; None for all that `arrive` must decide.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import math
 import socket
@@ -38,7 +39,15 @@ def serve(settings: Settings, on_ready: Callable[[Addresses], None] | None = Non
     Raises KeysDiffer, before anything is changed, when a coordinator with other keys runs on the database; OSError when
     a port is taken.
     """
-    _Devices(settings, on_ready or (lambda _: None)).run()
+
+    def ready(addresses: Addresses) -> None:
+        # What is loaded by now stays: the collector need not look through it again and again among what comes and goes.
+        gc.collect()
+        gc.freeze()
+        if on_ready is not None:
+            on_ready(addresses)
+
+    _Devices(settings, ready).run()
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from coordinator.api.http import PROBLEM_OF, answer_refusal
-from coordinator.errors import MalformedMessage, Overrun, Refusal, TooManyRequests, Unavailable
+from coordinator.errors import MalformedMessage, TooManyRequests, Unavailable
 from coordinator.limits import Limits, caller_of
 from coordinator.metrics import Metrics
 from fedcore.wire.messages import RetryWindow
@@ -24,9 +24,6 @@ _OPEN = ("/healthz", "/readyz")
 """Paths that no limit shuts: a supervisor must hear that the service lives when it is busiest."""
 SILENCE_S = 60.0
 """How long a body may pause. A device that lost its network says no goodbye, and what it holds here is others' too."""
-
-_LIMITS: dict[type[Refusal], str] = {TooManyRequests: "address", Overrun: "check-ins", Unavailable: "connections"}
-"""What was full, by what is raised then."""
 
 
 class Entrance:
@@ -48,11 +45,19 @@ class Entrance:
         self._retry = retry
         self._limits = limits
         self._of_replica = of_replica
+        # Made once, and counted by this alone: what is sent away by the thousand must cost next to nothing.
+        overrun = Unavailable("check-ins come faster than they are answered; come back later")
+        self._overrun = answer_refusal({}, overrun, retry)
+        self._overruns = metrics.shed.labels("check-ins")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer 400, 429 or 503."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
+            return
+        if self._limits is not None and scope["path"].endswith("/checkins") and self._limits.rush.too_late():
+            self._overruns.inc()
+            await self._overrun(scope, receive, send)
             return
         visit = _Visit(scope, receive, send)
         try:
@@ -62,7 +67,7 @@ class Entrance:
             await answer_refusal(scope, refusal, self._retry)(scope, receive, visit.send)
         except (TooManyRequests, Unavailable) as refusal:
             # Only the admission raises these: the application makes its own answers of its own.
-            self._metrics.shed.labels(_LIMITS[type(refusal)]).inc()
+            self._metrics.shed.labels("address" if isinstance(refusal, TooManyRequests) else "connections").inc()
             await answer_refusal(scope, refusal, self._retry)(scope, receive, visit.send)
         finally:
             visit.record(self._metrics)
@@ -76,8 +81,6 @@ class Entrance:
         caller = caller_of(scope["client"][0]) if scope.get("client") else None
         if caller is not None and not self._of_replica(scope):
             self._limits.address.admit(caller)
-        if scope["path"].endswith("/checkins"):
-            self._limits.rush.admit()
         return self._limits.connections.hold()
 
 

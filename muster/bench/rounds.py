@@ -92,7 +92,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 def run(config: RoundsConfig, on_progress: Callable[[str], None]) -> Result:
     """Enrol the devices, then let them live until the task is completed, for PATIENCE_S a round at most."""
     limit = 2 * config.devices
-    with null_coordinator(config.size, config.settings(), connection_limit=limit, queue_limit=limit) as (server, task):
+    bounds = {"connection_limit": limit, "queue_limit": limit, "max_wait_s": PATIENCE_S}
+    with null_coordinator(config.size, config.settings(), **bounds) as (server, task):
         return asyncio.run(_run(config, server, task, on_progress))
 
 
