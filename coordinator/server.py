@@ -138,6 +138,7 @@ class _Admin(uvicorn.Server):
 def _config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
     return uvicorn.Config(
         app,
+        loop="asyncio",  # also where uvloop is installed, whose turns are not what Rush takes them for
         access_log=False,  # a path holds an assignment's secret id
         log_config=None,
         backlog=_BACKLOG,

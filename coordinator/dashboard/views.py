@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -10,9 +11,11 @@ from coordinator.dashboard.curves import Curve, curves
 from coordinator.rounds import RoundState
 from coordinator.store.overview import LiveRound, Totals
 from coordinator.store.records import Records
-from coordinator.store.rows import Task, Transition
+from coordinator.store.rows import SessionShape, Task, Transition
 
 _RECENT = 20
+_PASSAGE = ("accepted", "waited", "assigned", "fetched checkpoint", "reported")
+"""Steps of a session that reports, in order."""
 _NOTHING = Totals(0, 0, 0, 0, 0)
 
 
@@ -51,7 +54,7 @@ class TaskLine:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step of the funnel, and its share of the assignments in hundredths."""
+    """A step of a funnel, and its share of the whole in hundredths."""
 
     name: str
     count: int
@@ -77,8 +80,10 @@ class TaskPage:
     """All that the page of a task shows."""
 
     line: TaskLine
-    funnel: tuple[Step, ...]
+    assignments: tuple[Step, ...]
     abort_reasons: dict[str, int]
+    sessions: tuple[Step, ...]
+    rejections: dict[str, int]
     curves: tuple[Curve, ...]
     attempts: tuple[Attempt, ...]
     history: tuple[Transition, ...]
@@ -97,11 +102,13 @@ def task_page(records: Records, task_id: str) -> TaskPage:
     """What there is to see of a task. Raises UnknownTask."""
     task, overview = records.task(task_id), records.overview
     line = _line(task, overview.live(), overview.totals())
-    latest = overview.latest(task_id, _RECENT)
+    latest, sessions = overview.latest(task_id, _RECENT), records.sessions(task)
     return TaskPage(
         line=line,
-        funnel=_funnel(line.totals),
+        assignments=_assignments(line.totals),
         abort_reasons=overview.abort_reasons([row.id for row in latest]),
+        sessions=_passage(sessions),
+        rejections=_rejections(sessions),
         curves=tuple(curves(overview.curve(task_id))),
         attempts=tuple(
             Attempt(
@@ -135,12 +142,32 @@ def _line(task: Task, live: Sequence[LiveRound], totals: dict[str, Totals]) -> T
     return TaskLine(task, totals.get(task.id, _NOTHING), mine)
 
 
-def _funnel(totals: Totals) -> tuple[Step, ...]:
-    steps = (
+def _assignments(totals: Totals) -> tuple[Step, ...]:
+    ended = (
         ("assigned", totals.assigned),
         ("reported", totals.reported),
         ("gave up", totals.aborted),
         ("expired", totals.expired),
     )
-    whole = totals.assigned or 1
-    return tuple(Step(name, count, 100 * count / whole) for name, count in steps)
+    return _shares(ended, totals.assigned)
+
+
+def _passage(sessions: Sequence[SessionShape]) -> tuple[Step, ...]:
+    """How far sessions came."""
+    everyone = sum(one.count for one in sessions)
+    reached = [(step, sum(one.count for one in sessions if step in one.steps)) for step in _PASSAGE]
+    return _shares([("checked in", everyone), *reached], everyone)
+
+
+def _rejections(sessions: Sequence[SessionShape]) -> dict[str, int]:
+    """How many sessions were sent away, by reason, most first."""
+    found = Counter[str]()
+    for one in sessions:
+        _, rejected, reason = one.steps[-1].partition("rejected: ")
+        if rejected:
+            found[reason] += one.count
+    return dict(found.most_common())
+
+
+def _shares(steps: Iterable[tuple[str, int]], whole: int) -> tuple[Step, ...]:
+    return tuple(Step(name, count, 100 * count / (whole or 1)) for name, count in steps)

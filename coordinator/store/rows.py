@@ -93,6 +93,11 @@ class SessionShape:
     shape: str
     count: int
 
+    @property
+    def steps(self) -> list[str]:
+        """What such a session went through, in order."""
+        return self.shape.split(" > ")
+
 
 @dataclass(frozen=True, slots=True)
 class Seat:

@@ -252,7 +252,7 @@ def test_what_pages_show_is_what_the_rows_say(store, register, desk):
         assert (live.round.state.value, live.round.assigned, live.round.aborted, live.goal) == ("reporting", 3, 1, 1)
         assert live.until
         page = task_page(records, task)
-        assert (page.funnel[0].count, page.curves, page.attempts, page.abort_reasons) == (0, (), (), {})
+        assert (page.assignments[0].count, page.curves, page.attempts, page.abort_reasons) == (0, (), (), {})
     desk.report(first, loss=0.5)
     desk.turn()
     with store.database.reading() as records:
@@ -263,7 +263,7 @@ def test_what_pages_show_is_what_the_rows_say(store, register, desk):
         "phones": [task],
         "tablets": [idle],
     }
-    counts = {step.name: (step.count, round(step.percent)) for step in page.funnel}
+    counts = {step.name: (step.count, round(step.percent)) for step in page.assignments}
     assert counts == {"assigned": (3, 100), "reported": (1, 33), "gave up": (1, 33), "expired": (1, 33)}
     assert (page.line.totals.committed, page.line.totals.abandoned, page.line.live) == (1, 0, ())
     assert [(one.number, one.state, one.reported) for one in page.attempts] == [(1, "committed", 1)]
@@ -271,6 +271,34 @@ def test_what_pages_show_is_what_the_rows_say(store, register, desk):
     assert [(curve.name, curve.last.value) for curve in page.curves] == [("train.loss", 0.5)]
     assert [change.after for change in page.history] == ["active"]
     assert third
+
+
+def test_funnel_of_a_task_counts_how_far_sessions_came_and_why_devices_were_sent_away(store, register, served):
+    task, other = register(), register(population="tablets")
+    shapes = {
+        ("phones", task, "accepted > waited > assigned > fetched plan > fetched checkpoint > reported"): 3,
+        ("phones", task, "accepted > waited > assigned > fetched checkpoint > aborted: conditions"): 1,
+        ("phones", "", "accepted > waited > rejected: not-selected"): 2,
+        ("phones", "", "rejected: not-eligible"): 4,
+        ("tablets", other, "accepted > waited > assigned > reported"): 50,
+    }
+    with store.database.writing() as records:
+        records.count_sessions(shapes)
+    with store.database.reading() as records:
+        page = task_page(records, task)
+    counts = {step.name: (step.count, step.percent) for step in page.sessions}
+    assert counts == {
+        "checked in": (10, 100),
+        "accepted": (6, 60),
+        "waited": (6, 60),
+        "assigned": (4, 40),
+        "fetched checkpoint": (4, 40),
+        "reported": (3, 30),
+    }
+    assert page.rejections == {"not-eligible": 4, "not-selected": 2}
+    shown = httpx2.get(f"{served.admin}/tasks/{task}").text
+    assert "Why devices were sent away: not-eligible 4, not-selected 2" in shown
+    assert "fetched checkpoint" in shown
 
 
 def test_curves_fill_the_picture_leave_out_what_is_no_number_and_are_thinned():
