@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, Row, Select, Table, func, insert, select, update
+from sqlalchemy import Row, Select, Table, func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
@@ -35,6 +35,12 @@ from fedcore.bundle import AlgorithmRef
 from fedcore.plan import BlobRef, PlanSignature
 
 _SETTINGS = tuple(TaskSettings.__dataclass_fields__)
+# Made once: to find out anew how these tables are joined cost more than the query.
+_ASSIGNED = (
+    select(ASSIGNMENTS, ROUNDS.c.task, ROUNDS.c.number, TASKS.c.plan_sha256, REPORTS.c.sha256)
+    .select_from(ASSIGNMENTS.join(ROUNDS).join(TASKS, ROUNDS.c.task == TASKS.c.id).outerjoin(REPORTS))
+    .order_by(ASSIGNMENTS.c.slot)
+)
 
 
 class Records:
@@ -257,7 +263,7 @@ class Records:
 
     def assignment(self, assignment_id: str) -> AssignmentRecord:
         """One assignment. Raises UnknownAssignment."""
-        query = self._held(_assignments(ASSIGNMENTS.c.id == assignment_id), ASSIGNMENTS)
+        query = self._held(_ASSIGNED.where(ASSIGNMENTS.c.id == assignment_id), ASSIGNMENTS)
         row = self._connection.execute(query).one_or_none()
         if row is None:
             raise UnknownAssignment("there is no such assignment; check in again")
@@ -266,7 +272,7 @@ class Records:
     def cohort(self, task_id: str, number: int, attempt: int) -> list[AssignmentRecord]:
         """Everyone in one attempt at a round, by slot."""
         where = (ROUNDS.c.task == task_id) & (ROUNDS.c.number == number) & (ROUNDS.c.attempt == attempt)
-        return [_assignment(row) for row in self._connection.execute(_assignments(where))]
+        return [_assignment(row) for row in self._connection.execute(_ASSIGNED.where(where))]
 
     def participations(self, task_id: str, after: int, since: float) -> list[tuple[str, float, int]]:
         """Who took part in rounds above number `after`, or that ended later than `since` or not yet, and stayed.
@@ -327,12 +333,6 @@ class Records:
         rows = [{"entity_id": str(entity_id)} | shared for entity_id in ids]
         if rows:
             self._connection.execute(insert(TRANSITIONS), rows)
-
-
-def _assignments(where: ColumnElement[bool]) -> Select[Any]:
-    found = ASSIGNMENTS.join(ROUNDS).join(TASKS, ROUNDS.c.task == TASKS.c.id).outerjoin(REPORTS)
-    columns = (ASSIGNMENTS, ROUNDS.c.task, ROUNDS.c.number, TASKS.c.plan_sha256, REPORTS.c.sha256)
-    return select(*columns).select_from(found).where(where).order_by(ASSIGNMENTS.c.slot)
 
 
 def _task(row: Row[Any]) -> Task:
