@@ -3,6 +3,7 @@
 import os
 import platform
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from device_runtime.native.build import build
 from device_runtime.native.library import FOLDER, default_folder, shim_name
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A shell that runs the tests in the background ignores SIGINT, and every process that they start would too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # Tests start coordinators side by side: each takes a free port for its operators.
 os.environ.setdefault("MUSTER_ADMIN_PORT", "0")
 os.environ.setdefault("MUSTER_ACCEPT_UNATTESTED", "1")
