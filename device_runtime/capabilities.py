@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from importlib.metadata import version
 
 from device_runtime.backends.backend import Backend
@@ -16,12 +17,18 @@ def capabilities(backend: Backend) -> StatedCapabilities:
     """What a device with this engine can do."""
     return StatedCapabilities(
         runtime="muster",
-        version=version("muster-fl"),
+        version=_version(),
         engine=backend.runtime,
         formats=(backend.format,),
         secagg=SECAGG,
         memory_mb=_memory_mb(),
     )
+
+
+@cache
+def _version() -> str:
+    # Looked up among the files of all that is installed, which costs milliseconds.
+    return version("muster-fl")
 
 
 def _memory_mb() -> int | None:

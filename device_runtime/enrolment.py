@@ -38,7 +38,7 @@ class Enrolment(msgspec.Struct, frozen=True, kw_only=True):
 class Enrolments:
     """A device's enrolment at one coordinator, in the state folder. secret: what it proves to know, if anything.
 
-    Every method raises StateError.
+    Only for the holder of the state folder. Every method raises StateError, and so does making one.
     """
 
     def __init__(self, database: Database, folder: Path, coordinator: str, secret: bytes | None = None) -> None:
@@ -47,12 +47,13 @@ class Enrolments:
         self._secret = secret
         self._key = device_key(folder)
         self._secagg = secagg_key(folder)
+        self._public = PublicKey.of(self._key).text, self._secagg.public_key().public_bytes_raw()
+        self._known = self._read()
 
     @property
     def device(self) -> str:
         """The id at this coordinator; empty before the first enrolment."""
-        known = self._known()
-        return "" if known is None else known.enrolled.device
+        return "" if self._known is None else self._known.enrolled.device
 
     @property
     def identity(self) -> Ed25519PrivateKey:
@@ -61,23 +62,22 @@ class Enrolments:
 
     def signer(self, transport: Transport) -> Signer:
         """Who signs requests; enrols first when these keys are not enrolled. Raises TransportError."""
-        known = self._known()
-        if known is None or not known.known or (known.key, known.secagg) != self._public():
+        known = self._known
+        if known is None or not known.known or (known.key, known.secagg) != self._public:
             known = self._enrol(transport, known)
         return Signer(known.enrolled.device, self._key)
 
     def forget(self) -> None:
         """The coordinator knows no such device: enrol before the next request."""
-        known = self._known()
-        if known is not None:
-            self._keep(replace(known, known=False))
+        if self._known is not None:
+            self._keep(replace(self._known, known=False))
 
     def credential(self) -> Credential:
         """What secure aggregation needs of the enrolment.
 
         Raises SecaggRefused when the coordinator gave nothing of the kind, or shows other keys than at first.
         """
-        known = self._known()
+        known = self._known
         given = None if known is None else known.enrolled.secagg
         if known is None or given is None:
             raise SecaggRefused("the coordinator enrolled this device, and not for secure aggregation")
@@ -86,7 +86,7 @@ class Enrolments:
         return given
 
     def _enrol(self, transport: Transport, before: Enrolment | None) -> Enrolment:
-        key, secagg = self._public()
+        key, secagg = self._public
         enrolled = transport.enrol(
             Signer(key, self._key), lambda at: Enrol(attestation=self._evidence(at), secagg=secagg)
         )
@@ -101,16 +101,14 @@ class Enrolments:
     def _evidence(self, created: int) -> Evidence:
         if self._secret is None:
             return Unattested()
-        return SharedSecret(shared_secret_proof(self._secret, self._public()[0], created))
-
-    def _public(self) -> tuple[str, bytes]:
-        return PublicKey.of(self._key).text, self._secagg.public_key().public_bytes_raw()
+        return SharedSecret(shared_secret_proof(self._secret, self._public[0], created))
 
     def _keep(self, enrolment: Enrolment) -> None:
         text = msgspec.json.encode(enrolment).decode()
         self._database.execute("INSERT OR REPLACE INTO enrolment VALUES (?, ?)", self._coordinator, text)
+        self._known = enrolment
 
-    def _known(self) -> Enrolment | None:
+    def _read(self) -> Enrolment | None:
         for (kept,) in self._database.execute(
             "SELECT enrolled FROM enrolment WHERE coordinator = ?", self._coordinator
         ):

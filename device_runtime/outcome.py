@@ -8,6 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from device_runtime.errors import DeviceError, Refused
+from device_runtime.phases import Phase
 from fedcore.wire.messages import RetryWindow
 
 
@@ -34,6 +35,7 @@ class Outcome(Course, frozen=True, kw_only=True):
     failed: the rest. `reason` is the coordinator's, or an AbortReason, or one of errors.py.
     `retryable` says, unless the report was counted, whether coming back within minutes is of use. `notices` tell the
     device's owner what was found and mended: a damaged state database, a report that came too late.
+    `phases` are seconds of wall time (phases.py), `seconds` all of them.
     `arch` is the machine's architecture as it names itself, `backend` what runs graphs on it.
     """
 
@@ -43,6 +45,7 @@ class Outcome(Course, frozen=True, kw_only=True):
     device: str = ""
     slot: int = 0
     seconds: float = 0.0
+    phases: dict[Phase, float] = {}
     retry: RetryWindow | None = None
     retryable: Literal["transient", "permanent"] | None = None
     notices: tuple[str, ...] = ()

@@ -16,6 +16,7 @@ from device_runtime.database import Database
 from device_runtime.enrolment import Enrolments
 from device_runtime.errors import DeadlinePassed, ReportLost, SecaggRefused
 from device_runtime.kept import Kept, KeptAssignment
+from device_runtime.phases import Phases
 from device_runtime.transport import Transport
 from fedcore import checkpoint
 from fedcore.errors import FedcoreError
@@ -65,6 +66,7 @@ class SecureDelivery:
     kept: KeptAssignment
     least: int
     keep_going: Callable[[], bool]
+    phase: Phases
     plan: Callable[[Assignment], Plan]
 
     def check(self, given: Assignment, layout: ReportLayout) -> None:
@@ -87,7 +89,8 @@ class SecureDelivery:
             policy, credential = self._standing()
             if kept.phase == "masked":
                 client = Client.restore(identity, policy, kept.keep)
-                survivors = self._hear(kept, 6)
+                with self.phase("upload"):
+                    survivors = self._hear(kept, 6)
             else:
                 given = kept.given
                 client = Client(identity, policy, credential, self.answered.last_round(given.task))
@@ -128,8 +131,9 @@ class SecureDelivery:
 
     def _say(self, kept: Kept, number: int, message: bytes) -> bytes:
         """Send a message; the coordinator's next one."""
-        answer = self.transport.say(kept.given.assignment, number, message, WAIT_S)
-        return self._hear(kept, number + 1) if answer is None else answer
+        with self.phase("upload"):
+            answer = self.transport.say(kept.given.assignment, number, message, WAIT_S)
+            return self._hear(kept, number + 1) if answer is None else answer
 
     def _hear(self, kept: Kept, number: int) -> bytes:
         while self.keep_going():

@@ -10,7 +10,6 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,7 @@ from msgspec.structs import replace
 from device_runtime.backends import FORMATS, open_backend
 from device_runtime.backends.backend import Backend
 from device_runtime.budget import Budget, Spent
-from device_runtime.cache import BlobCache, trim
+from device_runtime.cache import BlobCache, Partial, trim
 from device_runtime.capabilities import capabilities
 from device_runtime.clock import Clock, Moment
 from device_runtime.conditions import Conditions, ConditionSource, Requirements
@@ -47,6 +46,7 @@ from device_runtime.guard import Guard
 from device_runtime.journal import Journal
 from device_runtime.kept import Kept, KeptAssignment
 from device_runtime.outcome import Outcome, failed
+from device_runtime.phases import Phases
 from device_runtime.policy import Policy, policy_in
 from device_runtime.record import Record
 from device_runtime.state import only_session
@@ -54,6 +54,7 @@ from device_runtime.transport import Transport
 from device_runtime.willing import willing
 from device_runtime.work import Worker, plan_of
 from fedcore import checkpoint
+from fedcore.plan import BlobRef
 from fedcore.wire.messages import Abort, AbortReason, Assignment, CheckIn, Rejected, RetryWindow
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def run_session(config: DeviceConfig, clock: Clock | None = None) -> Outcome:
 
     When the process is told to end (KeyboardInterrupt, SystemExit), so is the coordinator, and the exception goes on.
     """
-    started = time.monotonic()
+    started, phases = time.monotonic(), Phases()
     clock = clock or Clock()
     outcome = Outcome()
     try:
@@ -119,18 +120,21 @@ def run_session(config: DeviceConfig, clock: Clock | None = None) -> Outcome:
         ):
             transport.stopping = config.stopping
             transport.wall = clock.wall
-            outcome = _Session(config, transport, database, clock).run()
+            outcome = _Session(config, transport, database, clock, phases).run()
     except DeviceError as error:
         outcome = failed(outcome, error)
     seconds = time.monotonic() - started
-    return replace(outcome, seconds=seconds, arch=platform.machine(), backend=config.backend)
+    return replace(outcome, seconds=seconds, phases=phases.stop(), arch=platform.machine(), backend=config.backend)
 
 
 class _Session:
     """One pass through the protocol."""
 
-    def __init__(self, config: DeviceConfig, transport: Transport, database: Database, clock: Clock) -> None:
+    def __init__(
+        self, config: DeviceConfig, transport: Transport, database: Database, clock: Clock, phases: Phases
+    ) -> None:
         self._config = config
+        self._phase = phases
         self._transport = transport
         self._database = database
         self._clock = clock
@@ -208,7 +212,8 @@ class _Session:
             examples=self._guard.shown(examples.counts()),
             conditions=now.stated(),
         )
-        answer = transport.check_in(config.population, hello)
+        with self._phase("wait"):
+            answer = transport.check_in(config.population, hello)
         self._record.note(device=self._enrolments.device)
         if isinstance(answer, Rejected):
             return self._rejected(answer, backend)
@@ -217,7 +222,8 @@ class _Session:
             # Nobody is told: what the device found may be private, and its silence is the same as a lost connection.
             return self._record.note(outcome="rejected", reason="unwilling", retry=answer.retry, retryable="transient")
         self._after_work = answer.retry
-        given = transport.await_assignment(answer.session, config.wait_s, tasks)
+        with self._phase("wait"):
+            given = transport.await_assignment(answer.session, config.wait_s, tasks)
         if isinstance(given, Rejected):
             return self._rejected(given, backend)
         return self._work(given, backend, examples)
@@ -266,7 +272,8 @@ class _Session:
         if given.secagg is not None:
             self._secure(due).check(given, plan.report)
         try:
-            result = worker.train(given, plan)
+            with self._phase("train"):
+                result = worker.train(given, plan)
         finally:
             record.know(compute_s=self._guard.seconds)
         record.note(examples=result.examples, steps=result.steps)
@@ -277,7 +284,11 @@ class _Session:
         return kept
 
     def _cache(self, watch: Callable[[], None]) -> BlobCache:
-        return BlobCache(self._config.state / "blobs", partial(self._transport.blob, watch=watch))
+        def fetch(ref: BlobRef, part: Partial) -> bytes:
+            with self._phase("fetch"):
+                return self._transport.blob(ref, part, watch)
+
+        return BlobCache(self._config.state / "blobs", fetch)
 
     def _deliver(self, kept: Kept) -> None:
         """Send the kept report. Until its receipt is in, it stays kept, unless nobody wants it any more."""
@@ -302,13 +313,15 @@ class _Session:
             self._record.notice("kept", f"the receipt could not be written down: {error.detail}")
 
     def _send(self, kept: Kept) -> None:
-        receipt = self._transport.report(kept.given.assignment, self._kept.report(kept))
+        with self._phase("upload"):
+            receipt = self._transport.report(kept.given.assignment, self._kept.report(kept))
         if receipt.sha256 != kept.sha256:
             raise BadAnswer("the receipt is for another report")
 
     def _send_masked(self, kept: Kept) -> Kept:
         """Take part in the secure aggregation; what is kept when it came out."""
-        kept, receipt = self._secure(kept.due).run(kept)
+        with self._phase("mask"):
+            kept, receipt = self._secure(kept.due).run(kept)
         self._record.know(result=receipt.message.hex())
         if not receipt.done:
             raise SumAbandoned("the secure aggregation ended without a sum")
@@ -324,6 +337,7 @@ class _Session:
             kept=self._kept,
             least=self._guard.min_cohort,
             keep_going=lambda: self._keep_going(due),
+            phase=self._phase,
             plan=lambda given: plan_of(given, self._cache(lambda: None)),
         )
 

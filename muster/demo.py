@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,17 +18,19 @@ from export.model import Model
 from export.models import load as load_model
 from fedcore.algorithms import create
 from fedcore.algorithms.algorithm import Algorithm
+from fedcore.bundle import Bundle
 from muster.server import local_coordinator
 from secagg.parameters import LEAST_COHORT
 from simulator import datasets
 from simulator.agreement import counted_cohort, worst_difference
+from simulator.emulators import HERE, Machines, emulators
 from simulator.engine import Engine, evaluate
 from simulator.fleet import Fleet, FleetConfig
 from simulator.population import Population
 from simulator.simulation import overall
 from simulator.summary import FleetSummary, Session
 
-MODEL, DATASET, DEVICES = "digits_cnn", "digits", 60
+MODEL, DATASET, DEVICES, BACKEND = "digits_cnn", "digits", 60, "onnxruntime"
 # Found by a random search over simulated runs: docs/decisions/0008-demo-settings.md.
 SETTINGS: dict[str, dict[str, object]] = {
     "mimelite": {
@@ -92,9 +95,29 @@ OnRound = Callable[[str, int, float], None]
 def run_demo(config: DemoConfig, on_round: OnRound) -> list[AlgorithmResult]:
     """Train with every algorithm in turn; `on_round` hears algorithm, round and accuracy on held-out users."""
     train, test = datasets.users(DATASET, None, DEVICES)
-    with local_coordinator(config.folder) as local:
-        stage = Stage(config, local.store, local.url, train, test)
-        return [stage.run(name, on_round) for name in config.algorithms]
+    # Plans are exported while the coordinator and the devices' process start, and while the algorithm before trains.
+    with ThreadPoolExecutor(1) as exporter, emulators({HERE: [BACKEND]}) as machines:
+        exports = {name: exporter.submit(_export, config, name) for name in config.algorithms}
+        with local_coordinator(config.folder) as local:
+            stage = Stage(config, local.store, local.url, machines, train, test)
+            return [stage.run(exports[name].result(), on_round) for name in config.algorithms]
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """A plan, with what it was made of. `seconds`: how long that took."""
+
+    model: Model
+    algorithm: Algorithm
+    bundle: Bundle
+    seconds: float
+
+
+def _export(config: DemoConfig, name: str) -> Exported:
+    started = time.monotonic()
+    model, algorithm = Model(load_model(MODEL), config.seed), create(name, SETTINGS[name])
+    bundle = export_bundle(model, algorithm, config.folder / f"plan-{name}", MODEL)
+    return Exported(model, algorithm, bundle, time.monotonic() - started)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,22 +127,27 @@ class Stage:
     config: DemoConfig
     store: CoordinatorStore
     url: str
+    machines: Machines
     train: Population
     test: Population
 
-    def run(self, name: str, on_round: OnRound) -> AlgorithmResult:
-        """One algorithm, from export to the engine's replay. Raises DemoFailed when its task does not complete."""
+    def run(self, exported: Exported, on_round: OnRound) -> AlgorithmResult:
+        """One algorithm, to the engine's replay. Raises DemoFailed when its task does not complete."""
         started = time.monotonic()
-        algorithm = create(name, SETTINGS[name])
-        model = Model(load_model(MODEL), self.config.seed)
-        task = self._create_task(model, algorithm)
+        model, algorithm = exported.model, exported.algorithm
+        name = algorithm.name
+        task = self._create_task(exported)
         curve: list[float] = []
 
-        def on_session(_session: Session) -> None:
+        def follow() -> None:
             for number in range(len(curve) + 1, self._committed(task) + 1):
                 params = self.store.checkpoint(task, number)["params"]
                 curve.append(overall(evaluate(model, params, self.test)["accuracy"], self.test))
                 on_round(name, number, curve[-1])
+
+        def on_session(session: Session) -> None:
+            if session.outcome.round > len(curve):
+                follow()
 
         fleet = FleetConfig(
             coordinator=self.url,
@@ -128,7 +156,8 @@ class Stage:
             concurrency=self.config.devices,
             seed=self.config.seed,
         )
-        summary = Fleet(fleet, self.train).run(on_session)
+        summary = Fleet(fleet, self.train).run(on_session, self.machines)
+        follow()
         seconds = time.monotonic() - started
         if len(curve) < self.config.rounds:
             raise DemoFailed(
@@ -145,13 +174,12 @@ class Stage:
             curve=curve,
         )
 
-    def _create_task(self, model: Model, algorithm: Algorithm) -> str:
-        bundle = export_bundle(model, algorithm, self.config.folder / f"plan-{algorithm.name}", MODEL)
+    def _create_task(self, exported: Exported) -> str:
         # Shards are known here, so no precision is lost to weights that nobody has.
         secagg = Secagg(clip_norm=CLIP_NORM, max_examples=int(self.train.sizes.max()), phase_s=10)
         least = LEAST_COHORT if self.config.secure else 1
         settings = TaskSettings(
-            population=f"digits-{algorithm.name}",
+            population=f"digits-{exported.algorithm.name}",
             goal=self.config.devices,
             rounds=self.config.rounds,
             minimum=max(least, self.config.devices // 2),
@@ -161,7 +189,7 @@ class Stage:
             seed=self.config.seed,
             secagg=secagg if self.config.secure else None,
         )
-        return self.store.register_task(bundle, settings).id
+        return self.store.register_task(exported.bundle, settings).id
 
     def _committed(self, task: str) -> int:
         return sum(record.state is RoundState.COMMITTED for record in self.store.rounds(task))

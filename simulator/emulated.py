@@ -122,11 +122,39 @@ def connect(traits: Traits, fate: Fate, witness: Witness | None = None) -> Calla
     return partial(Transport.to, carrier=road)
 
 
-def load_backend(traits: Traits, fate: Fate) -> Callable[[str], Backend]:
-    """What makes the device's engine."""
+def load_backend(traits: Traits, fate: Fate, engines: Engines) -> Callable[[str], Backend]:
+    """What makes the device's engine, out of those that its process has."""
     if traits.slow_down == 1 and fate.dies_after is None:
-        return open_backend
-    return lambda name: Strained(open_backend(name), traits.slow_down, fate.dies_after)
+        return engines.open
+    return lambda name: Strained(engines.open(name), traits.slow_down, fate.dies_after)
+
+
+class Engines:
+    """The engines of a process that runs one session after the other, with the graphs that they loaded."""
+
+    def __init__(self) -> None:
+        self._engines: dict[str, Backend] = {}
+
+    def open(self, name: str) -> Backend:
+        """The engine of this name. Raises ConfigError when there is none, or it cannot be loaded here."""
+        if name not in self._engines:
+            self._engines[name] = _Keeping(open_backend(name))
+        return self._engines[name]
+
+
+class _Keeping:
+    """An engine that loads each graph once. Devices of many sessions in a process would otherwise mostly load."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.format, self.runtime = backend.format, backend.runtime
+        self._backend = backend
+        self._loaded: dict[tuple[str, bytes], Executable] = {}
+
+    def load(self, graph: bytes, name: str = "graph") -> Executable:
+        """The graph, loaded by now. Raises PlanRefused when the engine cannot read it."""
+        if (name, graph) not in self._loaded:
+            self._loaded[name, graph] = self._backend.load(graph, name)
+        return self._loaded[name, graph]
 
 
 class Road(httpx2.BaseTransport):

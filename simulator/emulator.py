@@ -1,9 +1,9 @@
 """The process from which emulated devices are forked: it has the device runtime loaded, and nothing else of ours.
 
-One line of JSON on standard input starts one device, which is an operating-system process of its own and runs one
-session of the real device runtime. One line on standard output says how it ended. Closing standard input ends all.
-The arguments name the backends to load. Loading them and the runtime once makes a device cost a fork instead of an
-interpreter (docs/decisions/0007-forked-devices.md).
+One line of JSON on standard input starts one session of one device, in an operating-system process that runs no other
+session meanwhile. One line on standard output says how it ended. Closing standard input ends all. The arguments name
+the backends to load. A process that has ended a session takes the next one, of whichever device: loading the runtime
+once and forking seldom is most of what makes a session cheap (docs/decisions/0007-forked-devices.md).
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import os
 import selectors
 import signal
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 
@@ -32,7 +34,7 @@ from fedcore.plan import Plan
 from fedcore.wire.messages import AssignmentAnswer, CheckInAnswer, Enrolled, Receipt
 from secagg.keys import PairKey
 from simulator import emulated
-from simulator.emulated import Fate, Traits
+from simulator.emulated import Engines, Fate, Traits
 from simulator.witness import Witness
 
 
@@ -63,13 +65,28 @@ class Ended(msgspec.Struct, frozen=True):
     exit_code: int
 
 
+START, OUTCOME = msgspec.json.Decoder(Start), msgspec.json.Decoder(Outcome)
+
+
+@dataclass(slots=True)
+class _Worker:
+    """A forked process: where it reads sessions, where it says how they ended, and whose session it runs, if any."""
+
+    pid: int
+    commands: int
+    results: int
+    client: str | None = None
+    said: bytes = b""
+
+
 class Emulator:
     """Forks devices and relays their outcomes."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
         self._selector.register(sys.stdin, selectors.EVENT_READ)
-        self._children: dict[int, tuple[int, str]] = {}
+        self._workers: dict[int, _Worker] = {}
+        self._idle: list[_Worker] = []
 
     def run(self) -> None:
         """Serve until standard input closes."""
@@ -83,59 +100,97 @@ class Emulator:
         pending = b""
         while True:
             for key, _ in self._selector.select():
-                if key.fd in self._children:
-                    self._finish(key.fd)
+                if key.fd in self._workers:
+                    self._hear(self._workers[key.fd])
                     continue
                 chunk = os.read(key.fd, 1 << 16)
                 if not chunk:
                     return
                 *lines, pending = (pending + chunk).split(b"\n")
                 for line in lines:
-                    self._start(msgspec.json.decode(line, type=Start))
+                    self._start(line)
 
-    def _start(self, start: Start) -> None:
-        reader, writer = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.close(reader)
-            _be_device(start, writer)
-        os.close(writer)
-        self._children[reader] = (child, start.client)
-        self._selector.register(reader, selectors.EVENT_READ)
+    def _start(self, line: bytes) -> None:
+        worker = self._idle.pop() if self._idle else self._fork()
+        worker.client = START.decode(line).client
+        # One that was killed while it was idle is found out when its pipe closes.
+        with contextlib.suppress(BrokenPipeError):
+            os.write(worker.commands, line + b"\n")
 
-    def _finish(self, reader: int) -> None:
-        child, client = self._children.pop(reader)
-        self._selector.unregister(reader)
-        with os.fdopen(reader, "rb") as pipe:
-            data = pipe.read()
-        _, status = os.waitpid(child, 0)
-        outcome = msgspec.json.decode(data, type=Outcome) if data else None
-        ended = Ended(client, outcome, os.waitstatus_to_exitcode(status))
-        os.write(sys.stdout.fileno(), msgspec.json.encode(ended) + b"\n")
+    def _fork(self) -> _Worker:
+        commands, results = os.pipe(), os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            # Whoever keeps an end of another's pipe keeps it open.
+            ours = [end for other in self._workers.values() for end in (other.commands, other.results)]
+            for end in (commands[1], results[0], *ours):
+                os.close(end)
+            _be_devices(commands[0], results[1])
+        os.close(commands[0])
+        os.close(results[1])
+        worker = self._workers[results[0]] = _Worker(pid, commands[1], results[0])
+        self._selector.register(worker.results, selectors.EVENT_READ)
+        return worker
+
+    def _hear(self, worker: _Worker) -> None:
+        """Relay what a process said: how a session ended, or by closing its pipe that the process did."""
+        chunk = os.read(worker.results, 1 << 16)
+        worker.said += chunk
+        if not chunk:
+            self._bury(worker)
+        elif worker.said.endswith(b"\n"):
+            _relay(Ended(worker.client or "", OUTCOME.decode(worker.said), 0))
+            worker.client, worker.said = None, b""
+            self._idle.append(worker)
+
+    def _bury(self, worker: _Worker) -> None:
+        self._selector.unregister(worker.results)
+        del self._workers[worker.results]
+        os.close(worker.commands)
+        os.close(worker.results)
+        _, status = os.waitpid(worker.pid, 0)
+        if worker in self._idle:
+            self._idle.remove(worker)
+        if worker.client is not None:
+            _relay(Ended(worker.client, None, os.waitstatus_to_exitcode(status)))
 
     def _stop(self) -> None:
-        for child, _ in self._children.values():
+        for worker in self._workers.values():
             with contextlib.suppress(ProcessLookupError):
-                os.kill(child, signal.SIGTERM)
-            os.waitpid(child, 0)
+                os.kill(worker.pid, signal.SIGTERM)
+        for worker in self._workers.values():
+            os.waitpid(worker.pid, 0)
 
 
-def _be_device(start: Start, writer: int) -> None:
-    """The forked child: one session, its outcome into the pipe, then out without the parent's clean-up."""
-    code = 1
+def _relay(ended: Ended) -> None:
+    os.write(sys.stdout.fileno(), msgspec.json.encode(ended) + b"\n")
+
+
+def _be_devices(commands: int, results: int) -> NoReturn:
+    """The forked child: sessions, one after the other, until there are no more; then out without the parent's clean-up.
+
+    Told to end, it tells its coordinator, as a device does.
+    """
+    code, engines = 1, Engines()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     # The pipes of the emulator are not the device's: a print would corrupt its words, an open end outlive it.
     nowhere = os.open(os.devnull, os.O_RDWR)
     os.dup2(nowhere, 0)
     os.dup2(nowhere, 1)
     try:
-        with os.fdopen(writer, "wb") as pipe:
-            pipe.write(msgspec.json.encode(run_session(_config(start), start.traits.clock())))
+        with os.fdopen(commands, "rb") as lines:
+            for line in lines:
+                start = START.decode(line)
+                outcome = run_session(_config(start, engines), start.traits.clock())
+                os.write(results, msgspec.json.encode(outcome) + b"\n")
+        code = 0
+    except SystemExit:
         code = 0
     finally:
         os._exit(code)
 
 
-def _config(start: Start) -> DeviceConfig:
+def _config(start: Start, engines: Engines) -> DeviceConfig:
     witness = None if start.witness is None else Witness(Path(start.witness))
     if witness is not None:
         witness.attend()
@@ -149,7 +204,7 @@ def _config(start: Start) -> DeviceConfig:
         conditions=start.traits.source(start.began),
         requirements=start.traits.requirements,
         connect=emulated.connect(start.traits, start.fate, witness),
-        load_backend=emulated.load_backend(start.traits, start.fate),
+        load_backend=emulated.load_backend(start.traits, start.fate, engines),
     )
 
 

@@ -24,6 +24,8 @@ Wake = Callable[[str, Start], None]
 """Wake a device on a machine of this architecture."""
 Ends = queue.SimpleQueue[Ended | None]
 """How sessions ended, of all machines; None once a process is gone."""
+Machines = tuple[Wake, Ends]
+"""Where devices run, for one fleet at a time."""
 
 
 def architectures() -> tuple[str, ...]:
@@ -32,7 +34,7 @@ def architectures() -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def emulators(backends: Mapping[str, Sequence[str]]) -> Iterator[tuple[Wake, Ends]]:
+def emulators(backends: Mapping[str, Sequence[str]]) -> Iterator[Machines]:
     """An emulator process for every architecture in `backends`, which says what each loads for its devices.
 
     Raises SysrootError when an architecture cannot be emulated here yet, or not with these backends.

@@ -28,6 +28,9 @@ from fedcore.params import Float32
 from simulator.errors import Diverged, EngineError
 from simulator.population import Population
 
+# So many parameters at most are vectorised together in networks with convolutions.
+CONVOLVED_TOGETHER = 1_000_000
+
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
@@ -225,11 +228,16 @@ def compute_device(name: str) -> torch.device:
 
 
 def _clients_at_once(model: Model, device: torch.device) -> int:
-    """On a GPU the whole cohort. On a CPU as many as stay in cache; convolutions one client at a time, because torch
-    vectorises them over clients as grouped convolutions, which are slow there (docs/performance.md)."""
+    """On a GPU the whole cohort. On a CPU as many as stay in cache.
+
+    Networks with convolutions of some size go one client at a time, because torch vectorises them over clients as
+    grouped convolutions, which are slow there; in tiny ones the cost of a call outweighs that (docs/performance.md).
+    """
     if device.type != "cpu":
         return sys.maxsize
-    return 1 if any(isinstance(layer, _ConvNd) for layer in model.module.modules()) else 10
+    if not any(isinstance(layer, _ConvNd) for layer in model.module.modules()):
+        return 10
+    return max(1, min(20, CONVOLVED_TOGETHER // model.initial.size))
 
 
 def _on(device: torch.device, arrays: Mapping[str, NDArray[np.generic]]) -> dict[str, Tensor]:

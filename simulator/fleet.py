@@ -18,7 +18,7 @@ from device_runtime.scheduler import default_window
 from fedcore.wire.messages import RetryWindow
 from simulator.emulated import Fate, Traits
 from simulator.emulator import Ended, Start
-from simulator.emulators import DIED, HERE, Ends, architectures, emulators
+from simulator.emulators import DIED, HERE, Ends, Machines, architectures, emulators
 from simulator.errors import FleetError, ProfileError
 from simulator.kinds import Kind, share_out, take_turns
 from simulator.population import Population
@@ -92,36 +92,45 @@ class Fleet:
             folder.mkdir(parents=True, exist_ok=True)
             np.savez(folder / "examples.npz", **population.shard(index))  # type: ignore[arg-type]
 
-    def run(self, on_session: Callable[[Session], None] = lambda session: None) -> FleetSummary:
+    def run(
+        self, on_session: Callable[[Session], None] = lambda session: None, machines: Machines | None = None
+    ) -> FleetSummary:
         """Wake devices until the population has no more work, or `sessions` have ended.
 
-        A device process that dies is a session like any other. Raises FleetError when session after session fails:
+        machines: where they run, if that is there already. A device process that dies is a session like any other.
+        Raises FleetError when session after session fails:
         there is no coordinator, say, or no such population; and when every device is refused for good. Raises
         SysrootError when devices of an architecture cannot run here.
         """
-        summary = FleetSummary(Counter(device.kind.name for device in self._devices.values()))
+        if machines is not None:
+            return self._run(on_session, machines)
         loaded: dict[str, list[str]] = {}
         for arch, backend in dict.fromkeys((one.kind.arch, one.kind.backend) for one in self._devices.values()):
             loaded.setdefault(arch, []).append(backend)
+        with emulators(loaded) as made:
+            return self._run(on_session, made)
+
+    def _run(self, on_session: Callable[[Session], None], machines: Machines) -> FleetSummary:
+        summary = FleetSummary(Counter(device.kind.name for device in self._devices.values()))
+        wake, ended = machines
         awake, started = 0, 0
         self._began = self._last_report = time.monotonic()
-        with emulators(loaded) as (wake, ended):
-            while True:
-                while awake < self._config.concurrency and not self._done and started != self._config.sessions:
-                    device = self._next()
-                    if device is None:
-                        break
-                    wake(device.kind.arch, self._start(device))
-                    awake, started = awake + 1, started + 1
-                if awake == 0 and (self._done or started == self._config.sessions):
-                    return summary
-                report = self._wait(ended, full=awake == self._config.concurrency)
-                if report is not None:
-                    awake -= 1
-                    session = self._settle(report)
-                    summary.add(session)
-                    on_session(session)
-                    self._check_hope(session)
+        while True:
+            while awake < self._config.concurrency and not self._done and started != self._config.sessions:
+                device = self._next()
+                if device is None:
+                    break
+                wake(device.kind.arch, self._start(device))
+                awake, started = awake + 1, started + 1
+            if awake == 0 and (self._done or started == self._config.sessions):
+                return summary
+            report = self._wait(ended, full=awake == self._config.concurrency)
+            if report is not None:
+                awake -= 1
+                session = self._settle(report)
+                summary.add(session)
+                on_session(session)
+                self._check_hope(session)
 
     def _start(self, device: _Device) -> Start:
         config, folder = self._config, self._config.folder / device.client

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from device_runtime.outcome import Outcome
+from device_runtime.phases import Phase
 from simulator.emulated import Fate
 from simulator.emulator import Ended
 from simulator.kinds import Kind
@@ -57,7 +58,8 @@ class FleetSummary:
 
     devices: how many there are of each kind. sessions: how many each client ran. endings: sessions by how they ended;
     `by` has the same for every kind.
-    clients: the client behind each device id. participants: the clients that ever reported.
+    clients: the client behind each device id. participants: the clients that ever reported. phases: seconds of wall
+    time of the sessions that reported (device_runtime/phases.py).
     """
 
     devices: Counter[str]
@@ -68,6 +70,7 @@ class FleetSummary:
     bytes_down: int = 0
     clients: dict[str, str] = field(default_factory=dict)
     participants: set[str] = field(default_factory=set)
+    phases: dict[Phase, float] = field(default_factory=dict)
 
     def add(self, session: Session) -> None:
         """Count one session."""
@@ -81,3 +84,5 @@ class FleetSummary:
             self.clients[outcome.device] = session.client
         if outcome.outcome == "reported":
             self.participants.add(session.client)
+            for phase, seconds in outcome.phases.items():
+                self.phases[phase] = self.phases.get(phase, 0.0) + seconds

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -23,6 +24,7 @@ from secagg.packing import Segment
 SESSION = slice(2, 34)
 """Where a message names its session."""
 MASKED, UNMASK = 5, 9
+ENCODE = packing.encode
 
 
 class Witness:
@@ -31,14 +33,15 @@ class Witness:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
+        # A session that goes on where another was killed says the same again, or should: both are kept.
+        self._session = f"{os.getpid()}-{time.time_ns()}"
         self._quantised: dict[str, NDArray[np.generic]] = {}
 
     def attend(self) -> None:
         """From now on see what this process quantises, before it is masked."""
-        encode = packing.encode
 
         def seen(segments: Sequence[Segment], vector_D: NDArray[np.float32], weight: int, w_max: int) -> Words:
-            words = encode(segments, vector_D, weight, w_max)
+            words = ENCODE(segments, vector_D, weight, w_max)
             terms = json.dumps([[asdict(segment) for segment in segments], w_max])
             self._quantised = {"words": words.copy(), "terms": np.array(terms)}
             return words
@@ -50,12 +53,11 @@ class Witness:
         if number == MASKED and self._quantised:
             np.savez(self._folder / f"{assignment}.quantised.npz", **self._quantised)  # type: ignore[arg-type]
         if number in {MASKED, UNMASK}:
-            # A process that goes on where another was killed says the same again, or should.
-            (self._folder / f"{assignment}.M{number}.{os.getpid()}").write_bytes(message)
+            (self._folder / f"{assignment}.M{number}.{self._session}").write_bytes(message)
 
     def see_die(self, assignment: str, number: int, *, sent: bool) -> None:
         """Write down that the process is killed at a message."""
-        (self._folder / f"{assignment}.died.{os.getpid()}").write_text(f"{'after' if sent else 'before'} M{number}")
+        (self._folder / f"{assignment}.died.{self._session}").write_text(f"{'after' if sent else 'before'} M{number}")
 
 
 @dataclass(frozen=True, slots=True)

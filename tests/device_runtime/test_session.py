@@ -45,6 +45,9 @@ def test_a_session_reports_once_what_numpy_computes(coordinator, config, example
     assert outcome.bytes_down > coordinator.plan.size + coordinator.checkpoint.size
     assert outcome.bytes_up > 4 * coordinator.reports[0].size
     assert 0 < outcome.seconds < 5
+    assert sum(outcome.phases.values()) == pytest.approx(outcome.seconds, rel=0.05)
+    assert all(outcome.phases[phase] > 0 for phase in ("start", "wait", "fetch", "train", "upload"))
+    assert outcome.phases["mask"] == 0
 
 
 def test_a_check_in_says_what_the_device_can_and_has(coordinator, config):

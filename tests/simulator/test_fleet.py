@@ -5,7 +5,7 @@ import os
 import re
 import signal
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from threading import Thread
 
 import numpy as np
@@ -24,7 +24,7 @@ from muster.app import app
 from muster.server import local_coordinator
 from simulator import datasets
 from simulator.emulated import MadeUp
-from simulator.emulators import HERE
+from simulator.emulators import HERE, emulators
 from simulator.errors import FleetError
 from simulator.fleet import Fleet, FleetConfig, state_folder
 from simulator.kinds import Kind, take_turns
@@ -52,6 +52,18 @@ def processes():
 
 def fleet(folder, url, users, **settings):
     return Fleet(FleetConfig(coordinator=url, population="p", folder=folder / "devices", **settings), users)
+
+
+def suppressed(run, **given):
+    with suppress(FleetError):
+        run(**given)
+
+
+def wait_until(holds):
+    until = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.02)
 
 
 def test_a_device_with_nan_examples_aborts_with_a_reason_and_the_round_goes_on(tmp_path):
@@ -99,6 +111,35 @@ def test_devices_are_separate_processes_and_a_killed_one_is_counted_by_nobody(tm
     assert [outcome.detail for outcome in died] == ["exit code -9"]
     assert record.state is RoundState.COMMITTED
     assert record.reported == sum(outcome.outcome == "reported" for outcome in outcomes)
+
+
+def test_a_process_runs_one_session_after_the_other(tmp_path):
+    users, _ = datasets.users("digits", None, 6)
+    seen = set()
+    with task(tmp_path, goal=2, minimum=1, rounds=50, over_selection=1.0) as (_, url, _):
+
+        def look(_session):
+            parents = dict(processes())
+            seen.update(pid for pid, parent in parents.items() if parents.get(parent) == os.getpid())
+
+        summary = fleet(tmp_path, url, users, concurrency=2, sessions=10).run(look)
+    assert summary.endings == {"reported": 10}
+    assert len(seen) == 2
+
+
+def test_a_device_whose_fleet_is_told_to_stop_says_so(tmp_path):
+    users, _ = datasets.users("digits", None, 4)
+    with task(tmp_path, goal=4, over_selection=1.0, rounds=1) as (store, url, task_id):
+        kinds = (Kind(name="slow", slow_down=10_000.0),)
+        devices = fleet(tmp_path, url, users, concurrency=4, kinds=kinds)
+        with emulators({HERE: ["onnxruntime"]}) as machines:
+            running = Thread(target=lambda: suppressed(devices.run, machines=machines))
+            running.start()
+            wait_until(lambda: store.rounds(task_id) and len(store.cohort(task_id, 1)) == 4)
+            time.sleep(1)
+        running.join()
+        seats = store.cohort(task_id, 1)
+    assert {(seat.state, seat.reason) for seat in seats} == {(AssignmentState.ABORTED, "conditions")}
 
 
 def test_silent_devices_do_not_stall_a_round(tmp_path):

@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+from sklearn.datasets import load_digits
 
 from simulator import datasets
+from simulator.datasets.digits import digits
 from simulator.errors import DatasetError, EngineError
 from simulator.partition import dirichlet
 
@@ -108,3 +110,11 @@ def test_unknown_absent_and_malformed_data_sets_are_named(tmp_path):
         datasets.load("wisdm", tmp_path)
     with pytest.raises(DatasetError, match="60 examples cannot be split over 61"):
         dirichlet(np.zeros(60, np.int64), 61, 1.0, 0)
+
+
+def test_the_digits_are_those_that_scikit_learn_gives():
+    source, users = load_digits(), digits(clients=5)
+    rows = np.concatenate(list(dirichlet(source.target, 5, 0.3, 0)))
+    assert (users.fields["x"][:, 0] * 16 == source.images[rows]).all()
+    assert (users.fields["y"] == source.target[rows]).all()
+    assert {name: array.dtype.name for name, array in users.fields.items()} == {"x": "float32", "y": "int64"}

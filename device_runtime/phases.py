@@ -1,0 +1,43 @@
+"""Where the time of a session goes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal, TypeAlias, get_args
+
+Phase: TypeAlias = Literal["start", "wait", "fetch", "train", "mask", "upload"]
+"""start: state, engine and examples are opened, and all that is none of the rest. wait: for an assignment. fetch: of
+plan, graphs and checkpoint. train: graphs are loaded and run. mask: secrets are shared and the report is masked.
+upload: from the first byte of a report or of a message of secure aggregation to the answer, waiting for others too.
+"""
+
+
+class Phases:
+    """A stopwatch of phases: an inner phase stops the outer one. `seconds` are wall time, by phase."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[Phase, float] = dict.fromkeys(get_args(Phase), 0.0)
+        self._phase: Phase = "start"
+        self._since = time.monotonic()
+
+    @contextmanager
+    def __call__(self, phase: Phase) -> Iterator[None]:
+        """All inside is of this phase."""
+        outer = self._phase
+        self._turn(phase)
+        try:
+            yield
+        finally:
+            self._turn(outer)
+
+    def stop(self) -> dict[Phase, float]:
+        """The seconds of every phase up to now."""
+        self._turn(self._phase)
+        return dict(self.seconds)
+
+    def _turn(self, phase: Phase) -> None:
+        now = time.monotonic()
+        self.seconds[self._phase] += now - self._since
+        self._phase, self._since = phase, now
