@@ -21,15 +21,12 @@ import msgspec
 
 import device_runtime.secure  # noqa: F401  # a device loads it when a round asks for it; let every child inherit it
 from device_runtime.backends import BACKENDS
-from device_runtime.conditions import Requirements
 from device_runtime.errors import DeviceError
 from device_runtime.outcome import Outcome
-from device_runtime.policy import Policy
 from device_runtime.session import DeviceConfig, run_session
 from device_runtime.transport import Transport
 from fedcore.batching import Place, permutation
-from fedcore.plan import Plan
-from fedcore.wire.messages import AssignmentAnswer, CheckInAnswer, Enrolled, Receipt
+from fedcore.decoding import decoder
 from secagg.keys import PairKey
 from simulator import emulated
 from simulator.emulated import Fate, Traits
@@ -63,6 +60,10 @@ class Ended(msgspec.Struct, frozen=True):
     exit_code: int
 
 
+_START = decoder(Start)
+_OUTCOME = decoder(Outcome)
+
+
 class Emulator:
     """Forks devices and relays their outcomes."""
 
@@ -91,7 +92,7 @@ class Emulator:
                     return
                 *lines, pending = (pending + chunk).split(b"\n")
                 for line in lines:
-                    self._start(msgspec.json.decode(line, type=Start))
+                    self._start(_START.decode(line))
 
     def _start(self, start: Start) -> None:
         reader, writer = os.pipe()
@@ -109,7 +110,7 @@ class Emulator:
         with os.fdopen(reader, "rb") as pipe:
             data = pipe.read()
         _, status = os.waitpid(child, 0)
-        outcome = msgspec.json.decode(data, type=Outcome) if data else None
+        outcome = _OUTCOME.decode(data) if data else None
         ended = Ended(client, outcome, os.waitstatus_to_exitcode(status))
         os.write(sys.stdout.fileno(), msgspec.json.encode(ended) + b"\n")
 
@@ -159,8 +160,6 @@ def _warm() -> None:
         pass  # the HTTP library loads half of itself with its first client
     permutation(Place(0, 0, 0), 0, 0, 1)
     PairKey(bytes(range(32)))
-    for kind in (Outcome, Policy, Requirements, Plan, CheckInAnswer, AssignmentAnswer, Enrolled, Receipt):
-        msgspec.json.Decoder(kind)
 
 
 if __name__ == "__main__":
