@@ -15,7 +15,7 @@ import msgspec
 from device_runtime.errors import BadAnswer, Refused, Said, plain
 from fedcore.errors import WireError
 from fedcore.wire.messages import Assignment, Rejected, decode
-from fedcore.wire.problems import PROBLEM_FIELD, PROBLEM_TYPE, Problem
+from fedcore.wire.problems import PROBLEM_FIELD, PROBLEM_TYPE, Problem, decode_problem
 
 MOST_FORMATS = 20
 _NUMBER = re.compile(r"[0-9]{1,15}")
@@ -75,7 +75,7 @@ def refusal(asked: str, answer: Answer) -> Refused:
     found = Problem("", "", answer.status, f"{asked} was answered with status {answer.status}")
     if answer.headers.get("content-type", "").startswith(PROBLEM_TYPE):
         with contextlib.suppress(WireError):
-            found = decode(answer.body, Problem)
+            found = decode_problem(answer.body)
     # An answer to HEAD has no body.
     slug = found.slug or answer.headers.get(PROBLEM_FIELD) or f"http-{answer.status}"
     said = Said(found.retry, after_s, _time(answer.headers.get("date", "")))

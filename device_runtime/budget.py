@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from device_runtime.clock import Clock, Moment
+from device_runtime.clock import MOMENT, Clock, Moment
 from device_runtime.database import Database
 from device_runtime.errors import StateDamaged
 
@@ -61,7 +61,7 @@ class Budget:
 
 def _decode(until: str) -> Moment:
     try:
-        return msgspec.json.decode(until, type=Moment)
+        return MOMENT.decode(until)
     except msgspec.MsgspecError as error:
         raise StateDamaged("a day's spending in the state database cannot be read", str(error)) from error
 

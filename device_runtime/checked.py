@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import msgspec
+
+from fedcore.decoding import converter
+
+S = TypeVar("S", bound=msgspec.Struct)
+_FIELDS: dict[type[msgspec.Struct], tuple[tuple[str, Callable[[object], Any]], ...]] = {}
+
+
+def checked(kind: type[S]) -> type[S]:
+    """Decorate a struct whose fields `misfit` is to check."""
+    _FIELDS[kind] = tuple((field.name, converter(field.type)) for field in msgspec.structs.fields(kind))
+    return kind
 
 
 def misfit(values: msgspec.Struct) -> tuple[str, Any, str] | None:
     """The first field whose value is not of its declared type: name, value and msgspec's words; None when all are."""
-    for name, declared in _declared(type(values)):
+    for name, convert in _FIELDS[type(values)]:
         value = getattr(values, name)
         try:
-            msgspec.convert(value, declared)
+            convert(value)
         except msgspec.ValidationError as error:
             return name, value, str(error)
     return None
-
-
-@cache
-def _declared(kind: type[msgspec.Struct]) -> tuple[tuple[str, Any], ...]:
-    # Evaluating annotations costs a millisecond, and conditions are read many times in a session.
-    return tuple((field.name, field.type) for field in msgspec.structs.fields(kind))

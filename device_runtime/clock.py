@@ -10,6 +10,8 @@ from pathlib import Path
 
 import msgspec
 
+from fedcore.decoding import decoder
+
 
 def _seconds_since_boot() -> float:
     # The time asleep counts too, where a system can tell.
@@ -53,3 +55,6 @@ class Moment(msgspec.Struct, frozen=True):
         """Seconds until then, 0 to `length_s`: within one boot exact, and after another never more than it ever was."""
         left = self.since_boot - clock.since_boot() if self.boot == clock.boot else self.wall - clock.wall()
         return max(min(left, self.length_s), 0.0)
+
+
+MOMENT = decoder(Moment)

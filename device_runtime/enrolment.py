@@ -15,6 +15,7 @@ from device_runtime.database import Database
 from device_runtime.errors import SecaggRefused, StateDamaged
 from device_runtime.identity import device_key, secagg_key
 from device_runtime.transport import Transport
+from fedcore.decoding import decoder
 from fedcore.wire.attestation import shared_secret_proof
 from fedcore.wire.messages import Credential, Enrol, Enrolled, Evidence, SharedSecret, Unattested
 from fedcore.wire.signatures import PublicKey, Signer
@@ -33,6 +34,9 @@ class Enrolment(msgspec.Struct, frozen=True, kw_only=True):
     server: bytes = b""
     authority: bytes = b""
     known: bool = True
+
+
+_ENROLMENT = decoder(Enrolment)
 
 
 class Enrolments:
@@ -113,7 +117,7 @@ class Enrolments:
             "SELECT enrolled FROM enrolment WHERE coordinator = ?", self._coordinator
         ):
             try:
-                return msgspec.json.decode(kept, type=Enrolment)
+                return _ENROLMENT.decode(kept)
             except msgspec.MsgspecError as error:
                 raise StateDamaged("an enrolment in the state database cannot be read", str(error)) from error
         return None

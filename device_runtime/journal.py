@@ -16,6 +16,7 @@ from device_runtime.database import Database, read_database
 from device_runtime.errors import StateDamaged
 from device_runtime.outcome import Course
 from device_runtime.state import is_held
+from fedcore.decoding import decoder
 
 # Entries with work and without are bounded apart, so that a year of "no work now" does not push out what was trained.
 MOST_WITH_WORK = 1000
@@ -51,6 +52,9 @@ class Entry(Course, frozen=True, kw_only=True):
     def kind(self) -> tuple[str, ...]:
         """What sessions without work must share to be one entry."""
         return self.coordinator, self.population, self.outcome, self.reason
+
+
+_ENTRY = decoder(Entry)
 
 
 class Journal:
@@ -131,7 +135,7 @@ def _joined(before: Entry, entry: Entry) -> Entry:
 def _entries(database: Database, where: str) -> list[tuple[int, Entry]]:
     rows = database.execute(f"SELECT id, entry FROM journal {where}")  # noqa: S608
     try:
-        return [(number, msgspec.json.decode(entry, type=Entry)) for number, entry in rows]
+        return [(number, _ENTRY.decode(entry)) for number, entry in rows]
     except msgspec.MsgspecError as error:
         raise StateDamaged("an entry of the journal cannot be read", str(error)) from error
 

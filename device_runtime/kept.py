@@ -18,6 +18,7 @@ from device_runtime.clock import Clock, Moment
 from device_runtime.database import Database
 from device_runtime.errors import ReportLost, StateDamaged
 from device_runtime.state import write_whole
+from fedcore.decoding import decoder
 from fedcore.wire.messages import Assignment
 
 SUFFIX = ".report"
@@ -40,6 +41,9 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
     examples: int = 0
     steps: int = 0
     keep: bytes = b""
+
+
+_KEPT = decoder(Kept)
 
 
 class KeptAssignment:
@@ -125,6 +129,6 @@ class KeptAssignment:
 
 def _decode(kept: str) -> Kept:
     try:
-        return msgspec.json.decode(kept, type=Kept)
+        return _KEPT.decode(kept)
     except msgspec.MsgspecError as error:
         raise StateDamaged("an assignment in the state database cannot be read", str(error)) from error

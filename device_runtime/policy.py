@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from device_runtime.checked import misfit
+from device_runtime.checked import checked, misfit
 from device_runtime.errors import ConfigError
 from fedcore.errors import InvalidKey
 from fedcore.signing import public_key
@@ -31,6 +31,7 @@ class _Part(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"{name} = {_shown(value)}: {words}")
 
 
+@checked
 class PerDay(_Part, frozen=True, kw_only=True):
     """The most that a device spends within any 24 hours. None is no limit.
 
@@ -42,6 +43,7 @@ class PerDay(_Part, frozen=True, kw_only=True):
     sessions: Amount | None = None
 
 
+@checked
 class PlanLimits(_Part, frozen=True, kw_only=True):
     """The largest plan that a device runs. None is no limit.
 
@@ -54,6 +56,7 @@ class PlanLimits(_Part, frozen=True, kw_only=True):
     batch_examples: Amount | None = None
 
 
+@checked
 class Policy(_Part, frozen=True, kw_only=True):
     """What a device may do, whatever a coordinator asks. The default allows everything.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from device_runtime.clock import Moment
+from device_runtime.clock import MOMENT, Moment
 from device_runtime.database import Database
 from device_runtime.errors import StateDamaged
 
@@ -21,7 +21,7 @@ class Retry:
         query = "SELECT due FROM retry WHERE coordinator = ? AND population = ?"
         for (due,) in self._database.execute(query, *self._key):
             try:
-                return msgspec.json.decode(due, type=Moment)
+                return MOMENT.decode(due)
             except msgspec.MsgspecError as error:
                 raise StateDamaged("a retry time in the state database cannot be read", str(error)) from error
         return None

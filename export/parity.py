@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import torch
 
@@ -26,7 +25,10 @@ from export.model import Model
 from export.trial import STEPS, TOLERANCE, Outcome, Trial, worst
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.bundle import Certificate, Evidence, Footprint, Parity
+from fedcore.decoding import decoder
 from fedcore.plan import Plan
+
+_FOOTPRINT = decoder(Footprint)
 
 # For networks with kinks, on which torch's own float32 and float64 part ways: as many times as far as they are, and the
 # most. See `certify`.
@@ -150,4 +152,4 @@ def _footprint(plan: Plan, name: str, graphs: Mapping[str, bytes]) -> Footprint:
         done = subprocess.run(command, capture_output=True, check=False)
     if done.returncode:
         raise ParityFailed(f"the {name} graphs do not run by themselves: {done.stderr.decode().strip()[-500:]}")
-    return msgspec.json.decode(done.stdout, type=Footprint)
+    return _FOOTPRINT.decode(done.stdout)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from fedcore.decoding import UNDECODABLE, decoder
 from fedcore.errors import DigestMismatch, PlanError
 from fedcore.plan import BlobRef, Plan, PlanSignature, decode_versioned
 
@@ -98,6 +99,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     signature: PlanSignature | None = None
 
 
+_CERTIFICATE = decoder(Certificate)
+_MANIFEST = decoder(Manifest)
+
+
 class Bundle:
     """A bundle on disk; every blob is checked against its digest as it is read."""
 
@@ -106,7 +111,7 @@ class Bundle:
         path = folder / "manifest.json"
         if not path.is_file():
             raise PlanError(f"{folder} is not a plan bundle: it has no manifest.json")
-        self.manifest = decode_versioned(path.read_bytes(), Manifest, MANIFEST_VERSION, "manifest")
+        self.manifest = decode_versioned(path.read_bytes(), _MANIFEST, MANIFEST_VERSION, "manifest")
 
     @property
     def plan(self) -> Plan:
@@ -117,8 +122,8 @@ class Bundle:
     def certificate(self) -> Certificate:
         """The parity certificate."""
         try:
-            return msgspec.json.decode(self.read(self.manifest.certificate), type=Certificate)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            return _CERTIFICATE.decode(self.read(self.manifest.certificate))
+        except UNDECODABLE as error:
             raise PlanError(f"malformed certificate: {error}") from error
 
     @property

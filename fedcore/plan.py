@@ -11,6 +11,7 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 
 from fedcore.batching import Loop
+from fedcore.decoding import UNDECODABLE, decoder
 from fedcore.errors import DigestMismatch, PlanError, ReportError, SchemaError
 from fedcore.params import ParamSchema, Size, VectorSpec
 from fedcore.report import ReportLayout
@@ -110,22 +111,26 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def decode(cls, data: bytes) -> Plan:
         """A plan from JSON. Raises PlanError when it is malformed or of another version."""
-        return decode_versioned(data, cls, PLAN_VERSION, "plan")
+        return decode_versioned(data, _PLAN, PLAN_VERSION, "plan")
 
 
 class _Versioned(msgspec.Struct):
     version: int
 
 
-def decode_versioned(data: bytes, kind: type[T], version: int, noun: str) -> T:
+_VERSION = decoder(_Versioned)
+_PLAN = decoder(Plan)
+
+
+def decode_versioned(data: bytes, whole: msgspec.json.Decoder[T], version: int, noun: str) -> T:
     """Decode JSON of a known version: an unknown version is refused, an unknown field ignored.
 
     Raises PlanError.
     """
     try:
-        found = msgspec.json.decode(data, type=_Versioned).version
+        found = _VERSION.decode(data).version
         if found != version:
             raise PlanError(f"{noun} of version {found}, this installation knows {version}; update the older side")
-        return msgspec.json.decode(data, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, SchemaError, ReportError) as error:
+        return whole.decode(data)
+    except (*UNDECODABLE, SchemaError, ReportError) as error:
         raise PlanError(f"malformed {noun}: {error}") from error

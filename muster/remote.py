@@ -15,11 +15,14 @@ from coordinator.api.admin import PREFIX
 from coordinator.store.rows import RoundRecord, SessionShape, Task, Transition
 from coordinator.task_settings import TaskSettings
 from fedcore.bundle import Bundle
-from fedcore.errors import PlanError
-from fedcore.wire.problems import Problem
+from fedcore.decoding import decoder
+from fedcore.errors import PlanError, WireError
+from fedcore.wire.problems import decode_problem
 
 T = TypeVar("T")
 _TIMEOUT_S = 60.0
+_TASK, _TASKS = decoder(Task), decoder(list[Task])
+_ROUNDS, _SESSIONS, _HISTORY = decoder(list[RoundRecord]), decoder(list[SessionShape]), decoder(list[Transition])
 _ERRORS: dict[str, type[Exception]] = {
     "unknown-task": errors.UnknownTask,
     "unknown-round": errors.UnknownRound,
@@ -57,27 +60,27 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
             if not self._client_request("HEAD", path).is_success:
                 self._ask("PUT", path, content=data)
         new = {"manifest": bundle.manifest, "settings": settings}
-        return self._as(Task, "POST", "/tasks", content=msgspec.json.encode(new))
+        return self._as(_TASK, "POST", "/tasks", content=msgspec.json.encode(new))
 
     def tasks(self) -> list[Task]:
         """Every task, oldest first."""
-        return self._as(list[Task], "GET", "/tasks")
+        return self._as(_TASKS, "GET", "/tasks")
 
     def task(self, task_id: str) -> Task:
         """One task."""
-        return self._as(Task, "GET", f"/tasks/{_quoted(task_id)}")
+        return self._as(_TASK, "GET", f"/tasks/{_quoted(task_id)}")
 
     def rounds(self, task_id: str) -> list[RoundRecord]:
         """Every attempt at every round, in order."""
-        return self._as(list[RoundRecord], "GET", f"/tasks/{_quoted(task_id)}/rounds")
+        return self._as(_ROUNDS, "GET", f"/tasks/{_quoted(task_id)}/rounds")
 
     def sessions(self, task_id: str) -> list[SessionShape]:
         """What became of sessions: of the task's, and of those of its population that got no task."""
-        return self._as(list[SessionShape], "GET", f"/tasks/{_quoted(task_id)}/sessions")
+        return self._as(_SESSIONS, "GET", f"/tasks/{_quoted(task_id)}/sessions")
 
     def history(self, task_id: str) -> list[Transition]:
         """What was done to a task, in order, and by whom."""
-        return self._as(list[Transition], "GET", f"/tasks/{_quoted(task_id)}/history")
+        return self._as(_HISTORY, "GET", f"/tasks/{_quoted(task_id)}/history")
 
     def model(self, task_id: str, number: int | None = None) -> bytes:
         """The model after a round, as named tensors in safetensors' format."""
@@ -96,10 +99,10 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
         """End the task and abandon its running round."""
         self._ask("POST", f"/tasks/{_quoted(task_id)}:cancel")
 
-    def _as(self, kind: type[T], method: str, path: str, **more: Any) -> T:
+    def _as(self, kind: msgspec.json.Decoder[T], method: str, path: str, **more: Any) -> T:
         response = self._ask(method, path, **more)
         try:
-            return msgspec.json.decode(response.content, type=kind)
+            return kind.decode(response.content)
         except msgspec.MsgspecError as error:
             raise RemoteError(f"{response.url} answered something else than this version expects: {error}") from error
 
@@ -108,8 +111,8 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
         if response.is_success:
             return response
         try:
-            problem = msgspec.json.decode(response.content, type=Problem)
-        except msgspec.MsgspecError:
+            problem = decode_problem(response.content)
+        except WireError:
             problem = None
         if response.status_code == httpx2.codes.NOT_FOUND and (problem is None or problem.slug == "unknown-resource"):
             raise RemoteError(f"{response.url} is no address of an admin API (404); name the port for operators")

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 import typer
 
-Rules = TypeVar("Rules")
+from coordinator.eligibility import OnDevice, Requires
+from fedcore.decoding import converter
+
+Rules = TypeVar("Rules", OnDevice, Requires)
+_CONVERTERS: dict[type, Callable[[object], Any]] = {
+    kind: converter(kind, strict=False) for kind in (Requires, OnDevice)
+}
 
 
 def parse_rules(texts: Sequence[str] | None, kind: type[Rules], option: str) -> Rules:
     """The rules of all `texts` together, as a `kind`. Raises typer.BadParameter naming the one that is none."""
-    known = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]  # any of them has fields
+    known = {field.name: field for field in dataclasses.fields(kind)}
     given: dict[str, object] = {}
     for rule in (rule.strip() for text in texts or () for rule in text.split(",")):
         name, _, value = rule.partition("=")
@@ -25,6 +31,7 @@ def parse_rules(texts: Sequence[str] | None, kind: type[Rules], option: str) -> 
             raise typer.BadParameter(f"{name} {how}", param_hint=option)
         given[name] = value or True
     try:
-        return msgspec.convert(given, kind, strict=False)
+        rules: Rules = _CONVERTERS[kind](given)
+        return rules
     except msgspec.ValidationError as error:
         raise typer.BadParameter(str(error), param_hint=option) from error

@@ -23,15 +23,12 @@ import msgspec
 
 import device_runtime.secure  # noqa: F401  # a device loads it when a round asks for it; let every child inherit it
 from device_runtime.backends import BACKENDS
-from device_runtime.conditions import Requirements
 from device_runtime.errors import DeviceError
 from device_runtime.outcome import Outcome
-from device_runtime.policy import Policy
 from device_runtime.session import DeviceConfig, run_session
 from device_runtime.transport import Transport
 from fedcore.batching import Place, permutation
-from fedcore.plan import Plan
-from fedcore.wire.messages import AssignmentAnswer, CheckInAnswer, Enrolled, Receipt
+from fedcore.decoding import decoder
 from secagg.keys import PairKey
 from simulator import emulated
 from simulator.emulated import Engines, Fate, Traits
@@ -65,7 +62,7 @@ class Ended(msgspec.Struct, frozen=True):
     exit_code: int
 
 
-START, OUTCOME = msgspec.json.Decoder(Start), msgspec.json.Decoder(Outcome)
+_START, _OUTCOME = decoder(Start), decoder(Outcome)
 
 
 @dataclass(slots=True)
@@ -112,7 +109,7 @@ class Emulator:
 
     def _start(self, line: bytes) -> None:
         worker = self._idle.pop() if self._idle else self._fork()
-        worker.client = START.decode(line).client
+        worker.client = _START.decode(line).client
         # One that was killed while it was idle is found out when its pipe closes.
         with contextlib.suppress(BrokenPipeError):
             os.write(worker.commands, line + b"\n")
@@ -139,7 +136,7 @@ class Emulator:
         if not chunk:
             self._bury(worker)
         elif worker.said.endswith(b"\n"):
-            _relay(Ended(worker.client or "", OUTCOME.decode(worker.said), 0))
+            _relay(Ended(worker.client or "", _OUTCOME.decode(worker.said), 0))
             worker.client, worker.said = None, b""
             self._idle.append(worker)
 
@@ -180,7 +177,7 @@ def _be_devices(commands: int, results: int) -> NoReturn:
     try:
         with os.fdopen(commands, "rb") as lines:
             for line in lines:
-                start = START.decode(line)
+                start = _START.decode(line)
                 outcome = run_session(_config(start, engines), start.traits.clock())
                 os.write(results, msgspec.json.encode(outcome) + b"\n")
         code = 0
@@ -214,8 +211,6 @@ def _warm() -> None:
         pass  # the HTTP library loads half of itself with its first client
     permutation(Place(0, 0, 0), 0, 0, 1)
     PairKey(bytes(range(32)))
-    for kind in (Outcome, Policy, Requirements, Plan, CheckInAnswer, AssignmentAnswer, Enrolled, Receipt):
-        msgspec.json.Decoder(kind)
 
 
 if __name__ == "__main__":

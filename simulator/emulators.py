@@ -13,9 +13,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
+from fedcore.decoding import decoder
 from simulator.arm import sysroot
 from simulator.emulator import Ended, Start
 from simulator.errors import FleetError
+
+_ENDED = decoder(Ended)
 
 HERE = platform.machine()
 DIED = "the emulator process died; its last words are on standard error"
@@ -65,7 +68,7 @@ def _process(command: list[str], environment: dict[str, str], ends: Ends) -> Ite
 
     def read() -> None:
         for line in stdout:
-            ends.put(msgspec.json.decode(line, type=Ended))
+            ends.put(_ENDED.decode(line))
         ends.put(None)
 
     def wake(start: Start) -> None:

@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from device_runtime.backends import BACKENDS
 from device_runtime.conditions import Requirements
 from device_runtime.errors import ConfigError
+from fedcore.decoding import converter
 from simulator.emulated import Death, Fate, MadeUp, Traits
 from simulator.emulators import HERE, architectures
 from simulator.errors import ProfileError
@@ -135,10 +136,14 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kind: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
 
 
+_file = converter(_File)
+_to_kind = converter(Kind)
+
+
 def load_profile(path: Path) -> tuple[Kind, ...]:
     """The kinds in a profile. Raises ProfileError: the file is missing, or which key is unknown or has a bad value."""
     try:
-        file = msgspec.convert(tomllib.loads(path.read_text("utf-8")), _File)
+        file = _file(tomllib.loads(path.read_text("utf-8")))
     except (OSError, ValueError) as error:
         raise ProfileError(f"fleet profile {path}: {error}") from error
     kinds = tuple(_kind(path, number, values) for number, values in enumerate(file.kind, start=1))
@@ -152,7 +157,7 @@ def load_profile(path: Path) -> tuple[Kind, ...]:
 
 def _kind(path: Path, number: int, values: dict[str, Any]) -> Kind:
     try:
-        kind = msgspec.convert(_known(values), Kind)
+        kind = _to_kind(_known(values))
         for key, value, known in (("arch", kind.arch, architectures()), ("backend", kind.backend, tuple(BACKENDS))):
             if value not in known:
                 raise ConfigError(f"{key} = {value!r}: there are {', '.join(known)}")

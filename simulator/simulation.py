@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from export.model import Model
 from export.models import load as load_model
 from fedcore.algorithms import create
+from fedcore.decoding import converter
 from simulator import datasets
 from simulator.engine import Engine, evaluate
 from simulator.errors import EngineError
@@ -46,6 +47,10 @@ class SimulationConfig:
             raise EngineError(f"held_out must lie between 0 and 1, not {self.held_out}")
         if not 0 <= self.seed < 2**63:
             raise EngineError(f"seed must be a whole number from 0 to 2^63 − 1, not {self.seed}")
+
+
+to_config = converter(SimulationConfig, dec_hook=lambda kind, value: kind(value))
+"""A configuration from plain values, such as a TOML file has. Raises msgspec.ValidationError."""
 
 
 @dataclass(frozen=True, slots=True)

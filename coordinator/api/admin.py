@@ -20,9 +20,8 @@ from coordinator.service import Service
 from coordinator.store.rows import RoundRecord, SessionShape, Task, Token, Transition
 from coordinator.task_settings import TaskSettings
 from fedcore.bundle import Bundle, Manifest
-from fedcore.errors import WireError
+from fedcore.decoding import UNDECODABLE, decoder
 from fedcore.plan import Plan
-from fedcore.wire import messages
 
 PREFIX = "/admin/v1"
 _BYTES = "application/octet-stream"
@@ -180,14 +179,18 @@ def _json(value: object, status: int = 200) -> Response:
 def _new_task(data: bytes) -> NewTask:
     """Raises MalformedMessage; InvalidTask when a setting is unknown or cannot be."""
     try:
-        given = messages.decode(data, _AnySettings)
+        given = _ANY_SETTINGS.decode(data)
         unknown = sorted(given.settings.keys() - TaskSettings.__dataclass_fields__.keys())
         if unknown:
             raise InvalidTask(f"there is no setting {', '.join(unknown)} of a task")
-        return messages.decode(data, NewTask)
-    except WireError as error:
+        return _NEW_TASK.decode(data)
+    except UNDECODABLE as error:
         raise MalformedMessage(str(error)) from error
 
 
 class _AnySettings(msgspec.Struct, frozen=True):
     settings: dict[str, Any]
+
+
+_ANY_SETTINGS = decoder(_AnySettings)
+_NEW_TASK = decoder(NewTask)

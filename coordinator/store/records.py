@@ -32,7 +32,11 @@ from coordinator.store.tables import (
 from coordinator.store.tokens import TokenRecords
 from coordinator.task_settings import TaskSettings
 from fedcore.bundle import AlgorithmRef
+from fedcore.decoding import converter
 from fedcore.plan import BlobRef, PlanSignature
+
+_task_settings = converter(TaskSettings)
+_plan_signature = converter(PlanSignature)
 
 _SETTINGS = tuple(TaskSettings.__dataclass_fields__)
 # Made once: to find out anew how these tables are joined cost more than the query.
@@ -341,10 +345,10 @@ def _task(row: Row[Any]) -> Task:
         name=row.name,
         state=TaskState(row.state),
         reason=row.reason,
-        settings=msgspec.convert({name: getattr(row, name) for name in _SETTINGS}, TaskSettings),
+        settings=_task_settings({name: getattr(row, name) for name in _SETTINGS}),
         algorithm=AlgorithmRef(row.algorithm, row.algorithm_settings),
         plan_sha256=row.plan_sha256,
-        plan_signature=msgspec.convert(row.plan_signature, PlanSignature | None),
+        plan_signature=None if row.plan_signature is None else _plan_signature(row.plan_signature),
         initial=Snapshot(0, row.state_sha256, row.checkpoint_sha256),
         created_at=row.created_at,
     )

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from device_runtime.backends.backend import Arrays, Edge, Executable, address
 from device_runtime.errors import PlanRefused, RuntimeFailed
 from device_runtime.native.library import VERSION, library
+from fedcore.decoding import decoder
 
 KEPT = 2
 # ExecuTorch's numbers of its element types.
@@ -29,6 +30,9 @@ DTYPES = {
 class _Names(msgspec.Struct):
     inputs: list[str]
     outputs: list[str]
+
+
+_NAMES = decoder(_Names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +113,7 @@ class _Program:
         if not self._library.muster_constant(self._handle, b"ports", ctypes.byref(data), ctypes.byref(size)):
             raise self._refused()
         try:
-            return msgspec.json.decode(ctypes.string_at(data, size.value), type=_Names)
+            return _NAMES.decode(ctypes.string_at(data, size.value))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise PlanRefused(f"ExecuTorch program {self._name!r} does not name its ports: {error}") from error
 

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import msgspec
 
-from device_runtime.checked import misfit
+from device_runtime.checked import checked, misfit
+from fedcore.decoding import converter
 from fedcore.wire.messages import Fraction, StatedConditions
 
 Size = Annotated[int, msgspec.Meta(ge=0)]
@@ -30,6 +31,7 @@ class _Checked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 raise ValueError(f"{name} = {value}: it must be finite")
 
 
+@checked
 class Conditions(_Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One reading; None is what the device does not know. Raises ValueError when a value is none that can be read.
 
@@ -61,6 +63,7 @@ ConditionSource = Callable[[], Conditions]
 """Reads the conditions now. A host application that knows more than the operating system tells gives its own."""
 
 
+@checked
 class Requirements(_Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What must hold for a device to train; by default nothing. Raises ValueError when a value is none to require.
 
@@ -100,6 +103,10 @@ class Requirements(_Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         for what, value, least, words in levels:
             if least is not None and (value is None or value < least):
                 yield f"unknown: {what}" if value is None else f"{what} {words(value)} is below {words(least)}"
+
+
+to_requirements = converter(Requirements, strict=False)
+"""Requirements from their names and values, as they are or in words. Raises msgspec.ValidationError."""
 
 
 def rounded_mb(size_bytes: int) -> int:

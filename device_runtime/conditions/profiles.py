@@ -12,6 +12,9 @@ import msgspec
 
 from device_runtime.conditions.conditions import Conditions, ConditionSource
 from device_runtime.errors import ConfigError
+from fedcore.decoding import decoder
+
+_TRACE = decoder(tuple[tuple[float, Conditions], ...])
 
 Clock = Callable[[], float]
 """Seconds since whenever."""
@@ -88,6 +91,6 @@ def flapping(seed: int, up_s: float, down_s: float, clock: Clock = time.monotoni
 
 def _read(path: Path) -> tuple[tuple[float, Conditions], ...]:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=tuple[tuple[float, Conditions], ...])
+        return _TRACE.decode(path.read_bytes())
     except (OSError, UnicodeDecodeError, msgspec.MsgspecError) as error:
         raise ConfigError(f"the trace of conditions {path} cannot be used: {error}") from error

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from device_runtime.errors import ExampleRefused
+from fedcore.decoding import converter
 from fedcore.plan import Field
 
 Example = Mapping[str, ArrayLike]
@@ -38,7 +39,7 @@ class Collection(msgspec.Struct, frozen=True):
     def checked(self) -> Collection:
         """This declaration. Raises ExampleRefused when no plan could ask for such examples, or none could be kept."""
         try:
-            given = msgspec.convert(msgspec.to_builtins(self), Collection)
+            given = _collection(msgspec.to_builtins(self))
         except msgspec.ValidationError as error:
             raise ExampleRefused(f"collection {self.name!r} cannot be declared: {error}") from error
         if not math.isfinite(given.retention.max_age_s or 0.0):
@@ -84,6 +85,10 @@ class Collection(msgspec.Struct, frozen=True):
                 f"an example of collection {self.name!r} has the fields {sorted(names)}, not {sorted(example)}"
             )
         return b"".join(_array(field, example[field.name]).tobytes() for field in self.fields)
+
+
+_collection = converter(Collection)
+to_field = converter(Field)
 
 
 def words(fields: Sequence[Field]) -> str:

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from device_runtime.errors import ExampleRefused
@@ -17,7 +16,10 @@ from device_runtime.examples.collection import Collection, Example
 from device_runtime.examples.npz import NpzFile
 from device_runtime.examples.source import Columns
 from device_runtime.examples.store import Appended, ExampleStore
+from fedcore.decoding import UNDECODABLE, decoder
 from fedcore.plan import Field
+
+_OBJECT = decoder(dict[str, Any])
 
 
 def import_file(
@@ -92,8 +94,8 @@ def _jsonl(path: Path, collection: Collection) -> Rows:
 
 def _object(line: bytes) -> Example:
     try:
-        return msgspec.json.decode(line, type=dict[str, Any])
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return _OBJECT.decode(line)
+    except UNDECODABLE as error:
         raise ExampleRefused("this is not a JSON object of fields and numbers") from error
 
 

@@ -19,7 +19,10 @@ from device_runtime.errors import ExampleRefused, StoreDamaged, StoreError
 from device_runtime.examples.collection import Collection, Example, Retention, words
 from device_runtime.examples.database import Database
 from device_runtime.examples.source import Columns, ExampleSource, invalid
+from fedcore.decoding import decoder
 from fedcore.plan import ExampleSpec, Field
+
+_COLLECTION = decoder(Collection)
 
 FILE = "examples.db"
 T = TypeVar("T")
@@ -205,7 +208,7 @@ def _seconds(at: float) -> float:
 def _collections(connection: sqlite3.Connection) -> list[tuple[int, Collection]]:
     rows = connection.execute("SELECT id, declaration FROM collections ORDER BY name").fetchall()
     try:
-        return [(key, msgspec.json.decode(declaration, type=Collection)) for key, declaration in rows]
+        return [(key, _COLLECTION.decode(declaration)) for key, declaration in rows]
     except msgspec.MsgspecError as error:
         raise invalid(f"a collection's declaration cannot be read: {error}") from error
 

@@ -6,10 +6,11 @@ Unknown fields are ignored, so a newer peer may add some; an unknown `version` i
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
+from fedcore.decoding import UNDECODABLE, decoder
 from fedcore.errors import WireError
 from fedcore.plan import BlobRef, PlanSignature
 
@@ -207,6 +208,10 @@ class Abort(msgspec.Struct, frozen=True):
 CheckInAnswer = Accepted | Rejected
 AssignmentAnswer = Assignment | Rejected
 
+_STRUCTS = [kind for kind in vars().values() if isinstance(kind, type) and issubclass(kind, msgspec.Struct)]
+_KINDS: tuple[Any, ...] = (*_STRUCTS, CheckInAnswer, AssignmentAnswer)
+_DECODERS = {kind: decoder(kind) for kind in _KINDS}
+
 
 def encode(message: msgspec.Struct) -> bytes:
     """JSON bytes of a message."""
@@ -214,10 +219,10 @@ def encode(message: msgspec.Struct) -> bytes:
 
 
 def decode(data: bytes, kind: type[T]) -> T:
-    """A message from JSON. Raises WireError, saying which field is wrong."""
+    """A message from JSON; `kind` is one of this module's. Raises WireError, saying which field is wrong."""
     try:
-        message = msgspec.json.decode(data, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        message: T = _DECODERS[kind].decode(data)
+    except UNDECODABLE as error:
         raise WireError(str(error)) from error
     version = getattr(message, "version", WIRE_VERSION)
     if version != WIRE_VERSION:

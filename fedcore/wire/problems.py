@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from fedcore.decoding import UNDECODABLE, decoder
+from fedcore.errors import WireError
 from fedcore.wire.messages import RetryWindow
 
 PROBLEM_TYPE = "application/problem+json"
@@ -63,6 +65,17 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     def slug(self) -> str:
         """The registered name, without the URN prefix."""
         return self.type.removeprefix(URN)
+
+
+_PROBLEM = decoder(Problem)
+
+
+def decode_problem(data: bytes) -> Problem:
+    """A problem document from JSON. Raises WireError when it is none."""
+    try:
+        return _PROBLEM.decode(data)
+    except UNDECODABLE as error:
+        raise WireError(str(error)) from error
 
 
 def problem(slug: str, detail: str, retry: RetryWindow | None = None) -> Problem:

@@ -23,10 +23,13 @@ from export.model import Model
 from export.models import load
 from fedcore.algorithms import create
 from fedcore.bundle import Footprint
+from fedcore.decoding import decoder
 from fedcore.plan import BlobRef
 from muster.bench.machine import describe_machine
 from simulator.arm.calls import call
 from simulator.arm.wheel import build_wheel
+
+_FOOTPRINT = decoder(Footprint)
 
 MODEL, BATCH = "emnist_cnn", 20
 STARTS = 7
@@ -114,7 +117,7 @@ def train(path: str, form: str) -> Footprint:
         for graph in graphs[form].values():
             (folder / BlobRef.of(graph).sha256).write_bytes(graph)
         words = _python(path, ["-m", "device_runtime.footprint", str(folder), form])
-    return msgspec.json.decode(words, type=Footprint)
+    return _FOOTPRINT.decode(words)
 
 
 def _python(path: str, arguments: Sequence[str]) -> str:

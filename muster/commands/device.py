@@ -169,11 +169,12 @@ def _requirements(text: str) -> dict[str, object]:
     import msgspec
 
     from device_runtime.conditions import Requirements
+    from device_runtime.conditions.conditions import to_requirements
 
     pairs = [word.strip().partition("=") for word in text.split(",")]
     settings: dict[str, object] = {name: least if equals else True for name, equals, least in pairs}
     try:
-        msgspec.convert(settings, Requirements, strict=False)
+        to_requirements(settings)
     except msgspec.ValidationError as error:
         known = ", ".join(Requirements.__struct_fields__)
         raise argparse.ArgumentTypeError(f"{text}: {error}; there is {known}") from error
@@ -181,12 +182,10 @@ def _requirements(text: str) -> dict[str, object]:
 
 
 def _together(settings: Sequence[Mapping[str, object]]) -> Requirements:
-    import msgspec
-
-    from device_runtime.conditions import Requirements
+    from device_runtime.conditions.conditions import to_requirements
 
     all_of_them = {name: value for some in settings for name, value in some.items()}
-    return msgspec.convert(all_of_them, Requirements, strict=False)
+    return to_requirements(all_of_them)
 
 
 def _cells(entry: Entry) -> list[str]:

@@ -116,9 +116,7 @@ def delete(given: argparse.Namespace) -> None:
 
 def _field(text: str) -> Field:
     """`name:dtype[:shape[:high]]` as a field. Raises argparse.ArgumentTypeError."""
-    import msgspec
-
-    from fedcore.plan import Field
+    from device_runtime.examples.collection import to_field
 
     name, dtype, shape, high, *more = [*text.split(":"), "", "", ""][: max(4, text.count(":") + 1)]
     try:
@@ -126,7 +124,7 @@ def _field(text: str) -> Field:
         raw = {"name": name, "dtype": dtype, "shape": sizes, "high": int(high) if high else None}
         if more:
             raise ValueError(f"{len(more)} parts too many")
-        return msgspec.convert(raw, Field)
+        return to_field(raw)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not like x:float32:28x28 or y:int64::10: {error}") from error
 

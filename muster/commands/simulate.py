@@ -70,7 +70,7 @@ def simulate(
 
 
 def _configuration(path: Path | None, flags: dict[str, Any], settings: dict[str, object]) -> SimulationConfig:
-    from simulator.simulation import SimulationConfig
+    from simulator.simulation import SimulationConfig, to_config
 
     values: dict[str, Any] = {}
     if path is not None:
@@ -88,6 +88,6 @@ def _configuration(path: Path | None, flags: dict[str, Any], settings: dict[str,
     if "model" not in values:
         raise typer.BadParameter("name a model, for instance --model mlp", param_hint="--model")
     try:
-        return msgspec.convert(values, SimulationConfig, dec_hook=lambda kind, value: kind(value))
+        return to_config(values)
     except msgspec.ValidationError as error:
         raise typer.BadParameter(str(error), param_hint="CONFIG.toml") from error

@@ -113,7 +113,7 @@ def undisturbed(rounds: int, goal: int) -> np.ndarray:
     """The model after so many rounds of `delta_of`, of which each counted every slot once."""
     model = START.astype(np.float64)
     for round_ in range(1, rounds + 1):
-        seats = [msgspec.convert({"slot": s, "round": round_}, _Seat) for s in range(goal)]
+        seats = [_Seat(s, round_) for s in range(goal)]
         model += np.mean([delta_of(seat) for seat in seats], axis=0)
     return model.astype(np.float32)
 

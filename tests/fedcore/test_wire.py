@@ -21,7 +21,7 @@ from fedcore.wire.messages import (
     decode,
     encode,
 )
-from fedcore.wire.problems import PROBLEMS, URN, Problem, problem
+from fedcore.wire.problems import PROBLEMS, URN, decode_problem, problem
 
 REJECTED = Rejected("no-task", RetryWindow(10, 20))
 ABLE = StatedCapabilities(runtime="test", version="1", engine="none", formats=("onnx",), memory_mb=2048)
@@ -55,11 +55,18 @@ ASSIGNMENT = Assignment(
         (REJECTED, AssignmentAnswer),
         (Receipt(assignment="a1", task="t1", round=3, sha256="00" * 32), Receipt),
         (Abort("runtime-failed", "out of memory"), Abort),
-        (problem("no-longer-needed", "the round is over", RetryWindow(1, 2)), Problem),
     ],
 )
 def test_a_message_comes_back_as_it_was(message, kind):
     assert decode(encode(message), kind) == message
+
+
+def test_a_problem_comes_back_as_it_was_and_nothing_else_is_one():
+    document = problem("no-longer-needed", "the round is over", RetryWindow(1, 2))
+    assert decode_problem(encode(document)) == document
+    for wrong in (b"{}", b"\xff", b"[" * 100_000):
+        with pytest.raises(WireError):
+            decode_problem(wrong)
 
 
 def test_answers_say_their_outcome():
