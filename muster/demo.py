@@ -86,15 +86,15 @@ class AlgorithmResult:
     curve: list[float] = field(default_factory=list)
 
 
-OnRound = Callable[[str, int, float], None]
+Tell = Callable[[str, int, str], None]
 
 
-def run_demo(config: DemoConfig, on_round: OnRound) -> list[AlgorithmResult]:
-    """Train with every algorithm in turn; `on_round` hears algorithm, round and accuracy on held-out users."""
+def run_demo(config: DemoConfig, tell: Tell) -> list[AlgorithmResult]:
+    """Train with every algorithm in turn; `tell` hears algorithm, rounds done, and accuracy on held-out users."""
     train, test = datasets.users(DATASET, None, DEVICES)
     with local_coordinator(config.folder) as local:
         stage = Stage(config, local.store, local.url, train, test)
-        return [stage.run(name, on_round) for name in config.algorithms]
+        return [stage.run(name, tell) for name in config.algorithms]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,19 +107,21 @@ class Stage:
     train: Population
     test: Population
 
-    def run(self, name: str, on_round: OnRound) -> AlgorithmResult:
+    def run(self, name: str, tell: Tell) -> AlgorithmResult:
         """One algorithm, from export to the engine's replay. Raises DemoFailed when its task does not complete."""
         started = time.monotonic()
+        tell(name, 0, "export")
         algorithm = create(name, SETTINGS[name])
         model = Model(load_model(MODEL), self.config.seed)
         task = self._create_task(model, algorithm)
         curve: list[float] = []
+        tell(name, 0, "first round")
 
         def on_session(_session: Session) -> None:
             for number in range(len(curve) + 1, self._committed(task) + 1):
                 params = self.store.checkpoint(task, number)["params"]
                 curve.append(overall(evaluate(model, params, self.test)["accuracy"], self.test))
-                on_round(name, number, curve[-1])
+                tell(name, number, f"accuracy {curve[-1]:.3f}")
 
         fleet = FleetConfig(
             coordinator=self.url,
