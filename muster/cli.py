@@ -42,6 +42,7 @@ EXTRAS = {
     "uvicorn": "coordinator",
     "matplotlib": "sim",
     "sklearn": "sim",
+    "aiohttp": "dev",
 }
 
 

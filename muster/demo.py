@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from coordinator.rounds import RoundState
 from coordinator.tasks import CoordinatorStore, Secagg, TaskSettings
@@ -89,18 +88,22 @@ class AlgorithmResult:
     curve: list[float] = field(default_factory=list)
 
 
-OnRound = Callable[[str, int, float], None]
+Tell = Callable[[str, int, str], None]
 
 
-def run_demo(config: DemoConfig, on_round: OnRound) -> list[AlgorithmResult]:
-    """Train with every algorithm in turn; `on_round` hears algorithm, round and accuracy on held-out users."""
+def run_demo(config: DemoConfig, tell: Tell) -> list[AlgorithmResult]:
+    """Train with every algorithm in turn; `tell` hears algorithm, rounds done, and accuracy on held-out users."""
     train, test = datasets.users(DATASET, None, DEVICES)
     # Plans are exported while the coordinator and the devices' process start, and while the algorithm before trains.
     with ThreadPoolExecutor(1) as exporter, emulators({HERE: [BACKEND]}) as machines:
         exports = {name: exporter.submit(_export, config, name) for name in config.algorithms}
         with local_coordinator(config.folder) as local:
             stage = Stage(config, local.store, local.url, machines, train, test)
-            return [stage.run(exports[name].result(), on_round) for name in config.algorithms]
+            results = []
+            for name in config.algorithms:
+                tell(name, 0, "export")
+                results.append(stage.run(exports[name].result(), tell))
+            return results
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,19 +134,20 @@ class Stage:
     train: Population
     test: Population
 
-    def run(self, exported: Exported, on_round: OnRound) -> AlgorithmResult:
+    def run(self, exported: Exported, tell: Tell) -> AlgorithmResult:
         """One algorithm, to the engine's replay. Raises DemoFailed when its task does not complete."""
         started = time.monotonic()
         model, algorithm = exported.model, exported.algorithm
         name = algorithm.name
         task = self._create_task(exported)
         curve: list[float] = []
+        tell(name, 0, "first round")
 
         def follow() -> None:
             for number in range(len(curve) + 1, self._committed(task) + 1):
                 params = self.store.checkpoint(task, number)["params"]
                 curve.append(overall(evaluate(model, params, self.test)["accuracy"], self.test))
-                on_round(name, number, curve[-1])
+                tell(name, number, f"accuracy {curve[-1]:.3f}")
 
         def on_session(session: Session) -> None:
             if session.outcome.round > len(curve):
@@ -204,6 +208,8 @@ class Stage:
 
 def draw_curves(results: Sequence[AlgorithmResult], path: Path) -> None:
     """The learning curves as a PNG."""
+    from matplotlib.figure import Figure  # noqa: PLC0415  # half a second, which nobody waits for at the start
+
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.subplots()
     for result in results:

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Protocol
+from time import monotonic
+from typing import Annotated, Any, Protocol
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from muster.plain import emit, words
@@ -21,6 +30,7 @@ Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the algorithm; may be repeated.")
 ]
 
+LINE_EVERY_S = 2.0
 stdout = Console()
 stderr = Console(stderr=True)
 
@@ -41,8 +51,41 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None
     stdout.print(table)
 
 
+class _Lines(Progress):
+    """Progress where there is no terminal: a line at the start, one at most every few seconds, one at the end."""
+
+    def __init__(self) -> None:
+        super().__init__(console=stderr, disable=True)
+        self._said: dict[TaskID, tuple[str, float]] = {}
+
+    def add_task(self, description: str, *more: Any, **fields: Any) -> TaskID:
+        added = super().add_task(description, *more, **fields)
+        self._say(added, 0)
+        return added
+
+    def update(self, task_id: TaskID, **changes: Any) -> None:
+        super().update(task_id, **changes)
+        self._say(task_id, LINE_EVERY_S)
+
+    def stop(self) -> None:
+        for task in self.task_ids:
+            self._say(task, 0)
+
+    def _say(self, task_id: TaskID, after_s: float) -> None:
+        before, at = self._said.get(task_id, ("", -LINE_EVERY_S))
+        task = self._tasks[task_id]
+        counted = f"{task.completed:.0f} of {task.total:.0f}" if task.total else f"{task.completed:.0f}"
+        done = f"{task.description} {counted}" if task.completed or task.total else task.description
+        line = f"{done}, {task.fields['note']}" if task.fields["note"] else done
+        if line != before and monotonic() >= at + after_s:
+            self._said[task_id] = line, monotonic()
+            stderr.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
 def progress() -> Progress:
-    """A progress bar on standard error; silent when that is not a terminal."""
+    """A progress bar on standard error; plain lines when that is not a terminal."""
+    if not stderr.is_terminal:
+        return _Lines()
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -51,7 +94,7 @@ def progress() -> Progress:
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
     )
-    return Progress(*columns, console=stderr, disable=not stderr.is_terminal)
+    return Progress(*columns, console=stderr)
 
 
 class Say(Protocol):

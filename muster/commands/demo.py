@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from muster.output import Json, emit, progress, show_table, stderr
+from muster.output import Json, doing, emit, progress, show_table, stderr
 
 if TYPE_CHECKING:
     from muster.demo import AlgorithmResult
@@ -42,10 +42,11 @@ def demo(
     first rounds in the vectorised engine, which must reach the same model ("agreement", relative). With 8 devices or
     more, reports are summed under secure aggregation, whose rounding limits the agreement.
     """
-    import torch
+    with doing("load libraries"):
+        import torch
 
-    from fedcore.errors import UnknownAlgorithm
-    from muster.demo import SETTINGS, DemoConfig, draw_curves, run_demo
+        from fedcore.errors import UnknownAlgorithm
+        from muster.demo import SETTINGS, DemoConfig, draw_curves, run_demo
 
     torch.set_num_threads(1)
     names = tuple(dict.fromkeys(name.strip() for name in algorithms.split(",") if name.strip()))
@@ -59,11 +60,11 @@ def demo(
     with tempfile.TemporaryDirectory(prefix="muster-demo-") as folder, progress() as bar:
         lines = {name: bar.add_task(name, total=rounds, note="") for name in names}
 
-        def on_round(name: str, number: int, accuracy: float) -> None:
-            bar.update(lines[name], completed=number, note=f"accuracy {accuracy:.3f}")
+        def tell(name: str, number: int, note: str) -> None:
+            bar.update(lines[name], completed=number, note=note)
 
         config = DemoConfig(names, rounds, devices, Path(folder), seed, plain)
-        results = run_demo(config, on_round)
+        results = run_demo(config, tell)
     draw_curves(results, out)
     if json:
         emit(_summary(results, out) | {"secure_aggregation": config.secure})

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from muster.output import Json, Settings, emit, parse_settings, progress, show_fields
+from muster.output import Json, Settings, doing, emit, parse_settings, progress, show_fields
 
 if TYPE_CHECKING:
     from simulator.simulation import SimulationConfig
@@ -38,9 +38,10 @@ def simulate(
     Users are split into train and held-out ones; accuracy is per example over all held-out users, and per user as
     percentiles. The same seed gives the same model, bit for bit, on the same machine.
     """
-    import torch
+    with doing("load libraries"):
+        import torch
 
-    from simulator.simulation import simulate as run
+        from simulator.simulation import simulate as run
 
     torch.set_num_threads(1)  # small batches: a second thread costs more than it gives
     flags = {

@@ -10,6 +10,8 @@ def test_demo_prints_one_object_and_draws_the_curves(tmp_path):
     arguments = ["demo", "--algorithms", "mimelite,fedadam", "--rounds", 3, "--devices", 6, "--out", picture, "--json"]
     status, out, err = muster(*arguments)
     assert status == 0, err
+    assert err.startswith("load libraries\nmimelite 0 of 3\n")
+    assert "fedadam 3 of 3, accuracy 0." in err
     result = json.loads(out)
     assert set(result["algorithms"]) == {"mimelite", "fedadam"}
     for facts in result["algorithms"].values():

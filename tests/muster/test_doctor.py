@@ -3,12 +3,15 @@
 import json
 import subprocess
 import sys
+import tomllib
 from importlib import metadata
+from pathlib import Path
 
 from typer.testing import CliRunner
 
 from muster import doctor
 from muster.app import app
+from muster.cli import EXTRAS
 
 CODE = """
 import sys
@@ -60,3 +63,16 @@ def test_what_only_more_than_the_demo_needs_is_said_and_does_not_fail(monkeypatc
 def test_the_doctor_loads_no_engine():
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False)
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+def test_a_missing_module_names_an_extra_that_brings_it():
+    def plain(name):
+        return name.lower().replace("_", "-")
+
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"].items()
+    brings = {extra: {plain(doctor.NAME.match(line)[0]) for line in lines} for extra, lines in extras}
+    brings["coordinator"].add("pydantic")  # through fastapi
+    distributions = metadata.packages_distributions()
+    for module, extra in EXTRAS.items():
+        assert brings[extra] & set(map(plain, distributions[module])), module
