@@ -29,7 +29,7 @@ def device_app(service: Service) -> FastAPI:
 
     `serve` sends waiting devices away before it stops. Under another server they hold it up until their wait ends.
     """
-    owned = Owned(service.store)
+    owned = Owned(service.store, service.driver.presence)
     reports = ReportApi(service, owned)
 
     @asynccontextmanager

@@ -13,26 +13,29 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from itertools import chain
 from typing import Any, TypeAlias, TypeVar
 
+from coordinator.adoption import Adoption
 from coordinator.aggregation import ReportSum
 from coordinator.closing import close_round
-from coordinator.errors import LeaseLost, Refusal, StoreConflict, Unavailable, UnknownBlob
+from coordinator.errors import LeaseLost, Refusal, StoreConflict, Unavailable
 from coordinator.failpoints import reach
 from coordinator.jobs import Job, Underway
 from coordinator.ledger import Draft, Means
+from coordinator.loading import load_job
 from coordinator.metrics import Metrics
 from coordinator.participation import Apart
 from coordinator.pool import Pool
+from coordinator.presence import Presence
 from coordinator.reception import Reception
 from coordinator.rounds import RoundState, TaskState
 from coordinator.secure import SecureMeans
 from coordinator.secure_rounds import SecureRounds
 from coordinator.shapes import Shapes
 from coordinator.steering import Steering
-from coordinator.store.rows import Task
 from coordinator.submissions import (
     Arrive,
     GiveUp,
@@ -47,10 +50,10 @@ from coordinator.submissions import (
     settle,
 )
 from coordinator.tenure import Tenure
-from fedcore.errors import FedcoreError
 from fedcore.wire.messages import Rejected, RetryWindow
 
 T = TypeVar("T")
+Lost: TypeAlias = Mapping[int, Sequence[str]]
 Durable: TypeAlias = tuple[Report | GiveUp, Future[Any]]
 _LOG = logging.getLogger(__name__)
 _TICK_S = 0.05
@@ -93,6 +96,8 @@ class Driver:
         self._means = Means(self._pool, source or random.SystemRandom(), secure, self._apart)
         self._steering = Steering(retry)
         self._reception = Reception(self._pool, self._apart, self._steering, self._shapes)
+        self.presence = Presence(clock)
+        self._adoption = Adoption(self._pool, self._apart, self.presence, self._steering)
         self._jobs: dict[str, Job] = {}
         self._underway = Underway()
         self._sums: dict[int, ReportSum] = {}
@@ -164,17 +169,19 @@ class Driver:
             self._pool.fetched(*self._fetched.popleft())
         for submission in inbox:
             self._answer_from_memory(submission, now)
+        lost = self._lost()
         self._secure.advance(now)
         durable = [(one.request, one.future) for one in inbox if isinstance(one.request, Report | GiveUp)]
         if self._in_doubt and (durable or now >= self._next_try):
             self._clear_doubt(now)
         due = self._due(now) if now >= self._next_try else []
-        if durable or due or (now >= max(self._next_count, self._next_try) and self._shapes.any()):
-            self._commit(durable, due, now)
+        if durable or due or lost or (now >= max(self._next_count, self._next_try) and self._shapes.any()):
+            self._commit(durable, due, now, lost)
         if now >= self._next_try:
             self._close_rounds(now)
         self._reception.dismiss(now)
         if self._reception.closed:
+            self.presence.dismiss()
             stopping = Unavailable("the coordinator is stopping, and abandons the secure rounds that run")
             self._secure.dismiss(stopping, {round_.id for round_ in self._underway})
         self.metrics.waiting.set(self._pool.count())
@@ -196,7 +203,7 @@ class Driver:
         self._reception.closed = True
         now = self._clock()
         self._forget(self._tenure.held, now)
-        self._commit((), (), now)
+        self._commit((), (), now, {})
         try:
             self._tenure.leave()
         except Exception as error:
@@ -236,22 +243,19 @@ class Driver:
             tasks = records.tasks(TaskState.ACTIVE, TaskState.PAUSED)
             driven = [task for task in tasks if task.settings.population in tenure.held]
             self._apart.learn(records, driven, now)
-        jobs = [job for task in driven if (job := self._job(task)) is not None]
+        jobs = [job for task in driven if (job := load_job(tenure, task)) is not None]
         self._jobs = {job.task.id: job.paused() if job.population in tenure.leaving else job for job in jobs}
         self._next_poll = now + _POLL_S
         self._secure.forget(now)
         self._reception.learn(populations, tenure.held, self._jobs.values(), self._underway, now)
         self.metrics.populations.set(len(tenure.held))
 
-    def _job(self, task: Task) -> Job | None:
-        """A task ready to run; None, and the task failed, when its plan is gone: one task must not stop the others."""
-        try:
-            return Job.of(task, self._store.plan(task.plan_sha256))
-        except (UnknownBlob, FedcoreError) as error:
-            _LOG.error("task %s failed: its plan cannot be read: %s", task.id, error)
-            with self._tenure.writing() as records:
-                records.move_task(task, TaskState.FAILED, "plan-unreadable", str(error))
-            return None
+    def _lost(self) -> Lost:
+        """Assignments whose devices are not heard of any more, by round; none while devices are sent away."""
+        lost: Lost = {} if self._reception.closed else self.presence.lost()
+        for assignment in chain.from_iterable(lost.values()):
+            self._secure.leave(assignment, lost=True)
+        return lost
 
     def _answer_from_memory(self, submission: Submission, now: float) -> None:
         future = submission.future
@@ -311,7 +315,7 @@ class Driver:
         _LOG.error("a transaction failed: %s", error)
         self._in_doubt, self._next_try = True, now + _RETRY_S
 
-    def _commit(self, durable: Sequence[Durable], due: Sequence[str], now: float) -> None:
+    def _commit(self, durable: Sequence[Durable], due: Sequence[str], now: float, lost: Lost) -> None:
         counts = self._shapes.take()
         try:
             if self._in_doubt:
@@ -319,6 +323,7 @@ class Driver:
             with self.metrics.transactions.time(), self._tenure.writing() as records:
                 draft = Draft(records, self._means, self._underway, now)
                 outcomes = [draft.take(request) for request, _ in durable]
+                draft.lose(lost)
                 for task in due:
                     draft.advance(task, self._jobs.get(task))
                 records.count_sessions(counts)
@@ -334,6 +339,7 @@ class Driver:
         else:
             self._next_try, self._next_count = now, now + _COUNT_S
             self._adopt(draft, now)
+            self.presence.forget(chain.from_iterable(lost.values()))
         for (_, future), outcome in zip(durable, outcomes, strict=True):
             settle(future, outcome)
 
@@ -354,16 +360,9 @@ class Driver:
             if round_id not in self._sums:
                 self._sums[round_id] = ReportSum(report_L.size)
             self._sums[round_id].add(report_L)
-        for population, device, how in draft.let_go:
-            self._pool.let_go(population, device, how)
-        for task, device in draft.left:
-            self._apart.leave(task, device)
+        self._adoption.let_go(draft)
         self._replace_rounds(draft.underway, now)
-        for session, assignment, until in draft.seated.values():
-            self._pool.assign(session, assignment, until)
-        for task, devices in draft.cohorts.items():
-            self._apart.seat(task, devices, now)
-            self._steering.drawn(draft.underway.running[task].job, now)
+        self._adoption.seat(draft, now)
         turned_away = [session for session in draft.turned_away if session.id not in draft.seated]
         self._reception.send_away(turned_away, "not-selected", now)
 
@@ -372,12 +371,13 @@ class Driver:
         for task, ended in self._underway.running.items():
             if ended.id not in live:
                 self._sums.pop(ended.id, None)
-                self._pool.forget_assigned(task)
+                self._pool.forget_assigned(task, "not needed")
                 self._apart.end(task, now, committed=False)
                 if ended.value.assigned:
                     self._steering.ended(ended.job, now)
         self._underway = underway
         self._secure.adopt(underway.running.values(), now)
+        self.presence.forget_all_but({round_.id for round_ in underway if round_.reporting})
         self._last_round |= {task: round_.id for task, round_ in underway.running.items()}
 
     def _close_rounds(self, now: float) -> None:

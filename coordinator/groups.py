@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import random
 import secrets
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TypeAlias
@@ -58,7 +58,9 @@ class Group:
         """How many masked reports are in its sum; how many may be, as long as they come in."""
         if self.failure is not None:
             return 0
-        return len(self._due | self._here) if self._survivors is None else self._survivors
+        if self._survivors is not None:
+            return self._survivors
+        return len(self._due | self._here if self.phase is Phase.UPLOADING else self._due)
 
     @property
     def present(self) -> int:
@@ -81,6 +83,10 @@ class Group:
     def hurry(self, until: float) -> None:
         """End the phase no later than that."""
         self._until = min(self._until, until)
+
+    def join(self, slots: Iterable[int]) -> None:
+        """Wait for more devices, while they advertise."""
+        self._due.update(slots)
 
     def leave(self, slot: int) -> None:
         """Go on without a device."""

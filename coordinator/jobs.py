@@ -54,6 +54,7 @@ class Running:
     """A round that has not ended: its row, its value, and its masked sum if it has one.
 
     opened_at: on the driver's clock. base: the model that it starts from. While the round is held, the one before it.
+    devices: all that were given an assignment in it, whatever became of them.
     """
 
     id: int
@@ -63,6 +64,12 @@ class Running:
     job: Job
     value: Round
     secure: SecureRound | None = None
+    devices: frozenset[str] = frozenset()
+
+    @property
+    def reporting(self) -> bool:
+        """Whether its devices may still report."""
+        return self.value.state is RoundState.REPORTING
 
     @property
     def number(self) -> int:
@@ -128,10 +135,10 @@ class Underway:
         ahead = self.running.get(task)
         return ahead is None or (not self.selects(job) and ahead.number < settings.rounds)
 
-    def next_event(self, round_: Running, job: Job | None, eligible: Callable[[Job], Sized], now: float) -> Event:
-        """What a round must be told now, apart from reports.
+    def next_event(self, round_: Running, job: Job | None, eligible: Callable[[Running], Sized], now: float) -> Event:
+        """What a round must be told now, apart from reports and devices that are lost.
 
-        job: its task as it stands; None when that is over. eligible: finds the devices that a task could draw.
+        job: its task as it stands; None when that is over. eligible: finds the devices that a round could draw.
         """
         if job is None:
             return Abandon("cancelled")
@@ -140,7 +147,9 @@ class Underway:
         if round_.value.state is RoundState.SELECTING:
             held = self.holds(round_.job.task.id, now)
             # A round that stays held draws nobody: who waits need not be counted.
-            return Waiting(0 if round_.value.held and held else len(eligible(round_.job)), held)
-        if round_.value.state is RoundState.REPORTING and round_.secure is not None:
-            return round_.secure.event or (Revealed() if round_.secure.unmasking else Tick())
-        return Tick()
+            return Waiting(0 if round_.value.held and held else len(eligible(round_)), held)
+        secure = round_.secure if round_.reporting else None
+        if secure is not None and (secure.event is not None or secure.unmasking):
+            return secure.event or Revealed()
+        draws = round_.value.missing(now) > 0 and (secure is None or secure.advertising)
+        return Waiting(len(eligible(round_))) if draws else Tick()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,13 +22,15 @@ from coordinator.jobs import Job, Running, Underway
 from coordinator.leases import new_id
 from coordinator.participation import Apart
 from coordinator.pool import Pool, Session
+from coordinator.presence import lost_after_s
 from coordinator.rounds import (
     FAILURES,
     Aborted,
     AssignmentState,
     Configured,
+    EndAssignments,
     Event,
-    ExpireAssignments,
+    Lost,
     Release,
     Reported,
     Round,
@@ -41,7 +43,7 @@ from coordinator.rounds import (
     open_round,
     step,
 )
-from coordinator.secure import SecureMeans, Terms, invitation
+from coordinator.secure import SecureMeans, SecureRound, Terms, invitation
 from coordinator.selection import draw
 from coordinator.store.records import Records
 from coordinator.store.rows import AssignmentRecord, Seat
@@ -62,24 +64,32 @@ class Means:
 
     def eligible(self, job: Job, underway: Underway, now: float) -> list[Session]:
         """The waiting devices that could be drawn for a task's next round, as its rounds stand."""
+        return self._rested(job, underway.ahead(job.task.id), now)
+
+    def candidates(self, round_: Running, underway: Underway, now: float) -> list[Session]:
+        """The waiting devices that a round could draw. None is in a round twice, whatever became of it there."""
+        if not round_.reporting:
+            return self.eligible(round_.job, underway, now)
+        return [one for one in self._rested(round_.job, 0, now) if one.device not in round_.devices]
+
+    def _rested(self, job: Job, ahead: int, now: float) -> list[Session]:
         fitting = self.pool.eligible(job.population, job.task.id, job.needs)
-        ahead = underway.ahead(job.task.id)
         return [session for session in fitting if not self.apart.rests(job.task.id, session.device, now, ahead)]
 
     def due(self, task: str, job: Job | None, underway: Underway, now: float) -> bool:
         """Whether `Draft.advance` would do anything; out of memory alone."""
 
-        def eligible(job: Job) -> list[Session]:
-            return self.eligible(job, underway, now)
+        def eligible(round_: Running) -> list[Session]:
+            return self.candidates(round_, underway, now)
 
         for rounds in (underway.running, underway.held):
             if task in rounds:
                 if job is not None and self._too_few(rounds[task], now):
                     continue
                 event = underway.next_event(rounds[task], job, eligible, now)
-                if step(rounds[task].value, event, now)[0] != rounds[task].value:
+                if step(rounds[task].value, event, now) != (rounds[task].value, ()):
                     return True
-        return job is not None and underway.may_open(job) and bool(eligible(job))
+        return job is not None and underway.may_open(job) and bool(self.eligible(job, underway, now))
 
     def _too_few(self, round_: Running, now: float) -> bool:
         """Whether a round draws nobody yet, whoever of those that wait is eligible."""
@@ -88,12 +98,22 @@ class Means:
         return selecting and self.pool.count(round_.job.population) < value.policy.cohort
 
 
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """An assignment that ended before its round did, and how."""
+
+    assignment: str
+    population: str
+    device: str
+    how: str
+
+
 class Draft:
     """One transaction in the making.
 
     What memory must become: `underway`, `folds` (reports to add), `seated` (sessions that got an assignment, and until
-    when), `turned_away` (sessions for which there is none), `let_go` (population and device of assignments that ended
-    before their round did, and how), `left` (task and device of those that gave up), `cohorts` (those drawn).
+    when), `turned_away` (sessions for which there is none), `ended` (assignments), `left` (task and device of those
+    that gave up or vanished), `cohorts` (those drawn), `joined` (slots by assignment, of devices that were drawn late).
     For whoever counts: `moved` (every step of a round), `aborts` (their reasons).
     """
 
@@ -105,9 +125,10 @@ class Draft:
         self.folds: list[tuple[int, NDArray[np.floating[Any]]]] = []
         self.seated: dict[str, tuple[Session, Assignment, float]] = {}
         self.turned_away: list[Session] = []
-        self.let_go: list[tuple[str, str, str]] = []
+        self.ended: list[Ended] = []
         self.left: list[tuple[str, str]] = []
         self.cohorts: dict[str, list[str]] = {}
+        self.joined: list[tuple[SecureRound, dict[str, int]]] = []
         self.moved: list[tuple[Running, Round]] = []
         self.aborts: list[str] = []
 
@@ -141,7 +162,7 @@ class Draft:
             raise InvalidReport("this round takes masked reports alone, as messages of its secure aggregation")
         self._records.add_report(found, request.sha256)
         self.folds.append((running.id, request.vector))
-        self.let_go.append((running.job.population, found.device, "reported"))
+        self._end(running, found, "reported")
         self._step(running, Reported())
         return receipt
 
@@ -158,10 +179,27 @@ class Draft:
             if running.secure is not None and found.id in running.secure.uploads:
                 raise ConflictingReport("this assignment's masked report was added; it cannot be given up any more")
             self._records.move_assignment(found, AssignmentState.ABORTED, "device", request.message.reason)
-            self.let_go.append((running.job.population, found.device, f"aborted: {request.message.reason}"))
+            self._end(running, found, f"aborted: {request.message.reason}")
             self.left.append((found.task, found.device))
             self.aborts.append(request.message.reason)
             self._step(running, Aborted())
+
+    def lose(self, lost: Mapping[int, Collection[str]]) -> None:
+        """Go on without devices that are not heard of, as far as their assignments are still open; by round.
+
+        One whose masked report is in the sum of its round stays: it is not needed for that any more.
+        """
+        for running in [one for one in self.underway.running.values() if one.reporting and one.id in lost]:
+            names = set(lost[running.id]) - (running.secure.uploads.keys() if running.secure else set())
+            gone = self._records.end_assignments(running.id, AssignmentState.LOST, "not heard of", names)
+            for found in gone:
+                self._end(running, found, "lost")
+                self.left.append((running.job.task.id, found.device))
+            if gone:
+                self._step(running, Lost(len(gone), running.secure is not None and running.secure.proven))
+
+    def _end(self, running: Running, seat: AssignmentRecord | Seat, how: str) -> None:
+        self.ended.append(Ended(seat.id, running.job.population, seat.device, how))
 
     def advance(self, task: str, job: Job | None) -> None:
         """Open, move or end a task's rounds, as time and the waiting devices ask; without a job, the task is over."""
@@ -172,9 +210,9 @@ class Draft:
             self._advance(self._open(job), job)
 
     def _advance(self, round_: Running, job: Job | None) -> None:
-        if job is not None and round_.value.state is RoundState.SELECTING:
+        if job is not None and (round_.value.state is RoundState.SELECTING or round_.value.missing(self._now)):
             job = self._as_it_stands(job)
-        event = self.underway.next_event(round_, job, self._eligible, self._now)
+        event = self.underway.next_event(round_, job, self._candidates, self._now)
         if isinstance(event, Summed):
             self._add_sum(round_)
         self._step(round_, event)
@@ -194,11 +232,13 @@ class Draft:
             for name, digest in running.secure.uploads.items():
                 found = self._records.assignment(name)
                 self._records.add_report(found, digest)
-                self.let_go.append((running.job.population, found.device, "reported"))
+                self._end(running, found, "reported")
             self.folds.append((running.id, running.secure.total(running.job.plan.report)))
 
     def _may_open(self, job: Job) -> bool:
-        wanted = self.underway.may_open(job) and bool(self._eligible(job))
+        wanted = self.underway.may_open(job) and bool(
+            self._unseated(self._means.eligible(job, self.underway, self._now))
+        )
         return wanted and self._records.task(job.task.id).state is TaskState.ACTIVE
 
     def _open(self, job: Job) -> Running:
@@ -222,7 +262,7 @@ class Draft:
 
     def _step(self, running: Running, event: Event) -> None:
         value, effects = step(running.value, event, self._now)
-        if value == running.value:
+        if (value, effects) == (running.value, ()):
             return
         if Release() in effects:
             running = self._release(running)
@@ -238,9 +278,9 @@ class Draft:
                 case Select(count):
                     self._select(after, count)
                 case TurnAway():
-                    self.turned_away += self._eligible(running.job)
-                case ExpireAssignments():
-                    self._records.expire_assignments(running.id, cause)
+                    self.turned_away += self._candidates(after)
+                case EndAssignments(state):
+                    self._records.end_assignments(running.id, state, cause)
 
     def _release(self, round_: Running) -> Running:
         base = self._records.snapshot(round_.job.task)
@@ -248,11 +288,21 @@ class Draft:
         return replace(round_, base=base, attempt=attempt)
 
     def _select(self, running: Running, count: int) -> None:
-        chosen = draw(self._eligible(running.job), count, self._means.source)
-        seats = [Seat(new_id(self._means.pool.replica), slot, session.device) for slot, session in enumerate(chosen)]
+        """Draw devices, a cohort or some that are missing of it, and give them their assignments."""
+        chosen, first = draw(self._candidates(running), count, self._means.source), running.value.assigned
+        replica, task = self._means.pool.replica, running.job.task
+        seats = [Seat(new_id(replica), slot, session.device) for slot, session in enumerate(chosen, first)]
         self._records.add_assignments(running.id, seats)
-        self.cohorts[running.job.task.id] = [seat.device for seat in seats]
-        self._step(running, Configured(len(seats)))
+        devices = [seat.device for seat in seats]
+        self.cohorts.setdefault(task.id, []).extend(devices)
+        self._step(replace(running, devices=running.devices.union(devices)), Configured(len(seats)))
+        for_all = self._for_all(self.underway.running[task.id], seats)
+        for session, seat in zip(chosen, seats, strict=True):
+            given = msgspec.structs.replace(for_all, assignment=seat.id, slot=seat.slot)
+            self.seated[session.id] = (session, given, self._now + given.report_within_s)
+
+    def _for_all(self, running: Running, seats: Sequence[Seat]) -> Assignment:
+        """What every assignment says that is given now."""
         task = running.job.task
         policy = task.settings.policy
         for_all = Assignment(
@@ -264,27 +314,33 @@ class Draft:
             seed=task.settings.seed,
             plan=self._records.blob(task.plan_sha256, public=True),
             checkpoint=self._records.blob(running.base.checkpoint_sha256, public=True),
-            report_within_s=policy.reporting_deadline_s,
+            report_within_s=running.value.deadline - self._now,
             plan_signature=task.plan_signature,
             minimum=policy.minimum,
+            over_selected=running.value.attainable > policy.goal,
+            lost_after_s=lost_after_s(policy.cohort),
         )
-        if task.settings.secagg is not None:
-            for_all = self._invite(running.job, for_all, seats)
-        for session, seat in zip(chosen, seats, strict=True):
-            given = msgspec.structs.replace(for_all, assignment=seat.id, slot=seat.slot)
-            self.seated[session.id] = (session, given, self._now + policy.reporting_deadline_s)
-
-    def _invite(self, job: Job, given: Assignment, seats: Sequence[Seat]) -> Assignment:
-        """Start the secure aggregation of a round: what every assignment of it says."""
-        settings = job.task.settings
-        invite = invitation(settings, job.plan, given, int(self._records.at + settings.policy.reporting_deadline_s))
+        if task.settings.secagg is None:
+            return for_all
         slots = {seat.id: seat.slot for seat in seats}
+        if running.secure is None:
+            return self._invite(running, for_all, slots)
+        self.joined.append((running.secure, slots))
+        return msgspec.structs.replace(for_all, secagg=running.secure.invitation)
+
+    def _invite(self, running: Running, given: Assignment, slots: Mapping[str, int]) -> Assignment:
+        """Start the secure aggregation of a round: what every assignment of it says."""
+        settings = running.job.task.settings
+        deadline = int(self._records.at + given.report_within_s)
+        invite = invitation(settings, running.job.plan, given, deadline)
         secure = self._means.secure.open(invite, slots, Terms.of(settings, self._now))
-        self.underway.put(replace(self.underway.running[job.task.id], secure=secure))
+        self.underway.put(replace(running, secure=secure))
         return msgspec.structs.replace(given, secagg=secure.invitation)
 
-    def _eligible(self, job: Job) -> list[Session]:
-        waiting = self._means.eligible(job, self.underway, self._now)
+    def _candidates(self, round_: Running) -> list[Session]:
+        return self._unseated(self._means.candidates(round_, self.underway, self._now))
+
+    def _unseated(self, waiting: Iterable[Session]) -> list[Session]:
         return [session for session in waiting if session.id not in self.seated]
 
 

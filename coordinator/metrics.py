@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from coordinator.rounds import Round
+from coordinator.rounds import AssignmentState, Round, RoundState
 from fedcore.wire.messages import Accepted, CheckInAnswer
 
 _LONG_S = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200)
@@ -27,6 +27,9 @@ class Metrics:
         self.rounds = self._counter("rounds", "rounds that ended, by state and reason", "state", "reason")
         self.reports = self._counter("reports", "reports that were counted; masked ones when their sum came out")
         self.aborts = self._counter("aborts", "assignments that devices gave up, by reason", "reason")
+        self.unreported = self._counter(
+            "unreported", "assignments that ended without a report; those given up are apart", "state"
+        )
         self.round_duration = self._histogram(
             "round_duration_seconds", "from opening to end, by state", _LONG_S, "state"
         )
@@ -55,6 +58,10 @@ class Metrics:
         """A round went on, durably; `seconds` since it was opened."""
         if after.reported > before.reported:
             self.reports.inc(after.reported - before.reported)
+        self.unreported.labels(AssignmentState.LOST).inc(after.lost - before.lost)
+        if before.state is RoundState.REPORTING is not after.state:
+            self.unreported.labels(AssignmentState.EXPIRED).inc(after.expired)
+            self.unreported.labels(AssignmentState.NOT_NEEDED).inc(after.outstanding)
         if after.state.ended and not before.state.ended:
             self.rounds.labels(after.state, after.reason).inc()
             self.round_duration.labels(after.state).observe(seconds)

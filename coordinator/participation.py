@@ -22,8 +22,8 @@ class Participation:
 class Participations:
     """A task's participations, as far back as its separation asks.
 
-    A participation is an assignment in a committed round, unless the device gave it up; so long as the round runs, it
-    counts too. Changed by the driver's thread alone; others may ask.
+    A participation is an assignment in a committed round, unless the device gave it up or vanished; so long as the
+    round runs, it counts too. Changed by the driver's thread alone; others may ask.
     """
 
     def __init__(self, separation: Separation, committed: int, known: Iterable[Participation] = ()) -> None:
@@ -35,11 +35,11 @@ class Participations:
         self._running = {device: one for device, one in found.items() if one.number > committed}
 
     def seat(self, devices: Iterable[str], now: float) -> None:
-        """These devices are in the round that runs."""
-        self._running = {device: Participation(device, now, self._committed + 1) for device in devices}
+        """These devices are in the round that runs, too."""
+        self._running |= {device: Participation(device, now, self._committed + 1) for device in devices}
 
     def leave(self, device: str) -> None:
-        """A device gave its assignment up."""
+        """A device gave its assignment up, or vanished."""
         self._running.pop(device, None)
 
     def end(self, now: float, *, committed: bool) -> None:
@@ -109,7 +109,7 @@ class Apart:
             self._tasks[task].seat(devices, now)
 
     def leave(self, task: str, device: str) -> None:
-        """A device gave its assignment up."""
+        """A device gave its assignment up, or vanished."""
         if task in self._tasks:
             self._tasks[task].leave(device)
 

@@ -162,12 +162,12 @@ class Pool:
                 if getattr(session.assignment, what).sha256 == sha256:
                     session.reach(f"fetched {what}")
 
-    def forget_assigned(self, task: str) -> None:
-        """Let go of the devices that still had an assignment of a task whose round is over."""
+    def forget_assigned(self, task: str, how: str) -> None:
+        """Let go of the devices that still had an assignment of a task whose round reports no more."""
         working = [session for mine in self._working.values() for session in mine.values()]
         for session in working:
             if session.assignment is not None and session.assignment.task == task:
-                self.let_go(session.population, session.device, "expired")
+                self.let_go(session.population, session.device, how)
 
     def _end(self, session: Session, how: str) -> None:
         session.reach(how)

@@ -40,6 +40,8 @@ class AssignmentState(StrEnum):
     ASSIGNED = "assigned"
     REPORTED = "reported"
     ABORTED = "aborted"
+    LOST = "lost"
+    NOT_NEEDED = "not-needed"
     EXPIRED = "expired"
 
 
@@ -76,6 +78,9 @@ class Round:
 
     held: it collects devices, but may not draw them yet: the checkpoint that it starts from is not committed, or failed
     attempts before it ask for a pause. A deadline does not end SELECTING as long as that is so.
+    lost: devices that vanished, `replaced` how many were drawn in their place. expired: those whom the deadline cut
+    off. proven: a device has carried the plan out. short_until: how long a round that can no longer come to its minimum
+    waits for replacements.
     """
 
     policy: Policy
@@ -86,16 +91,37 @@ class Round:
     assigned: int = 0
     reported: int = 0
     aborted: int = 0
+    lost: int = 0
+    expired: int = 0
+    replaced: int = 0
+    proven: bool = False
+    short_until: float = math.inf
 
     @property
     def outstanding(self) -> int:
-        """Devices that could still report."""
-        return self.assigned - self.reported - self.aborted
+        """Devices that could still report; once the round reports no more, those that it did not need."""
+        return self.assigned - self.reported - self.aborted - self.lost - self.expired
+
+    @property
+    def attainable(self) -> int:
+        """Reports that it may still come to."""
+        return self.reported + self.outstanding
+
+    def missing(self, now: float) -> int:
+        """Devices to draw in the place of lost ones: what the goal lacks, while half of the time to report is left.
+
+        Who gave up is not replaced, and no more than a cohort is: a plan that no device can run must not go through a
+        whole population.
+        """
+        policy = self.policy
+        if self.state is not RoundState.REPORTING or self.deadline - now < policy.reporting_deadline_s / 2:
+            return 0
+        return max(0, min(policy.goal - self.attainable, min(self.lost, policy.cohort) - self.replaced))
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """So many eligible devices wait now. Also what tells a selecting round the time, and whether it is held on."""
+    """So many eligible devices wait now. Also what tells a round that draws them the time, and whether it is held."""
 
     eligible: int
     held: bool = False
@@ -131,8 +157,16 @@ class Aborted:
 
 
 @dataclass(frozen=True, slots=True)
+class Lost:
+    """So many devices vanished. proven: devices of a secure aggregation have shown that the plan can be carried out."""
+
+    devices: int
+    proven: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
-    """Time passed."""
+    """Time passed, and the round draws no devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +181,7 @@ class Abandon:
     reason: str
 
 
-Event: TypeAlias = Waiting | Configured | Reported | Revealed | Summed | Aborted | Tick | Aggregated | Abandon
+Event: TypeAlias = Waiting | Configured | Reported | Revealed | Summed | Aborted | Lost | Tick | Aggregated | Abandon
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,11 +202,13 @@ class TurnAway:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpireAssignments:
-    """Whoever has not reported is no longer needed."""
+class EndAssignments:
+    """Whoever has not reported is no longer needed, or was cut off by the deadline: that is what became of them."""
+
+    state: AssignmentState
 
 
-Effect: TypeAlias = Release | Select | TurnAway | ExpireAssignments
+Effect: TypeAlias = Release | Select | TurnAway | EndAssignments
 Outcome: TypeAlias = tuple[Round, tuple[Effect, ...]]
 
 
@@ -201,16 +237,24 @@ def step(round_: Round, event: Event, now: float) -> Outcome:  # noqa: C901, PLR
         case RoundState.CONFIGURING, Configured(assigned) if assigned >= 1:
             deadline = now + round_.policy.reporting_deadline_s
             return replace(round_, state=RoundState.REPORTING, assigned=assigned, deadline=deadline), ()
+        case RoundState.REPORTING, Waiting(eligible):
+            return _replace_lost(round_, eligible, now)
+        case RoundState.REPORTING, Configured(assigned) if assigned <= round_.missing(now):
+            replaced = round_.replaced + assigned
+            return replace(round_, assigned=round_.assigned + assigned, replaced=replaced, short_until=math.inf), ()
         case RoundState.REPORTING, Reported() if now < round_.deadline and round_.outstanding > 0:
-            return _collect(replace(round_, reported=round_.reported + 1), now)
+            return _collect(replace(round_, reported=round_.reported + 1, proven=True), now)
         case RoundState.REPORTING, Revealed():
             return replace(round_, deadline=math.inf), ()
         case RoundState.REPORTING, Summed(devices) if devices <= round_.outstanding:
             return _end_reporting(replace(round_, reported=devices))
         case RoundState.REPORTING, Aborted() if round_.outstanding > 0:
             return _collect(replace(round_, aborted=round_.aborted + 1), now)
+        case RoundState.REPORTING, Lost(devices, proven) if devices <= round_.outstanding:
+            lost = round_.lost + devices
+            return _collect(replace(round_, lost=lost, proven=round_.proven or proven), now)
         case RoundState.REPORTING, Tick():
-            return _collect(round_, now)
+            return _collect(round_, now, draws=False)
         case _, Tick():
             return round_, ()
         case RoundState.AGGREGATING, Aggregated():
@@ -236,24 +280,47 @@ def _select(round_: Round, eligible: int, now: float) -> Outcome:
     return replace(round_, state=RoundState.CONFIGURING), (Select(min(eligible, policy.cohort)),)
 
 
-def _collect(round_: Round, now: float) -> Outcome:
+def _replace_lost(round_: Round, eligible: int, now: float) -> Outcome:
+    count = min(eligible, round_.missing(now))
+    if count > 0 and round_.attainable + count >= round_.policy.minimum:
+        return round_, (Select(count),)
+    return _collect(round_, now)
+
+
+def _collect(round_: Round, now: float, *, draws: bool = True) -> Outcome:
     policy = round_.policy
-    if round_.reported < policy.goal and round_.outstanding > 0 and now < round_.deadline:
-        return round_, ()
-    return _end_reporting(round_)
+    if round_.reported >= policy.goal or now >= round_.deadline:
+        return _end_reporting(round_, late=round_.reported < policy.goal)
+    if round_.attainable < policy.minimum:
+        until = min(round_.short_until, now + _REPLACING_S) if draws and round_.missing(now) else now
+        if now < until:
+            return replace(round_, short_until=until), ()
+        return _end_reporting(round_)
+    return (round_, ()) if round_.outstanding > 0 else _end_reporting(round_)
 
 
-def _end_reporting(round_: Round) -> Outcome:
-    if round_.reported < round_.policy.minimum:
-        return _abandon(round_, "too-few-reports")
-    return replace(round_, state=RoundState.AGGREGATING), (ExpireAssignments(),)
+def _end_reporting(round_: Round, *, late: bool = False) -> Outcome:
+    if late:
+        round_ = replace(round_, expired=round_.outstanding)
+    if round_.reported >= round_.policy.minimum:
+        return replace(round_, state=RoundState.AGGREGATING), _end_assignments(round_)
+    if round_.proven and round_.attainable + round_.lost >= round_.policy.minimum:
+        return _abandon(round_, "devices-lost")
+    return _abandon(round_, "too-few-reports")
 
 
 def _abandon(round_: Round, reason: str) -> Outcome:
-    effects = (ExpireAssignments(),) if round_.state is RoundState.REPORTING else ()
-    return replace(round_, state=RoundState.ABANDONED, reason=reason), effects
+    return replace(round_, state=RoundState.ABANDONED, reason=reason), _end_assignments(round_)
 
 
+def _end_assignments(round_: Round) -> tuple[Effect, ...]:
+    if round_.state is not RoundState.REPORTING:
+        return ()
+    return (EndAssignments(AssignmentState.EXPIRED if round_.expired else AssignmentState.NOT_NEEDED),)
+
+
+_REPLACING_S = 3.0
+"""How long a round that lost too many devices waits for others in their place, before it is tried again as a whole."""
 FAILURES = frozenset({"too-few-reports", "secagg-failed", "invalid-aggregate"})
 """Reasons to abandon a round for which devices or the plan are to blame: another attempt may well end the same way."""
 _FIRST_BACK_OFF_S, _LONGEST_BACK_OFF_S = 15.0, 900.0
@@ -267,7 +334,7 @@ def back_off_s(failures: int) -> float:
 Stage = TypeVar("Stage", AssignmentState, TaskState)
 _OVER = {TaskState.COMPLETED, TaskState.CANCELLED, TaskState.FAILED}
 _MOVES: dict[AssignmentState | TaskState, set[AssignmentState] | set[TaskState]] = {
-    AssignmentState.ASSIGNED: {AssignmentState.REPORTED, AssignmentState.ABORTED, AssignmentState.EXPIRED},
+    AssignmentState.ASSIGNED: set(AssignmentState) - {AssignmentState.ASSIGNED},
     TaskState.ACTIVE: {TaskState.PAUSED} | _OVER,
     TaskState.PAUSED: {TaskState.ACTIVE} | _OVER,
 }

@@ -30,7 +30,7 @@ from coordinator.service import Service
 _LOG = logging.getLogger(__name__)
 FORWARDED = b"muster-forwarded"
 _POPULATION = re.compile(r"/v1/populations/([^/]+)/checkins")
-_MADE = re.compile(r"/v1/(?:sessions|assignments)/([^/:]+)[/:].*")
+_MADE = re.compile(r"/v1/(?:sessions|assignments)/([^/:]+)(?:[/:].*)?")
 _HEALTH = re.compile(r"/(?:healthz|readyz)")
 # Of one connection alone (RFC 9110 §7.6.1), or said by every server itself.
 _OF_ONE_HOP = frozenset({b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade"})

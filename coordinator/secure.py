@@ -127,6 +127,7 @@ class SecureRound:
         self._digests: dict[tuple[int, int], str] = {}
         self._outbox: dict[tuple[int, int], bytes] = {}
         self._listeners: list[tuple[Hear, Future[Any], float]] = []
+        self._lost, self._gave_up = set[int](), set[int]()
         self.invitation = lobby.invitation
         self.event: Summed | Abandon | None = None
         self.ended_at: float | None = None
@@ -140,6 +141,16 @@ class SecureRound:
         return any(group.unmasking for group in self._groups) and all(
             group.over or group.unmasking for group in self._groups
         )
+
+    @property
+    def advertising(self) -> bool:
+        """Whether devices may still join."""
+        return self._lobby.phase is Phase.ADVERTISING
+
+    @property
+    def proven(self) -> bool:
+        """Whether a device has carried the plan out: it trains before it says anything."""
+        return bool(self._digests)
 
     @property
     def uploads(self) -> dict[str, str]:
@@ -191,10 +202,17 @@ class SecureRound:
             settle(answer, refusal)
         self._listeners = []
 
-    def leave(self, assignment: str) -> None:
-        """Go on without a device, which said that it gives up."""
+    def join(self, seats: Mapping[str, int]) -> None:
+        """Wait for more devices, while `advertising`; slots by assignment."""
+        self._seats |= seats
+        self._group_of |= dict.fromkeys(seats.values(), self._lobby)
+        self._lobby.join(seats.values())
+
+    def leave(self, assignment: str, *, lost: bool = False) -> None:
+        """Go on without a device, which said that it gives up, or vanished."""
         slot = self._seats[assignment]
         self._group_of[slot].leave(slot)
+        (self._lost if lost else self._gave_up).add(slot)
 
     def advance(self, now: float) -> None:
         """End every phase that is due, take up every sum that was made, and answer whoever waits."""
@@ -218,7 +236,9 @@ class SecureRound:
         if any(group.phase < UPLOAD or (group.phase == UPLOAD and group not in due) for group in self._open()):
             due = [group for group in due if group.phase != UPLOAD]
         said = [(group.phase + 1, self._close(group, now)) for group in due]
-        if all(group.over for group in self._groups) or self._counted() < self._terms.minimum:
+        # While devices may still join, it is the round that knows how many more there may be.
+        short = not self.advertising and self._counted() < self._terms.minimum
+        if short or all(group.over for group in self._groups):
             self.event = self._verdict()
             return False
         for number, messages in said:
@@ -247,8 +267,12 @@ class SecureRound:
         devices = self._counted()
         if devices >= self._terms.minimum:
             return Summed(devices)
-        failed = any(group.failure == "secagg-failed" for group in self._groups)
-        return Abandon("secagg-failed" if failed else "too-few-reports")
+        if any(group.failure == "secagg-failed" for group in self._groups):
+            return Abandon("secagg-failed")
+        stayed = len(self._seats) - len(self._gave_up)
+        if self.proven and self._lost and stayed >= self._terms.minimum:
+            return Abandon("devices-lost")
+        return Abandon("too-few-reports")
 
     def _say(self, number: int, messages: Mapping[int, bytes]) -> None:
         self._outbox |= {(slot, number): message for slot, message in messages.items()}

@@ -27,10 +27,10 @@ class SecureRounds:
                 return secure
         raise NoLongerNeeded("the assignment has no secure aggregation, or it is over")
 
-    def leave(self, assignment: str) -> None:
-        """Wait for a device no longer, if it is in any."""
+    def leave(self, assignment: str, *, lost: bool = False) -> None:
+        """Wait for a device no longer, if it is in any: it gave up, or vanished."""
         with suppress(NoLongerNeeded):
-            self.of(assignment).leave(assignment)
+            self.of(assignment).leave(assignment, lost=lost)
 
     def advance(self, now: float) -> None:
         """End every phase that is due, and answer whoever waits."""

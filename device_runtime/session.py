@@ -43,6 +43,7 @@ from device_runtime.errors import (
 )
 from device_runtime.examples import ExampleSource, open_examples
 from device_runtime.guard import Guard
+from device_runtime.hold import Hold
 from device_runtime.journal import Journal
 from device_runtime.kept import Kept, KeptAssignment
 from device_runtime.outcome import Outcome, failed
@@ -139,6 +140,7 @@ class _Session:
         self._database = database
         self._clock = clock
         self._blind = False
+        self._hold: Hold | None = None
         self._after_work: RetryWindow | None = None
         self._look_at, self._note_at = 0.0, time.monotonic() + NOTE_EVERY_S
         self._kept = KeptAssignment(database, config.state, config.coordinator, config.population)
@@ -200,7 +202,8 @@ class _Session:
             self._give_up(kept.given, RuntimeFailed("the device was stopped while it worked"))
         else:
             self._record.note(examples=kept.examples, steps=kept.steps)
-            self._deliver(kept)
+            with Hold(self._transport, kept.given) as self._hold:
+                self._deliver(kept)
         return True
 
     def _take_part(self, now: Conditions) -> None:
@@ -229,12 +232,17 @@ class _Session:
         return self._work(given, backend, examples)
 
     def _work(self, given: Assignment, backend: Backend, examples: ExampleSource) -> None:
-        """Carry out the assignment, or tell the coordinator why not."""
+        """Carry out the assignment, and be there meanwhile."""
         due = Moment.after(given.report_within_s, self._clock)
         last = self._kept.get()
         if last is not None and last.given.assignment == given.assignment:
             raise BadAnswer(f"assignment {given.assignment} came again after its report was counted")
         self._note_assignment(given)
+        with Hold(self._transport, given) as self._hold:
+            self._carry_out(given, due, backend, examples)
+
+    def _carry_out(self, given: Assignment, due: Moment, backend: Backend, examples: ExampleSource) -> None:
+        """Train and deliver, or tell the coordinator why not."""
         try:
             kept = self._train(given, due, backend, examples)
         except DeviceError as error:
@@ -314,6 +322,8 @@ class _Session:
 
     def _send(self, kept: Kept) -> None:
         with self._phase("upload"):
+            if kept.given.over_selected and self._hold is not None:
+                self._hold.ask()
             receipt = self._transport.report(kept.given.assignment, self._kept.report(kept))
         if receipt.sha256 != kept.sha256:
             raise BadAnswer("the receipt is for another report")
@@ -355,6 +365,8 @@ class _Session:
         self._kept.drop()
 
     def _keep_going(self, due: Moment) -> bool:
+        if self._hold is not None:
+            self._hold.check()
         now = time.monotonic()
         if now >= self._look_at:
             unmet = self._config.unmet(self._conditions())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import random
 import ssl
 import time
@@ -52,6 +53,7 @@ PIECE = 1 << 16
 JSON = {"Content-Type": "application/json"}
 BYTES = {"Content-Type": "application/octet-stream"}
 PARTIAL = {"Content-Type": "application/partial-upload"}
+_ASSIGNMENTS = "/v1/assignments/"
 # A larger report is uploaded so that a cut connection loses nothing.
 LARGEST_WHOLE = 8 << 20
 
@@ -123,6 +125,8 @@ class Transport:
         self._sleep = sleep
         self._rng = rng or random.Random()
         self._retries = RETRIES
+        self.spoke_at = -math.inf
+        """When a call about an assignment ended last, by the monotonic clock; infinity while there is one."""
 
     @classmethod
     def to(
@@ -142,6 +146,12 @@ class Transport:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._client.close()
+
+    def beside(self, identity: Identity) -> Transport:
+        """Another conversation on the same connections, for another thread."""
+        other = Transport(self._client)
+        other.identity, other.stopping, other.wall, other._ahead_s = identity, self.stopping, self.wall, self._ahead_s
+        return other
 
     @property
     def bytes_moved(self) -> int:
@@ -188,7 +198,7 @@ class Transport:
 
     def report(self, assignment: str, body: bytes) -> Receipt:
         """Upload the report. Asking again is safe: the coordinator counts a digest once."""
-        path = f"/v1/assignments/{_segment(assignment)}/report"
+        path = f"{_ASSIGNMENTS}{_segment(assignment)}/report"
         if len(body) > LARGEST_WHOLE:
             return self._resumed(path, body)
         receipt: Receipt = self._message(_Call("PUT", path, body, BYTES), Receipt)
@@ -205,6 +215,12 @@ class Transport:
         enrolled: Enrolled = decoded("POST /v1/devices", self._retrying(ask), Enrolled)
         return enrolled
 
+    def hold(self, assignment: str, wait_s: float) -> None:
+        """Be there, for about `wait_s` seconds; asked once. Raises Refused once the round needs nothing more."""
+        headers = {"Prefer": f"wait={wait_s:.0f}"}
+        path = f"{_ASSIGNMENTS}{_segment(assignment)}"
+        self._attempt(_Call("GET", path, headers=headers, timeout_s=wait_s + TIMEOUT_S))
+
     def say(self, assignment: str, number: int, message: bytes, wait_s: float) -> bytes | None:
         """Send a message of a secure aggregation, and hear the next as `hear` does. Sending the same again is safe."""
         headers = {**BYTES, "Prefer": f"wait={wait_s:.0f}"}
@@ -219,11 +235,11 @@ class Transport:
 
     def abort(self, assignment: str, message: Abort) -> None:
         """Give the assignment up."""
-        self._send(_Call("POST", f"/v1/assignments/{_segment(assignment)}:abort", encode(message), JSON))
+        self._send(_Call("POST", f"{_ASSIGNMENTS}{_segment(assignment)}:abort", encode(message), JSON))
 
     def leave(self, assignment: str, message: Abort) -> None:
         """Give the assignment up with no time to lose: asked once, for a moment."""
-        path = f"/v1/assignments/{_segment(assignment)}:abort"
+        path = f"{_ASSIGNMENTS}{_segment(assignment)}:abort"
         self._attempt(_Call("POST", path, encode(message), JSON, timeout_s=LEAVING_S))
 
     def _message(self, call: _Call, kind: Any) -> Any:
@@ -282,8 +298,15 @@ class Transport:
         return not self.stopping()
 
     def _attempt(self, call: _Call) -> Answer:
-        with self._asked(call) as response:
-            return Answer(response.status_code, response.headers, self._read(response, call))
+        of_assignment = call.path.startswith(_ASSIGNMENTS)
+        try:
+            if of_assignment:
+                self.spoke_at = math.inf
+            with self._asked(call) as response:
+                return Answer(response.status_code, response.headers, self._read(response, call))
+        finally:
+            if of_assignment:
+                self.spoke_at = time.monotonic()
 
     def _append(self, ref: BlobRef, partial: Partial, watch: Callable[[], None]) -> None:
         """Fetch what is missing of a blob. What arrives before something ends it is kept, if it is of the blob."""
@@ -380,7 +403,7 @@ def _passes(error: Unreachable | Refused) -> bool:
 
 
 def _secagg(assignment: str, number: int) -> str:
-    return f"/v1/assignments/{_segment(assignment)}/secagg/{number}"
+    return f"{_ASSIGNMENTS}{_segment(assignment)}/secagg/{number}"
 
 
 def _segment(name: str) -> str:

@@ -45,6 +45,7 @@ Manner: TypeAlias = Literal["steady", "silent", "killed"]
 RETRIES = 3
 RETRIED = frozenset({429, 503})
 ENROLLING = 16
+_HOLD_SHARE = 0.2
 _JSON, _BYTES = "application/json", "application/octet-stream"
 _CAPABILITIES = StatedCapabilities(runtime="muster-light", version="1", engine="none", formats=("onnx",))
 
@@ -200,9 +201,31 @@ class LightFleet(AbstractAsyncContextManager["LightFleet"]):
         given: AssignmentAnswer = await self._again(lambda: self._message(device, call, AssignmentAnswer))
         if isinstance(given, Rejected):
             return given.reason, self._within(given)
-        body, digest = await self._report(device, given)
         if device.manner == "silent":
+            await self._report(device, given)
             return "silent", given.report_within_s
+        held = asyncio.create_task(self._hold(device, given))
+        try:
+            return await self._work(device, given)
+        finally:
+            held.cancel()
+
+    async def _hold(self, device: LightDevice, given: Assignment) -> None:
+        """Be there as long as the session goes on; whoever is not needed any more hears it when it sends its report."""
+        wait_s = _HOLD_SHARE * (given.lost_after_s or given.report_within_s)
+        call = _Call("GET", f"/v1/assignments/{given.assignment}", prefer_s=self.config.wait_s)
+        while True:
+            await asyncio.sleep(wait_s)
+            try:
+                await self._ask(device, call)
+            except Refusal as refusal:
+                if refusal.status not in RETRIED:
+                    return
+            except (aiohttp.ClientError, OSError):
+                continue
+
+    async def _work(self, device: LightDevice, given: Assignment) -> tuple[str, float]:
+        body, digest = await self._report(device, given)
         upload = _Call("PUT", f"/v1/assignments/{given.assignment}/report", body, digest)
         if device.manner == "killed":
             await self._die_uploading(device, upload)

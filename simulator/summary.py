@@ -19,8 +19,8 @@ from simulator.kinds import Kind
 class Session:
     """One session of one device of a fleet.
 
-    ending: how it ended. "reported"; "killed" and "silent" are what the fleet did to it; "too-late": the round ended
-    first; else the outcome with its reason, as in "rejected: not-selected".
+    ending: how it ended. "reported"; "killed" and "silent" are what the fleet did to it; "not-needed": the round had
+    what it needs; else the outcome with its reason, as in "rejected: not-selected".
     """
 
     client: str
@@ -47,9 +47,9 @@ def _ending(ended: Ended, outcome: Outcome, fate: Fate) -> str:
     # What it had to say never left it: that the road was gone, or before it noticed, that conditions failed.
     if fate.silent and outcome.task and outcome.reason in {"unreachable", "conditions"}:
         return "silent"
-    if outcome.outcome == "reported":
-        return "reported"
-    return "too-late" if outcome.outcome == "not-needed" else f"{outcome.outcome}: {outcome.reason}"
+    if outcome.outcome in {"reported", "not-needed"}:
+        return outcome.outcome
+    return f"{outcome.outcome}: {outcome.reason}"
 
 
 @dataclass(slots=True)

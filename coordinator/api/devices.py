@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import re
+from contextlib import suppress
 from typing import Annotated, TypeVar
 
 from fastapi import Path
 from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from coordinator.api.blobs import serve_blob
-from coordinator.api.http import answer, preferred_wait, read_as, read_body, read_message
+from coordinator.api.http import answer, preferred_wait, read_as, read_body, read_message, while_connected
 from coordinator.api.owned import REMEMBERED, Owned
 from coordinator.api.reports import HEADER_BYTES
 from coordinator.api.signed import signed
-from coordinator.errors import MalformedMessage, Unavailable
+from coordinator.errors import MalformedMessage
 from coordinator.recent import Recent
 from coordinator.secure import UPLOAD
 from coordinator.service import Service
@@ -70,17 +72,12 @@ class DeviceApi:
         given = await read_body(request, self._settings.message_limit_bytes)
         tasks = frozenset(read_as(given, Willing).tasks) if given else None
         promise = self._driver.submit(Wait(session, signed(request).keyid, wait_s, tasks))
-        waiting = asyncio.wrap_future(promise)
-        gone = asyncio.ensure_future(_disconnected(request))
         try:
-            await asyncio.wait((waiting, gone), return_when=asyncio.FIRST_COMPLETED)
-            if waiting.done():
-                return answer(waiting.result(), headers)
-        finally:
-            waiting.cancel()
-            gone.cancel()
-        await self._ask(HangUp(session, promise))
-        raise Unavailable("the connection was closed")
+            found = await while_connected(request, promise)
+            return answer(found, headers)
+        except ClientDisconnect:
+            await self._ask(HangUp(session, promise))
+            raise
 
     async def blob(self, sha256: str, request: HttpRequest) -> Response:
         """Immutable bytes by digest: a plan, a graph, a checkpoint."""
@@ -90,27 +87,40 @@ class DeviceApi:
         self._driver.fetched(signed(request).keyid, sha256)
         return await run_in_threadpool(serve_blob, request, ref, self._store.blobs)
 
+    async def hold(self, assignment: str, request: HttpRequest) -> Response:
+        """Hear, within as long as `Prefer: wait=N` says, that the round does not need the device; else 204."""
+        async with self._owned.present(assignment, request):
+            wait_s, headers = preferred_wait(request, self._settings.max_wait_s)
+            promise = self._driver.presence.hold(assignment)
+            try:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(0 if self._driver.draining else wait_s):
+                        await while_connected(request, promise)
+            finally:
+                self._driver.presence.let_go(assignment, promise)
+        return Response(status_code=204, headers=headers)
+
     async def say(self, assignment: str, number: Number, request: HttpRequest) -> Response:
         """Take a message of the round's secure aggregation, once, and answer as `hear` does for the next number."""
         spoken = _number(number)
-        layout = await self._owned.layout(assignment, request)
-        limit = self._settings.message_limit_bytes
-        if spoken == UPLOAD:
-            # A masked report takes at most half a word per value, and a word for each segment and the checks.
-            limit = 4 * layout.size + 8 * len(layout.segments) + HEADER_BYTES
-        with self._limits.reports.hold(limit):
-            await self._ask(Say(assignment, spoken, bytes(await read_body(request, limit))))
-        return await self._hear(assignment, spoken + 1, request)
+        async with self._owned.present(assignment, request) as layout:
+            limit = self._settings.message_limit_bytes
+            if spoken == UPLOAD:
+                # A masked report takes at most half a word per value, and a word for each segment and the checks.
+                limit = 4 * layout.size + 8 * len(layout.segments) + HEADER_BYTES
+            with self._limits.reports.hold(limit):
+                await self._ask(Say(assignment, spoken, bytes(await read_body(request, limit))))
+            return await self._hear(assignment, spoken + 1, request)
 
     async def hear(self, assignment: str, number: Number, request: HttpRequest) -> Response:
         """Wait, as long as `Prefer: wait=N` says, for a message of the secure aggregation; 204 when none is there."""
         heard = _number(number)
-        await self._owned.layout(assignment, request)
-        return await self._hear(assignment, heard, request)
+        async with self._owned.present(assignment, request):
+            return await self._hear(assignment, heard, request)
 
     async def _hear(self, assignment: str, number: int, request: HttpRequest) -> Response:
         wait_s, headers = preferred_wait(request, self._settings.max_wait_s)
-        message = await self._ask(Hear(assignment, number, wait_s))
+        message = await while_connected(request, self._driver.submit(Hear(assignment, number, wait_s)))
         if message is None:
             return Response(status_code=204, headers=headers)
         return Response(message, media_type="application/octet-stream", headers=headers)
@@ -135,8 +145,3 @@ def _number(text: str) -> int:
     if not _NUMBER.fullmatch(text):
         raise MalformedMessage("messages of secure aggregation have numbers of one digit or two")
     return int(text)
-
-
-async def _disconnected(request: HttpRequest) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

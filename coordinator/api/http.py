@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import math
 import re
 from collections.abc import Mapping
+from concurrent.futures import Future
 from typing import TypeVar
 
 import msgspec
@@ -80,6 +82,24 @@ def read_as(data: memoryview, kind: type[T]) -> T:
         return messages.decode(bytes(data), kind)
     except WireError as error:
         raise MalformedMessage(str(error)) from error
+
+
+async def while_connected(request: Request, promise: Future[T]) -> T:
+    """What a promise gives, to a request whose body was read. Raises ClientDisconnect when its sender hangs up."""
+    kept, gone = asyncio.wrap_future(promise), asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait((kept, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not kept.done():
+            raise ClientDisconnect
+        return kept.result()
+    finally:
+        kept.cancel()
+        gone.cancel()
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def preferred_wait(request: Request, cap_s: float) -> tuple[float, dict[str, str]]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from coordinator.api.signed import signed
 from coordinator.errors import ForeignAssignment
+from coordinator.presence import Presence
 from coordinator.recent import Recent
 from coordinator.tasks import CoordinatorStore
 from fedcore.report import ReportLayout
@@ -28,9 +32,27 @@ class _Part:
 class Owned:
     """The assignments of a store, for whoever signs."""
 
-    def __init__(self, store: CoordinatorStore) -> None:
+    def __init__(self, store: CoordinatorStore, presence: Presence) -> None:
         self._store = store
+        self._presence = presence
         self._parts: Recent[str, _Part] = Recent(REMEMBERED)
+
+    @asynccontextmanager
+    async def present(self, assignment: str, request: Request) -> AsyncIterator[ReportLayout]:
+        """The layout of an assignment's report, to a device that is there as long as this request is answered.
+
+        Raises UnknownAssignment; ForeignAssignment if it is another's.
+        """
+        layout = await self.layout(assignment, request)
+        self._presence.begin(assignment)
+        broken = False
+        try:
+            yield layout
+        except (ClientDisconnect, asyncio.CancelledError):
+            broken = True
+            raise
+        finally:
+            self._presence.end(assignment, broken=broken)
 
     async def layout(self, assignment: str, request: Request) -> ReportLayout:
         """The layout of an assignment's report. Raises UnknownAssignment; ForeignAssignment if it is another's."""

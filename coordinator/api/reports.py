@@ -60,17 +60,17 @@ class ReportApi:
 
     async def put(self, assignment: str, request: Request) -> Response:
         """Deliver an assignment's report. Sending the same bytes again gives the same receipt."""
-        layout = await self._owned.layout(assignment, request)
-        digest = signed(request).digest
-        if digest is None:
-            raise MalformedMessage("a report needs a body, and its digest as Content-Digest")
-        with self._room.hold(_most(layout)):
-            return answer(await self._count(assignment, digest, await read_body(request, _most(layout)), layout))
+        async with self._owned.present(assignment, request) as layout:
+            digest = signed(request).digest
+            if digest is None:
+                raise MalformedMessage("a report needs a body, and its digest as Content-Digest")
+            with self._room.hold(_most(layout)):
+                return answer(await self._count(assignment, digest, await read_body(request, _most(layout)), layout))
 
     async def head(self, assignment: str, request: Request) -> Response:
         """How much of the report is here: Upload-Offset. Upload-Complete says whether it was counted."""
-        await self._owned.layout(assignment, request)
-        counted = await run_in_threadpool(self._counted, assignment)
+        async with self._owned.present(assignment, request):
+            counted = await run_in_threadpool(self._counted, assignment)
         headers = {"Cache-Control": "no-store", "Upload-Complete": "?0" if counted is None else "?1"}
         if counted is None:
             headers["Upload-Offset"] = str(self._uploads.size(assignment))
@@ -78,7 +78,10 @@ class ReportApi:
 
     async def patch(self, assignment: str, request: Request) -> Response:
         """Bring the next part of the report; the last one is answered with the receipt."""
-        layout = await self._owned.layout(assignment, request)
+        async with self._owned.present(assignment, request) as layout:
+            return await self._take(assignment, request, layout)
+
+    async def _take(self, assignment: str, request: Request, layout: ReportLayout) -> Response:
         part = _announced(request)
         if part.length > _most(layout):
             raise TooLarge(f"this report has at most {_most(layout)} bytes")

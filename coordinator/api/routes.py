@@ -82,7 +82,10 @@ def _working(add: Add, api: DeviceApi) -> None:
 
 
 def _reporting(add: Add, api: DeviceApi, reports: ReportApi) -> None:
-    """Where assignments end."""
+    """Where devices are there, and assignments end."""
+    held = {204: Said("Its report is still needed", (), _WAITED)}
+    about = signed_route(held, (*_OWN, "no-longer-needed"), fields=_WAIT)
+    add("/v1/assignments/{assignment}", api.hold, methods=["GET"], status_code=204, **about)
     path = "/v1/assignments/{assignment}/report"
     ending = (*_BODY, *_OWN, "conflicting-report")
     counting = (*ending, "no-longer-needed", "invalid-report")

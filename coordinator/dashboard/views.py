@@ -16,7 +16,7 @@ from coordinator.store.rows import SessionShape, Task, Transition
 _RECENT = 20
 _PASSAGE = ("accepted", "waited", "assigned", "fetched checkpoint", "reported")
 """Steps of a session that reports, in order."""
-_NOTHING = Totals(0, 0, 0, 0, 0)
+_NOTHING = Totals(0, 0, 0, 0, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +147,8 @@ def _assignments(totals: Totals) -> tuple[Step, ...]:
         ("assigned", totals.assigned),
         ("reported", totals.reported),
         ("gave up", totals.aborted),
+        ("lost", totals.lost),
+        ("not needed", totals.not_needed),
         ("expired", totals.expired),
     )
     return _shares(ended, totals.assigned)

@@ -26,6 +26,7 @@ class LiveRound:
     assigned: int
     reported: int
     aborted: int
+    lost: int
     entered_at: float
 
 
@@ -36,13 +37,15 @@ class Totals:
     assigned: int
     reported: int
     aborted: int
+    lost: int
+    expired: int
     committed: int
     abandoned: int
 
     @property
-    def expired(self) -> int:
-        """Assignments that ended without a word."""
-        return self.assigned - self.reported - self.aborted
+    def not_needed(self) -> int:
+        """Devices whose report their round did without."""
+        return self.assigned - self.reported - self.aborted - self.lost - self.expired
 
 
 class Overview:
@@ -64,7 +67,7 @@ class Overview:
             .label("entered_at")
         )
         query = select(ROUNDS, entered).where(ROUNDS.c.state.not_in(_ENDED)).order_by(ROUNDS.c.task, ROUNDS.c.id)
-        same = ("task", "number", "attempt", "assigned", "reported", "aborted", "entered_at")
+        same = ("task", "number", "attempt", "assigned", "reported", "aborted", "lost", "entered_at")
         return [
             LiveRound(**{name: getattr(row, name) for name in same}, state=RoundState(row.state))
             for row in self._connection.execute(query)
@@ -73,14 +76,12 @@ class Overview:
     def totals(self) -> dict[str, Totals]:
         """Sums over the rounds that ended, of every task that has any."""
         counted = (ROUNDS.c.state == RoundState.COMMITTED).label("counted")
-        sums = [func.sum(ROUNDS.c[name]) for name in ("assigned", "reported", "aborted")]
+        sums = [func.sum(ROUNDS.c[name]) for name in ("assigned", "reported", "aborted", "lost", "expired")]
         query = select(ROUNDS.c.task, counted, *sums, func.count()).where(ROUNDS.c.state.in_(_ENDED))
         found: dict[str, list[int]] = {}
-        for task, committed, assigned, reported, aborted, rounds in self._connection.execute(
-            query.group_by(ROUNDS.c.task, counted)
-        ):
-            of_task = found.setdefault(task, [0] * 5)
-            more = (assigned, reported, aborted, rounds if committed else 0, 0 if committed else rounds)
+        for task, committed, *counts, rounds in self._connection.execute(query.group_by(ROUNDS.c.task, counted)):
+            of_task = found.setdefault(task, [0] * 7)
+            more = (*counts, rounds if committed else 0, 0 if committed else rounds)
             found[task] = [int(a) + int(b) for a, b in zip(of_task, more, strict=True)]
         return {task: Totals(*sums) for task, sums in found.items()}
 

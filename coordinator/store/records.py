@@ -39,6 +39,10 @@ _task_settings = converter(TaskSettings)
 _plan_signature = converter(PlanSignature)
 
 _SETTINGS = tuple(TaskSettings.__dataclass_fields__)
+_COUNTS = ("assigned", "reported", "aborted", "lost", "expired")
+"""Of a round's assignments, as its value and its row have them; once it is over, the rest were not needed."""
+_MOST_NAMED = 1000
+"""Ids in one statement."""
 # Made once: to find out anew how these tables are joined cost more than the query.
 _ASSIGNED = (
     select(ASSIGNMENTS, ROUNDS.c.task, ROUNDS.c.number, TASKS.c.plan_sha256, REPORTS.c.sha256)
@@ -161,7 +165,7 @@ class Records:
     def add_round(self, task_id: str, number: int) -> tuple[int, int]:
         """Write a new round that selects; answers its row id and its attempt, one more than the last."""
         attempt = self._next_attempt(task_id, number)
-        values: dict[str, Any] = {"assigned": 0, "reported": 0, "aborted": 0, "reason": "", "metrics": {}}
+        values: dict[str, Any] = {**dict.fromkeys(_COUNTS, 0), "reason": "", "metrics": {}}
         values |= {"task": task_id, "number": number, "attempt": attempt, "opened_at": self.at}
         row_id = self._insert(ROUNDS, state=RoundState.SELECTING, **values)
         self._transition("round", row_id, "", RoundState.SELECTING, "devices are waiting")
@@ -193,8 +197,7 @@ class Records:
 
     def move_round(self, row_id: int, before: Round, after: Round, cause: str) -> None:
         """Write a round's counts and state. Raises StoreConflict when the stored state is not that of `before`."""
-        values: dict[str, Any] = {name: getattr(after, name) for name in ("state", "reason", "assigned")}
-        values |= {"reported": after.reported, "aborted": after.aborted}
+        values: dict[str, Any] = {name: getattr(after, name) for name in ("state", "reason", *_COUNTS)}
         if after.state.ended:
             values["ended_at"] = self.at
         self._guarded(ROUNDS, row_id, before.state, values)
@@ -223,7 +226,7 @@ class Records:
             values = {"state": RoundState.ABANDONED, "reason": reason, "ended_at": self.at}
             self._guarded(ROUNDS, row.id, row.state, values)
             self._transition("round", row.id, row.state, RoundState.ABANDONED, reason)
-            self.expire_assignments(row.id, reason)
+            self.end_assignments(row.id, AssignmentState.NOT_NEEDED, reason)
             ended += 1
         return ended, go_on
 
@@ -283,7 +286,7 @@ class Records:
 
         Device, when it was assigned last, in seconds since 1970, and in which round. Abandoned rounds do not count.
         """
-        stayed = ASSIGNMENTS.c.state != AssignmentState.ABORTED
+        stayed = ASSIGNMENTS.c.state.not_in((AssignmentState.ABORTED, AssignmentState.LOST))
         counting = (ROUNDS.c.task == task_id) & (ROUNDS.c.state != RoundState.ABANDONED)
         lately = (ROUNDS.c.number > after) | (ROUNDS.c.ended_at > since) | ROUNDS.c.ended_at.is_(None)
         columns = (ASSIGNMENTS.c.device, func.max(ASSIGNMENTS.c.assigned_at), func.max(ROUNDS.c.number))
@@ -301,12 +304,18 @@ class Records:
         self._guarded(ASSIGNMENTS, assignment.id, assignment.state, values)
         self._transition("assignment", assignment.id, assignment.state, to, cause)
 
-    def expire_assignments(self, round_id: int, cause: str) -> None:
-        """End whatever a round still waits for."""
-        silent = (ASSIGNMENTS.c.round == round_id) & (ASSIGNMENTS.c.state == AssignmentState.ASSIGNED)
-        ids = list(self._connection.scalars(select(ASSIGNMENTS.c.id).where(silent)))
-        self._connection.execute(update(ASSIGNMENTS).where(silent).values(state=AssignmentState.EXPIRED))
-        self._transitions("assignment", ids, AssignmentState.ASSIGNED, AssignmentState.EXPIRED, cause)
+    def end_assignments(
+        self, round_id: int, to: AssignmentState, cause: str, names: Collection[str] | None = None
+    ) -> list[Seat]:
+        """End whatever a round still waits for, or of that the assignments called `names`; answers which ended."""
+        open_ = (ASSIGNMENTS.c.round == round_id) & (ASSIGNMENTS.c.state == AssignmentState.ASSIGNED)
+        query = self._held(select(ASSIGNMENTS.c.id, ASSIGNMENTS.c.slot, ASSIGNMENTS.c.device).where(open_), ASSIGNMENTS)
+        ended = [Seat(*row) for row in self._connection.execute(query) if names is None or row.id in names]
+        for start in range(0, len(ended), _MOST_NAMED):
+            ids = [seat.id for seat in ended[start : start + _MOST_NAMED]]
+            self._connection.execute(update(ASSIGNMENTS).where(open_ & ASSIGNMENTS.c.id.in_(ids)).values(state=to))
+        self._transitions("assignment", [seat.id for seat in ended], AssignmentState.ASSIGNED, to, cause)
+        return ended
 
     # --- the ways of writing
 
@@ -355,7 +364,7 @@ def _task(row: Row[Any]) -> Task:
 
 
 def _round(row: Row[Any], abort_reasons: dict[str, int]) -> RoundRecord:
-    same = ("id", "number", "attempt", "reason", "assigned", "reported", "aborted", "metrics", "opened_at")
+    same = ("id", "number", "attempt", "reason", *_COUNTS, "metrics", "opened_at")
     return RoundRecord(
         **{name: getattr(row, name) for name in same},
         abort_reasons=abort_reasons,
@@ -367,8 +376,7 @@ def _round(row: Row[Any], abort_reasons: dict[str, int]) -> RoundRecord:
 
 def _agrees(row: Row[Any], known: Round | None) -> bool:
     """Whether a round is as far in the store as in memory: no state and no count is ever come back to."""
-    columns = (row.state, row.assigned, row.reported, row.aborted)
-    return known is not None and columns == (known.state, known.assigned, known.reported, known.aborted)
+    return known is not None and all(getattr(row, name) == getattr(known, name) for name in ("state", *_COUNTS))
 
 
 def _assignment(row: Row[Any]) -> AssignmentRecord:

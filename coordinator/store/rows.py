@@ -62,11 +62,19 @@ class RoundRecord:
     assigned: int
     reported: int
     aborted: int
+    lost: int
+    expired: int
     abort_reasons: dict[str, int]
     metrics: dict[str, float]
     opened_at: float
     seconds: float | None
     checkpoint_sha256: str | None
+
+    @property
+    def not_needed(self) -> int:
+        """Devices of a round that is over whose report it did without."""
+        rest = self.assigned - self.reported - self.aborted - self.lost - self.expired
+        return rest if self.state.ended else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ WIRE_VERSION = 1
 T = TypeVar("T")
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 RejectionReason = Literal[
@@ -171,7 +172,8 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, tag="assigned", tag_
     `seed`, `round` and `slot` key every random number of the session; `report_within_s` counts from the answer, so a
     device's clock does not matter. `plan_signature` is there when the plan was signed; `minimum` is the number of
     reports below which the round does not count. `secagg` is the invitation to a secure aggregation, M0 of SA1: with
-    it the report leaves the device masked or not at all.
+    it the report leaves the device masked or not at all. `over_selected`: more devices have the assignment than reports
+    are needed. `lost_after_s`: for how long the device may be silent before the round goes on without it.
     """
 
     version: int = WIRE_VERSION
@@ -187,6 +189,8 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, tag="assigned", tag_
     plan_signature: PlanSignature | None = None
     minimum: Count | None = None
     secagg: bytes | None = None
+    over_selected: bool = False
+    lost_after_s: Seconds | None = None
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):

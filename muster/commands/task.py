@@ -165,6 +165,9 @@ def show(
         _describe(store.task(task), json)
 
 
+_UNREPORTED = ("aborted", "lost", "not needed", "expired")
+
+
 @task_app.command()
 def metrics(
     task: TaskId, db: Database = None, blobs: Blobs = None, coordinator: Remote = None, json: Json = False
@@ -180,7 +183,18 @@ def metrics(
         return
     names = list(dict.fromkeys(name for record in rounds for name in record.metrics))
     show_table(
-        ("round", "attempt", "state", "reason", "assigned", "reported", "aborted", "abort reasons", "seconds", *names),
+        (
+            "round",
+            "attempt",
+            "state",
+            "reason",
+            "assigned",
+            "reported",
+            *_UNREPORTED,
+            "abort reasons",
+            "seconds",
+            *names,
+        ),
         [
             (
                 r.number,
@@ -190,6 +204,9 @@ def metrics(
                 r.assigned,
                 r.reported,
                 r.aborted,
+                r.lost,
+                r.not_needed,
+                r.expired,
                 r.abort_reasons,
                 r.seconds,
                 *map(r.metrics.get, names),

@@ -151,6 +151,19 @@ class Desk:
         self.now += seconds
         self.turn()
 
+    def hold(self, given) -> None:
+        """From now on the device with this assignment is there."""
+        self.driver.presence.begin(given.assignment)
+
+    def live(self, seconds: float, *here) -> None:
+        """Let time pass as it does, in small steps; devices with the assignments `here` ask something at every one."""
+        for _ in range(round(2 * seconds)):
+            self.now += 0.5
+            for given in here:
+                self.hold(given)
+                self.driver.presence.end(given.assignment, broken=False)
+            self.turn()
+
     def arrive(self, device: str, population="phones", formats=("onnx",), examples=None, conditions=None):
         able = msgspec.structs.replace(CAPABILITIES, formats=formats)
         message = CheckIn(capabilities=able, examples=examples or {"default": 10}, conditions=conditions)

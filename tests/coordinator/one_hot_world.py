@@ -175,6 +175,21 @@ class World:
         self.pass_time(LEAPS_S[pick % len(LEAPS_S)])
         self.turn()
 
+    def linger(self, pick):
+        """Time passes as it does, and the driver looks: whoever does not hold an assignment is lost by and by."""
+        for _ in range(10 + pick % 6):
+            self.pass_time(0.5)
+            self.turn()
+
+    def hold(self, pick):
+        for phone in self.among(pick, lambda phone: phone.given):
+            self.desk.driver.presence.begin(phone.given[-1].assignment)
+
+    def break_off(self, pick):
+        """A connection breaks, or was closed by a kill."""
+        for phone in self.among(pick, lambda phone: phone.given):
+            self.desk.driver.presence.end(phone.given[-1].assignment, broken=True)
+
     def pause(self, _):
         self.operate(self.operator.pause)
 
@@ -321,8 +336,7 @@ class World:
     # --- what must hold
 
     def look(self):
-        columns = (ROUNDS.c.number, ROUNDS.c.attempt, ROUNDS.c.state, ROUNDS.c.reported, ROUNDS.c.opened_at)
-        query = sqlalchemy.select(*columns).where((ROUNDS.c.task == self.task) & (ROUNDS.c.number > self.number))
+        query = sqlalchemy.select(ROUNDS).where((ROUNDS.c.task == self.task) & (ROUNDS.c.number > self.number))
         with self.operator.database.engine.connect() as connection:
             rows = connection.execute(query.order_by(ROUNDS.c.id)).all()
         for row in rows:
@@ -353,6 +367,7 @@ class World:
                     self.report(phone, given, loss)
         self.turn()
         self.inbox = queued
+        demand(len(cohort) == len({phone.index for phone, _ in cohort}), f"a device is in round {attempt} twice")
         holders = [(phone, given) for phone, given in cohort if given.assignment in self.receipts]
         total = sum((self.delta(phone, given) for phone, given in holders), np.zeros(DEVICES + MARKS))
         after = self.operator.checkpoint(self.task, row.number)["params"]
@@ -366,6 +381,8 @@ class World:
         demand(row.reported >= SETTINGS.policy.minimum, f"round {attempt} committed {row.reported} reports")
         self.model = after
         self.seen["rounds committed"] += 1
+        self.seen["devices lost in them"] += row.lost
+        self.seen["rounds committed with replacements"] += row.assigned > SETTINGS.policy.cohort
         if row.number == SETTINGS.rounds:
             demand(self.operator.task(self.task).state is TaskState.COMPLETED, "the last round completes the task")
 

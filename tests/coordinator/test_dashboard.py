@@ -106,7 +106,7 @@ def test_page_of_a_task_follows_its_round_without_being_loaded_again(register, s
         put(devices, others[0].assignment, report_body([1, 0, 0, 0], 1, loss=0.5))
         shows(browser, "1 of 2 reports")
         put(devices, others[1].assignment, report_body([1, 0, 0, 0], 1, loss=0.25))
-    shows(browser, "1 of 2 rounds committed", "train.loss 0.375 after round 1", "reported 2 67 %", "expired 1 33 %")
+    shows(browser, "1 of 2 rounds committed", "train.loss 0.375 after round 1", "reported 2 67 %", "not needed 1 33 %")
     assert browser.execute_script("return window.loadedOnce") is True
     assert len(browser.find_elements(By.CSS_SELECTOR, "svg circle")) == 1
     assert_sound(browser, served.admin)
@@ -264,7 +264,11 @@ def test_what_pages_show_is_what_the_rows_say(store, register, desk):
         "tablets": [idle],
     }
     counts = {step.name: (step.count, round(step.percent)) for step in page.assignments}
-    assert counts == {"assigned": (3, 100), "reported": (1, 33), "gave up": (1, 33), "expired": (1, 33)}
+    assert counts == {"assigned": (3, 100), "reported": (1, 33), "gave up": (1, 33)} | {
+        "lost": (0, 0),
+        "not needed": (1, 33),
+        "expired": (0, 0),
+    }
     assert (page.line.totals.committed, page.line.totals.abandoned, page.line.live) == (1, 0, ())
     assert [(one.number, one.state, one.reported) for one in page.attempts] == [(1, "committed", 1)]
     assert page.abort_reasons == {"runtime-failed": 1}

@@ -347,7 +347,7 @@ def test_every_change_of_state_leaves_a_transition(store, register, desk):
         (first.assignment, "", "assigned"),
         (second.assignment, "", "assigned"),
         (first.assignment, "assigned", "reported"),
-        (second.assignment, "assigned", "expired"),
+        (second.assignment, "assigned", "not-needed"),
     }
 
 

@@ -173,7 +173,7 @@ def test_taking_a_population_leaves_the_rounds_of_others_alone(store, register, 
     lost = register(goal=1)
     second.pass_time(1)
     second.assign("a")
-    first.wait("b", population="tablets")
+    first.hold(first.wait("b", population="tablets").result(timeout=0))
     pass_time([first], LEASE_S + 1)
     first.assign("a")
     assert [round_.reason for round_ in store.rounds(lost)] == ["driver-lost", ""]
@@ -186,6 +186,8 @@ def test_population_is_handed_to_a_new_replica_when_its_round_is_over(store, reg
     first = Desk(store, None, "http://first", LEASE_S)
     (one,) = first.assign("a")
     two = first.wait("b", population="tablets").result(timeout=0)
+    for given in (one, two):
+        first.hold(given)
     second = Desk(store, None, "http://second", LEASE_S)
     pass_time([first, second], 5)
     assert first.tenure.held == {"phones", "tablets"}

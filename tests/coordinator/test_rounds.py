@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import hypothesis.strategies as st
 import pytest
@@ -9,12 +10,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from coordinator.errors import UnexpectedEvent
 from coordinator.rounds import (
+    FAILURES,
     Abandon,
     Aborted,
     Aggregated,
     AssignmentState,
     Configured,
-    ExpireAssignments,
+    EndAssignments,
+    Lost,
     Policy,
     Release,
     Reported,
@@ -97,7 +100,11 @@ def test_goal_ends_reporting_and_expires_the_rest():
     round_ = after(reporting(), *[Reported()] * 9)
     assert round_.state is RoundState.REPORTING
     done, effects = step(round_, Reported(), 10)
-    assert (done.state, done.reported, effects) == (RoundState.AGGREGATING, 10, (ExpireAssignments(),))
+    assert (done.state, done.reported, effects) == (
+        RoundState.AGGREGATING,
+        10,
+        (EndAssignments(AssignmentState.NOT_NEEDED),),
+    )
 
 
 @pytest.mark.parametrize(("reported", "state"), [(3, RoundState.ABANDONED), (4, RoundState.AGGREGATING)])
@@ -112,6 +119,68 @@ def test_round_ends_early_when_nobody_is_left_to_report(reported, state):
     round_ = after(reporting(), *[Reported()] * reported, *[Aborted()] * (12 - reported))
     assert round_.state is RoundState.REPORTING
     assert after(round_, Aborted()).state is state
+
+
+def test_deadline_cuts_off_whoever_is_still_there():
+    done, effects = step(after(reporting(), *[Reported()] * 5, Lost(2)), Tick(), 70)
+    assert (done.expired, done.outstanding, effects) == (6, 0, (EndAssignments(AssignmentState.EXPIRED),))
+
+
+def test_lost_devices_are_replaced_as_far_as_the_goal_lacks_them():
+    round_ = after(reporting(13), *[Reported()] * 6, Lost(5))
+    assert step(round_, Waiting(9), 11) == (round_, (Select(2),))
+    assert step(round_, Waiting(1), 11) == (round_, (Select(1),))
+    replaced = after(round_, Configured(2))
+    assert (replaced.assigned, replaced.attainable, step(replaced, Waiting(9), 11)) == (15, 10, (replaced, ()))
+
+
+def test_devices_that_gave_up_are_not_replaced():
+    round_ = after(reporting(13), *[Aborted()] * 5)
+    assert step(round_, Waiting(9), 11) == (round_, ())
+
+
+def test_no_more_than_a_cohort_is_replaced_and_nobody_late_in_the_round():
+    round_ = reporting(13)
+    for _ in range(4):
+        round_ = after(round_, Lost(round_.outstanding))
+        assert after(round_, Tick()).reason == "too-few-reports"
+        if round_.missing(10) == 0:
+            break
+        round_ = after(round_, Configured(round_.missing(10)))
+    assert (round_.replaced, round_.assigned) == (13, 26)
+    assert after(reporting(13), Lost(13)).missing(41) == 0
+
+
+def test_round_that_cannot_come_to_its_minimum_waits_a_moment_for_replacements_and_then_ends():
+    round_ = after(reporting(13), Lost(10))
+    assert after(round_, Waiting(0), now=12.9).state is RoundState.REPORTING
+    assert after(round_, Waiting(0), now=13).state is RoundState.ABANDONED
+    assert step(after(round_, Waiting(0), now=12.9), Waiting(1), 12.9)[1] == (Select(1),)
+    assert after(round_, Configured(1), Waiting(0), now=13).state is RoundState.REPORTING
+
+
+def test_round_ends_at_once_when_its_minimum_cannot_be_met_and_nobody_can_join():
+    assert after(reporting(13), *[Aborted()] * 9).state is RoundState.REPORTING
+    ended, effects = step(after(reporting(13), *[Aborted()] * 9), Aborted(), 10)
+    assert (ended.state, ended.reason) == (RoundState.ABANDONED, "too-few-reports")
+    assert effects == (EndAssignments(AssignmentState.NOT_NEEDED),)
+    assert after(reporting(13), Lost(10), Tick()).state is RoundState.ABANDONED
+
+
+@pytest.mark.parametrize(
+    ("events", "reason"),
+    [
+        ((Lost(10),), "too-few-reports"),
+        ((Lost(10, proven=True),), "devices-lost"),
+        ((Reported(), Lost(12)), "devices-lost"),
+        ((Reported(), *[Aborted()] * 10), "too-few-reports"),
+    ],
+    ids=["nobody carried it out", "somebody trained", "somebody reported", "they gave up"],
+)
+def test_attempt_fails_unless_the_plan_was_carried_out_and_devices_only_vanished(events, reason):
+    ended = after(reporting(13), *events, Tick())
+    assert (ended.state, ended.reason) == (RoundState.ABANDONED, reason)
+    assert (reason in FAILURES) is (reason == "too-few-reports")
 
 
 def test_report_at_the_deadline_is_not_taken():
@@ -148,6 +217,7 @@ EVENTS = st.one_of(
     st.builds(Waiting, st.integers(0, 20), st.booleans()),
     st.builds(Configured, st.integers(0, 20)),
     st.builds(Summed, st.integers(0, 20)),
+    st.builds(Lost, st.integers(0, 20), st.booleans()),
     st.sampled_from([Reported(), Reported(), Reported(), Aborted(), Tick(), Aggregated()]),
 )
 
@@ -191,6 +261,17 @@ class RoundMachine(RuleBasedStateMachine):
     def device_answers(self, event):
         self.take(event)
 
+    @precondition(lambda self: self.is_in(RoundState.REPORTING))
+    @rule(eligible=st.integers(0, 20))
+    def devices_wait_while_others_report(self, eligible):
+        before = self.round
+        self.take(Waiting(eligible))
+        for effect in self.effects:
+            if isinstance(effect, Select):
+                assert 0 < effect.count <= min(eligible, before.lost)
+                self.take(Configured(effect.count))
+                assert self.policy.minimum <= self.round.attainable <= self.policy.goal
+
     @precondition(lambda self: self.is_in(RoundState.AGGREGATING))
     @rule()
     def commit(self):
@@ -215,6 +296,7 @@ class RoundMachine(RuleBasedStateMachine):
         r = self.round
         assert r.outstanding >= 0
         assert r.reported <= r.assigned
+        assert r.replaced <= min(r.lost, self.policy.cohort)
         assert not (r.held and r.state not in (RoundState.SELECTING, RoundState.ABANDONED))
 
     @invariant()
@@ -227,7 +309,8 @@ class RoundMachine(RuleBasedStateMachine):
     def reporting_ends_with_whoever_is_needed_and_no_later(self):
         if self.is_in(RoundState.REPORTING):
             assert self.round.reported < self.policy.goal
-            assert self.round.outstanding > 0
+            assert self.round.attainable >= self.policy.minimum or self.now < self.round.short_until < math.inf
+            assert self.round.outstanding > 0 or self.round.attainable < self.policy.minimum
 
     @invariant()
     def committed_only_from_the_minimum_on(self):

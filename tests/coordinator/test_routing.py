@@ -14,6 +14,7 @@ import uvicorn
 
 from coordinator.keys import Keys
 from coordinator.leases import Replica
+from coordinator.rounds import AssignmentState
 from coordinator.server import serving
 from coordinator.settings import Settings
 from fedcore import checkpoint
@@ -150,6 +151,19 @@ def test_waiting_device_that_hangs_up_is_not_waited_for_behind_another_replica(r
         ask(other, session, headers={"Prefer": "wait=5"}, timeout=0.5)
     # While somebody waits in a session, nobody else can.
     assert until(lambda: (answer := ask(holder, session)).status_code == 200 and answer, 3).json()["reason"]
+
+
+def test_device_that_hangs_up_behind_another_replica_is_lost(store, register, pair):
+    holder, other = pair
+    task = register(goal=1, rounds=1)
+    until(lambda: check_in(other).status_code == 200)
+    (given,) = assign(other, "a")
+    path, how = f"/v1/assignments/{given.assignment}", {"auth": other.devices["a"]}
+    assert other.get(path, **how).status_code == 204
+    with pytest.raises(httpx2.ReadTimeout):
+        other.get(path, headers={"Prefer": "wait=60"}, timeout=0.5, **how)
+    until(lambda: store.cohort(task, 1)[0].state is AssignmentState.LOST, 30)
+    refused(holder.get(path, **how), "no-longer-needed")
 
 
 def test_long_report_and_its_receipt_pass_through_another_replica(store, register, pair, tmp_path):

@@ -34,7 +34,7 @@ def test_sessions_are_counted_by_what_they_went_through(store, register, desk):
         (False, "accepted > left"): 1,
         (True, "accepted > waited > assigned > fetched plan > fetched checkpoint > reported"): 1,
         (True, "accepted > waited > assigned > aborted: conditions"): 1,
-        (True, "accepted > waited > assigned > expired"): 1,
+        (True, "accepted > waited > assigned > not needed"): 1,
     }
 
 
@@ -94,7 +94,7 @@ def test_a_clean_stop_loses_no_count(store, register, desk):
     desk.driver.submit(Arrive("phones", "a", message)).result(timeout=10)
     desk.driver.stop()
     assert shapes(store, task) == {
-        (True, "accepted > waited > assigned > expired"): 1,
+        (True, "accepted > waited > assigned > not needed"): 1,
         (False, "accepted > waited > rejected: shutting-down"): 1,
         (False, "rejected: not-eligible"): 1,
     }

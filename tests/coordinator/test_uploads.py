@@ -183,7 +183,7 @@ def test_a_report_that_is_too_large_or_anothers_or_unwanted_is_refused_before_it
 def test_reports_on_their_way_take_no_more_memory_than_they_may_and_it_is_let_go_with_their_assignments(
     store, register, database, tmp_path
 ):
-    register(goal=3, rounds=1)
+    register(goal=3, minimum=2, rounds=1)
     place = {"database": database, "keys": tmp_path / "keys", "blobs": tmp_path / "blobs", "port": 0}
     with serving(Settings(**place, reports_bytes=9000)) as url, speaking_to(url) as client:
         given = [one.assignment for one in assign(client, "a", "b", "c")]

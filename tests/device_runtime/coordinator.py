@@ -44,7 +44,9 @@ class Coordinator:
         self.checkins, self.aborts, self.reports, self.headers = [], [], [], []
         self.faults = defaultdict(list)
         self.forged, self.stale = [], []
+        self.held = threading.Event()
         self.report_within_s = 60.0
+        self.lost_after_s, self.over_selected = None, False
         self.given = 1
         self.invite, self.vouch, self.said = None, lambda id_: None, []
         self.keys, self.created, self.enrolments, self.nonces = {}, {}, [], set()
@@ -71,6 +73,8 @@ class Coordinator:
             plan=self.plan,
             checkpoint=self.checkpoint,
             report_within_s=self.report_within_s,
+            lost_after_s=self.lost_after_s,
+            over_selected=self.over_selected,
             secagg=self.invite and self.invite(self.plan, self.checkpoint),
         )
 
@@ -90,6 +94,9 @@ class Coordinator:
             case ["POST", "v1", "assignments", name] if name.endswith(":abort"):
                 self.aborts.append(decode(body, Abort))
                 return "abort", 204, "application/json", b""
+            case ["GET", "v1", "assignments", _]:
+                self.held.wait(10.0 if headers.get("Prefer") != "wait=0" else 0.0)
+                return "hold", 204, "application/json", b""
         return self.answer_report(method, path, headers, body) or self.answer_secure(method, path, body, signature)
 
     def answer_report(self, method, path, headers, body):
@@ -112,6 +119,7 @@ class Coordinator:
         return None
 
     def count(self, assignment, body):
+        self.held.set()
         self.reports.append(checkpoint.decode(body, linear.plan().report.wire)["report"])
         return encode(Receipt(assignment=assignment, task="t-1", round=2, sha256=hashlib.sha256(body).hexdigest()))
 
@@ -174,6 +182,8 @@ def call_of(method, path):
     parts = path.split("/")[::-1]
     if method == "HEAD":
         return "offset"
+    if method == "GET" and parts[1] == "assignments":
+        return "hold"
     return "abort" if parts[0].endswith(":abort") else next(CALLS[part] for part in parts if part in CALLS)
 
 

@@ -253,6 +253,8 @@ def upgrade() -> None:
         sa.Column("assigned", sa.Integer(), nullable=False, comment="devices given an assignment"),
         sa.Column("reported", sa.Integer(), nullable=False, comment="reports folded into the sum"),
         sa.Column("aborted", sa.Integer(), nullable=False, comment="devices that gave up"),
+        sa.Column("lost", sa.Integer(), nullable=False, comment="devices that vanished"),
+        sa.Column("expired", sa.Integer(), nullable=False, comment="devices that the deadline cut off"),
         sa.Column(
             "opened_at",
             sa.Float(),
@@ -293,7 +295,12 @@ def upgrade() -> None:
             nullable=False,
             comment="whose part it is: the device that signed the check-in",
         ),
-        sa.Column("state", sa.String(length=16), nullable=False, comment="assigned, reported, aborted or expired"),
+        sa.Column(
+            "state",
+            sa.String(length=16),
+            nullable=False,
+            comment="assigned, reported, aborted, lost, not-needed or expired",
+        ),
         sa.Column("reason", sa.Text(), nullable=False, comment="why it was aborted; else empty"),
         sa.Column("assigned_at", sa.Float(), nullable=False, comment="seconds since 1970"),
         sa.ForeignKeyConstraint(["round"], ["rounds.id"], name=op.f("fk_assignments_round")),

@@ -1,0 +1,175 @@
+"""Devices that vanish in mid-round, on the driver: their places are free within seconds, and the round goes on."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from coordinator.errors import NoLongerNeeded
+from coordinator.rounds import AssignmentState, TaskState
+from tests.coordinator.bundles import START
+from tests.coordinator.conftest import states
+from tests.coordinator.test_secure import NAMES, PHASES, SECURE, Device, run, seat
+
+pytestmark = pytest.mark.every_engine
+
+
+def test_waiting_device_takes_the_place_of_a_lost_one(store, register, desk):
+    task = register(goal=2, rounds=1)
+    here, lost = desk.assign("a", "b")
+    waiting = desk.wait("c", seconds=100)
+    desk.live(6, here)
+    late = waiting.result(timeout=0)
+    assert (late.slot, late.round, late.attempt, late.checkpoint) == (2, 1, 1, here.checkpoint)
+    assert 590 < late.report_within_s < 600
+    with pytest.raises(NoLongerNeeded, match="lost"):
+        desk.report(lost)
+    desk.report(here, [1, 0, 0, 0])
+    desk.report(late, [0, 1, 0, 0])
+    np.testing.assert_array_equal(store.checkpoint(task)["params"], START + np.array([0.5, 0.5, 0, 0]))
+    (record,) = store.rounds(task)
+    assert (record.assigned, record.reported, record.lost, record.not_needed, record.expired) == (3, 2, 1, 0, 0)
+    assert [one.state for one in store.cohort(task, 1)][lost.slot] is AssignmentState.LOST
+
+
+def test_round_without_anybody_to_replace_a_lost_device_is_tried_again_at_once_with_whoever_comes(
+    store, register, desk
+):
+    task = register(goal=2)
+    here, _ = desk.assign("a", "b")
+    desk.report(here)
+    desk.live(9)
+    assert states(store, task) == [(1, 1, "abandoned", "devices-lost")]
+    again = desk.assign("a", "b")
+    assert [given.attempt for given in again] == [2, 2]
+    for given in again:
+        desk.report(given)
+    assert states(store, task)[1] == (1, 2, "committed", "")
+
+
+def test_nobody_is_in_a_round_twice(store, register, desk):
+    task = register(goal=2, rounds=1)
+    here, _ = desk.assign("a", "b")
+    back = {name: desk.wait(name, seconds=100) for name in "ab"}
+    desk.report(here, [1, 0, 0, 0])
+    desk.live(6)
+    assert [future.done() for future in back.values()] == [False, False]
+    desk.live(4)
+    assert {future.result(timeout=0).attempt for future in back.values()} == {2}
+    assert len(store.cohort(task, 1)) == 2
+
+
+def test_round_that_needs_no_more_ends_without_its_lost_devices(store, register, desk):
+    task = register(goal=3, minimum=2, rounds=1)
+    first, second, _ = desk.assign("a", "b", "c")
+    for given in (first, second):
+        desk.report(given)
+    desk.live(6)
+    assert states(store, task) == [(1, 1, "committed", "")]
+
+
+def test_attempts_of_which_devices_vanished_after_some_reported_do_not_pause_the_task(store, register, desk):
+    task = register(goal=2, max_attempts=2)
+    for _ in range(4):
+        here, _ = desk.assign("a", "b")
+        desk.report(here)
+        desk.live(9)
+    assert [reason for *_, reason in states(store, task)] == ["devices-lost"] * 4
+    assert store.task(task).state is TaskState.ACTIVE
+
+
+def test_attempts_of_which_every_device_vanished_fail_as_a_plan_that_kills_devices_does(store, register, desk):
+    task = register(goal=2, max_attempts=2)
+    for _ in range(2):
+        desk.assign("a", "b")
+        desk.live(9)
+    assert [reason for *_, reason in states(store, task)] == ["too-few-reports"] * 2
+    assert store.task(task).state is TaskState.PAUSED
+
+
+def test_device_that_vanished_does_not_rest(register, desk):
+    register(goal=2, rounds=9, min_separation_rounds=3)
+    here, _ = desk.assign("a", "b")
+    late = desk.wait("c", seconds=100)
+    desk.live(6, here)
+    for given in (here, late.result(timeout=0)):
+        desk.report(given)
+    desk.turn()
+    answers = {name: desk.arrive(name) for name in "abc"}
+    assert sorted(getattr(answer, "reason", "") for answer in answers.values()) == ["", "resting", "resting"]
+
+
+def test_lost_devices_are_counted_apart(store, register, desk):
+    task = register(goal=1, minimum=1, over_selection=3, rounds=9)
+    here, gone, spare = desk.assign("a", "b", "c")
+    desk.live(6, here, spare)
+    desk.report(here)
+    desk.turn()
+    (record,) = [one for one in store.rounds(task) if one.number == 1]
+    assert (record.assigned, record.reported, record.lost, record.not_needed) == (3, 1, 1, 1)
+    text = desk.driver.metrics.text().decode()
+    for state, count in (("lost", 1), ("not-needed", 1)):
+        assert f'muster_unreported_total{{state="{state}"}} {count}.0' in text
+    desk.pass_time(61)
+    desk.assign("x", "y", "z")
+    with store.database.reading() as records:
+        found = {one.shape for one in records.sessions(store.task(task))}
+    assert {f"accepted > waited > assigned > {how}" for how in ("reported", "lost", "not needed")} <= found
+    assert gone.assignment != spare.assignment
+
+
+def test_device_sent_away_while_a_round_wants_replacements_comes_back_at_once(register, desk):
+    register(goal=2, rounds=9, reporting_deadline_s=3600)
+    here, _ = desk.assign("a", "b")
+    desk.pass_time(0.5)
+    late = desk.wait("a", seconds=6)  # it is in the round already
+    desk.live(6.5, here)
+    assert late.result(timeout=0).retry.max_s < 60
+
+
+def test_draining_coordinator_takes_nobody_for_lost(store, register, desk):
+    task = register(goal=1)
+    (given,) = desk.assign("a")
+    desk.driver.drain()
+    desk.live(20)
+    desk.report(given)
+    assert states(store, task)[0] == (1, 1, "committed", "")
+
+
+@pytest.mark.parametrize("after", range(1, 5))
+def test_secure_round_goes_on_without_a_device_that_vanishes_in_any_phase(store, register, desk, after):
+    task = register(**SECURE | {"goal": 9, "minimum": 8, "selection_timeout_s": 600})
+    devices = seat(desk, [*NAMES, "d8"])
+    run(devices, PHASES[:after])
+    run(devices[1:], PHASES[after : after + 1])
+    desk.live(8, *(one.given for one in devices[1:]))
+    run(devices[1:], PHASES[after + 1 :])
+    desk.turn()
+    assert states(store, task) == [(1, 1, "committed", "")]
+    in_the_sum = after >= 3
+    state = AssignmentState.REPORTED if in_the_sum else AssignmentState.LOST
+    assert next(one.state for one in store.cohort(task, 1) if one.id == devices[0].given.assignment) is state
+
+
+def test_secure_round_below_its_minimum_is_tried_again_at_once(store, register, desk):
+    task = register(**SECURE)
+    devices = seat(desk)
+    run(devices[1:], ("advertise",))
+    desk.live(9, *(one.given for one in devices[1:]))
+    assert states(store, task) == [(1, 1, "abandoned", "devices-lost")]
+    again = seat(desk)
+    assert {one.given.attempt for one in again} == {2}
+
+
+def test_device_joins_a_secure_round_in_the_place_of_one_that_vanished_while_it_trained(store, register, desk):
+    task = register(**SECURE)
+    devices = seat(desk)
+    run(devices[2:], ("advertise",))
+    waiting = desk.wait("late", seconds=100)
+    desk.live(6, *(one.given for one in devices[1:]))
+    late = Device(desk, waiting.result(timeout=0), [0.5, -0.25, 0, 1], weight=2)
+    assert (late.given.slot, late.given.secagg) == (8, devices[0].given.secagg)
+    run([devices[1], late], ("advertise",))
+    run([*devices[1:], late], ("share", "upload", "confirm", "reveal"))
+    assert states(store, task) == [(1, 1, "committed", "")]
+    assert store.rounds(task)[0].reported == 8

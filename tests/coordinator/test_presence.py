@@ -1,0 +1,102 @@
+"""Which devices are there, on a clock that only the test moves."""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator.errors import NoLongerNeeded
+from coordinator.presence import Presence, Silence, lost_after_s
+from fedcore.plan import BlobRef
+from fedcore.wire.messages import Assignment
+
+BLOB = BlobRef("0" * 64, 1)
+
+
+def given(name):
+    numbers = {"round": 1, "attempt": 1, "slot": 0, "seed": 0}
+    blobs = {"plan": BLOB, "checkpoint": BLOB}
+    return Assignment(assignment=name, task="t", **numbers, **blobs, report_within_s=60.0, lost_after_s=5.0)
+
+
+class Watch:
+    """A presence book of round 1 with two devices, lost after 5 s, and its clock."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.book = Presence(lambda: self.now)
+        for name in "ab":
+            self.book.expect(1, given(name))
+
+    def pass_time(self, seconds):
+        """Looked at twice a second, as the driver does; who was lost at the last look."""
+        until, lost = self.now + seconds, {}
+        while self.now < until:
+            self.now = min(until, self.now + 0.5)
+            lost = self.book.lost()
+        return lost
+
+
+@pytest.fixture
+def watch():
+    return Watch()
+
+
+def test_device_is_lost_that_is_not_heard_of(watch):
+    assert watch.pass_time(4.5) == {}
+    assert watch.pass_time(1) == {1: ["a", "b"]}
+
+
+def test_open_request_keeps_a_device_and_its_end_begins_the_time_anew(watch):
+    watch.book.begin("a")
+    assert watch.pass_time(100) == {1: ["b"]}
+    watch.book.end("a", broken=False)
+    watch.book.forget(["b"])
+    assert watch.pass_time(4.5) == {}
+    assert watch.pass_time(1) == {1: ["a"]}
+
+
+def test_broken_connection_leaves_less_time_unless_another_request_is_open(watch):
+    watch.book.begin("a")
+    watch.book.begin("a")
+    watch.book.begin("b")
+    for name in "ab":
+        watch.book.end(name, broken=True)
+    assert watch.pass_time(1.5) == {}
+    assert watch.pass_time(1) == {1: ["b"]}
+
+
+def test_time_in_which_nobody_looked_does_not_count(watch):
+    watch.now = 60.0
+    assert watch.book.lost() == {}
+    assert watch.pass_time(4.5) == {}
+    assert watch.pass_time(1) == {1: ["a", "b"]}
+
+
+def test_held_promise_is_broken_when_the_assignment_ends(watch):
+    held, other = watch.book.hold("a"), watch.book.hold("b")
+    watch.book.forget(["a"])
+    assert isinstance(held.exception(timeout=0), NoLongerNeeded)
+    with pytest.raises(NoLongerNeeded):
+        watch.book.hold("a")
+    assert not other.done()
+    watch.book.dismiss()
+    assert other.result(timeout=0) is None
+
+
+def test_rounds_that_are_over_are_forgotten_with_their_devices(watch):
+    watch.book.expect(2, given("c"))
+    held = watch.book.hold("c")
+    watch.book.forget_all_but({1})
+    assert held.done()
+    assert watch.pass_time(6) == {1: ["a", "b"]}
+
+
+def test_silence_counts_devices_without_an_open_request(watch):
+    watch.book.begin("a")
+    watch.now = 3.0
+    assert watch.book.silence(1) == Silence(1, 3.0)
+    assert watch.book.silence(2) == Silence()
+
+
+def test_large_rounds_leave_more_time():
+    assert (lost_after_s(20), lost_after_s(10_000)) == (5.2, 105.0)
