@@ -63,7 +63,7 @@ def admin_app(service: Service) -> FastAPI:
     install_admin_problems(app)
     access = Access(service)
     app.include_router(health_router(service))
-    app.include_router(metrics_router(service.metrics), dependencies=[Depends(access.viewer)])
+    app.include_router(metrics_router(service), dependencies=[Depends(access.viewer)])
     app.include_router(admin_router(service, access))
     app.include_router(dashboard_router(service, access))
     describe_admin_messages(app)

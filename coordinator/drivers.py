@@ -27,6 +27,7 @@ from coordinator.jobs import Job, Underway
 from coordinator.ledger import Draft, Means
 from coordinator.loading import load_job
 from coordinator.metrics import Metrics
+from coordinator.observation import Observer
 from coordinator.participation import Apart
 from coordinator.pool import Pool
 from coordinator.presence import Presence
@@ -56,8 +57,7 @@ T = TypeVar("T")
 Lost: TypeAlias = Mapping[int, Sequence[str]]
 Durable: TypeAlias = tuple[Report | GiveUp, Future[Any]]
 _LOG = logging.getLogger(__name__)
-_TICK_S = 0.05
-_POLL_S = 0.25
+_TICK_S, _POLL_S = 0.05, 0.25
 _RETRY_S = 1.0
 _COUNT_S = 60.0
 """How long counts of sessions wait for a transaction that happens anyway, before they get one of their own."""
@@ -87,8 +87,7 @@ class Driver:
         self._clock = clock
         self._inbox = Inbox(queue_limit)
         self._thread = threading.Thread(target=self._loop, name="driver")
-        self._draining = threading.Event()
-        self._stopping = threading.Event()
+        self._draining, self._stopping = threading.Event(), threading.Event()
         self._shapes = Shapes()
         self._fetched: deque[tuple[str, str]] = deque(maxlen=_BATCH * 16)
         self._pool = Pool(tenure.id, self._shapes)
@@ -98,6 +97,7 @@ class Driver:
         self._reception = Reception(self._pool, self._apart, self._steering, self._shapes)
         self.presence = Presence(clock)
         self._adoption = Adoption(self._pool, self._apart, self.presence, self._steering)
+        self._observer = Observer(self._means, self._reception.arrivals, self.presence)
         self._jobs: dict[str, Job] = {}
         self._underway = Underway()
         self._sums: dict[int, ReportSum] = {}
@@ -179,6 +179,7 @@ class Driver:
             self._commit(durable, due, now, lost)
         if now >= self._next_try:
             self._close_rounds(now)
+            self._observer.publish(self._tenure, self._jobs, self._underway, now)
         self._reception.dismiss(now)
         if self._reception.closed:
             self.presence.dismiss()
@@ -348,7 +349,7 @@ class Driver:
         lost = {round_.id for round_ in self._underway if round_.job.task.settings.population in populations}
         self._secure.dismiss(Unavailable("another replica took over, and abandons the round"), lost)
         self._replace_rounds(self._underway.only({round_.id for round_ in self._underway} - lost), now)
-        self._jobs = {id_: job for id_, job in self._jobs.items() if job.task.settings.population not in populations}
+        self._jobs = {id_: job for id_, job in self._jobs.items() if job.population not in populations}
         self._reception.forget(populations, now)
 
     def _adopt(self, draft: Draft, now: float) -> None:

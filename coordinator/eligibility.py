@@ -64,11 +64,14 @@ class Requires(Conditions):
         least = self.min_memory_bytes
         demand(_within(least, 0, 2**63 - 1), "min_memory_bytes", "a number of bytes", least)
 
-    def met_by(self, version: str, memory_mb: int | None, stated: StatedConditions) -> bool:
-        """Whether a device of that runtime version and memory may take part, by what it said."""
+    def unmet_by(self, version: str, memory_mb: int | None, stated: StatedConditions) -> str:
+        """What keeps a device of that runtime version and memory out, by what it said; "" when nothing does."""
         memory = None if memory_mb is None else memory_mb * _MEBIBYTE
-        new = self.min_version is None or _release(version) >= _release(self.min_version)
-        return new and _reaches(memory, self.min_memory_bytes) and self.hold(stated)
+        if self.min_version is not None and _release(version) < _release(self.min_version):
+            return "version"
+        if not _reaches(memory, self.min_memory_bytes):
+            return "memory"
+        return "" if self.hold(stated) else "conditions"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,6 +67,11 @@ class Group:
         """How many have sent what the phase waits for."""
         return len(self._here)
 
+    @property
+    def asked(self) -> int:
+        """How many the phase waits for, those that have sent with them."""
+        return len(self._due | self._here)
+
     def waits_for(self, slot: int) -> bool:
         """Whether a message of this slot is wanted, now or later."""
         return slot in self._due

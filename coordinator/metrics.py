@@ -5,10 +5,12 @@ The table of docs/operations.md lists every metric; a test holds the two equal.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter as Tally
+from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from coordinator.progress import Progress, Reason
 from coordinator.rounds import AssignmentState, Round, RoundState
 from fedcore.wire.messages import Accepted, CheckInAnswer
 
@@ -41,6 +43,9 @@ class Metrics:
         self.sent = self._counter("sent_bytes", "bytes of answers, by route; blobs are one of them", "route")
         self.problems = self._counter("problems", "problem documents, by route and type", "route", "problem")
         self.shed = self._counter("shed_requests", "requests turned away under load, by what was full", "limit")
+        self.stalled = self._gauge(
+            "tasks_stalled", "tasks that make no progress, by reason; every replica counts all tasks", "reason"
+        )
         self.populations = self._gauge("populations_held", "populations that this replica drives")
         self.queue = self._gauge("queue_depth", "requests that wait for the driver")
         self.connections = self._gauge("requests_in_progress", "device requests in progress, waiting ones too")
@@ -71,6 +76,13 @@ class Metrics:
         self.queue.set_function(queue_depth)
         self.connections.set_function(connections)
 
+    def tasks_are(self, tasks: Iterable[Progress]) -> None:
+        """Every task, as it is now."""
+        found = Tally(one.reason for one in tasks)
+        for reason in Reason:
+            if reason.stalled:
+                self.stalled.labels(reason).set(found[reason])
+
     def text(self) -> bytes:
         """Everything, in Prometheus' text format."""
         return generate_latest(self.registry)
@@ -78,8 +90,8 @@ class Metrics:
     def _counter(self, name: str, about: str, *labels: str) -> Counter:
         return Counter(f"muster_{name}", about, labels, registry=self.registry)
 
-    def _gauge(self, name: str, about: str) -> Gauge:
-        return Gauge(f"muster_{name}", about, registry=self.registry)
+    def _gauge(self, name: str, about: str, *labels: str) -> Gauge:
+        return Gauge(f"muster_{name}", about, labels, registry=self.registry)
 
     def _histogram(self, name: str, about: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
         return Histogram(f"muster_{name}", about, labels, registry=self.registry, buckets=buckets)

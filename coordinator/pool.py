@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -37,14 +37,14 @@ class Session:
     answer: Future[Any] | None = None
     assignment: Assignment | None = None
     steps: list[str] = field(default_factory=lambda: ["accepted"])
-    fitting: dict[str, bool] = field(default_factory=dict)
-    """Whether the device is what a task needs, by task: both stay as they are."""
+    unmet: dict[str, str] = field(default_factory=dict)
+    """What keeps the device from a task, by task: both stay as they are."""
 
-    def fits(self, task: str, needs: Needs) -> bool:
-        """Whether it may take part in a task, and is willing to."""
-        if task not in self.fitting:
-            self.fitting[task] = needs.met_by(self.capabilities)
-        return self.fitting[task] and (self.tasks is None or task in self.tasks)
+    def obstacle(self, task: str, needs: Needs) -> str:
+        """What keeps it from a task, its own will too; "" when nothing does."""
+        if task not in self.unmet:
+            self.unmet[task] = needs.unmet_by(self.capabilities)
+        return self.unmet[task] or ("" if self.tasks is None or task in self.tasks else "unwilling")
 
     def reach(self, step: str) -> None:
         """Note a step, once."""
@@ -118,8 +118,14 @@ class Pool:
 
     def eligible(self, population: str, task: str, needs: Needs) -> list[Session]:
         """Who waits and may take part in a task."""
-        fitting = (one for one in self._waiting[population].values() if one.fits(task, needs))
+        fitting = (one for one in self._waiting[population].values() if not one.obstacle(task, needs))
         return [one for one in fitting if population not in self._working.get(one.device, ())]
+
+    def obstacles(self, population: str, task: str, needs: Needs) -> Counter[str]:
+        """How many wait, by what keeps them from a task; "" is those that may take part."""
+        busy = {device for device, sessions in self._working.items() if population in sessions}
+        waiting = self._waiting[population].values()
+        return Counter(one.obstacle(task, needs) or ("busy" if one.device in busy else "") for one in waiting)
 
     def assign(self, session: Session, assignment: Assignment, until: float) -> None:
         """Answer a waiting session with its assignment."""

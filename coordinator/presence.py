@@ -38,10 +38,10 @@ def lost_after_s(devices: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """How many devices of a round are not heard of now, and for how many seconds the one that is silent for longest."""
+    """How many devices of a round are not heard of, and since when the first of them is not, on the book's clock."""
 
     devices: int = 0
-    longest_s: float = 0.0
+    since: float | None = None
 
 
 @dataclass(slots=True)
@@ -156,13 +156,13 @@ class Presence:
                     found[seat.round_id].append(assignment)
         return dict(found)
 
-    def silence(self, round_id: int) -> Silence:
-        """How many devices of a round have no request open, and for how long at most."""
+    def silence(self, round_id: int, least_s: float) -> Silence:
+        """The devices of a round that have had no request open for more than `least_s`."""
         now = self._clock()
         with self._lock:
             seats = [self._seats[name] for name in self._rounds.get(round_id, ())]
-            since = [now - seat.heard_at for seat in seats if not seat.open]
-        return Silence(len(since), max(since, default=0.0))
+            silent = [seat.heard_at for seat in seats if not seat.open and now - seat.heard_at > least_s]
+        return Silence(len(silent), min(silent, default=None))
 
 
 def _over() -> NoLongerNeeded:

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from coordinator.arrivals import Arrivals
 from coordinator.errors import Unavailable, UnknownPopulation
 from coordinator.jobs import Job, Underway
 from coordinator.participation import Apart
@@ -39,6 +40,7 @@ class Reception:
         self._apart = apart
         self._steering = steering
         self._shapes = shapes
+        self.arrivals = Arrivals()
         self._known = _Known()
         self._open: dict[str, Job] = {}
         """Tasks for which a device may wait, as `learn` was told last."""
@@ -99,6 +101,7 @@ class Reception:
         if isinstance(offers, Rejected):
             self._shapes.count(request.population, "", [f"rejected: {offers.reason}"])
             return offers
+        self.arrivals.accepted(request.population, now)
         session, older = self._pool.enter(
             request.population, request.device, Capabilities.stated_by(request.message), now
         )
@@ -113,8 +116,10 @@ class Reception:
         """The tasks that a device may wait for, one at least; or why there is none."""
         name, device = request.population, Capabilities.stated_by(request.message)
         active = known.active.get(name, ())
-        fitting = [job for job in active if job.needs.met_by(device)]
+        obstacles = {job.task.id: job.needs.unmet_by(device) for job in active}
+        fitting = [job for job in active if not obstacles[job.task.id]]
         if not fitting:
+            self.arrivals.rejected(obstacles, now)
             formats = formats_wanted([job.needs for job in active], device)
             if formats:
                 return Rejected("unsupported-format", self._steering.idle(name, now), tuple(sorted(formats)))
@@ -122,6 +127,7 @@ class Reception:
         rested = [job for job in fitting if not self._apart.rests(job.task.id, request.device, now)]
         if rested:
             return rested
+        self.arrivals.rejected({task: obstacle or "resting" for task, obstacle in obstacles.items()}, now)
         left = [self._apart.remaining(job.task.id, request.device, now) for job in fitting]
         return Rejected("resting", self._steering.rested(name, *min(left), now))
 

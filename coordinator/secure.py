@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from coordinator.errors import ConflictingReport, NoLongerNeeded, Refusal, UnusableMessage
 from coordinator.groups import Group, Unmask
 from coordinator.keys import Keys
+from coordinator.progress import UNMASKING
 from coordinator.rounds import Abandon, Policy, Summed
 from coordinator.submissions import Hear, Say, settle
 from coordinator.task_settings import Secagg, TaskSettings
@@ -141,6 +142,18 @@ class SecureRound:
         return any(group.unmasking for group in self._groups) and all(
             group.over or group.unmasking for group in self._groups
         )
+
+    @property
+    def standing(self) -> tuple[str, int, int]:
+        """The phase that the slowest group is in, how many of its devices have done their part, and how many must.
+
+        While sums are made the phase is "unmasking", and the numbers are those of the devices in them.
+        """
+        if self.unmasking or not self._open():
+            return UNMASKING, self._counted(), self._counted()
+        phase = min(group.phase for group in self._open())
+        slowest = [group for group in self._open() if group.phase is phase]
+        return phase.name.lower(), sum(one.present for one in slowest), sum(one.asked for one in slowest)
 
     @property
     def advertising(self) -> bool:

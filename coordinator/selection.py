@@ -50,17 +50,19 @@ class Needs:
 
     def met_by(self, device: Capabilities) -> bool:
         """Whether a device may take part."""
-        return self.met_but_for_format(device) and not self.formats.isdisjoint(device.formats)
+        return not self.unmet_by(device)
 
-    def met_but_for_format(self, device: Capabilities) -> bool:
-        """Whether a device could take part if it ran one of `formats`."""
-        enough = device.examples.get(self.collection, 0) >= self.min_examples
-        return enough and self.requires.met_by(device.version, device.memory_mb, device.conditions)
+    def unmet_by(self, device: Capabilities) -> str:
+        """What keeps a device out, one of progress.OBSTACLES; a format only when it lacks nothing else."""
+        if device.examples.get(self.collection, 0) < self.min_examples:
+            return "examples"
+        unmet = self.requires.unmet_by(device.version, device.memory_mb, device.conditions)
+        return unmet or ("format" if self.formats.isdisjoint(device.formats) else "")
 
 
 def formats_wanted(offers: Iterable[Needs], device: Capabilities) -> frozenset[str]:
     """What a device would have to run to serve one of the tasks that it could otherwise serve; empty without such."""
-    return frozenset().union(*(needs.formats for needs in offers if needs.met_but_for_format(device)))
+    return frozenset().union(*(needs.formats for needs in offers if needs.unmet_by(device) in ("", "format")))
 
 
 def draw(waiting: Sequence[T], count: int, source: random.Random) -> list[T]:

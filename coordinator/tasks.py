@@ -16,6 +16,7 @@ from coordinator.blobs import Blobs
 from coordinator.eligibility import OnDevice, Requires
 from coordinator.errors import InvalidTask, StoreConflict, TaskEnded, UnexpectedEvent, UnknownRound
 from coordinator.failpoints import reach
+from coordinator.progress import Progress
 from coordinator.release import check_release
 from coordinator.rounds import TaskState
 from coordinator.store.database import Database
@@ -126,6 +127,11 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
         """One task."""
         with self.database.reading() as records:
             return records.task(task_id)
+
+    def progress(self, *task_ids: str) -> list[Progress]:
+        """Why tasks are where they are: these, or every one, oldest first."""
+        with self.database.reading() as records:
+            return records.progress([*map(records.task, task_ids)] or records.tasks())
 
     def pause(self, task_id: str, by: str = STORE) -> None:
         """Open no new round; the running one finishes. Raises TaskEnded unless the task is active."""

@@ -70,6 +70,10 @@ class Tenure:
         """The populations that this process drives."""
         return frozenset(self._held)
 
+    def term(self, population: str) -> int:
+        """The term of the lease of a population that this process drives."""
+        return self._held[population]
+
     def listen_at(self, url: str) -> None:
         """Say, before anything else, where the others reach this process; it succeeds whoever was there before."""
         self._me = replace(self._me, url=url)

@@ -12,6 +12,7 @@ import msgspec
 
 from coordinator import errors
 from coordinator.api.admin import PREFIX
+from coordinator.progress import Progress
 from coordinator.store.rows import RoundRecord, SessionShape, Task, Transition
 from coordinator.task_settings import TaskSettings
 from fedcore.bundle import Bundle
@@ -22,6 +23,7 @@ from fedcore.wire.problems import decode_problem
 T = TypeVar("T")
 _TIMEOUT_S = 60.0
 _TASK, _TASKS = decoder(Task), decoder(list[Task])
+_PROGRESS, _PROGRESSES = decoder(Progress), decoder(list[Progress])
 _ROUNDS, _SESSIONS, _HISTORY = decoder(list[RoundRecord]), decoder(list[SessionShape]), decoder(list[Transition])
 _ERRORS: dict[str, type[Exception]] = {
     "unknown-task": errors.UnknownTask,
@@ -69,6 +71,11 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
     def task(self, task_id: str) -> Task:
         """One task."""
         return self._as(_TASK, "GET", f"/tasks/{_quoted(task_id)}")
+
+    def progress(self, *task_ids: str) -> list[Progress]:
+        """Why tasks are where they are: these, or every one, oldest first."""
+        paths = [f"/tasks/{_quoted(task_id)}/progress" for task_id in task_ids]
+        return [self._as(_PROGRESS, "GET", path) for path in paths] or self._as(_PROGRESSES, "GET", "/progress")
 
     def rounds(self, task_id: str) -> list[RoundRecord]:
         """Every attempt at every round, in order."""

@@ -14,6 +14,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from coordinator.api.admin_documents import ADMIN_PROBLEMS
 from coordinator.failpoints import FAILPOINTS
 from coordinator.metrics import Metrics
+from coordinator.progress import Reason
 from coordinator.settings import Settings
 from export.model import Model
 from fedcore.algorithms import ALGORITHMS
@@ -125,6 +126,11 @@ def test_every_setting_of_the_service_is_documented_with_its_default_and_no_othe
 def test_every_problem_type_of_the_admin_api_is_documented_and_no_other():
     documented = {row[0]: row[1:] for row in rows(section(read("docs/operations.md"), "Administration"))[2:]}
     assert documented == {slug: [str(kind.status), kind.title] for slug, kind in ADMIN_PROBLEMS.items()}
+
+
+def test_every_reason_for_where_a_task_is_is_documented_and_no_other():
+    documented = {row[0]: row[1] for row in rows(section(read("docs/operations.md"), "Progress"))[2:]}
+    assert documented == {reason.value: "yes" if reason.stalled else "no" for reason in Reason}
 
 
 def test_every_metric_is_documented_with_its_labels_and_no_other():

@@ -16,6 +16,7 @@ from coordinator.api.access import Access
 from coordinator.api.admin_documents import NewTask, answers, body
 from coordinator.api.http import read_hashed
 from coordinator.errors import DigestMismatch, InvalidTask, MalformedMessage, UnknownBlob
+from coordinator.progress import Progress
 from coordinator.service import Service
 from coordinator.store.rows import RoundRecord, SessionShape, Task, Token, Transition
 from coordinator.task_settings import TaskSettings
@@ -44,6 +45,15 @@ class AdminApi:
     def task(self, task: str) -> Response:
         """One task."""
         return _json(self._store.task(task))
+
+    def progress(self) -> Response:
+        """Why each task is where it is, oldest first: a reason, and a sentence for people."""
+        return _json(self._store.progress())
+
+    def progress_of(self, task: str) -> Response:
+        """Why a task is where it is: a reason, and a sentence for people."""
+        (progress,) = self._store.progress(task)
+        return _json(progress)
 
     def rounds(self, task: str) -> Response:
         """Every attempt at every round, in order."""
@@ -125,6 +135,8 @@ def _add_reading(router: APIRouter, api: AdminApi, access: Access) -> None:
     for path, act, kind in (
         ("/tasks", api.tasks, list[Task]),
         ("/tasks/{task}", api.task, Task),
+        ("/progress", api.progress, list[Progress]),
+        ("/tasks/{task}/progress", api.progress_of, Progress),
         ("/tasks/{task}/rounds", api.rounds, list[RoundRecord]),
         ("/tasks/{task}/sessions", api.sessions, list[SessionShape]),
         ("/tasks/{task}/history", api.history, list[Transition]),

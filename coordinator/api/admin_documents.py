@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from coordinator.api.http import PROBLEM_OF
 from coordinator.errors import BadToken, InvalidTask, RoleLacking, StoreConflict, TaskEnded, UnknownRound, UnknownTask
+from coordinator.progress import Progress
 from coordinator.store.rows import RoundRecord, SessionShape, Task, Transition
 from coordinator.task_settings import TaskSettings
 from fedcore.bundle import Manifest
@@ -90,7 +91,7 @@ def describe_admin_messages(app: FastAPI) -> None:
 
     def openapi() -> dict[str, Any]:
         document = generate()
-        kinds = (NewTask, Problem, RoundRecord, SessionShape, Task, Transition)
+        kinds = (NewTask, Problem, Progress, RoundRecord, SessionShape, Task, Transition)
         _, schemas = msgspec.json.schema_components(kinds, ref_template=_PREFIX + "{name}")
         document.setdefault("components", {}).setdefault("schemas", {}).update(schemas)
         return document

@@ -9,7 +9,6 @@ from starlette.responses import JSONResponse, Response
 
 from coordinator.api.openapi import answers
 from coordinator.errors import Unavailable
-from coordinator.metrics import Metrics
 from coordinator.service import Service
 
 
@@ -41,13 +40,18 @@ def health_router(service: Service) -> APIRouter:
     return router
 
 
-def metrics_router(metrics: Metrics) -> APIRouter:
+def metrics_router(service: Service) -> APIRouter:
     """`/metrics`, for Prometheus."""
     router = APIRouter(tags=["metrics"])
 
     @router.get("/metrics", responses={200: {"content": {"text/plain": {}}}})
     def read() -> Response:
         """Everything that is measured, in Prometheus' text format."""
-        return Response(metrics.text(), media_type=CONTENT_TYPE_LATEST)
+        try:
+            service.metrics.tasks_are(service.store.progress())
+        except SQLAlchemyError:
+            # The rest can be read while the database cannot, and nobody knows how the tasks are.
+            service.metrics.stalled.clear()
+        return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     return router

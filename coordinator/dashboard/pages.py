@@ -30,8 +30,9 @@ from coordinator.tokens import authenticate
 
 Look: TypeAlias = Callable[[Records], dict[str, Any]]
 _TICK_S = 1.0
-_REDRAW_S = 30.0
-"""After so long a page is drawn anew: a row may become visible after one of a greater id, which passed for the last."""
+_REDRAW_S = 5.0
+"""After so long a page is drawn anew: it tells of seconds that pass. And a row may become visible after one of a
+greater id, which passed for the last."""
 _MOST_STREAMS = 100
 _LOGIN_BYTES = 4096
 _SESSION_S = 12 * 3600
@@ -148,7 +149,7 @@ class Pages:
 
     def _fragment(self, template: str, look: Look, last: object) -> tuple[object, str]:
         with self._database.reading() as records:
-            version = (records.overview.version(), self._waiting())
+            version = (records.overview.version(), records.observations.version(), self._waiting())
             if version == last:
                 return version, ""
             return version, self._templates.get_template(template).render(look(records))

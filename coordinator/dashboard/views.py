@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from coordinator.dashboard.curves import Curve, curves
+from coordinator.progress import Progress
 from coordinator.rounds import RoundState
-from coordinator.store.overview import LiveRound, Totals
+from coordinator.store.overview import Totals
 from coordinator.store.records import Records
-from coordinator.store.rows import SessionShape, Task, Transition
+from coordinator.store.rows import LiveRound, SessionShape, Task, Transition
 
 _RECENT = 20
 _PASSAGE = ("accepted", "waited", "assigned", "fetched checkpoint", "reported")
@@ -48,6 +49,7 @@ class TaskLine:
     """A task on the overview."""
 
     task: Task
+    progress: Progress
     totals: Totals
     live: tuple[Live, ...]
 
@@ -92,16 +94,15 @@ class TaskPage:
 def populations(records: Records) -> dict[str, list[TaskLine]]:
     """Every task by its population, both in the order of their names and ages."""
     found: dict[str, list[TaskLine]] = {name: [] for name in sorted(records.populations())}
-    live, totals = records.overview.live(), records.overview.totals()
-    for task in records.tasks():
-        found[task.settings.population].append(_line(task, live, totals))
+    for line in _lines(records, records.tasks()):
+        found[line.task.settings.population].append(line)
     return found
 
 
 def task_page(records: Records, task_id: str) -> TaskPage:
     """What there is to see of a task. Raises UnknownTask."""
     task, overview = records.task(task_id), records.overview
-    line = _line(task, overview.live(), overview.totals())
+    (line,) = _lines(records, [task])
     latest, sessions = overview.latest(task_id, _RECENT), records.sessions(task)
     return TaskPage(
         line=line,
@@ -137,9 +138,13 @@ def date(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def _line(task: Task, live: Sequence[LiveRound], totals: dict[str, Totals]) -> TaskLine:
-    mine = tuple(Live(one, task) for one in live if one.task == task.id)
-    return TaskLine(task, totals.get(task.id, _NOTHING), mine)
+def _lines(records: Records, tasks: Sequence[Task]) -> list[TaskLine]:
+    live, totals = records.overview.live(), records.overview.totals()
+    found = []
+    for task, progress in zip(tasks, records.progress(tasks), strict=True):
+        mine = tuple(Live(one, task) for one in live if one.task == task.id)
+        found.append(TaskLine(task, progress, totals.get(task.id, _NOTHING), mine))
+    return found
 
 
 def _assignments(totals: Totals) -> tuple[Step, ...]:

@@ -10,24 +10,10 @@ from sqlalchemy import String, cast, func, select
 from sqlalchemy.engine import Connection
 
 from coordinator.rounds import AssignmentState, RoundState
+from coordinator.store.rows import LiveRound
 from coordinator.store.tables import ASSIGNMENTS, ROUNDS, TRANSITIONS
 
 _ENDED = [state for state in RoundState if state.ended]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LiveRound:
-    """A round that has not ended; `entered_at` is when it came into its state, in seconds since 1970."""
-
-    task: str
-    number: int
-    attempt: int
-    state: RoundState
-    assigned: int
-    reported: int
-    aborted: int
-    lost: int
-    entered_at: float
 
 
 @dataclass(frozen=True, slots=True)

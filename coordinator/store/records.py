@@ -12,10 +12,12 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
 from coordinator.errors import StoreConflict, UnknownAssignment, UnknownBlob, UnknownRound, UnknownTask
+from coordinator.progress import Progress, explain
 from coordinator.rounds import FAILURES, AssignmentState, Round, RoundState, TaskState, move
 from coordinator.shapes import Counts
 from coordinator.store.garbage import Garbage
 from coordinator.store.leases import LeaseRecords
+from coordinator.store.observations import ObservationRecords
 from coordinator.store.overview import Overview
 from coordinator.store.rows import AssignmentRecord, Device, RoundRecord, Seat, SessionShape, Snapshot, Task, Transition
 from coordinator.store.tables import (
@@ -65,6 +67,7 @@ class Records:
         self.leases = LeaseRecords(connection, at)
         self.tokens = TokenRecords(connection, at)
         self.overview = Overview(connection)
+        self.observations = ObservationRecords(connection)
         self.garbage = Garbage(connection, at)
 
     # --- devices
@@ -126,6 +129,10 @@ class Records:
         """Every task, oldest first; with `states`, those in one of them."""
         query = select(TASKS).order_by(TASKS.c.created_at, TASKS.c.id)
         return [_task(row) for row in self._connection.execute(query.where(TASKS.c.state.in_(states or TaskState)))]
+
+    def progress(self, tasks: Sequence[Task]) -> list[Progress]:
+        """Why each of these tasks is where it is."""
+        return [explain(one, self.at) for one in self.observations.situations(tasks, self.overview.live())]
 
     def task(self, task_id: str) -> Task:
         """One task. Raises UnknownTask."""

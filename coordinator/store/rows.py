@@ -78,6 +78,21 @@ class RoundRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LiveRound:
+    """A round that has not ended; `entered_at` is when it came into its state, in seconds since 1970."""
+
+    task: str
+    number: int
+    attempt: int
+    state: RoundState
+    assigned: int
+    reported: int
+    aborted: int
+    lost: int
+    entered_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AssignmentRecord:
     """One device's part in a round; `report_sha256` is None until its report was counted."""
 

@@ -130,6 +130,28 @@ TASKS = Table(
     comment="What is to be learned, from whom, and how",
 )
 
+OBSERVATIONS = Table(
+    "observations",
+    METADATA,
+    _column("task", String(32), ForeignKey("tasks.id"), comment="the task", key=True),
+    _column("replica", String(8), comment="the driver that says this; worthless once another drives the population"),
+    _column("version", BigInteger, comment="counts the writes"),
+    _column("since", Float, comment="when it took the task up, or found it resumed, in seconds since 1970"),
+    _column("begins_at", Float, comment="the end of the last pause after failed attempts", null=True),
+    _column("eligible", Integer, comment="waiting devices that could be drawn"),
+    _column("ineligible", JSON, comment="waiting devices that could not, by what keeps them from it"),
+    _column("rejected", JSON, comment="check-ins of the last minute or two that were rejected, by what kept them"),
+    _column(
+        "accepted_at", Float, comment="the last accepted check-in to the population, in seconds since 1970", null=True
+    ),
+    _column("silent", Integer, comment="devices of the round that were not heard of lately"),
+    _column("silent_since", Float, comment="since when the first of them was not, in seconds since 1970", null=True),
+    _column("phase", String(16), comment="phase of a secure round; empty without one"),
+    _column("answered", Integer, comment="devices that have sent what the phase waits for"),
+    _column("asked", Integer, comment="devices that it waits for, with those"),
+    comment="What drivers know of their tasks in memory alone, for whoever asks why one makes no progress",
+)
+
 SESSION_SHAPES = Table(
     "session_shapes",
     METADATA,

@@ -15,6 +15,7 @@ import typer
 from muster.output import Json, emit, show_fields, show_table
 
 if TYPE_CHECKING:
+    from coordinator.progress import Progress
     from coordinator.settings import Settings
     from coordinator.store.rows import Task
     from coordinator.tasks import CoordinatorStore
@@ -141,28 +142,29 @@ def create(
         )
         settings = dataclasses.replace(settings, secagg=masking)
     with _store(db, blobs, coordinator) as store:
-        _describe(store.register_task(Bundle(plan), settings), json)
+        _describe(store, store.register_task(Bundle(plan), settings).id, json)
 
 
 @task_app.command("list")
 def list_tasks(db: Database = None, blobs: Blobs = None, coordinator: Remote = None, json: Json = False) -> None:
-    """List every task, oldest first."""
+    """List every task, oldest first, and why each is where it is."""
     with _store(db, blobs, coordinator) as store:
-        tasks = store.tasks()
+        tasks, progress = store.tasks(), {one.task: one for one in store.progress()}
     if json:
-        emit([_facts(task) for task in tasks])
+        emit([_facts(task, progress[task.id]) for task in tasks])
     else:
         rows = [(t.id, t.name, t.settings.population, t.state, t.settings.goal, t.settings.rounds) for t in tasks]
         show_table(("task", "plan", "population", "state", "goal", "rounds"), rows)
+        show_fields({task.id: progress[task.id].sentence for task in tasks})
 
 
 @task_app.command()
 def show(
     task: TaskId, db: Database = None, blobs: Blobs = None, coordinator: Remote = None, json: Json = False
 ) -> None:
-    """Show a task's settings and state."""
+    """Show a task's settings and state, and why it is where it is."""
     with _store(db, blobs, coordinator) as store:
-        _describe(store.task(task), json)
+        _describe(store, task, json)
 
 
 _UNREPORTED = ("aborted", "lost", "not needed", "expired")
@@ -238,7 +240,7 @@ def pause(
     """Open no new round; the running one finishes."""
     with _store(db, blobs, coordinator) as store:
         store.pause(task)
-        _describe(store.task(task), json)
+        _describe(store, task, json)
 
 
 @task_app.command()
@@ -248,7 +250,7 @@ def resume(
     """Take up a paused task."""
     with _store(db, blobs, coordinator) as store:
         store.resume(task)
-        _describe(store.task(task), json)
+        _describe(store, task, json)
 
 
 @task_app.command()
@@ -258,7 +260,7 @@ def cancel(
     """End a task and abandon its running round; what was committed stays."""
     with _store(db, blobs, coordinator) as store:
         store.cancel(task)
-        _describe(store.task(task), json)
+        _describe(store, task, json)
 
 
 @task_app.command()
@@ -306,12 +308,13 @@ def _store(
     return open_coordinator_store(settings.database, settings.blobs, create=False)
 
 
-def _facts(task: Task) -> dict[str, Any]:
+def _facts(task: Task, progress: Progress) -> dict[str, Any]:
     return {
         "task": task.id,
         "plan": task.name,
         "state": task.state,
         "reason": task.reason,
+        "progress": {"reason": progress.reason, "sentence": progress.sentence, "stalled": progress.stalled},
         "algorithm": task.algorithm,
         "plan_sha256": task.plan_sha256,
         "signer": task.plan_signature and task.plan_signature.signer,
@@ -319,9 +322,11 @@ def _facts(task: Task) -> dict[str, Any]:
     }
 
 
-def _describe(task: Task, json: bool) -> None:
-    facts = _facts(task)
+def _describe(store: CoordinatorStore | RemoteStore, task_id: str, json: bool) -> None:
+    task, (progress,) = store.task(task_id), store.progress(task_id)
+    facts = _facts(task, progress)
     if json:
         emit(facts)
     else:
-        show_fields(facts | {"algorithm": task.algorithm.name, "algorithm_settings": task.algorithm.settings})
+        in_words = {"algorithm": task.algorithm.name, "algorithm_settings": task.algorithm.settings}
+        show_fields(facts | in_words | {"progress": progress.sentence})

@@ -100,7 +100,7 @@ def test_nobody_is_served_without_a_good_token(store, register, admin):
 def test_viewer_looks_and_changes_nothing(store, register, bundle, admin):
     task = register()
     with admin(Role.VIEWER) as client:
-        for path in ("", f"/{task}", f"/{task}/rounds", f"/{task}/history", f"/{task}/model"):
+        for path in ("", f"/{task}", f"/{task}/progress", f"/{task}/rounds", f"/{task}/history", f"/{task}/model"):
             assert client.get(f"/admin/v1/tasks{path}").status_code == 200
         assert client.get("/metrics").status_code == 200
         for verb in ("pause", "resume", "cancel"):

@@ -10,7 +10,7 @@ PLUGGED = StatedConditions(charging=True, idle=True, unmetered=True, battery=0.8
 
 
 def met(rules, stated=PLUGGED, version="0.3.1", memory_mb=2048):
-    return rules.met_by(version, memory_mb, stated)
+    return not rules.unmet_by(version, memory_mb, stated)
 
 
 @pytest.mark.parametrize("name", ["charging", "idle", "unmetered"])

@@ -91,11 +91,12 @@ def test_rounds_that_are_over_are_forgotten_with_their_devices(watch):
     assert watch.pass_time(6) == {1: ["a", "b"]}
 
 
-def test_silence_counts_devices_without_an_open_request(watch):
+def test_silence_counts_devices_that_have_had_no_open_request_for_so_long(watch):
+    watch.now = 1.0
     watch.book.begin("a")
-    watch.now = 3.0
-    assert watch.book.silence(1) == Silence(1, 3.0)
-    assert watch.book.silence(2) == Silence()
+    watch.now = 4.0
+    assert watch.book.silence(1, 3.0) == Silence(1, 0.0)
+    assert watch.book.silence(1, 4.0) == watch.book.silence(2, 0.0) == Silence()
 
 
 def test_large_rounds_leave_more_time():

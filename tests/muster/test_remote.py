@@ -1,10 +1,13 @@
 """`muster task` through the admin API says and does what it does on the store."""
 
 import json
+import os
+import re
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
+import httpx2
 import pytest
 
 from coordinator.server import serving_both
@@ -14,7 +17,8 @@ from muster.remote import RemoteError
 from tests.coordinator.bundles import make_bundle, report_body
 from tests.coordinator.conftest import committed
 from tests.coordinator.devices import speaking_to
-from tests.coordinator.test_api import assign, put
+from tests.coordinator.replicas import until
+from tests.coordinator.test_api import assign, check_in, put
 from tests.muster.test_cli import in_process
 
 
@@ -44,6 +48,11 @@ def create(folder, where, *more):
     return in_process("task", "create", *arguments, *where)
 
 
+def timeless(text):
+    """What was printed, but for seconds that have passed since."""
+    return re.sub(r"\d+ s\b", "… s", text)
+
+
 def test_commands_say_the_same_through_the_api_as_on_the_store(served, tmp_path):
     here, there, store, devices = served
     bundle = make_bundle(tmp_path / "plan")
@@ -65,7 +74,7 @@ def test_commands_say_the_same_through_the_api_as_on_the_store(served, tmp_path)
             if command in ("pause", "resume"):
                 in_process("task", "resume" if command == "pause" else "pause", task, *here)
             assert first.exit_code == 0, first.output
-            assert in_process(*words, *here).output == first.output
+            assert timeless(in_process(*words, *here).output) == timeless(first.output)
             if command in ("pause", "resume") and not options:
                 in_process("task", "resume" if command == "pause" else "pause", task, *here)
     in_process("task", "cancel", task, *there)
@@ -133,3 +142,32 @@ def test_what_another_server_answers_is_said_with_its_status(status, body, says)
     assert failed.exit_code == 1
     assert isinstance(failed.exception, RemoteError)
     assert says in str(failed.exception)
+
+
+def test_page_command_api_and_metrics_say_alike_why_a_task_does_not_go_on(served, tmp_path):
+    here, there, _, devices = served
+    made = create(make_bundle(tmp_path / "plan").folder, here, "--json", "--min-examples", 1000)
+    task = json.loads(made.stdout)["task"]
+    headers = {"Authorization": f"Bearer {os.environ['MUSTER_TOKEN']}"}
+    with httpx2.Client(base_url=there[1], headers=headers, timeout=10) as admin:
+
+        def progress():
+            return admin.get(f"/admin/v1/tasks/{task}/progress").json()
+
+        until(lambda: progress()["reason"] == "no-devices")
+        assert check_in(devices, "a").json()["reason"] == "not-eligible"
+        for where in (here, there):
+            facts = json.loads(in_process("task", "show", task, *where, "--json").stdout)
+            assert (facts["progress"]["reason"], facts["progress"]["stalled"]) == ("no-devices", True)
+            for words in (["show", task], ["list"]):
+                text = " ".join(in_process("task", *words, *where).stdout.split())
+                assert "round 1 needs 3 devices, 2 at least: no check-in was accepted since" in text
+        assert [one["task"] for one in admin.get("/admin/v1/progress").json()] == [task]
+        viewer = in_process("coordinator", "token", "--name", "bob", *here[:2]).stdout.strip()
+        assert admin.post("/login", data={"token": viewer}).status_code == 303
+        for page in ("/", f"/tasks/{task}"):
+            assert '<p class="bad">round 1 needs 3 devices, 2 at least: no check-in' in admin.get(page).text
+        metrics = admin.get("/metrics").text
+        assert 'muster_tasks_stalled{reason="no-devices"} 1.0' in metrics
+        assert 'muster_tasks_stalled{reason="no-driver"} 0.0' in metrics
+        assert task not in metrics

@@ -233,6 +233,56 @@ def upgrade() -> None:
         comment="What is to be learned, from whom, and how",
     )
     op.create_table(
+        "observations",
+        sa.Column("task", sa.String(length=32), nullable=False, comment="the task"),
+        sa.Column(
+            "replica",
+            sa.String(length=8),
+            nullable=False,
+            comment="the driver that says this; worthless once another drives the population",
+        ),
+        sa.Column("version", sa.BigInteger(), nullable=False, comment="counts the writes"),
+        sa.Column(
+            "since",
+            sa.Float(),
+            nullable=False,
+            comment="when it took the task up, or found it resumed, in seconds since 1970",
+        ),
+        sa.Column("begins_at", sa.Float(), nullable=True, comment="the end of the last pause after failed attempts"),
+        sa.Column("eligible", sa.Integer(), nullable=False, comment="waiting devices that could be drawn"),
+        sa.Column(
+            "ineligible",
+            sa.JSON(),
+            nullable=False,
+            comment="waiting devices that could not, by what keeps them from it",
+        ),
+        sa.Column(
+            "rejected",
+            sa.JSON(),
+            nullable=False,
+            comment="check-ins of the last minute or two that were rejected, by what kept them",
+        ),
+        sa.Column(
+            "accepted_at",
+            sa.Float(),
+            nullable=True,
+            comment="the last accepted check-in to the population, in seconds since 1970",
+        ),
+        sa.Column("silent", sa.Integer(), nullable=False, comment="devices of the round that were not heard of lately"),
+        sa.Column(
+            "silent_since",
+            sa.Float(),
+            nullable=True,
+            comment="since when the first of them was not, in seconds since 1970",
+        ),
+        sa.Column("phase", sa.String(length=16), nullable=False, comment="phase of a secure round; empty without one"),
+        sa.Column("answered", sa.Integer(), nullable=False, comment="devices that have sent what the phase waits for"),
+        sa.Column("asked", sa.Integer(), nullable=False, comment="devices that it waits for, with those"),
+        sa.ForeignKeyConstraint(["task"], ["tasks.id"], name=op.f("fk_observations_task")),
+        sa.PrimaryKeyConstraint("task", name=op.f("pk_observations")),
+        comment="What drivers know of their tasks in memory alone, for whoever asks why one makes no progress",
+    )
+    op.create_table(
         "rounds",
         sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False, comment="row id"),
         sa.Column("task", sa.String(length=32), nullable=False, comment="the task"),
@@ -324,6 +374,7 @@ def downgrade() -> None:
     op.drop_table("reports")
     op.drop_table("assignments")
     op.drop_table("rounds")
+    op.drop_table("observations")
     op.drop_table("tasks")
     op.drop_table("session_shapes")
     op.drop_index("transitions_of", table_name="transitions")

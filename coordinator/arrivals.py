@@ -1,0 +1,46 @@
+"""Check-ins of late: when the last one was accepted, and what kept the devices of those that were rejected out.
+
+In memory alone, as counts; nothing of a single device. From any thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from typing import TypeAlias
+
+_SPAN_S = 60.0
+"""Rejections are counted over one to two of these: a device that was sent away comes back after a minute."""
+ByTask: TypeAlias = "defaultdict[str, Counter[str]]"
+
+
+class Arrivals:
+    """Counts of one coordinator. Times are on the driver's clock."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last: dict[str, float] = {}
+        self._spans: dict[int, ByTask] = {}
+
+    def accepted(self, population: str, now: float) -> None:
+        """A check-in was accepted."""
+        self._last[population] = now
+
+    def rejected(self, obstacles: Mapping[str, str], now: float) -> None:
+        """A check-in was rejected: what kept the device from each task."""
+        with self._lock:
+            counts = self._spans.setdefault(int(now // _SPAN_S), defaultdict(Counter))
+            for task, obstacle in obstacles.items():
+                counts[task][obstacle] += 1
+
+    def accepted_at(self, population: str) -> float | None:
+        """When the last check-in to a population was accepted; None when none was."""
+        return self._last.get(population)
+
+    def lately(self, task: str, now: float) -> Counter[str]:
+        """Rejected check-ins of the last minute or two, by what kept the device from a task."""
+        with self._lock:
+            first = int(now // _SPAN_S) - 1
+            self._spans = {span: counts for span, counts in self._spans.items() if span >= first}
+            return sum((counts[task] for counts in self._spans.values() if task in counts), Counter[str]())

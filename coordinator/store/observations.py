@@ -1,0 +1,81 @@
+"""What drivers said of their tasks, and all else that is known of them, within one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+
+from sqlalchemy import func, insert, select, update
+from sqlalchemy.engine import Connection
+
+from coordinator.progress import Ended, Observation, Situation
+from coordinator.rounds import RoundState
+from coordinator.store.rows import LiveRound, Task
+from coordinator.store.tables import OBSERVATIONS, POPULATIONS, REPLICAS, ROUNDS
+
+
+class ObservationRecords:
+    """What a transaction may do to observations. `at` is when it happened, in seconds since 1970."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def write(self, task: str, replica: str, seen: Observation) -> None:
+        """Write what a driver knows of a task, in the place of what was known; times are in seconds since 1970."""
+        values = {"replica": replica, **asdict(seen)}
+        changed = update(OBSERVATIONS).where(OBSERVATIONS.c.task == task)
+        more = {"version": OBSERVATIONS.c.version + 1}
+        if not self._connection.execute(changed.values(**values, **more)).rowcount:
+            self._connection.execute(insert(OBSERVATIONS).values(task=task, version=1, **values))
+
+    def version(self) -> int:
+        """A number that changes whenever something is written."""
+        return self._connection.scalar(select(func.sum(OBSERVATIONS.c.version))) or 0
+
+    def situations(self, tasks: Sequence[Task], live: Iterable[LiveRound]) -> list[Situation]:
+        """All that is known of these tasks. live: the rounds that have not ended, of a task in their order."""
+        running: dict[str, LiveRound] = {}
+        for round_ in live:
+            running.setdefault(round_.task, round_)
+        committed, ended, drivers, observed = self._committed(), self._ended(), self._drivers(), self._observed()
+        found = []
+        for task in tasks:
+            driver, seen_at = drivers.get(task.settings.population, (None, None))
+            one = Situation(
+                task=task,
+                committed=committed.get(task.id, 0),
+                round=running.get(task.id),
+                last=ended.get(task.id),
+                driver_seen_at=seen_at,
+                observed=observed.get((task.id, driver)),
+            )
+            found.append(one)
+        return found
+
+    def _committed(self) -> dict[str, int]:
+        done = ROUNDS.c.state == RoundState.COMMITTED
+        query = select(ROUNDS.c.task, func.max(ROUNDS.c.number)).where(done).group_by(ROUNDS.c.task)
+        return {row[0]: row[1] for row in self._connection.execute(query)}
+
+    def _ended(self) -> dict[str, Ended]:
+        """Of each task the attempt that was opened last of those that ended."""
+        newest = select(func.max(ROUNDS.c.id)).where(ROUNDS.c.ended_at.is_not(None)).group_by(ROUNDS.c.task)
+        query = select(ROUNDS.c.task, ROUNDS.c.number, ROUNDS.c.reason, ROUNDS.c.ended_at).where(
+            ROUNDS.c.id.in_(newest)
+        )
+        rows = self._connection.execute(query)
+        return {row.task: Ended(number=row.number, reason=row.reason, ended_at=row.ended_at) for row in rows}
+
+    def _drivers(self) -> dict[str, tuple[str, float]]:
+        """Which replica drives each population, and its last beat, of populations that one drives."""
+        query = select(POPULATIONS.c.name, REPLICAS.c.id, REPLICAS.c.seen_at)
+        present = query.join(REPLICAS, POPULATIONS.c.holder == REPLICAS.c.id)
+        return {name: (replica, seen_at) for name, replica, seen_at in self._connection.execute(present)}
+
+    def _observed(self) -> dict[tuple[str, str | None], Observation]:
+        """What was said of each task, and by which replica."""
+        names = Observation.__dataclass_fields__
+        return {
+            (row.task, row.replica): Observation(**{name: getattr(row, name) for name in names})
+            for row in self._connection.execute(select(OBSERVATIONS))
+        }

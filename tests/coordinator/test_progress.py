@@ -1,0 +1,308 @@
+"""Why a task is where it is: every reason in the situation that it is for, through a driver and its rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from coordinator.eligibility import Requires
+from coordinator.progress import OBSTACLES, Observation, Reason
+from coordinator.submissions import Wait
+from coordinator.tasks import open_coordinator_store
+from fedcore.wire.messages import Rejected, StatedConditions
+from tests.coordinator.bundles import make_bundle, make_plan
+from tests.coordinator.conftest import Desk
+from tests.coordinator.test_secure import SECURE, run, seat
+
+pytestmark = pytest.mark.every_engine
+
+EPOCH = 1_000_000_000.0
+
+
+class Clock:
+    """What the database takes the time from: the clock of the desk that was made last."""
+
+    desk: Desk | None = None
+
+    def __call__(self):
+        return EPOCH + (self.desk.now if self.desk else 0.0)
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def store(database, tmp_path, clock):
+    with open_coordinator_store(database, tmp_path / "blobs", clock=clock) as opened:
+        yield opened
+
+
+@pytest.fixture
+def desk(store, clock):
+    clock.desk = Desk(store, lease_s=15.0)
+    return clock.desk
+
+
+def said(store, task):
+    """Reason and sentence, as anybody reads them."""
+    (one,) = store.progress(task)
+    assert one.stalled is one.reason.stalled
+    return one.reason.value, one.sentence
+
+
+def at_length(desk, seconds, *here):
+    """Let time pass as a driver sees it; devices with the assignments `here` are there."""
+    desk.live(seconds, *here)
+
+
+def test_task_that_no_coordinator_drives_or_has_looked_at_says_so(store, register, desk):
+    first = register()
+    assert said(store, first) == ("no-driver", "no coordinator drives population phones")
+    desk.pass_time(2)
+    second = register()
+    assert said(store, second) == ("starting", "the coordinator takes the task up")
+    desk.pass_time(2)
+    assert said(store, second) == ("selecting", "round 1: 0 of 2 devices wait")
+
+
+def test_driver_that_is_silent_is_named_and_one_that_took_over_speaks_for_itself(store, register, desk, clock):
+    task = register()
+    at_length(desk, 12)
+    desk.now += 35
+    words = "the coordinator that drives population phones was last heard of 37 s ago"
+    assert said(store, task) == ("driver-silent", words)
+    clock.desk = successor = Desk(store, lease_s=15.0, now=desk.now)
+    assert said(store, task)[0] == "starting"
+    successor.pass_time(2)
+    assert said(store, task)[0] == "selecting"
+    at_length(successor, 12)
+    assert said(store, task)[0] == "no-devices"
+
+
+def test_driver_that_takes_a_population_back_at_once_speaks_for_it_again(store, register, desk):
+    task = register()
+    desk.pass_time(2)
+    with store.database.writing() as records:
+        (lease,) = records.leases.leases()
+        records.leases.release(lease)
+        records.observations.write(task, "another", Observation(since=0.0))
+    desk.pass_time(2)
+    assert said(store, task)[0] == "selecting"
+
+
+def test_population_without_check_ins_says_for_how_long(store, register, desk):
+    task = register(goal=20, minimum=15, over_selection=1.3)
+    at_length(desk, 10)
+    assert said(store, task) == ("selecting", "round 1: 0 of 26 devices wait")
+    at_length(desk, 51)
+    never = "no check-in was accepted since the coordinator took the task up 60 s ago"
+    assert said(store, task) == ("no-devices", f"round 1 needs 26 devices, 15 at least: {never}")
+    desk.arrive("a")
+    at_length(desk, 40)
+    last = "none waits, the last check-in that was accepted came 40 s ago"
+    assert said(store, task) == ("no-devices", f"round 1 needs 26 devices, 15 at least: {last}")
+
+
+@pytest.mark.parametrize(
+    ("obstacle", "settings", "device"),
+    [
+        ("examples", {"min_examples": 50}, {}),
+        ("format", {}, {"formats": ("other",)}),
+        ("version", {"requires": Requires(min_version="9")}, {}),
+        ("memory", {"requires": Requires(min_memory_bytes=1)}, {}),
+        ("conditions", {"requires": Requires(charging=True)}, {"conditions": StatedConditions(charging=False)}),
+    ],
+)
+def test_devices_that_are_rejected_are_counted_by_what_keeps_them_out(
+    store, register, desk, obstacle, settings, device
+):
+    task = register(**settings)
+    at_length(desk, 30)
+    for name in "abc":
+        assert isinstance(desk.arrive(name, **device), Rejected)
+    at_length(desk, 35)
+    needs = "round 1 needs 2 devices, 2 at least, and none that is eligible waits"
+    rejected = f"3 check-ins were rejected lately: 3 {OBSTACLES[obstacle]}"
+    assert said(store, task) == ("none-eligible", f"{needs}; {rejected}")
+    at_length(desk, 180)
+    assert said(store, task)[0] == "no-devices"
+
+
+def test_devices_that_wait_are_counted_by_what_keeps_them_from_a_task(store, register, desk):
+    other = register(goal=1, rounds=9, over_selection=2, minimum=1)
+    task = register(goal=9, min_examples=20)
+    waits = [desk.wait(name, seconds=900, examples={"default": 20}) for name in "ab"]
+    busy = [wait.result(timeout=0) for wait in waits]
+    assert {given.task for given in busy} == {other}
+    for name in "ab":
+        desk.wait(name, seconds=900, examples={"default": 20})
+    desk.wait("c", seconds=900)
+    session = desk.arrive("d", examples={"default": 20}).session
+    desk.turn(Wait(session, "d", 900, frozenset({other})))
+    why = "2 with an assignment, 1 with too few examples, 1 willing for other tasks alone"
+    at_length(desk, 20, *busy)
+    waiting = f"4 wait and are not eligible: {why}"
+    assert said(store, task) == ("selecting", f"round 1: 0 of 9 devices wait, 40 s left; {waiting}")
+    at_length(desk, 50, *busy)
+    needs = "round 1 needs 9 devices, 9 at least, and none that is eligible waits"
+    assert said(store, task) == ("none-eligible", f"{needs}; {waiting}")
+
+
+def test_device_that_rests_is_counted_while_it_waits_and_when_it_is_rejected(store, register, desk):
+    task = register(goal=1, min_separation_s=3600)
+    desk.report(*desk.assign("a"))
+    at_length(desk, 30)
+    assert desk.arrive("a").reason == "resting"
+    at_length(desk, 61)
+    words = "1 check-in was rejected lately: 1 resting after taking part"
+    assert said(store, task) == (
+        "none-eligible",
+        f"round 2 needs 1 device, 1 at least, and none that is eligible waits; {words}",
+    )
+    register(goal=5)
+    desk.pass_time(1)
+    desk.wait("a", seconds=900)
+    at_length(desk, 50)
+    assert "; 1 waits and is not eligible: 1 resting after taking part" in said(store, task)[1]
+
+
+def test_selection_is_expected_at_first_and_has_too_few_when_it_is_tried_again(store, register, desk):
+    task = register(goal=3, minimum=2, selection_timeout_s=60)
+    desk.wait("a", seconds=30)
+    at_length(desk, 20)
+    assert said(store, task) == ("selecting", "round 1: 1 of 3 devices waits, 40 s left")
+    at_length(desk, 40)
+    assert said(store, task)[0] == "no-devices"
+    desk.wait("b", seconds=30)
+    at_length(desk, 5)
+    again = "round 1 needs 3 devices, 2 at least: 1 waits, 55 s left; the attempt before had too few"
+    assert said(store, task) == ("too-few-devices", again)
+    desk.wait("c", seconds=30)
+    desk.wait("d", seconds=30)
+    at_length(desk, 2)
+    assert said(store, task) == ("reporting", "round 1: 0 of 3 reports, 598 s left")
+
+
+def test_reports_and_seconds_of_a_round_are_those_of_now(store, register, desk):
+    task = register(goal=2, over_selection=1.5, minimum=1)
+    first, second, third = desk.assign("a", "b", "c")
+    at_length(desk, 100, first, second, third)
+    desk.report(first)
+    assert said(store, task) == ("reporting", "round 1: 1 of 2 reports, 500 s left")
+    store.pause(task)
+    desk.pass_time(1)
+    paused = "round 1: 1 of 2 reports, 499 s left; paused: no round follows it"
+    assert said(store, task) == ("reporting", paused)
+    desk.report(second)
+    assert said(store, task) == ("paused", "paused by an operator; 1 of 2 rounds are committed")
+    store.resume(task)
+    at_length(desk, 5)
+    assert said(store, task) == ("selecting", "round 2: 0 of 3 devices wait")
+    at_length(desk, 10)
+    assert said(store, task)[0] == "no-devices"
+
+
+def test_round_waits_for_devices_that_are_silent_and_goes_on_without_those_it_has_lost(
+    store, register, desk, monkeypatch
+):
+    task = register(goal=4, minimum=1)
+    monkeypatch.setattr("coordinator.presence._LEAST_S", 60.0)
+    here, *_ = (one.result(timeout=0) for one in [desk.wait(name) for name in "abcd"])
+    at_length(desk, 9, here)
+    assert said(store, task) == ("reporting", "round 1: 0 of 4 reports, 591 s left")
+    at_length(desk, 31, here)
+    for name in "bc":
+        desk.wait(name, seconds=900)
+    at_length(desk, 5, here)
+    silent = "round 1 waits for 3 devices not heard of for 45 s: 0 of 4 reports, 555 s left"
+    assert said(store, task) == ("devices-silent", f"{silent}; 2 wait and are not eligible: 2 with an assignment")
+    at_length(desk, 20, here)
+    lost = "round 1: 0 of 4 reports, 535 s left; 3 devices lost"
+    again = "2 wait and are not eligible: 2 that this round drew before"
+    assert said(store, task) == ("reporting", f"{lost}; {again}")
+
+
+def test_task_that_is_over_says_how_it_ended(store, register, desk, tmp_path):
+    done, stopped = register(goal=1, rounds=1), register(goal=1, population="tablets")
+    desk.report(*desk.assign("a"))
+    store.cancel(stopped)
+    assert said(store, done) == ("completed", "1 of 1 rounds are committed")
+    assert said(store, stopped) == ("cancelled", "cancelled; 0 of 2 rounds are committed")
+    lost = register(make_bundle(tmp_path / "lost", plan=make_plan(formats=("onnx", "x"))), population="watches")
+    (tmp_path / "blobs" / store.task(lost).plan_sha256).unlink()
+    desk.pass_time(1)
+    reason, words = said(store, lost)
+    assert (reason, words.split(":")[0]) == ("failed", "failed")
+    assert "there is no blob" in words
+
+
+def test_failed_attempts_hold_the_next_one_and_then_pause_the_task(store, register, desk):
+    task = register(goal=1, max_attempts=3)
+    desk.pass_time(1)
+    for _ in range(2):
+        desk.give_up(*desk.assign("a"))
+    waiting = desk.wait("b", seconds=900)
+    at_length(desk, 5)
+    words = "round 1 begins in 10 s, because attempts at it failed, the last with too-few-reports"
+    assert said(store, task) == ("back-off", words)
+    at_length(desk, 12)
+    assert said(store, task)[0] == "reporting"
+    desk.give_up(waiting.result(timeout=0))
+    why = "round 1 failed 3 times in a row, at last with too-few-reports; find out why, then resume it"
+    assert said(store, task) == ("paused-after-failures", f"paused: {why}")
+
+
+def test_model_that_cannot_be_written_is_said_after_the_grace(store, register, desk, monkeypatch):
+    task = register(goal=1)
+    (assignment,) = desk.assign("a")
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.blobs, "put", full)
+        desk.report(assignment)
+        at_length(desk, 5)
+        assert said(store, task) == ("aggregating", "round 1: the next model is made of 1 report")
+        at_length(desk, 20)
+        words = "round 1 has 1 report, and for 25 s its model could not be written"
+        assert said(store, task) == ("cannot-write", f"{words}; the coordinator's log says why")
+    at_length(desk, 2)
+    assert said(store, task)[0] == "selecting"
+
+
+def test_secure_round_says_which_phase_it_is_in_and_who_has_answered(store, register, desk):
+    task = register(**SECURE)
+    devices = seat(desk)
+    seats = [device.given for device in devices]
+    run(devices[:3], ("advertise",))
+    at_length(desk, 2, *seats)
+    assert said(store, task) == ("reporting", "round 1: 3 of 8 devices have trained, 618 s left")
+    run(devices[3:], ("advertise",))
+    at_length(desk, 2, *seats)
+    run(devices[:5], ("share",))
+    at_length(desk, 2, *seats)
+    assert said(store, task) == ("reporting", "round 1: 5 of 8 devices have sent their shares, 614 s left")
+
+
+def test_while_nothing_but_time_passes_nothing_is_written_and_seconds_count_on(store, register, desk):
+    task, other = register(), register(population="tablets", goal=1)
+    desk.arrive("a", formats=("other",))
+    busy = desk.wait("b", population="tablets").result(timeout=0)
+    store.pause(other)
+    at_length(desk, 200, busy)
+    with store.database.reading() as records:
+        written = records.observations.version()
+    assert said(store, task)[1].endswith(" 200 s ago")
+    at_length(desk, 100, busy)
+    assert said(store, task)[1].endswith(" 300 s ago")
+    with store.database.reading() as records:
+        assert records.observations.version() == written
+
+
+def test_every_reason_is_met_here():
+    promised = Path(__file__).read_text()
+    assert [reason.value for reason in Reason if f'"{reason.value}"' not in promised] == []
