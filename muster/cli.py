@@ -40,7 +40,8 @@ EXTRAS = {
     "jinja2": "coordinator",
     "sqlalchemy": "coordinator",
     "uvicorn": "coordinator",
-    "matplotlib": "sim",
+    "matplotlib": "dev",
+    "pygal": "sim",
     "sklearn": "sim",
     "aiohttp": "dev",
 }

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 
 from coordinator.rounds import RoundState
 from coordinator.tasks import CoordinatorStore, Secagg, TaskSettings
@@ -204,20 +203,3 @@ class Stage:
         return worst_difference(
             engine, self.train, cohorts, [self.store.checkpoint(task, n)["params"] for n in numbers]
         )
-
-
-def draw_curves(results: Sequence[AlgorithmResult], path: Path) -> None:
-    """The learning curves as a PNG."""
-    from matplotlib.figure import Figure  # noqa: PLC0415  # half a second, which nobody waits for at the start
-
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
-    axes = figure.subplots()
-    for result in results:
-        axes.plot(np.arange(1, result.rounds + 1), result.curve, marker="o", markersize=3, label=result.algorithm)
-    axes.axhline(0.9, color="grey", linewidth=0.8, linestyle="--")
-    axes.set(
-        xlabel="round", ylabel="accuracy on users never seen", ylim=(0, 1), title="Handwritten digits, non-IID devices"
-    )
-    axes.grid(alpha=0.3)
-    axes.legend(loc="lower right")
-    figure.savefig(path, dpi=150)

@@ -28,7 +28,7 @@ def demo(
     ] = "mimelite,fedadam",
     rounds: Annotated[int, typer.Option(min=1, help="Rounds per algorithm.")] = 25,
     devices: Annotated[int, typer.Option(min=1, max=60, help="Devices per round, of 60.")] = 20,
-    out: Annotated[Path, typer.Option(help="Where the learning curves go.")] = Path("learning-curves.png"),
+    out: Annotated[Path, typer.Option(help="Where the learning curves go, an SVG.")] = Path("learning-curves.svg"),
     seed: Annotated[int, typer.Option(help="Seed of weights, and of the order of examples.")] = 0,
     plain: Annotated[
         bool, typer.Option("--plain", help="Without secure aggregation: the coordinator sees every report.")
@@ -46,7 +46,8 @@ def demo(
         import torch
 
         from fedcore.errors import UnknownAlgorithm
-        from muster.demo import SETTINGS, DemoConfig, draw_curves, run_demo
+        from muster.curves import draw_curves
+        from muster.demo import SETTINGS, DemoConfig, run_demo
 
     torch.set_num_threads(1)
     names = tuple(dict.fromkeys(name.strip() for name in algorithms.split(",") if name.strip()))
@@ -65,7 +66,7 @@ def demo(
 
         config = DemoConfig(names, rounds, devices, Path(folder), seed, plain)
         results = run_demo(config, tell)
-    draw_curves(results, out)
+    draw_curves({result.algorithm: result.curve for result in results}, out)
     if json:
         emit(_summary(results, out) | {"secure_aggregation": config.secure})
     else:

@@ -222,7 +222,7 @@ def test_tasks_are_created_listed_paused_resumed_and_cancelled(plan, tmp_path):
         ),
         (("export", "[/x]"), 2, "no model is called '[/x]'"),
         (("export", "mlp", "--out", "/dev/null/plan"), 1, "/dev/null/plan"),
-        (("demo", "--out", "/nowhere/a.png"), 2, "there is no folder /nowhere"),
+        (("demo", "--out", "/nowhere/a.svg"), 2, "there is no folder /nowhere"),
         (("task", "list", "--db", "sqlite:////nowhere/m.db"), 1, "sqlite:////nowhere/m.db"),
         (("plan", "show", "/nowhere"), 1, "is not a plan bundle"),
         (("coordinator", "serve", "--db", "mysql://x"), 1, "a database is given as sqlite:///PATH or postgresql://"),
@@ -276,7 +276,7 @@ def test_one_device_run_by_hand_reports(plan, tmp_path):
 
 
 def test_a_terminated_demo_leaves_no_process_and_no_folder(tmp_path):
-    command = [sys.executable, "-m", "muster", "demo", "--out", str(tmp_path / "a.png")]
+    command = [sys.executable, "-m", "muster", "demo", "--out", str(tmp_path / "a.svg")]
     process = subprocess.Popen(
         command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "TMPDIR": str(tmp_path)}
     )

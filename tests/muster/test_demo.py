@@ -1,12 +1,13 @@
 """The demo in small: the whole story still holds."""
 
 import json
+from xml.etree import ElementTree
 
 from tests.muster.test_cli import muster
 
 
 def test_demo_prints_one_object_and_draws_the_curves(tmp_path):
-    picture = tmp_path / "curves.png"
+    picture = tmp_path / "curves.svg"
     arguments = ["demo", "--algorithms", "mimelite,fedadam", "--rounds", 3, "--devices", 6, "--out", picture, "--json"]
     status, out, err = muster(*arguments)
     assert status == 0, err
@@ -24,11 +25,12 @@ def test_demo_prints_one_object_and_draws_the_curves(tmp_path):
     assert up["mimelite"] > 1.5 * up["fedadam"]
     assert result["agreement"] < 1e-5
     assert result["secure_aggregation"] is False
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    drawn = ElementTree.parse(picture).findall("{http://www.w3.org/2000/svg}polyline")
+    assert [len(line.get("points").split()) for line in drawn] == [3, 3]
 
 
 def test_demo_masks_reports_when_there_are_devices_enough_and_agrees_up_to_rounding(tmp_path):
-    arguments = ["demo", "--algorithms", "fedavg", "--rounds", 2, "--devices", 8, "--out", tmp_path / "c.png"]
+    arguments = ["demo", "--algorithms", "fedavg", "--rounds", 2, "--devices", 8, "--out", tmp_path / "c.svg"]
     status, out, err = muster(*arguments, "--json")
     assert status == 0, err
     result = json.loads(out)
