@@ -42,7 +42,6 @@ EXTRAS = {
     "uvicorn": "coordinator",
     "matplotlib": "dev",
     "pygal": "sim",
-    "sklearn": "sim",
     "aiohttp": "dev",
 }
 

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-
 from coordinator.rounds import RoundState
 from coordinator.tasks import CoordinatorStore, Secagg, TaskSettings
 from export.build import export_bundle

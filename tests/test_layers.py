@@ -47,10 +47,10 @@ def test_the_import_contracts_are_kept():
 @pytest.mark.parametrize(
     ("package", "forbidden"),
     [
-        ("fedcore", {"torch", "sqlalchemy", "sklearn"} | WEB | GRAPHS),
-        ("secagg", {"torch", "sqlalchemy", "sklearn", "msgspec", "safetensors", "fedcore"} | WEB | GRAPHS),
-        ("coordinator", {"torch", "sklearn"} | GRAPHS),
-        ("device_runtime", {"torch", "sqlalchemy", "onnx", "sklearn"} | WEB),
+        ("fedcore", {"torch", "sqlalchemy"} | WEB | GRAPHS),
+        ("secagg", {"torch", "sqlalchemy", "msgspec", "safetensors", "fedcore"} | WEB | GRAPHS),
+        ("coordinator", {"torch"} | GRAPHS),
+        ("device_runtime", {"torch", "sqlalchemy", "onnx"} | WEB),
     ],
 )
 def test_a_package_with_all_its_modules_loads_nothing_that_it_may_not(package, forbidden):
@@ -58,7 +58,7 @@ def test_a_package_with_all_its_modules_loads_nothing_that_it_may_not(package, f
 
 
 def test_the_command_line_loads_nothing_heavy_before_a_command_runs():
-    heavy = {"torch", "onnx", "onnxruntime", "fastapi", "sqlalchemy", "sklearn", "matplotlib", "numpy"}
+    heavy = {"torch", "onnx", "onnxruntime", "fastapi", "sqlalchemy", "matplotlib", "numpy"}
     assert python(LOADS, "muster.app", "alone") & heavy == set()
 
 
@@ -81,7 +81,6 @@ def test_the_engine_needs_torch_numpy_and_msgspec_alone():
         "safetensors",
         "cryptography",
         "httpx2",
-        "sklearn",
         "typer",
         "rich",
         "sqlalchemy",

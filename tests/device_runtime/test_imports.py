@@ -13,7 +13,7 @@ MODULES = (
     "policy",
     "backends.onnxruntime",
 )
-FOREIGN = "torch", "fastapi", "sqlalchemy", "pydantic", "onnx", "sklearn", "coordinator", "export", "simulator"
+FOREIGN = "torch", "fastapi", "sqlalchemy", "pydantic", "onnx", "coordinator", "export", "simulator"
 
 
 HEAVY = "numpy", "msgspec", "httpx2", "onnxruntime", "cryptography", "sqlite3"
