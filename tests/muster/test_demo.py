@@ -25,8 +25,10 @@ def test_demo_prints_one_object_and_draws_the_curves(tmp_path):
     assert up["mimelite"] > 1.5 * up["fedadam"]
     assert result["agreement"] < 1e-5
     assert result["secure_aggregation"] is False
-    drawn = ElementTree.parse(picture).findall("{http://www.w3.org/2000/svg}polyline")
-    assert [len(line.get("points").split()) for line in drawn] == [3, 3]
+    svg = "{http://www.w3.org/2000/svg}"
+    drawn = ElementTree.parse(picture)
+    assert {"mimelite", "fedadam"} <= {text.text for text in drawn.iter(f"{svg}text")}
+    assert len([dot for dot in drawn.iter(f"{svg}circle") if "dot" in dot.get("class")]) == 6
 
 
 def test_demo_masks_reports_when_there_are_devices_enough_and_agrees_up_to_rounding(tmp_path):
