@@ -59,7 +59,13 @@ def aggregate(layout: ReportLayout, algorithm: Algorithm, state: Vectors, total_
         rounded = {name: value.astype(np.float32) for name, value in updated.items()}
     for name, value in rounded.items():
         if not np.isfinite(value).all():
-            raise NonFiniteState(f"after the update, vector {name!r} of the server state holds a non-finite number")
+            means = [parts[segment.name] for segment in layout.segments if segment.reduction == "mean"]
+            largest = max(float(np.abs(mean).max()) for mean in means)
+            raise NonFiniteState(
+                f"after the update, vector {name!r} of the server state holds a non-finite number; the reports were "
+                f"finite, and the largest value of their mean was {largest:.2g}: training diverged (a lower client_lr "
+                "or server_lr is the likely remedy)"
+            )
     return Aggregate(rounded, algorithm.broadcast(rounded), layout.metrics(parts))
 
 

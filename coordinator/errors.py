@@ -11,6 +11,7 @@ CoordinatorError
 ├── StoreConflict           a row is not in the state that this process believed: another one changed it
 ├── UnexpectedEvent         a state machine was handed an event that its state cannot take (a bug in the caller)
 ├── KeysDamaged             the file of the coordinator's keys holds something else
+├── CannotListen            a port is taken, or cannot be had for another reason
 ├── BadSecret               the enrolment secret cannot be read, or is too short to be one
 ├── NonFiniteState          the algorithm's next state holds an infinite or undefined number
 ├── TokenError
@@ -84,6 +85,10 @@ class UnexpectedEvent(CoordinatorError):
 
 class KeysDamaged(CoordinatorError):
     """The file of the coordinator's keys holds something else."""
+
+
+class CannotListen(CoordinatorError):
+    """A port is taken, or cannot be had for another reason; the message names the option that changes it."""
 
 
 class BadSecret(CoordinatorError):

@@ -16,10 +16,10 @@ _HEARD = ("coordinator", "fedcore", "muster", "secagg", "uvicorn")
 """Who is heard from the level asked for. Others only warn: an HTTP client, say, tells every URL, and ids are in it."""
 
 
-def configure_logs(level: str, form: str, stream: TextIO | None = None) -> None:
+def configure_logs(level: str, form: str, stream: TextIO | None = None) -> bool:
     """Send records of this process from `level` on to `stream`, by default standard error; of others from warnings on.
 
-    form: "text", "json", or "auto", which is text on a terminal.
+    form: "text", "json", or "auto", which is text on a terminal. Gives whether it is text.
     """
     stream = stream or sys.stderr
     text = form == "text" or (form == "auto" and stream.isatty())
@@ -45,3 +45,4 @@ def configure_logs(level: str, form: str, stream: TextIO | None = None) -> None:
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     for name in _HEARD:
         logging.getLogger(name).setLevel(level.upper())
+    return text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import logging
 import math
@@ -18,6 +19,7 @@ from starlette.types import ASGIApp
 
 from coordinator.api.entrance import Entrance
 from coordinator.app import admin_app, device_app
+from coordinator.errors import CannotListen
 from coordinator.routing import Router
 from coordinator.service import Service
 from coordinator.settings import Settings
@@ -36,8 +38,8 @@ class Addresses(NamedTuple):
 def serve(settings: Settings, on_ready: Callable[[Addresses], None] | None = None) -> None:
     """Serve until SIGTERM or SIGINT, then finish gracefully. `on_ready` is called once requests are answered.
 
-    Raises KeysDiffer, before anything is changed, when a coordinator with other keys runs on the database; OSError when
-    a port is taken.
+    Raises KeysDiffer, before anything is changed, when a coordinator with other keys runs on the database; CannotListen
+    when a port is taken.
     """
 
     def ready(addresses: Addresses) -> None:
@@ -95,8 +97,8 @@ class _Devices(uvicorn.Server):
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         settings = self._settings
         with (
-            _listening(settings.host, settings.port) as devices,
-            _listening(settings.admin_host, settings.admin_port) as admin,
+            _listening(settings.host, settings.port, "--port") as devices,
+            _listening(settings.admin_host, settings.admin_port, "--admin-port") as admin,
         ):
             self._admin_socket = admin
             self._service.tenure.listen_at(settings.replica_url or self._url(devices))
@@ -111,6 +113,10 @@ class _Devices(uvicorn.Server):
         if sockets and self.started:
             addresses = Addresses(self._url(sockets[0]), self._url(self._admin_socket))
             _LOG.info("devices at %s, operators at %s", *addresses)
+            if not self._settings.enrols:
+                _LOG.warning(
+                    "no new device can enrol: give --enrolment-secret-file FILE, or for development --accept-unattested"
+                )
             self._on_ready(addresses)
 
     def _url(self, listener: socket.socket) -> str:
@@ -152,10 +158,19 @@ def _config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
 
 
 @contextmanager
-def _listening(host: str, port: int) -> Iterator[socket.socket]:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, port), family=family, backlog=_BACKLOG) as listener:
+def _listening(host: str, port: int, option: str) -> Iterator[socket.socket]:
+    with _opened(host, port, option) as listener:
         # Connections inherit it. asyncio sets it on sockets that it made itself alone; without it the second half of an
         # answer waits for the acknowledgement of the first, which many systems hold back for 40 ms.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         yield listener
+
+
+def _opened(host: str, port: int, option: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        taken = error.errno == errno.EADDRINUSE
+        why = f"port {port} is taken" if taken else f"cannot listen on port {port}: {error.strerror or error}"
+        raise CannotListen(f"{host}: {why}; choose another with {option} (0 takes a free one)") from error

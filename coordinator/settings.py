@@ -144,6 +144,11 @@ class Settings(BaseSettings):
         return self.keys or Path(f"{beside}.keys")
 
     @property
+    def enrols(self) -> bool:
+        """Whether anything is accepted of a new device, so that one can enrol."""
+        return self.accept_unattested or self.enrolment_secret_file is not None
+
+    @property
     def retry(self) -> RetryWindow:
         """The bounds of when a device comes back; within them pace steering says when."""
         return RetryWindow(self.retry_min_s, max(self.retry_min_s, self.retry_max_s))

@@ -10,7 +10,7 @@ DeviceError
 │   ├── NotAllowedNow       a condition under which this device may work failed, or its owner stopped it
 │   ├── SecaggRefused       this device refused a step of a secure aggregation, or cannot go on with it
 │   │   └── SumAbandoned    the aggregation ended without a sum
-│   ├── NonFiniteReport     training diverged: the report holds an infinity or NaN
+│   ├── NonFiniteReport     the report holds an infinity or NaN: training diverged, say
 │   └── RuntimeFailed       a graph failed while it ran
 │       └── DeadlinePassed  the coordinator stopped waiting before the work was done
 ├── ExampleRefused          an example is not what its collection was declared to hold, or no plan could train on it
@@ -132,7 +132,7 @@ class SumAbandoned(SecaggRefused):
 
 
 class NonFiniteReport(AssignmentError):
-    """Training diverged: the report holds an infinity or NaN."""
+    """The report holds an infinity or NaN; the message says where that began."""
 
     reason = "non-finite-report"
     permanent = False

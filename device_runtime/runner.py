@@ -53,26 +53,37 @@ def execute(
     broadcast: the vectors of `plan.broadcast`; examples: `(n, *shape)` for every field of the plan, n at least 1.
     keep_going: asked before every step.
     Raises PlanRefused when the plan contradicts itself or its graphs, RuntimeFailed when a graph fails, DeadlinePassed
-    when `keep_going` says no, NonFiniteReport when training diverged.
+    when `keep_going` says no, NonFiniteReport, which says where it began, when the report is not finite.
     """
     _check(plan)
     work = _Work(graphs, _under("broadcast", broadcast), _under("example", examples), place, keep_going)
     known: dict[str, NDArray[Any]] = dict(work.broadcast)
     values: dict[str, Float32] = {}
-    steps = 0
+    steps, finite = 0, 0
     for index, one in enumerate(plan.passes):
-        carry, metrics, taken = work.sweep(one, index)
-        known |= _under(f"{one.name}.carry", carry)
-        values[f"{one.name}.metrics"] = metrics
-        steps += taken
+        swept = work.sweep(one, index)
+        known |= _under(f"{one.name}.carry", swept.carry)
+        values[f"{one.name}.metrics"] = swept.metrics
+        finite += swept.finite if finite == steps else 0
+        steps += swept.steps
     means = {s.name: _buffer((s.size,)) for s in plan.report.segments if s.reduction == "mean" and s.name != WEIGHT}
     graphs.pop("report").run(known, means)
     try:
         with np.errstate(over="ignore"):  # an overflow is reported as what it is: a non-finite segment
             report = plan.report.concatenate(values | means, plan.report.weight(work.count))
     except ReportError as error:
-        raise NonFiniteReport(str(error)) from error
+        raise NonFiniteReport(f"{error}: {_cause(steps, finite)}") from error
     return Result(report, work.count, steps)
+
+
+@dataclass(frozen=True, slots=True)
+class _Swept:
+    """What a pass came to: its last carry, its metrics as sums (M,), its steps, the first of which were finite."""
+
+    carry: dict[str, Float32]
+    metrics: Float32
+    steps: int
+    finite: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +101,15 @@ class _Work:
         """n, the number of local examples."""
         return len(next(iter(self.examples.values())))
 
-    def sweep(self, one: PassPlan, index: int) -> tuple[dict[str, Float32], Float32, int]:
-        """The last carry of a pass, its metrics as sums (M,), and the number of steps."""
+    def sweep(self, one: PassPlan, index: int) -> _Swept:
+        """Run all steps of a pass."""
         size = one.loop.batch_size
         batch = {name: _buffer((size, *array.shape[1:]), array.dtype) for name, array in self.examples.items()}
         mask, metrics, totals = _buffer((size,)), _buffer((len(one.metrics),)), np.zeros(len(one.metrics))
         # The carry lives in two sets of buffers, read and written in turns: a graph must not write what it reads.
         now, after = ({spec.name: _buffer((spec.size,)) for spec in one.carry} for _ in range(2))
         self.graphs.pop(f"{one.name}.begin").run(self.broadcast, _under("next", now))
-        step, steps = self.graphs.pop(f"{one.name}.step"), 0
+        step, steps, finite = self.graphs.pop(f"{one.name}.step"), 0, 0
         fixed = {**self.broadcast, **batch, "mask": mask, "noise": _buffer((size,), np.int32)}
         for indices, real in batches(one.loop, self.count, self.place, index):
             if not self.keep_going():
@@ -113,9 +124,21 @@ class _Work:
             step.run(fixed | _under("carry", now), {**_under("next", after), "metrics": metrics})
             now, after = after, now
             totals += metrics
+            finite += finite == steps and bool(np.isfinite(metrics).all())
             steps += 1
         with np.errstate(over="ignore"):
-            return now, totals.astype(np.float32), steps
+            return _Swept(now, totals.astype(np.float32), steps, finite)
+
+
+def _cause(steps: int, finite: int) -> str:
+    """Why a report is not finite, when the loss was for so many of the steps; examples always are."""
+    if finite == 0:
+        return "the loss was not finite in the first step, before any training here, though the examples are"
+    if finite == 1 < steps:
+        return "after one step the loss was not finite: the gradient is not, or the learning rate is far too large"
+    if finite < steps:
+        return "the loss left the finite numbers in later steps: training diverged, a lower client_lr is the remedy"
+    return "every loss was finite: the last gradient is not, or training diverged in the last step"
 
 
 def _check(plan: Plan) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from export.capture import Captured, Table
 from export.errors import UnknownFormat
+from fedcore.names import offered
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,5 +45,5 @@ def formats(names: Sequence[str]) -> tuple[Format, ...]:
     """Formats by name, each once. Raises UnknownFormat."""
     unknown = [name for name in names if name not in FORMATS]
     if unknown:
-        raise UnknownFormat(f"no format is called {', '.join(map(repr, unknown))}; there are {', '.join(FORMATS)}")
+        raise UnknownFormat(f"no format is called {', '.join(map(repr, unknown))}; {offered(unknown[0], FORMATS)}")
     return tuple(FORMATS[name]() for name in dict.fromkeys(names))

@@ -117,16 +117,23 @@ class Model:
         named = dict(self.module.named_parameters())
         self.schema = ParamSchema(tuple(TensorSpec(name, tuple(value.shape)) for name, value in named.items()))
         self.initial: Float32 = self.schema.flatten({name: value.detach().numpy() for name, value in named.items()})
+        for name, value in named.items():
+            if not torch.isfinite(value).all():
+                raise InvalidModel(f"{spec.name}: the initial weights of {name} hold a number that is not finite")
         self.metrics = ("examples", "loss", *spec.metrics)
 
     @functools.cached_property
     def noisy(self) -> bool:
-        """Whether anything is dropped in training."""
+        """Whether anything is dropped in training. Raises InvalidModel when the module does not take its inputs."""
         example = {
             item.name: torch.zeros((1, *item.shape), dtype=getattr(torch, item.dtype)) for item in self.spec.fields
         }
-        with torch.no_grad(), Dropout(torch.zeros(1, dtype=torch.int32)) as dropout:
-            self.module(*(example[item.name] for item in self.spec.inputs))
+        try:
+            with torch.no_grad(), Dropout(torch.zeros(1, dtype=torch.int32)) as dropout:
+                self.module(*(example[item.name] for item in self.spec.inputs))
+        except Exception as error:  # whatever the user's own code raises
+            shapes = ", ".join(f"{item.name} {[1, *item.shape]}" for item in self.spec.inputs)
+            raise InvalidModel(f"{self.spec.name} does not run on a batch of {shapes}: {reason(error)}") from error
         return bool(dropout.turns)
 
     def tensors(self, params: Tensor) -> dict[str, Tensor]:

@@ -14,32 +14,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcore.errors import PlanError
+from fedcore.loop import Loop
 from fedcore.params import Float32
-
-
-class Loop(msgspec.Struct, frozen=True, kw_only=True):
-    """How a pass sweeps the local examples.
-
-    `epochs` sweeps in batches of `batch_size`, at most `steps` steps in all when given; every sweep in a fresh order
-    when `shuffle`.
-    """
-
-    batch_size: int
-    epochs: int = 1
-    steps: int | None = None
-    shuffle: bool = True
-
-    def __post_init__(self) -> None:
-        for name in ("batch_size", "epochs", "steps"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise PlanError(f"{name} must be at least 1, not {value}")
-
-    def step_count(self, examples: int) -> int:
-        """Number of batches over `examples` local examples."""
-        total = self.epochs * -(-examples // self.batch_size)
-        return total if self.steps is None else min(total, self.steps)
 
 
 class Place(msgspec.Struct, frozen=True):

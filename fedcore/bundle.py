@@ -161,10 +161,11 @@ class Bundle:
 
     @classmethod
     def write(cls, folder: Path, manifest: Manifest, blobs: Iterable[bytes]) -> Bundle:
-        """Write a bundle; the manifest comes last, so a folder with one is complete.
+        """Write a bundle, in place of one that is there; the manifest comes last, so a folder with one is complete.
 
         Raises DigestMismatch when a blob that the manifest names was not given.
         """
+        replaced = set((folder / "blobs").glob("*")) if (folder / "manifest.json").exists() else set()
         (folder / "blobs").mkdir(parents=True, exist_ok=True)
         given = {BlobRef.of(blob): blob for blob in blobs}
         for ref in (manifest.plan, manifest.state, manifest.certificate):
@@ -173,6 +174,8 @@ class Bundle:
         for ref, blob in given.items():
             (folder / "blobs" / ref.sha256).write_bytes(blob)
         _write_manifest(folder, manifest)
+        for path in replaced - {folder / "blobs" / ref.sha256 for ref in given}:
+            path.unlink()
         return cls(folder)
 
 

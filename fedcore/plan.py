@@ -10,9 +10,9 @@ from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
-from fedcore.batching import Loop
 from fedcore.decoding import UNDECODABLE, decoder
 from fedcore.errors import DigestMismatch, PlanError, ReportError, SchemaError
+from fedcore.loop import Loop
 from fedcore.params import ParamSchema, Size, VectorSpec
 from fedcore.report import ReportLayout
 

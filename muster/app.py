@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version as installed
+from typing import Annotated
+
 import typer
 
 from muster.commands import device as on_device
@@ -15,15 +18,34 @@ from muster.commands.key import key_app
 from muster.commands.simulate import simulate
 from muster.commands.task import task_app
 
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"muster {installed('muster-fl')}")
+        raise typer.Exit
+
+
 app = typer.Typer(
     name="muster",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    add_completion=False,
-    help="Cross-device federated learning: export a model, run a coordinator, run devices, simulate fleets.\n\n"
-    "Start with `muster demo`. Commands that answer have --json; exit codes are 0 ok, 1 failed, 2 usage, 75 try later.",
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+@app.callback()
+def muster(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=_show_version)
+    ] = False,
+) -> None:
+    """Cross-device federated learning: export a model, run a coordinator, run devices, simulate fleets.
+
+    Start with `muster demo`. Commands that answer have --json; exit codes are 0 ok, 1 failed, 2 usage, 75 try later.
+    """
+
+
 app.command()(demo)
 app.command()(doctor)
 app.command()(export)

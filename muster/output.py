@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
 from typing import Annotated, Any, Protocol
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -19,11 +19,10 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
 
-from muster.plain import emit, words
+from muster.plain import emit, show_fields, show_table
 
-__all__ = ["Json", "Settings", "emit", "parse_settings", "progress", "show_fields", "show_table", "stderr", "stdout"]
+__all__ = ["Json", "Settings", "emit", "parse_settings", "progress", "say_next", "show_fields", "show_table", "stderr"]
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, one value, on standard output and nothing else there.")]
 Settings = Annotated[
@@ -31,24 +30,12 @@ Settings = Annotated[
 ]
 
 LINE_EVERY_S = 2.0
-stdout = Console()
 stderr = Console(stderr=True)
 
 
-def show_fields(fields: Mapping[str, object]) -> None:
-    """Print names and values, one pair a line."""
-    table = Table(show_header=False, box=None)
-    for name, value in fields.items():
-        table.add_row(f"[bold]{name}[/]", escape(words(value)))
-    stdout.print(table)
-
-
-def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a table."""
-    table = Table(*columns)
-    for row in rows:
-        table.add_row(*(escape(words(value)) for value in row))
-    stdout.print(table)
+def say_next(what: str, command: Sequence[object]) -> None:
+    """Tell people, on standard error, what to do next and the command that does it, ready to be typed."""
+    typer.echo(f"next, {what}:\n  {shlex.join(map(str, command))}", err=True)
 
 
 class _Lines(Progress):

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import math
+import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-# Longer cells go on in the next line.
-WIDEST = 60
+_GAP = "  "
 
 
 def emit(value: Any) -> None:
@@ -26,13 +27,26 @@ def say(line: str) -> None:
 
 
 def show_fields(fields: Mapping[str, object]) -> None:
-    """Print names and values, one pair a line."""
-    _show([[[name], _lines(value)] for name, value in fields.items()])
+    """Print names and values, one pair a line; on a terminal long values go on in the next line."""
+    rows = [(name, words(value)) for name, value in fields.items()]
+    _show(rows, _narrowed(rows))
 
 
 def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a table; a cell may have several lines."""
-    _show([[[name, "-" * len(name)] for name in columns], *([_lines(value) for value in row] for row in rows)])
+    """Print a table. Nothing is ever cut; a cell may have several lines.
+
+    In a pipe columns are as wide as they need. On a terminal cells go on in the next line at spaces, and a table that
+    does not fit even so is printed row by row, one field a line.
+    """
+    cells = [[words(value) for value in row] for row in rows]
+    widths = _narrowed([columns, *cells])
+    if _total(widths) <= _room():
+        rule = ["-" * min(len(name), width) for name, width in zip(columns, widths, strict=True)]
+        _show([columns, rule, *cells], widths)
+        return
+    for row in cells:
+        show_fields(dict(zip(columns, row, strict=True)))
+        say("")
 
 
 def words(value: object) -> str:
@@ -43,16 +57,44 @@ def words(value: object) -> str:
         return ", ".join(map(words, value)) or "–"
     if isinstance(value, float):
         return f"{value:,.0f}" if 1e4 <= abs(value) < 1e12 else f"{value:.4g}"
-    return "–" if value is None else str(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "–" if value in (None, "") else str(value)
 
 
-def _lines(value: object) -> list[str]:
-    return [part for line in words(value).splitlines() for part in textwrap.wrap(line, WIDEST) or [""]]
+def _room() -> float:
+    """How many characters fit in a line: a pipe has no end."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else math.inf
 
 
-def _show(rows: Sequence[Sequence[Sequence[str]]]) -> None:
-    """Print rows of cells of lines, with every column as wide as its longest line."""
-    widths = [max(len(line) for row in rows for line in row[column]) for column in range(len(rows[0]) if rows else 0)]
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + len(_GAP) * (len(widths) - 1)
+
+
+def _narrowed(rows: Sequence[Sequence[str]]) -> list[int]:
+    """Widths of columns: as wide as their lines, the widest narrowed until all fit, none below its longest word."""
+    widths, least = _longest(rows, str.splitlines), _longest(rows, str.split)
+    while _total(widths) > _room():
+        loose = [column for column, width in enumerate(widths) if width > least[column]]
+        if not loose:
+            break
+        widths[max(loose, key=widths.__getitem__)] -= 1
+    return widths
+
+
+def _longest(rows: Sequence[Sequence[str]], parts: Callable[[str], list[str]]) -> list[int]:
+    """The length of the longest part in each column."""
+    columns = zip(*rows, strict=True)
+    return [max((len(part) for cell in column for part in parts(cell)), default=0) for column in columns]
+
+
+def _wrapped(cell: str, width: int) -> list[str]:
+    wrap = textwrap.TextWrapper(max(width, 1), break_long_words=False, break_on_hyphens=False).wrap
+    return [part for line in cell.splitlines() for part in wrap(line) or [""]]
+
+
+def _show(rows: Sequence[Sequence[str]], widths: Sequence[int]) -> None:
     for row in rows:
-        for lines in itertools.zip_longest(*row, fillvalue=""):
-            say("  ".join(line.ljust(width) for line, width in zip(lines, widths, strict=True)).rstrip())
+        cells = [_wrapped(cell, width) for cell, width in zip(row, widths, strict=True)]
+        for lines in itertools.zip_longest(*cells, fillvalue=""):
+            say(_GAP.join(line.ljust(width) for line, width in zip(lines, widths, strict=True)).rstrip())

@@ -25,6 +25,7 @@ from export.rewrites import Traceable
 from fedcore.algorithms.algorithm import Algorithm, Broadcast, Carry, Pass, Report
 from fedcore.batching import Place, batches, noise
 from fedcore.params import Float32
+from simulator.divergence import cause
 from simulator.errors import Diverged, EngineError
 from simulator.population import Population
 
@@ -95,7 +96,7 @@ class Engine:
         """One round of the clients in `cohort`; moves the server state.
 
         slots: each client's slot, its place in the cohort by default; the slot keys a client's random order.
-        Raises Diverged when no client contributes a finite report.
+        Raises Diverged, saying why, when no client contributes a finite report.
         """
         members = zip(cohort, slots or range(len(cohort)), strict=True)
         # Longest first: the clients that still have a batch at step s are then a prefix.
@@ -105,7 +106,8 @@ class Engine:
         for start in range(0, len(clients), self._at_once):
             self._train(clients[start : start + self._at_once], sums)
         if sums.contributors == 0:
-            raise Diverged(f"round {number}: no client has a finite report; lower client_lr")
+            why = cause(self._model, self.state["params"], self._population, cohort, number - 1)
+            raise Diverged(f"round {number}: no client has a finite report: {why}")
         mean = {name: value / sums.weight for name, value in sums.report.items()}
         state = self._algorithm.update({name: vector.double() for name, vector in self._state.items()}, mean)
         self._state = {name: vector.float() for name, vector in state.items()}

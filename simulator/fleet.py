@@ -15,6 +15,7 @@ import numpy as np
 from device_runtime.backends import BACKENDS
 from device_runtime.outcome import Outcome
 from device_runtime.scheduler import default_window
+from fedcore.names import offered
 from fedcore.wire.messages import RetryWindow
 from simulator.emulated import Fate, Traits
 from simulator.emulator import Ended, Start
@@ -211,7 +212,7 @@ def state_folder(folder: Path, client: str) -> Path:
 def _check(what: str, names: list[str], known: tuple[str, ...]) -> None:
     unknown = [name for name in names if name not in known]
     if unknown or not names:
-        raise ProfileError(f"no {what} is called {', '.join(map(repr, unknown))}; there are {', '.join(known)}")
+        raise ProfileError(f"no {what} is called {', '.join(map(repr, unknown))}; {offered(', '.join(unknown), known)}")
 
 
 def _is_for_good(outcome: Outcome) -> bool:

@@ -22,6 +22,7 @@ from device_runtime.backends import BACKENDS
 from device_runtime.conditions import Requirements
 from device_runtime.errors import ConfigError
 from fedcore.decoding import converter
+from fedcore.names import offered
 from simulator.emulated import Death, Fate, MadeUp, Traits
 from simulator.emulators import HERE, architectures
 from simulator.errors import ProfileError
@@ -179,7 +180,7 @@ def _kind(path: Path, number: int, values: dict[str, Any]) -> Kind:
 def _known(values: dict[str, Any]) -> dict[str, Any]:
     unknown = [key for key in values if key not in Kind.__struct_fields__]
     if unknown:
-        raise ConfigError(f"there is no key `{unknown[0]}`; there are {', '.join(Kind.__struct_fields__)}")
+        raise ConfigError(f"there is no key `{unknown[0]}`; {offered(unknown[0], Kind.__struct_fields__)}")
     return values
 
 

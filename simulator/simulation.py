@@ -16,8 +16,9 @@ from export.models import load as load_model
 from fedcore.algorithms import create
 from fedcore.decoding import converter
 from simulator import datasets
+from simulator.divergence import cause
 from simulator.engine import Engine, evaluate
-from simulator.errors import EngineError
+from simulator.errors import Diverged, EngineError
 from simulator.population import Population
 
 PERCENTILES = (5, 25, 50, 75, 95)
@@ -92,6 +93,7 @@ def simulate(
         point: dict[str, float] = {"round": number} | result.metrics | {"excluded": result.excluded}
         if number % config.evaluate_every == 0 or number == config.rounds:
             per_user = evaluate(model, engine.state["params"], test, device=config.device)
+            _refuse_non_finite(model, engine, test, per_user["loss"], number)
             point |= {f"test.{name}": overall(values, test) for name, values in per_user.items()}
             curve.append(point)
         on_round(number, point)
@@ -113,6 +115,13 @@ def simulate(
         curve=curve,
         params_sha256=hashlib.sha256(engine.state["params"].tobytes()).hexdigest(),
     )
+
+
+def _refuse_non_finite(model: Model, engine: Engine, test: Population, loss: NDArray[np.float64], number: int) -> None:
+    bad = np.flatnonzero(~np.isfinite(loss)).tolist()
+    if bad:
+        why = cause(model, engine.state["params"], test, bad, number)
+        raise Diverged(f"round {number}: the loss of {len(bad)} held-out users is not finite: {why}")
 
 
 def overall(per_user: NDArray[np.float64], population: Population) -> float:

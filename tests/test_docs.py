@@ -1,8 +1,10 @@
 """Documents are checked as code is: what exists is documented, and what is documented exists."""
 
 import dataclasses
+import itertools
 import re
 import shlex
+import subprocess
 import typing
 from pathlib import Path
 
@@ -212,11 +214,43 @@ def test_every_command_in_the_readme_exists_with_its_options(line):
         assert_device_command(words[1:])
         return
     command = typer.main.get_command(app)
-    while words and hasattr(command, "commands"):
+    while words and hasattr(command, "commands") and not words[0].startswith("-"):
         assert words[0] in command.commands, line
         command = command.commands[words.pop(0)]
     known = {name for parameter in command.params for name in parameter.opts} | {"--help"}
     assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known
+
+
+def test_the_readme_uses_one_algorithm_and_one_set_of_settings():
+    lines = [shlex.split(line) for line in readme_commands() if line.startswith(("muster export", "muster simulate"))]
+    chosen = {
+        tuple(value for option, value in itertools.pairwise(words) if option in ("--algorithm", "--set"))
+        for words in lines
+        if {"--model", "--out"} & set(words) and "--all" not in words
+    }
+    assert len(lines) >= 4
+    assert len(chosen) == 1
+
+
+def test_git_ignores_what_the_readme_makes_and_nothing_that_is_kept():
+    if not (ROOT / ".git").exists():
+        pytest.skip("this is no checkout")
+
+    def git(*words):
+        return subprocess.run(["git", "-C", ROOT, *words], capture_output=True, text=True, check=False).stdout.split()
+
+    made = ["muster.db", "muster.db-wal", "muster.db.keys", "muster-blobs/ab", "plan/manifest.json", "tiny/blobs/ab"]
+    made += [
+        "model.safetensors",
+        "device/device.db",
+        "mine.npz",
+        "my_models.py",
+        "enrolment.secret",
+        "me.pem",
+        "me.key",
+    ]
+    assert git("check-ignore", *made) == made
+    assert git("ls-files", "--cached", "--ignored", "--exclude-standard") == []
 
 
 def assert_device_command(words):

@@ -18,6 +18,7 @@ from export.models.mobilenetv2_gn import mobilenetv2_gn
 from export.models.resnet18_gn import resnet18_gn
 from export.models.transformer import transformer
 from export.models.word_lstm import word_lstm
+from fedcore.names import offered
 
 MODELS: dict[str, Callable[..., ModelSpec]] = {
     "logreg": logreg,
@@ -43,7 +44,7 @@ def load(name: str, shape: tuple[int, ...] | None = None, classes: int | None = 
     module, separator, function = name.partition(":")
     if not separator:
         raise UnknownModel(
-            f"no model is called {name!r}; there are {', '.join(MODELS)}, or give your own as package.module:function"
+            f"no model is called {name!r}; {offered(name, MODELS)}, or give your own as package.module:function"
         )
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))

@@ -10,6 +10,7 @@ from fedcore.algorithms.fed_avg import FedAvg
 from fedcore.algorithms.mime_lite import MimeLite
 from fedcore.algorithms.settings import parse
 from fedcore.errors import UnknownAlgorithm
+from fedcore.names import offered
 
 ALGORITHMS: dict[str, type[Algorithm]] = {cls.name: cls for cls in (FedAvg, FedAdam, MimeLite)}
 
@@ -20,6 +21,6 @@ def create(name: str, settings: Mapping[str, object] | None = None) -> Algorithm
     Raises UnknownAlgorithm, or InvalidSetting naming the setting and what it may be.
     """
     if name not in ALGORITHMS:
-        raise UnknownAlgorithm(f"no algorithm is called {name!r}; there are {', '.join(ALGORITHMS)}")
+        raise UnknownAlgorithm(f"no algorithm is called {name!r}; {offered(name, ALGORITHMS)}")
     algorithm: Algorithm = parse(ALGORITHMS[name], settings or {})
     return algorithm

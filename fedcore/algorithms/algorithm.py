@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
-from fedcore.batching import Loop
-from fedcore.report import Weighting
+from fedcore.loop import Loop
+
+if TYPE_CHECKING:
+    from fedcore.report import Weighting  # loads NumPy, which names and settings do not need
 
 Vector: TypeAlias = Any
 """A NumPy array, a torch tensor or a traced value: `fedcore` imports no tensor library, hence no narrower type."""

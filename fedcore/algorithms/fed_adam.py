@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from fedcore.algorithms.algorithm import Broadcast, Carry, Pass, Report, State, Vector
 from fedcore.algorithms.local_sgd import local_sgd
 from fedcore.algorithms.settings import choice, count, fraction, positive
-from fedcore.batching import Loop
-from fedcore.report import Weighting
+from fedcore.loop import Loop
+
+if TYPE_CHECKING:
+    from fedcore.report import Weighting  # loads NumPy, which names and settings do not need
 
 
 @dataclass(frozen=True, slots=True)

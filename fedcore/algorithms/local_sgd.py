@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedcore.algorithms.algorithm import Broadcast, Carry, Gradient, Pass
-from fedcore.batching import Loop
+from fedcore.loop import Loop
 
 
 def local_sgd(learning_rate: float, loop: Loop) -> Pass:

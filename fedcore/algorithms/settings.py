@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fedcore.errors import InvalidSetting
+from fedcore.names import offered
 
 MOST = 1 << 20
 
@@ -41,7 +42,7 @@ def parse(algorithm: type[Any], given: Mapping[str, object]) -> Any:
     values = {}
     for name, raw in given.items():
         if name not in fields:
-            raise InvalidSetting(f"{algorithm.name} has no setting {name!r}; it has {', '.join(fields)}")
+            raise InvalidSetting(f"{algorithm.name} has no setting {name!r}; {offered(name, fields)}")
         kind, allowed, wording = fields[name].metadata["setting"]
         try:
             # int(2.5) would drop a half without a word, so numbers take the same road as text.

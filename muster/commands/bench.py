@@ -28,10 +28,10 @@ def device_step(
     blocks: Annotated[int, typer.Option(min=1, help="Turns of each runtime; the least time counts.")] = 10,
     json: Json = False,
 ) -> None:
-    """One local step (forward, backward, update) on ONNX Runtime and ExecuTorch against torch eager, on one thread.
+    """A local step on devices' runtimes, against torch.
 
-    CPU milliseconds at batch 20, and their ratio to torch's. All models in both formats take several minutes, of which
-    most goes into exporting.
+    Forward, backward and update on ONNX Runtime and ExecuTorch, on one thread: CPU milliseconds at batch 20, and their
+    ratio to torch's. All models in both formats take several minutes, of which most goes into exporting.
     """
     from export.formats import FORMATS
     from export.models import MODELS
@@ -59,7 +59,9 @@ def device_step(
 
 @bench_app.command("device_footprint")
 def device_footprint(json: Json = False) -> None:
-    """What a device weighs: megabytes installed, CPU seconds to import, memory while it trains.
+    """What a device weighs.
+
+    Megabytes installed, CPU seconds to import, memory while it trains.
 
     It installs the device extra into an empty folder, so it needs pip and PyPI, and takes half a minute.
     """
@@ -90,10 +92,11 @@ def hostile_fleet(
     seed: Annotated[int, typer.Option(help="Seed of the fleet and of the task.")] = 0,
     json: Json = False,
 ) -> None:
-    """Devices that fall silent, die and are unplugged, against a real coordinator; then all accounts are compared.
+    """Devices that fall silent, die and are unplugged.
 
-    The coordinator's rows, the devices' journals and the fleet's own count must agree, and the engine must reach the
-    same model from the reports that were counted. The exit code is 1 when that is not so. It takes a few minutes.
+    They run against a real coordinator, then all accounts are compared. The coordinator's rows, the devices' journals
+    and the fleet's own count must agree, and the engine must reach the same model from the reports that were counted.
+    The exit code is 1 when that is not so. It takes a few minutes.
     """
     from dataclasses import asdict
 
@@ -119,12 +122,12 @@ def secagg_fleet(
     seed: Annotated[int, typer.Option(help="Seed of the fleet, of the model and of the task.")] = 0,
     json: Json = False,
 ) -> None:
-    """Devices that are killed in the middle of secure aggregations; then every sum is recomputed, bit for bit.
+    """Devices that are killed in mid secure aggregation.
 
-    A fleet of device processes trains on handwritten digits under secure aggregation, and a fifth of it is killed in
-    five rounds. Sums must be those of the survivors' quantised reports, failed rounds must release no share, and the
-    accuracy must be that of the same training without masks. The exit code is 1 when that is not so. A hundred devices
-    take about ten minutes on two cores.
+    Every sum is then recomputed, bit for bit. A fleet of device processes trains on handwritten digits under secure
+    aggregation, and a fifth of it is killed in five rounds. Sums must be those of the survivors' quantised reports,
+    failed rounds must release no share, and the accuracy must be that of the same training without masks. The exit code
+    is 1 when that is not so. A hundred devices take about ten minutes on two cores.
     """
     from msgspec import structs
 
@@ -151,9 +154,10 @@ def secagg(
     repeats: Annotated[int, typer.Option(min=1, help="Runs; the least time counts.")] = 5,
     json: Json = False,
 ) -> None:
-    """One device and the server of a secure aggregation (protocol SA1): CPU time and bytes, on one thread.
+    """CPU time and bytes of a secure aggregation.
 
-    Also how fast masks are added against AES-256-CTR alone. 1000 devices take a minute.
+    One device and the server of protocol SA1, on one thread. Also how fast masks are added against AES-256-CTR alone.
+    1000 devices take a minute.
     """
     from muster.bench.secagg import Workload, run
 
@@ -173,7 +177,9 @@ def pacing(
     plot: Annotated[Path | None, typer.Option(help="Draw the arrivals into this SVG file.")] = None,
     json: Json = False,
 ) -> None:
-    """A simulated week of check-ins, with pace steering and with a fixed window of 5 to 30 seconds.
+    """A simulated week of check-ins, paced and not.
+
+    With pace steering, and with a fixed window of 5 to 30 seconds.
 
     Populations of 1,000 and 1,000,000, of which 10 to 40 percent can come, by the hour of the day. It takes minutes.
     """
@@ -198,9 +204,10 @@ def signatures(
     blocks: Annotated[int, typer.Option(min=1, help="Turns of a hundred requests each; the least time counts.")] = 20,
     json: Json = False,
 ) -> None:
-    """What a signed request costs the coordinator and the device, against the bare signature, on one thread.
+    """What signing requests costs coordinator and device.
 
-    CPU microseconds of a check-in with a body, for both algorithms that devices may sign with. It takes seconds.
+    Against the bare signature, on one thread. CPU microseconds of a check-in with a body, for both algorithms that
+    devices may sign with. It takes seconds.
     """
     from muster.bench.signatures import run
 
@@ -230,10 +237,11 @@ def checkin(
     seconds: Annotated[float, typer.Option(min=0.1, help="Length of a turn; a load takes twice as long.")] = 4.0,
     json: Json = False,
 ) -> None:
-    """Rejected check-ins per CPU second of the coordinator, against a bare FastAPI route in the same run.
+    """Check-ins per CPU second of the coordinator.
 
-    The route does nothing but verify and parse the same signed requests. Then check-ins come at 50, 100, 200 and once
-    more 50 % of what the coordinator can answer: what is too much must be shed with a time to come back.
+    They are rejected, and compared with a bare FastAPI route in the same run. The route does nothing but verify and
+    parse the same signed requests. Then check-ins come at 50, 100, 200 and once more 50 % of what the coordinator can
+    answer: what is too much must be shed with a time to come back.
     """
     from muster.bench.checkin import CheckinConfig, run
 
@@ -254,9 +262,10 @@ def report(
     size: Annotated[int, typer.Option(min=1, help="Values in a report.")] = 1_000_000,
     json: Json = False,
 ) -> None:
-    """Bytes of reports taken in per CPU second of the coordinator, against the machine's own limits in the same run.
+    """Bytes of reports per CPU second of the coordinator.
 
-    Those are: memory copied at full speed; and a body received, hashed and added with nothing else around it.
+    Against the machine's own limits in the same run. Those are: memory copied at full speed; and a body received,
+    hashed and added with nothing else around it.
     """
     from muster.bench.report import ReportConfig, run
 
@@ -281,9 +290,10 @@ def rounds(
     killed: Annotated[float, typer.Option(min=0, max=0.4, help="Share that dies in the middle of an upload.")] = 0.0,
     json: Json = False,
 ) -> None:
-    """Rounds with thousands of light devices in this process, and a coordinator in another: time and memory of each.
+    """Rounds with thousands of light devices.
 
-    The exit code is 1 when a round was abandoned or not committed. 10,000 devices take some minutes on two cores.
+    The devices run in this process, a coordinator in another: time and memory of each round. The exit code is 1 when a
+    round was abandoned or not committed. 10,000 devices take some minutes on two cores.
     """
     from msgspec import structs
 
@@ -306,9 +316,10 @@ def soak(
     size: Annotated[int, typer.Option(min=1, help="Values in a report.")] = 10_000,
     json: Json = False,
 ) -> None:
-    """Round after round with light devices that fall silent and die: does the coordinator's process stay as it is.
+    """Does the coordinator's process stay as it is for hours.
 
-    The slope of its memory after a warm-up, open files and rows that are left when the last device has gone.
+    Round after round with light devices that fall silent and die. The slope of its memory after a warm-up, open files
+    and rows that are left when the last device has gone.
     """
     from msgspec import structs
 

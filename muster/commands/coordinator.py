@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from muster.cli import EXIT_TERMINATED
-from muster.commands.task import Blobs, Database, located
-from muster.output import Json, emit, show_fields, show_table
+from muster.commands.task import FIRST_TASK, Blobs, Database, given_again, located
+from muster.output import Json, emit, say_next, show_fields, show_table
 
 if TYPE_CHECKING:
     from coordinator.server import Addresses
@@ -34,6 +34,9 @@ def serve(
     ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.  [default: 127.0.0.1]")] = None,
     port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one.  [default: 8080]")] = None,
+    admin_port: Annotated[
+        int | None, typer.Option(help="Port for operators; 0 takes a free one.  [default: 8081]")
+    ] = None,
     role: Annotated[
         str | None,
         typer.Option(help="all; api: drive no rounds, pass requests on; driver: answer other replicas alone.  [all]"),
@@ -48,20 +51,23 @@ def serve(
         Path | None, typer.Option(help="Write the service's URL here once it accepts devices.")
     ] = None,
 ) -> None:
-    """Serve devices until SIGTERM or Ctrl-C; a restart takes up every task where it was committed last.
+    """Serve devices until SIGTERM or Ctrl-C.
 
-    Several may run on one database, and a device may reach any of them.
+    A restart takes up every task where it was committed last. Several may run on one database, and a device may reach
+    any of them.
 
-    Operators are served on a port of their own, 127.0.0.1:8081 unless set otherwise. Every setting may also come from
-    the environment, as MUSTER_DATABASE, MUSTER_ADMIN_PORT and so on: `muster coordinator config` lists them all.
+    Operators are served on a port of their own. Without --accept-unattested or --enrolment-secret-file no new device
+    can enrol. Every setting may also come from the environment, as MUSTER_DATABASE, MUSTER_ADMIN_PORT and so on:
+    `muster coordinator config` lists them all.
     """
     from coordinator.logs import configure_logs
     from coordinator.server import serve as run
     from coordinator.settings import load_settings
 
     enrolment = {"accept_unattested": accept_unattested or None, "enrolment_secret_file": enrolment_secret_file}
-    settings = load_settings(_given(config, database=db, blobs=blobs, host=host, port=port, role=role, **enrolment))
-    configure_logs(settings.log_level, settings.log_format)
+    ports = {"host": host, "port": port, "admin_port": admin_port}
+    settings = load_settings(_given(config, database=db, blobs=blobs, role=role, **ports, **enrolment))
+    for_people = configure_logs(settings.log_level, settings.log_format)
 
     ready = False
 
@@ -69,6 +75,8 @@ def serve(
         nonlocal ready
         ready = True
         typer.echo(f"coordinator ready at {addresses.devices}", err=True)
+        if for_people:
+            _say_next(addresses, db, blobs)
         if ready_file is not None:
             partial = ready_file.with_suffix(".partial")
             partial.write_text(addresses.devices)
@@ -92,7 +100,7 @@ def migrate(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Bring an existing database to the tables that this version works with.
+    """Bring a database to the tables of this version.
 
     Stop every coordinator on it and make a backup first. Going down loses what is in the tables and columns that go.
     """
@@ -120,9 +128,10 @@ def collect(
     grace_h: Annotated[float, typer.Option(min=0.0, help="Hours for which bytes that no row knows are kept.")] = 24.0,
     json: Json = False,
 ) -> None:
-    """Remove models that newer rounds superseded, who took part long ago, and stored bytes that nothing points at.
+    """Remove what is no longer needed: the garbage collection.
 
-    A coordinator does so by itself once a day, as its settings say; this is for doing it now, while it runs or not. The
+    That is models that newer rounds superseded, who took part long ago, and stored bytes that nothing points at. A
+    coordinator does so by itself once a day, as its settings say; this is for doing it now, while it runs or not. The
     grace is for bundles that are being uploaded.
     """
     from dataclasses import asdict, replace
@@ -141,7 +150,9 @@ def collect(
 
 @coordinator_app.command("config")
 def show_config(config: Config = None, json: Json = False) -> None:
-    """Show every setting as `serve` would have it, without passwords, and where it comes from.
+    """Show every setting as `serve` would have it.
+
+    Also where each comes from, and no password.
 
     An unknown setting or a wrong value is named, and the exit code is 2.
     """
@@ -162,7 +173,9 @@ def token(
     db: Database = None,
     json: Json = False,
 ) -> None:
-    """Make a token for the admin API and the dashboard, and print it: this once, since only its hash is kept.
+    """Make a token for the admin API and the dashboard.
+
+    It is printed this once, since only its hash is kept.
 
     Run it where the database can be reached. `muster task --coordinator URL` takes the token from MUSTER_TOKEN.
     """
@@ -210,6 +223,13 @@ def revoke(
         emit(dataclasses.asdict(ended))
     else:
         show_fields({"id": ended.id, "name": ended.name, "role": ended.role, "state": _state(ended)})
+
+
+def _say_next(addresses: Addresses, db: str | None, blobs: str | None) -> None:
+    task = ["muster", "task", "create", "--plan", "plan", *FIRST_TASK, *given_again(db=db, blobs=blobs)]
+    token = ["muster", "coordinator", "token", "--name", "you", *given_again(db=db)]
+    say_next("create a task with what `muster export` wrote", task)
+    say_next(f"make a token for the dashboard at {addresses.admin}", token)
 
 
 def _state(token: Token) -> str:

@@ -35,29 +35,29 @@ def demo(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Train a digit recogniser over emulated devices that speak HTTP to a real coordinator.
+    """Train a digit recogniser on 60 emulated devices.
 
-    Real handwritten digits are split non-IID over 60 devices and 15 held-out users. For each algorithm: export the
-    plan, run the rounds with every device a process of its own, measure accuracy on the held-out users, and replay the
-    first rounds in the vectorised engine, which must reach the same model ("agreement", relative). With 8 devices or
-    more, reports are summed under secure aggregation, whose rounding limits the agreement.
+    They speak HTTP to a real coordinator. Real handwritten digits are split non-IID over 60 devices and 15 held-out
+    users. For each algorithm: export the plan, run the rounds with every device a process of its own, measure accuracy
+    on the held-out users, and replay the first rounds in the vectorised engine, which must reach the same model
+    ("agreement", relative). With 8 devices or more, reports are summed under secure aggregation, whose rounding limits
+    the agreement.
     """
+    from fedcore.algorithms import create
+
+    # Whatever is wrong so far is said before torch is loaded, which takes seconds.
+    names = tuple(dict.fromkeys(name.strip() for name in algorithms.split(",")))
+    for name in names:
+        create(name)
+    if not out.parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {out.parent}", param_hint="--out")
     with doing("load libraries"):
         import torch
 
-        from fedcore.errors import UnknownAlgorithm
         from muster.curves import draw_curves
-        from muster.demo import SETTINGS, DemoConfig, run_demo
+        from muster.demo import DemoConfig, run_demo
 
     torch.set_num_threads(1)
-    names = tuple(dict.fromkeys(name.strip() for name in algorithms.split(",") if name.strip()))
-    unknown = [name for name in names if name not in SETTINGS]
-    if unknown or not names:
-        raise UnknownAlgorithm(
-            f"no algorithm is called {', '.join(unknown) or 'nothing'!r}; there are {', '.join(SETTINGS)}"
-        )
-    if not out.parent.is_dir():
-        raise typer.BadParameter(f"there is no folder {out.parent}", param_hint="--out")
     with tempfile.TemporaryDirectory(prefix="muster-demo-") as folder, progress() as bar:
         lines = {name: bar.add_task(name, total=rounds, note="") for name in names}
 

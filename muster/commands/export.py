@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from muster.output import Json, Settings, emit, parse_settings, progress, show_fields, show_table, stderr
+from muster.commands.task import FIRST_TASK
+from muster.output import Json, Settings, emit, parse_settings, progress, say_next, show_fields, show_table, stderr
 
 if TYPE_CHECKING:
+    from fedcore.algorithms.algorithm import Algorithm
     from fedcore.bundle import Bundle, Evidence
-    from fedcore.plan import PassPlan
+    from fedcore.plan import Field, PassPlan
     from fedcore.signing import SigningKey
 
 plan_app = typer.Typer(
@@ -38,17 +40,25 @@ def export(
     list_models: Annotated[bool, typer.Option("--list", help="List built-in models, algorithms and formats.")] = False,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the initial weights.")] = 0,
     sign: Annotated[Path | None, typer.Option(metavar="KEYFILE", help="Sign the plan with this private key.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the plan that is in the folder.")] = False,
     json: Json = False,
 ) -> None:
-    """Turn a torch model, its loss and an algorithm into a plan bundle of training graphs.
+    """Turn a torch model and an algorithm into a plan bundle.
+
+    The bundle holds training graphs: of the model, its loss and what the algorithm makes of them.
 
     Graphs are plain ONNX for stock ONNX Runtime, or ExecuTorch programs. Each format is compared with torch on the
     runtime that devices have. Your own model is a function without arguments that returns an export.model.ModelSpec:
     see docs/models.md.
     """
+    from fedcore.algorithms import ALGORITHMS, create
+
+    # Whatever is wrong so far is said before torch is loaded, which takes seconds.
+    chosen = create(algorithm, parse_settings(settings))
+    if not (force or every or list_models):
+        _refuse_to_replace(out)
     from export.formats import FORMATS
     from export.models import MODELS
-    from fedcore.algorithms import ALGORITHMS
 
     if list_models:
         listing = {"models": list(MODELS), "algorithms": list(ALGORITHMS), "formats": list(FORMATS)}
@@ -56,18 +66,33 @@ def export(
     if every == (model is not None):
         raise typer.BadParameter("name a model or pass --all; --list shows the built-in ones", param_hint="MODEL")
     key = None if sign is None else _signing_key(sign)
-    order = _Order(algorithm, parse_settings(settings), tuple(formats or (FORMATS if every else ("onnx",))), seed, key)
+    order = _Order(chosen, tuple(formats or (FORMATS if every else ("onnx",))), seed, key)
     if model is not None:
-        return _describe(_exported(order, model, out)[0], json)
+        _describe(_exported(order, model, out)[0], json)
+        return None if json else _say_next(out)
+    for name in () if force else MODELS:
+        _refuse_to_replace(out / name)
     return _export_all(order, out, json)
+
+
+def _say_next(folder: Path) -> None:
+    task = ["muster", "task", "create", "--plan", folder, *FIRST_TASK]
+    say_next("start a coordinator, unless one runs", ["muster", "coordinator", "serve", "--accept-unattested"])
+    say_next("create a task beside it, in another terminal", task)
+
+
+def _refuse_to_replace(folder: Path) -> None:
+    if (folder / "manifest.json").exists():
+        raise typer.BadParameter(
+            f"{folder} holds a plan already; name another folder, or replace the plan with --force", param_hint="--out"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class _Order:
     """What to make of a model."""
 
-    algorithm: str
-    settings: dict[str, object]
+    algorithm: Algorithm
     formats: tuple[str, ...]
     seed: int
     key: SigningKey | None
@@ -78,7 +103,6 @@ def _exported(order: _Order, model: str, out: Path) -> tuple[Bundle, dict[str, f
     from export.build import export_bundle
     from export.model import Model
     from export.models import load
-    from fedcore.algorithms import create
 
     seconds: dict[str, float] = defaultdict(float)
     with progress() as bar:
@@ -91,8 +115,7 @@ def _exported(order: _Order, model: str, out: Path) -> tuple[Bundle, dict[str, f
             now, since = form, process_time()
             bar.update(task, note=f"{form} {doing}")
 
-        chosen = create(order.algorithm, order.settings)
-        bundle = export_bundle(Model(load(model), order.seed), chosen, out, model, order.formats, note)
+        bundle = export_bundle(Model(load(model), order.seed), order.algorithm, out, model, order.formats, note)
         note("", "done")
     return (bundle if order.key is None else bundle.sign(order.key)), seconds
 
@@ -169,7 +192,10 @@ def verify(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Check digests and signature, and compare the graphs with the model's source again on this machine's runtime."""
+    """Check a bundle's digests, signature and graphs.
+
+    The graphs are compared with the model's source again, on this machine's runtime.
+    """
     from export.verify import verify_bundle
     from fedcore.bundle import Bundle
 
@@ -230,7 +256,7 @@ def _describe(bundle: Bundle, json: bool) -> None:
         "graph_bytes": {fmt: sum(ref.size for ref in graphs.values()) for fmt, graphs in plan.graphs.items()},
         "passes": {item.name: item.loop for item in plan.passes},
         "segments": {segment.name: segment.size for segment in plan.report.segments},
-        "examples": {field.name: f"{field.dtype}{list(field.shape)}" for field in plan.examples.fields},
+        "examples": {field.name: _kind(field) for field in plan.examples.fields},
         "parity_l2": bundle.certificate.worst,
         "plan_sha256": manifest.plan.sha256,
         "signer": bundle.signer,
@@ -240,6 +266,7 @@ def _describe(bundle: Bundle, json: bool) -> None:
         emit(facts | {"formats": evidence})
         return
     show_fields(facts | {"passes": [_sweeps(item) for item in plan.passes]})
+    typer.echo()
     columns = ("format", "from torch", "allowed", "step CPU ms", "peak RSS MB", "graphs kB")
     show_table(
         columns,
@@ -255,6 +282,11 @@ def _describe(bundle: Bundle, json: bool) -> None:
             for name, one in evidence.items()
         ],
     )
+
+
+def _kind(field: Field) -> str:
+    """A field's type and shape, as `muster device examples import --field` takes them."""
+    return ":".join(filter(None, [field.dtype, "x".join(map(str, field.shape))]))
 
 
 def _sweeps(item: PassPlan) -> str:

@@ -136,9 +136,10 @@ def sysroot(
     out: Annotated[Path | None, typer.Option(help="The folder to make, if not the one where a fleet looks.")] = None,
     json: Json = False,
 ) -> None:
-    """Make what emulated ARM devices run in, from Debian and PyPI, without root: see docs/emulators.md.
+    """Make what emulated ARM devices run in.
 
-    The first time takes a minute and 150 MB of downloads; again, only what is missing or changed is made.
+    It comes from Debian and PyPI, and needs no root: see docs/emulators.md. The first time takes a minute and 150 MB of
+    downloads; again, only what is missing or changed is made.
     """
     from simulator.arm.sysroot import ARCH, build
 

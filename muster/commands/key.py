@@ -17,7 +17,10 @@ def new(
     out: Annotated[Path, typer.Option(metavar="FILE", help="Where to write the private key; must not exist.")],
     json: Json = False,
 ) -> None:
-    """Write a new private key for its owner alone, and print the public key: what a device's policy names."""
+    """Write a new private key, and print the public key.
+
+    Its owner alone may read the file. The public key is what a device's policy names.
+    """
     from fedcore.signing import SigningKey
 
     signer = SigningKey.new(out).signer

@@ -33,17 +33,11 @@ def simulate(
     seed: Annotated[int | None, typer.Option(help="Seed of split, weights, cohorts, order.  [default: 0]")] = None,
     json: Json = False,
 ) -> None:
-    """Train over simulated users and measure the model on users it never saw.
+    """Train over simulated users, measure on users never seen.
 
     Users are split into train and held-out ones; accuracy is per example over all held-out users, and per user as
     percentiles. The same seed gives the same model, bit for bit, on the same machine.
     """
-    with doing("load libraries"):
-        import torch
-
-        from simulator.simulation import simulate as run
-
-    torch.set_num_threads(1)  # small batches: a second thread costs more than it gives
     flags = {
         "model": model,
         "dataset": dataset,
@@ -54,7 +48,14 @@ def simulate(
         "device": device,
         "seed": seed,
     }
-    chosen = _configuration(config, flags, parse_settings(settings))
+    options = _options(config, flags, parse_settings(settings))
+    with doing("load libraries"):
+        import torch
+
+        from simulator.simulation import simulate as run
+
+    torch.set_num_threads(1)  # small batches: a second thread costs more than it gives
+    chosen = _configuration(options)
     with progress() as bar:
         task = bar.add_task(f"{chosen.model} · {chosen.algorithm}", total=chosen.rounds, note="")
 
@@ -70,8 +71,9 @@ def simulate(
         show_fields(facts)
 
 
-def _configuration(path: Path | None, flags: dict[str, Any], settings: dict[str, object]) -> SimulationConfig:
-    from simulator.simulation import SimulationConfig, to_config
+def _options(path: Path | None, flags: dict[str, Any], settings: dict[str, object]) -> dict[str, Any]:
+    """What the file says, and over it what the flags say. A wrong algorithm is said before torch is loaded."""
+    from fedcore.algorithms import create
 
     values: dict[str, Any] = {}
     if path is not None:
@@ -82,10 +84,19 @@ def _configuration(path: Path | None, flags: dict[str, Any], settings: dict[str,
     values |= {name: value for name, value in flags.items() if value is not None}
     if settings:
         values["settings"] = {**values.get("settings", {}), **settings}
+    if isinstance(values.get("settings", {}), dict):
+        create(str(values.get("algorithm", "fedavg")), values.get("settings"))
+    return values
+
+
+def _configuration(values: dict[str, Any]) -> SimulationConfig:
+    from fedcore.names import offered
+    from simulator.simulation import SimulationConfig, to_config
+
     known = {field.name: field for field in dataclasses.fields(SimulationConfig)}
     unknown = sorted(set(values) - set(known))
     if unknown:
-        raise typer.BadParameter(f"unknown options {unknown}; there are {', '.join(known)}", param_hint="CONFIG.toml")
+        raise typer.BadParameter(f"unknown options {unknown}; {offered(unknown[0], known)}", param_hint="CONFIG.toml")
     if "model" not in values:
         raise typer.BadParameter("name a model, for instance --model mlp", param_hint="--model")
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from contextlib import AbstractContextManager
 from dataclasses import asdict
@@ -12,19 +13,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from muster.output import Json, emit, show_fields, show_table
+from muster.output import Json, emit, say_next, show_fields, show_table
 
 if TYPE_CHECKING:
     from coordinator.progress import Progress
     from coordinator.settings import Settings
-    from coordinator.store.rows import Task
+    from coordinator.store.rows import RoundRecord, Task
     from coordinator.tasks import CoordinatorStore
     from muster.remote import RemoteStore
 
 task_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Create and operate tasks: where the coordinator's files are, or over HTTP with --coordinator and a token.",
+    help="Create and operate tasks.\n\n"
+    "Run it where the coordinator's files are, or over HTTP with --coordinator and a token in MUSTER_TOKEN.",
 )
 Database = Annotated[
     str | None, typer.Option("--db", help="The coordinator's database.  [default: as its settings say]")
@@ -44,6 +46,9 @@ Remote = Annotated[
     ),
 ]
 TaskId = Annotated[str, typer.Argument(metavar="TASK", help="The task's id, from `muster task list`.")]
+
+# What next steps suggest where nobody has said yet what they want.
+FIRST_TASK = ("--population", "demo", "--goal", "20", "--rounds", "10")
 
 REQUIRE = (
     "What a device must say of itself, or it is rejected: charging, idle, unmetered, min_battery=0.4, "
@@ -101,7 +106,9 @@ def create(
     coordinator: Remote = None,
     json: Json = False,
 ) -> None:
-    """Register a plan bundle as a task; a running coordinator starts it within a second.
+    """Register a plan bundle as a task.
+
+    A running coordinator starts it within a second.
 
     A plan without such a format, or whose certificate shows more than --max-… allows, is refused. So is --secagg with a
     minimum below 8. Values are rounded in steps of 2 × clip-norm ÷ 2^bits × max-examples ÷ a device's examples: keep
@@ -110,7 +117,7 @@ def create(
     A population in which too few devices meet --require, or too many rest after taking part (--min-separation-…), fills
     no round: `muster task metrics` shows what becomes of them.
     """
-    from coordinator.tasks import Budget, OnDevice, Requires, Secagg, TaskSettings
+    from coordinator.tasks import Budget, CoordinatorStore, OnDevice, Requires, Secagg, TaskSettings
     from fedcore.bundle import Bundle
     from muster.rules import parse_rules
 
@@ -142,7 +149,11 @@ def create(
         )
         settings = dataclasses.replace(settings, secagg=masking)
     with _store(db, blobs, coordinator) as store:
-        _describe(store, store.register_task(Bundle(plan), settings).id, json)
+        task = store.register_task(Bundle(plan), settings)
+        _describe(store, task.id, json)
+        url = _devices_url(store, located(db)) if isinstance(store, CoordinatorStore) else None
+    if not json:
+        _say_next(task, url, given_again(db=db, blobs=blobs, coordinator=coordinator))
 
 
 @task_app.command("list")
@@ -167,55 +178,22 @@ def show(
         _describe(store, task, json)
 
 
-_UNREPORTED = ("aborted", "lost", "not needed", "expired")
-
-
 @task_app.command()
 def metrics(
     task: TaskId, db: Database = None, blobs: Blobs = None, coordinator: Remote = None, json: Json = False
 ) -> None:
-    """Show every attempt at every round: who reported, why devices gave up, how training went.
+    """Show what became of every attempt at every round.
 
-    Then what became of sessions, step by step, as counts: of this task's, and of those of its population without one.
+    How many reported, why devices gave up, how training went. Then what became of sessions, step by step, as counts: of
+    this task's, and of those of its population without one.
     """
     with _store(db, blobs, coordinator) as store:
         rounds, sessions = store.rounds(task), store.sessions(task)
     if json:
         emit({"rounds": [asdict(record) for record in rounds], "sessions": [asdict(shape) for shape in sessions]})
         return
-    names = list(dict.fromkeys(name for record in rounds for name in record.metrics))
-    show_table(
-        (
-            "round",
-            "attempt",
-            "state",
-            "reason",
-            "assigned",
-            "reported",
-            *_UNREPORTED,
-            "abort reasons",
-            "seconds",
-            *names,
-        ),
-        [
-            (
-                r.number,
-                r.attempt,
-                r.state,
-                r.reason,
-                r.assigned,
-                r.reported,
-                r.aborted,
-                r.lost,
-                r.not_needed,
-                r.expired,
-                r.abort_reasons,
-                r.seconds,
-                *map(r.metrics.get, names),
-            )
-            for r in rounds
-        ],
-    )
+    _show_rounds(rounds)
+    typer.echo()
     show_table(("sessions", "what became of them"), [(shape.count, shape.shape) for shape in sessions])
 
 
@@ -257,7 +235,10 @@ def resume(
 def cancel(
     task: TaskId, db: Database = None, blobs: Blobs = None, coordinator: Remote = None, json: Json = False
 ) -> None:
-    """End a task and abandon its running round; what was committed stays."""
+    """End a task and abandon its running round.
+
+    What was committed stays.
+    """
     with _store(db, blobs, coordinator) as store:
         store.cancel(task)
         _describe(store, task, json)
@@ -267,15 +248,21 @@ def cancel(
 def checkpoint(
     task: TaskId,
     out: Annotated[Path, typer.Option(help="The safetensors file to write.")],
+    force: Annotated[bool, typer.Option("--force", help="Replace the file that is there.")] = False,
     round_number: Annotated[int | None, typer.Option("--round", help="After which round.  [default: the last]")] = None,
     db: Database = None,
     blobs: Blobs = None,
     coordinator: Remote = None,
     json: Json = False,
 ) -> None:
-    """Write the model after a round, as named tensors that torch can load."""
+    """Write the model after a round to a file.
+
+    The file has safetensors' format: named tensors, which torch can load.
+    """
     import safetensors.numpy
 
+    if out.is_file() and not force:
+        raise typer.BadParameter(f"{out} exists; name another file, or replace it with --force", param_hint="--out")
     with _store(db, blobs, coordinator) as store:
         model = store.model(task, round_number)
     out.write_bytes(model)
@@ -285,6 +272,11 @@ def checkpoint(
         emit(facts)
     else:
         show_fields(facts)
+
+
+def given_again(**options: str | None) -> list[str]:
+    """The options that were given, as they are typed: for the commands that come next."""
+    return [word for name, value in options.items() if value is not None for word in (f"--{name}", value)]
 
 
 def located(db: str | None, blobs: str | None = None, **more: object) -> Settings:
@@ -308,6 +300,43 @@ def _store(
     return open_coordinator_store(settings.database, settings.blobs, create=False)
 
 
+def _say_next(task: Task, url: str | None, where: list[str]) -> None:
+    settings = task.settings
+    selected = math.ceil(settings.goal * settings.over_selection)
+    fleet = ["muster", "fleet", "run", "--coordinator", url, "--population", settings.population]
+    if url is not None:
+        say_next("let emulated devices come", [*fleet, "--devices", max(60, selected), "--concurrency", selected])
+    say_next("look how its rounds go", ["muster", "task", "metrics", task.id, *where])
+
+
+def _devices_url(store: CoordinatorStore, settings: Settings) -> str:
+    """Where devices are served: by a coordinator that runs on the store, else as the settings say."""
+    with store.database.reading() as records:
+        running = [replica.url for replica in records.leases.replicas()]
+    return running[0] if running else f"http://{settings.host}:{settings.port}"
+
+
+def _show_rounds(rounds: list[RoundRecord]) -> None:
+    """How rounds went, and below it what went wrong: two tables, so that each fits a terminal."""
+    names = list(dict.fromkeys(name for record in rounds for name in record.metrics))
+    columns = ("round", "attempt", "state", "reported", "seconds", *(name.replace(".", " ") for name in names))
+    counts = [f"{r.reported} of {r.assigned}" for r in rounds]
+    cells = [
+        (r.number, r.attempt, r.state, count, r.seconds, *map(r.metrics.get, names))
+        for r, count in zip(rounds, counts, strict=True)
+    ]
+    show_table(columns, cells)
+    missing = [
+        (r.number, r.attempt, r.aborted, r.lost, r.not_needed, r.expired, r.reason, r.abort_reasons)
+        for r in rounds
+        if r.assigned > r.reported or r.reason or r.abort_reasons
+    ]
+    if missing:
+        typer.echo()
+        columns = ("round", "attempt", "aborted", "lost", "not needed", "expired", "reason", "abort reasons")
+        show_table(columns, missing)
+
+
 def _facts(task: Task, progress: Progress) -> dict[str, Any]:
     return {
         "task": task.id,
@@ -328,5 +357,8 @@ def _describe(store: CoordinatorStore | RemoteStore, task_id: str, json: bool) -
     if json:
         emit(facts)
     else:
-        in_words = {"algorithm": task.algorithm.name, "algorithm_settings": task.algorithm.settings}
-        show_fields(facts | in_words | {"progress": progress.sentence})
+        of_algorithm = {"algorithm": task.algorithm.name, "algorithm_settings": task.algorithm.settings}
+        rules = {
+            name: {rule: asked for rule, asked in facts[name].items() if asked} for name in ("requires", "on_device")
+        }
+        show_fields(facts | of_algorithm | rules | {"progress": progress.sentence})

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedcore.names import offered
 from simulator.datasets.digits import digits
 from simulator.datasets.mnist_10k import mnist_10k
 from simulator.datasets.wisdm import wisdm
@@ -41,7 +42,7 @@ DATASETS = {
 def describe(name: str) -> Dataset:
     """The data set called `name`. Raises DatasetError when there is none."""
     if name not in DATASETS:
-        raise DatasetError(f"no data set is called {name!r}; there are {', '.join(DATASETS)}")
+        raise DatasetError(f"no data set is called {name!r}; {offered(name, DATASETS)}")
     return DATASETS[name]
 
 

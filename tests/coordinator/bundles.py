@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 
 from fedcore import algorithms, checkpoint
-from fedcore.batching import Loop
 from fedcore.bundle import AlgorithmRef, Bundle, Certificate, Evidence, Footprint, Manifest, Parity
+from fedcore.loop import Loop
 from fedcore.params import ParamSchema, TensorSpec, VectorSpec
 from fedcore.plan import BlobRef, ExampleSpec, Field, PassPlan, Plan
 from fedcore.report import ReportLayout, Segment

@@ -3,7 +3,8 @@
 import numpy as np
 from onnx import TensorProto, helper
 
-from fedcore.batching import Loop, Place, batches
+from fedcore.batching import Place, batches
+from fedcore.loop import Loop
 from fedcore.params import ParamSchema, TensorSpec, VectorSpec
 from fedcore.plan import BlobRef, ExampleSpec, Field, PassPlan, Plan
 from fedcore.report import ReportLayout, Segment

@@ -10,7 +10,7 @@ from device_runtime.database import open_database
 from device_runtime.errors import ConfigError, PlanRefused, PolicyForbids
 from device_runtime.guard import Guard
 from device_runtime.policy import PerDay, PlanLimits, Policy, policy_in
-from fedcore.batching import Loop
+from fedcore.loop import Loop
 from fedcore.params import VectorSpec
 from fedcore.plan import BlobRef
 from fedcore.signing import SigningKey

@@ -7,7 +7,8 @@ from msgspec.structs import replace
 from device_runtime.backends.onnxruntime import OnnxRuntime
 from device_runtime.errors import DeadlinePassed, NonFiniteReport, PlanRefused
 from device_runtime.runner import execute
-from fedcore.batching import Loop, noise
+from fedcore.batching import noise
+from fedcore.loop import Loop
 from fedcore.report import ReportLayout, Segment
 from tests.device_runtime import linear
 
@@ -128,8 +129,23 @@ def test_a_deadline_stops_between_steps():
 def test_divergence_is_named_and_nothing_is_reported():
     data = linear.examples(6)
     data["y"] = np.full(6, 3e38, np.float32)
-    with pytest.raises(NonFiniteReport, match="non-finite"):
+    with pytest.raises(NonFiniteReport, match="non-finite value: the loss was not finite in the first step"):
         run(linear.plan(), data)
+
+
+@pytest.mark.parametrize(
+    ("size", "count", "says"),
+    [
+        (1e19, 4, "after one step the loss was not finite"),
+        (1e5, 40, "the loss left the finite numbers in later steps: training diverged"),
+    ],
+)
+def test_a_report_that_is_not_finite_says_when_that_began(size, count, says):
+    data = linear.examples(count)
+    data["x"] *= np.float32(size)
+    with pytest.raises(NonFiniteReport) as raised:
+        run(linear.plan(), data)
+    assert says in str(raised.value)
 
 
 def test_a_report_that_the_passes_cannot_fill_is_refused():

@@ -17,6 +17,17 @@ def spec(make, loss=cross_entropy, inputs=(X,), label=Y, metrics=None):
     return ModelSpec("test", make, loss, inputs, label, {"accuracy": accuracy} if metrics is None else metrics)
 
 
+def wrong_size():
+    """A model of handwritten digits with a layer that does not fit the one before it."""
+    return ModelSpec(
+        "wrong_size",
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(65, 10)),
+        cross_entropy,
+        (Field("x", "float32", (1, 8, 8)),),
+        Field("y", "int64", high=10),
+    )
+
+
 def strided():
     """Odd sizes, strides, dilation, padding, overlapping pools, tanh and sigmoid."""
     return spec(

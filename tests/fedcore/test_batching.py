@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcore.batching import Loop, Place, batches, noise, permutation
+from fedcore.batching import Place, batches, noise, permutation
 from fedcore.errors import PlanError
+from fedcore.loop import Loop
 
 FOLDER = Path(__file__).parents[1] / "vectors"
 VECTORS, NOISE = (json.loads((FOLDER / name).read_text()) for name in ("order.json", "noise.json"))

@@ -102,3 +102,26 @@ def test_a_manifest_is_not_written_before_its_blobs_are_there(tmp_path, bundle):
     with pytest.raises(DigestMismatch, match=r"the manifest names blob .*, which was not given"):
         Bundle.write(tmp_path / "other", bundle.manifest, [STATE])
     assert not (tmp_path / "other" / "manifest.json").exists()
+
+
+def test_a_bundle_that_is_written_over_another_leaves_nothing_of_it(tmp_path, bundle):
+    folder, old = bundle.folder, {path.name for path in (bundle.folder / "blobs").iterdir()}
+    (folder / "notes.txt").write_text("not ours")
+    blobs = [
+        msgspec.structs.replace(make_plan(), name="other").encode(),
+        b"another state",
+        bundle.read(bundle.manifest.certificate),
+    ]
+    refs = [BlobRef.of(blob) for blob in blobs]
+    manifest = msgspec.structs.replace(bundle.manifest, plan=refs[0], state=refs[1])
+    Bundle.write(folder, manifest, blobs)
+    assert {path.name for path in (folder / "blobs").iterdir()} == {ref.sha256 for ref in refs}
+    assert len(old) > len(refs)
+    assert (folder / "notes.txt").exists()
+
+
+def test_files_that_are_no_part_of_a_bundle_stay_where_one_is_written(tmp_path, bundle):
+    (tmp_path / "new" / "blobs").mkdir(parents=True)
+    (tmp_path / "new" / "blobs" / "mine").write_text("mine")
+    Bundle.write(tmp_path / "new", bundle.manifest, [blob for _, blob in bundle.blobs()])
+    assert (tmp_path / "new" / "blobs" / "mine").exists()

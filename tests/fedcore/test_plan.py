@@ -1,8 +1,8 @@
 import msgspec
 import pytest
 
-from fedcore.batching import Loop
 from fedcore.errors import DigestMismatch, PlanError
+from fedcore.loop import Loop
 from fedcore.params import ParamSchema, TensorSpec, VectorSpec
 from fedcore.plan import BlobRef, ExampleSpec, Field, PassPlan, Plan
 from fedcore.report import ReportLayout, Segment

@@ -192,7 +192,7 @@ def test_tasks_are_created_listed_paused_resumed_and_cancelled(plan, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("export", "resnet"), 2, "no model is called 'resnet'; there are logreg, mlp, digits_cnn, emnist_cnn"),
+        (("export", "resnet"), 2, "no model is called 'resnet'; did you mean resnet18_gn? there are logreg, mlp, "),
         (
             ("export", "mlp", "--algorithm", "sgd"),
             2,
@@ -215,6 +215,12 @@ def test_tasks_are_created_listed_paused_resumed_and_cancelled(plan, tmp_path):
         (("simulate", "--model", "mlp", "--cohort", "1000"), 2, "a cohort of 1000 cannot be drawn from 60 clients"),
         (("simulate", "--model", "mlp", "--device", "cuda:7"), 2, "cannot compute on 'cuda:7'"),
         (("simulate",), 2, "name a model"),
+        (
+            ("simulate", "--model", f"{user_models.__name__}:wrong_size"),
+            1,
+            "error: wrong_size does not run on a batch of x [1, 1, 8, 8]: RuntimeError: mat1 and mat2 shapes cannot be "
+            "multiplied (1x64 and 65x10)",
+        ),
         (
             ("simulate", "--model", "mlp", "--cohort", "5", "--set", "client_lr=1e30"),
             1,

@@ -69,7 +69,7 @@ def test_commands_say_the_same_through_the_api_as_on_the_store(served, tmp_path)
     for command in ("list", "show", "metrics", "history", "pause", "resume", "checkpoint"):
         for options in ([], ["--json"]):
             words = ["task", command, *([] if command == "list" else [task]), *options]
-            words += ["--out", tmp_path / "model.safetensors"] if command == "checkpoint" else []
+            words += ["--out", tmp_path / "model.safetensors", "--force"] if command == "checkpoint" else []
             first = in_process(*words, *there)
             if command in ("pause", "resume"):
                 in_process("task", "resume" if command == "pause" else "pause", task, *here)

@@ -1,10 +1,12 @@
 """The vectorised engine computes what one client after the other computes."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 
-from export.model import GradientOracle, Model
+from export.model import GradientOracle, Model, cross_entropy
 from export.models import load
 from fedcore.algorithms import ALGORITHMS, create
 from simulator import datasets
@@ -96,8 +98,31 @@ def test_a_client_whose_training_diverges_counts_neither_in_value_nor_in_weight(
 def test_a_round_without_one_finite_report_is_an_error():
     population = uneven((4, 4))
     population.fields["x"][:] = np.nan
-    with pytest.raises(Diverged, match="no client has a finite report"):
+    with pytest.raises(Diverged, match=r"round 1: no client has a finite report: field 'x' of client .* holds NaN"):
         Engine(Model(load("logreg")), create("fedavg"), population).run_round(1, [0, 1])
+
+
+def spec_with(loss):
+    return dataclasses.replace(load("logreg"), loss=lambda outputs, label: loss(cross_entropy(outputs, label)))
+
+
+@pytest.mark.parametrize(
+    ("loss", "settings", "rounds", "says"),
+    [
+        (lambda each: each / 0, {}, 1, "logreg has a loss of inf before any training, on finite examples; look for"),
+        (lambda each: (0 * each).sqrt() + each, {}, 1, "a finite loss, and a gradient that is not; look for"),
+        (lambda each: each, {"client_lr": 1e38, "batch_size": 1}, 1, "training diverged; a lower client_lr"),
+        (lambda each: each, {"client_lr": 1e38}, 2, "training diverged; a lower client_lr"),
+    ],
+)
+def test_a_loss_that_is_not_finite_names_its_cause(loss, settings, rounds, says):
+    engine = Engine(Model(spec_with(loss)), create("fedavg", settings), uneven((4, 4)))
+    for number in range(1, rounds):
+        engine.run_round(number, [0, 1])
+    with pytest.raises(Diverged) as raised:
+        engine.run_round(rounds, [0, 1])
+    assert says in str(raised.value)
+    assert str(raised.value).startswith(f"round {rounds}: ")
 
 
 def test_running_a_round_does_not_touch_the_initial_model():

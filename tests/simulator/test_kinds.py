@@ -70,7 +70,7 @@ def test_a_profile_says_what_its_kinds_are(tmp_path):
         ("kind = []", "kind"),
         ("[[kind]]", "kind 1: .*`name`"),
         ("[[kind]]\nname='a'\n[[kinds]]\nname='b'", "`kinds`"),
-        ("[[kind]]\nname='a'\nbandwith=1", "kind 'a': .*`bandwith`; there are name, weight, "),
+        ("[[kind]]\nname='a'\nbandwith=1", "kind 'a': .*`bandwith`; did you mean bandwidth. there are name, weight, "),
         ("[[kind]]\nname='a'\nbackend='coreml'", "backend = 'coreml': there are onnxruntime"),
         ("[[kind]]\nname='a'\narch='z80'", "arch = 'z80': there are "),
         ("[[kind]]\nname='a'\nsilence=1\n[[kind]]\nname='b'\ndrop_out=1", "nobody ever reports"),

@@ -1,0 +1,31 @@
+"""How a pass sweeps the local examples, as data: apart from what visits them, so that it needs no NumPy."""
+
+from __future__ import annotations
+
+import msgspec
+
+from fedcore.errors import PlanError
+
+
+class Loop(msgspec.Struct, frozen=True, kw_only=True):
+    """How a pass sweeps the local examples.
+
+    `epochs` sweeps in batches of `batch_size`, at most `steps` steps in all when given; every sweep in a fresh order
+    when `shuffle`.
+    """
+
+    batch_size: int
+    epochs: int = 1
+    steps: int | None = None
+    shuffle: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "epochs", "steps"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise PlanError(f"{name} must be at least 1, not {value}")
+
+    def step_count(self, examples: int) -> int:
+        """Number of batches over `examples` local examples."""
+        total = self.epochs * -(-examples // self.batch_size)
+        return total if self.steps is None else min(total, self.steps)
