@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 
+from prometheus_client import Histogram
+
 from coordinator.aggregation import ReportSum, aggregate, state_specs
 from coordinator.errors import NonFiniteState
 from coordinator.failpoints import reach
@@ -21,8 +23,10 @@ from fedcore.plan import BlobRef
 _LOG = logging.getLogger(__name__)
 
 
-def close_round(tenure: Tenure, running: Running, reports: ReportSum, now: float) -> tuple[Round, float]:
-    """Commit the round that `reports` make, or abandon it when they make none.
+def close_round(
+    tenure: Tenure, running: Running, reports: ReportSum, now: float, steps: Histogram
+) -> tuple[Round, float]:
+    """Commit the round that `reports` make, or abandon it when they make none; `steps` hears how long both steps take.
 
     Answers how it ended, and for how many seconds the task must open no other, which is 0 but after failed attempts.
 
@@ -30,7 +34,8 @@ def close_round(tenure: Tenure, running: Running, reports: ReportSum, now: float
     there too. When anything raises (the disk is full, say), the round is as it was and can be closed later.
     """
     try:
-        state, broadcast, metrics = _next_model(tenure.store, running, reports)
+        with steps.labels("update").time():
+            state, broadcast, metrics = _next_model(tenure.store, running, reports)
     except ReportError as error:
         _LOG.warning("round %d of task %s has an unusable sum: %s", running.number, running.job.task.id, error)
         with tenure.writing() as records:
@@ -38,7 +43,7 @@ def close_round(tenure: Tenure, running: Running, reports: ReportSum, now: float
             return value, set_back(records, running, "invalid-aggregate")
     except NonFiniteState as error:
         return _fail(tenure, running, str(error), now), 0.0
-    with tenure.writing() as records:
+    with steps.labels("commit").time(), tenure.writing() as records:
         task = records.task(running.job.task.id)
         if task.state not in (TaskState.ACTIVE, TaskState.PAUSED):
             return _end(records, running, Abandon("cancelled"), now), 0.0

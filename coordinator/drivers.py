@@ -354,7 +354,7 @@ class Driver:
 
     def _adopt(self, draft: Draft, now: float) -> None:
         for before, value in draft.moved:
-            self.metrics.round_moved(before.value, value, now - before.opened_at)
+            self.metrics.round_moved(before, value, now)
         for reason in draft.aborts:
             self.metrics.aborts.labels(reason).inc()
         for round_id, report_L in draft.folds:
@@ -386,12 +386,14 @@ class Driver:
             if running.value.state is not RoundState.AGGREGATING or task not in self._underway.running:
                 continue
             try:
-                value, pause_s = close_round(self._tenure, running, self._sums[running.id], now)
+                value, pause_s = close_round(
+                    self._tenure, running, self._sums[running.id], now, self.metrics.round_steps
+                )
             except Exception as error:
                 # The sum is still here: the round stays in AGGREGATING and is closed when the disk allows it.
                 self._fail(error, now)
                 continue
-            self.metrics.round_moved(running.value, value, now - running.opened_at)
+            self.metrics.round_moved(running, value, now)
             after = self._underway.copy()
             del after.running[task]
             after.not_before[task] = now + pause_s

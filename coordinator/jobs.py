@@ -53,7 +53,8 @@ class Job:
 class Running:
     """A round that has not ended: its row, its value, and its masked sum if it has one.
 
-    opened_at: on the driver's clock. base: the model that it starts from. While the round is held, the one before it.
+    opened_at, entered_at: when it was opened, and when its present step began, on the driver's clock. base: the model
+    that it starts from. While the round is held, the one before it.
     devices: all that were given an assignment in it, whatever became of them.
     """
 
@@ -63,6 +64,7 @@ class Running:
     base: Snapshot
     job: Job
     value: Round
+    entered_at: float
     secure: SecureRound | None = None
     devices: frozenset[str] = frozenset()
 

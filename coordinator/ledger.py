@@ -248,7 +248,7 @@ class Draft:
         row_id, attempt = self._records.add_round(job.task.id, number)
         held = self.underway.holds(job.task.id, self._now)
         value = open_round(job.task.settings.policy, self._now, held=held)
-        round_ = Running(row_id, attempt, self._now, base, job, value)
+        round_ = Running(row_id, attempt, self._now, base, job, value, self._now)
         self.underway.put(round_)
         return round_
 
@@ -269,7 +269,8 @@ class Draft:
         cause = value.reason or type(event).__name__.lower()
         self._records.move_round(running.id, running.value, value, cause)
         self.moved.append((running, value))
-        after = replace(running, value=value)
+        goes_on = value.state is running.value.state and value.revealed is running.value.revealed
+        after = replace(running, value=value, entered_at=running.entered_at if goes_on else self._now)
         self.underway.put(after)
         if value.reason in FAILURES:
             self.underway.not_before[after.job.task.id] = self._now + set_back(self._records, after, value.reason)
@@ -285,7 +286,7 @@ class Draft:
     def _release(self, round_: Running) -> Running:
         base = self._records.snapshot(round_.job.task)
         attempt = self._records.release_round(round_.id, round_.job.task.id, base.number + 1)
-        return replace(round_, base=base, attempt=attempt)
+        return replace(round_, base=base, attempt=attempt, entered_at=self._now)
 
     def _select(self, running: Running, count: int) -> None:
         """Draw devices, a cohort or some that are missing of it, and give them their assignments."""

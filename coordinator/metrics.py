@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from coordinator.jobs import Running
 from coordinator.progress import Progress, Reason
 from coordinator.rounds import AssignmentState, Round, RoundState
 from fedcore.wire.messages import Accepted, CheckInAnswer
 
 _LONG_S = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200)
 _SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
+_STEP_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200)
 _REQUEST_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15, 60)
 
 
@@ -35,6 +37,7 @@ class Metrics:
         self.round_duration = self._histogram(
             "round_duration_seconds", "from opening to end, by state", _LONG_S, "state"
         )
+        self.round_steps = self._histogram("round_step_seconds", "steps of rounds that came through", _STEP_S, "step")
         self.requests = self._histogram(
             "request_duration_seconds", "until the answer was sent, by route and status; waiting included", _REQUEST_S,
             "route", "status",
@@ -59,8 +62,12 @@ class Metrics:
         else:
             self.check_ins.labels("rejected", answer.reason).inc()
 
-    def round_moved(self, before: Round, after: Round, seconds: float) -> None:
-        """A round went on, durably; `seconds` since it was opened."""
+    def round_moved(self, running: Running, after: Round, now: float) -> None:
+        """A round went on, durably, at that time of the driver's clock."""
+        before = running.value
+        step = _step_between(before, after)
+        if step is not None:
+            self.round_steps.labels(step).observe(now - running.entered_at)
         if after.reported > before.reported:
             self.reports.inc(after.reported - before.reported)
         self.unreported.labels(AssignmentState.LOST).inc(after.lost - before.lost)
@@ -69,7 +76,7 @@ class Metrics:
             self.unreported.labels(AssignmentState.NOT_NEEDED).inc(after.outstanding)
         if after.state.ended and not before.state.ended:
             self.rounds.labels(after.state, after.reason).inc()
-            self.round_duration.labels(after.state).observe(seconds)
+            self.round_duration.labels(after.state).observe(now - running.opened_at)
 
     def watch(self, queue_depth: Callable[[], int], connections: Callable[[], int]) -> None:
         """Read these two whenever somebody asks."""
@@ -95,3 +102,14 @@ class Metrics:
 
     def _histogram(self, name: str, about: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
         return Histogram(f"muster_{name}", about, labels, registry=self.registry, buckets=buckets)
+
+
+def _step_between(before: Round, after: Round) -> str | None:
+    """The step of a round that has come to its end, if one has."""
+    if before.state is RoundState.SELECTING and after.state is RoundState.CONFIGURING:
+        return "selection"
+    if before.state is not RoundState.REPORTING or after.state is RoundState.ABANDONED:
+        return None
+    if after.state is RoundState.AGGREGATING:
+        return "unmasking" if before.revealed else "reporting"
+    return "reporting" if after.revealed and not before.revealed else None

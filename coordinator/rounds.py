@@ -103,6 +103,11 @@ class Round:
         return self.assigned - self.reported - self.aborted - self.lost - self.expired
 
     @property
+    def revealed(self) -> bool:
+        """Whether devices have done their part, and the sum of a secure aggregation is being made."""
+        return self.state is RoundState.REPORTING and self.deadline == math.inf
+
+    @property
     def attainable(self) -> int:
         """Reports that it may still come to."""
         return self.reported + self.outstanding

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from prometheus_client.samples import Sample
+
 from coordinator.rounds import RoundState
 from coordinator.tasks import CoordinatorStore, Secagg, TaskSettings
+from device_runtime.phases import Phase
 from export.build import export_bundle
 from export.model import Model
 from export.models import load as load_model
@@ -74,7 +77,10 @@ class DemoConfig:
 
 @dataclass(frozen=True, slots=True)
 class AlgorithmResult:
-    """One algorithm's run; bytes are per device that took part, over the whole run."""
+    """One algorithm's run; bytes are per device that took part, over the whole run.
+
+    seconds: of the fleet. sessions: so many reported, and `phases` are their mean seconds (device_runtime/phases.py).
+    """
 
     algorithm: str
     rounds: int
@@ -82,14 +88,26 @@ class AlgorithmResult:
     bytes_up_per_device: float
     bytes_down_per_device: float
     seconds: float
+    export_seconds: float
+    replay_seconds: float
     agreement: float
+    sessions: int
+    phases: dict[Phase, float]
     curve: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class DemoResult:
+    """All algorithms' runs, and mean seconds of the steps of their rounds in the coordinator (docs/operations.md)."""
+
+    algorithms: list[AlgorithmResult]
+    round_steps: dict[str, float]
 
 
 Tell = Callable[[str, int, str], None]
 
 
-def run_demo(config: DemoConfig, tell: Tell) -> list[AlgorithmResult]:
+def run_demo(config: DemoConfig, tell: Tell) -> DemoResult:
     """Train with every algorithm in turn; `tell` hears algorithm, rounds done, and accuracy on held-out users."""
     train, test = datasets.users(DATASET, None, DEVICES)
     # Plans are exported while the coordinator and the devices' process start, and while the algorithm before trains.
@@ -101,7 +119,13 @@ def run_demo(config: DemoConfig, tell: Tell) -> list[AlgorithmResult]:
             for name in config.algorithms:
                 tell(name, 0, "export")
                 results.append(stage.run(exports[name].result(), tell))
-            return results
+            return DemoResult(results, _means(local.samples("muster_round_step_seconds"), "step"))
+
+
+def _means(samples: Sequence[Sample], label: str) -> dict[str, float]:
+    """The mean of a histogram for every value of its label."""
+    found = {(sample.name.rpartition("_")[2], sample.labels[label]): sample.value for sample in samples}
+    return {value: total / found["count", value] for (kind, value), total in found.items() if kind == "sum"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +189,9 @@ class Stage:
             raise DemoFailed(
                 f"{name}: {len(curve)} of {self.config.rounds} rounds; the task is {self.store.task(task).state}"
             )
+        replayed = time.monotonic()
+        agreement = self._agreement(Engine(model, algorithm, self.train, seed=self.config.seed), task, summary)
+        reported = summary.endings["reported"]
         return AlgorithmResult(
             algorithm=name,
             rounds=len(curve),
@@ -172,7 +199,11 @@ class Stage:
             bytes_up_per_device=summary.bytes_up / len(summary.participants),
             bytes_down_per_device=summary.bytes_down / len(summary.participants),
             seconds=seconds,
-            agreement=self._agreement(Engine(model, algorithm, self.train, seed=self.config.seed), task, summary),
+            export_seconds=exported.seconds,
+            replay_seconds=time.monotonic() - replayed,
+            agreement=agreement,
+            sessions=reported,
+            phases={phase: spent / reported for phase, spent in summary.phases.items()},
             curve=curve,
         )
 

@@ -39,7 +39,7 @@ def say_next(what: str, command: Sequence[object]) -> None:
 
 
 class _Lines(Progress):
-    """Progress where there is no terminal: a line at the start, one at most every few seconds, one at the end."""
+    """Progress where there is no terminal: a line at the start, one at most every few seconds, one when it is done."""
 
     def __init__(self) -> None:
         super().__init__(console=stderr, disable=True)
@@ -52,7 +52,9 @@ class _Lines(Progress):
 
     def update(self, task_id: TaskID, **changes: Any) -> None:
         super().update(task_id, **changes)
-        self._say(task_id, LINE_EVERY_S)
+        task = self._tasks[task_id]
+        done = task.total is not None and task.completed >= task.total
+        self._say(task_id, 0 if done else LINE_EVERY_S)
 
     def stop(self) -> None:
         for task in self.task_ids:

@@ -11,6 +11,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx2
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from coordinator import tokens
+from coordinator.store.rows import Role
 from coordinator.tasks import CoordinatorStore, open_coordinator_store
 
 START_TIMEOUT_S = 30.0
@@ -23,13 +29,21 @@ class ServerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LocalCoordinator:
-    """A coordinator process, and the store that it works on: where devices ask, and what operators see."""
+    """A coordinator process, and the store that it works on: where devices and operators ask."""
 
     url: str
+    admin_url: str
     pid: int
     database: str
     blobs: Path
     store: CoordinatorStore
+
+    def samples(self, metric: str) -> list[Sample]:
+        """What the process measured of itself so far under the name of a metric (docs/operations.md)."""
+        _, token = tokens.issue(self.store.database, "local", Role.VIEWER)
+        answer = httpx2.get(f"{self.admin_url}/metrics", headers={"Authorization": f"Bearer {token}"})
+        families = text_string_to_metric_families(answer.raise_for_status().text)
+        return [sample for family in families if family.name == metric for sample in family.samples]
 
 
 @contextmanager
@@ -57,7 +71,8 @@ def local_coordinator(folder: Path, **settings: object) -> Iterator[LocalCoordin
                 if process.poll() is not None or time.monotonic() > deadline:
                     raise ServerError(f"the coordinator did not start:\n{log.read_text()[-2000:]}")
                 time.sleep(0.02)
-            yield LocalCoordinator(ready.read_text(), process.pid, database, blobs, store)
+            url, admin_url = ready.read_text().splitlines()
+            yield LocalCoordinator(url, admin_url, process.pid, database, blobs, store)
         finally:
             _end(process)
 

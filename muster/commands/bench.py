@@ -16,6 +16,26 @@ bench_app = typer.Typer(
 )
 
 
+@bench_app.command("demo")
+def demo(
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds per algorithm.")] = 25,
+    json: Json = False,
+) -> None:
+    """Run `muster demo` as a stranger does, and say where its time goes.
+
+    Wall and CPU seconds of the command with all that it starts, then mean seconds of the phases of a session on the
+    device, and of the steps of a round in the coordinator. It takes as long as the demo does.
+    """
+    from muster.bench.demo import run
+
+    result = run(rounds)
+    if json:
+        emit(result)
+        return
+    accuracy = {name: one["test_accuracy"] for name, one in result.demo["algorithms"].items()}
+    show_fields({"wall_s": result.wall_s, "cpu_s": result.cpu_s, "accuracy": accuracy} | result.phases)
+
+
 @bench_app.command("device_step")
 def device_step(
     models: Annotated[

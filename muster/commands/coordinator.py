@@ -48,7 +48,8 @@ def serve(
         Path | None, typer.Option(help="File with the secret that devices prove to know when they enrol.")
     ] = None,
     ready_file: Annotated[
-        Path | None, typer.Option(help="Write the service's URL here once it accepts devices.")
+        Path | None,
+        typer.Option(help="Write the URLs for devices and for operators here, a line each, when ready."),
     ] = None,
 ) -> None:
     """Serve devices until SIGTERM or Ctrl-C.
@@ -79,7 +80,7 @@ def serve(
             _say_next(addresses, db, blobs)
         if ready_file is not None:
             partial = ready_file.with_suffix(".partial")
-            partial.write_text(addresses.devices)
+            partial.write_text("\n".join(addresses))
             partial.replace(ready_file)
 
     def terminate(*_: object) -> None:

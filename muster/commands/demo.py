@@ -12,7 +12,7 @@ import typer
 from muster.output import Json, doing, emit, progress, show_table, stderr
 
 if TYPE_CHECKING:
-    from muster.demo import AlgorithmResult
+    from muster.demo import AlgorithmResult, DemoResult
 
 MASKED = (
     "What the coordinator saw: who took part and when, public keys, sealed shares, reports under masks that look "
@@ -65,19 +65,20 @@ def demo(
             bar.update(lines[name], completed=number, note=note)
 
         config = DemoConfig(names, rounds, devices, Path(folder), seed, plain)
-        results = run_demo(config, tell)
-    draw_curves({result.algorithm: result.curve for result in results}, out)
+        result = run_demo(config, tell)
+    draw_curves({one.algorithm: one.curve for one in result.algorithms}, out)
     if json:
-        emit(_summary(results, out) | {"secure_aggregation": config.secure})
+        emit(_summary(result, out) | {"secure_aggregation": config.secure})
     else:
-        _show(results, out)
+        _show(result.algorithms, out)
         stderr.print(MASKED if config.secure else IN_CLEAR, soft_wrap=True)
 
 
-def _summary(results: list[AlgorithmResult], out: Path) -> dict[str, object]:
+def _summary(result: DemoResult, out: Path) -> dict[str, object]:
     return {
-        "algorithms": {result.algorithm: dataclasses.asdict(result) for result in results},
-        "agreement": max(result.agreement for result in results),
+        "algorithms": {one.algorithm: dataclasses.asdict(one) for one in result.algorithms},
+        "round_steps": result.round_steps,
+        "agreement": max(one.agreement for one in result.algorithms),
         "learning_curves": str(out),
     }
 

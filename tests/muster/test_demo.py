@@ -25,6 +25,8 @@ def test_demo_prints_one_object_and_draws_the_curves(tmp_path):
     assert up["mimelite"] > 1.5 * up["fedadam"]
     assert result["agreement"] < 1e-5
     assert result["secure_aggregation"] is False
+    steps = result["round_steps"]
+    assert {name for name in steps if steps[name] > 0} == {"selection", "reporting", "update", "commit"}
     svg = "{http://www.w3.org/2000/svg}"
     drawn = ElementTree.parse(picture)
     assert {"mimelite", "fedadam"} <= {text.text for text in drawn.iter(f"{svg}text")}
@@ -37,6 +39,8 @@ def test_demo_masks_reports_when_there_are_devices_enough_and_agrees_up_to_round
     assert status == 0, err
     result = json.loads(out)
     assert result["secure_aggregation"] is True
+    assert result["round_steps"]["unmasking"] > 0
+    assert result["algorithms"]["fedavg"]["phases"]["mask"] > 0
     assert 1e-6 < result["agreement"] < 5e-3
     status, _, err = muster(*arguments, "--plain")
     assert (status, "every report in clear" in err) == (0, True)
