@@ -20,6 +20,8 @@ from fedcore.plan import Plan
 from fedcore.report import ReportLayout
 
 Vectors = dict[str, Float32]
+_BLOCK = 1 << 16
+"""Values of a sum that stay in a core's second cache while reports are added to them."""
 
 
 class ReportSum:
@@ -28,9 +30,15 @@ class ReportSum:
     def __init__(self, size: int) -> None:
         self.total_L: NDArray[np.float64] = np.zeros(size)
 
-    def add(self, report_L: NDArray[np.floating[Any]]) -> None:
-        """Fold in one report, or the sum of many."""
-        self.total_L += report_L
+    def add(self, *reports_KL: NDArray[np.floating[Any]]) -> None:
+        """Fold in reports, or the sum of many; in blocks, so that the sum is fetched from memory once for all."""
+        scratch = np.empty(min(_BLOCK, self.total_L.size))
+        for begin in range(0, self.total_L.size, _BLOCK):
+            block = self.total_L[begin : begin + _BLOCK]
+            widened = scratch[: block.size]
+            for report_L in reports_KL:
+                np.copyto(widened, report_L[begin : begin + _BLOCK])
+                block += widened
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ T = TypeVar("T")
 Lost: TypeAlias = Mapping[int, Sequence[str]]
 Durable: TypeAlias = tuple[Report | GiveUp, Future[Any]]
 _LOG = logging.getLogger(__name__)
-_TICK_S, _POLL_S = 0.05, 0.25
+_TICK_S, _POLL_S = 0.02, 0.25
 _RETRY_S = 1.0
 _COUNT_S = 60.0
 """How long counts of sessions wait for a transaction that happens anyway, before they get one of their own."""
@@ -323,11 +323,11 @@ class Driver:
                 raise StoreConflict("it is not known yet whether the last transaction was done")
             with self.metrics.transactions.time(), self._tenure.writing() as records:
                 draft = Draft(records, self._means, self._underway, now)
-                outcomes = [draft.take(request) for request, _ in durable]
+                outcomes = draft.take([request for request, _ in durable])
                 draft.lose(lost)
                 for task in due:
                     draft.advance(task, self._jobs.get(task))
-                records.count_sessions(counts)
+                records.sessions.add(counts)
                 for name in draft.steps:
                     reach(f"{name}.before-commit")
             for name in draft.steps:
@@ -357,10 +357,10 @@ class Driver:
             self.metrics.round_moved(before, value, now)
         for reason in draft.aborts:
             self.metrics.aborts.labels(reason).inc()
-        for round_id, report_L in draft.folds:
+        for round_id, reports in draft.folds.items():
             if round_id not in self._sums:
-                self._sums[round_id] = ReportSum(report_L.size)
-            self._sums[round_id].add(report_L)
+                self._sums[round_id] = ReportSum(reports[0].size)
+            self._sums[round_id].add(*reports)
         self._adoption.let_go(draft)
         self._replace_rounds(draft.underway, now)
         self._adoption.seat(draft, now)

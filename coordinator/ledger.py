@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.errors import ConflictingReport, InvalidReport, NoLongerNeeded, Refusal
+from coordinator.errors import ConflictingReport, InvalidReport, NoLongerNeeded, Refusal, UnknownAssignment
 from coordinator.jobs import Job, Running, Underway
 from coordinator.leases import new_id
 from coordinator.participation import Apart
@@ -111,10 +112,10 @@ class Ended:
 class Draft:
     """One transaction in the making.
 
-    What memory must become: `underway`, `folds` (reports to add), `seated` (sessions that got an assignment, and until
-    when), `turned_away` (sessions for which there is none), `ended` (assignments), `left` (task and device of those
-    that gave up or vanished), `cohorts` (those drawn), `joined` (slots by assignment, of devices that were drawn late).
-    For whoever counts: `moved` (every step of a round), `aborts` (their reasons).
+    What memory must become: `underway`, `folds` (reports to add, by round), `seated` (sessions that got an assignment,
+    and until when), `turned_away` (sessions for which there is none), `ended` (assignments), `left` (task and device of
+    those that gave up or vanished), `cohorts` (those drawn), `joined` (slots by assignment, of devices drawn late).
+    For whoever counts: `moved` (every step of a round; reports of a turn may be one), `aborts` (their reasons).
     """
 
     def __init__(self, records: Records, means: Means, underway: Underway, now: float) -> None:
@@ -122,7 +123,7 @@ class Draft:
         self._means = means
         self._now = now
         self.underway = underway.copy()
-        self.folds: list[tuple[int, NDArray[np.floating[Any]]]] = []
+        self.folds: defaultdict[int, list[NDArray[np.floating[Any]]]] = defaultdict(list)
         self.seated: dict[str, tuple[Session, Assignment, float]] = {}
         self.turned_away: list[Session] = []
         self.ended: list[Ended] = []
@@ -131,25 +132,40 @@ class Draft:
         self.joined: list[tuple[SecureRound, dict[str, int]]] = []
         self.moved: list[tuple[Running, Round]] = []
         self.aborts: list[str] = []
+        self._given: dict[str, AssignmentRecord] = {}
+        self._digests: dict[str, str] = {}
+        self._behind: dict[int, Running] = {}
 
     @property
     def steps(self) -> list[str]:
         """The durable steps in this transaction, as failpoints call them."""
         return ["assignment"] * bool(self.seated) + ["report"] * bool(self.folds)
 
-    def take(self, request: Report | GiveUp) -> Receipt | Refusal | None:
-        """What to answer a device that reports or gives up."""
+    def take(self, requests: Sequence[Report | GiveUp]) -> list[Receipt | Refusal | None]:
+        """What to answer devices that report or give up, one after the other; rows are read and written together."""
+        self._given = self._records.assignments({request.assignment for request in requests})
+        answers = [self._answer(request) for request in requests]
+        self._write_reports()
+        return answers
+
+    def _answer(self, request: Report | GiveUp) -> Receipt | Refusal | None:
         try:
             if isinstance(request, Report):
-                return self.report(request)
-            self.give_up(request)
+                return self._report(request)
+            self._give_up(request)
         except Refusal as refusal:
             return refusal
         return None
 
-    def report(self, request: Report) -> Receipt:
+    def _assignment(self, id_: str) -> AssignmentRecord:
+        found = self._given.get(id_)
+        if found is None:
+            raise UnknownAssignment("there is no such assignment; check in again")
+        return found
+
+    def _report(self, request: Report) -> Receipt:
         """Count a report, once. Raises UnknownAssignment, ConflictingReport, NoLongerNeeded or InvalidReport."""
-        found = self._records.assignment(request.assignment)
+        found = self._assignment(request.assignment)
         receipt = Receipt(assignment=found.id, task=found.task, round=found.number, sha256=request.sha256)
         if found.report_sha256 == request.sha256:
             return receipt
@@ -160,18 +176,31 @@ class Draft:
         running = self._open_to(found)
         if running.secure is not None:
             raise InvalidReport("this round takes masked reports alone, as messages of its secure aggregation")
-        self._records.add_report(found, request.sha256)
-        self.folds.append((running.id, request.vector))
+        self._count(found, request.sha256)
+        self.folds[running.id].append(request.vector)
         self._end(running, found, "reported")
         self._step(running, Reported())
         return receipt
 
-    def give_up(self, request: GiveUp) -> None:
+    def _count(self, found: AssignmentRecord, sha256: str) -> None:
+        self._digests[found.id] = sha256
+        self._given[found.id] = replace(found, state=AssignmentState.REPORTED, report_sha256=sha256)
+
+    def _write_reports(self) -> None:
+        """Write the reports that were counted, and how many their rounds have."""
+        self._records.add_reports(self._digests)
+        for after in self.underway:
+            if (before := self._behind.get(after.id)) is not None:
+                self._records.move_round(after.id, before.value, after.value, "reported")
+                self.moved.append((before, after.value))
+        self._digests, self._behind = {}, {}
+
+    def _give_up(self, request: GiveUp) -> None:
         """End an assignment; one that ended without a report stays as it is.
 
         Raises UnknownAssignment, or ConflictingReport when the report was counted already.
         """
-        found = self._records.assignment(request.assignment)
+        found = self._assignment(request.assignment)
         if found.state is AssignmentState.REPORTED:
             raise ConflictingReport("this assignment's report was accepted; it cannot be given up any more")
         with suppress(NoLongerNeeded):
@@ -179,6 +208,7 @@ class Draft:
             if running.secure is not None and found.id in running.secure.uploads:
                 raise ConflictingReport("this assignment's masked report was added; it cannot be given up any more")
             self._records.move_assignment(found, AssignmentState.ABORTED, "device", request.message.reason)
+            self._given[found.id] = replace(found, state=AssignmentState.ABORTED)
             self._end(running, found, f"aborted: {request.message.reason}")
             self.left.append((found.task, found.device))
             self.aborts.append(request.message.reason)
@@ -229,11 +259,11 @@ class Draft:
     def _add_sum(self, running: Running) -> None:
         """Count every masked report that is in the sum which came out."""
         if running.secure is not None:
-            for name, digest in running.secure.uploads.items():
-                found = self._records.assignment(name)
-                self._records.add_report(found, digest)
-                self._end(running, found, "reported")
-            self.folds.append((running.id, running.secure.total(running.job.plan.report)))
+            digests = running.secure.uploads
+            self._records.add_reports(digests)
+            for one in self._records.assignments(digests).values():
+                self._end(running, one, "reported")
+            self.folds[running.id].append(running.secure.total(running.job.plan.report))
 
     def _may_open(self, job: Job) -> bool:
         wanted = self.underway.may_open(job) and bool(
@@ -264,6 +294,12 @@ class Draft:
         value, effects = step(running.value, event, self._now)
         if (value, effects) == (running.value, ()):
             return
+        if isinstance(event, Reported) and value.state is running.value.state and not effects:
+            # Many in a turn: their rows are written together, before anything else of the round is.
+            self._behind.setdefault(running.id, running)
+            self.underway.put(replace(running, value=value))
+            return
+        self._write_reports()
         if Release() in effects:
             running = self._release(running)
         cause = value.reason or type(event).__name__.lower()

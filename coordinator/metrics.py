@@ -44,6 +44,7 @@ class Metrics:
         )  # fmt: skip
         self.received = self._counter("received_bytes", "bytes of request bodies, by route", "route")
         self.sent = self._counter("sent_bytes", "bytes of answers, by route; blobs are one of them", "route")
+        self._of: dict[tuple[str, int], tuple[Histogram, Counter, Counter]] = {}
         self.problems = self._counter("problems", "problem documents, by route and type", "route", "problem")
         self.shed = self._counter("shed_requests", "requests turned away under load, by what was full", "limit")
         self.stalled = self._gauge(
@@ -54,6 +55,17 @@ class Metrics:
         self.connections = self._gauge("requests_in_progress", "device requests in progress, waiting ones too")
         self.transactions = self._histogram("transaction_seconds", "transactions of the driver", _SHORT_S)
         self.turns = self._histogram("turn_seconds", "turns of the driver, transactions included", _SHORT_S)
+
+    def requested(self, route: str, status: int, seconds: float, received: int, sent: int) -> None:
+        """A request was answered; received and sent are bytes of bodies."""
+        found = self._of.get((route, status))
+        if found is None:
+            # To look for them by their labels costs more than to count.
+            found = self.requests.labels(route, status), self.received.labels(route), self.sent.labels(route)
+            self._of[route, status] = found
+        found[0].observe(seconds)
+        found[1].inc(received)
+        found[2].inc(sent)
 
     def checked_in(self, answer: CheckInAnswer) -> None:
         """A check-in was answered."""

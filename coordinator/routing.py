@@ -71,7 +71,7 @@ class Router:
             return
         if self.passed_on(scope) or _HEALTH.fullmatch(scope["path"]):
             await self._app(scope, receive, send)
-        elif FORWARDED in dict(scope["headers"]):
+        elif _forwarded(scope) is not None:
             await self._refuse(MalformedMessage("Muster-Forwarded is for replicas among themselves"), scope, send)
         elif not self._answers_devices:
             await self._refuse(Unavailable("this replica answers other replicas alone"), scope, send)
@@ -83,7 +83,7 @@ class Router:
 
     def passed_on(self, scope: Scope) -> bool:
         """Whether another replica passed a request on to this one: it says so, and can prove it."""
-        proof = dict(scope["headers"]).get(FORWARDED)
+        proof = _forwarded(scope)
         return proof is not None and hmac.compare_digest(proof, self._proof(scope, self._tenure.id))
 
     async def _elsewhere(self, path: str) -> tuple[str, str] | None:
@@ -230,6 +230,10 @@ async def _pass_back(response: httpx2.Response, send: Send) -> None:
 
 def _kept(headers: Iterable[tuple[bytes, bytes]], but: AbstractSet[bytes]) -> list[tuple[bytes, bytes]]:
     return [(name.lower(), value) for name, value in headers if name.lower() not in but]
+
+
+def _forwarded(scope: Scope) -> bytes | None:
+    return next((value for name, value in scope["headers"] if name == FORWARDED), None)
 
 
 def _target(scope: Scope) -> bytes:

@@ -8,7 +8,6 @@ tells its devices who survived before all have their masked reports: too few in 
 
 from __future__ import annotations
 
-import hashlib
 import operator
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -187,7 +186,7 @@ class SecureRound:
 
         Raises ConflictingReport when another came before, NoLongerNeeded when it is late, UnusableMessage.
         """
-        slot, digest = self._seats[request.assignment], hashlib.sha256(request.message).hexdigest()
+        slot, digest = self._seats[request.assignment], request.sha256
         group, known = self._group_of[slot], self._digests.get((slot, request.number))
         if known == digest:
             return

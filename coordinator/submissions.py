@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import queue
+import time
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,6 +13,8 @@ from typing import Any, Generic, TypeVar
 from fedcore.params import Float32
 from fedcore.wire.messages import Abort, AssignmentAnswer, CheckIn, CheckInAnswer, Receipt
 
+_GATHER_S = 0.01
+"""What comes within this time shares a turn of the driver, and its transaction."""
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
@@ -62,11 +66,12 @@ class Report(Request[Receipt]):
 
 @dataclass(frozen=True, slots=True)
 class Say(Request[None]):
-    """A device's message of that number in the secure aggregation that its assignment is part of."""
+    """A device's message of that number, and its SHA-256, in the secure aggregation that its assignment is part of."""
 
     assignment: str
     number: int
     message: bytes
+    sha256: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,28 +100,49 @@ class Submission:
 
 
 class Inbox:
-    """Requests that wait for the driver's next turn, at most `limit` of them. Anyone puts in, the driver takes out."""
+    """Requests that wait for the driver's next turn, at most `limit` of them. Anyone puts in, the driver takes out.
+
+    Reports do not wake the driver: nobody waits for a receipt, and the more of them share a transaction the better.
+    """
 
     def __init__(self, limit: int) -> None:
-        self._queue: queue.Queue[Submission] = queue.Queue(limit)
+        self._limit = limit
+        self._reports: queue.SimpleQueue[Submission] = queue.SimpleQueue()
+        self._others: queue.SimpleQueue[Submission] = queue.SimpleQueue()
+        self._taken_at = -math.inf
 
     def __len__(self) -> int:
-        return self._queue.qsize()
+        return self._reports.qsize() + self._others.qsize()
 
     def put(self, request: Request[T]) -> Future[T]:
         """Queue a request. Raises queue.Full."""
+        if len(self) >= self._limit:
+            raise queue.Full
         future: Future[T] = Future()
-        self._queue.put_nowait(Submission(request, future))
+        (self._reports if isinstance(request, Report) else self._others).put(Submission(request, future))
         return future
 
     def take(self, most: int, wait_s: float) -> list[Submission]:
-        """The oldest requests whose askers still wait; the first one may take `wait_s` to come."""
-        taken: list[Submission] = []
+        """The oldest requests whose askers still wait, reports first; another than a report may take `wait_s` to come.
+
+        Not sooner after the last time than `_GATHER_S`.
+        """
+        time.sleep(max(0.0, self._taken_at + _GATHER_S - time.monotonic()))
+        others: list[Submission] = []
         with suppress(queue.Empty):
-            taken.append(self._queue.get(timeout=wait_s) if wait_s else self._queue.get_nowait())
-            while len(taken) < most:
-                taken.append(self._queue.get_nowait())
+            others.append(self._others.get(timeout=wait_s) if wait_s else self._others.get_nowait())
+        reports = _drain(self._reports, most - len(others))
+        taken = reports + others + _drain(self._others, most - len(others) - len(reports))
+        self._taken_at = time.monotonic()
         return [one for one in taken if one.future.set_running_or_notify_cancel()]
+
+
+def _drain(waiting: queue.SimpleQueue[Submission], most: int) -> list[Submission]:
+    taken: list[Submission] = []
+    with suppress(queue.Empty):
+        while len(taken) < most:
+            taken.append(waiting.get_nowait())
+    return taken
 
 
 def settle(future: Future[Any], outcome: object) -> None:

@@ -158,7 +158,7 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
     def sessions(self, task_id: str) -> list[SessionShape]:
         """What became of sessions: of the task's, and of those of its population that got no task."""
         with self.database.reading() as records:
-            return records.sessions(records.task(task_id))
+            return records.sessions.of(records.task(task_id))
 
     def cohort(self, task_id: str, number: int) -> list[AssignmentRecord]:
         """Who took part in the last attempt at round `number`, by slot. Raises UnknownRound."""

@@ -13,9 +13,7 @@ import safetensors
 import safetensors.numpy
 
 from fedcore.errors import SchemaError
-from fedcore.params import Float32, VectorSpec
-
-_FLOAT_BYTES = 4
+from fedcore.params import FLOAT_BYTES, Float32, VectorSpec
 
 
 def specs_of(vectors: Mapping[str, Float32]) -> tuple[VectorSpec, ...]:
@@ -36,16 +34,26 @@ def encode(vectors: Mapping[str, Float32]) -> bytes:
 
 def view(data: memoryview, spec: VectorSpec) -> Float32:
     """The one vector in `data`, as `decode` gives it, but without a copy when the bytes are as `encode` makes them."""
-    head = _head(spec)
-    if data[: len(head)] == head and len(data) == len(head) + _FLOAT_BYTES * spec.size:
-        return np.frombuffer(data, np.float32, offset=len(head))
+    if is_plain(data, spec):
+        return np.frombuffer(data, np.float32, offset=values_at(spec))
     return decode(bytes(data), (spec,))[spec.name]
+
+
+def is_plain(data: memoryview, spec: VectorSpec) -> bool:
+    """Whether the bytes around the values in `data` are as `encode` makes them."""
+    head = _head(spec)
+    return data[: len(head)] == head and len(data) == len(head) + FLOAT_BYTES * spec.size
+
+
+def values_at(spec: VectorSpec) -> int:
+    """Where the values of one vector begin in what `encode` makes."""
+    return len(_head(spec))
 
 
 @lru_cache(maxsize=64)
 def _head(spec: VectorSpec) -> bytes:
     """What comes before the values when one vector is encoded."""
-    return encode({spec.name: np.zeros(spec.size, np.float32)})[: -_FLOAT_BYTES * spec.size or None]
+    return encode({spec.name: np.zeros(spec.size, np.float32)})[: -FLOAT_BYTES * spec.size or None]
 
 
 def decode(data: bytes, specs: Sequence[VectorSpec]) -> dict[str, Float32]:

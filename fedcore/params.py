@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from fedcore.errors import SchemaError
 
 Float32 = NDArray[np.float32]
+FLOAT_BYTES = 4
 
 Size: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 """A length; decoding refuses a negative one."""

@@ -20,6 +20,12 @@ Weighting = Literal["examples", "uniform"]
 WEIGHT = "weight"
 
 
+def all_finite(vector: Float32) -> bool:
+    """Whether all values of (n,) are finite."""
+    # Their sum is not finite if any is not, and takes no memory; finite values may overflow it, too.
+    return bool(np.isfinite(np.einsum("i->", vector)) or np.isfinite(vector).all())
+
+
 class Segment(msgspec.Struct, frozen=True):
     """One named range of the report. `labels` names the values of a metrics segment."""
 
@@ -75,14 +81,15 @@ class ReportLayout(msgspec.Struct, frozen=True):
                 raise ReportError(f"segment {segment.name!r} holds a non-finite value")
         return vector
 
-    def check(self, vector: Float32) -> None:
+    def check(self, vector: Float32, *, finite: bool = False) -> None:
         """Raise ReportError unless `vector` could be one device's report: its length, finite, a weight above 0.
 
-        Under "uniform" the weight is 1; under "examples" a device's own count is taken on trust.
+        Under "uniform" the weight is 1; under "examples" a device's own count is taken on trust. finite: whether it is
+        known that all values are.
         """
         if vector.shape != (self.size,):
             raise ReportError(f"a report has {self.size} values, not {list(vector.shape)}")
-        if not np.isfinite(vector).all():
+        if not finite and not all_finite(vector):
             raise ReportError("the report holds a number that is not finite")
         weight = float(next(vector[where][0] for segment, where in self._slices() if segment.name == WEIGHT))
         allowed = weight == 1 if self.weighting == "uniform" else weight > 0

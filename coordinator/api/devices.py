@@ -14,7 +14,15 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from coordinator.api.blobs import serve_blob
-from coordinator.api.http import answer, preferred_wait, read_as, read_body, read_message, while_connected
+from coordinator.api.http import (
+    answer,
+    preferred_wait,
+    read_as,
+    read_body,
+    read_hashed,
+    read_message,
+    while_connected,
+)
 from coordinator.api.owned import REMEMBERED, Owned
 from coordinator.api.reports import HEADER_BYTES
 from coordinator.api.signed import signed
@@ -24,7 +32,7 @@ from coordinator.secure import UPLOAD
 from coordinator.service import Service
 from coordinator.submissions import Arrive, GiveUp, HangUp, Hear, Request, Say, Wait
 from fedcore.plan import BlobRef
-from fedcore.wire.messages import Abort, CheckIn, CheckInAnswer, Enrol, Willing
+from fedcore.wire.messages import Abort, Assignment, AssignmentAnswer, CheckIn, CheckInAnswer, Enrol, Willing
 
 T = TypeVar("T")
 _NUMBER = re.compile(r"[0-9]{1,2}")
@@ -73,11 +81,13 @@ class DeviceApi:
         tasks = frozenset(read_as(given, Willing).tasks) if given else None
         promise = self._driver.submit(Wait(session, signed(request).keyid, wait_s, tasks))
         try:
-            found = await while_connected(request, promise)
-            return answer(found, headers)
+            found: AssignmentAnswer = await while_connected(request, promise)
         except ClientDisconnect:
             await self._ask(HangUp(session, promise))
             raise
+        if isinstance(found, Assignment):
+            self._owned.give(found, signed(request).keyid)
+        return answer(found, headers)
 
     async def blob(self, sha256: str, request: HttpRequest) -> Response:
         """Immutable bytes by digest: a plan, a graph, a checkpoint."""
@@ -108,8 +118,10 @@ class DeviceApi:
             if spoken == UPLOAD:
                 # A masked report takes at most half a word per value, and a word for each segment and the checks.
                 limit = 4 * layout.size + 8 * len(layout.segments) + HEADER_BYTES
-            with self._limits.reports.hold(limit):
-                await self._ask(Say(assignment, spoken, bytes(await read_body(request, limit))))
+            with self._limits.reports.reserve(limit):
+                message, digest = await read_hashed(request, limit)
+                signed(request).check(digest)
+                await self._ask(Say(assignment, spoken, bytes(message), digest.hex()))
             return await self._hear(assignment, spoken + 1, request)
 
     async def hear(self, assignment: str, number: Number, request: HttpRequest) -> Response:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
+import random
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 
 import structlog
-from starlette.datastructures import MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from coordinator.api.connection import FILL, Body, Fill
 from coordinator.api.http import PROBLEM_OF, answer_refusal
 from coordinator.errors import MalformedMessage, TooManyRequests, Unavailable
 from coordinator.limits import Limits, caller_of
@@ -93,13 +94,18 @@ class _Visit:
         self._received = self._sent = 0
         self._status = 500
         self._whole = False
-        self._id = secrets.token_hex(4)
+        if FILL in scope:
+            self._fill: Fill = scope[FILL]
+            scope[FILL] = self.fill
+        self._id = f"{random.getrandbits(32):08x}"
         structlog.contextvars.bind_contextvars(request_id=self._id)
 
     async def receive(self) -> Message:
-        try:
+        if self._whole:
             # Behind its body a request has nothing to say but goodbye, which may take as long as the answer.
-            async with asyncio.timeout(None if self._whole else SILENCE_S):
+            return await self._receive()
+        try:
+            async with asyncio.timeout(SILENCE_S):
                 message = await self._receive()
         except TimeoutError:
             message = {"type": "http.disconnect"}
@@ -107,10 +113,22 @@ class _Visit:
         self._received += len(message.get("body", b""))
         return message
 
+    async def fill(self, body: Body) -> bool:
+        before = body.size
+        try:
+            while time.monotonic() < (until := body.grew_at + SILENCE_S):
+                with suppress(TimeoutError):
+                    async with asyncio.timeout_at(until):
+                        self._whole = await self._fill(body)
+                        return self._whole
+            raise ClientDisconnect
+        finally:
+            self._received += body.size - before
+
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._status = message["status"]
-            MutableHeaders(scope=message)["X-Request-Id"] = self._id
+            message.setdefault("headers", []).append((b"x-request-id", self._id.encode()))
         self._sent += len(message.get("body", b""))
         await self._send(message)
 
@@ -118,10 +136,9 @@ class _Visit:
         # The route's pattern, never the path: a path holds ids that are secrets, and without end of them.
         route = getattr(self._scope.get("route"), "path", "none")
         seconds = time.perf_counter() - self._began
-        metrics.requests.labels(route, self._status).observe(seconds)
-        metrics.received.labels(route).inc(self._received)
-        metrics.sent.labels(route).inc(self._sent)
+        metrics.requested(route, self._status, seconds, self._received, self._sent)
         if PROBLEM_OF in self._scope:
             metrics.problems.labels(route, self._scope[PROBLEM_OF]).inc()
-        found = {"route": route, "status": self._status, "milliseconds": round(seconds * 1e3, 1)}
-        _LOG.debug("request", extra=found)
+        if _LOG.isEnabledFor(logging.DEBUG):
+            found = {"route": route, "status": self._status, "milliseconds": round(seconds * 1e3, 1)}
+            _LOG.debug("request", extra=found)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import math
 import re
@@ -12,7 +11,6 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 import msgspec
-import numpy as np
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -20,6 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Scope
 
+from coordinator.api.connection import FILL, Body
 from coordinator.api.signed import signed
 from coordinator.errors import (
     MalformedMessage,
@@ -31,6 +30,7 @@ from coordinator.errors import (
     TooManyRequests,
     Unauthenticated,
 )
+from coordinator.limits import memory_of
 from fedcore.errors import WireError
 from fedcore.wire import messages
 from fedcore.wire.messages import RetryWindow
@@ -52,23 +52,41 @@ async def read_body(request: Request, limit: int) -> memoryview:
 
 
 async def read_hashed(request: Request, limit: int) -> tuple[memoryview, bytes]:
-    """The whole body, in memory that is made once, and its SHA-256, made as it comes.
+    """The whole body, in memory that is made once, and its SHA-256, made as it comes. Raises TooLarge."""
+    body = Body(memory_of(_declared(request, limit) or limit))
+    await read_into(body, request, limit)
+    return body.data, body.digest()
 
-    Raises TooLarge as soon as it is known to pass `limit` bytes.
+
+async def read_into(body: Body, request: Request, limit: int) -> None:
+    """Let a whole body come into its memory of `limit` bytes.
+
+    Raises TooLarge as soon as it is known to pass that.
     """
-    declared, size, digest = int(request.headers.get("content-length", "0")), 0, hashlib.sha256()
-    too_large = TooLarge(f"this address takes at most {limit} bytes")
+    declared, fill = _declared(request, limit), request.scope.get(FILL)
+    body.expect(declared or limit)
+    more = True
+    while more:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        if not body.append(message.get("body", b"")):
+            raise _too_large(limit)
+        more = message.get("more_body", False)
+        if more and fill is not None and body.size < declared:
+            more = not await fill(body)
+
+
+def _declared(request: Request, limit: int) -> int:
+    """Content-Length; 0 without one."""
+    declared = next((int(value) for name, value in request.scope["headers"] if name == b"content-length"), 0)
     if declared > limit:
-        raise too_large
-    # Not a bytearray: that is filled with zeros first, which costs as much as the copy.
-    body = np.empty(declared or limit, np.uint8).data
-    async for chunk in request.stream():
-        start, size = size, size + len(chunk)
-        if size > len(body):
-            raise too_large
-        body[start:size] = chunk
-        digest.update(chunk)
-    return body[:size], digest.digest()
+        raise _too_large(limit)
+    return declared
+
+
+def _too_large(limit: int) -> TooLarge:
+    return TooLarge(f"this address takes at most {limit} bytes")
 
 
 async def read_message(request: Request, kind: type[T], limit: int) -> T:

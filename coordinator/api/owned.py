@@ -16,6 +16,7 @@ from coordinator.presence import Presence
 from coordinator.recent import Recent
 from coordinator.tasks import CoordinatorStore
 from fedcore.report import ReportLayout
+from fedcore.wire.messages import Assignment
 
 REMEMBERED = 1 << 16
 """Assignments whose unchanging part is kept in memory."""
@@ -36,6 +37,11 @@ class Owned:
         self._store = store
         self._presence = presence
         self._parts: Recent[str, _Part] = Recent(REMEMBERED)
+
+    def give(self, given: Assignment, device: str) -> None:
+        """Remember an assignment as a device gets it, so that its report need not ask the database."""
+        # Whoever gave it, the driver, has decoded the plan: nothing is read here.
+        self._parts.put(given.assignment, _Part(device, self._store.plan(given.plan.sha256).report))
 
     @asynccontextmanager
     async def present(self, assignment: str, request: Request) -> AsyncIterator[ReportLayout]:

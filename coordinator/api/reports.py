@@ -8,11 +8,13 @@ import logging
 import re
 from collections.abc import Sequence
 
+import numpy as np
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from coordinator.api.http import answer, read_body
+from coordinator.api.connection import Body
+from coordinator.api.http import answer, read_into
 from coordinator.api.owned import Owned
 from coordinator.api.signed import signed
 from coordinator.errors import (
@@ -32,8 +34,8 @@ from coordinator.submissions import Report
 from coordinator.uploads import Part, Upload, Uploads
 from fedcore import checkpoint
 from fedcore.errors import ReportError, SchemaError
-from fedcore.params import Float32
-from fedcore.report import ReportLayout
+from fedcore.params import FLOAT_BYTES, Float32
+from fedcore.report import ReportLayout, all_finite
 from fedcore.wire.messages import Receipt
 from fedcore.wire.signatures import sha256_in
 
@@ -42,6 +44,8 @@ HEADER_BYTES = 4096
 """Room for a safetensors header around the one vector of a report."""
 _SMALL_BYTES = 1 << 22
 """Up to here, checking takes no more time than handing the work to a thread."""
+_LOOK = 1 << 16
+"""Values that are looked at together as they come."""
 _SWEEP_S = 1.0
 _NUMBER = re.compile(r"[0-9]{1,15}")
 _LAST = {"?0": False, "?1": True}
@@ -64,8 +68,12 @@ class ReportApi:
             digest = signed(request).digest
             if digest is None:
                 raise MalformedMessage("a report needs a body, and its digest as Content-Digest")
-            with self._room.hold(_most(layout)):
-                return answer(await self._count(assignment, digest, await read_body(request, _most(layout)), layout))
+            most = _most(layout)
+            with self._room.hold(most) as memory:
+                body = ReportBody(memory, layout)
+                await read_into(body, request, most)
+                signed(request).check(body.digest())
+                return answer(await self._count(assignment, digest, body.data, layout, finite=body.finite))
 
     async def head(self, assignment: str, request: Request) -> Response:
         """How much of the report is here: Upload-Offset. Upload-Complete says whether it was counted."""
@@ -135,11 +143,13 @@ class ReportApi:
         finally:
             del self._counting[assignment]
 
-    async def _count(self, assignment: str, digest: bytes, data: memoryview, layout: ReportLayout) -> Receipt:
+    async def _count(
+        self, assignment: str, digest: bytes, data: memoryview, layout: ReportLayout, *, finite: bool = False
+    ) -> Receipt:
         if len(data) <= _SMALL_BYTES:
-            report_L = parse_report(data, layout)
+            report_L = parse_report(data, layout, finite=finite)
         else:
-            report_L = await run_in_threadpool(parse_report, data, layout)
+            report_L = await run_in_threadpool(parse_report, data, layout, finite=finite)
         return await asyncio.wrap_future(self._driver.submit(Report(assignment, digest.hex(), report_L)))
 
     def _counted(self, assignment: str) -> Receipt | None:
@@ -157,11 +167,36 @@ class ReportApi:
             return [one for one in assignments if not _waits(records, one)]
 
 
-def parse_report(data: memoryview, layout: ReportLayout) -> Float32:
-    """The report in a body: float32 (L,), checked against its layout. Raises InvalidReport."""
+class ReportBody(Body):
+    """A report on its way in, whose values are looked at while they are in the cache.
+
+    finite: whether those of a report as `checkpoint.encode` makes it are; it says nothing of any other.
+    """
+
+    def __init__(self, memory: memoryview, layout: ReportLayout) -> None:
+        super().__init__(memory)
+        self._checked = checkpoint.values_at(layout.wire[0])
+        self.finite = True
+
+    def grow(self, count: int) -> None:
+        """Take what was written to the beginning of `room`."""
+        super().grow(count)
+        whole = (self.size - self._checked) // FLOAT_BYTES
+        if whole >= _LOOK or (whole > 0 and not self.room):
+            values = np.frombuffer(self.data, np.float32, whole, self._checked)
+            self.finite = self.finite and all_finite(values)
+            self._checked += whole * FLOAT_BYTES
+
+
+def parse_report(data: memoryview, layout: ReportLayout, *, finite: bool = False) -> Float32:
+    """The report in a body: float32 (L,), checked against its layout. Raises InvalidReport.
+
+    finite: whether its values are known to be, if it is as `checkpoint.encode` makes it.
+    """
+    spec = layout.wire[0]
     try:
-        report_L = checkpoint.view(data, layout.wire[0])
-        layout.check(report_L)
+        report_L = checkpoint.view(data, spec)
+        layout.check(report_L, finite=finite and checkpoint.is_plain(data, spec))
     except (SchemaError, ReportError) as error:
         raise InvalidReport(str(error)) from error
     return report_L

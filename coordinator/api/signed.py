@@ -34,6 +34,7 @@ KEYS = 1 << 16
 """Public keys kept in memory, at about 600 bytes each."""
 REQUESTS = 1 << 20
 """Signatures of five minutes that are remembered."""
+_SIGNED = "muster.signed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class Gate:
         _check(signature, about, key)
         self._replays.demand_new(signature, since, self._clock())
         self._admit(signature)
-        request.state.signed = _signed(signature, about)
+        request.scope[_SIGNED] = _signed(signature, about)
 
     async def newcomer(self, request: HttpRequest) -> None:
         """Demand the signature of a key that names itself. Raises Unauthenticated.
@@ -90,7 +91,7 @@ class Gate:
         except errors.InvalidKey as error:
             raise MalformedSignature(f"at enrolment, keyid is the public key: {error}") from error
         _check(signature, about, key)
-        request.state.signed = _signed(signature, about)
+        request.scope[_SIGNED] = _signed(signature, about)
 
     def _admit(self, signature: Signature) -> None:
         """Count a request that is a device's own: what others repeat is not counted against it."""
@@ -134,7 +135,7 @@ class Gate:
 
 def signed(request: HttpRequest) -> Signed:
     """Who signed a request that came through the gate."""
-    who: Signed = request.state.signed
+    who: Signed = request.scope[_SIGNED]
     return who
 
 

@@ -103,7 +103,7 @@ def task_page(records: Records, task_id: str) -> TaskPage:
     """What there is to see of a task. Raises UnknownTask."""
     task, overview = records.task(task_id), records.overview
     (line,) = _lines(records, [task])
-    latest, sessions = overview.latest(task_id, _RECENT), records.sessions(task)
+    latest, sessions = overview.latest(task_id, _RECENT), records.sessions.of(task)
     return TaskPage(
         line=line,
         assignments=_assignments(line.totals),

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 
-from sqlalchemy import ColumnElement, delete, insert, select, true, update
+from sqlalchemy import ColumnElement, bindparam, delete, insert, select, true, update
 from sqlalchemy.engine import Connection
 
 from coordinator.errors import LeaseLost
 from coordinator.leases import Lease, Replica
 from coordinator.store.tables import POPULATIONS, REPLICAS
+
+_HELD = select(POPULATIONS.c.name, POPULATIONS.c.term).where(POPULATIONS.c.holder == bindparam("by"))
+_HELD = _HELD.with_for_update(read=True)
 
 
 class LeaseRecords:
@@ -64,8 +67,7 @@ class LeaseRecords:
         """
         # The lock makes whoever takes a lease wait for this transaction, or this one see that it was taken. In SQLite,
         # where one transaction writes at a time, there is nothing to lock.
-        query = select(POPULATIONS.c.name, POPULATIONS.c.term).where(POPULATIONS.c.holder == holder)
-        found = {row.name: row.term for row in self._connection.execute(query.with_for_update(read=True))}
+        found = {row.name: row.term for row in self._connection.execute(_HELD, {"by": holder})}
         lost = {population for population, term in held.items() if found.get(population) != term}
         if lost:
             raise LeaseLost(frozenset(lost))

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from functools import cache
 from typing import Any
 
 import msgspec
-from sqlalchemy import Row, Select, Table, func, insert, select, update
+from sqlalchemy import Row, Select, Table, Update, bindparam, func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
 from coordinator.errors import StoreConflict, UnknownAssignment, UnknownBlob, UnknownRound, UnknownTask
 from coordinator.progress import Progress, explain
 from coordinator.rounds import FAILURES, AssignmentState, Round, RoundState, TaskState, move
-from coordinator.shapes import Counts
 from coordinator.store.garbage import Garbage
 from coordinator.store.leases import LeaseRecords
 from coordinator.store.observations import ObservationRecords
 from coordinator.store.overview import Overview
-from coordinator.store.rows import AssignmentRecord, Device, RoundRecord, Seat, SessionShape, Snapshot, Task, Transition
+from coordinator.store.rows import AssignmentRecord, Device, RoundRecord, Seat, Snapshot, Task, Transition
+from coordinator.store.sessions import SessionRecords
 from coordinator.store.tables import (
     ASSIGNMENTS,
     BLOBS,
@@ -27,7 +28,6 @@ from coordinator.store.tables import (
     POPULATIONS,
     REPORTS,
     ROUNDS,
-    SESSION_SHAPES,
     TASKS,
     TRANSITIONS,
 )
@@ -45,11 +45,19 @@ _COUNTS = ("assigned", "reported", "aborted", "lost", "expired")
 """Of a round's assignments, as its value and its row have them; once it is over, the rest were not needed."""
 _MOST_NAMED = 1000
 """Ids in one statement."""
-# Made once: to find out anew how these tables are joined cost more than the query.
+_CONFLICT = "a row of {} is no longer {}: does another coordinator use this store?"
+# Made once, and so compiled once: to build a statement anew costs more than to execute it.
 _ASSIGNED = (
     select(ASSIGNMENTS, ROUNDS.c.task, ROUNDS.c.number, TASKS.c.plan_sha256, REPORTS.c.sha256)
     .select_from(ASSIGNMENTS.join(ROUNDS).join(TASKS, ROUNDS.c.task == TASKS.c.id).outerjoin(REPORTS))
     .order_by(ASSIGNMENTS.c.slot)
+)
+_THESE = ASSIGNMENTS.c.id.in_(bindparam("ids", expanding=True))
+_GIVEN = _ASSIGNED.where(_THESE).with_for_update(of=ASSIGNMENTS, key_share=True)
+_REPORT = (
+    update(ASSIGNMENTS)
+    .where(_THESE & (ASSIGNMENTS.c.state == AssignmentState.ASSIGNED))
+    .values(state=AssignmentState.REPORTED, reason="")
 )
 
 
@@ -69,6 +77,7 @@ class Records:
         self.overview = Overview(connection)
         self.observations = ObservationRecords(connection)
         self.garbage = Garbage(connection, at)
+        self.sessions = SessionRecords(connection)
 
     # --- devices
 
@@ -253,20 +262,6 @@ class Records:
             found.setdefault(round_id, {})[reason] = count
         return found
 
-    def count_sessions(self, counts: Counts) -> None:
-        """Add to the counts of session shapes."""
-        for (population, task, shape), count in counts.items():
-            table = SESSION_SHAPES.c
-            self._insert_if_absent(SESSION_SHAPES, population=population, task=task, shape=shape, count=0)
-            same = (table.population == population) & (table.task == task) & (table.shape == shape)
-            self._connection.execute(update(SESSION_SHAPES).where(same).values(count=table["count"] + count))
-
-    def sessions(self, task: Task) -> list[SessionShape]:
-        """What became of the sessions of a task, and of those of its population that got none; most frequent first."""
-        mine = (SESSION_SHAPES.c.population == task.settings.population) & SESSION_SHAPES.c.task.in_(("", task.id))
-        query = select(SESSION_SHAPES).where(mine).order_by(SESSION_SHAPES.c["count"].desc(), SESSION_SHAPES.c.shape)
-        return [SessionShape(row.task, row.shape, row[3]) for row in self._connection.execute(query)]
-
     # --- assignments and reports
 
     def add_assignments(self, round_id: int, seats: Sequence[Seat]) -> None:
@@ -282,6 +277,12 @@ class Records:
         if row is None:
             raise UnknownAssignment("there is no such assignment; check in again")
         return _assignment(row)
+
+    def assignments(self, ids: Collection[str]) -> dict[str, AssignmentRecord]:
+        """Those of these that there are, by id, in a transaction that writes."""
+        if not ids:
+            return {}
+        return {row.id: _assignment(row) for row in self._connection.execute(_GIVEN, {"ids": list(ids)})}
 
     def cohort(self, task_id: str, number: int, attempt: int) -> list[AssignmentRecord]:
         """Everyone in one attempt at a round, by slot."""
@@ -300,10 +301,19 @@ class Records:
         query = select(*columns).select_from(ASSIGNMENTS.join(ROUNDS)).where(counting & lately & stayed)
         return [(row[0], row[1], row[2]) for row in self._connection.execute(query.group_by(ASSIGNMENTS.c.device))]
 
-    def add_report(self, assignment: AssignmentRecord, sha256: str) -> None:
-        """Count an assignment's report."""
-        self._insert(REPORTS, assignment=assignment.id, sha256=sha256, received_at=self.at)
-        self.move_assignment(assignment, AssignmentState.REPORTED, "report accepted")
+    def add_reports(self, digests: Mapping[str, str]) -> None:
+        """Count the reports of these digests, by assignment, all at once.
+
+        Raises StoreConflict when one of the assignments waits for a report no more.
+        """
+        if not digests:
+            return
+        rows = [{"assignment": one, "sha256": sha256, "received_at": self.at} for one, sha256 in digests.items()]
+        self._connection.execute(insert(REPORTS), rows)
+        if self._connection.execute(_REPORT, {"ids": list(digests)}).rowcount != len(digests):
+            raise StoreConflict(_CONFLICT.format(ASSIGNMENTS.name, AssignmentState.ASSIGNED))
+        before, after = AssignmentState.ASSIGNED, AssignmentState.REPORTED
+        self._transitions("assignment", digests, before, after, "report accepted")
 
     def move_assignment(self, assignment: AssignmentRecord, to: AssignmentState, cause: str, reason: str = "") -> None:
         """Change an assignment's state. Raises StoreConflict when it is no longer the one in `assignment`."""
@@ -333,17 +343,14 @@ class Records:
         """Insert a row unless there is one with its key, even one that another transaction is writing now."""
         on_postgresql = self._connection.dialect.name == "postgresql"
         new = postgresql.insert(table) if on_postgresql else sqlite.insert(table)
-        self._connection.execute(new.values(**values).on_conflict_do_nothing())
+        self._connection.execute(new.on_conflict_do_nothing(), values)
 
     def _insert(self, table: Table, **values: Any) -> Any:
-        return (self._connection.execute(insert(table).values(**values)).inserted_primary_key or (None,))[0]
+        return (self._connection.execute(insert(table), values).inserted_primary_key or (None,))[0]
 
     def _guarded(self, table: Table, row_id: object, before: str, values: dict[str, Any]) -> None:
-        where = (table.c.id == row_id) & (table.c.state == before)
-        if self._connection.execute(update(table).where(where).values(**values)).rowcount != 1:
-            raise StoreConflict(
-                f"a row of {table.name} is no longer {before}: does another coordinator use this store?"
-            )
+        if self._connection.execute(_guard(table), values | {"_id": row_id, "_before": before}).rowcount != 1:
+            raise StoreConflict(_CONFLICT.format(table.name, before))
 
     def _transition(self, entity: str, entity_id: object, before: str, after: str, cause: str) -> None:
         self._transitions(entity, [entity_id], before, after, cause)
@@ -353,6 +360,11 @@ class Records:
         rows = [{"entity_id": str(entity_id)} | shared for entity_id in ids]
         if rows:
             self._connection.execute(insert(TRANSITIONS), rows)
+
+
+@cache
+def _guard(table: Table) -> Update:
+    return update(table).where((table.c.id == bindparam("_id")) & (table.c.state == bindparam("_before")))
 
 
 def _task(row: Row[Any]) -> Task:

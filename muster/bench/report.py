@@ -1,8 +1,15 @@
-"""Reports of a million values taken in: bytes per CPU second of the coordinator's process, against what bounds it.
+"""What a report costs the coordinator, in CPU seconds, against what its body costs when nothing else is done.
 
-A body has to be received, hashed, checked and added to the sum. The limit is what these cost when nothing else is done:
-a plain loop over a loopback socket, SHA-256, and the addition to a float64 sum, all measured in this process. Memory
-copied at full speed is the yardstick that any machine knows.
+The yardstick is a plain loop on one thread: receive a body from a loopback socket into memory that is there already,
+take its SHA-256, and add its values, float32, to a float64 sum. Another process sends one body after the other on one
+connection; nothing is parsed, checked, stored or answered. The coordinator does the same work, and the rest: HTTP, the
+signature of the request, Content-Digest, rows, a receipt, and in the end the round's commit. Its CPU seconds are those
+of all threads of its process, user and system, from the first report of a round to the commit.
+
+Both are taken in turns, as many bodies each: a pair is the loop and then a round, and its ratio is the loop's CPU
+seconds by the round's. Other work on the machine slows both; the figure is the median over the pairs of one run. The
+devices are of `simulator.light`, in this process: each makes its report first, and none asks anything else while
+reports are taken in.
 """
 
 from __future__ import annotations
@@ -10,177 +17,206 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import socket
-import threading
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from statistics import median
 
 import msgspec
 import numpy as np
 
-from coordinator.aggregation import ReportSum
 from coordinator.rounds import RoundState
 from coordinator.tasks import TaskSettings
-from fedcore.params import Float32
 from muster.bench.machine import describe_machine
 from muster.bench.null_task import null_coordinator
 from muster.bench.usage import Usage
+from muster.server import LocalCoordinator
 from simulator.light import LightConfig, LightFleet
 
 POPULATION = "light"
 DEADLINE_S = 600.0
-REPEATS = 10
-COPIED_BYTES = 1 << 28
-"""More than any cache holds."""
-TARGETS = {"ratio_to_memcpy": 0.5}
+_SENDER = """
+import socket, sys
+port, size_bytes, count = map(int, sys.argv[1:])
+body = bytes(size_bytes)
+with socket.create_connection(("127.0.0.1", port)) as connection:
+    for _ in range(count):
+        connection.sendall(body)
+"""
+TARGETS = {1_000_000: 0.6, 40_000: 0.3}
+"""The least that the ratio should be, by the values of a report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportConfig:
-    """What to run: a round of so many devices, one report each, on `size` parameters, so many at a time."""
+    """What to run for each size: `pairs` of the yardstick and of a round, with `devices` reports in either.
 
-    devices: int = 200
-    uploading: int = 4
-    size: int = 1_000_000
+    sizes: values of a report. uploading: how many devices send their reports at the same time.
+    """
+
+    sizes: tuple[int, ...] = tuple(TARGETS)
+    devices: int = 400
+    uploading: int = 20
+    pairs: int = 7
 
     def settings(self) -> TaskSettings:
-        """The task: everybody is selected, everybody counts."""
+        """The task: everybody is selected, everybody counts. One round more than is measured warms up."""
         return TaskSettings(
             population=POPULATION,
             goal=self.devices,
-            rounds=1,
+            rounds=self.pairs + 1,
             over_selection=1.0,
             selection_timeout_s=DEADLINE_S,
             reporting_deadline_s=DEADLINE_S,
         )
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """A run of the benchmark, and where it was made. Rates are bytes of reports per CPU second of one thread.
+class Pair(msgspec.Struct, frozen=True, kw_only=True):
+    """CPU milliseconds of one report: of the coordinator, and of the yardstick, which is the sum of the other three."""
 
-    bytes_per_cpu_second: of the whole server process, from the first report of a round to its commit.
-    limit: receiving, hashing and adding alone, one after the other; received, hashed, added: each of them.
+    coordinator_ms: float
+    yardstick_ms: float
+    received_ms: float
+    hashed_ms: float
+    added_ms: float
+
+    @property
+    def ratio(self) -> float:
+        """The coordinator's speed as a part of the yardstick's."""
+        return self.yardstick_ms / self.coordinator_ms
+
+
+class Cost(msgspec.Struct, frozen=True, kw_only=True):
+    """What reports of `size` values cost: medians over `pairs`.
+
+    target: the least that the ratio should be, if anything. server_before_mb, server_peak_mb: memory of the
+    coordinator's process before the first report, and at most.
     """
+
+    size: int
+    ratio: float
+    target: float | None
+    coordinator_ms: float
+    yardstick_ms: float
+    pairs: list[Pair]
+    server_before_mb: float
+    server_peak_mb: float
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """A run of the benchmark, and where it was made."""
 
     benchmark: str
     date: str
     machine: str
     devices: int
-    size: int
-    reports: int
-    bytes_per_cpu_second: float
-    memcpy: float
-    received: float
-    hashed: float
-    added: float
-    limit: float
-    ratio_to_memcpy: float
-    ratio_to_limit: float
-    limit_to_memcpy: float
-    server_before_mb: float
-    server_peak_mb: float
-    targets: dict[str, float]
+    uploading: int
+    costs: list[Cost]
 
 
 def run(config: ReportConfig, on_progress: Callable[[str], None]) -> Result:
-    """Measure the limits, then run the round."""
-    on_progress("what the machine can do")
-    body = np.random.default_rng(0).standard_normal(config.size, np.float32)
-    memcpy, received, hashed, added = copying(), receiving(body.nbytes), hashing(body), adding(body)
-    limit = 1 / (1 / received + 1 / hashed + 1 / added)
-    reports, before, after = asyncio.run(_round(config, on_progress))
-    rate = reports * body.nbytes / (after.cpu_s - before.cpu_s)
+    """Measure. Raises ServerError when there is no coordinator."""
     return Result(
         benchmark="report",
         date=datetime.now(UTC).date().isoformat(),
         machine=describe_machine(),
         devices=config.devices,
-        size=config.size,
-        reports=reports,
-        bytes_per_cpu_second=rate,
-        memcpy=memcpy,
-        received=received,
-        hashed=hashed,
-        added=added,
-        limit=limit,
-        ratio_to_memcpy=rate / memcpy,
-        ratio_to_limit=rate / limit,
-        limit_to_memcpy=limit / memcpy,
-        server_before_mb=before.rss_mb,
-        server_peak_mb=after.peak_rss_mb,
-        targets=TARGETS,
+        uploading=config.uploading,
+        costs=[asyncio.run(_measure(config, size, on_progress)) for size in config.sizes],
     )
 
 
-async def _round(config: ReportConfig, on_progress: Callable[[str], None]) -> tuple[int, Usage, Usage]:
-    """How many reports were counted, and what the server had used before the first and after the commit."""
-    with null_coordinator(config.size, config.settings()) as (server, task):
+async def _measure(config: ReportConfig, size: int, on_progress: Callable[[str], None]) -> Cost:
+    pairs: list[Pair] = []
+    with null_coordinator(size, config.settings()) as (server, task):
         light = LightConfig(
-            coordinator=server.url, population=POPULATION, devices=config.devices, uploading=config.uploading
+            coordinator=server.url,
+            population=POPULATION,
+            devices=config.devices,
+            uploading=config.uploading,
+            pause_s=DEADLINE_S,  # longer than a round: whoever has a receipt asks nothing more
         )
         async with LightFleet(light) as fleet:
             await fleet.enrol()
-            fleet.may_upload.clear()
-
-            async def uploads() -> tuple[Usage, Usage]:
-                """Let reports go when every device has one."""
-                while fleet.trained < config.devices:
-                    await asyncio.sleep(0.05)
-                before = Usage.of(server.pid)
-                fleet.may_upload.set()
-                while sum(one.state is RoundState.COMMITTED for one in server.store.rounds(task)) < 1:
-                    on_progress(f"{fleet.endings['reported']} reports")
-                    await asyncio.sleep(0.1)
-                return before, Usage.of(server.pid)
-
-            before, after = await fleet.run(uploads)
-        return sum(one.reported for one in server.store.rounds(task)), before, after
-
-
-def copying() -> float:
-    """Bytes per CPU second of copying memory."""
-    source, target = np.ones(COPIED_BYTES, np.uint8), np.empty(COPIED_BYTES, np.uint8)
-    return COPIED_BYTES / _least_s(lambda: np.copyto(target, source))
+            before = Usage.of(server.pid)
+            for number in range(config.pairs + 1):
+                on_progress(f"{size} values, {max(0, number - 1)} of {config.pairs} pairs")
+                parts = await asyncio.to_thread(yardstick, size, config.devices)
+                seconds = await fleet.run(lambda: _upload(fleet, server, task, config.devices))
+                if number > 0:
+                    pairs.append(_pair(parts, seconds, config.devices))
+        after = Usage.of(server.pid)
+    return Cost(
+        size=size,
+        ratio=median(pair.ratio for pair in pairs),
+        target=TARGETS.get(size),
+        coordinator_ms=median(pair.coordinator_ms for pair in pairs),
+        yardstick_ms=median(pair.yardstick_ms for pair in pairs),
+        pairs=pairs,
+        server_before_mb=before.rss_mb,
+        server_peak_mb=after.peak_rss_mb,
+    )
 
 
-def hashing(body: Float32) -> float:
-    """Bytes per CPU second of SHA-256."""
-    return body.nbytes / _least_s(lambda: hashlib.sha256(body.data).digest())
+def _pair(parts: tuple[float, float, float], seconds: float, count: int) -> Pair:
+    received, hashed, added = (1e3 * part / count for part in parts)
+    return Pair(
+        coordinator_ms=1e3 * seconds / count,
+        yardstick_ms=received + hashed + added,
+        received_ms=received,
+        hashed_ms=hashed,
+        added_ms=added,
+    )
 
 
-def adding(body: Float32) -> float:
-    """Bytes per CPU second of adding float32 to a float64 sum."""
-    total = ReportSum(body.size)
-    return body.nbytes / _least_s(lambda: total.add(body))
+async def _upload(fleet: LightFleet, server: LocalCoordinator, task: str, devices: int) -> float:
+    """CPU seconds of the server from the first report, once every device has one, to the round's commit."""
+    ready = fleet.trained + devices
+    fleet.may_upload.clear()
+    while fleet.trained < ready:
+        await asyncio.sleep(0.02)
+    rounds = _committed(server, task)
+    began = Usage.of(server.pid).cpu_s
+    fleet.may_upload.set()
+    while _committed(server, task) == rounds:
+        await asyncio.sleep(0.05)
+    return Usage.of(server.pid).cpu_s - began
 
 
-def receiving(size_bytes: int) -> float:
-    """Bytes per CPU second of taking them from a loopback socket into memory that is there already."""
-    data, room = bytes(size_bytes), memoryview(bytearray(size_bytes))
-    with (
-        socket.create_server(("127.0.0.1", 0)) as listener,
-        socket.create_connection(listener.getsockname()) as sending,
-        listener.accept()[0] as receiving,
-    ):
+def _committed(server: LocalCoordinator, task: str) -> int:
+    return sum(one.state is RoundState.COMMITTED for one in server.store.rounds(task))
 
-        def take() -> None:
-            sender = threading.Thread(target=sending.sendall, args=(data,))
-            sender.start()
+
+def yardstick(size: int, count: int) -> tuple[float, float, float]:
+    """CPU seconds of this thread for so many bodies of `size` values: received, hashed, added."""
+    body = np.empty(4 * size, np.uint8).data
+    values, total, spent = np.frombuffer(body, np.float32), np.zeros(size), [0.0, 0.0, 0.0]
+    with socket.create_server(("127.0.0.1", 0)) as listener, _sending(listener, len(body), count) as receiving:
+        for _ in range(count):
+            times = [time.thread_time()]
             got = 0
-            while got < size_bytes:
-                got += receiving.recv_into(room[got:])
-            sender.join()
+            while got < len(body):
+                got += receiving.recv_into(body[got:])
+            times.append(time.thread_time())
+            hashlib.sha256(body).digest()
+            times.append(time.thread_time())
+            total += values
+            times.append(time.thread_time())
+            spent = [one + after - before for one, before, after in zip(spent, times, times[1:], strict=False)]
+    return spent[0], spent[1], spent[2]
 
-        return size_bytes / _least_s(take)
 
-
-def _least_s(act: Callable[[], object]) -> float:
-    """The least CPU seconds of this thread over several runs."""
-    act()
-    times = []
-    for _ in range(REPEATS):
-        began = time.thread_time()
-        act()
-        times.append(time.thread_time() - began)
-    return min(times)
+@contextmanager
+def _sending(listener: socket.socket, size_bytes: int, count: int) -> Iterator[socket.socket]:
+    """A connection on which another process, as the coordinator's devices are, sends so many bodies."""
+    numbers = (listener.getsockname()[1], size_bytes, count)
+    with subprocess.Popen([sys.executable, "-c", _SENDER, *map(str, numbers)]) as sender:
+        try:
+            with listener.accept()[0] as connection:
+                yield connection
+        finally:
+            sender.kill()

@@ -277,28 +277,27 @@ def checkin(
 
 @bench_app.command("report")
 def report(
-    devices: Annotated[int, typer.Option(min=1, help="Reports to take in, in one round.")] = 200,
-    uploading: Annotated[int, typer.Option(min=1, help="How many are sent at a time.")] = 4,
-    size: Annotated[int, typer.Option(min=1, help="Values in a report.")] = 1_000_000,
+    size: Annotated[list[int] | None, typer.Option(min=1, help="Values in a report; may be given again.")] = None,
+    devices: Annotated[int, typer.Option(min=1, help="Reports in a round.")] = 400,
+    uploading: Annotated[int, typer.Option(min=1, help="How many are sent at a time.")] = 20,
+    pairs: Annotated[int, typer.Option(min=1, help="Rounds, and as often the yardstick.")] = 7,
     json: Json = False,
 ) -> None:
-    """Bytes of reports per CPU second of the coordinator.
+    """CPU seconds of the coordinator for a report, against its body received, hashed and added with nothing around it.
 
-    Against the machine's own limits in the same run. Those are: memory copied at full speed; and a body received,
-    hashed and added with nothing else around it.
+    Both in turns in one run; the ratio is the median over the pairs.
     """
-    from muster.bench.report import ReportConfig, run
+    from muster.bench.report import TARGETS, ReportConfig, run
 
     with doing("report") as say:
-        config = ReportConfig(devices=devices, uploading=uploading, size=size)
+        sizes = tuple(size or TARGETS)
+        config = ReportConfig(sizes=sizes, devices=devices, uploading=uploading, pairs=pairs)
         result = run(config, say)
     if json:
         return emit(result)
-    rates = ("bytes_per_cpu_second", "memcpy", "received", "hashed", "added", "limit")
-    fields = {name: f"{getattr(result, name) / 1e9:.3g} GB/s" for name in rates}
-    for name in ("ratio_to_memcpy", "ratio_to_limit", "limit_to_memcpy", "server_before_mb", "server_peak_mb"):
-        fields[name] = f"{getattr(result, name):.3g}"
-    return show_fields(fields)
+    columns = ("size", "ratio", "target", "coordinator_ms", "yardstick_ms", "server_before_mb", "server_peak_mb")
+    rows = [[getattr(cost, name) for name in columns] for cost in result.costs]
+    return show_table(columns, [["–" if value is None else f"{value:.3g}" for value in row] for row in rows])
 
 
 @bench_app.command("rounds")

@@ -23,6 +23,16 @@ def test_sum_is_float64_so_that_small_reports_are_not_lost_beside_large_ones():
     assert total.total_L[1] == pytest.approx(1 + 1e-6, rel=1e-12)
 
 
+def test_reports_added_at_once_make_the_sum_of_those_added_one_by_one():
+    reports = np.random.default_rng(0).standard_normal((3, 70_001), np.float32)
+    at_once, one_by_one = ReportSum(70_001), ReportSum(70_001)
+    at_once.add(*reports)
+    for one in reports:
+        one_by_one.add(one)
+    np.testing.assert_array_equal(at_once.total_L, one_by_one.total_L)
+    np.testing.assert_array_equal(at_once.total_L, reports.astype(np.float64)[0] + reports[1] + reports[2])
+
+
 def test_fedavg_is_the_weighted_mean_of_deltas():
     total = ReportSum(PLAN.report.size)
     total.add(report_vector([1, 0, 0, 0], 1, loss=2.0))

@@ -287,7 +287,7 @@ def test_funnel_of_a_task_counts_how_far_sessions_came_and_why_devices_were_sent
         ("tablets", other, "accepted > waited > assigned > reported"): 50,
     }
     with store.database.writing() as records:
-        records.count_sessions(shapes)
+        records.sessions.add(shapes)
     with store.database.reading() as records:
         page = task_page(records, task)
     counts = {step.name: (step.count, step.percent) for step in page.sessions}

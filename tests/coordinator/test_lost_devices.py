@@ -113,7 +113,7 @@ def test_lost_devices_are_counted_apart(store, register, desk):
     desk.pass_time(61)
     desk.assign("x", "y", "z")
     with store.database.reading() as records:
-        found = {one.shape for one in records.sessions(store.task(task))}
+        found = {one.shape for one in records.sessions.of(store.task(task))}
     assert {f"accepted > waited > assigned > {how}" for how in ("reported", "lost", "not needed")} <= found
     assert gone.assignment != spare.assignment
 

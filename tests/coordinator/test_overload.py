@@ -71,7 +71,7 @@ def test_check_ins_alone_are_shed_by_503_with_the_time_to_come_back_and_counted(
 
 
 def test_an_answer_does_not_wait_for_an_acknowledgement():
-    with _listening("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+    with _listening("127.0.0.1", 0, "--port") as listener, socket.create_connection(listener.getsockname()):
         accepted, _ = listener.accept()
         with accepted:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

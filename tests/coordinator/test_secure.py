@@ -51,7 +51,7 @@ class Device:
 
     def say(self, number, message):
         self.said[number] = message
-        return self.desk.ask(Say(self.given.assignment, number, message))
+        return self.desk.ask(Say(self.given.assignment, number, message, hashlib.sha256(message).hexdigest()))
 
     def hear(self, number, wait_s=0.0):
         return self.desk.ask(Hear(self.given.assignment, number, wait_s))

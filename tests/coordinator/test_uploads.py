@@ -224,11 +224,11 @@ def test_a_receipt_that_is_asked_for_again_while_the_report_is_counted_is_of_the
 ):
     counting, may_end, times = threading.Event(), threading.Event(), []
 
-    def slowly(data, layout):
+    def slowly(data, layout, **known):
         times.append(len(data))
         counting.set()
         assert may_end.wait(5)
-        return parse(data, layout)
+        return parse(data, layout, **known)
 
     parse = reports.parse_report
     monkeypatch.setattr(reports, "parse_report", slowly)

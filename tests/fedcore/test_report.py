@@ -108,6 +108,17 @@ def test_a_layout_without_exactly_one_summed_weight_is_refused(segments):
         ReportLayout(segments, "uniform")
 
 
+def test_every_finite_report_is_taken_and_no_other():
+    layout = ReportLayout((Segment("delta", 3, "mean"), Segment("weight", 1, "sum")), "uniform")
+    largest = np.finfo(np.float32).max
+    layout.check(np.array([largest, largest, largest, 1], np.float32))
+    for bad in (np.nan, np.inf, -np.inf):
+        with pytest.raises(ReportError, match="not finite"):
+            layout.check(np.array([largest, bad, -largest, 1], np.float32))
+    with pytest.raises(ReportError, match="not finite"):
+        layout.check(np.array([np.inf, -np.inf, 0, 1], np.float32))
+
+
 @pytest.mark.parametrize("weighting", ["examples", "uniform"])
 @pytest.mark.parametrize("weight", [0.0, -1.0, np.nan, np.inf])
 def test_a_devices_report_with_an_impossible_weight_is_refused(weighting, weight):
