@@ -57,7 +57,7 @@ T = TypeVar("T")
 Lost: TypeAlias = Mapping[int, Sequence[str]]
 Durable: TypeAlias = tuple[Report | GiveUp, Future[Any]]
 _LOG = logging.getLogger(__name__)
-_TICK_S, _POLL_S = 0.02, 0.25
+_TICK_S, _POLL_S = 0.05, 0.25
 _RETRY_S = 1.0
 _COUNT_S = 60.0
 """How long counts of sessions wait for a transaction that happens anyway, before they get one of their own."""

@@ -6,10 +6,8 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import numpy as np
-
 from coordinator.errors import ConflictingReport, MalformedMessage, MismatchingOffset
-from coordinator.limits import Room
+from coordinator.limits import Room, memory_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +29,7 @@ class Upload:
     def __init__(self, part: Part) -> None:
         self.sha256 = part.sha256
         self.length = part.length
-        # Not a bytearray: that is filled with zeros first, which takes as long as a copy.
-        self.data = np.empty(part.length, np.uint8).data
+        self.data = memory_of(part.length)
         self.size = 0
         self.writer: object | None = None
         self._digest = hashlib.sha256()
