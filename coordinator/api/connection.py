@@ -74,7 +74,7 @@ If not, ASGI's `receive` has more to say.
 """
 
 
-class _Together:
+class Together:
     """A transport for an answer that has a body: its head is sent with the first of it, which is one call less."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -82,20 +82,24 @@ class _Together:
         self._head: bytes | None = b""
 
     def write(self, data: bytes) -> None:
+        """Send, or wait for what belongs to it."""
         if self._head is None or data.startswith(b"HTTP/1.1 100 "):
             self._transport.write(data)
-        elif not self._head:
+        elif not self._head and b"\r\ncontent-length: " in data:
             self._head = data
         else:
+            # A stream says what it is at once: its first piece may take long.
             self._transport.write(self._head + data)
             self._head = None
 
     def close(self) -> None:
+        """Send what waits, and close."""
         if self._head:
             self._transport.write(self._head)
         self._transport.close()
 
     def is_closing(self) -> bool:
+        """Whether no more can be sent."""
         return self._transport.is_closing()
 
 
@@ -133,7 +137,7 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
         if self.cycle is not before:
             cast("dict[str, Any]", self.scope)[FILL] = partial(self._fill, self.cycle)
             if self.scope["method"] != "HEAD":
-                self.cycle.transport = cast("asyncio.Transport", _Together(self.transport))
+                self.cycle.transport = cast("asyncio.Transport", Together(self.transport))
 
     def _end(self) -> None:
         """Go on behind a body that the parser has not seen, with another parser."""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from coordinator.api.connection import Body
+from coordinator.api.connection import Body, Together
 from coordinator.api.reports import ReportApi
 from coordinator.errors import Unavailable
 from coordinator.limits import Room
@@ -229,3 +229,43 @@ def test_values_are_looked_at_in_whatever_form_a_report_comes(register_large, cl
     body = safetensors.numpy.save({"report": values}, metadata={"made": "otherwise" * 99})
     answer = put(client, given.assignment, body)
     assert answer.status_code == (200 if np.isfinite(value) else 422), answer.text
+
+
+class Wire:
+    """A transport that keeps what is written."""
+
+    def __init__(self):
+        self.sent = []
+
+    def write(self, data):
+        self.sent.append(data)
+
+    def close(self):
+        self.sent.append(None)
+
+
+@pytest.mark.parametrize(
+    ("written", "sent"),
+    [
+        ([b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\n", b"ab", b"cd"], [1, 2]),
+        ([b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n", b"1\r\na\r\n"], [0, 1]),
+        ([b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\n", b"a"], [0, 2]),
+    ],
+)
+def test_an_answers_head_waits_for_its_body_and_for_nothing_else(written, sent):
+    wire = Wire()
+    answer = Together(wire)
+    for number, data in enumerate(written):
+        answer.write(data)
+        assert b"".join(wire.sent) == b"".join(written)[: len(b"".join(wire.sent))]
+        if number in sent:
+            assert b"".join(wire.sent) == b"".join(written[: number + 1])
+    assert len(wire.sent) == len(sent)
+
+
+def test_a_head_without_a_body_is_sent_before_the_end():
+    wire = Wire()
+    answer = Together(wire)
+    answer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\n")
+    answer.close()
+    assert wire.sent == [b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\n", None]
