@@ -30,7 +30,10 @@ class Arrivals:
     def rejected(self, obstacles: Mapping[str, str], now: float) -> None:
         """A check-in was rejected: what kept the device from each task."""
         with self._lock:
-            counts = self._spans.setdefault(int(now // _SPAN_S), defaultdict(Counter))
+            span = int(now // _SPAN_S)
+            if span not in self._spans:
+                self._forget_before(span - 1)
+            counts = self._spans.setdefault(span, defaultdict(Counter))
             for task, obstacle in obstacles.items():
                 counts[task][obstacle] += 1
 
@@ -41,6 +44,8 @@ class Arrivals:
     def lately(self, task: str, now: float) -> Counter[str]:
         """Rejected check-ins of the last minute or two, by what kept the device from a task."""
         with self._lock:
-            first = int(now // _SPAN_S) - 1
-            self._spans = {span: counts for span, counts in self._spans.items() if span >= first}
+            self._forget_before(int(now // _SPAN_S) - 1)
             return sum((counts[task] for counts in self._spans.values() if task in counts), Counter[str]())
+
+    def _forget_before(self, first: int) -> None:
+        self._spans = {span: counts for span, counts in self._spans.items() if span >= first}

@@ -169,7 +169,8 @@ class Driver:
             self._pool.fetched(*self._fetched.popleft())
         for submission in inbox:
             self._answer_from_memory(submission, now)
-        lost = self._lost()
+        # Not while a transaction must be tried again: what it would lose is lost with the next one that is written.
+        lost = self._lost(now) if now >= self._next_try else {}
         self._secure.advance(now)
         durable = [(one.request, one.future) for one in inbox if isinstance(one.request, Report | GiveUp)]
         if self._in_doubt and (durable or now >= self._next_try):
@@ -251,11 +252,11 @@ class Driver:
         self._reception.learn(populations, tenure.held, self._jobs.values(), self._underway, now)
         self.metrics.populations.set(len(tenure.held))
 
-    def _lost(self) -> Lost:
+    def _lost(self, now: float) -> Lost:
         """Assignments whose devices are not heard of any more, by round; none while devices are sent away."""
         lost: Lost = {} if self._reception.closed else self.presence.lost()
         for assignment in chain.from_iterable(lost.values()):
-            self._secure.leave(assignment, lost=True)
+            self._secure.lose(assignment, now)
         return lost
 
     def _answer_from_memory(self, submission: Submission, now: float) -> None:

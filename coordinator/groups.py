@@ -6,6 +6,7 @@ Spec: docs/spec/wire.md §8. Whoever holds a group tells it the time.
 from __future__ import annotations
 
 import logging
+import math
 import random
 import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -33,6 +34,7 @@ class Group:
     def __init__(self, server: Server, slots: Collection[int], until: float) -> None:
         self._server = server
         self._due, self._here, self._until = set(slots), set[int](), until
+        self._lingers_until = -math.inf
         self._survivors: int | None = None
         self._unmasking: Future[Aggregate] | None = None
         self.aggregate: Aggregate | None = None
@@ -78,7 +80,9 @@ class Group:
 
     def is_due(self, now: float) -> bool:
         """Whether its phase ends now: everybody has sent, or the time is up."""
-        return not self.over and self._unmasking is None and (self._due <= self._here or now >= self._until)
+        if self.over or self._unmasking is not None or now < self._lingers_until:
+            return False
+        return self._due <= self._here or now >= self._until
 
     def receive(self, slot: int, message: bytes) -> None:
         """Take in what a device sent. A refusal, any SecaggError, changes nothing."""
@@ -89,9 +93,14 @@ class Group:
         """End the phase no later than that."""
         self._until = min(self._until, until)
 
+    def linger(self, until: float) -> None:
+        """Do not end the phase before then, unless others join."""
+        self._lingers_until = until
+
     def join(self, slots: Iterable[int]) -> None:
         """Wait for more devices, while they advertise."""
         self._due.update(slots)
+        self._lingers_until = -math.inf
 
     def leave(self, slot: int) -> None:
         """Go on without a device."""

@@ -73,6 +73,10 @@ class Running:
         """Whether its devices may still report."""
         return self.value.state is RoundState.REPORTING
 
+    def draws(self, now: float) -> bool:
+        """Whether devices may be drawn in the place of lost ones."""
+        return self.value.missing(now) > 0 and (self.secure is None or self.secure.advertising)
+
     @property
     def number(self) -> int:
         """The round's number, once it is not held any more."""
@@ -153,5 +157,4 @@ class Underway:
         secure = round_.secure if round_.reporting else None
         if secure is not None and (secure.event is not None or secure.unmasking):
             return secure.event or Revealed()
-        draws = round_.value.missing(now) > 0 and (secure is None or secure.advertising)
-        return Waiting(len(eligible(round_))) if draws else Tick()
+        return Waiting(len(eligible(round_))) if round_.draws(now) else Tick()

@@ -240,7 +240,7 @@ class Draft:
             self._advance(self._open(job), job)
 
     def _advance(self, round_: Running, job: Job | None) -> None:
-        if job is not None and (round_.value.state is RoundState.SELECTING or round_.value.missing(self._now)):
+        if job is not None and (round_.value.state is RoundState.SELECTING or round_.draws(self._now)):
             job = self._as_it_stands(job)
         event = self.underway.next_event(round_, job, self._candidates, self._now)
         if isinstance(event, Summed):

@@ -149,7 +149,10 @@ class Room:
 
 
 class Limits:
-    """Those of the device API: requests of an address, check-ins of a device, requests in progress, reports' bytes."""
+    """Those of the device API: requests of an address, check-ins of a device, requests in progress, reports' bytes.
+
+    sent_away: told of an assignment whose device asked for something, and for which there was no room.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self.address = RateLimit(settings.address_limit_per_minute)
@@ -157,6 +160,7 @@ class Limits:
         self.rush = Rush()
         self.connections = ConnectionLimit(settings.connection_limit)
         self.reports = Room(settings.reports_bytes)
+        self.sent_away: Callable[[str], None] = lambda assignment: None
 
 
 @lru_cache(maxsize=1 << 14)

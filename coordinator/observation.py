@@ -52,6 +52,7 @@ class Observer:
             return
         self._next = now + _EVERY_S
         working = {task: job for task, job in jobs.items() if job.active or task in underway.running}
+        self._written = {task: one for task, one in self._written.items() if task in working}
         self._since = {task: self._since.get(task, now) for task in working}
         seen = {task: self._look(job, underway, now) for task, job in working.items()}
         terms = {task: tenure.term(job.population) for task, job in working.items()}
@@ -85,7 +86,7 @@ class Observer:
         )
         if running is not None and running.value.state is not RoundState.SELECTING:
             seen = self._look_at_round(seen, running)
-            if not seen.silent and not running.value.missing(now):
+            if not seen.silent and not running.draws(now):
                 # The next round's devices: how many wait changes all the time, and nobody wonders.
                 return seen
         waiting = self._waiting(job, underway, now)

@@ -21,8 +21,8 @@ from coordinator.submissions import settle
 from fedcore.wire.messages import Assignment
 
 _LEAST_S, _CONTACTS_PER_S = 5.0, 100.0
-_BROKEN_S = 2.0
-"""How long a device has to ask again after its connection broke."""
+_BROKEN_S, _BROKEN_SHARE = 2.0, 0.25
+"""How long a device has to ask again after its connection broke: a share of `lost_after_s`, and so much at least."""
 _LOOK_S = 0.25
 _STALL_S = 1.0
 """So long without a look, and this process stood still: what devices said meanwhile is not read yet."""
@@ -54,6 +54,11 @@ class _Seat:
     due: float
     open: int = 0
     holds: set[Future[None]] = field(default_factory=set)
+
+    @property
+    def broken_after_s(self) -> float:
+        """After how many seconds without a request it is lost, once its connection broke."""
+        return min(max(_BROKEN_S, _BROKEN_SHARE * self.lost_after_s), self.lost_after_s)
 
 
 class Presence:
@@ -88,19 +93,31 @@ class Presence:
                 return
             seat.open = max(0, seat.open - 1)
             seat.heard_at = now
-            seat.due = now + (min(_BROKEN_S, seat.lost_after_s) if broken else seat.lost_after_s)
+            seat.due = now + (seat.broken_after_s if broken else seat.lost_after_s)
+
+    def heard(self, assignment: str) -> None:
+        """A device asked about its assignment and was sent away, because this process has too much to do."""
+        with self._lock:
+            seat = self._seats.get(assignment)
+            if seat is not None:
+                seat.heard_at = self._clock()
+                seat.due = max(seat.due, seat.heard_at + seat.lost_after_s)
 
     def hold(self, assignment: str) -> Future[None]:
         """A promise that fails with NoLongerNeeded as soon as the round needs nothing more of an assignment.
 
-        Give it back with `let_go`. Raises NoLongerNeeded when the round needs nothing more of it now.
+        It takes the place of an older one, which is kept: no device holds more than one request open by this. Give it
+        back with `let_go`. Raises NoLongerNeeded when the round needs nothing more of it now.
         """
         promise: Future[None] = Future()
         promise.set_running_or_notify_cancel()  # so that whoever waits cannot cancel it while another thread keeps it
         with self._lock:
             if assignment not in self._seats:
                 raise _over()
-            self._seats[assignment].holds.add(promise)
+            seat = self._seats[assignment]
+            older, seat.holds = seat.holds, {promise}
+        for one in older:
+            settle(one, None)
         return promise
 
     def let_go(self, assignment: str, promise: Future[None]) -> None:

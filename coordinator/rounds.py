@@ -297,7 +297,7 @@ def _collect(round_: Round, now: float, *, draws: bool = True) -> Outcome:
     if round_.reported >= policy.goal or now >= round_.deadline:
         return _end_reporting(round_, late=round_.reported < policy.goal)
     if round_.attainable < policy.minimum:
-        until = min(round_.short_until, now + _REPLACING_S) if draws and round_.missing(now) else now
+        until = min(round_.short_until, now + REPLACING_S) if draws and round_.missing(now) else now
         if now < until:
             return replace(round_, short_until=until), ()
         return _end_reporting(round_)
@@ -324,7 +324,7 @@ def _end_assignments(round_: Round) -> tuple[Effect, ...]:
     return (EndAssignments(AssignmentState.EXPIRED if round_.expired else AssignmentState.NOT_NEEDED),)
 
 
-_REPLACING_S = 3.0
+REPLACING_S = 3.0
 """How long a round that lost too many devices waits for others in their place, before it is tried again as a whole."""
 FAILURES = frozenset({"too-few-reports", "secagg-failed", "invalid-aggregate"})
 """Reasons to abandon a round for which devices or the plan are to blame: another attempt may well end the same way."""

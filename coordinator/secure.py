@@ -22,7 +22,7 @@ from coordinator.errors import ConflictingReport, NoLongerNeeded, Refusal, Unusa
 from coordinator.groups import Group, Unmask
 from coordinator.keys import Keys
 from coordinator.progress import UNMASKING
-from coordinator.rounds import Abandon, Policy, Summed
+from coordinator.rounds import REPLACING_S, Abandon, Policy, Summed
 from coordinator.submissions import Hear, Say, settle
 from coordinator.task_settings import Secagg, TaskSettings
 from fedcore.masking import layout_hash, masked_segments, model_hash, reunite, session_number, task_hash
@@ -220,11 +220,19 @@ class SecureRound:
         self._group_of |= dict.fromkeys(seats.values(), self._lobby)
         self._lobby.join(seats.values())
 
-    def leave(self, assignment: str, *, lost: bool = False) -> None:
-        """Go on without a device, which said that it gives up, or vanished."""
+    def leave(self, assignment: str) -> None:
+        """Go on without a device, which said that it gives up."""
         slot = self._seats[assignment]
         self._group_of[slot].leave(slot)
-        (self._lost if lost else self._gave_up).add(slot)
+        self._gave_up.add(slot)
+
+    def lose(self, assignment: str, now: float) -> None:
+        """Go on without a device that vanished, or wait a little for another in its place if there are too few."""
+        slot = self._seats[assignment]
+        self._group_of[slot].leave(slot)
+        self._lost.add(slot)
+        if self.advertising and self._lobby.counted < self._terms.minimum:
+            self._lobby.linger(now + REPLACING_S)
 
     def advance(self, now: float) -> None:
         """End every phase that is due, take up every sum that was made, and answer whoever waits."""

@@ -27,10 +27,15 @@ class SecureRounds:
                 return secure
         raise NoLongerNeeded("the assignment has no secure aggregation, or it is over")
 
-    def leave(self, assignment: str, *, lost: bool = False) -> None:
-        """Wait for a device no longer, if it is in any: it gave up, or vanished."""
+    def leave(self, assignment: str) -> None:
+        """Wait for a device no longer, if it is in any: it gave up."""
         with suppress(NoLongerNeeded):
-            self.of(assignment).leave(assignment, lost=lost)
+            self.of(assignment).leave(assignment)
+
+    def lose(self, assignment: str, now: float) -> None:
+        """Wait for a device no longer, if it is in any: it vanished."""
+        with suppress(NoLongerNeeded):
+            self.of(assignment).lose(assignment, now)
 
     def advance(self, now: float) -> None:
         """End every phase that is due, and answer whoever waits."""

@@ -46,5 +46,5 @@ class Service:
         driver.metrics.watch(driver.queue_depth, lambda: limits.connections.held)
         registry = Registry(store, keys, Attestation.of(settings.accept_unattested, settings.enrolment_secret_file))
         gate = Gate(store, limits.device, driver.metrics)
-        tenure.took_over = gate.begin
+        tenure.took_over, limits.sent_away = gate.begin, driver.presence.heard
         return cls(settings, store, tenure, keys, unmasker, driver, driver.metrics, limits, Runtimes(), registry, gate)

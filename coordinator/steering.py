@@ -143,7 +143,7 @@ class Steering:
             return max(0.0, underway.not_before.get(job.task.id, now) - now)
         if running.value.state in (RoundState.SELECTING, RoundState.CONFIGURING):
             return 0.0
-        if running.value.missing(now) > 0:
+        if running.draws(now):
             return 0.0
         drawn_at = self._rhythm(job.task.id).drawn_at
         return max(0.0, (now if drawn_at is None else drawn_at) + self._takes_s(job) - now)

@@ -131,7 +131,7 @@ class Inbox:
         others: list[Submission] = []
         with suppress(queue.Empty):
             others.append(self._others.get(timeout=wait_s) if wait_s else self._others.get_nowait())
-        reports = _drain(self._reports, most - len(others))
+        reports = _drain(self._reports, most // 2)
         taken = reports + others + _drain(self._others, most - len(others) - len(reports))
         self._taken_at = time.monotonic()
         return [one for one in taken if one.future.set_running_or_notify_cancel()]

@@ -12,14 +12,16 @@ import time
 from dataclasses import dataclass
 from types import TracebackType
 
-from device_runtime.errors import DeviceError, Refused
+from device_runtime.errors import DeviceError, Refused, TransportError
 from device_runtime.transport import Transport
 from fedcore.wire.messages import Assignment
 from fedcore.wire.signatures import Signer
 
-WAIT_S = 60.0
+LONGEST_WAIT_S = 60.0
 # A fifth of the time after which the device is lost: long enough to ask again, should a connection break.
 SHARE = 0.2
+# Whatever a coordinator says: no thread that spins, none that sleeps for days.
+SHORTEST_S, LONGEST_S = 0.05, 3600.0
 LEAVING_S = 1.0
 
 
@@ -42,7 +44,10 @@ class Hold:
     def __init__(self, transport: Transport, given: Assignment) -> None:
         self._transport = transport
         self._assignment = given.assignment
-        self._after_s = SHARE * (given.lost_after_s or math.inf)
+        self._needed = given.lost_after_s is not None
+        self._after_s = min(max(SHORTEST_S, SHARE * (given.lost_after_s or 0.0)), LONGEST_S)
+        # No longer: of a network that goes without a word, the coordinator learns when the next request does not come.
+        self._wait_s = min(max(1.0, self._after_s / SHARE), LONGEST_WAIT_S)
         self._entered_at = math.inf
         self._open = False
         self._over = threading.Event()
@@ -52,7 +57,7 @@ class Hold:
     def __enter__(self) -> Hold:
         self._entered_at = time.monotonic()
         identity = self._transport.identity
-        if self._after_s < math.inf and identity is not None:
+        if self._needed and identity is not None:
             # The state database is this thread's: whoever signs in the other one is known before.
             beside = self._transport.beside(_Known(identity.signer(self._transport)))
             self._thread = threading.Thread(target=self._keep, args=(beside,), name="hold", daemon=True)
@@ -71,10 +76,14 @@ class Hold:
             raise self._refused
 
     def ask(self) -> None:
-        """Find out whether the report is still needed. Raises what `check` does, or another TransportError."""
+        """Find out whether the report is still needed. Raises what `check` does; without an answer, it may be."""
         self.check()
         if not self._open:
-            self._transport.hold(self._assignment, 0.0)
+            try:
+                self._transport.hold(self._assignment, 0.0)
+            except TransportError as error:
+                if isinstance(error, Refused) and error.slug == "no-longer-needed":
+                    raise
 
     def _keep(self, beside: Transport) -> None:
         rest_s = self._after_s
@@ -89,13 +98,15 @@ class Hold:
                 if isinstance(error, Refused) and error.final:
                     self._refused = error if error.slug == "no-longer-needed" else None
                     return
-                rest_s = max(self._after_s, error.after_s) if isinstance(error, Refused) else self._after_s / 2
+                # A coordinator that is full may ask for more patience than it has itself.
+                asked_s = error.after_s if isinstance(error, Refused) else 0.0
+                rest_s = max(self._after_s / 2, min(asked_s, 2 * self._after_s))
 
     def _ask_once(self, beside: Transport) -> float:
         """Keep a request open; how long to rest after it, should the coordinator not have held it back."""
         began, self._open = time.monotonic(), True
         try:
-            beside.hold(self._assignment, WAIT_S)
+            beside.hold(self._assignment, self._wait_s)
         finally:
             self._open = False
         return max(0.0, self._after_s - (time.monotonic() - began))

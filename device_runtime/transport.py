@@ -76,6 +76,14 @@ class _Call:
         return f"{self.method} {self.path}"
 
 
+@dataclass(slots=True)
+class _Moved:
+    """Bytes of bodies, of all conversations on one connection."""
+
+    up: int = 0
+    down: int = 0
+
+
 class Identity(Protocol):
     """Who the device is to the coordinator."""
 
@@ -115,8 +123,7 @@ class Transport:
     def __init__(
         self, client: httpx2.Client, *, sleep: Callable[[float], None] = time.sleep, rng: random.Random | None = None
     ) -> None:
-        self.bytes_up = 0
-        self.bytes_down = 0
+        self._moved = _Moved()
         self.stopping: Callable[[], bool] = lambda: False
         self.identity: Identity | None = None
         self.wall: Callable[[], float] = time.time
@@ -150,8 +157,19 @@ class Transport:
     def beside(self, identity: Identity) -> Transport:
         """Another conversation on the same connections, for another thread."""
         other = Transport(self._client)
+        other._moved = self._moved
         other.identity, other.stopping, other.wall, other._ahead_s = identity, self.stopping, self.wall, self._ahead_s
         return other
+
+    @property
+    def bytes_up(self) -> int:
+        """Bytes of bodies that left, beside this conversation too."""
+        return self._moved.up
+
+    @property
+    def bytes_down(self) -> int:
+        """Bytes of bodies that came, beside this conversation too."""
+        return self._moved.down
 
     @property
     def bytes_moved(self) -> int:
@@ -219,7 +237,9 @@ class Transport:
         """Be there, for about `wait_s` seconds; asked once. Raises Refused once the round needs nothing more."""
         headers = {"Prefer": f"wait={wait_s:.0f}"}
         path = f"{_ASSIGNMENTS}{_segment(assignment)}"
-        self._attempt(_Call("GET", path, headers=headers, timeout_s=wait_s + TIMEOUT_S))
+        call = _Call("GET", path, headers=headers, timeout_s=wait_s + TIMEOUT_S)
+        if self._attempt(call).status != 204:
+            raise BadAnswer(f"{call.name}: a hold is answered with 204")
 
     def say(self, assignment: str, number: int, message: bytes, wait_s: float) -> bytes | None:
         """Send a message of a secure aggregation, and hear the next as `hear` does. Sending the same again is safe."""
@@ -343,7 +363,7 @@ class Transport:
                         raise refusal(call.name, answer)
                     yield response
                 finally:
-                    self.bytes_down += response.num_bytes_downloaded
+                    self._moved.down += response.num_bytes_downloaded
         except httpx2.TransportError as error:
             raise Unreachable(f"{call.name}: {error or type(error).__name__}") from error
         except httpx2.RequestError as error:
@@ -380,7 +400,7 @@ class Transport:
     def _counted(self, content: bytes | memoryview) -> Iterator[bytes]:
         for start in range(0, len(content), PIECE):
             piece = bytes(content[start : start + PIECE])
-            self.bytes_up += len(piece)
+            self._moved.up += len(piece)
             yield piece
 
     def _read(self, response: httpx2.Response, call: _Call) -> bytes:

@@ -1,4 +1,4 @@
-"""A fleet of emulated devices: each a process that runs the real device runtime against a real coordinator."""
+"""A fleet of emulated devices: sessions of the real device runtime, in processes, against a real coordinator."""
 
 from __future__ import annotations
 

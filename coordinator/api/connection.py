@@ -18,7 +18,7 @@ FILL = "muster.fill"
 """Where a request's scope has what receives the rest of its body into a `Body`: a `Fill`."""
 _PIECE = 1 << 14
 """Read at a time where a request may begin: its head, and the first of its body."""
-_CHUNK = 1 << 18
+_CHUNK = 1 << 19
 """Read at a time of a body: it is hashed next, out of the cache."""
 
 
@@ -83,7 +83,7 @@ class Together:
 
     def write(self, data: bytes) -> None:
         """Send, or wait for what belongs to it."""
-        if self._head is None or data.startswith(b"HTTP/1.1 100 "):
+        if self._head is None or (not self._head and data.startswith(b"HTTP/1.1 100 ")):
             self._transport.write(data)
         elif not self._head and b"\r\ncontent-length: " in data:
             self._head = data

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import re
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 
 import structlog
 from starlette.requests import ClientDisconnect
@@ -21,6 +22,7 @@ from coordinator.metrics import Metrics
 from fedcore.wire.messages import RetryWindow
 
 _LOG = logging.getLogger(__name__)
+_ASSIGNMENT = re.compile("/v1/assignments/([^/:]+)")
 _OPEN = ("/healthz", "/readyz")
 """Paths that no limit shuts: a supervisor must hear that the service lives when it is busiest."""
 SILENCE_S = 60.0
@@ -69,6 +71,10 @@ class Entrance:
         except (TooManyRequests, Unavailable) as refusal:
             # Only the admission raises these: the application makes its own answers of its own.
             self._metrics.shed.labels("address" if isinstance(refusal, TooManyRequests) else "connections").inc()
+            found = _ASSIGNMENT.match(scope["path"])
+            if self._limits is not None and found is not None:
+                # The device is there, though there is no room for it. Nobody else knows the assignment's id.
+                self._limits.sent_away(found[1])
             await answer_refusal(scope, refusal, self._retry)(scope, receive, visit.send)
         finally:
             visit.record(self._metrics)
@@ -114,15 +120,17 @@ class _Visit:
         return message
 
     async def fill(self, body: Body) -> bool:
-        before = body.size
+        before, filling = body.size, asyncio.ensure_future(self._fill(body))
         try:
-            while time.monotonic() < (until := body.grew_at + SILENCE_S):
-                with suppress(TimeoutError):
-                    async with asyncio.timeout_at(until):
-                        self._whole = await self._fill(body)
-                        return self._whole
-            raise ClientDisconnect
+            while not filling.done():
+                silent_s = time.monotonic() - body.grew_at
+                if silent_s >= SILENCE_S:
+                    raise ClientDisconnect
+                await asyncio.wait((filling,), timeout=SILENCE_S - silent_s)
+            self._whole = filling.result()
+            return self._whole
         finally:
+            filling.cancel()
             self._received += body.size - before
 
     async def send(self, message: Message) -> None:

@@ -170,21 +170,30 @@ class ReportApi:
 class ReportBody(Body):
     """A report on its way in, whose values are looked at while they are in the cache.
 
-    finite: whether those of a report as `checkpoint.encode` makes it are; it says nothing of any other.
+    Only of a report as `checkpoint.encode` makes it: of any other, `finite` says nothing.
     """
 
     def __init__(self, memory: memoryview, layout: ReportLayout) -> None:
         super().__init__(memory)
         self._checked = checkpoint.values_at(layout.wire[0])
-        self.finite = True
+        self._finite = True
 
     def grow(self, count: int) -> None:
         """Take what was written to the beginning of `room`."""
         super().grow(count)
+        self._look(at_least=_LOOK)
+
+    @property
+    def finite(self) -> bool:
+        """Whether all values that have come are finite."""
+        self._look(at_least=1)
+        return self._finite
+
+    def _look(self, at_least: int) -> None:
         whole = (self.size - self._checked) // FLOAT_BYTES
-        if whole >= _LOOK or (whole > 0 and not self.room):
+        if whole >= at_least:
             values = np.frombuffer(self.data, np.float32, whole, self._checked)
-            self.finite = self.finite and all_finite(values)
+            self._finite = self._finite and all_finite(values)
             self._checked += whole * FLOAT_BYTES
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from typing import Any
@@ -280,9 +280,9 @@ class Records:
 
     def assignments(self, ids: Collection[str]) -> dict[str, AssignmentRecord]:
         """Those of these that there are, by id, in a transaction that writes."""
-        if not ids:
-            return {}
-        return {row.id: _assignment(row) for row in self._connection.execute(_GIVEN, {"ids": list(ids)})}
+        return {
+            row.id: _assignment(row) for some in _slices(ids) for row in self._connection.execute(_GIVEN, {"ids": some})
+        }
 
     def cohort(self, task_id: str, number: int, attempt: int) -> list[AssignmentRecord]:
         """Everyone in one attempt at a round, by slot."""
@@ -310,7 +310,7 @@ class Records:
             return
         rows = [{"assignment": one, "sha256": sha256, "received_at": self.at} for one, sha256 in digests.items()]
         self._connection.execute(insert(REPORTS), rows)
-        if self._connection.execute(_REPORT, {"ids": list(digests)}).rowcount != len(digests):
+        if sum(self._connection.execute(_REPORT, {"ids": some}).rowcount for some in _slices(digests)) != len(digests):
             raise StoreConflict(_CONFLICT.format(ASSIGNMENTS.name, AssignmentState.ASSIGNED))
         before, after = AssignmentState.ASSIGNED, AssignmentState.REPORTED
         self._transitions("assignment", digests, before, after, "report accepted")
@@ -328,9 +328,8 @@ class Records:
         open_ = (ASSIGNMENTS.c.round == round_id) & (ASSIGNMENTS.c.state == AssignmentState.ASSIGNED)
         query = self._held(select(ASSIGNMENTS.c.id, ASSIGNMENTS.c.slot, ASSIGNMENTS.c.device).where(open_), ASSIGNMENTS)
         ended = [Seat(*row) for row in self._connection.execute(query) if names is None or row.id in names]
-        for start in range(0, len(ended), _MOST_NAMED):
-            ids = [seat.id for seat in ended[start : start + _MOST_NAMED]]
-            self._connection.execute(update(ASSIGNMENTS).where(open_ & ASSIGNMENTS.c.id.in_(ids)).values(state=to))
+        for some in _slices([seat.id for seat in ended]):
+            self._connection.execute(update(ASSIGNMENTS).where(open_ & ASSIGNMENTS.c.id.in_(some)).values(state=to))
         self._transitions("assignment", [seat.id for seat in ended], AssignmentState.ASSIGNED, to, cause)
         return ended
 
@@ -396,6 +395,12 @@ def _round(row: Row[Any], abort_reasons: dict[str, int]) -> RoundRecord:
 def _agrees(row: Row[Any], known: Round | None) -> bool:
     """Whether a round is as far in the store as in memory: no state and no count is ever come back to."""
     return known is not None and all(getattr(row, name) == getattr(known, name) for name in ("state", *_COUNTS))
+
+
+def _slices(ids: Collection[str]) -> Iterator[list[str]]:
+    """These ids, as many at a time as one statement may name."""
+    named = list(ids)
+    yield from (named[start : start + _MOST_NAMED] for start in range(0, len(named), _MOST_NAMED))
 
 
 def _assignment(row: Row[Any]) -> AssignmentRecord:

@@ -38,10 +38,10 @@ def demo(
     """Train a digit recogniser on 60 emulated devices.
 
     They speak HTTP to a real coordinator. Real handwritten digits are split non-IID over 60 devices and 15 held-out
-    users. For each algorithm: export the plan, run the rounds with every device a process of its own, measure accuracy
-    on the held-out users, and replay the first rounds in the vectorised engine, which must reach the same model
-    ("agreement", relative). With 8 devices or more, reports are summed under secure aggregation, whose rounding limits
-    the agreement.
+    users. For each algorithm: export the plan, run the rounds with a process for every session that is open, measure
+    accuracy on the held-out users, and replay the first rounds in the vectorised engine, which must reach the same
+    model ("agreement", relative). With 8 devices or more, reports are summed under secure aggregation, whose rounding
+    limits the agreement.
     """
     from fedcore.algorithms import create
 

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 
 import msgspec
 import pytest
+import sqlalchemy
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.drivers import Driver
@@ -194,3 +195,16 @@ def new_desk(store) -> Callable[[], Desk]:
 @pytest.fixture
 def desk(new_desk) -> Desk:
     return new_desk()
+
+
+@pytest.fixture
+def failing_commit(store):
+    """While `failing` is set, COMMIT raises, as on a full disk."""
+    switch = {"failing": False}
+
+    def fail(_):
+        if switch["failing"]:
+            raise sqlalchemy.exc.OperationalError("COMMIT", {}, Exception("database or disk is full"))
+
+    sqlalchemy.event.listen(store.database._engines.writer, "commit", fail)
+    return switch

@@ -220,6 +220,19 @@ def test_a_value_that_is_not_finite_is_found_wherever_it_is(register_large, clie
     refused(put(client, given.assignment, checkpoint.encode({"report": values})), "invalid-report")
 
 
+@pytest.mark.parametrize("at", [0, SIZE - 1])
+def test_a_value_that_is_not_finite_is_found_in_chunked_coding(register_large, client, at):
+    register_large(goal=1, rounds=1)
+    (given,) = assign(client, "a")
+    values = np.frombuffer(report(2), np.float32, SIZE + 3, len(report(2)) - 4 * (SIZE + 3)).copy()
+    values[at] = np.nan
+    body = checkpoint.encode({"report": values})
+    with socket.create_connection((client.base_url.host, client.base_url.port), timeout=10) as connection:
+        connection.sendall(head(client, given.assignment, body, "Content-Length:", "Transfer-Encoding: chunked"))
+        connection.sendall(b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body))
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 422 ")
+
+
 @pytest.mark.parametrize("value", [2.0, np.nan])
 def test_values_are_looked_at_in_whatever_form_a_report_comes(register_large, client, value):
     register_large(goal=1, rounds=1)
@@ -249,6 +262,7 @@ class Wire:
     [
         ([b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\n", b"ab", b"cd"], [1, 2]),
         ([b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n", b"1\r\na\r\n"], [0, 1]),
+        ([b"HTTP/1.1 200 OK\r\ncontent-length: 14\r\n\r\n", b"HTTP/1.1 100 x"], [1]),
         ([b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\n", b"a"], [0, 2]),
     ],
 )

@@ -251,19 +251,6 @@ def test_sum_without_weight_abandons_the_round_only(store, register, desk):
     assert store.task(task).state is TaskState.ACTIVE
 
 
-@pytest.fixture
-def failing_commit(store):
-    """While `failing` is set, COMMIT raises, as on a full disk."""
-    switch = {"failing": False}
-
-    def fail(_):
-        if switch["failing"]:
-            raise sqlalchemy.exc.OperationalError("COMMIT", {}, Exception("database or disk is full"))
-
-    sqlalchemy.event.listen(store.database._engines.writer, "commit", fail)
-    return switch
-
-
 def test_failed_commit_counts_nothing_and_the_same_report_counts_later(store, register, desk, failing_commit):
     task = register(goal=2)
     first, second = desk.assign("a", "b")

@@ -161,6 +161,28 @@ def test_secure_round_below_its_minimum_is_tried_again_at_once(store, register, 
     assert {one.given.attempt for one in again} == {2}
 
 
+def test_device_takes_the_place_of_the_last_one_that_a_secure_round_waits_for(store, register, desk):
+    task = register(**SECURE)
+    devices = seat(desk)
+    run(devices[1:], ("advertise",))
+    waiting = desk.wait("late", seconds=100)
+    desk.live(6, *(one.given for one in devices[1:]))
+    late = Device(desk, waiting.result(timeout=0), [0.5, -0.25, 0, 1], weight=2)
+    run([late], ("advertise",))
+    run([*devices[1:], late], ("share", "upload", "confirm", "reveal"))
+    assert states(store, task) == [(1, 1, "committed", "")]
+
+
+def test_driver_recovers_from_a_failed_transaction_while_devices_are_lost(store, register, desk, failing_commit):
+    task = register(goal=2, minimum=2, over_selection=1.0)
+    desk.assign("a", "b")
+    failing_commit["failing"] = True
+    desk.live(6)
+    failing_commit["failing"] = False
+    desk.live(8)
+    assert [state for _, _, state, _ in states(store, task)] == ["abandoned"]
+
+
 def test_device_joins_a_secure_round_in_the_place_of_one_that_vanished_while_it_trained(store, register, desk):
     task = register(**SECURE)
     devices = seat(desk)

@@ -12,20 +12,20 @@ from fedcore.wire.messages import Assignment
 BLOB = BlobRef("0" * 64, 1)
 
 
-def given(name):
+def given(name, lost_after_s=5.0):
     numbers = {"round": 1, "attempt": 1, "slot": 0, "seed": 0}
     blobs = {"plan": BLOB, "checkpoint": BLOB}
-    return Assignment(assignment=name, task="t", **numbers, **blobs, report_within_s=60.0, lost_after_s=5.0)
+    return Assignment(assignment=name, task="t", **numbers, **blobs, report_within_s=60.0, lost_after_s=lost_after_s)
 
 
 class Watch:
     """A presence book of round 1 with two devices, lost after 5 s, and its clock."""
 
-    def __init__(self):
+    def __init__(self, lost_after_s=5.0):
         self.now = 0.0
         self.book = Presence(lambda: self.now)
         for name in "ab":
-            self.book.expect(1, given(name))
+            self.book.expect(1, given(name, lost_after_s))
 
     def pass_time(self, seconds):
         """Looked at twice a second, as the driver does; who was lost at the last look."""
@@ -63,6 +63,27 @@ def test_broken_connection_leaves_less_time_unless_another_request_is_open(watch
         watch.book.end(name, broken=True)
     assert watch.pass_time(1.5) == {}
     assert watch.pass_time(1) == {1: ["b"]}
+
+
+def test_device_of_a_large_round_has_the_time_in_which_it_asks_again():
+    watch = Watch(lost_after_s=40.0)
+    watch.book.begin("a")
+    watch.book.end("a", broken=True)
+    assert watch.pass_time(9.5) == {}
+    assert watch.pass_time(1) == {1: ["a"]}
+
+
+def test_device_that_was_sent_away_for_want_of_room_is_there(watch):
+    assert watch.pass_time(4) == {}
+    watch.book.heard("a")
+    assert watch.pass_time(4.5) == {1: ["b"]}
+
+
+def test_one_request_at_a_time_holds_an_assignment(watch):
+    older = watch.book.hold("a")
+    newer = watch.book.hold("a")
+    assert older.result(timeout=0) is None
+    assert not newer.done()
 
 
 def test_time_in_which_nobody_looked_does_not_count(watch):

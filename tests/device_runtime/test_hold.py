@@ -49,9 +49,9 @@ def working(config, slow):
     return replace(config, load_backend=lambda name: slow)
 
 
-def test_work_that_takes_a_while_keeps_one_request_open(coordinator, config, slow):
+def test_work_that_takes_a_while_keeps_a_request_open(coordinator, config, slow):
     assert run_session(working(config, slow)).outcome == "reported"
-    assert coordinator.calls.count("hold") == 1
+    assert 1 <= coordinator.calls.count("hold") <= 3, "each waits for a second"
     assert coordinator.calls.index("hold") < coordinator.calls.index("report")
 
 
@@ -74,13 +74,28 @@ def test_device_that_is_not_needed_any_more_stops_within_one_batch_and_sends_not
 def test_request_that_breaks_off_is_made_again(coordinator, config, slow, fault):
     coordinator.faults["hold"] = [fault, fault]
     assert run_session(working(config, slow)).outcome == "reported"
-    assert coordinator.calls.count("hold") == 3
+    assert 3 <= coordinator.calls.count("hold") <= 5
 
 
 def test_device_in_a_round_of_too_many_asks_before_it_sends(coordinator, config):
     coordinator.over_selected = True
     assert run_session(config).outcome == "reported"
     assert coordinator.calls[-2:] == ["hold", "report"]
+
+
+@pytest.mark.parametrize("fault", [hang_up, status(503)])
+def test_report_is_sent_when_nobody_says_whether_it_is_needed(coordinator, config, fault):
+    coordinator.over_selected = True
+    coordinator.faults["hold"] = [fault]
+    assert run_session(config).outcome == "reported"
+    assert coordinator.calls[-2:] == ["hold", "report"]
+
+
+@pytest.mark.parametrize("lost_after_s", [1e-9, 1e300])
+def test_no_coordinator_makes_a_device_spin_or_fall_silent(coordinator, config, slow, lost_after_s):
+    coordinator.lost_after_s = lost_after_s
+    assert run_session(working(config, slow)).outcome == "reported"
+    assert coordinator.calls.count("hold") <= 40
 
 
 def test_report_of_one_too_many_is_not_sent(coordinator, config):

@@ -186,9 +186,15 @@ def test_body_bytes_are_counted_both_ways_with_failed_attempts(coordinator, tran
     assert transport.bytes_up == 2 * len(body)
     receipt_bytes = transport.bytes_down - len(b"no")
     assert receipt_bytes > 64
-    transport.bytes_down = 0
+    before = transport.bytes_down
     transport.blob(coordinator.plan, partial)
-    assert transport.bytes_down == coordinator.plan.size
+    assert transport.bytes_down - before == coordinator.plan.size
+
+
+def test_bytes_of_a_conversation_beside_count_too(coordinator, transport):
+    beside = transport.beside(transport.identity)
+    beside.abort("a-1", Abort("plan-refused", "no"))
+    assert transport.bytes_up == beside.bytes_up > 0
 
 
 def test_waiting_for_an_assignment_says_for_how_long(coordinator, transport):
