@@ -19,18 +19,18 @@ from export.models import load as load_model
 from fedcore.algorithms import create
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.bundle import Bundle
-from muster.server import local_coordinator
+from muster.server import LocalCoordinator
 from secagg.parameters import LEAST_COHORT
 from simulator import datasets
 from simulator.agreement import counted_cohort, worst_difference
-from simulator.emulators import HERE, Machines, emulators
+from simulator.emulators import Machines
 from simulator.engine import Engine, evaluate
 from simulator.fleet import Fleet, FleetConfig
 from simulator.population import Population
 from simulator.simulation import overall
 from simulator.summary import FleetSummary, Session
 
-MODEL, DATASET, DEVICES, BACKEND = "digits_cnn", "digits", 60, "onnxruntime"
+MODEL, DATASET, DEVICES = "digits_cnn", "digits", 60
 # Found by a random search over simulated runs: docs/decisions/0008-demo-settings.md.
 SETTINGS: dict[str, dict[str, object]] = {
     "mimelite": {
@@ -107,19 +107,22 @@ class DemoResult:
 Tell = Callable[[str, int, str], None]
 
 
-def run_demo(config: DemoConfig, tell: Tell) -> DemoResult:
-    """Train with every algorithm in turn; `tell` hears algorithm, rounds done, and accuracy on held-out users."""
+def run_demo(config: DemoConfig, machines: Machines, started: Callable[[], LocalCoordinator], tell: Tell) -> DemoResult:
+    """Train with every algorithm in turn; `tell` hears algorithm, rounds done, and accuracy on held-out users.
+
+    machines: where devices run. started: waits for the coordinator. Both start while this module is loaded and the
+    first plan exported; each further plan is exported while the algorithm before it trains.
+    """
     train, test = datasets.users(DATASET, None, DEVICES)
-    # Plans are exported while the coordinator and the devices' process start, and while the algorithm before trains.
-    with ThreadPoolExecutor(1) as exporter, emulators({HERE: [BACKEND]}) as machines:
+    with ThreadPoolExecutor(1) as exporter:
         exports = {name: exporter.submit(_export, config, name) for name in config.algorithms}
-        with local_coordinator(config.folder) as local:
-            stage = Stage(config, local.store, local.url, machines, train, test)
-            results = []
-            for name in config.algorithms:
-                tell(name, 0, "export")
-                results.append(stage.run(exports[name].result(), tell))
-            return DemoResult(results, _means(local.samples("muster_round_step_seconds"), "step"))
+        local = started()
+        stage = Stage(config, local.store, local.url, machines, train, test)
+        results = []
+        for name in config.algorithms:
+            tell(name, 0, "export")
+            results.append(stage.run(exports[name].result(), tell))
+        return DemoResult(results, _means(local.samples("muster_round_step_seconds"), "step"))
 
 
 def _means(samples: Sequence[Sample], label: str) -> dict[str, float]:

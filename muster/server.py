@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +53,16 @@ def local_coordinator(folder: Path, **settings: object) -> Iterator[LocalCoordin
     `settings` are further settings of the coordinator's. Devices need no attestation, ask as often as they can, and
     without work are sent away for a fraction of a second: this is for one machine. Raises ServerError.
     """
+    with starting_coordinator(folder, **settings) as ready:
+        yield ready()
+
+
+@contextmanager
+def starting_coordinator(folder: Path, **settings: object) -> Iterator[Callable[[], LocalCoordinator]]:
+    """As `local_coordinator`, but the block begins at once: the function that it gets waits until devices are served.
+
+    That function raises ServerError.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     database, blobs = f"sqlite:///{folder / 'muster.db'}", folder / "blobs"
     ready, log = folder / "coordinator.url", folder / "coordinator.log"
@@ -65,14 +75,18 @@ def local_coordinator(folder: Path, **settings: object) -> Iterator[LocalCoordin
     with open_coordinator_store(database, blobs) as store:
         with log.open("wb") as output:
             process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
-        try:
-            deadline = time.monotonic() + START_TIMEOUT_S
+        deadline = time.monotonic() + START_TIMEOUT_S
+
+        def started() -> LocalCoordinator:
             while not ready.exists():
                 if process.poll() is not None or time.monotonic() > deadline:
                     raise ServerError(f"the coordinator did not start:\n{log.read_text()[-2000:]}")
                 time.sleep(0.02)
             url, admin_url = ready.read_text().splitlines()
-            yield LocalCoordinator(url, admin_url, process.pid, database, blobs, store)
+            return LocalCoordinator(url, admin_url, process.pid, database, blobs, store)
+
+        try:
+            yield started
         finally:
             _end(process)
 

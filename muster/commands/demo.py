@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import shutil
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +17,7 @@ from muster.output import Json, doing, emit, progress, show_table, stderr
 if TYPE_CHECKING:
     from muster.demo import AlgorithmResult, DemoResult
 
+IN_MEMORY, LEAST_FREE_BYTES = "/dev/shm", 1 << 29  # noqa: S108  # a fresh folder inside is made, for this user alone
 MASKED = (
     "What the coordinator saw: who took part and when, public keys, sealed shares, reports under masks that look "
     "random, and of every round the sum. It saw no report, weight or loss of a single device. But here it also "
@@ -51,27 +55,50 @@ def demo(
         create(name)
     if not out.parent.is_dir():
         raise typer.BadParameter(f"there is no folder {out.parent}", param_hint="--out")
-    with doing("load libraries"):
-        import torch
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="muster-demo-", dir=_in_memory())))
+        with doing("load libraries"):
+            # Coordinator and devices start meanwhile, on another core.
+            from muster.server import starting_coordinator
+            from simulator.emulators import HERE, emulators
 
-        from muster.curves import draw_curves
-        from muster.demo import DemoConfig, run_demo
+            started = stack.enter_context(starting_coordinator(folder))
+            machines = stack.enter_context(emulators({HERE: ["onnxruntime"]}))
+            import torch
 
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory(prefix="muster-demo-") as folder, progress() as bar:
+            from muster.curves import draw_curves
+            from muster.demo import DemoConfig, run_demo
+
+        torch.set_num_threads(1)
+        bar = stack.enter_context(progress())
         lines = {name: bar.add_task(name, total=rounds, note="") for name in names}
 
         def tell(name: str, number: int, note: str) -> None:
             bar.update(lines[name], completed=number, note=note)
 
-        config = DemoConfig(names, rounds, devices, Path(folder), seed, plain)
-        result = run_demo(config, tell)
+        config = DemoConfig(names, rounds, devices, folder, seed, plain)
+        result = run_demo(config, machines, started, tell)
     draw_curves({one.algorithm: one.curve for one in result.algorithms}, out)
     if json:
         emit(_summary(result, out) | {"secure_aggregation": config.secure})
     else:
         _show(result.algorithms, out)
         stderr.print(MASKED if config.secure else IN_CLEAR, soft_wrap=True)
+
+
+def _in_memory() -> str | None:
+    """Where the demo's files go, or None for where temporary files go: in memory, if there is such a folder with room.
+
+    They are gone when the demo ends. Sixty phones do not wait for one disk, as sixty emulated devices do. Whoever sets
+    TMPDIR has said where.
+    """
+    if os.environ.get("TMPDIR"):
+        return None
+    try:
+        roomy = shutil.disk_usage(IN_MEMORY).free > LEAST_FREE_BYTES and os.access(IN_MEMORY, os.W_OK)
+    except OSError:
+        return None
+    return IN_MEMORY if roomy else None
 
 
 def _summary(result: DemoResult, out: Path) -> dict[str, object]:
