@@ -129,7 +129,7 @@ def test_a_process_runs_one_session_after_the_other(tmp_path):
 
 def test_a_device_whose_fleet_is_told_to_stop_says_so(tmp_path):
     users, _ = datasets.users("digits", None, 4)
-    with task(tmp_path, goal=4, over_selection=1.0, rounds=1) as (store, url, task_id):
+    with task(tmp_path, goal=4, minimum=1, over_selection=1.0, rounds=1) as (store, url, task_id):
         kinds = (Kind(name="slow", slow_down=10_000.0),)
         devices = fleet(tmp_path, url, users, concurrency=4, kinds=kinds)
         with emulators({HERE: ["onnxruntime"]}) as machines:
