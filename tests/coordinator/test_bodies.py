@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from coordinator.api import entrance
 from coordinator.api.connection import Body, Together
 from coordinator.api.reports import ReportApi
 from coordinator.errors import Unavailable
@@ -96,6 +97,21 @@ def test_a_body_in_pieces_that_pause_is_the_body(store, register_large, client, 
             time.sleep(0.002)
         assert next(answers) == given.assignment
     np.testing.assert_array_equal(committed(store, task, 1), np.full(SIZE, 2, np.float32))
+
+
+def test_a_body_that_keeps_coming_for_long_leaves_its_connection_open(register_large, client, monkeypatch):
+    monkeypatch.setattr(entrance, "SILENCE_S", 0.5)
+    register_large(goal=2, rounds=1)
+    given = [one.assignment for one in assign(client, "a", "b")]
+    body = report(2)
+    with connected(client) as (connection, answers):
+        connection.sendall(head(client, given[0], body))
+        for begin in range(0, len(body), len(body) // 10 + 1):
+            connection.sendall(body[begin : begin + len(body) // 10 + 1])
+            time.sleep(0.12)
+        assert next(answers) == given[0]
+        connection.sendall(head(client, given[1], body) + body)
+        assert next(answers) == given[1]
 
 
 def test_a_body_in_chunked_coding_is_the_body(store, register_large, client):
