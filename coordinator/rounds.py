@@ -241,12 +241,12 @@ def step(round_: Round, event: Event, now: float) -> Outcome:  # noqa: C901, PLR
             return _select(round_, eligible, now)
         case RoundState.CONFIGURING, Configured(assigned) if assigned >= 1:
             deadline = now + round_.policy.reporting_deadline_s
-            return replace(round_, state=RoundState.REPORTING, assigned=assigned, deadline=deadline), ()
+            return _collect(replace(round_, state=RoundState.REPORTING, assigned=assigned, deadline=deadline), now)
         case RoundState.REPORTING, Waiting(eligible):
             return _replace_lost(round_, eligible, now)
-        case RoundState.REPORTING, Configured(assigned) if assigned <= round_.missing(now):
-            replaced = round_.replaced + assigned
-            return replace(round_, assigned=round_.assigned + assigned, replaced=replaced, short_until=math.inf), ()
+        case RoundState.REPORTING, Configured(assigned) if 1 <= assigned <= round_.missing(now):
+            assigned, replaced = round_.assigned + assigned, round_.replaced + assigned
+            return _collect(replace(round_, assigned=assigned, replaced=replaced, short_until=math.inf), now)
         case RoundState.REPORTING, Reported() if now < round_.deadline and round_.outstanding > 0:
             return _collect(replace(round_, reported=round_.reported + 1, proven=True), now)
         case RoundState.REPORTING, Revealed():

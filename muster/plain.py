@@ -13,6 +13,8 @@ from typing import Any
 import msgspec
 
 _GAP = "  "
+# A cell of a table may break a longer word, which is a path as a rule.
+_WORD = 40
 
 
 def emit(value: Any) -> None:
@@ -35,11 +37,11 @@ def show_fields(fields: Mapping[str, object]) -> None:
 def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print a table. Nothing is ever cut; a cell may have several lines.
 
-    In a pipe columns are as wide as they need. On a terminal cells go on in the next line at spaces, and a table that
-    does not fit even so is printed row by row, one field a line.
+    In a pipe columns are as wide as they need. On a terminal cells go on in the next line, at spaces or within a word
+    of over 40 characters, and a table that does not fit even so is printed row by row, one field a line.
     """
     cells = [[words(value) for value in row] for row in rows]
-    widths = _narrowed([columns, *cells])
+    widths = _narrowed([columns, *cells], _WORD)
     if _total(widths) <= _room():
         rule = ["-" * min(len(name), width) for name, width in zip(columns, widths, strict=True)]
         _show([columns, rule, *cells], widths)
@@ -71,9 +73,13 @@ def _total(widths: Sequence[int]) -> int:
     return sum(widths) + len(_GAP) * (len(widths) - 1)
 
 
-def _narrowed(rows: Sequence[Sequence[str]]) -> list[int]:
-    """Widths of columns: as wide as their lines, the widest narrowed until all fit, none below its longest word."""
-    widths, least = _longest(rows, str.splitlines), _longest(rows, str.split)
+def _narrowed(rows: Sequence[Sequence[str]], longest_word: float = math.inf) -> list[int]:
+    """Widths of columns: as wide as their lines, the widest narrowed until all fit, none below its longest word.
+
+    Words over `longest_word` characters count as many.
+    """
+    widths = _longest(rows, str.splitlines)
+    least = [min(width, longest_word) for width in _longest(rows, str.split)]
     while _total(widths) > _room():
         loose = [column for column, width in enumerate(widths) if width > least[column]]
         if not loose:
@@ -89,7 +95,7 @@ def _longest(rows: Sequence[Sequence[str]], parts: Callable[[str], list[str]]) -
 
 
 def _wrapped(cell: str, width: int) -> list[str]:
-    wrap = textwrap.TextWrapper(max(width, 1), break_long_words=False, break_on_hyphens=False).wrap
+    wrap = textwrap.TextWrapper(max(width, 1), break_on_hyphens=False).wrap
     return [part for line in cell.splitlines() for part in wrap(line) or [""]]
 
 

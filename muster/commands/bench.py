@@ -21,10 +21,11 @@ def demo(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds per algorithm.")] = 25,
     json: Json = False,
 ) -> None:
-    """Run `muster demo` as a stranger does, and say where its time goes.
+    """Where the time of `muster demo` goes.
 
-    Wall and CPU seconds of the command with all that it starts, then mean seconds of the phases of a session on the
-    device, and of the steps of a round in the coordinator. It takes as long as the demo does.
+    It is run as a stranger runs it. Wall and CPU seconds of the command with all that it starts, then mean seconds of
+    the phases of a session on the device, and of the steps of a round in the coordinator. It takes as long as the demo
+    does.
     """
     from muster.bench.demo import run
 
@@ -283,9 +284,10 @@ def report(
     pairs: Annotated[int, typer.Option(min=1, help="Rounds, and as often the yardstick.")] = 7,
     json: Json = False,
 ) -> None:
-    """CPU seconds of the coordinator for a report, against its body received, hashed and added with nothing around it.
+    """CPU seconds of the coordinator for a report.
 
-    Both in turns in one run; the ratio is the median over the pairs.
+    The yardstick: its body received, hashed and added with nothing around it. Both in turns in one run; the ratio is
+    the median over the pairs.
     """
     from muster.bench.report import TARGETS, ReportConfig, run
 

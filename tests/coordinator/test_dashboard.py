@@ -77,7 +77,8 @@ def shows(browser, *words):
     """Wait until the page shows the words, all at once."""
 
     def all_there(_):
-        text = " ".join(browser.find_element(By.TAG_NAME, "body").text.split())
+        # Asked of the document of this moment: an element that was found may be of the page that is being left.
+        text = " ".join((browser.execute_script("return document.body && document.body.innerText") or "").split())
         return all(word in text for word in words)
 
     WebDriverWait(browser, 60, poll_frequency=0.2).until(all_there, f"the page never showed {words}")

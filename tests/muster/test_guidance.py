@@ -68,7 +68,7 @@ def test_each_command_offers_the_next_and_it_works_as_it_stands(tmp_path, monkey
         created = in_process(*create)
         assert created.exit_code == 0, created.output
         fleet, metrics = next_steps(created.stderr)
-        url = (tmp_path / "url").read_text()
+        url = (tmp_path / "url").read_text().splitlines()[0]
         assert fleet[:6] == ["fleet", "run", "--coordinator", url, "--population", "demo"]
         assert fleet[6:] == ["--devices", "60", "--concurrency", "26"]
         assert in_process(*metrics).exit_code == 0

@@ -13,7 +13,7 @@ from device_runtime.backends import open_backend
 from device_runtime.conditions import Conditions
 from device_runtime.errors import ConfigError
 from device_runtime.transport import Transport
-from simulator.emulated import Fate, Flapping, MadeUp, Road, Strained, Traits, connect, load_backend
+from simulator.emulated import Engines, Fate, Flapping, MadeUp, Road, Strained, Traits, connect, load_backend
 
 SIZE = 50_000
 
@@ -99,15 +99,18 @@ def test_training_steps_take_their_factor_longer_and_nothing_else_does(name, fac
 
 
 def test_a_strained_engine_is_the_same_engine_to_the_coordinator():
-    strained, plain = load_backend(Traits(slow_down=2.0), Fate())("onnxruntime"), open_backend("onnxruntime")
+    strained, plain = (
+        load_backend(Traits(slow_down=2.0), Fate(), Engines())("onnxruntime"),
+        open_backend("onnxruntime"),
+    )
     assert (strained.format, strained.runtime) == (plain.format, plain.runtime)
     with pytest.raises(ConfigError, match="'tflite'"):
-        load_backend(Traits(slow_down=2.0), Fate())("tflite")
+        load_backend(Traits(slow_down=2.0), Fate(), Engines())("tflite")
 
 
 def test_a_device_without_traits_stands_on_what_a_real_one_does():
     assert connect(Traits(), Fate()) == Transport.to
-    assert load_backend(Traits(), Fate()) is open_backend
+    assert load_backend(Traits(), Fate(), engines := Engines()) == engines.open
     assert Traits().source(0.0)() == Conditions()
 
 
