@@ -59,7 +59,7 @@ def test_conditions_that_fail_during_training_end_it(world):
 
 def test_conditions_that_fail_within_a_download_end_it_and_a_later_session_fetches_the_rest(world):
     world.create()
-    world.road.slow_s, world.road.piece = 0.05, 10
+    world.road.slow_s, world.road.piece = 0.2, 10  # so that all the time goes into the first blob
     with world.start("--once", "--require", "charging", *lasting(world.folder, 6)) as device:
         out, _ = device.communicate(timeout=30)
     outcome = json.loads(out)
