@@ -19,9 +19,9 @@ from coordinator.api.openapi import describe_messages
 from coordinator.api.owned import Owned
 from coordinator.api.reports import ReportApi
 from coordinator.api.routes import add_device_routes
-from coordinator.collection import collect_forever
+from coordinator.api.service import Service
 from coordinator.dashboard.pages import dashboard_router
-from coordinator.service import Service
+from coordinator.store.garbage_collection import collect_forever
 
 
 def device_app(service: Service) -> FastAPI:
@@ -38,7 +38,7 @@ def device_app(service: Service) -> FastAPI:
         if (every_h := service.settings.collect_every_h) and service.settings.role != "api":
             collecting = collect_forever(service.store, service.settings.retention, 3600 * every_h)
             aside.append(asyncio.create_task(collecting))
-        service.gate.begin()
+        service.authenticator.begin()
         service.driver.start()
         yield
         for one in aside:
@@ -50,7 +50,7 @@ def device_app(service: Service) -> FastAPI:
 
     app = _application("Muster coordinator", lifespan)
     install_problems(app, service.settings.soon)
-    add_device_routes(app.router, DeviceApi(service, owned), reports, service.gate)
+    add_device_routes(app.router, DeviceApi(service, owned), reports, service.authenticator)
     app.include_router(health_router(service))
     describe_messages(app)
     return app

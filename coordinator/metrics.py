@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from coordinator.jobs import Running
-from coordinator.progress import Progress, Reason
-from coordinator.rounds import AssignmentState, Round, RoundState
+from coordinator.rules.progress import Progress, Reason
+from coordinator.rules.rounds import AssignmentState, Round, RoundState
 from fedcore.wire.messages import Accepted, CheckInAnswer
 
 _LONG_S = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200)
@@ -74,12 +73,11 @@ class Metrics:
         else:
             self.check_ins.labels("rejected", answer.reason).inc()
 
-    def round_moved(self, running: Running, after: Round, now: float) -> None:
-        """A round went on, durably, at that time of the driver's clock."""
-        before = running.value
+    def round_moved(self, before: Round, after: Round, step_s: float, round_s: float) -> None:
+        """A round went on, durably, so many seconds after its last step began, and after it was opened."""
         step = _step_between(before, after)
         if step is not None:
-            self.round_steps.labels(step).observe(now - running.entered_at)
+            self.round_steps.labels(step).observe(step_s)
         if after.reported > before.reported:
             self.reports.inc(after.reported - before.reported)
         self.unreported.labels(AssignmentState.LOST).inc(after.lost - before.lost)
@@ -88,7 +86,7 @@ class Metrics:
             self.unreported.labels(AssignmentState.NOT_NEEDED).inc(after.outstanding)
         if after.state.ended and not before.state.ended:
             self.rounds.labels(after.state, after.reason).inc()
-            self.round_duration.labels(after.state).observe(now - running.opened_at)
+            self.round_duration.labels(after.state).observe(round_s)
 
     def watch(self, queue_depth: Callable[[], int], connections: Callable[[], int]) -> None:
         """Read these two whenever somebody asks."""

@@ -19,11 +19,11 @@ from starlette.types import ASGIApp
 
 from coordinator.api.connection import Connection
 from coordinator.api.direct import Direct
-from coordinator.api.entrance import Entrance
+from coordinator.api.middleware import RequestMiddleware
+from coordinator.api.routing import Router
+from coordinator.api.service import Service
 from coordinator.app import admin_app, device_app
 from coordinator.errors import CannotListen
-from coordinator.routing import Router
-from coordinator.service import Service
 from coordinator.settings import Settings
 
 _LOG = logging.getLogger(__name__)
@@ -93,9 +93,9 @@ class _Devices(uvicorn.Server):
     def __init__(self, settings: Settings, on_ready: Callable[[Addresses], None]) -> None:
         self._settings = settings
         self._service = service = Service.open(settings)
-        self._admin = _Admin(_config(Entrance(admin_app(service), service.metrics, settings.soon), settings))
+        self._admin = _Admin(_config(RequestMiddleware(admin_app(service), service.metrics, settings.soon), settings))
         router = Router(Direct(device_app(service)), service)
-        app = Entrance(router, service.metrics, settings.soon, service.limits, router.passed_on)
+        app = RequestMiddleware(router, service.metrics, settings.soon, service.limits, router.passed_on)
         super().__init__(_config(app, settings))
         self._on_ready = on_ready
 
@@ -106,8 +106,8 @@ class _Devices(uvicorn.Server):
             _listening(settings.admin_host, settings.admin_port, "--admin-port") as admin,
         ):
             self._admin_socket = admin
-            self._service.tenure.listen_at(settings.replica_url or self._url(devices))
-            self._service.tenure.check_keys()
+            self._service.membership.listen_at(settings.replica_url or self._url(devices))
+            self._service.membership.check_keys()
             super().run([devices])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -150,7 +150,7 @@ def _config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=Connection,
-        loop="asyncio",  # also where uvloop is installed, whose turns are not what Rush takes them for
+        loop="asyncio",  # also where uvloop is installed, whose turns are not what CheckInShedder takes them for
         access_log=False,  # a path holds an assignment's secret id
         log_config=None,
         backlog=_BACKLOG,

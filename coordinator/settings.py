@@ -20,9 +20,9 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from coordinator.collection import Retention
 from coordinator.errors import InvalidSettings, MissingStore
 from coordinator.store.engines import printable, sqlite_path
+from coordinator.store.garbage_collection import Retention
 from fedcore.wire.messages import RetryWindow
 
 PREFIX = "MUSTER_"

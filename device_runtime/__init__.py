@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from device_runtime.errors import ConfigError
     from device_runtime.examples import Collection, ExampleStore, Retention
     from device_runtime.outcome import Outcome
-    from device_runtime.policy import PerDay, PlanLimits, Policy
+    from device_runtime.permission.policy import PerDay, PlanLimits, Policy
 
 __all__ = [
     "Collection",
@@ -36,9 +36,9 @@ _HOMES = {
     "ExampleStore": "examples",
     "Retention": "examples",
     "Outcome": "outcome",
-    "PerDay": "policy",
-    "PlanLimits": "policy",
-    "Policy": "policy",
+    "PerDay": "permission.policy",
+    "PlanLimits": "permission.policy",
+    "Policy": "permission.policy",
 }
 
 

@@ -14,10 +14,10 @@ from device_runtime.backends import BACKENDS
 from device_runtime.conditions import Conditions, ConditionSource, Requirements
 from device_runtime.errors import ConfigError
 from device_runtime.outcome import Outcome
-from device_runtime.policy import Policy, policy_in
+from device_runtime.permission.policy import Policy, policy_in
+from device_runtime.protocol.transport import checked_url
 from device_runtime.scheduler import run_forever
 from device_runtime.session import DeviceConfig, run_session
-from device_runtime.transport import checked_url
 
 NO_REQUIREMENTS = Requirements()
 _LOG = logging.getLogger(__name__)

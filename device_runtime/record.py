@@ -6,11 +6,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from device_runtime.budget import Budget, Spent
 from device_runtime.errors import DeviceError, NotAllowedNow, StateError
-from device_runtime.journal import RUNNING, Entry, Journal
 from device_runtime.outcome import Course, Outcome, failed
-from device_runtime.transport import Transport
+from device_runtime.protocol.transport import Transport
+from device_runtime.state.budget import Budget, Spent
+from device_runtime.state.journal import RUNNING, Entry, Journal
 
 
 class Record:

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from device_runtime.clock import Clock, Moment
-from device_runtime.database import open_database
 from device_runtime.errors import DeviceError, StateInUse
 from device_runtime.outcome import Outcome
-from device_runtime.retry import Retry
 from device_runtime.session import DeviceConfig, run_session
-from device_runtime.state import only_session
+from device_runtime.state.database import open_database
+from device_runtime.state.folder import only_session
+from device_runtime.state.retry import Retry
 from fedcore.wire.messages import RetryWindow
 
 _LOG = logging.getLogger(__name__)

@@ -17,13 +17,9 @@ from msgspec.structs import replace
 
 from device_runtime.backends import FORMATS, open_backend
 from device_runtime.backends.backend import Backend
-from device_runtime.budget import Budget, Spent
-from device_runtime.cache import BlobCache, Partial, trim
 from device_runtime.capabilities import capabilities
 from device_runtime.clock import Clock, Moment
 from device_runtime.conditions import Conditions, ConditionSource, Requirements
-from device_runtime.database import Database, open_database
-from device_runtime.enrolment import Enrolments
 from device_runtime.errors import (
     AssignmentError,
     BadAnswer,
@@ -42,24 +38,28 @@ from device_runtime.errors import (
     plain,
 )
 from device_runtime.examples import ExampleSource, open_examples
-from device_runtime.guard import Guard
-from device_runtime.hold import Hold
-from device_runtime.journal import Journal
-from device_runtime.kept import Kept, KeptAssignment
 from device_runtime.outcome import Outcome, failed
+from device_runtime.permission.guard import Guard
+from device_runtime.permission.offers import willing
+from device_runtime.permission.policy import Policy, policy_in
 from device_runtime.phases import Phases
-from device_runtime.policy import Policy, policy_in
+from device_runtime.protocol.enrolment import Enrolments
+from device_runtime.protocol.hold import Hold
+from device_runtime.protocol.transport import Transport
 from device_runtime.record import Record
-from device_runtime.state import only_session
-from device_runtime.transport import Transport
-from device_runtime.willing import willing
+from device_runtime.state.assignment import Kept, KeptAssignment
+from device_runtime.state.budget import Budget, Spent
+from device_runtime.state.cache import BlobCache, Partial, trim
+from device_runtime.state.database import StateDatabase, open_database
+from device_runtime.state.folder import only_session
+from device_runtime.state.journal import Journal
 from device_runtime.work import Worker, plan_of
 from fedcore import checkpoint
 from fedcore.plan import BlobRef
 from fedcore.wire.messages import Abort, AbortReason, Assignment, CheckIn, Rejected, RetryWindow
 
 if TYPE_CHECKING:
-    from device_runtime.secure import SecureDelivery
+    from device_runtime.protocol.secure import SecureDelivery
 
 # Answers to an upload after which there is no assignment left to give up: unknown, decided, too late.
 OVER = frozenset({404, 409, 410})
@@ -132,7 +132,7 @@ class _Session:
     """One pass through the protocol."""
 
     def __init__(
-        self, config: DeviceConfig, transport: Transport, database: Database, clock: Clock, phases: Phases
+        self, config: DeviceConfig, transport: Transport, database: StateDatabase, clock: Clock, phases: Phases
     ) -> None:
         self._config = config
         self._phase = phases
@@ -338,7 +338,7 @@ class _Session:
         return kept
 
     def _secure(self, due: Moment) -> SecureDelivery:
-        from device_runtime.secure import Answered, SecureDelivery  # noqa: PLC0415  # most rounds do without
+        from device_runtime.protocol.secure import Answered, SecureDelivery  # noqa: PLC0415  # most rounds do without
 
         return SecureDelivery(
             enrolments=self._enrolments,

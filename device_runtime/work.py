@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from device_runtime.backends.backend import Backend
-from device_runtime.cache import BlobCache
 from device_runtime.errors import PlanRefused
 from device_runtime.examples import ExampleSource
 from device_runtime.runner import Result, execute
+from device_runtime.state.cache import BlobCache
 from fedcore import checkpoint
 from fedcore.batching import Place
 from fedcore.errors import FedcoreError

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from prometheus_client.samples import Sample
 
-from coordinator.rounds import RoundState
-from coordinator.tasks import CoordinatorStore, Secagg, TaskSettings
+from coordinator.rules.rounds import RoundState
+from coordinator.store.tasks import CoordinatorStore, Secagg, TaskSettings
 from device_runtime.phases import Phase
 from export.build import export_bundle
 from export.model import Model
@@ -22,13 +22,13 @@ from fedcore.bundle import Bundle
 from muster.server import LocalCoordinator
 from secagg.parameters import LEAST_COHORT
 from simulator import datasets
-from simulator.agreement import counted_cohort, worst_difference
-from simulator.emulators import Machines
 from simulator.engine import Engine, evaluate
-from simulator.fleet import Fleet, FleetConfig
+from simulator.fleet.fleet import Fleet, FleetConfig
+from simulator.fleet.fork_servers import Machines
+from simulator.fleet.summary import FleetSummary, Session
 from simulator.population import Population
+from simulator.proofs.replay import counted_cohort, worst_difference
 from simulator.simulation import overall
-from simulator.summary import FleetSummary, Session
 
 MODEL, DATASET, DEVICES = "digits_cnn", "digits", 60
 # Found by a random search over simulated runs: docs/decisions/0008-demo-settings.md.

@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 
 from device_runtime.native.library import default_folder, shim_name
-from simulator.arm import qemu, sysroot
 from simulator.errors import SysrootError
+from simulator.fleet.arm import qemu, sysroot
 
 DISTRIBUTION = "muster-fl"
 EXTRAS = ("", "cli", "device", "coordinator", "export", "sim", "executorch")

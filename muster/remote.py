@@ -12,9 +12,9 @@ import msgspec
 
 from coordinator import errors
 from coordinator.api.admin import PREFIX
-from coordinator.progress import Progress
-from coordinator.store.rows import RoundRecord, SessionShape, Task, Transition
-from coordinator.task_settings import TaskSettings
+from coordinator.rules.progress import Progress
+from coordinator.rules.state import RoundRecord, SessionShape, Task, Transition
+from coordinator.rules.task_settings import TaskSettings
 from fedcore.bundle import Bundle
 from fedcore.decoding import decoder
 from fedcore.errors import PlanError, WireError

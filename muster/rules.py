@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 import typer
 
-from coordinator.eligibility import OnDevice, Requires
+from coordinator.rules.eligibility import OnDevice, Requires
 from fedcore.decoding import converter
 
 Rules = TypeVar("Rules", OnDevice, Requires)

@@ -15,9 +15,9 @@ import httpx2
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from coordinator import tokens
-from coordinator.store.rows import Role
-from coordinator.tasks import CoordinatorStore, open_coordinator_store
+from coordinator.api import tokens
+from coordinator.rules.state import Role
+from coordinator.store.tasks import CoordinatorStore, open_coordinator_store
 
 START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 60.0

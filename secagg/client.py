@@ -62,7 +62,7 @@ from secagg.messages import (
     Survivors,
 )
 from secagg.parameters import Parameters
-from secagg.policy import Policy
+from secagg.policy import AggregationPolicy
 from secagg.session import check_advertisement, check_distinct, commitment, pair_mask, self_mask, session_id
 from secagg.shamir import PRIME, split
 
@@ -120,7 +120,7 @@ class Client:
     """A device in one session."""
 
     def __init__(
-        self, identity: Ed25519PrivateKey, policy: Policy, credential: bytes = UNSIGNED, last_round: int = -1
+        self, identity: Ed25519PrivateKey, policy: AggregationPolicy, credential: bytes = UNSIGNED, last_round: int = -1
     ) -> None:
         """`last_round` is the greatest round of the task that this device ever answered for."""
         self._identity = identity
@@ -130,7 +130,7 @@ class Client:
         self._state: object = _Fresh()
 
     @classmethod
-    def restore(cls, identity: Ed25519PrivateKey, policy: Policy, keep: bytes) -> Client:
+    def restore(cls, identity: Ed25519PrivateKey, policy: AggregationPolicy, keep: bytes) -> Client:
         """A device that goes on after a restart, from the last `Step.keep`. Raises Malformed."""
         client = cls(identity, policy)
         client._state = Kept.decode(keep)

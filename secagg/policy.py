@@ -11,7 +11,7 @@ from secagg.parameters import Parameters
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class AggregationPolicy:
     """Constants of the device, which no server may change.
 
     `server_key` and `authority` are Ed25519 public keys of 32 bytes: the server's, and that of whoever enrols devices.

@@ -39,8 +39,9 @@ def at_once(work):
 for _ in range(int(sys.argv[1])):
     for name in [name for name in sys.modules if name.partition(".")[0] in ("fedcore", "device_runtime")]:
         del sys.modules[name]
-    names = ("fedcore.wire.messages", "fedcore.plan", "device_runtime.answers", "device_runtime.policy")
-    wire, plan, answers, policy = map(importlib.import_module, names)
+    wire, plan = map(importlib.import_module, ("fedcore.wire.messages", "fedcore.plan"))
+    answers = importlib.import_module("device_runtime.protocol.answers")
+    policy = importlib.import_module("device_runtime.permission.policy")
     problem = answers.Answer(500, {"content-type": "application/problem+json"}, first["Problem"])
     at_once(lambda: plan.Plan.decode(first["Plan"]))
     at_once(lambda: answers.refusal("asked", problem))
@@ -83,7 +84,7 @@ def test_types_are_described_in_one_home_and_at_import_alone():
     # `checked` is a decorator, so its inside runs at import too.
     found = {place: list(left_outside(text)) for place, text in sources() if place != HOME}
     assert len(found) > 200
-    assert found.pop("device_runtime/checked.py") != []
+    assert found.pop("device_runtime/validation.py") != []
     assert {place: lines for place, lines in found.items() if lines} == {}
 
 

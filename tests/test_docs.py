@@ -16,7 +16,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from coordinator.api.admin_documents import ADMIN_PROBLEMS
 from coordinator.failpoints import FAILPOINTS
 from coordinator.metrics import Metrics
-from coordinator.progress import Reason
+from coordinator.rules.progress import Reason
 from coordinator.settings import Settings
 from export.model import Model
 from fedcore.algorithms import ALGORITHMS
@@ -25,7 +25,7 @@ from fedcore.wire.messages import WIRE_VERSION, AbortReason, RejectionReason
 from fedcore.wire.problems import PROBLEMS
 from muster.app import app
 from muster.commands.device import parser as device_parser
-from simulator.kinds import Kind
+from simulator.fleet.profile import Kind
 
 ROOT = Path(__file__).parents[1]
 SKIPPED = {"build", "dist", "out", "node_modules"}

@@ -9,10 +9,10 @@ from fastapi import Depends
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.requests import Request
 
+from coordinator.api.service import Service
+from coordinator.api.tokens import authenticate
 from coordinator.errors import BadToken
-from coordinator.service import Service
-from coordinator.store.rows import Role, Token
-from coordinator.tokens import authenticate
+from coordinator.rules.state import Role, Token
 
 COOKIE = "muster-viewer"
 _BEARER = HTTPBearer(auto_error=False, description="A token that `muster coordinator token` printed.")

@@ -15,11 +15,11 @@ from starlette.responses import Response
 from coordinator.api.access import Access
 from coordinator.api.admin_documents import NewTask, answers, body
 from coordinator.api.http import read_hashed
+from coordinator.api.service import Service
 from coordinator.errors import DigestMismatch, InvalidTask, MalformedMessage, UnknownBlob
-from coordinator.progress import Progress
-from coordinator.service import Service
-from coordinator.store.rows import RoundRecord, SessionShape, Task, Token, Transition
-from coordinator.task_settings import TaskSettings
+from coordinator.rules.progress import Progress
+from coordinator.rules.state import RoundRecord, SessionShape, Task, Token, Transition
+from coordinator.rules.task_settings import TaskSettings
 from fedcore.bundle import Bundle, Manifest
 from fedcore.decoding import UNDECODABLE, decoder
 from fedcore.plan import Plan

@@ -11,9 +11,9 @@ from starlette.responses import Response
 
 from coordinator.api.http import PROBLEM_OF
 from coordinator.errors import BadToken, InvalidTask, RoleLacking, StoreConflict, TaskEnded, UnknownRound, UnknownTask
-from coordinator.progress import Progress
-from coordinator.store.rows import RoundRecord, SessionShape, Task, Transition
-from coordinator.task_settings import TaskSettings
+from coordinator.rules.progress import Progress
+from coordinator.rules.state import RoundRecord, SessionShape, Task, Transition
+from coordinator.rules.task_settings import TaskSettings
 from fedcore.bundle import Manifest
 from fedcore.errors import FedcoreError
 from fedcore.wire import messages

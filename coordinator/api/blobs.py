@@ -7,8 +7,8 @@ import re
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from coordinator.blobs import Blobs
 from coordinator.errors import RangeNotSatisfiable
+from coordinator.store.blobs import Blobs
 from fedcore.plan import BlobRef
 
 BYTES = "application/octet-stream"

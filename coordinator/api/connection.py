@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, cast
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from coordinator.limits import memory_of
+from coordinator.api.limits import memory_of
 
 FILL = "muster.fill"
 """Where a request's scope has what receives the rest of its body into a `Body`: a `Fill`."""

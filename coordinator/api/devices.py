@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from coordinator.api.authentication import signed
 from coordinator.api.blobs import serve_blob
 from coordinator.api.http import (
     answer,
@@ -24,13 +25,12 @@ from coordinator.api.http import (
     while_connected,
 )
 from coordinator.api.owned import REMEMBERED, Owned
+from coordinator.api.recent import Recent
 from coordinator.api.reports import HEADER_BYTES
-from coordinator.api.signed import signed
+from coordinator.api.service import Service
+from coordinator.commands import Arrive, GiveUp, HangUp, Hear, Request, Say, Wait
 from coordinator.errors import MalformedMessage
-from coordinator.recent import Recent
-from coordinator.secure import UPLOAD
-from coordinator.service import Service
-from coordinator.submissions import Arrive, GiveUp, HangUp, Hear, Request, Say, Wait
+from coordinator.secure.round import UPLOAD
 from fedcore.plan import BlobRef
 from fedcore.wire.messages import Abort, Assignment, AssignmentAnswer, CheckIn, CheckInAnswer, Enrol, Willing
 

@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from coordinator.api.routes import Gated
+from coordinator.api.routes import DeviceRoute
 from coordinator.errors import Refusal
 
 
@@ -19,7 +19,7 @@ class Direct:
 
     def __init__(self, app: FastAPI) -> None:
         self._app = app
-        found = [route for route in app.routes if isinstance(route, Gated)]
+        found = [route for route in app.routes if isinstance(route, DeviceRoute)]
         self._routes = [(route.path_regex, route.methods or set(), route, route.get_route_handler()) for route in found]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

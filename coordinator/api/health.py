@@ -8,8 +8,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.responses import JSONResponse, Response
 
 from coordinator.api.openapi import answers
+from coordinator.api.service import Service
 from coordinator.errors import Unavailable
-from coordinator.service import Service
 
 
 def health_router(service: Service) -> APIRouter:
@@ -28,7 +28,7 @@ def health_router(service: Service) -> APIRouter:
             raise Unavailable("the driver is not running")
         if service.driver.draining:
             raise Unavailable("the coordinator is about to stop")
-        if service.tenure.ousted:
+        if service.membership.ousted:
             raise Unavailable("another replica announces the same URL; give each its own as replica_url")
         try:
             with service.store.database.reading() as records:

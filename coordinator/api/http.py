@@ -18,8 +18,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Scope
 
+from coordinator.api.authentication import signed
 from coordinator.api.connection import FILL, Body
-from coordinator.api.signed import signed
+from coordinator.api.limits import memory_of
 from coordinator.errors import (
     MalformedMessage,
     MismatchingOffset,
@@ -30,7 +31,6 @@ from coordinator.errors import (
     TooManyRequests,
     Unauthenticated,
 )
-from coordinator.limits import memory_of
 from fedcore.errors import WireError
 from fedcore.wire import messages
 from fedcore.wire.messages import RetryWindow

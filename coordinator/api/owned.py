@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 
-from coordinator.api.signed import signed
+from coordinator.api.authentication import signed
+from coordinator.api.recent import Recent
+from coordinator.driver.presence import Presence
 from coordinator.errors import ForeignAssignment
-from coordinator.presence import Presence
-from coordinator.recent import Recent
-from coordinator.tasks import CoordinatorStore
+from coordinator.store.tasks import CoordinatorStore
 from fedcore.report import ReportLayout
 from fedcore.wire.messages import Assignment
 

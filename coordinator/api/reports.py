@@ -13,10 +13,13 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
+from coordinator.api.authentication import signed
 from coordinator.api.connection import Body
 from coordinator.api.http import answer, read_into
 from coordinator.api.owned import Owned
-from coordinator.api.signed import signed
+from coordinator.api.service import Service
+from coordinator.api.uploads import Part, Upload, Uploads
+from coordinator.commands import Report
 from coordinator.errors import (
     ConflictingReport,
     DigestMismatch,
@@ -27,11 +30,8 @@ from coordinator.errors import (
     Unavailable,
     UnknownAssignment,
 )
-from coordinator.rounds import AssignmentState
-from coordinator.service import Service
+from coordinator.rules.rounds import AssignmentState
 from coordinator.store.records import Records
-from coordinator.submissions import Report
-from coordinator.uploads import Part, Upload, Uploads
 from fedcore import checkpoint
 from fedcore.errors import ReportError, SchemaError
 from fedcore.params import FLOAT_BYTES, Float32

@@ -1,4 +1,4 @@
-"""The device protocol's routes, all of them behind the gate. Spec: docs/spec/wire.md §1."""
+"""The device protocol's routes, all of them authenticated. Spec: docs/spec/wire.md §1."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
 
+from coordinator.api.authentication import Authenticator
 from coordinator.api.devices import DeviceApi
 from coordinator.api.openapi import BYTES, Said, signed_route
 from coordinator.api.reports import ReportApi
-from coordinator.api.signed import Gate
 from fedcore.wire.messages import Abort, Accepted, Assignment, CheckIn, Enrol, Enrolled, Receipt, Rejected, Willing
 
 _BODY = ("malformed-message", "too-large", "digest-mismatch")
@@ -25,8 +25,8 @@ Add = Callable[..., None]
 _DIGEST, _WAIT, _WAITED = ("Content-Digest",), ("Prefer",), ("Preference-Applied",)
 
 
-class Gated(APIRoute):
-    """A route that lets a request through the gate `admit`, then gives it and the names in its path to an endpoint.
+class DeviceRoute(APIRoute):
+    """A route: `admit` authenticates a request, then an endpoint gets it and the names in its path.
 
     FastAPI's own search for what an endpoint wants is left out: there is nothing to find, and it cost a tenth of a
     check-in.
@@ -46,17 +46,19 @@ class Gated(APIRoute):
         return handle
 
 
-def add_device_routes(router: APIRouter, api: DeviceApi, reports: ReportApi, gate: Gate) -> None:
+def add_device_routes(router: APIRouter, api: DeviceApi, reports: ReportApi, authenticator: Authenticator) -> None:
     """Add the routes of both to `router`: its own ones, since to look through a router within a router costs time."""
-    add = partial(router.add_api_route, tags=["devices"], route_class_override=_behind(gate.device))
+    add = partial(router.add_api_route, tags=["devices"], route_class_override=_behind(authenticator.device))
     _working(add, api)
     _reporting(add, api, reports)
     _aggregating(add, api)
-    _newcomers(partial(router.add_api_route, tags=["devices"], route_class_override=_behind(gate.newcomer)), api)
+    _newcomers(
+        partial(router.add_api_route, tags=["devices"], route_class_override=_behind(authenticator.newcomer)), api
+    )
 
 
-def _behind(admit: Callable[[Request], Awaitable[None]]) -> type[Gated]:
-    return type("Gated", (Gated,), {"admit": staticmethod(admit)})
+def _behind(admit: Callable[[Request], Awaitable[None]]) -> type[DeviceRoute]:
+    return type("DeviceRoute", (DeviceRoute,), {"admit": staticmethod(admit)})
 
 
 def _newcomers(add: Add, api: DeviceApi) -> None:

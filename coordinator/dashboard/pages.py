@@ -19,14 +19,14 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from coordinator.api.access import COOKIE, Access
+from coordinator.api.limits import ConnectionLimit
+from coordinator.api.service import Service
+from coordinator.api.tokens import authenticate
 from coordinator.dashboard.curves import HEIGHT, WIDTH
 from coordinator.dashboard.views import date, populations, task_page
 from coordinator.errors import BadToken, UnknownTask
-from coordinator.limits import ConnectionLimit
-from coordinator.service import Service
+from coordinator.rules.state import Role
 from coordinator.store.records import Records
-from coordinator.store.rows import Role
-from coordinator.tokens import authenticate
 
 Look: TypeAlias = Callable[[Records], dict[str, Any]]
 _TICK_S = 1.0

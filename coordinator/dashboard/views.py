@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from coordinator.dashboard.curves import Curve, curves
-from coordinator.progress import Progress
-from coordinator.rounds import RoundState
+from coordinator.rules.progress import Progress
+from coordinator.rules.rounds import RoundState
+from coordinator.rules.state import LiveRound, SessionShape, Task, Transition
 from coordinator.store.overview import Totals
 from coordinator.store.records import Records
-from coordinator.store.rows import LiveRound, SessionShape, Task, Transition
 
 _RECENT = 20
 _PASSAGE = ("accepted", "waited", "assigned", "fetched checkpoint", "reported")

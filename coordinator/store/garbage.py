@@ -1,4 +1,4 @@
-"""Rows that nobody needs any more, within one transaction. What is to be kept: coordinator.collection."""
+"""Rows that nobody needs any more, within one transaction. What is to be kept: coordinator.store.garbage_collection."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection
 from sqlalchemy import delete, exists, func, or_, select, text, update
 from sqlalchemy.engine import Connection
 
-from coordinator.rounds import RoundState
+from coordinator.rules.rounds import RoundState
 from coordinator.store.tables import ASSIGNMENTS, BLOBS, METADATA, REPORTS, ROUNDS, TRANSITIONS
 
 

@@ -1,4 +1,4 @@
-"""Rows of replicas and of the leases that they hold, within one transaction. Who should do what: coordinator.leases."""
+"""Rows of replicas and of the leases that they hold, within one transaction. Who should do what: rules.leases."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, bindparam, delete, insert, select, true, u
 from sqlalchemy.engine import Connection
 
 from coordinator.errors import LeaseLost
-from coordinator.leases import Lease, Replica
+from coordinator.rules.leases import Lease, Replica
 from coordinator.store.tables import POPULATIONS, REPLICAS
 
 _HELD = select(POPULATIONS.c.name, POPULATIONS.c.term).where(POPULATIONS.c.holder == bindparam("by"))

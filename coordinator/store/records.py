@@ -13,14 +13,15 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
 from coordinator.errors import StoreConflict, UnknownAssignment, UnknownBlob, UnknownRound, UnknownTask
-from coordinator.progress import Progress, explain
-from coordinator.rounds import FAILURES, AssignmentState, Round, RoundState, TaskState, move
+from coordinator.rules.progress import Progress, explain
+from coordinator.rules.rounds import FAILURES, AssignmentState, Round, RoundState, TaskState, move
+from coordinator.rules.state import AssignmentRecord, Device, RoundRecord, Seat, Snapshot, Task, Transition
+from coordinator.rules.task_settings import TaskSettings
 from coordinator.store.garbage import Garbage
 from coordinator.store.leases import LeaseRecords
 from coordinator.store.observations import ObservationRecords
 from coordinator.store.overview import Overview
-from coordinator.store.rows import AssignmentRecord, Device, RoundRecord, Seat, Snapshot, Task, Transition
-from coordinator.store.sessions import SessionRecords
+from coordinator.store.session_counts import SessionRecords
 from coordinator.store.tables import (
     ASSIGNMENTS,
     BLOBS,
@@ -32,7 +33,6 @@ from coordinator.store.tables import (
     TRANSITIONS,
 )
 from coordinator.store.tokens import TokenRecords
-from coordinator.task_settings import TaskSettings
 from fedcore.bundle import AlgorithmRef
 from fedcore.decoding import converter
 from fedcore.plan import BlobRef, PlanSignature

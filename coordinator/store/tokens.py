@@ -1,4 +1,4 @@
-"""Rows of tokens, within one transaction. What tokens are for: coordinator.tokens."""
+"""Rows of tokens, within one transaction. What tokens are for: coordinator.api.tokens."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Row, insert, select, update
 from sqlalchemy.engine import Connection
 
-from coordinator.store.rows import Role, Token
+from coordinator.rules.state import Role, Token
 from coordinator.store.tables import TOKENS
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import msgspec
 
-from device_runtime.checked import checked, misfit
+from device_runtime.validation import checked, misfit
 from fedcore.decoding import converter
 from fedcore.wire.messages import Fraction, StatedConditions
 

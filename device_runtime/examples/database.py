@@ -44,7 +44,7 @@ CAUSES = {
 WAIT_S = 10.0
 
 
-class Database:
+class ExampleDatabase:
     """One file. Each use has a connection of its own, so several processes may share it."""
 
     def __init__(self, path: Path) -> None:

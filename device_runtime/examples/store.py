@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from device_runtime.errors import ExampleRefused, StoreDamaged, StoreError
 from device_runtime.examples.collection import Collection, Example, Retention, words
-from device_runtime.examples.database import Database
+from device_runtime.examples.database import ExampleDatabase
 from device_runtime.examples.source import Columns, ExampleSource, invalid
 from fedcore.decoding import decoder
 from fedcore.plan import ExampleSpec, Field
@@ -59,7 +59,7 @@ class ExampleStore(ExampleSource):
         """The store in the file `path`; `clock` gives seconds since 1970."""
         super().__init__(path)
         self.put_aside: Path | None = None
-        self._database = Database(path)
+        self._database = ExampleDatabase(path)
         self._clock = clock
 
     @classmethod

@@ -24,14 +24,14 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from coordinator.tasks import TaskSettings
+from coordinator.store.tasks import TaskSettings
 from fedcore.wire.signatures import PublicKey
 from muster.bench.machine import describe_machine
 from muster.bench.null_task import null_coordinator
 from muster.bench.open_loop import send_evenly
 from muster.bench.usage import Usage
 from muster.server import LocalCoordinator, ServerError
-from simulator.light import LightConfig, LightFleet
+from simulator.fleet.load import LoadConfig, LoadFleet
 
 POPULATION = "light"
 CALLERS = 16
@@ -98,12 +98,12 @@ def run(config: CheckinConfig, on_progress: Callable[[str], None]) -> Result:
 
 
 async def _run(config: CheckinConfig, server: LocalCoordinator, on_progress: Callable[[str], None]) -> Result:
-    async with LightFleet(_light(server.url, config.devices)) as fleet:
+    async with LoadFleet(_light(server.url, config.devices)) as fleet:
         on_progress("enrolling")
         await fleet.enrol()
         keys = {device.signer.keyid: PublicKey.of(device.signer.key).text for device in fleet.devices}
         with _bare_route(keys) as peer:
-            async with LightFleet(_light(peer.url, 0)) as fleet_of_peer:
+            async with LoadFleet(_light(peer.url, 0)) as fleet_of_peer:
                 fleet_of_peer.devices = fleet.devices
                 ours, bare = await _in_turns(config, (fleet, server.pid), (fleet_of_peer, peer.pid), on_progress)
         saturation = ours.wall
@@ -144,8 +144,8 @@ class _Rate:
 
 async def _in_turns(
     config: CheckinConfig,
-    ours: tuple[LightFleet, int],
-    peer: tuple[LightFleet, int],
+    ours: tuple[LoadFleet, int],
+    peer: tuple[LoadFleet, int],
     on_progress: Callable[[str], None],
 ) -> tuple[_Rate, _Rate]:
     """Both servers, each asked by as many callers as it can bear; the best block of each counts."""
@@ -160,7 +160,7 @@ async def _in_turns(
     return best[0], best[1]
 
 
-async def _closed_loop(fleet: LightFleet, pid: int, seconds: float) -> _Rate:
+async def _closed_loop(fleet: LoadFleet, pid: int, seconds: float) -> _Rate:
     """Callers that ask again as soon as they are answered. Raises Refusal when one is turned away."""
     answered, until = 0, time.perf_counter() + seconds
     turns = cycle(fleet.devices)
@@ -176,7 +176,7 @@ async def _closed_loop(fleet: LightFleet, pid: int, seconds: float) -> _Rate:
     return _Rate(answered / (Usage.of(pid).cpu_s - before.cpu_s), answered / (time.perf_counter() - began))
 
 
-async def _load(fleet: LightFleet, saturation: float, percent: int, seconds: float) -> Load:
+async def _load(fleet: LoadFleet, saturation: float, percent: int, seconds: float) -> Load:
     """Check-ins at even times, whether or not earlier ones were answered."""
     rate = saturation * percent / 100
     address = urlsplit(fleet.config.coordinator)
@@ -200,8 +200,8 @@ def _quantile(values: Sequence[float], percent: int) -> float:
     return quantiles(values, n=100)[percent - 1] if len(values) > 1 else 0.0
 
 
-def _light(url: str, devices: int) -> LightConfig:
-    return LightConfig(coordinator=url, population=POPULATION, devices=devices)
+def _light(url: str, devices: int) -> LoadConfig:
+    return LoadConfig(coordinator=url, population=POPULATION, devices=devices)
 
 
 @contextmanager

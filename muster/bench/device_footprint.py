@@ -26,8 +26,8 @@ from fedcore.bundle import Footprint
 from fedcore.decoding import decoder
 from fedcore.plan import BlobRef
 from muster.bench.machine import describe_machine
-from simulator.arm.calls import call
-from simulator.arm.wheel import build_wheel
+from simulator.fleet.arm.calls import call
+from simulator.fleet.arm.wheel import build_wheel
 
 _FOOTPRINT = decoder(Footprint)
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from coordinator.rounds import RoundState
-from coordinator.tasks import CoordinatorStore, TaskSettings
+from coordinator.rules.rounds import RoundState
+from coordinator.store.tasks import CoordinatorStore, TaskSettings
 from export.build import export_bundle
 from export.model import Model
 from export.models import load
@@ -24,13 +24,13 @@ from fedcore.algorithms import create
 from muster.bench.machine import describe_machine
 from muster.server import local_coordinator
 from simulator import datasets
-from simulator.agreement import counted_cohort, worst_difference
-from simulator.audit import Audit, audit
 from simulator.engine import Engine
-from simulator.fleet import Fleet, FleetConfig
-from simulator.kinds import Kind, load_profile
+from simulator.fleet.fleet import Fleet, FleetConfig
+from simulator.fleet.profile import Kind, load_profile
+from simulator.fleet.summary import FleetSummary, Session
 from simulator.population import Population
-from simulator.summary import FleetSummary, Session
+from simulator.proofs.reconcile import Reconciliation, reconcile
+from simulator.proofs.replay import counted_cohort, worst_difference
 
 # Smooth, so that the replay does not stray, and small: what is measured here is not training.
 MODEL, ALGORITHM, SETTINGS = "logreg", "fedavg", {"batch_size": 5, "epochs": 2, "client_lr": 0.05}
@@ -84,7 +84,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     sound: bool
     endings: dict[str, int]
     kinds: dict[str, dict[str, int]]
-    audit: Audit
+    reconcile: Reconciliation
 
 
 def run(config: HostileConfig, on_session: Callable[[Session], None]) -> Result:
@@ -103,7 +103,7 @@ def run(config: HostileConfig, on_session: Callable[[Session], None]) -> Result:
             summary = _fleet(config, kinds, users, local.url, folder / "devices").run(on_session)
             seconds = time.monotonic() - started
             agreement = _agreement(engine, users, local.store, task, summary)
-            found = audit(local.store, task, folder / "devices", summary)
+            found = reconcile(local.store, task, folder / "devices", summary)
             states = [one.state for one in local.store.rounds(task)]
     committed = states.count(RoundState.COMMITTED)
     return Result(
@@ -119,7 +119,7 @@ def run(config: HostileConfig, on_session: Callable[[Session], None]) -> Result:
         sound=committed == config.rounds and not found.discrepancies and agreement < TOLERANCE,
         endings=dict(summary.endings.most_common()),
         kinds={kind: dict(counts.most_common()) for kind, counts in summary.by.items()},
-        audit=found,
+        reconcile=found,
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from coordinator.tasks import TaskSettings
+from coordinator.store.tasks import TaskSettings
 from fedcore import algorithms, checkpoint
 from fedcore.bundle import AlgorithmRef, Bundle, Certificate, Evidence, Footprint, Manifest, Parity
 from fedcore.loop import Loop

@@ -18,7 +18,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from coordinator.pacing import HOUR_S, Demand, Pace, drawn, observe, window
+from coordinator.rules.pacing import HOUR_S, Demand, Pace, drawn, observe, window
 from fedcore.wire.messages import RetryWindow
 from muster.bench.machine import describe_machine
 

@@ -8,7 +8,7 @@ of all threads of its process, user and system, from the first report of a round
 
 Both are taken in turns, as many bodies each: a pair is the loop and then a round, and its ratio is the loop's CPU
 seconds by the round's. Other work on the machine slows both; the figure is the median over the pairs of one run. The
-devices are of `simulator.light`, in this process: each makes its report first, and none asks anything else while
+devices are of `simulator.fleet.load`, in this process: each makes its report first, and none asks anything else while
 reports are taken in.
 """
 
@@ -29,13 +29,13 @@ from statistics import median
 import msgspec
 import numpy as np
 
-from coordinator.rounds import RoundState
-from coordinator.tasks import TaskSettings
+from coordinator.rules.rounds import RoundState
+from coordinator.store.tasks import TaskSettings
 from muster.bench.machine import describe_machine
 from muster.bench.null_task import null_coordinator
 from muster.bench.usage import Usage
 from muster.server import LocalCoordinator
-from simulator.light import LightConfig, LightFleet
+from simulator.fleet.load import LoadConfig, LoadFleet
 
 POPULATION = "light"
 DEADLINE_S = 600.0
@@ -133,14 +133,14 @@ def run(config: ReportConfig, on_progress: Callable[[str], None]) -> Result:
 async def _measure(config: ReportConfig, size: int, on_progress: Callable[[str], None]) -> Cost:
     pairs: list[Pair] = []
     with null_coordinator(size, config.settings()) as (server, task):
-        light = LightConfig(
+        light = LoadConfig(
             coordinator=server.url,
             population=POPULATION,
             devices=config.devices,
             uploading=config.uploading,
             pause_s=DEADLINE_S,  # longer than a round: whoever has a receipt asks nothing more
         )
-        async with LightFleet(light) as fleet:
+        async with LoadFleet(light) as fleet:
             await fleet.enrol()
             before = Usage.of(server.pid)
             for number in range(config.pairs + 1):
@@ -173,7 +173,7 @@ def _pair(parts: tuple[float, float, float], seconds: float, count: int) -> Pair
     )
 
 
-async def _upload(fleet: LightFleet, server: LocalCoordinator, task: str, devices: int) -> float:
+async def _upload(fleet: LoadFleet, server: LocalCoordinator, task: str, devices: int) -> float:
     """CPU seconds of the server from the first report, once every device has one, to the round's commit."""
     ready = fleet.trained + devices
     fleet.may_upload.clear()

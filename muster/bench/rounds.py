@@ -14,13 +14,13 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from coordinator.rounds import RoundState
-from coordinator.tasks import CoordinatorStore, TaskSettings
+from coordinator.rules.rounds import RoundState
+from coordinator.store.tasks import CoordinatorStore, TaskSettings
 from muster.bench.machine import describe_machine
 from muster.bench.null_task import null_coordinator
 from muster.bench.usage import Usage
 from muster.server import LocalCoordinator
-from simulator.light import LightConfig, LightFleet
+from simulator.fleet.load import LoadConfig, LoadFleet
 
 POPULATION = "light"
 PATIENCE_S = 600.0
@@ -98,7 +98,7 @@ def run(config: RoundsConfig, on_progress: Callable[[str], None]) -> Result:
 
 
 async def _run(config: RoundsConfig, server: LocalCoordinator, task: str, on_progress: Callable[[str], None]) -> Result:
-    light = LightConfig(
+    light = LoadConfig(
         coordinator=server.url,
         population=POPULATION,
         devices=config.devices,
@@ -106,7 +106,7 @@ async def _run(config: RoundsConfig, server: LocalCoordinator, task: str, on_pro
         killed=config.killed,
         wait_s=PATIENCE_S,
     )
-    async with LightFleet(light) as fleet:
+    async with LoadFleet(light) as fleet:
         on_progress("enrolling")
         began = time.monotonic()
         await fleet.enrol()
@@ -148,7 +148,7 @@ async def _run(config: RoundsConfig, server: LocalCoordinator, task: str, on_pro
 
 
 async def _completed(
-    config: RoundsConfig, store: CoordinatorStore, task: str, fleet: LightFleet, on_progress: Callable[[str], None]
+    config: RoundsConfig, store: CoordinatorStore, task: str, fleet: LoadFleet, on_progress: Callable[[str], None]
 ) -> None:
     until = time.monotonic() + config.rounds * PATIENCE_S
     while time.monotonic() < until:

@@ -53,7 +53,7 @@ from secagg.messages import (
 )
 from secagg.packing import Segment
 from secagg.parameters import Parameters
-from secagg.policy import Policy
+from secagg.policy import AggregationPolicy
 from secagg.server import Server
 from secagg.session import commitment
 from secagg.shamir import PRIME, split
@@ -175,7 +175,9 @@ def _client(workload: Workload) -> tuple[float, tuple[int, int]]:
     identities = [Ed25519PrivateKey.generate() for _ in range(workload.n)]
     invite = workload.invite()
     server = Server(invite, server_key, authority.public_key().public_bytes_raw())
-    policy = Policy(server_key.public_key().public_bytes_raw(), authority.public_key().public_bytes_raw(), 2, True)
+    policy = AggregationPolicy(
+        server_key.public_key().public_bytes_raw(), authority.public_key().public_bytes_raw(), 2, True
+    )
     clients = [
         Client(identity, policy, keys.enrol(authority, identity.public_key().public_bytes_raw()))
         for identity in identities

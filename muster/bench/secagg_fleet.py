@@ -1,8 +1,8 @@
 """A fleet whose devices are killed in the middle of secure aggregations: sums stay exact, and nothing else is learnt.
 
 Devices are processes of the real device runtime, the coordinator is a process of its own, and a device dies by SIGKILL
-before or after one of its messages. Beside each device a witness writes down what it quantised and what it sent
-(simulator/witness.py). Against that the coordinator is held:
+before or after one of its messages. Beside each device a recorder writes down what it quantised and what it sent
+(simulator/fleet/recorder.py). Against that the coordinator is held:
 
 * Every committed round's model is recomputed from the plain sum of what the counted devices quantised, bit for bit.
 * In an attempt that was abandoned, no share was revealed; in one that was not, one kind of share of each device's.
@@ -29,10 +29,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from coordinator.aggregation import aggregate
-from coordinator.rounds import AssignmentState, RoundState, TaskState
-from coordinator.store.rows import AssignmentRecord, RoundRecord
-from coordinator.tasks import CoordinatorStore, Secagg, TaskSettings
+from coordinator.rules.aggregation import aggregate
+from coordinator.rules.rounds import AssignmentState, RoundState, TaskState
+from coordinator.rules.state import AssignmentRecord, RoundRecord
+from coordinator.store.tasks import CoordinatorStore, Secagg, TaskSettings
 from export.build import export_bundle
 from export.model import Model
 from export.models import load
@@ -43,14 +43,14 @@ from muster.bench.machine import describe_machine
 from muster.server import local_coordinator
 from secagg import packing
 from simulator import datasets
-from simulator.agreement import counted_cohort, worst_difference
 from simulator.engine import Engine, evaluate
-from simulator.fleet import Fleet, FleetConfig
-from simulator.kinds import Kind
+from simulator.fleet.fleet import Fleet, FleetConfig
+from simulator.fleet.profile import Kind
+from simulator.fleet.recorder import Recording
+from simulator.fleet.summary import FleetSummary, Session
 from simulator.population import Population
+from simulator.proofs.replay import counted_cohort, worst_difference
 from simulator.simulation import overall
-from simulator.summary import FleetSummary, Session
-from simulator.witness import Witnessed
 
 MODEL, DATASET = "digits_cnn", "digits"
 ALGORITHM = create("fedavg", {"client_lr": 0.1, "epochs": 2, "batch_size": 4})
@@ -132,7 +132,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run(config: SecureFleetConfig, on_session: Callable[[Session], None]) -> Result:
-    """Train to the end, lose a second task, and hold the coordinator against the witnesses.
+    """Train to the end, lose a second task, and hold the coordinator against the recordings.
 
     Raises SimulatorError as a fleet does.
     """
@@ -152,7 +152,7 @@ def run(config: SecureFleetConfig, on_session: Callable[[Session], None]) -> Res
             seconds = time.monotonic() - started
             lost = local.store.register_task(bundle, config.settings("lost", largest)).id
             stage.lose(lost, on_session)
-            account = _Account(local.store, (trained, lost), Witnessed(folder / "devices"))
+            account = _Account(local.store, (trained, lost), Recording(folder / "devices"))
             engine = Engine(model, ALGORITHM, users, seed=config.seed)
             agreement = _replay(engine, users, local.store, trained, summary)
             models = (local.store.checkpoint(trained, config.rounds)["params"], engine.state["params"])
@@ -199,7 +199,7 @@ class _Stage:
                 wait_s=4 * self.config.phase_s,
                 seed=self.config.seed,
                 kinds=kinds,
-                witnessed=True,
+                recorded=True,
             ),
             self.users,
         )
@@ -207,11 +207,11 @@ class _Stage:
 
 @dataclass(frozen=True, slots=True)
 class _Account:
-    """What the coordinator's rows say of its tasks, held against the witnesses."""
+    """What the coordinator's rows say of its tasks, held against the recordings."""
 
     store: CoordinatorStore
     tasks: Sequence[str]
-    witnesses: Witnessed
+    recordings: Recording
 
     def attempts(self) -> Iterator[tuple[str, RoundRecord, list[AssignmentRecord]]]:
         """Every attempt that ended, of all tasks."""
@@ -233,7 +233,7 @@ class _Account:
     def deaths(self, task: str) -> dict[str, int]:
         """How many devices were killed in a task's rounds, by the message at which."""
         seats = {seat.id for name, _, cohort in self.attempts() if name == task for seat in cohort}
-        where = (words for name, words in self.witnesses.deaths().items() if name in seats)
+        where = (words for name, words in self.recordings.deaths().items() if name in seats)
         return dict(sorted(Counter(chain.from_iterable(where)).items()))
 
     def exact(self) -> int:
@@ -244,7 +244,7 @@ class _Account:
         )
 
     def _recomputed(self, task: str, number: int, names: Sequence[str]) -> Float32:
-        reports = [self.witnesses.quantised(name) for name in names]
+        reports = [self.recordings.quantised(name) for name in names]
         totals = [packing.decode(one.segments, one.words, 1, one.w_max) for one in reports]
         total = reduce(operator.add, totals)
         plan = self.store.plan(self.store.task(task).plan_sha256)
@@ -256,19 +256,19 @@ class _Account:
         """Messages with shares that left a device in an attempt that was abandoned."""
         abandoned = (cohort for _, one, cohort in self.attempts() if one.state is RoundState.ABANDONED)
         failed = {seat.id for cohort in abandoned for seat in cohort}
-        return sum(assignment in failed for assignment, _, _ in self.witnesses.shares())
+        return sum(assignment in failed for assignment, _, _ in self.recordings.shares())
 
     def both_kinds(self) -> int:
         """Devices of which, in one session, shares of the self seed and of the mask key were revealed."""
         kinds: dict[tuple[bytes, int], set[int]] = defaultdict(set)
-        for _, session, shares in self.witnesses.shares():
+        for _, session, shares in self.recordings.shares():
             for owner, (kind, _) in shares.items():
                 kinds[session, owner].add(kind)
         return sum(len(found) > 1 for found in kinds.values())
 
     def uneven(self) -> tuple[int, float]:
         """Uploads, and how far the distribution of their bytes is from an even one, in standard deviations."""
-        uploads = self.witnesses.uploads()
+        uploads = self.recordings.uploads()
         counts = sum(np.bincount(words.view(np.uint8), minlength=256) for words in uploads.values())
         expected = np.sum(counts) / 256
         chi_squared = float(((counts - expected) ** 2 / expected).sum())
@@ -277,8 +277,8 @@ class _Account:
     def found_in(self, home: Path) -> tuple[int, int]:
         """Uploads and quantised reports that were sought in the coordinator's files, and those that were found."""
         sought = []
-        for assignment, words in self.witnesses.uploads().items():
-            for one in (words, self.witnesses.quantised(assignment).words):
+        for assignment, words in self.recordings.uploads().items():
+            for one in (words, self.recordings.quantised(assignment).words):
                 middle = one.size // 2
                 sought.append(one[middle : middle + SAMPLE].tobytes())
         files = [path.read_bytes() for path in home.rglob("*") if path.is_file()]

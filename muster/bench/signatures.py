@@ -1,6 +1,6 @@
-"""What a signed request costs: the coordinator's gate against the bare verification of its signature, and signing.
+"""The cost of a signed request: authentication against the bare verification of its signature, and signing.
 
-A request is a check-in with a body of 300 bytes. The gate is everything between a request that was parsed and the
+A request is a check-in with a body of 300 bytes. Authentication is everything between a parsed request and the
 handler: reading both fields, rebuilding what was signed, the key from memory, the signature, the table of replays. All
 are timed in turns in one process, in CPU time of one thread, and the least of each counts.
 """
@@ -20,11 +20,11 @@ from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_pri
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from starlette.requests import Request as HttpRequest
 
-from coordinator.api.signed import Gate
-from coordinator.enrolment import device_id
-from coordinator.limits import RateLimit
+from coordinator.api.authentication import Authenticator
+from coordinator.api.enrolment import device_id
+from coordinator.api.limits import RateLimit
 from coordinator.metrics import Metrics
-from coordinator.tasks import open_coordinator_store
+from coordinator.store.tasks import open_coordinator_store
 from fedcore.wire.signatures import PrivateKey, PublicKey, Request, Signer, content_digest, sign
 from muster.bench.machine import describe_machine
 
@@ -34,7 +34,7 @@ BLOCK = 100
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """CPU microseconds of one algorithm: the gate and its peer, signing a request and its peer."""
+    """CPU microseconds of one algorithm: the authenticator and its peer, signing a request and its peer."""
 
     algorithm: str
     gate_us: float
@@ -80,15 +80,15 @@ async def _measure(key: PrivateKey, blocks: int, folder: Path) -> Cost:
     with open_coordinator_store(f"sqlite:///{folder / 'm.db'}", folder / "blobs") as store:
         with store.database.writing() as records:
             records.add_device(signer.keyid, public.text, "none")
-        gate = Gate(store, RateLimit(1_000_000), Metrics())
-        await gate.device(_request(signer))  # from now on the key is in memory
+        authenticator = Authenticator(store, RateLimit(1_000_000), Metrics())
+        await authenticator.device(_request(signer))  # from now on the key is in memory
         for _ in range(blocks):
             began = time.process_time()
             requests = [_request(signer) for _ in range(BLOCK)]
             request_s.append(time.process_time() - began)
             began = time.process_time()
             for one in requests:
-                await gate.device(one)
+                await authenticator.device(one)
             gate_s.append(time.process_time() - began)
             verify_s.append(_timed(lambda: public.check(signature, message)))
             sign_s.append(_timed(lambda: sign(key, message)))

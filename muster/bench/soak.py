@@ -17,14 +17,14 @@ import msgspec
 import numpy as np
 import sqlalchemy
 
-from coordinator.rounds import AssignmentState, RoundState
+from coordinator.rules.rounds import AssignmentState, RoundState
 from coordinator.store.tables import ASSIGNMENTS, ROUNDS
-from coordinator.tasks import CoordinatorStore, TaskSettings
+from coordinator.store.tasks import CoordinatorStore, TaskSettings
 from muster.bench.machine import describe_machine
 from muster.bench.null_task import null_coordinator
 from muster.bench.usage import Usage
 from muster.server import LocalCoordinator
-from simulator.light import LightConfig, LightFleet
+from simulator.fleet.load import LoadConfig, LoadFleet
 
 POPULATION = "light"
 SILENT, KILLED = 0.08, 0.2
@@ -98,7 +98,7 @@ def run(config: SoakConfig, on_progress: Callable[[str], None]) -> Result:
 async def _run(config: SoakConfig, server: LocalCoordinator, task: str, on_progress: Callable[[str], None]) -> Result:
     store = server.store
     before, samples = Usage.of(server.pid), []
-    light = LightConfig(
+    light = LoadConfig(
         coordinator=server.url,
         population=POPULATION,
         devices=config.devices,
@@ -115,7 +115,7 @@ async def _run(config: SoakConfig, server: LocalCoordinator, task: str, on_progr
             on_progress(f"{samples[-1].used.rss_mb:.0f} MB, {fleet.endings['reported']} reports")
             await asyncio.sleep(min(EVERY_S, 6 * config.minutes))
 
-    async with LightFleet(light) as fleet:
+    async with LoadFleet(light) as fleet:
         await fleet.enrol()
         await fleet.run(watch)
     store.cancel(task)

@@ -131,8 +131,8 @@ def hostile_fleet(
     if json:
         emit(result)
     else:
-        fields = {name: value for name, value in structs.asdict(result).items() if name not in {"kinds", "audit"}}
-        show_fields(fields | asdict(result.audit))
+        fields = {name: value for name, value in structs.asdict(result).items() if name not in {"kinds", "reconcile"}}
+        show_fields(fields | asdict(result.reconcile))
     raise typer.Exit(0 if result.sound else 1)
 
 
@@ -247,7 +247,7 @@ def signatures(
         )
         for cost in result.costs
     ]
-    heads = ("algorithm", "gate, µs", "bare, µs", "ratio", "sign a request, µs", "bare, µs")
+    heads = ("algorithm", "authenticator, µs", "bare, µs", "ratio", "sign a request, µs", "bare, µs")
     return show_table(heads, rows)
 
 

@@ -17,8 +17,8 @@ from muster.commands.task import FIRST_TASK, Blobs, Database, given_again, locat
 from muster.output import Json, emit, say_next, show_fields, show_table
 
 if TYPE_CHECKING:
+    from coordinator.rules.state import Token
     from coordinator.server import Addresses
-    from coordinator.store.rows import Token
 
 coordinator_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Run the coordinator.")
 Config = Annotated[Path | None, typer.Option(help="A TOML file of settings; flags and environment win.")]
@@ -137,8 +137,8 @@ def collect(
     """
     from dataclasses import asdict, replace
 
-    from coordinator.collection import collect as run
-    from coordinator.tasks import open_coordinator_store
+    from coordinator.store.garbage_collection import collect as run
+    from coordinator.store.tasks import open_coordinator_store
 
     settings = located(db, blobs, keep_models=keep_models, keep_assignments_days=keep_assignments_days)
     with open_coordinator_store(settings.database, settings.blobs, create=False) as store:
@@ -180,9 +180,9 @@ def token(
 
     Run it where the database can be reached. `muster task --coordinator URL` takes the token from MUSTER_TOKEN.
     """
+    from coordinator.api.tokens import issue
+    from coordinator.rules.state import Role
     from coordinator.store.database import Database as Store
-    from coordinator.store.rows import Role
-    from coordinator.tokens import issue
 
     if role not in set(Role):
         raise typer.BadParameter(f"{role!r} is neither viewer nor operator", param_hint="--role")
@@ -197,8 +197,8 @@ def token(
 @coordinator_app.command("tokens")
 def list_tokens(db: Database = None, json: Json = False) -> None:
     """List every token by its id, never its secret."""
+    from coordinator.api.tokens import tokens
     from coordinator.store.database import Database as Store
-    from coordinator.tokens import tokens
 
     with closing(Store(located(db).database, create=False)) as database:
         found = tokens(database)
@@ -215,8 +215,8 @@ def revoke(
     json: Json = False,
 ) -> None:
     """Make a token worthless, from now on."""
+    from coordinator.api.tokens import revoke as end
     from coordinator.store.database import Database as Store
-    from coordinator.tokens import revoke as end
 
     with closing(Store(located(db).database, create=False)) as database:
         ended = end(database, token_id)

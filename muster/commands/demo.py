@@ -60,7 +60,7 @@ def demo(
         with doing("load libraries"):
             # Coordinator and devices start meanwhile, on another core.
             from muster.server import starting_coordinator
-            from simulator.emulators import HERE, emulators
+            from simulator.fleet.fork_servers import HERE, emulators
 
             started = stack.enter_context(starting_coordinator(folder))
             machines = stack.enter_context(emulators({HERE: ["onnxruntime"]}))

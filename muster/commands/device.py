@@ -15,7 +15,7 @@ from muster.plain import emit, say, show_fields, show_table
 
 if TYPE_CHECKING:
     from device_runtime.conditions import Requirements
-    from device_runtime.journal import Entry
+    from device_runtime.state.journal import Entry
 
 STATE = Path("device")
 CODES = {"reported": 0, "rejected": 75, "not-needed": 75, "not-now": 75}
@@ -127,7 +127,7 @@ def run(given: argparse.Namespace) -> int:
 
 def log(given: argparse.Namespace) -> None:
     """Show the device's journal: what was trained, when, for whom, what was sent, and how it ended."""
-    from device_runtime.journal import read_journal
+    from device_runtime.state.journal import read_journal
 
     entries = read_journal(given.state)[-given.last :]
     if given.json:

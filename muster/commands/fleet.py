@@ -12,9 +12,9 @@ import typer
 from muster.output import Json, emit, progress, show_fields, show_table
 
 if TYPE_CHECKING:
-    from simulator.fleet import Fleet
-    from simulator.kinds import Kind
-    from simulator.summary import FleetSummary, Session
+    from simulator.fleet.fleet import Fleet
+    from simulator.fleet.profile import Kind
+    from simulator.fleet.summary import FleetSummary, Session
 
 fleet_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Run a fleet of emulated devices.")
 
@@ -56,7 +56,7 @@ def run(
     backends itself.
     """
     from simulator import datasets
-    from simulator.fleet import Fleet, FleetConfig
+    from simulator.fleet.fleet import Fleet, FleetConfig
 
     kinds = _kinds(profile, archs, backends)
     users, _ = datasets.users(dataset, data, devices)
@@ -77,8 +77,8 @@ def run(
 
 
 def _kinds(profile: Path | None, archs: list[str] | None, backends: list[str] | None) -> tuple[Kind, ...]:
-    from simulator.emulators import HERE
-    from simulator.kinds import load_profile, take_turns
+    from simulator.fleet.fork_servers import HERE
+    from simulator.fleet.profile import load_profile, take_turns
 
     if profile is None:
         return take_turns(archs or [HERE], backends or ["onnxruntime"])
@@ -141,7 +141,7 @@ def sysroot(
     It comes from Debian and PyPI, and needs no root: see docs/emulators.md. The first time takes a minute and 150 MB of
     downloads; again, only what is missing or changed is made.
     """
-    from simulator.arm.sysroot import ARCH, build
+    from simulator.fleet.arm.sysroot import ARCH, build
 
     if arch != ARCH:
         raise typer.BadParameter(f"only {ARCH} can be emulated, not {arch!r}", param_hint="--arch")

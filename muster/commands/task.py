@@ -16,10 +16,10 @@ import typer
 from muster.output import Json, emit, say_next, show_fields, show_table
 
 if TYPE_CHECKING:
-    from coordinator.progress import Progress
+    from coordinator.rules.progress import Progress
+    from coordinator.rules.state import RoundRecord, Task
     from coordinator.settings import Settings
-    from coordinator.store.rows import RoundRecord, Task
-    from coordinator.tasks import CoordinatorStore
+    from coordinator.store.tasks import CoordinatorStore
     from muster.remote import RemoteStore
 
 task_app = typer.Typer(
@@ -117,7 +117,7 @@ def create(
     A population in which too few devices meet --require, or too many rest after taking part (--min-separation-…), fills
     no round: `muster task metrics` shows what becomes of them.
     """
-    from coordinator.tasks import Budget, CoordinatorStore, OnDevice, Requires, Secagg, TaskSettings
+    from coordinator.store.tasks import CoordinatorStore, FootprintBudget, OnDevice, Requires, Secagg, TaskSettings
     from fedcore.bundle import Bundle
     from muster.rules import parse_rules
 
@@ -137,7 +137,7 @@ def create(
         on_device=parse_rules(on_device, OnDevice, "--on-device"),
         seed=seed,
         formats=tuple(formats or ("onnx",)),
-        budget=Budget(
+        budget=FootprintBudget(
             peak_rss_mb=max_rss_mb,
             step_cpu_ms=max_step_ms,
             graph_bytes=None if max_graph_mb is None else max_graph_mb * 1e6,
@@ -294,7 +294,7 @@ def _store(
         from muster.remote import RemoteStore
 
         return RemoteStore(coordinator, os.environ.get("MUSTER_TOKEN"))
-    from coordinator.tasks import open_coordinator_store
+    from coordinator.store.tasks import open_coordinator_store
 
     settings = located(db, blobs)
     return open_coordinator_store(settings.database, settings.blobs, create=False)

@@ -10,15 +10,15 @@ import pytest
 import sqlalchemy
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from coordinator.drivers import Driver
+from coordinator.commands import Arrive, GiveUp, Report, Submission, Wait
+from coordinator.driver.driver import Driver
+from coordinator.driver.membership import Membership, ReplicaPlace
 from coordinator.errors import UnknownRound
 from coordinator.keys import Keys
-from coordinator.secure import SecureMeans
+from coordinator.secure.round import SecureRoundFactory
 from coordinator.server import serving
 from coordinator.settings import Settings
-from coordinator.submissions import Arrive, GiveUp, Report, Submission, Wait
-from coordinator.tasks import TaskSettings, open_coordinator_store
-from coordinator.tenure import Place, Tenure
+from coordinator.store.tasks import TaskSettings, open_coordinator_store
 from fedcore.wire.messages import Abort, CheckIn, RetryWindow
 from tests.coordinator.bundles import make_bundle, report_vector
 from tests.coordinator.devices import CAPABILITIES, speaking_to
@@ -133,10 +133,10 @@ class Desk:
     ):
         self.now = now
         self.store = store
-        self.tenure = Tenure(store, Place(keys="", lease_s=lease_s))
-        self.tenure.listen_at(url)
-        secure = SecureMeans(KEYS, unmask)
-        self.driver = Driver(self.tenure, secure, retry, 16, clock=lambda: self.now, source=source)
+        self.membership = Membership(store, ReplicaPlace(keys="", lease_s=lease_s))
+        self.membership.listen_at(url)
+        secure = SecureRoundFactory(KEYS, unmask)
+        self.driver = Driver(self.membership, secure, retry, 16, clock=lambda: self.now, source=source)
         self.driver.recover()
 
     def turn(self, *requests) -> list[Future]:

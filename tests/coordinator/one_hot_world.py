@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import sqlalchemy
 
+from coordinator.commands import Arrive, GiveUp, HangUp, Report, Submission, Wait
 from coordinator.errors import ConflictingReport, Refusal, TaskEnded, Unavailable
-from coordinator.rounds import RoundState, TaskState
+from coordinator.rules.rounds import RoundState, TaskState
 from coordinator.store.tables import ROUNDS
-from coordinator.submissions import Arrive, GiveUp, HangUp, Report, Submission, Wait
-from coordinator.tasks import TaskSettings, open_coordinator_store
+from coordinator.store.tasks import TaskSettings, open_coordinator_store
 from fedcore.params import VectorSpec
 from fedcore.report import Segment
 from fedcore.wire.messages import Abort, Assignment, CheckIn, Receipt

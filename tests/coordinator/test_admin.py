@@ -11,13 +11,13 @@ import pytest
 import sqlalchemy
 
 from coordinator.api.admin_documents import ADMIN_PROBLEMS
+from coordinator.api.tokens import authenticate, issue, revoke, tokens
 from coordinator.errors import BadToken, InvalidToken, StoreConflict, UnknownToken
-from coordinator.rounds import TaskState
+from coordinator.rules.rounds import TaskState
+from coordinator.rules.state import Role, Task
 from coordinator.server import serving_both
 from coordinator.settings import Settings
-from coordinator.store.rows import Role, Task
 from coordinator.store.tables import TOKENS
-from coordinator.tokens import authenticate, issue, revoke, tokens
 from fedcore.wire.problems import PROBLEM_TYPE, Problem
 from tests.coordinator.bundles import START, make_bundle
 
@@ -159,7 +159,7 @@ def test_a_collection_that_takes_blobs_time_and_again_is_answered_try_later(tmp_
         raise StoreConflict("a blob was collected before a row knew it; try again")
 
     bundle = make_bundle(tmp_path / "new")
-    monkeypatch.setattr("coordinator.tasks.CoordinatorStore.add_blobs", gone)
+    monkeypatch.setattr("coordinator.store.tasks.CoordinatorStore.add_blobs", gone)
     with admin(Role.OPERATOR) as client:
         upload(client, bundle)
         refused(create(client, bundle), "unavailable")

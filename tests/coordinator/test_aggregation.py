@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from coordinator.aggregation import ReportSum, aggregate, check_fit, state_specs
 from coordinator.errors import InvalidTask, NonFiniteState
+from coordinator.rules.aggregation import ReportSum, aggregate, check_fit, state_specs
 from fedcore import algorithms
 from fedcore.errors import ReportError
 from fedcore.report import Segment

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
+from coordinator.api.service import Service
 from coordinator.errors import MissingStore, UnsupportedDatabase
-from coordinator.service import Service
 from coordinator.settings import Settings
 from tests.coordinator.bundles import START, report_body
 from tests.coordinator.conftest import committed

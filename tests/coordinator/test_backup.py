@@ -12,7 +12,7 @@ import pytest
 
 from coordinator.server import serving
 from coordinator.settings import Settings
-from coordinator.tasks import TaskSettings, open_coordinator_store
+from coordinator.store.tasks import TaskSettings, open_coordinator_store
 from tests.coordinator.bundles import START, make_bundle, report_body
 from tests.coordinator.conftest import committed
 from tests.coordinator.devices import speaking_to

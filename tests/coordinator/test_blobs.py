@@ -10,8 +10,8 @@ import httpx2
 import pytest
 from moto.server import ThreadedMotoServer
 
-from coordinator.blobs import Blobs
 from coordinator.errors import MissingStore, Unavailable, UnknownBlob, UnsupportedBlobs
+from coordinator.store.blobs import Blobs
 from fedcore.errors import DigestMismatch
 from fedcore.plan import BlobRef
 
@@ -142,14 +142,14 @@ def test_a_bucket_that_is_not_there_is_said_at_the_start_and_later_is_no_missing
 
 
 def test_a_deletion_ends_before_the_transaction_around_it_is_ended(monkeypatch, tmp_path):
-    monkeypatch.setattr("coordinator.blobs._DELETING_S", 0.05)
+    monkeypatch.setattr("coordinator.store.blobs._DELETING_S", 0.05)
     with s3_server(monkeypatch) as bucket:
         blobs = Blobs(f"s3://{bucket}")
     began = time.monotonic()
     with pytest.raises(Unavailable):
         blobs.delete(["0" * 64])
     assert time.monotonic() - began < 1
-    monkeypatch.setattr("coordinator.blobs._DELETING_S", 0)
+    monkeypatch.setattr("coordinator.store.blobs._DELETING_S", 0)
     folder = Blobs(tmp_path)
     names = [folder.put(bytes([number])).sha256 for number in range(3)]
     assert folder.delete(names) == 1

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from coordinator.api import entrance
+from coordinator.api import middleware
 from coordinator.api.connection import Body, Together
+from coordinator.api.limits import MemoryBudget
 from coordinator.api.reports import ReportApi
 from coordinator.errors import Unavailable
-from coordinator.limits import Room
 from coordinator.store.records import Records
 from fedcore import checkpoint
 from fedcore.wire import messages
@@ -100,7 +100,7 @@ def test_a_body_in_pieces_that_pause_is_the_body(store, register_large, client, 
 
 
 def test_a_body_that_keeps_coming_for_long_leaves_its_connection_open(register_large, client, monkeypatch):
-    monkeypatch.setattr(entrance, "SILENCE_S", 0.5)
+    monkeypatch.setattr(middleware, "SILENCE_S", 0.5)
     register_large(goal=2, rounds=1)
     given = [one.assignment for one in assign(client, "a", "b")]
     body = report(2)
@@ -193,7 +193,7 @@ def fail_with(memory):
 
 
 def test_memory_is_used_again_for_reports_of_its_size_and_not_when_one_failed():
-    room = Room(1000)
+    room = MemoryBudget(1000)
     with room.hold(20) as first:
         first[:] = b"x" * 20
     with room.hold(20) as again, room.hold(20) as another:
@@ -209,7 +209,7 @@ def test_memory_is_used_again_for_reports_of_its_size_and_not_when_one_failed():
 
 
 def test_memory_that_is_kept_leaves_the_bound_as_it_is():
-    room = Room(100)
+    room = MemoryBudget(100)
     with room.hold(12):
         pass
     assert sum(map(len, room._spare)) == 12
@@ -220,7 +220,7 @@ def test_memory_that_is_kept_leaves_the_bound_as_it_is():
 
 
 def test_an_eighth_of_the_room_is_kept_at_most():
-    room = Room(100)
+    room = MemoryBudget(100)
     with room.hold(6), room.hold(6), room.hold(6):
         pass
     assert len(room._spare) == 2

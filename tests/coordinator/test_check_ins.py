@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import sqlalchemy
 
-from coordinator.eligibility import OnDevice, Requires
+from coordinator.commands import Arrive, HangUp, Wait
 from coordinator.errors import UnknownPopulation, UnknownSession
-from coordinator.submissions import Arrive, HangUp, Wait
+from coordinator.rules.eligibility import OnDevice, Requires
 from fedcore.wire.messages import Accepted, CheckIn, Offer, Rejected, StatedConditions
 from tests.coordinator.bundles import make_bundle, make_plan
 from tests.coordinator.conftest import RETRY

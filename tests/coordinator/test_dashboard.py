@@ -12,13 +12,13 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
+from coordinator.api.runtimes import OTHER, Runtimes
+from coordinator.api.tokens import issue, revoke
 from coordinator.dashboard.curves import HEIGHT, WIDTH, curves
 from coordinator.dashboard.views import populations, task_page
-from coordinator.runtimes import OTHER, Runtimes
+from coordinator.rules.state import Role
 from coordinator.server import serving_both
 from coordinator.settings import Settings
-from coordinator.store.rows import Role
-from coordinator.tokens import issue, revoke
 from tests.coordinator.bundles import make_bundle, report_body
 from tests.coordinator.devices import speaking_to
 from tests.coordinator.test_api import assign, check_in, put, wait

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import sqlalchemy
 
+from coordinator.commands import GiveUp, HangUp, Report
 from coordinator.errors import ConflictingReport, NoLongerNeeded, Unavailable, UnknownAssignment
-from coordinator.rounds import AssignmentState, RoundState, TaskState
+from coordinator.rules.rounds import AssignmentState, RoundState, TaskState
 from coordinator.store.tables import ROUNDS, TRANSITIONS
-from coordinator.submissions import GiveUp, HangUp, Report
 from fedcore.signing import SigningKey, verify
 from fedcore.wire.messages import Abort, Rejected
 from tests.coordinator.bundles import START, make_bundle, make_plan, report_vector

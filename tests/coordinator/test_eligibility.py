@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.eligibility import OnDevice, Requires
 from coordinator.errors import InvalidTask
+from coordinator.rules.eligibility import OnDevice, Requires
 from fedcore.wire.messages import StatedConditions
 
 PLUGGED = StatedConditions(charging=True, idle=True, unmetered=True, battery=0.8, free_storage_mb=512)

@@ -16,10 +16,10 @@ import pytest
 import sqlalchemy
 
 from coordinator.failpoints import FAILPOINTS, VARIABLE, reach
-from coordinator.rounds import RoundState, TaskState
+from coordinator.rules.rounds import RoundState, TaskState
 from coordinator.store.database import Database
 from coordinator.store.tables import ASSIGNMENTS, BLOBS, REPORTS
-from coordinator.tasks import open_coordinator_store
+from coordinator.store.tasks import open_coordinator_store
 from fedcore import checkpoint
 from fedcore.params import VectorSpec
 from tests.coordinator.bundles import START, report_body
@@ -39,7 +39,7 @@ REGISTER = """
 import sys
 from pathlib import Path
 import numpy as np
-from coordinator.tasks import TaskSettings, open_coordinator_store
+from coordinator.store.tasks import TaskSettings, open_coordinator_store
 from tests.coordinator.bundles import make_bundle
 folder = Path(sys.argv[2])
 with open_coordinator_store(sys.argv[1], folder / "blobs") as store:

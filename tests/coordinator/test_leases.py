@@ -6,11 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from coordinator.commands import Wait
+from coordinator.driver.membership import Membership, ReplicaPlace
 from coordinator.errors import KeysDiffer, LeaseLost, NoLongerNeeded, Unavailable, UnknownSession
-from coordinator.leases import Lease, Moves, Replica, gone, look, maker_of, moves, new_id, new_replica_id
-from coordinator.rounds import TaskState
-from coordinator.submissions import Wait
-from coordinator.tenure import Place, Tenure
+from coordinator.rules.leases import Lease, Moves, Replica, gone, look, maker_of, moves, new_id, new_replica_id
+from coordinator.rules.rounds import TaskState
 from tests.coordinator.conftest import Desk
 
 LEASE_S = 10.0
@@ -94,7 +94,7 @@ every_engine = pytest.mark.every_engine
 def desks(store):
     """Two replicas; the first one has the smaller id, by which it gets the odd population."""
     both = [Desk(store, None, url, LEASE_S) for url in ("http://one", "http://two")]
-    return sorted(both, key=lambda desk: desk.tenure.id)
+    return sorted(both, key=lambda desk: desk.membership.id)
 
 
 def pass_time(desks, seconds):
@@ -130,7 +130,7 @@ def test_a_replica_says_when_it_takes_a_population_that_another_may_have_answere
     first, second = desks
     told = []
     for desk in desks:
-        desk.tenure.took_over = lambda desk=desk: told.append(desk)
+        desk.membership.took_over = lambda desk=desk: told.append(desk)
     register()
     first.arrive("a")
     assert told == []
@@ -190,11 +190,11 @@ def test_population_is_handed_to_a_new_replica_when_its_round_is_over(store, reg
         first.hold(given)
     second = Desk(store, None, "http://second", LEASE_S)
     pass_time([first, second], 5)
-    assert first.tenure.held == {"phones", "tablets"}
+    assert first.membership.held == {"phones", "tablets"}
     assert first.arrive("c").reason == "no-task"
     first.report(one)
     pass_time([first, second], 2)
-    assert (first.tenure.held, second.tenure.held) == ({"tablets"}, {"phones"})
+    assert (first.membership.held, second.membership.held) == ({"tablets"}, {"phones"})
     first.report(two)
     assert second.assign("a")[0].round == 2
 
@@ -208,7 +208,7 @@ def test_process_at_the_address_of_another_is_its_successor_at_once(store, regis
     assert after.assign("a")[0].attempt == 2
     before.pass_time(LEASE_S)
     after.pass_time(LEASE_S)
-    assert (before.tenure.held, after.tenure.held) == (set(), {"phones"})
+    assert (before.membership.held, after.membership.held) == (set(), {"phones"})
 
 
 @every_engine
@@ -218,7 +218,7 @@ def test_draining_replica_gives_idle_populations_to_others_at_once(register, des
     first.pass_time(1)
     first.driver.drain()
     pass_time(desks, 2)
-    assert (first.tenure.held, second.tenure.held) == (set(), {"phones"})
+    assert (first.membership.held, second.membership.held) == (set(), {"phones"})
 
 
 @every_engine
@@ -227,7 +227,7 @@ def test_transaction_of_an_earlier_holder_is_undone_as_a_whole(store, register, 
     task = register(goal=1)
     first.pass_time(1)
     pass_time([second], LEASE_S + 1)
-    with pytest.raises(LeaseLost, match="phones"), first.tenure.writing() as records:
+    with pytest.raises(LeaseLost, match="phones"), first.membership.writing() as records:
         records.move_task(records.task(task), TaskState.FAILED, "test")
     assert store.task(task).state is TaskState.ACTIVE
 
@@ -239,13 +239,13 @@ def test_taking_a_population_waits_for_the_transaction_of_its_holder(store, regi
     first.pass_time(1)
     pass_time([second], LEASE_S - 2)
     with ThreadPoolExecutor(1) as pool:
-        with first.tenure.writing() as records:
+        with first.membership.writing() as records:
             records.move_task(records.task(task), TaskState.PAUSED, "test")
             taking = pool.submit(second.pass_time, 3)
             with pytest.raises(TimeoutError):
                 taking.result(0.2)
         taking.result(10)
-    assert (second.tenure.held, store.task(task).state) == ({"phones"}, TaskState.PAUSED)
+    assert (second.membership.held, store.task(task).state) == ({"phones"}, TaskState.PAUSED)
 
 
 @every_engine
@@ -255,13 +255,13 @@ def test_transaction_of_a_holder_waits_for_whoever_takes_its_population(store, r
     first.pass_time(1)
 
     def write():
-        with first.tenure.writing():
+        with first.membership.writing():
             pass
 
     with ThreadPoolExecutor(1) as pool:
         with store.database.writing() as records:
-            records.leases.forget(first.tenure.id)
-            assert records.leases.take(Lease("phones", first.tenure.id, 1), second.tenure.id)
+            records.leases.forget(first.membership.id)
+            assert records.leases.take(Lease("phones", first.membership.id, 1), second.membership.id)
             writing = pool.submit(write)
             with pytest.raises(TimeoutError):
                 writing.result(0.2)
@@ -271,9 +271,9 @@ def test_transaction_of_a_holder_waits_for_whoever_takes_its_population(store, r
 
 def test_replica_with_other_keys_does_not_start_beside_one_that_lives(store):
     def at(url, keys):
-        tenure = Tenure(store, Place(keys=keys, lease_s=LEASE_S))
-        tenure.listen_at(url)
-        return tenure
+        membership = Membership(store, ReplicaPlace(keys=keys, lease_s=LEASE_S))
+        membership.listen_at(url)
+        return membership
 
     running, stranger = at("http://a", "these"), at("http://b", "those")
     running.announce(0.0)

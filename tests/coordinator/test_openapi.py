@@ -23,10 +23,10 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from coordinator.api.tokens import issue
+from coordinator.rules.state import Role
 from coordinator.server import serving_both
 from coordinator.settings import Settings
-from coordinator.store.rows import Role
-from coordinator.tokens import issue
 from fedcore.wire import messages
 from fedcore.wire.messages import CheckIn
 from fedcore.wire.signatures import PublicKey, Request, Signer, content_digest

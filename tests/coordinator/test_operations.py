@@ -19,13 +19,13 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from coordinator.api import signed
+from coordinator.api import authentication
+from coordinator.api.limits import RateLimit, caller_of
+from coordinator.api.tokens import issue
 from coordinator.errors import TooManyRequests
-from coordinator.limits import RateLimit, caller_of
+from coordinator.rules.state import Role
 from coordinator.server import serving_both
 from coordinator.settings import Settings
-from coordinator.store.rows import Role
-from coordinator.tokens import issue
 from tests.coordinator.bundles import report_body
 from tests.coordinator.conftest import committed
 from tests.coordinator.devices import speaking_to
@@ -131,7 +131,7 @@ def test_logs_are_json_with_request_ids_and_no_secret(store, register, tmp_path)
         child.send_signal(signal.SIGTERM)
         child.wait(10)
     lines = [json.loads(line) for line in log.read_text().splitlines() if not line.startswith("coordinator ready")]
-    assert {"coordinator.server", "uvicorn.error", "coordinator.api.entrance"} <= {line["logger"] for line in lines}
+    assert {"coordinator.server", "uvicorn.error", "coordinator.api.middleware"} <= {line["logger"] for line in lines}
     (refusal,) = [line for line in lines if line.get("request_id") == answer.headers["x-request-id"]]
     assert (refusal["route"], refusal["status"], refusal["level"]) == (
         "/v1/assignments/{assignment}/report",
@@ -250,7 +250,7 @@ def test_what_others_repeat_of_a_device_is_not_counted_against_it(register, serv
 
 
 def test_more_signatures_than_can_be_remembered_are_sent_away(register, service, monkeypatch):
-    monkeypatch.setattr(signed, "REQUESTS", 2)
+    monkeypatch.setattr(authentication, "REQUESTS", 2)
     register()
     with service() as (devices, admin):
         assert [check_in(devices, name).status_code for name in "ab"] == [200, 200]

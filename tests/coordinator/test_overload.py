@@ -6,8 +6,8 @@ import asyncio
 import json
 import socket
 
-from coordinator.api.entrance import Entrance
-from coordinator.limits import Limits, Rush
+from coordinator.api.limits import CheckInShedder, Limits
+from coordinator.api.middleware import RequestMiddleware
 from coordinator.metrics import Metrics
 from coordinator.server import _listening
 from coordinator.settings import Settings
@@ -26,15 +26,15 @@ class Clock:
 
 def test_a_turn_of_the_loop_answers_check_ins_for_so_long_and_the_next_one_does_again():
     clock = Clock()
-    rush = Rush(clock)
+    shedder = CheckInShedder(clock)
 
     async def turns():
         late = []
         for clock.now in (0.0, 0.2, 0.3):
-            late.append(rush.too_late())
+            late.append(shedder.too_late())
         await asyncio.sleep(0)
         for clock.now in (0.4, 0.6):
-            late.append(rush.too_late())
+            late.append(shedder.too_late())
         return late
 
     assert asyncio.run(turns()) == [False, False, True, False, False]
@@ -42,14 +42,14 @@ def test_a_turn_of_the_loop_answers_check_ins_for_so_long_and_the_next_one_does_
 
 def test_check_ins_alone_are_shed_by_503_with_the_time_to_come_back_and_counted():
     clock, metrics, limits = Clock(), Metrics(), Limits(Settings())
-    limits.rush = Rush(clock)
+    limits.shedder = CheckInShedder(clock)
 
     async def answered(scope, receive, send):
         clock.now += 0.15
         await send({"type": "http.response.start", "status": 204, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    entrance = Entrance(answered, metrics, RetryWindow(3.0, 9.0), limits)
+    middleware = RequestMiddleware(answered, metrics, RetryWindow(3.0, 9.0), limits)
 
     async def ask(path):
         said = []
@@ -57,7 +57,7 @@ def test_check_ins_alone_are_shed_by_503_with_the_time_to_come_back_and_counted(
         async def send(message):
             said.append(message)
 
-        await entrance({"type": "http", "method": "POST", "path": path, "headers": []}, None, send)
+        await middleware({"type": "http", "method": "POST", "path": path, "headers": []}, None, send)
         return said
 
     async def one_turn():

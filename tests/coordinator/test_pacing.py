@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from coordinator.pacing import HOUR_S, Demand, Pace, drawn, idle_window, observe, window
+from coordinator.rules.pacing import HOUR_S, Demand, Pace, drawn, idle_window, observe, window
 from fedcore.wire.messages import RetryWindow
 from muster.bench.pacing import Scene, course
 

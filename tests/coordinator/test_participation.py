@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import sqlalchemy
 
-from coordinator.participation import Participation, Participations
-from coordinator.task_settings import Separation
+from coordinator.driver.participation import Participation, Participations
+from coordinator.rules.task_settings import Separation
 from fedcore.wire.messages import Accepted
 from tests.coordinator.conftest import RETRY
 

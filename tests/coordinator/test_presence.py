@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from coordinator.driver.presence import Presence, Silence, lost_after_s
 from coordinator.errors import NoLongerNeeded
-from coordinator.presence import Presence, Silence, lost_after_s
 from fedcore.plan import BlobRef
 from fedcore.wire.messages import Assignment
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.eligibility import Requires
-from coordinator.progress import OBSTACLES, Observation, Reason
-from coordinator.submissions import Wait
-from coordinator.tasks import open_coordinator_store
+from coordinator.commands import Wait
+from coordinator.rules.eligibility import Requires
+from coordinator.rules.progress import OBSTACLES, Observation, Reason
+from coordinator.store.tasks import open_coordinator_store
 from fedcore.wire.messages import Rejected, StatedConditions
 from tests.coordinator.bundles import make_bundle, make_plan
 from tests.coordinator.conftest import Desk
@@ -209,7 +209,7 @@ def test_round_waits_for_devices_that_are_silent_and_goes_on_without_those_it_ha
     store, register, desk, monkeypatch
 ):
     task = register(goal=4, minimum=1)
-    monkeypatch.setattr("coordinator.presence._LEAST_S", 60.0)
+    monkeypatch.setattr("coordinator.driver.presence._LEAST_S", 60.0)
     here, *_ = (one.result(timeout=0) for one in [desk.wait(name) for name in "abcd"])
     at_length(desk, 9, here)
     assert said(store, task) == ("reporting", "round 1: 0 of 4 reports, 591 s left")

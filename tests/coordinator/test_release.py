@@ -6,20 +6,20 @@ import pytest
 from msgspec.structs import replace
 
 from coordinator.errors import InvalidTask
-from coordinator.release import check_release
-from coordinator.tasks import Budget, TaskSettings
+from coordinator.rules.release import check_release
+from coordinator.store.tasks import FootprintBudget, TaskSettings
 from fedcore.bundle import Certificate, Parity
 from tests.coordinator.bundles import EVIDENCE, FOOTPRINT, make_plan
 
 
 def check(evidence, budget=None, formats=("onnx",)):
     """Hold a plan with the formats of `evidence` against a task."""
-    settings = TaskSettings(population="p", goal=1, rounds=1, formats=formats, budget=budget or Budget())
+    settings = TaskSettings(population="p", goal=1, rounds=1, formats=formats, budget=budget or FootprintBudget())
     check_release(make_plan(formats=tuple(evidence)), Certificate("hand", evidence), settings)
 
 
 def test_plan_that_costs_exactly_what_is_allowed_passes():
-    exact = Budget(peak_rss_mb=50.0, step_cpu_ms=2.0, graph_bytes=3000)
+    exact = FootprintBudget(peak_rss_mb=50.0, step_cpu_ms=2.0, graph_bytes=3000)
     check({"onnx": EVIDENCE, "executorch": EVIDENCE}, exact, ("executorch", "onnx"))
 
 
@@ -42,7 +42,7 @@ def test_plan_that_costs_exactly_what_is_allowed_passes():
 def test_format_beyond_the_budget_is_named_with_figure_budget_and_remedy(budget, says):
     small = replace(EVIDENCE, footprint=replace(FOOTPRINT, peak_rss_mb=1.0, step_cpu_ms=0.1, graph_bytes=1))
     with pytest.raises(InvalidTask) as refused:
-        check({"onnx": small, "executorch": EVIDENCE}, Budget(**budget))
+        check({"onnx": small, "executorch": EVIDENCE}, FootprintBudget(**budget))
     assert says in str(refused.value)
 
 
@@ -74,4 +74,4 @@ def test_measurement_that_is_no_number_is_not_within_a_budget():
     evidence = replace(EVIDENCE, footprint=replace(FOOTPRINT, peak_rss_mb=math.nan))
     check({"onnx": evidence})
     with pytest.raises(InvalidTask, match="peak_rss_mb"):
-        check({"onnx": evidence}, Budget(peak_rss_mb=100))
+        check({"onnx": evidence}, FootprintBudget(peak_rss_mb=100))

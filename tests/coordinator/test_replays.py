@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coordinator.api.recent import Recent
+from coordinator.api.replays import AHEAD_S, Replays
 from coordinator.errors import MalformedSignature, ReplayedSignature, StaleSignature, Unavailable
-from coordinator.recent import Recent
-from coordinator.replays import AHEAD_S, Replays
 from fedcore.wire.signatures import WINDOW_S, Signature
 
 NOW = 1_700_000_000.0

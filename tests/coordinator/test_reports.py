@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import sqlalchemy
 
+from coordinator.commands import GiveUp, HangUp, Inbox, Report, Wait
 from coordinator.errors import ConflictingReport, NoLongerNeeded, UnknownAssignment
-from coordinator.rounds import AssignmentState
+from coordinator.rules.rounds import AssignmentState
 from coordinator.store.tables import ROUNDS
-from coordinator.submissions import GiveUp, HangUp, Inbox, Report, Wait
 from fedcore.wire.messages import Abort
 from tests.coordinator.bundles import START, report_vector
 from tests.coordinator.conftest import states

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from coordinator.errors import UnexpectedEvent
-from coordinator.rounds import (
+from coordinator.rules.rounds import (
     FAILURES,
     Abandon,
     Aborted,
@@ -18,10 +18,10 @@ from coordinator.rounds import (
     Configured,
     EndAssignments,
     Lost,
-    Policy,
     Release,
     Reported,
     Round,
+    RoundPolicy,
     RoundState,
     Select,
     Summed,
@@ -35,7 +35,7 @@ from coordinator.rounds import (
     step,
 )
 
-POLICY = Policy(goal=10, minimum=4, over_selection=1.3, selection_timeout_s=5, reporting_deadline_s=60)
+POLICY = RoundPolicy(goal=10, minimum=4, over_selection=1.3, selection_timeout_s=5, reporting_deadline_s=60)
 
 
 def reporting(assigned=13, policy=POLICY):
@@ -58,7 +58,7 @@ def test_selection_ends_as_soon_as_goal_times_over_selection_wait():
 
 @pytest.mark.parametrize(("goal", "over", "cohort"), [(10, 1.3, 13), (100, 1.1, 110), (3, 1.3, 4), (1, 1.0, 1)])
 def test_cohort_is_goal_times_over_selection_rounded_up(goal, over, cohort):
-    assert Policy(goal, 1, over, 1, 1).cohort == cohort
+    assert RoundPolicy(goal, 1, over, 1, 1).cohort == cohort
 
 
 def test_selection_timeout_takes_who_is_there_from_the_minimum_on():
@@ -226,7 +226,7 @@ class RoundMachine(RuleBasedStateMachine):
 
     @initialize(goal=st.integers(1, 6), share=st.floats(0, 1), over=st.floats(1, 3), held=st.booleans())
     def start(self, goal, share, over, held):
-        self.policy = Policy(goal, max(1, round(goal * share)), over, 5.0, 20.0)
+        self.policy = RoundPolicy(goal, max(1, round(goal * share)), over, 5.0, 20.0)
         self.now = 0.0
         self.round: Round = open_round(self.policy, self.now, held=held)
         self.history = [self.round]

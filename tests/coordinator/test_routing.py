@@ -13,8 +13,8 @@ import pytest
 import uvicorn
 
 from coordinator.keys import Keys
-from coordinator.leases import Replica
-from coordinator.rounds import AssignmentState
+from coordinator.rules.leases import Replica
+from coordinator.rules.rounds import AssignmentState
 from coordinator.server import serving
 from coordinator.settings import Settings
 from fedcore import checkpoint

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from coordinator.commands import Hear, Say
 from coordinator.errors import (
     ConflictingReport,
     InvalidReport,
@@ -16,15 +17,14 @@ from coordinator.errors import (
     Unavailable,
     UnusableMessage,
 )
-from coordinator.rounds import AssignmentState
-from coordinator.secure import invitation
-from coordinator.submissions import Hear, Say
-from coordinator.tasks import Secagg, TaskSettings
+from coordinator.rules.rounds import AssignmentState
+from coordinator.secure.round import invitation
+from coordinator.store.tasks import Secagg, TaskSettings
 from fedcore.masking import layout_hash, model_hash, separate
 from secagg import keys
 from secagg.client import Client
 from secagg.messages import Invite
-from secagg.policy import Policy
+from secagg.policy import AggregationPolicy
 from tests.coordinator.bundles import START, make_plan, report_vector
 from tests.coordinator.conftest import KEYS
 
@@ -45,7 +45,7 @@ class Device:
         self.desk, self.given = desk, given
         self.vector, self.weight = separate(LAYOUT, report_vector(delta, weight, loss))
         identity = Ed25519PrivateKey.generate()
-        policy = Policy(public(KEYS.server), public(KEYS.authority), 8)
+        policy = AggregationPolicy(public(KEYS.server), public(KEYS.authority), 8)
         self.client = Client(identity, policy, keys.enrol(KEYS.authority, public(identity)))
         self.said = {}
 

@@ -13,7 +13,7 @@ from fedcore.wire import messages
 from fedcore.wire.messages import Enrol, Enrolled, Unattested
 from secagg.client import Client
 from secagg.keys import check_credential
-from secagg.policy import Policy
+from secagg.policy import AggregationPolicy
 from tests.coordinator.bundles import make_plan
 from tests.coordinator.devices import enrol
 from tests.coordinator.test_api import assign, check_in, put, refused, report_body
@@ -42,7 +42,7 @@ def hear(client, assignment, number, wait_s=0):
 def advertisement(client, given):
     identity = Ed25519PrivateKey.generate()
     enrolled = vouched(client, identity)
-    device = Client(identity, Policy(enrolled.server, enrolled.authority, 8), enrolled.credential)
+    device = Client(identity, AggregationPolicy(enrolled.server, enrolled.authority, 8), enrolled.credential)
     return device.invite(given.secagg, model_hash(given.plan, given.checkpoint), layout_hash(make_plan().report))
 
 

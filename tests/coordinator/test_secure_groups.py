@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from coordinator.errors import NoLongerNeeded
-from coordinator.rounds import AssignmentState
-from coordinator.tasks import Secagg
+from coordinator.rules.rounds import AssignmentState
+from coordinator.store.tasks import Secagg
 from fedcore.wire.messages import Accepted
 from secagg.errors import UnmaskCheckFailed
 from secagg.messages import Invite, Roster

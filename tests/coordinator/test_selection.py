@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 
-from coordinator.eligibility import Requires
-from coordinator.selection import Capabilities, Needs, draw, formats_wanted
+from coordinator.rules.eligibility import Requires
+from coordinator.rules.selection import Capabilities, Needs, draw, formats_wanted
 from fedcore.wire.messages import StatedConditions
 
 PLUGGED = StatedConditions(charging=True)

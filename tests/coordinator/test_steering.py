@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.submissions import Arrive, Wait
+from coordinator.commands import Arrive, Wait
 from fedcore.wire.messages import CheckIn, RetryWindow
 from tests.coordinator.conftest import CAPABILITIES, Desk
 

@@ -16,8 +16,8 @@ from coordinator.errors import (
     UnknownRound,
     UnknownTask,
 )
-from coordinator.rounds import TaskState
-from coordinator.tasks import Budget, TaskSettings, open_coordinator_store
+from coordinator.rules.rounds import TaskState
+from coordinator.store.tasks import FootprintBudget, TaskSettings, open_coordinator_store
 from fedcore import errors as fedcore_errors
 from fedcore.bundle import Bundle
 from fedcore.signing import SigningKey
@@ -88,22 +88,26 @@ def test_the_largest_settings_are_kept(store, register):
 @pytest.mark.parametrize("most", [0, -1.0, math.nan, math.inf])
 def test_budget_that_is_not_a_positive_number_is_named(part, most):
     with pytest.raises(InvalidTask, match=f"{part} must be a finite number above 0, not"):
-        Budget(**{part: most})
+        FootprintBudget(**{part: most})
 
 
 def test_formats_and_budget_are_kept(store, register, tmp_path):
     bundle = make_bundle(tmp_path / "both", plan=make_plan(formats=("onnx", "executorch")))
-    budget = Budget(peak_rss_mb=64, graph_bytes=1e6)
+    budget = FootprintBudget(peak_rss_mb=64, graph_bytes=1e6)
     task = register(bundle, formats=("executorch", "onnx"), budget=budget)
     assert (store.task(task).settings.formats, store.task(task).settings.budget) == (("executorch", "onnx"), budget)
-    assert store.task(register()).settings.budget == Budget()
+    assert store.task(register()).settings.budget == FootprintBudget()
 
 
 def test_plan_that_does_not_pass_the_release_check_registers_nothing(store, register, tmp_path):
     unproven = make_bundle(tmp_path / "unproven", evidence={"executorch": EVIDENCE})
     for bundle, settings, says in [
         (make_bundle(tmp_path / "good"), {"formats": ("executorch",)}, "needs graphs in format 'executorch'"),
-        (make_bundle(tmp_path / "large"), {"budget": Budget(peak_rss_mb=49)}, "'onnx' is 50 MB, the budget 49 MB"),
+        (
+            make_bundle(tmp_path / "large"),
+            {"budget": FootprintBudget(peak_rss_mb=49)},
+            "'onnx' is 50 MB, the budget 49 MB",
+        ),
         (unproven, {}, "no evidence for format 'onnx'"),
     ]:
         with pytest.raises(InvalidTask, match=says):

@@ -12,15 +12,15 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from coordinator.api import entrance, reports
+from coordinator.api import middleware, reports
+from coordinator.api.limits import MemoryBudget
+from coordinator.api.uploads import Part, Uploads
 from coordinator.errors import ConflictingReport, MismatchingOffset, TooLarge, Unavailable
-from coordinator.limits import Room
 from coordinator.server import serving
 from coordinator.settings import Settings
 from coordinator.store.tables import ASSIGNMENTS
-from coordinator.uploads import Part, Uploads
-from device_runtime import transport
-from device_runtime.transport import Transport
+from device_runtime.protocol import transport
+from device_runtime.protocol.transport import Transport
 from fedcore import checkpoint
 from fedcore.wire import messages
 from fedcore.wire.messages import Receipt
@@ -210,7 +210,7 @@ def test_a_device_that_falls_silent_in_a_body_is_not_waited_for_and_its_room_is_
         mine, theirs = (one.assignment for one in assign(client, "a", "b"))
         headers = about(0) if method == "PATCH" else {}
         with monkeypatch.context() as shorter:
-            shorter.setattr(entrance, "SILENCE_S", 0.3)
+            shorter.setattr(middleware, "SILENCE_S", 0.3)
             silent = begin(client, method, mine, BODY, 40, **headers)
             assert b" 400 " in silent.recv(1 << 16).partition(b"\r\n")[0]
         with silent:
@@ -355,7 +355,7 @@ def part(offset=0, length=10, sha256=bytes(32)):
 
 
 def test_a_newer_request_takes_an_upload_over():
-    uploads = Uploads(Room(100))
+    uploads = Uploads(MemoryBudget(100))
     old, new = object(), object()
     upload = uploads.take("a", part(), old)
     upload.append(old, b"abc")
@@ -369,7 +369,7 @@ def test_a_newer_request_takes_an_upload_over():
 
 
 def test_uploads_are_bounded_in_all_by_what_was_announced():
-    uploads = Uploads(Room(25))
+    uploads = Uploads(MemoryBudget(25))
     uploads.take("a", part(), object())
     uploads.take("b", part(), object())
     with pytest.raises(Unavailable):
@@ -384,7 +384,7 @@ def test_uploads_are_bounded_in_all_by_what_was_announced():
 
 
 def test_the_memory_of_an_upload_goes_with_it_though_a_request_still_holds_it():
-    uploads, writer = Uploads(Room(100)), object()
+    uploads, writer = Uploads(MemoryBudget(100)), object()
     upload = uploads.take("a", part(), writer)
     upload.append(writer, b"abc")
     uploads.drop(["a"])

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from device_runtime import transport
+from device_runtime.protocol import transport
 from device_runtime.session import DeviceConfig
 from muster.server import local_coordinator
 from simulator import datasets

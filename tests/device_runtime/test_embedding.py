@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator.tasks import TaskSettings
+from coordinator.store.tasks import TaskSettings
 from device_runtime import Device
 from device_runtime.errors import ConfigError
 from device_runtime.examples import ExampleStore

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.attestation import Attestation
+from coordinator.api.attestation import Attestation
 from device_runtime import Device
 from device_runtime.errors import ConfigError
-from device_runtime.journal import read_journal
 from device_runtime.session import run_session
+from device_runtime.state.journal import read_journal
 from fedcore.wire.attestation import shared_secret_proof
 from fedcore.wire.messages import SharedSecret, Unattested
 from tests.device_runtime.coordinator import refusal

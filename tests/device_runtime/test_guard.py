@@ -10,9 +10,10 @@ import pytest
 import sqlalchemy
 
 from coordinator.store.tables import TASKS
-from coordinator.tasks import TaskSettings
-from device_runtime import Collection, ConfigError, Device, ExampleStore, PerDay, PlanLimits, Policy, journal
-from device_runtime.journal import read_journal
+from coordinator.store.tasks import TaskSettings
+from device_runtime import Collection, ConfigError, Device, ExampleStore, PerDay, PlanLimits, Policy
+from device_runtime.state import journal
+from device_runtime.state.journal import read_journal
 from export.build import export_bundle
 from export.model import Model
 from export.models import load

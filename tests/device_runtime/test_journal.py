@@ -5,14 +5,15 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from device_runtime import journal, session
+from device_runtime import session
 from device_runtime.clock import Clock
 from device_runtime.conditions import Conditions, Requirements
-from device_runtime.database import open_database
 from device_runtime.errors import StateError
-from device_runtime.journal import Journal, read_journal
 from device_runtime.session import run_session
-from device_runtime.state import only_session
+from device_runtime.state import journal
+from device_runtime.state.database import open_database
+from device_runtime.state.folder import only_session
+from device_runtime.state.journal import Journal, read_journal
 from fedcore.wire.messages import Rejected, encode
 from muster.app import app
 from tests.device_runtime.coordinator import WINDOW, answer, refusal

@@ -4,12 +4,12 @@ import time
 
 import pytest
 
-from device_runtime.budget import DAY_S, Budget, Spent
 from device_runtime.clock import Clock
-from device_runtime.database import open_database
 from device_runtime.errors import ConfigError, PlanRefused, PolicyForbids
-from device_runtime.guard import Guard
-from device_runtime.policy import PerDay, PlanLimits, Policy, policy_in
+from device_runtime.permission.guard import Guard
+from device_runtime.permission.policy import PerDay, PlanLimits, Policy, policy_in
+from device_runtime.state.budget import DAY_S, Budget, Spent
+from device_runtime.state.database import open_database
 from fedcore.loop import Loop
 from fedcore.params import VectorSpec
 from fedcore.plan import BlobRef

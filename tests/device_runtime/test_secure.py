@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from device_runtime.journal import read_journal
-from device_runtime.policy import Policy
+from device_runtime.permission.policy import Policy
 from device_runtime.session import run_session
+from device_runtime.state.journal import read_journal
 from fedcore.masking import layout_hash, masked_segments, model_hash, session_number, task_hash
 from fedcore.wire.messages import Credential
 from secagg import keys

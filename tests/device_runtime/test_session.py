@@ -14,9 +14,9 @@ import pytest
 from device_runtime import session
 from device_runtime.conditions import Conditions, Requirements, constant
 from device_runtime.examples import Collection, ExampleStore
-from device_runtime.policy import Policy
+from device_runtime.permission.policy import Policy
 from device_runtime.session import DeviceConfig, run_session
-from device_runtime.state import only_session
+from device_runtime.state.folder import only_session
 from fedcore.plan import Field
 from fedcore.wire.messages import Receipt, Rejected, RetryWindow, StatedConditions, encode
 from tests.device_runtime import linear
@@ -227,7 +227,7 @@ def test_a_deadline_that_passed_stops_the_work(coordinator, config):
 
 
 def test_wrong_bytes_for_a_digest_are_not_used(coordinator, config):
-    coordinator.blobs[coordinator.checkpoint.sha256] = b"x" * coordinator.checkpoint.size
+    coordinator.store.blobs[coordinator.checkpoint.sha256] = b"x" * coordinator.checkpoint.size
     outcome = run_session(config)
     assert (outcome.outcome, outcome.reason, outcome.retryable) == ("failed", "bad-answer", "transient")
     assert [abort.reason for abort in coordinator.aborts] == ["runtime-failed"]
@@ -358,7 +358,7 @@ def test_what_is_required_and_not_known_does_not_hold(coordinator, config):
 
 
 def test_a_download_goes_on_where_the_connection_broke(coordinator, config):
-    first = len(coordinator.blobs[coordinator.checkpoint.sha256]) // 2
+    first = len(coordinator.store.blobs[coordinator.checkpoint.sha256]) // 2
     run_session(config)
     coordinator.faults["blob"] = [begin(coordinator.checkpoint.sha256, first)]
     outcome = run_session(config)

@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
-from device_runtime.cache import BlobCache
 from device_runtime.errors import StateError, StateInUse
-from device_runtime.identity import device_key, secagg_key
-from device_runtime.state import only_session, write_whole
+from device_runtime.state.cache import BlobCache
+from device_runtime.state.folder import only_session, write_whole
+from device_runtime.state.identity import device_key, secagg_key
 from fedcore.plan import BlobRef
 
 BLOB = b"a graph"
@@ -93,7 +93,7 @@ def test_a_state_folder_that_cannot_be_is_named(tmp_path):
 
 def test_killing_the_holder_frees_the_state_folder(tmp_path):
     code = (
-        "import sys, time, pathlib; from device_runtime.state import only_session\n"
+        "import sys, time, pathlib; from device_runtime.state.folder import only_session\n"
         f"with only_session(pathlib.Path({str(tmp_path)!r})): print('held', flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as holder:

@@ -9,10 +9,10 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from device_runtime import Device
-from device_runtime import transport as module
-from device_runtime.cache import Partial
 from device_runtime.errors import BadAnswer, ConfigError, Refused, Unreachable
-from device_runtime.transport import Transport
+from device_runtime.protocol import transport as module
+from device_runtime.protocol.transport import Transport
+from device_runtime.state.cache import Partial
 from fedcore import checkpoint
 from fedcore.plan import BlobRef
 from fedcore.wire.messages import Abort, CheckIn, RetryWindow, StatedCapabilities

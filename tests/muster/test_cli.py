@@ -16,7 +16,7 @@ import typer
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
-from coordinator.tasks import open_coordinator_store
+from coordinator.store.tasks import open_coordinator_store
 from export.models import MODELS
 from fedcore.plan import BlobRef
 from fedcore.signing import SigningKey

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.tasks import open_coordinator_store
+from coordinator.store.tasks import open_coordinator_store
 from fedcore.algorithms import ALGORITHMS
 from muster.app import app
 from muster.demo import SETTINGS

@@ -12,7 +12,7 @@ import pytest
 
 from coordinator.server import serving_both
 from coordinator.settings import Settings
-from coordinator.tasks import open_coordinator_store
+from coordinator.store.tasks import open_coordinator_store
 from muster.remote import RemoteError
 from tests.coordinator.bundles import make_bundle, report_body
 from tests.coordinator.conftest import committed

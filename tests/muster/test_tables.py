@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from coordinator.store.rows import Seat
-from coordinator.tasks import open_coordinator_store
+from coordinator.rules.state import Seat
+from coordinator.store.tasks import open_coordinator_store
 from tests.coordinator.bundles import make_bundle
 from tests.muster.terminal import on_terminal
 from tests.muster.test_cli import in_process, muster

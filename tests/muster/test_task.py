@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from coordinator.store.rows import Seat
-from coordinator.tasks import open_coordinator_store
+from coordinator.rules.state import Seat
+from coordinator.store.tasks import open_coordinator_store
 from muster.server import local_coordinator
 from tests.coordinator.bundles import make_bundle, make_plan
 from tests.muster.test_cli import in_process, muster

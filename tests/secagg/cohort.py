@@ -12,7 +12,7 @@ from secagg.client import Client
 from secagg.errors import OutOfOrder
 from secagg.messages import ACTIVE, Deliver, Invite
 from secagg.packing import Segment
-from secagg.policy import Policy
+from secagg.policy import AggregationPolicy
 from secagg.server import Server
 
 MODEL, LAYOUT, TASK, BEACON = (bytes([number]) * 32 for number in (1, 2, 3, 4))
@@ -32,7 +32,7 @@ def public(key):
 SERVER, AUTHORITY = private(1), private(2)
 
 
-class Lax(Policy):
+class Lax(AggregationPolicy):
     """A policy that takes cohorts and parameters that are too small to be safe, so that tests can be exhaustive."""
 
     __slots__ = ()
@@ -49,7 +49,7 @@ def invitation(segments=EXACT, **changes):
     return Invite(**{**fields, **changes})
 
 
-def policy(kind=Policy, **changes):
+def policy(kind=AggregationPolicy, **changes):
     return kind(**{"server_key": public(SERVER), "authority": public(AUTHORITY), "min_sum": 2, **changes})
 
 
@@ -60,7 +60,7 @@ class Cohort:
     n: int
     invite: Invite = field(default_factory=invitation)
     parameters: Callable | None = None
-    kind: type = Policy
+    kind: type = AggregationPolicy
 
     def __post_init__(self):
         if self.parameters:

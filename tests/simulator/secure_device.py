@@ -1,4 +1,4 @@
-"""A device process of a secure round, with a witness beside it, which dies where a test wants it to."""
+"""A device process of a secure round, with a recorder beside it, which dies where a test wants it to."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from pathlib import Path
 
 import msgspec
 
-import device_runtime.secure  # noqa: F401  # loaded once, before devices are forked
+import device_runtime.protocol.secure  # noqa: F401  # loaded once, before devices are forked
 from device_runtime.backends import BACKENDS
 from device_runtime.session import DeviceConfig, run_session
-from simulator.emulated import Death, Fate, Traits, connect
-from simulator.witness import Witness
+from simulator.fleet.faults import PlannedDeath, PlannedFailure, Traits, connect
+from simulator.fleet.recorder import Recorder
 
 BACKENDS["onnxruntime"]()
 
 
 def be_device(folder: Path, url: str, dies: tuple[str, int] | None = None) -> None:
     """One session; the process is killed before or after message `dies[1]`."""
-    witness = Witness(folder / "witnessed")
-    witness.attend()
-    fate = Fate(dies_at=Death(dies[1], sent=dies[0] == "after")) if dies else Fate()
+    recorder = Recorder(folder / "recorded")
+    recorder.attend()
+    failure = PlannedFailure(dies_at=PlannedDeath(dies[1], sent=dies[0] == "after")) if dies else PlannedFailure()
     config = DeviceConfig(
         coordinator=url,
         population="p",
         examples=folder / "examples.npz",
         state=folder / "state",
-        connect=connect(Traits(), fate, witness),
+        connect=connect(Traits(), failure, recorder),
     )
     (folder / "outcome.json").write_bytes(msgspec.json.encode(run_session(config)))

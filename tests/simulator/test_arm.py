@@ -16,13 +16,13 @@ from fedcore.algorithms import create
 from fedcore.bundle import Footprint
 from fedcore.plan import BlobRef
 from simulator import datasets
-from simulator.arm import sysroot as arm
-from simulator.arm.calls import call
-from simulator.arm.wheel import build_wheel
-from simulator.emulators import HERE
 from simulator.errors import ProfileError, SysrootError
-from simulator.fleet import Fleet, FleetConfig
-from simulator.kinds import Kind, take_turns
+from simulator.fleet.arm import sysroot as arm
+from simulator.fleet.arm.calls import call
+from simulator.fleet.arm.wheel import build_wheel
+from simulator.fleet.fleet import Fleet, FleetConfig
+from simulator.fleet.fork_servers import HERE
+from simulator.fleet.profile import Kind, take_turns
 from tests.simulator.test_fleet import fleet, task
 from tests.simulator.test_keystone import SEED, TOLERANCE, federate
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from coordinator.rounds import AssignmentState, RoundState, TaskState
-from coordinator.tasks import TaskSettings
+from coordinator.rules.rounds import AssignmentState, RoundState, TaskState
+from coordinator.store.tasks import TaskSettings
 from device_runtime.conditions import Conditions, Requirements
-from device_runtime.journal import read_journal
+from device_runtime.state.journal import read_journal
 from export.build import export_bundle
 from export.model import Model
 from export.models import load
@@ -23,11 +23,11 @@ from fedcore.algorithms import create
 from muster.app import app
 from muster.server import local_coordinator
 from simulator import datasets
-from simulator.emulated import MadeUp
-from simulator.emulators import HERE, emulators
 from simulator.errors import FleetError
-from simulator.fleet import Fleet, FleetConfig, state_folder
-from simulator.kinds import Kind, take_turns
+from simulator.fleet.faults import EmulatedConditions
+from simulator.fleet.fleet import Fleet, FleetConfig, state_folder
+from simulator.fleet.fork_servers import HERE, emulators
+from simulator.fleet.profile import Kind, take_turns
 
 
 @contextmanager
@@ -40,11 +40,11 @@ def task(folder, **settings):
 
 
 def processes():
-    """Emulator processes of this machine, each with its parent."""
+    """ForkServer processes of this machine, each with its parent."""
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
         try:
             with open(f"/proc/{pid}/cmdline", "rb") as line, open(f"/proc/{pid}/stat") as stat:
-                if b"simulator.emulator" in line.read():
+                if b"simulator.fleet.fork_server" in line.read():
                     yield pid, int(stat.read().rpartition(")")[2].split()[1])
         except (FileNotFoundError, ProcessLookupError):
             continue
@@ -230,7 +230,7 @@ def test_a_device_that_drops_out_is_killed_while_it_trains(tmp_path, step):
 
 
 def test_a_device_whose_conditions_do_not_hold_stays_away_and_says_why(tmp_path):
-    unplugged = MadeUp(constant=Conditions(charging=False))
+    unplugged = EmulatedConditions(constant=Conditions(charging=False))
     summary, seats, journals = strike(tmp_path, conditions=unplugged, requirements=Requirements(charging=True))
     assert summary.endings == {"not-now: conditions": 4}
     assert seats == []
@@ -239,9 +239,9 @@ def test_a_device_whose_conditions_do_not_hold_stays_away_and_says_why(tmp_path)
 
 
 def test_a_fleet_in_which_nobody_ever_reports_ends(tmp_path, monkeypatch):
-    monkeypatch.setattr("simulator.fleet.NO_REPORT_S", 1.0)
+    monkeypatch.setattr("simulator.fleet.fleet.NO_REPORT_S", 1.0)
     users, _ = datasets.users("digits", None, 2)
-    unplugged = MadeUp(constant=Conditions(charging=False))
+    unplugged = EmulatedConditions(constant=Conditions(charging=False))
     kinds = (Kind(name="k", conditions=unplugged, requirements=Requirements(charging=True)),)
     with task(tmp_path) as (_, url, _), pytest.raises(FleetError, match=r"no device reported for .*not charging"):
         fleet(tmp_path, url, users, concurrency=2, kinds=kinds, sessions=50).run()

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from coordinator.rounds import AssignmentState, RoundState
-from coordinator.tasks import Secagg, TaskSettings
+from coordinator.rules.rounds import AssignmentState, RoundState
+from coordinator.store.tasks import Secagg, TaskSettings
 from export.build import export_bundle
 from export.model import Model
 from export.models import load

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.rounds import AssignmentState
-from coordinator.tasks import TaskSettings
+from coordinator.rules.rounds import AssignmentState
+from coordinator.store.tasks import TaskSettings
 from export.build import export_bundle
 from export.model import Model
 from export.models import load
@@ -17,9 +17,9 @@ from fedcore.algorithms import create
 from muster.bench.hostile_fleet import HostileConfig, run
 from muster.server import local_coordinator
 from simulator import datasets
-from simulator.audit import audit
-from simulator.fleet import Fleet, FleetConfig, state_folder
-from simulator.kinds import Kind
+from simulator.fleet.fleet import Fleet, FleetConfig, state_folder
+from simulator.fleet.profile import Kind
+from simulator.proofs.reconcile import reconcile
 
 PROFILE = Path(__file__).parents[2] / "examples" / "fleet-hostile.toml"
 
@@ -31,8 +31,8 @@ def test_devices_that_fall_silent_die_and_are_unplugged_do_not_stop_a_task(capsy
     # A report that was counted twice, or not at all, would move the model.
     assert result.sound, result
     assert result.committed == 4
-    assert result.audit.sessions == result.audit.journalled == sum(result.endings.values())
-    assert result.audit.accepted >= result.audit.receipts >= 4 * 2
+    assert result.reconcile.sessions == result.reconcile.journalled == sum(result.endings.values())
+    assert result.reconcile.accepted >= result.reconcile.receipts >= 4 * 2
     assert result.endings.get("silent", 0) + result.endings.get("killed", 0) >= 1
     assert set(result.kinds) == {"fast", "slow"}
 
@@ -63,7 +63,7 @@ def accepted(world, number):
 
 def found(world, summary=None):
     store, task, folder, own = world
-    return audit(store, task, folder / "devices", summary or own).discrepancies
+    return reconcile(store, task, folder / "devices", summary or own).discrepancies
 
 
 def change(path, sql, undo):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from coordinator.tasks import Secagg, TaskSettings
+from coordinator.store.tasks import Secagg, TaskSettings
 from export.build import export_bundle
 from export.model import Model
 from export.models import load
@@ -17,11 +17,11 @@ from fedcore.algorithms import create
 from fedcore.bundle import Bundle
 from muster.server import local_coordinator
 from simulator import datasets
-from simulator.agreement import Cohort, counted_cohort, rounding, worst_difference
-from simulator.emulators import HERE
 from simulator.engine import Engine
-from simulator.fleet import Fleet, FleetConfig
-from simulator.kinds import take_turns
+from simulator.fleet.fleet import Fleet, FleetConfig
+from simulator.fleet.fork_servers import HERE
+from simulator.fleet.profile import take_turns
+from simulator.proofs.replay import Cohort, counted_cohort, rounding, worst_difference
 
 ROUNDS, TOLERANCE, SEED = 3, 1e-5, 11
 # Shards hold 23 or 24 digits: batches of 5 leave a masked last batch, batches of 4 leave none on shards of 24.

@@ -14,11 +14,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from coordinator.aggregation import aggregate
-from coordinator.rounds import AssignmentState
-from coordinator.tasks import Secagg, TaskSettings
-from device_runtime.journal import read_journal
+from coordinator.rules.aggregation import aggregate
+from coordinator.rules.rounds import AssignmentState
+from coordinator.store.tasks import Secagg, TaskSettings
 from device_runtime.outcome import Outcome
+from device_runtime.state.journal import read_journal
 from export.build import export_bundle
 from export.model import Model
 from export.models import load
@@ -28,7 +28,7 @@ from muster.server import local_coordinator
 from secagg import packing
 from secagg.messages import Result
 from simulator import datasets
-from simulator.witness import Witnessed
+from simulator.fleet.recorder import Recording
 from tests.simulator.secure_device import be_device
 
 DEVICES, LEAST = 9, 8
@@ -81,8 +81,8 @@ class World:
 
     def recomputed(self, number):
         """The parameters after round `number`, from what devices quantised."""
-        witnessed = Witnessed(self.folder)
-        reports = [witnessed.quantised(name) for name in self.counted(number)]
+        recorded = Recording(self.folder)
+        reports = [recorded.quantised(name) for name in self.counted(number)]
         words = sum((one.words for one in reports), np.uint64(0))
         total = packing.decode(reports[0].segments, words, len(reports), reports[0].w_max)
         plan = self.store.plan(self.store.task(self.task).plan_sha256)
@@ -111,7 +111,7 @@ DEATHS = [
 
 def test_a_device_killed_anywhere_leaves_an_exact_sum_and_never_both_shares_of_a_peer(world):
     here = world(len(DEATHS), phase_s=4.0)
-    for number, (dies, fate, count) in enumerate(DEATHS, start=1):
+    for number, (dies, failure, count) in enumerate(DEATHS, start=1):
         others = [here.start(index) for index in range(1, DEVICES)]
         victim = here.start(0, dies)
         victim.join()
@@ -121,20 +121,20 @@ def test_a_device_killed_anywhere_leaves_an_exact_sum_and_never_both_shares_of_a
             process.join()
             assert process.exitcode == 0
         assert [one.state for one in here.ended(number)] == ["committed"] * number
-        assert (dies, here.outcome(0).outcome) == (dies, fate)
+        assert (dies, here.outcome(0).outcome) == (dies, failure)
         assert {here.outcome(index).outcome for index in range(1, DEVICES)} == {"reported"}
         assert len(here.counted(number)) == count
         np.testing.assert_array_equal(here.store.checkpoint(here.task, number)["params"], here.recomputed(number))
-    assert_the_same_shares_each_time(Witnessed(here.folder))
+    assert_the_same_shares_each_time(Recording(here.folder))
     receipts = [entry for entry in read_journal(here.folders[0] / "state") if entry.receipt]
     results = [bytes.fromhex(entry.result) for entry in receipts]
-    assert len(results) == sum(fate == "reported" for _, fate, _ in DEATHS)
+    assert len(results) == sum(failure == "reported" for _, failure, _ in DEATHS)
     assert all(Result.decode(message, message[2:34]).status == 0 for message in results)
 
 
-def assert_the_same_shares_each_time(witnessed):
+def assert_the_same_shares_each_time(recorded):
     by_assignment = {}
-    for assignment, _, shares in witnessed.shares():
+    for assignment, _, shares in recorded.shares():
         assert by_assignment.setdefault(assignment, shares) == shares
     assert by_assignment
 
@@ -148,4 +148,4 @@ def test_with_too_few_devices_left_the_attempt_is_abandoned_and_no_share_leaves(
     (attempt,) = here.ended(1)
     assert (attempt.state, attempt.reason, attempt.reported) == ("abandoned", "too-few-reports", 0)
     assert {here.outcome(index).outcome for index in range(5, DEVICES)} <= {"not-needed", "aborted"}
-    assert not list(Witnessed(here.folder).shares())
+    assert not list(Recording(here.folder).shares())

@@ -1,17 +1,17 @@
 """Real devices and a real coordinator, on a road with bad weather: the model is that of exactly the reports counted."""
 
-from coordinator.rounds import RoundState
-from coordinator.tasks import TaskSettings
+from coordinator.rules.rounds import RoundState
+from coordinator.store.tasks import TaskSettings
 from export.build import export_bundle
 from export.model import Model
 from export.models import load
 from fedcore.algorithms import create
 from muster.server import local_coordinator
 from simulator import datasets
-from simulator.agreement import counted_cohort, worst_difference
-from simulator.audit import audit
 from simulator.engine import Engine
-from simulator.fleet import Fleet, FleetConfig
+from simulator.fleet.fleet import Fleet, FleetConfig
+from simulator.proofs.reconcile import reconcile
+from simulator.proofs.replay import counted_cohort, worst_difference
 from tests.device_runtime.proxy import Weather, road_to
 
 ALGORITHM, ROUNDS, DEVICES = {"batch_size": 5, "client_lr": 0.05}, 3, 5
@@ -41,10 +41,10 @@ def test_slow_cut_corrupted_repeated_and_reordered_requests_change_no_count(tmp_
         numbers = [one.number for one in store.rounds(task) if one.state is RoundState.COMMITTED]
         cohorts = [counted_cohort(store, task, number, summary.clients) for number in numbers]
         models = [store.checkpoint(task, number)["params"] for number in numbers]
-        found = audit(store, task, tmp_path / "devices", summary)
+        found = reconcile(store, task, tmp_path / "devices", summary)
     with capsys.disabled():
         print(f"\nweather: {dict(road.weather.befell)}, {dict(summary.endings)}")
     assert numbers == list(range(1, ROUNDS + 1))
     assert not found.discrepancies
     assert worst_difference(Engine(model, algorithm, users, seed=0), users, cohorts, models) < 1e-5
-    assert all(road.weather.befell[fate] for fate in STORM)
+    assert all(road.weather.befell[failure] for failure in STORM)

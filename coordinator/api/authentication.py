@@ -1,0 +1,167 @@
+"""Whose request it is: every one that a device makes is signed, and held against that before its body is read.
+
+Spec: docs/spec/wire.md §10.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request as HttpRequest
+
+from coordinator.api.limits import RateLimit
+from coordinator.api.recent import Recent
+from coordinator.api.replays import Replays
+from coordinator.errors import (
+    DigestMismatch,
+    ForgedSignature,
+    MalformedSignature,
+    TooManyRequests,
+    Unavailable,
+    UnknownDevice,
+    Unsigned,
+)
+from coordinator.metrics import Metrics
+from coordinator.rules.state import Device
+from coordinator.store.tasks import CoordinatorStore
+from fedcore import errors
+from fedcore.wire.signatures import COVERED, DIGEST, SIGNED_FIELDS, PublicKey, Request, Signature, sha256_in
+
+KEYS = 1 << 16
+"""Public keys kept in memory, at about 600 bytes each."""
+REQUESTS = 1 << 20
+"""Signatures of five minutes that are remembered."""
+_SIGNED = "muster.signed"
+
+
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """Who signed a request: the device's id, or at enrolment the key itself. `digest` is of the body that must come."""
+
+    keyid: str
+    created: int
+    digest: bytes | None
+
+    def check(self, digest: bytes) -> None:
+        """Raise DigestMismatch unless a body's SHA-256 is the signed one. Without one there was no body to sign."""
+        if self.digest is not None and self.digest != digest:
+            raise DigestMismatch("the body is not the one that Content-Digest was made of; send it again")
+
+
+class Authenticator:
+    """Lets signed requests in. Its methods run before a route's endpoint, and leave what they found in the request.
+
+    limit: how often a device may ask, which also bounds its share of what is remembered.
+    """
+
+    def __init__(
+        self, store: CoordinatorStore, limit: RateLimit, metrics: Metrics, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._store = store
+        self._limit = limit
+        self._metrics = metrics
+        self._clock = clock
+        self._keys: Recent[str, tuple[PublicKey, float]] = Recent(KEYS)
+        self._replays = Replays(REQUESTS)
+
+    def begin(self) -> None:
+        """From now on this process answers, or answers for more: what others may have heard is not taken again."""
+        self._replays.begin(self._clock())
+
+    async def device(self, request: HttpRequest) -> None:
+        """Demand an enrolled device's signature. Raises Unauthenticated, TooManyRequests or Unavailable."""
+        signature, about = self._read(request)
+        key, since = self._keys.get(signature.keyid) or await self._find(signature.keyid)
+        _check(signature, about, key)
+        self._replays.demand_new(signature, since, self._clock())
+        self._admit(signature)
+        request.scope[_SIGNED] = _signed(signature, about)
+
+    async def newcomer(self, request: HttpRequest) -> None:
+        """Demand the signature of a key that names itself. Raises Unauthenticated.
+
+        To enrol twice is the same as once, so these are not remembered: anybody can make keys, and fill a memory.
+        """
+        signature, about = self._read(request)
+        try:
+            key = PublicKey.parse(signature.keyid)
+        except errors.InvalidKey as error:
+            raise MalformedSignature(f"at enrolment, keyid is the public key: {error}") from error
+        _check(signature, about, key)
+        request.scope[_SIGNED] = _signed(signature, about)
+
+    def _admit(self, signature: Signature) -> None:
+        """Count a request that is a device's own: what others repeat is not counted against it."""
+        try:
+            self._limit.admit(signature.keyid)
+            self._replays.remember(signature)
+        except (TooManyRequests, Unavailable) as refusal:
+            self._metrics.shed.labels("device" if isinstance(refusal, TooManyRequests) else "signatures").inc()
+            raise
+
+    def _read(self, request: HttpRequest) -> tuple[Signature, Request]:
+        """The signature of a request, which is of now and covers all that it must."""
+        fields = _fields(request)
+        if "signature" not in fields or "signature-input" not in fields:
+            raise Unsigned("sign the request with the device's key, as RFC 9421 and the device protocol say")
+        try:
+            signature = Signature.parse(fields["signature-input"], fields["signature"])
+        except errors.MalformedSignature as error:
+            raise MalformedSignature(str(error)) from error
+        has_body = fields.get("content-length", "0") != "0" or "transfer-encoding" in fields
+        demanded = {name for name in SIGNED_FIELDS if name in fields or (name == DIGEST and has_body)}
+        missing = demanded.union(COVERED) - set(signature.covered)
+        if missing:
+            raise MalformedSignature(f"the signature does not cover {', '.join(sorted(missing))}")
+        self._replays.check(signature, self._clock())
+        path, query = request.scope["raw_path"].decode("latin-1"), request.scope["query_string"].decode("latin-1")
+        target = f"{path}?{query}" if query else path
+        return signature, Request(request.method, fields.get("host", ""), target, fields.get)
+
+    async def _find(self, device: str) -> tuple[PublicKey, float]:
+        found = await run_in_threadpool(self._look_up, device)
+        return self._keys.put(device, (PublicKey.parse(found.key), found.enrolled_at))
+
+    def _look_up(self, device: str) -> Device:
+        with self._store.database.reading() as records:
+            found = records.device(device)
+        if found is None:
+            raise UnknownDevice("no device has this id here; enrol")
+        return found
+
+
+def signed(request: HttpRequest) -> Signed:
+    """Who signed a request that came through the authenticator."""
+    who: Signed = request.scope[_SIGNED]
+    return who
+
+
+def _signed(signature: Signature, request: Request) -> Signed:
+    """Who signed, and what body must come. Raises MalformedSignature."""
+    if DIGEST not in signature.covered:
+        return Signed(signature.keyid, signature.created, None)
+    digest = sha256_in(request.field(DIGEST))
+    if digest is None:
+        raise MalformedSignature("send the body's digest as Content-Digest: sha-256=:<base64>:")
+    return Signed(signature.keyid, signature.created, digest)
+
+
+def _check(signature: Signature, request: Request, key: PublicKey) -> None:
+    try:
+        signature.check(request, key)
+    except errors.MalformedSignature as error:
+        raise MalformedSignature(str(error)) from error
+    except errors.ForgedSignature as error:
+        raise ForgedSignature(str(error)) from error
+
+
+def _fields(request: HttpRequest) -> dict[str, str]:
+    """The header fields by lower-case name, lines of one name joined as RFC 9110 joins them."""
+    found: dict[str, str] = {}
+    for name, value in request.scope["headers"]:
+        key, text = name.decode("latin-1").lower(), value.decode("latin-1")
+        found[key] = f"{found[key]}, {text}" if key in found else text
+    return found

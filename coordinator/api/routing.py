@@ -1,0 +1,241 @@
+"""Sends a device's request to the replica whose memory it is about. Spec: docs/spec/rounds.md §5.
+
+A session or an assignment lives in the process that made it and is named after it; a check-in goes to the process that
+drives its population. Everything else is in the database, and any replica answers it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import re
+import ssl
+from collections.abc import AsyncIterator, Coroutine, Iterable
+from collections.abc import Set as AbstractSet
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import httpx2
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from coordinator.api.http import answer_refusal
+from coordinator.api.service import Service
+from coordinator.errors import MalformedMessage, Refusal, Unavailable
+from coordinator.rules.leases import maker_of
+
+_LOG = logging.getLogger(__name__)
+FORWARDED = b"muster-forwarded"
+_POPULATION = re.compile(r"/v1/populations/([^/]+)/checkins")
+_MADE = re.compile(r"/v1/(?:sessions|assignments)/([^/:]+)(?:[/:].*)?")
+_HEALTH = re.compile(r"/(?:healthz|readyz)")
+# Of one connection alone (RFC 9110 §7.6.1), or said by every server itself.
+_OF_ONE_HOP = frozenset({b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade"})
+_OF_EVERY_SERVER = _OF_ONE_HOP | {b"date", b"server"}
+_CONNECT_S, _SLACK_S = 2.0, 30.0
+_MOST_SHARED = 100
+_KEPT_S = 2.0
+"""How long an idle connection is kept: shorter than the other side keeps it, so that none is used as it closes."""
+
+
+class Router:
+    """ASGI middleware in front of the device API of one replica.
+
+    A request that is not this replica's is passed on, once, with path, Host and all headers as they came, and its
+    answer passed back. A secret that all replicas have proves that a request was passed on by one of them.
+    """
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        settings = service.settings
+        self._app = app
+        self._membership = service.membership
+        self._secret = service.keys.between_replicas
+        self._retry = settings.soon
+        self._answers_devices = settings.role != "driver"
+        self._longest_s = settings.max_wait_s + _SLACK_S
+        # Rarer than the view changes, and rare enough for ten thousand that wait.
+        self._look_s = max(0.5, settings.lease_s / 3)
+        self._trusted = ssl.create_default_context()
+        self._shared = self._client()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer here or elsewhere."""
+        if scope["type"] != "http":
+            try:
+                await self._app(scope, receive, send)
+            finally:
+                await self._shared.aclose()
+            return
+        if self.passed_on(scope) or _HEALTH.fullmatch(scope["path"]):
+            await self._app(scope, receive, send)
+        elif _forwarded(scope) is not None:
+            await self._refuse(MalformedMessage("Muster-Forwarded is for replicas among themselves"), scope, send)
+        elif not self._answers_devices:
+            await self._refuse(Unavailable("this replica answers other replicas alone"), scope, send)
+        elif (replica := await self._elsewhere(scope["path"])) is not None:
+            scope["route"] = _ELSEWHERE
+            await self._pass_on(replica, scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    def passed_on(self, scope: Scope) -> bool:
+        """Whether another replica passed a request on to this one: it says so, and can prove it."""
+        proof = _forwarded(scope)
+        return proof is not None and hmac.compare_digest(proof, self._proof(scope, self._membership.id))
+
+    async def _elsewhere(self, path: str) -> tuple[str, str] | None:
+        """Id and URL of the replica that a request is for; None when it is answered here, for want of another too."""
+        view = self._membership.view
+        if found := _POPULATION.fullmatch(path):
+            replica = view.holders.get(found[1], "")
+        elif found := _MADE.fullmatch(path):
+            replica = maker_of(found[1])
+        else:
+            return None
+        if not replica or replica == self._membership.id:
+            return None
+        url = view.urls.get(replica)
+        if url is None:
+            # It may be so new that this process has not seen it. Else it is gone, and the database knows the rest.
+            url = (await run_in_threadpool(self._membership.look)).urls.get(replica)
+        return None if url is None else (replica, url)
+
+    async def _pass_on(self, to: tuple[str, str], scope: Scope, receive: Receive, send: Send) -> None:
+        replica, url = to
+        body = _Body(scope, receive)
+        async with self._connections(scope["path"]) as client:
+            request = client.build_request(
+                scope["method"],
+                url,
+                headers=[*_kept(scope["headers"], _OF_ONE_HOP), (FORWARDED, self._proof(scope, replica))],
+                content=body if body.present else None,
+                extensions={"target": urlsplit(url).path.rstrip("/").encode() + _target(scope)},
+            )
+            try:
+                response = await self._answer(client.send(request, stream=True), body, replica)
+            except (httpx2.TransportError, ClientDisconnect) as error:
+                _LOG.warning("replica %s cannot be reached: %s", replica, type(error).__name__)
+                gone = Unavailable("the replica that this is for cannot be reached; ask again")
+                await self._refuse(gone, scope, send)
+            else:
+                if response is not None:
+                    await _pass_back(response, send)
+
+    @asynccontextmanager
+    async def _connections(self, path: str) -> AsyncIterator[httpx2.AsyncClient]:
+        """What carries a request: shared connections when it is answered at once, as a check-in is, else its own.
+
+        What a pool does for one request grows with all that are under way in it: with 3,000 that wait it is 50 ms.
+        """
+        if _POPULATION.fullmatch(path):
+            yield self._shared
+            return
+        async with self._client() as client:
+            yield client
+
+    def _client(self) -> httpx2.AsyncClient:
+        return httpx2.AsyncClient(
+            verify=self._trusted,
+            trust_env=False,  # a proxy that the environment names is meant for other traffic
+            timeout=httpx2.Timeout(_SLACK_S, connect=_CONNECT_S, pool=_CONNECT_S, read=self._longest_s),
+            limits=httpx2.Limits(max_connections=_MOST_SHARED, keepalive_expiry=_KEPT_S),
+        )
+
+    async def _answer(
+        self, sending: Coroutine[Any, Any, httpx2.Response], body: _Body, replica: str
+    ) -> httpx2.Response | None:
+        """The other replica's answer; None when the device hung up, and then the connection is closed there too.
+
+        Raises httpx2.TransportError, also when the other replica is taken for gone while it is waited for, as one that
+        hangs is; ClientDisconnect.
+        """
+        answering, leaving = asyncio.ensure_future(sending), asyncio.ensure_future(body.left())
+        try:
+            both = {answering, leaving}
+            while not (await asyncio.wait(both, timeout=self._look_s, return_when=asyncio.FIRST_COMPLETED))[0]:
+                if replica not in self._membership.view.urls:
+                    raise httpx2.ReadTimeout("it is taken for gone")
+            return await answering if answering.done() else None
+        finally:
+            answering.cancel()
+            leaving.cancel()
+
+    def _proof(self, scope: Scope, replica: str) -> bytes:
+        """What only a replica can say of a request to `replica`."""
+        said = b" ".join((scope["method"].encode(), _target(scope), replica.encode()))
+        return hmac.digest(self._secret, said, "sha256").hex().encode()
+
+    async def _refuse(self, refusal: Refusal, scope: Scope, send: Send) -> None:
+        await answer_refusal(scope, refusal, self._retry)(scope, _nothing, send)
+
+
+class _Route(NamedTuple):
+    """What a request's route is called where it is measured."""
+
+    path: str
+
+
+_ELSEWHERE = _Route("another replica")
+
+
+async def _nothing() -> Message:
+    raise AssertionError("a refusal reads nothing")
+
+
+class _Body:
+    """The body of a request that is passed on piece by piece, and whether its sender is still there."""
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        headers = dict(scope["headers"])
+        self.present = b"transfer-encoding" in headers or headers.get(b"content-length", b"0") != b"0"
+        self._receive = receive
+        self._read = asyncio.Event()
+        if not self.present:
+            self._read.set()
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        more = True
+        while more:
+            message: Message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            more = message.get("more_body", False)
+            yield message.get("body", b"")
+        self._read.set()
+
+    async def left(self) -> None:
+        """Return when the sender hangs up after its body."""
+        await self._read.wait()
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+
+async def _pass_back(response: httpx2.Response, send: Send) -> None:
+    headers = _kept(response.headers.raw, _OF_EVERY_SERVER)
+    try:
+        await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
+        async for chunk in response.aiter_raw():
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body"})
+    except httpx2.TransportError:
+        _LOG.warning(
+            "an answer that was passed back broke off"
+        )  # the server closes the connection, as it is unfinished
+    finally:
+        await response.aclose()
+
+
+def _kept(headers: Iterable[tuple[bytes, bytes]], but: AbstractSet[bytes]) -> list[tuple[bytes, bytes]]:
+    return [(name.lower(), value) for name, value in headers if name.lower() not in but]
+
+
+def _forwarded(scope: Scope) -> bytes | None:
+    return next((value for name, value in scope["headers"] if name == FORWARDED), None)
+
+
+def _target(scope: Scope) -> bytes:
+    path: bytes = scope["raw_path"]
+    return path + b"?" + scope["query_string"] if scope["query_string"] else path

@@ -1,0 +1,62 @@
+"""The parts of a coordinator that both of its APIs stand on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coordinator.api.attestation import Attestation
+from coordinator.api.authentication import Authenticator
+from coordinator.api.enrolment import Registry
+from coordinator.api.limits import Limits
+from coordinator.api.runtimes import Runtimes
+from coordinator.driver.driver import Driver
+from coordinator.driver.membership import Membership, ReplicaPlace
+from coordinator.keys import Keys
+from coordinator.metrics import Metrics
+from coordinator.secure.round import SecureRoundFactory
+from coordinator.secure.unmasking import Unmasker
+from coordinator.settings import Settings
+from coordinator.store.tasks import CoordinatorStore, open_coordinator_store
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One process's parts: made, and not yet started."""
+
+    settings: Settings
+    store: CoordinatorStore
+    membership: Membership
+    keys: Keys
+    unmasker: Unmasker
+    driver: Driver
+    metrics: Metrics
+    limits: Limits
+    runtimes: Runtimes
+    registry: Registry
+    authenticator: Authenticator
+
+    @classmethod
+    def open(cls, settings: Settings) -> Service:
+        """The parts that `settings` ask for. Raises UnsupportedDatabase, WrongRevision, MissingStore or BadSecret."""
+        store = open_coordinator_store(settings.database, settings.blobs)
+        keys, limits, unmasker = Keys.at(settings.keys_file), Limits(settings), Unmasker()
+        place = ReplicaPlace(keys=keys.fingerprint, lease_s=settings.lease_s, drives=settings.role != "api")
+        membership = Membership(store, place)
+        driver = Driver(membership, SecureRoundFactory(keys, unmasker), settings.retry, settings.queue_limit)
+        driver.metrics.watch(driver.queue_depth, lambda: limits.connections.held)
+        registry = Registry(store, keys, Attestation.of(settings.accept_unattested, settings.enrolment_secret_file))
+        authenticator = Authenticator(store, limits.device, driver.metrics)
+        membership.took_over, limits.sent_away = authenticator.begin, driver.presence.heard
+        return cls(
+            settings,
+            store,
+            membership,
+            keys,
+            unmasker,
+            driver,
+            driver.metrics,
+            limits,
+            Runtimes(),
+            registry,
+            authenticator,
+        )

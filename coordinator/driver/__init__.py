@@ -1,0 +1,1 @@
+"""The driver: the one thread that runs the rounds, and its parts."""

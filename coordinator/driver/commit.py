@@ -1,0 +1,87 @@
+"""The end of a round that has its reports: the next checkpoint, in one transaction."""
+
+from __future__ import annotations
+
+import logging
+
+from prometheus_client import Histogram
+
+from coordinator.driver.membership import Membership
+from coordinator.driver.running import RunningRound
+from coordinator.driver.transaction import set_back
+from coordinator.errors import NonFiniteState
+from coordinator.failpoints import reach
+from coordinator.rules.aggregation import ReportSum, aggregate, state_specs
+from coordinator.rules.rounds import Abandon, Aggregated, Round, TaskState, step
+from coordinator.rules.state import Snapshot
+from coordinator.store.records import Records
+from coordinator.store.tasks import CoordinatorStore
+from fedcore import algorithms, checkpoint
+from fedcore.errors import ReportError
+from fedcore.plan import BlobRef
+
+_LOG = logging.getLogger(__name__)
+
+
+def commit_round(
+    membership: Membership, running: RunningRound, reports: ReportSum, now: float, steps: Histogram
+) -> tuple[Round, float]:
+    """Commit the round that `reports` make, or abandon it when they make none; `steps` hears how long both steps take.
+
+    Answers how it ended, and for how many seconds the task must open no other, which is 0 but after failed attempts.
+
+    A state that is no longer finite also fails the task: another attempt from the same checkpoint would likely end
+    there too. When anything raises (the disk is full, say), the round is as it was and can be closed later.
+    """
+    try:
+        with steps.labels("update").time():
+            state, broadcast, metrics = _next_model(membership.store, running, reports)
+    except ReportError as error:
+        _LOG.warning("round %d of task %s has an unusable sum: %s", running.number, running.job.task.id, error)
+        with membership.writing() as records:
+            value = _end(records, running, Abandon("invalid-aggregate"), now)
+            return value, set_back(records, running, "invalid-aggregate")
+    except NonFiniteState as error:
+        return _fail(membership, running, str(error), now), 0.0
+    with steps.labels("commit").time(), membership.writing() as records:
+        task = records.task(running.job.task.id)
+        if task.state not in (TaskState.ACTIVE, TaskState.PAUSED):
+            return _end(records, running, Abandon("cancelled"), now), 0.0
+        membership.store.add_blobs(records, {state: False})
+        membership.store.add_blobs(records, {broadcast: True})
+        value = _end(records, running, Aggregated(), now)
+        records.finish_round(running.id, Snapshot(running.number, state.sha256, broadcast.sha256), metrics)
+        if running.number == task.settings.rounds:
+            records.move_task(task, TaskState.COMPLETED, "its last round was committed")
+        reach("round.before-commit")
+    reach("round.after-commit")
+    _LOG.info("round %d of task %s committed %d reports", running.number, task.id, running.value.reported)
+    return value, 0.0
+
+
+def _next_model(
+    store: CoordinatorStore, running: RunningRound, reports: ReportSum
+) -> tuple[BlobRef, BlobRef, dict[str, float]]:
+    plan, task = running.job.plan, running.job.task
+    algorithm = algorithms.create(task.algorithm.name, task.algorithm.settings)
+    state = checkpoint.decode(store.blobs.get(running.base.state_sha256), state_specs(plan, algorithm))
+    made = aggregate(plan.report, algorithm, state, reports.total_L)
+    # Files first: a row must never point at a blob that is not there.
+    refs = [store.blobs.put(checkpoint.encode(vectors)) for vectors in (made.state, made.broadcast)]
+    return refs[0], refs[1], made.metrics
+
+
+def _fail(membership: Membership, running: RunningRound, words: str, now: float) -> Round:
+    with membership.writing() as records:
+        value = _end(records, running, Abandon("non-finite-state"), now)
+        task = records.task(running.job.task.id)
+        if task.state in (TaskState.ACTIVE, TaskState.PAUSED):
+            _LOG.error("task %s failed in round %d: %s", task.id, running.number, words)
+            records.move_task(task, TaskState.FAILED, "non-finite-state", words)
+    return value
+
+
+def _end(records: Records, running: RunningRound, event: Aggregated | Abandon, now: float) -> Round:
+    value, _ = step(running.value, event, now)
+    records.move_round(running.id, running.value, value, value.reason or "aggregated")
+    return value

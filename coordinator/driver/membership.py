@@ -1,0 +1,234 @@
+"""A replica's place among the others: its row, the populations it drives, and where the others are.
+
+One thread, the driver's, changes it; any thread may read `view`. The decisions are in coordinator.rules.leases.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from coordinator.errors import KeysDiffer
+from coordinator.rules.leases import Lease, Moves, Replica, Sight, gone, look, moves, new_replica_id
+from coordinator.store.records import Records
+from coordinator.store.tasks import CoordinatorStore
+
+_LOG = logging.getLogger(__name__)
+_BEATS = 3
+"""Beats in a lease time: two may fail before the others take the populations."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaPlace:
+    """Who a process is among the replicas.
+
+    keys: a digest of the public keys. lease_s: how long a beat may stand still. drives: whether it takes populations.
+    """
+
+    keys: str
+    lease_s: float
+    drives: bool = True
+    id: str = field(default_factory=new_replica_id)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Where everyone is: URLs by replica, and the replica that drives each population that anybody drives."""
+
+    urls: Mapping[str, str] = field(default_factory=dict)
+    holders: Mapping[str, str] = field(default_factory=dict)
+
+
+class Membership:
+    """The leases under which this process works on `store`, and what it knows of the other replicas."""
+
+    def __init__(self, store: CoordinatorStore, place: ReplicaPlace) -> None:
+        self.store = store
+        self._database = store.database
+        self._place = place
+        self._me = Replica(place.id, "", place.keys, beat=0, draining=False)
+        self._held: dict[str, int] = {}
+        self._sights: dict[str, Sight] = {}
+        self._next_beat = -float("inf")
+        self.ousted = False
+        self.took_over: Callable[[], None] = lambda: None
+        """Called when populations that others may have driven are this process's from now on."""
+        self.view = View()
+        self.leaving: frozenset[str] = frozenset()
+
+    @property
+    def id(self) -> str:
+        """This process."""
+        return self._me.id
+
+    @property
+    def held(self) -> frozenset[str]:
+        """The populations that this process drives."""
+        return frozenset(self._held)
+
+    def term(self, population: str) -> int:
+        """The term of the lease of a population that this process drives."""
+        return self._held[population]
+
+    def listen_at(self, url: str) -> None:
+        """Say, before anything else, where the others reach this process; it succeeds whoever was there before."""
+        self._me = replace(self._me, url=url)
+
+    def look(self) -> View:
+        """Where everyone is, freshly read; from any thread."""
+        with self._database.reading() as records:
+            return _view(records.leases.replicas(), records.leases.leases())
+
+    def check_keys(self, sleep: Callable[[float], None] = time.sleep) -> None:
+        """Look whether all replicas have the same keys, before anything is done with this one's.
+
+        Raises KeysDiffer. To find that a replica with other keys is gone takes a lease time.
+        """
+        strangers = self._strangers()
+        if strangers:
+            sleep(self._place.lease_s)
+            if self._strangers() - strangers:
+                raise KeysDiffer("a replica with other keys runs on this database: give all of them the same file")
+
+    def announce(self, now: float) -> None:
+        """Write this process's row, in the place of what ran at its URL before."""
+        if not self._place.drives:
+            return
+        with self._database.writing() as records:
+            for earlier in records.leases.replicas():
+                if earlier.url == self._me.url:
+                    records.leases.forget(earlier.id)
+            records.leases.announce(self._me)
+        self._next_beat = now + self._place.lease_s / _BEATS
+
+    def refresh(self, now: float, idle: AbstractSet[str]) -> frozenset[str]:
+        """Beat when it is time, look around, take and give back what should be; answers populations that are lost.
+
+        idle: populations of `held` without a running round. A population that is to be given back but has one is in
+        `leaving`: no other round should be opened there.
+        """
+        if self._place.drives and now >= self._next_beat:
+            with _tried_again_later():
+                self._beat()
+                self._next_beat = now + self._place.lease_s / _BEATS
+        with self._database.reading() as records:
+            replicas, leases = records.leases.replicas(), records.leases.leases()
+        self.view = _view(replicas, leases)
+        mine = {lease.population: lease.term for lease in leases if lease.holder == self.id}
+        lost = frozenset(population for population, term in self._held.items() if mine.get(population) != term)
+        self.drop(lost)
+        if not self._place.drives:
+            return lost
+        others = [replica for replica in replicas if replica.id != self.id]
+        self._sights = look(self._sights, others, now)
+        dead = gone(self._sights, now, self._place.lease_s)
+        others = [replica for replica in others if replica.id not in dead]
+        me = replace(self._me, draining=True) if self.ousted else self._me
+        chosen = moves(me, others, leases, self.held, idle)
+        before = self.held
+        with _tried_again_later():
+            self._give_back(chosen.leave & idle)
+            self._take(chosen, dead)
+        self.leaving = chosen.leave & self.held
+        return lost | (before - self.held)
+
+    def drop(self, populations: frozenset[str]) -> None:
+        """Stop driving populations that were lost."""
+        for population in populations:
+            del self._held[population]
+        if populations:
+            _LOG.warning("lost %s to another replica", ", ".join(sorted(populations)))
+
+    def _strangers(self) -> set[Replica]:
+        with self._database.reading() as records:
+            others = records.leases.replicas()
+        return {one for one in others if one.keys != self._me.keys and one.url != self._me.url}
+
+    @contextmanager
+    def writing(self) -> Iterator[Records]:
+        """The one way for a driver to write: a transaction that cannot commit once another replica took over.
+
+        Raises LeaseLost.
+        """
+        with self._database.writing() as records:
+            records.leases.fence(self.id, self._held)
+            yield records
+
+    def drain(self) -> None:
+        """Take nothing any more; `refresh` gives back what is idle."""
+        if not self._me.draining:
+            self._me = replace(self._me, draining=True)
+            self._next_beat = -float("inf")
+
+    def leave(self) -> None:
+        """Give everything back and remove this process's row. Whoever takes a population abandons what ran there."""
+        if not self._place.drives:
+            return
+        with self._database.writing() as records:
+            for population, term in self._held.items():
+                records.leases.release(Lease(population, self.id, term))
+            records.leases.forget(self.id)
+        self._held = {}
+
+    def _beat(self) -> None:
+        self._me = replace(self._me, beat=self._me.beat + 1)
+        with self._database.writing() as records:
+            if records.leases.beat(self._me):
+                self.ousted = False
+                return
+            successors = [replica.id for replica in records.leases.replicas() if replica.url == self._me.url]
+            if not successors:
+                records.leases.announce(self._me)
+        self.ousted = bool(successors)
+        if self.ousted:
+            _LOG.error("replica %s announces this replica's URL %s: give each its own", successors[0], self._me.url)
+        else:
+            _LOG.warning("this replica was taken for gone, and is back")
+
+    def _take(self, chosen: Moves, dead: Mapping[str, int]) -> None:
+        if not chosen.take and not dead:
+            return
+        taken = {}
+        with self._database.writing() as records:
+            for replica, beat in dead.items():
+                records.leases.forget(replica, beat)
+            for lease in chosen.take:
+                if records.leases.take(lease, self.id):
+                    taken[lease.population] = lease.term + 1
+                    _abandon(records, lease.population)
+        self._held |= taken
+        if any(term > 1 for term in taken.values()):
+            self.took_over()
+
+    def _give_back(self, populations: frozenset[str]) -> None:
+        if not populations:
+            return
+        with self.writing() as records:
+            for population in populations:
+                records.leases.release(Lease(population, self.id, self._held[population]))
+        self._held = {name: term for name, term in self._held.items() if name not in populations}
+
+
+@contextmanager
+def _tried_again_later() -> Iterator[None]:
+    """What cannot be written now (the disk is full, say) is tried again at the next look: the rest must go on."""
+    try:
+        yield
+    except Exception as error:
+        _LOG.error("a lease could not be written: %s", error)
+
+
+def _view(replicas: list[Replica], leases: list[Lease]) -> View:
+    urls = {replica.id: replica.url for replica in replicas}
+    return View(urls, {lease.population: lease.holder for lease in leases if lease.holder in urls})
+
+
+def _abandon(records: Records, population: str) -> None:
+    """End the rounds that an earlier holder left: what it knew of them was in its memory alone."""
+    abandoned, _ = records.abandon_unfinished_rounds({population}, "driver-lost")
+    if abandoned:
+        _LOG.warning("abandoned %d rounds of population %s that another process left", abandoned, population)

@@ -1,0 +1,1 @@
+"""Rules of rounds, selection, pacing and leases: pure functions on values."""

@@ -1,0 +1,309 @@
+"""Why a task is where it is: a reason of a closed list, and a sentence with numbers. Pure.
+
+What makes a task stalled, and what to do about each reason: docs/operations.md, "Progress".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import TypeAlias
+
+from coordinator.rules.rounds import RoundPolicy, RoundState, TaskState
+from coordinator.rules.state import LiveRound, Task
+
+GRACE_S = 10.0
+"""How long nothing may happen, where something should, before a task counts as stalled."""
+DRIVER_SILENT_S = 30.0
+"""After so long without a beat a driver is taken for gone: it beats three times per lease time, 15 s by default."""
+UNMASKING = "unmasking"
+"""The phase of a secure round in which its sum is made, and no device is waited for."""
+
+
+class Reason(StrEnum):
+    """Why a task is where it is."""
+
+    STARTING = "starting"
+    SELECTING = "selecting"
+    REPORTING = "reporting"
+    AGGREGATING = "aggregating"
+    COMPLETED = "completed"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+    PAUSED = "paused"
+    PAUSED_AFTER_FAILURES = "paused-after-failures"
+    NO_DRIVER = "no-driver"
+    DRIVER_SILENT = "driver-silent"
+    BACK_OFF = "back-off"
+    NO_DEVICES = "no-devices"
+    NONE_ELIGIBLE = "none-eligible"
+    TOO_FEW_DEVICES = "too-few-devices"
+    DEVICES_SILENT = "devices-silent"
+    CANNOT_WRITE = "cannot-write"
+
+    @property
+    def stalled(self) -> bool:
+        """Whether the task should go on and does not."""
+        return self not in _MOVES and self not in _OVER
+
+
+_MOVES = {Reason.STARTING, Reason.SELECTING, Reason.REPORTING, Reason.AGGREGATING}
+_OVER = {Reason.COMPLETED, Reason.CANCELLED, Reason.FAILED}
+OBSTACLES = {
+    "busy": "with an assignment",
+    "examples": "with too few examples",
+    "version": "with too old a runtime",
+    "memory": "with too little memory",
+    "conditions": "whose conditions do not hold",
+    "format": "without a format of the plan",
+    "again": "that this round drew before",
+    "resting": "resting after taking part",
+    "unwilling": "willing for other tasks alone",
+}
+"""What keeps a device from a task, in words that follow a number of devices."""
+_PHASES = {
+    "advertising": "have trained",
+    "drawing": "have trained",
+    "sharing": "have sent their shares",
+    "uploading": "have sent their masked reports",
+    "confirming": "have confirmed the survivors",
+    "revealing": "have revealed their shares",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """What a driver knows of a task in memory alone. Times in seconds, on the driver's clock or since 1970.
+
+    since: when the driver took up the task, or found it resumed. begins_at: the end of a pause after failed attempts.
+    eligible: waiting devices that could be drawn. ineligible, rejected: waiting devices that could not, and check-ins
+    of the last minute or two that were rejected, by obstacle. accepted_at: the last accepted check-in.
+    silent: devices of the round that were not heard of lately, the first of them since `silent_since`.
+    phase: of a secure round, in which `answered` of `asked` devices have sent what it waits for.
+    """
+
+    since: float
+    begins_at: float | None = None
+    eligible: int = 0
+    ineligible: Mapping[str, int] = field(default_factory=dict)
+    rejected: Mapping[str, int] = field(default_factory=dict)
+    accepted_at: float | None = None
+    silent: int = 0
+    silent_since: float | None = None
+    phase: str = ""
+    answered: int = 0
+    asked: int = 0
+
+    def later(self, seconds: float) -> Observation:
+        """The same on a clock that is ahead by so much."""
+        times = {name: getattr(self, name) for name in ("since", "begins_at", "accepted_at", "silent_since")}
+        return replace(self, **{name: at + seconds for name, at in times.items() if at is not None})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """The last attempt of a task that ended: its number, why it was abandoned if it was, when (seconds since 1970)."""
+
+    number: int
+    reason: str
+    ended_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """All that is known of a task. Times in seconds since 1970.
+
+    committed: rounds. round: the one that runs, or is held and none runs. driver_seen_at: the last beat of the replica
+    that drives the population; None when nobody does. observed: what that replica said; None when it has not yet.
+    """
+
+    task: Task
+    committed: int
+    round: LiveRound | None = None
+    last: Ended | None = None
+    driver_seen_at: float | None = None
+    observed: Observation | None = None
+
+    @property
+    def label(self) -> str:
+        """What the round that runs, or comes next, is called."""
+        return f"round {self.round.number if self.round else self.committed + 1}"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Why a task is where it is, in a word and in a sentence. stalled: it should go on and does not."""
+
+    task: str
+    reason: Reason
+    sentence: str
+    stalled: bool
+
+
+Found: TypeAlias = tuple[Reason, str]
+
+
+def explain(one: Situation, now: float) -> Progress:
+    """Why a task is where it is at `now`, in seconds since 1970."""
+    reason, sentence = _explain(one, now)
+    return Progress(one.task.id, reason, sentence, reason.stalled)
+
+
+def _explain(one: Situation, now: float) -> Found:
+    if one.task.state not in (TaskState.ACTIVE, TaskState.PAUSED):
+        return _ended(one)
+    if one.task.state is TaskState.PAUSED and one.round is None:
+        return _paused(one)
+    undriven = _undriven(one, now)
+    if undriven is not None:
+        return undriven
+    if one.observed is None:
+        return Reason.STARTING, "the coordinator takes the task up"
+    if one.round is not None and one.round.state is not RoundState.SELECTING:
+        reason, sentence = _running(one, one.round, one.observed, now)
+    else:
+        reason, sentence = _selecting(one, one.observed, now)
+    return reason, sentence if one.task.state is TaskState.ACTIVE else f"{sentence}; paused: no round follows it"
+
+
+def _ended(one: Situation) -> Found:
+    task = one.task
+    committed = f"{one.committed} of {task.settings.rounds} rounds are committed"
+    if task.state is TaskState.COMPLETED:
+        return Reason.COMPLETED, committed
+    if task.state is TaskState.FAILED:
+        return Reason.FAILED, f"failed: {task.reason}"
+    return Reason.CANCELLED, f"cancelled; {committed}"
+
+
+def _paused(one: Situation) -> Found:
+    if one.task.reason:
+        return Reason.PAUSED_AFTER_FAILURES, f"paused: {one.task.reason}"
+    committed = f"{one.committed} of {one.task.settings.rounds} rounds are committed"
+    return Reason.PAUSED, f"paused by an operator; {committed}"
+
+
+def _undriven(one: Situation, now: float) -> Found | None:
+    population = one.task.settings.population
+    if one.driver_seen_at is None:
+        return Reason.NO_DRIVER, f"no coordinator drives population {population}"
+    silent_s = now - one.driver_seen_at
+    if silent_s > DRIVER_SILENT_S:
+        words = f"the coordinator that drives population {population} was last heard of {_seconds(silent_s)} ago"
+        return Reason.DRIVER_SILENT, words
+    return None
+
+
+def _running(one: Situation, round_: LiveRound, seen: Observation, now: float) -> Found:
+    policy, entered_s = one.task.settings.policy, now - round_.entered_at
+    if round_.state is not RoundState.REPORTING:
+        return _aggregating(one, round_, entered_s)
+    if seen.phase == UNMASKING:
+        return (
+            Reason.AGGREGATING,
+            f"{one.label}: the masks are taken off the sum of {_counted(seen.answered, 'report')}",
+        )
+    left_s = policy.reporting_deadline_s - entered_s
+    if left_s < -GRACE_S:
+        words = f"{one.label} should have ended {_seconds(-left_s)} ago and the coordinator could not write it"
+        return Reason.CANNOT_WRITE, f"{words}; its log says why"
+    state = f"{round_.reported} of {policy.goal} reports, {_seconds(max(0.0, left_s))} left"
+    if seen.phase:
+        state = f"{seen.answered} of {seen.asked} devices {_PHASES[seen.phase]}, {_seconds(max(0.0, left_s))} left"
+    lost = [f"{_devices(round_.lost)} lost"] if round_.lost else []
+    if seen.silent_since is None or _without_silent(round_, seen) >= _wanted(policy, seen):
+        return Reason.REPORTING, "; ".join([f"{one.label}: {state}", *lost, *_obstacles(seen)])
+    unheard = f"{_devices(seen.silent)} not heard of for {_seconds(now - seen.silent_since)}"
+    return Reason.DEVICES_SILENT, "; ".join([f"{one.label} waits for {unheard}: {state}", *lost, *_obstacles(seen)])
+
+
+def _without_silent(round_: LiveRound, seen: Observation) -> int:
+    """Reports that the round can have without the devices that are silent."""
+    return (seen.asked if seen.phase else round_.assigned - round_.aborted - round_.lost) - seen.silent
+
+
+def _wanted(policy: RoundPolicy, seen: Observation) -> int:
+    """Reports without which the round goes on waiting: phases that follow the training end by themselves."""
+    return policy.goal if seen.phase in ("", "advertising") else policy.minimum
+
+
+def _aggregating(one: Situation, round_: LiveRound, entered_s: float) -> Found:
+    if entered_s <= GRACE_S:
+        return Reason.AGGREGATING, f"{one.label}: the next model is made of {_counted(round_.reported, 'report')}"
+    words = f"{one.label} has {_counted(round_.reported, 'report')}, and for {_seconds(entered_s)} its model could not"
+    return Reason.CANNOT_WRITE, f"{words} be written; the coordinator's log says why"
+
+
+def _selecting(one: Situation, seen: Observation, now: float) -> Found:
+    if seen.begins_at is not None and seen.begins_at > now:
+        why = f", the last with {one.last.reason}" if one.last and one.last.reason else ""
+        words = f"{one.label} begins in {_seconds(seen.begins_at - now)}, because attempts at it failed{why}"
+        return Reason.BACK_OFF, words
+    policy = one.task.settings.policy
+    left_s = None if one.round is None else one.round.entered_at + policy.selection_timeout_s - now
+    if left_s is not None and left_s < -GRACE_S:
+        words = f"{one.label} should have drawn its devices {_seconds(-left_s)} ago"
+        return Reason.CANNOT_WRITE, f"{words} and the coordinator could not write it; its log says why"
+    left = "" if left_s is None else f", {_seconds(max(0.0, left_s))} left"
+    if _is_expected(one, seen, now):
+        words = f"{one.label}: {seen.eligible} of {_devices(policy.cohort)} {_wait(seen.eligible)}{left}"
+        return Reason.SELECTING, "; ".join([words, *_obstacles(seen)])
+    needs = f"{one.label} needs {_devices(policy.cohort)}, {policy.minimum} at least"
+    if seen.eligible:
+        words = f"{needs}: {seen.eligible} {_wait(seen.eligible)}{left}; the attempt before had too few"
+        return Reason.TOO_FEW_DEVICES, "; ".join([words, *_obstacles(seen)])
+    return _nobody(needs, seen, now)
+
+
+def _nobody(needs: str, seen: Observation, now: float) -> Found:
+    """Why no eligible device waits."""
+    if seen.ineligible or seen.rejected:
+        return Reason.NONE_ELIGIBLE, "; ".join([f"{needs}, and none that is eligible waits", *_obstacles(seen)])
+    if seen.accepted_at is None:
+        never = f"no check-in was accepted since the coordinator took the task up {_seconds(now - seen.since)} ago"
+        return Reason.NO_DEVICES, f"{needs}: {never}"
+    last = f"the last check-in that was accepted came {_seconds(now - seen.accepted_at)} ago"
+    return Reason.NO_DEVICES, f"{needs}: none waits, {last}"
+
+
+def _is_expected(one: Situation, seen: Observation, now: float) -> bool:
+    """Whether it is too early to wonder that no cohort has been drawn."""
+    if one.last is not None and one.last.reason == "too-few-devices":
+        return False
+    if one.round is not None or seen.eligible:
+        return True
+    return now - max(seen.since, one.last.ended_at if one.last else 0.0) <= GRACE_S
+
+
+def _obstacles(seen: Observation) -> list[str]:
+    waiting, rejected = sum(seen.ineligible.values()), sum(seen.rejected.values())
+    found = []
+    if waiting:
+        are = "is" if waiting == 1 else "are"
+        found.append(f"{waiting} {_wait(waiting)} and {are} not eligible: {_listed(seen.ineligible)}")
+    if rejected:
+        were = "was" if rejected == 1 else "were"
+        found.append(f"{_counted(rejected, 'check-in')} {were} rejected lately: {_listed(seen.rejected)}")
+    return found
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    most_first = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+    return ", ".join(f"{count} {OBSTACLES[name]}" for name, count in most_first)
+
+
+def _devices(count: int) -> str:
+    return _counted(count, "device")
+
+
+def _counted(count: int, what: str) -> str:
+    return f"1 {what}" if count == 1 else f"{count} {what}s"
+
+
+def _wait(count: int) -> str:
+    return "waits" if count == 1 else "wait"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.0f} s"

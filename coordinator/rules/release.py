@@ -1,0 +1,61 @@
+"""The release check: whether a plan may go to a task's devices. Pure. Spec: docs/spec/plan.md §7."""
+
+from __future__ import annotations
+
+import math
+
+from coordinator.errors import InvalidTask
+from coordinator.rules.task_settings import FootprintBudget, TaskSettings
+from fedcore.bundle import Certificate, Evidence, Footprint
+from fedcore.plan import Plan
+
+# What each part of the budget bounds, its unit, and how a plan comes to have less of it.
+_FIGURES = {
+    "peak_rss_mb": ("memory at the peak", "MB", "export a smaller model or a smaller batch_size"),
+    "step_cpu_ms": ("CPU time of a step", "ms", "export a smaller model or a smaller batch_size"),
+    "graph_bytes": ("size of all graphs", "bytes", "export a smaller model"),
+}
+
+
+def check_release(plan: Plan, certificate: Certificate, settings: TaskSettings) -> None:
+    """Hold a plan and its certificate against what the task asks of them.
+
+    Raises InvalidTask naming the format, what was found, what is allowed, and what to do.
+    """
+    for fmt in settings.formats:
+        if fmt not in plan.graphs:
+            raise InvalidTask(
+                f"the task needs graphs in format {fmt!r}, the plan has {', '.join(sorted(plan.graphs)) or 'none'}: "
+                f"export it for {fmt!r} too, or name other formats for the task"
+            )
+    # A device may run any format of the plan, so those that the task does not name count as well.
+    for fmt in sorted(plan.graphs):
+        evidence = certificate.formats.get(fmt)
+        if evidence is None or not evidence.parity:
+            raise InvalidTask(f"the certificate has no evidence for format {fmt!r}: export the plan again")
+        _check_parity(fmt, evidence)
+        _check_footprint(fmt, evidence.footprint, settings.budget)
+
+
+def _check_parity(fmt: str, evidence: Evidence) -> None:
+    for parity in evidence.parity:
+        # Written so that NaN fails too.
+        if not parity.l2 <= evidence.tolerance < math.inf:
+            raise InvalidTask(
+                f"graph {parity.graph!r} in format {fmt!r} is {parity.l2:.1e} from its reference, "
+                f"the tolerance is {evidence.tolerance:.1e}: export the plan again"
+            )
+
+
+def _check_footprint(fmt: str, footprint: Footprint, budget: FootprintBudget) -> None:
+    for name, (figure, unit, remedy) in _FIGURES.items():
+        measured, allowed = getattr(footprint, name), getattr(budget, name)
+        if allowed is not None and not measured <= allowed:
+            raise InvalidTask(
+                f"{figure} of format {fmt!r} is {_number(measured)} {unit}, the budget {_number(allowed)} {unit} "
+                f"({name}): {remedy}, or raise the budget"
+            )
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"

@@ -1,0 +1,352 @@
+"""The life of a round, an assignment and a task, as pure functions on frozen values.
+
+Spec: docs/spec/rounds.md. A round:
+
+    SELECTING ─▶ CONFIGURING ─▶ REPORTING ─▶ AGGREGATING ─▶ COMMITTED
+        └─────────────┴─────────────┴──────────────┴──────▶ ABANDONED(reason)
+
+A round keeps counts, never its cohort, so a step costs the same for ten devices and for ten million.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TypeAlias, TypeVar
+
+from coordinator.errors import UnexpectedEvent
+
+
+class RoundState(StrEnum):
+    """Where a round stands."""
+
+    SELECTING = "selecting"
+    CONFIGURING = "configuring"
+    REPORTING = "reporting"
+    AGGREGATING = "aggregating"
+    COMMITTED = "committed"
+    ABANDONED = "abandoned"
+
+    @property
+    def ended(self) -> bool:
+        """Nothing can follow."""
+        return self in (RoundState.COMMITTED, RoundState.ABANDONED)
+
+
+class AssignmentState(StrEnum):
+    """Where one device's part in a round stands."""
+
+    ASSIGNED = "assigned"
+    REPORTED = "reported"
+    ABORTED = "aborted"
+    LOST = "lost"
+    NOT_NEEDED = "not-needed"
+    EXPIRED = "expired"
+
+
+class TaskState(StrEnum):
+    """Where a task stands. A paused task opens no new round; the running one finishes."""
+
+    ACTIVE = "active"
+    PAUSED = "paused"
+    COMPLETED = "completed"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class RoundPolicy:
+    """When a round starts, ends and counts. Checked by `TaskSettings`."""
+
+    goal: int
+    minimum: int
+    over_selection: float
+    selection_timeout_s: float
+    reporting_deadline_s: float
+
+    @property
+    def cohort(self) -> int:
+        """How many devices to select, so that `goal` of them report although some fall silent."""
+        # Rounded first: 100 × 1.1 is a hair above 110 in binary, and must not select 111.
+        return math.ceil(round(self.goal * self.over_selection, 6))
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """A round's whole state. `deadline` ends SELECTING or REPORTING, on the clock that `step` is given.
+
+    held: it collects devices, but may not draw them yet: the checkpoint that it starts from is not committed, or failed
+    attempts before it ask for a pause. A deadline does not end SELECTING as long as that is so.
+    lost: devices that vanished, `replaced` how many were drawn in their place. expired: those whom the deadline cut
+    off. proven: a device has carried the plan out. short_until: how long a round that can no longer come to its minimum
+    waits for replacements.
+    """
+
+    policy: RoundPolicy
+    deadline: float
+    held: bool = False
+    state: RoundState = RoundState.SELECTING
+    reason: str = ""
+    assigned: int = 0
+    reported: int = 0
+    aborted: int = 0
+    lost: int = 0
+    expired: int = 0
+    replaced: int = 0
+    proven: bool = False
+    short_until: float = math.inf
+
+    @property
+    def outstanding(self) -> int:
+        """Devices that could still report; once the round reports no more, those that it did not need."""
+        return self.assigned - self.reported - self.aborted - self.lost - self.expired
+
+    @property
+    def revealed(self) -> bool:
+        """Whether devices have done their part, and the sum of a secure aggregation is being made."""
+        return self.state is RoundState.REPORTING and self.deadline == math.inf
+
+    @property
+    def attainable(self) -> int:
+        """Reports that it may still come to."""
+        return self.reported + self.outstanding
+
+    def missing(self, now: float) -> int:
+        """Devices to draw in the place of lost ones: what the goal lacks, while half of the time to report is left.
+
+        Who gave up is not replaced, and no more than a cohort is: a plan that no device can run must not go through a
+        whole population.
+        """
+        policy = self.policy
+        if self.state is not RoundState.REPORTING or self.deadline - now < policy.reporting_deadline_s / 2:
+            return 0
+        return max(0, min(policy.goal - self.attainable, min(self.lost, policy.cohort) - self.replaced))
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """So many eligible devices wait now. Also what tells a round that draws them the time, and whether it is held."""
+
+    eligible: int
+    held: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Configured:
+    """So many devices were given an assignment."""
+
+    assigned: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """One assignment's report was taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Revealed:
+    """The devices of a secure aggregation have done their part: its sum is being made, and no deadline ends that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summed:
+    """A secure aggregation came out, over so many devices: all reports of the round at once."""
+
+    devices: int
+
+
+@dataclass(frozen=True, slots=True)
+class Aborted:
+    """One device gave up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """So many devices vanished. proven: devices of a secure aggregation have shown that the plan can be carried out."""
+
+    devices: int
+    proven: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed, and the round draws no devices."""
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregated:
+    """The next checkpoint is durable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """Give the round up, from whatever state it is in."""
+
+    reason: str
+
+
+Event: TypeAlias = Waiting | Configured | Reported | Revealed | Summed | Aborted | Lost | Tick | Aggregated | Abandon
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The round is held no longer: number it, and give it the checkpoint that was committed last. Before the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Select:
+    """Draw `count` of the waiting devices, assign them, then step with `Configured`."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class TurnAway:
+    """Tell the waiting devices to come back later."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndAssignments:
+    """Whoever has not reported is no longer needed, or was cut off by the deadline: that is what became of them."""
+
+    state: AssignmentState
+
+
+Effect: TypeAlias = Release | Select | TurnAway | EndAssignments
+Stepped: TypeAlias = tuple[Round, tuple[Effect, ...]]
+
+
+def open_round(policy: RoundPolicy, now: float, *, held: bool = False) -> Round:
+    """A round that starts selecting now."""
+    return Round(policy, deadline=now + policy.selection_timeout_s, held=held)
+
+
+def step(round_: Round, event: Event, now: float) -> Stepped:  # noqa: C901, PLR0911, PLR0912 - one return per row of the table
+    """The round after `event`, and what the caller must do about it.
+
+    Time and abandonment pass an ended round by. Raises UnexpectedEvent for an event that the state cannot take: a
+    report after the deadline, say, which the caller must have refused.
+    """
+    match round_.state, event:
+        case _, Tick() | Abandon() if round_.state.ended:
+            return round_, ()
+        case _, Abandon(reason):
+            return _abandon(round_, reason)
+        case RoundState.SELECTING, Waiting(_, held) if round_.held and held:
+            return round_, ()
+        case RoundState.SELECTING, Waiting(eligible) if round_.held:
+            return _release(round_, eligible, now)
+        case RoundState.SELECTING, Waiting(eligible):
+            return _select(round_, eligible, now)
+        case RoundState.CONFIGURING, Configured(assigned) if assigned >= 1:
+            deadline = now + round_.policy.reporting_deadline_s
+            return _collect(replace(round_, state=RoundState.REPORTING, assigned=assigned, deadline=deadline), now)
+        case RoundState.REPORTING, Waiting(eligible):
+            return _replace_lost(round_, eligible, now)
+        case RoundState.REPORTING, Configured(assigned) if 1 <= assigned <= round_.missing(now):
+            assigned, replaced = round_.assigned + assigned, round_.replaced + assigned
+            return _collect(replace(round_, assigned=assigned, replaced=replaced, short_until=math.inf), now)
+        case RoundState.REPORTING, Reported() if now < round_.deadline and round_.outstanding > 0:
+            return _collect(replace(round_, reported=round_.reported + 1, proven=True), now)
+        case RoundState.REPORTING, Revealed():
+            return replace(round_, deadline=math.inf), ()
+        case RoundState.REPORTING, Summed(devices) if devices <= round_.outstanding:
+            return _end_reporting(replace(round_, reported=devices))
+        case RoundState.REPORTING, Aborted() if round_.outstanding > 0:
+            return _collect(replace(round_, aborted=round_.aborted + 1), now)
+        case RoundState.REPORTING, Lost(devices, proven) if devices <= round_.outstanding:
+            lost = round_.lost + devices
+            return _collect(replace(round_, lost=lost, proven=round_.proven or proven), now)
+        case RoundState.REPORTING, Tick():
+            return _collect(round_, now, draws=False)
+        case _, Tick():
+            return round_, ()
+        case RoundState.AGGREGATING, Aggregated():
+            return replace(round_, state=RoundState.COMMITTED), ()
+    raise UnexpectedEvent(f"a {round_.state} round cannot take {event} at {now} (deadline {round_.deadline})")
+
+
+def _release(round_: Round, eligible: int, now: float) -> Stepped:
+    # Time during which nobody could be drawn is time enough to have waited for a whole cohort, but not for too few.
+    short = eligible < round_.policy.minimum
+    deadline = max(round_.deadline, now + round_.policy.selection_timeout_s) if short else round_.deadline
+    selected, effects = _select(replace(round_, held=False, deadline=deadline), eligible, now)
+    return selected, (Release(), *effects)
+
+
+def _select(round_: Round, eligible: int, now: float) -> Stepped:
+    policy = round_.policy
+    if eligible < policy.cohort and now < round_.deadline:
+        return round_, ()
+    if eligible < policy.minimum:
+        abandoned, effects = _abandon(round_, "too-few-devices")
+        return abandoned, (*effects, TurnAway())
+    return replace(round_, state=RoundState.CONFIGURING), (Select(min(eligible, policy.cohort)),)
+
+
+def _replace_lost(round_: Round, eligible: int, now: float) -> Stepped:
+    count = min(eligible, round_.missing(now))
+    if count > 0 and round_.attainable + count >= round_.policy.minimum:
+        return round_, (Select(count),)
+    return _collect(round_, now)
+
+
+def _collect(round_: Round, now: float, *, draws: bool = True) -> Stepped:
+    policy = round_.policy
+    if round_.reported >= policy.goal or now >= round_.deadline:
+        return _end_reporting(round_, late=round_.reported < policy.goal)
+    if round_.attainable < policy.minimum:
+        until = min(round_.short_until, now + REPLACING_S) if draws and round_.missing(now) else now
+        if now < until:
+            return replace(round_, short_until=until), ()
+        return _end_reporting(round_)
+    return (round_, ()) if round_.outstanding > 0 else _end_reporting(round_)
+
+
+def _end_reporting(round_: Round, *, late: bool = False) -> Stepped:
+    if late:
+        round_ = replace(round_, expired=round_.outstanding)
+    if round_.reported >= round_.policy.minimum:
+        return replace(round_, state=RoundState.AGGREGATING), _end_assignments(round_)
+    if round_.proven and round_.attainable + round_.lost >= round_.policy.minimum:
+        return _abandon(round_, "devices-lost")
+    return _abandon(round_, "too-few-reports")
+
+
+def _abandon(round_: Round, reason: str) -> Stepped:
+    return replace(round_, state=RoundState.ABANDONED, reason=reason), _end_assignments(round_)
+
+
+def _end_assignments(round_: Round) -> tuple[Effect, ...]:
+    if round_.state is not RoundState.REPORTING:
+        return ()
+    return (EndAssignments(AssignmentState.EXPIRED if round_.expired else AssignmentState.NOT_NEEDED),)
+
+
+REPLACING_S = 3.0
+"""How long a round that lost too many devices waits for others in their place, before it is tried again as a whole."""
+FAILURES = frozenset({"too-few-reports", "secagg-failed", "invalid-aggregate"})
+"""Reasons to abandon a round for which devices or the plan are to blame: another attempt may well end the same way."""
+_FIRST_BACK_OFF_S, _LONGEST_BACK_OFF_S = 15.0, 900.0
+
+
+def back_off_s(failures: int) -> float:
+    """How long a task pauses after so many failed attempts in a row: not at all after one, then twice as long each."""
+    return 0.0 if failures < 2 else min(_FIRST_BACK_OFF_S * 2.0 ** min(failures - 2, 32), _LONGEST_BACK_OFF_S)
+
+
+Stage = TypeVar("Stage", AssignmentState, TaskState)
+_OVER = {TaskState.COMPLETED, TaskState.CANCELLED, TaskState.FAILED}
+_MOVES: dict[AssignmentState | TaskState, set[AssignmentState] | set[TaskState]] = {
+    AssignmentState.ASSIGNED: set(AssignmentState) - {AssignmentState.ASSIGNED},
+    TaskState.ACTIVE: {TaskState.PAUSED} | _OVER,
+    TaskState.PAUSED: {TaskState.ACTIVE} | _OVER,
+}
+
+
+def move(current: Stage, to: Stage) -> Stage:
+    """`to`, when an assignment or task may go there from `current`. Raises UnexpectedEvent otherwise."""
+    if to not in _MOVES.get(current, ()):
+        raise UnexpectedEvent(f"{current} cannot become {to}")
+    return to

@@ -1,0 +1,173 @@
+"""Tasks, rounds, assignments and devices as the store has them: frozen values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from coordinator.errors import RoleLacking
+from coordinator.rules.rounds import AssignmentState, RoundState, TaskState
+from coordinator.rules.task_settings import TaskSettings
+from fedcore.bundle import AlgorithmRef
+from fedcore.plan import PlanSignature
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The model after round `number`: server state and what devices receive, by digest. Number 0 is the start."""
+
+    number: int
+    state_sha256: str
+    checkpoint_sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """A device that may sign requests. `key` is its public key as text, `attestation` the kind of its evidence."""
+
+    id: str
+    key: str
+    attestation: str
+    enrolled_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A task; `initial` is where it started from."""
+
+    id: str
+    name: str
+    state: TaskState
+    reason: str
+    settings: TaskSettings
+    algorithm: AlgorithmRef
+    plan_sha256: str
+    plan_signature: PlanSignature | None
+    initial: Snapshot
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundRecord:
+    """One attempt at a round. `seconds` and `checkpoint_sha256` are None while, or because, there are none.
+
+    abort_reasons: how many devices gave up, by reason.
+    """
+
+    id: int
+    number: int
+    attempt: int
+    state: RoundState
+    reason: str
+    assigned: int
+    reported: int
+    aborted: int
+    lost: int
+    expired: int
+    abort_reasons: dict[str, int]
+    metrics: dict[str, float]
+    opened_at: float
+    seconds: float | None
+    checkpoint_sha256: str | None
+
+    @property
+    def not_needed(self) -> int:
+        """Devices of a round that is over whose report it did without."""
+        rest = self.assigned - self.reported - self.aborted - self.lost - self.expired
+        return rest if self.state.ended else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveRound:
+    """A round that has not ended; `entered_at` is when it came into its state, in seconds since 1970."""
+
+    task: str
+    number: int
+    attempt: int
+    state: RoundState
+    assigned: int
+    reported: int
+    aborted: int
+    lost: int
+    entered_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssignmentRecord:
+    """One device's part in a round; `report_sha256` is None until its report was counted."""
+
+    id: str
+    round: int
+    task: str
+    number: int
+    slot: int
+    device: str
+    state: AssignmentState
+    reason: str
+    plan_sha256: str
+    report_sha256: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class SessionShape:
+    """How many sessions went so; `task` is empty for those that were never assigned to one."""
+
+    task: str
+    shape: str
+    count: int
+
+    @property
+    def steps(self) -> list[str]:
+        """What such a session went through, in order."""
+        return self.shape.split(" > ")
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A place in a cohort to be written: assignment id, slot and device."""
+
+    id: str
+    slot: int
+    device: str
+
+
+class Role(StrEnum):
+    """What a token allows: a viewer looks, an operator also creates and changes tasks."""
+
+    VIEWER = "viewer"
+    OPERATOR = "operator"
+
+    def includes(self, other: Role) -> bool:
+        """Whether whoever has this role may do what `other` may."""
+        return self is Role.OPERATOR or other is Role.VIEWER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Token:
+    """A token as it is kept. `name` says whose it is, in every change made with it; times in seconds since 1970."""
+
+    id: str
+    name: str
+    role: Role
+    created_at: float
+    revoked_at: float | None = None
+
+    @property
+    def signature(self) -> str:
+        """How the history names whoever used it."""
+        return f"{self.role} {self.name}, token {self.id}"
+
+    def demand(self, role: Role) -> None:
+        """Raises RoleLacking."""
+        if not self.role.includes(role):
+            raise RoleLacking(f"this asks for the role {role}; the token {self.id} of {self.name} has {self.role}")
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """One change of state: from which to which, by which cause, when (seconds since 1970)."""
+
+    before: str
+    after: str
+    cause: str
+    at: float

@@ -1,0 +1,150 @@
+"""What an operator decides about a task."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from coordinator.rules.eligibility import OnDevice, Requires, demand
+from coordinator.rules.rounds import RoundPolicy
+from secagg.parameters import LEAST_COHORT
+
+LEAST_GROUP, MOST_GROUP = 2 * LEAST_COHORT, 500
+"""What a group of a secure round may hold: two even halves of what is one too many still hold LEAST_COHORT."""
+SHORT_PHASES = 4
+"""Phases of a secure round that follow the training: shares, masked reports, confirmations, shares revealed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FootprintBudget:
+    """The largest footprint that a task's devices can bear, of each format; what is not given is not bounded.
+
+    peak_rss_mb: memory at the peak, in megabytes. step_cpu_ms: CPU time of a step, in milliseconds. graph_bytes: all
+    graphs together. Raises InvalidTask naming the part and what it may be.
+    """
+
+    peak_rss_mb: float | None = None
+    step_cpu_ms: float | None = None
+    graph_bytes: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("peak_rss_mb", "step_cpu_ms", "graph_bytes"):
+            most = getattr(self, name)
+            demand(most is None or 0 < most < math.inf, name, "a finite number above 0", most)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Secagg:
+    """How reports are masked (docs/spec/wire.md §8).
+
+    clip_norm: the L2 norm to which a device scales a longer mean segment down, and the range of its values. bits: of
+    precision per value of a mean segment. max_examples: the weight that a device with more examples counts with, under
+    weighting by examples; precision is lost by the factor that devices stay below it. phase_s: how long each phase
+    after training waits for devices. group_size: how many devices are summed together at most; a larger cohort is
+    divided. With more, the coordinator learns sums over more devices, and a device and the coordinator make more masks
+    (docs/performance.md).
+
+    Raises InvalidTask naming the setting and what it may be.
+    """
+
+    clip_norm: float = 10.0
+    bits: int = 20
+    max_examples: int = 100
+    phase_s: float = 30.0
+    group_size: int = 200
+
+    def __post_init__(self) -> None:
+        demand(1e-6 <= self.clip_norm <= 1e6, "clip_norm", "from 1e-6 to 1e6", self.clip_norm)
+        demand(2 <= self.bits <= 20, "bits", "from 2 to 20", self.bits)
+        demand(1 <= self.max_examples <= 2**20, "max_examples", "from 1 to 2**20", self.max_examples)
+        demand(0 < self.phase_s < math.inf, "phase_s", "a finite number of seconds above 0", self.phase_s)
+        within = LEAST_GROUP <= self.group_size <= MOST_GROUP
+        demand(within, "group_size", f"from {LEAST_GROUP} to {MOST_GROUP}", self.group_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Separation:
+    """What must lie between two participations of a device in a task, at least.
+
+    seconds: from one assignment to the next. rounds: from the number of one round to that of the other; 1 is none.
+    """
+
+    seconds: float
+    rounds: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSettings:
+    """How a task runs.
+
+    population: whose devices take part. goal: reports that end a round. rounds: committed rounds after which the task
+    is completed. minimum: reports that a round must have to count; the goal when not given. over_selection: devices
+    selected per report wanted. selection_timeout_s, reporting_deadline_s: how long a round waits for devices, and for
+    reports. max_attempts: failed attempts at a round in a row after which the task is paused.
+
+    min_examples: what a device must hold. requires: what it must say of itself. on_device: what it checks alone.
+    min_separation_s, min_separation_rounds: how far two participations of a device are apart, at least.
+
+    seed: key of every random number that a device draws. formats: what the plan must have, because a runtime of the
+    population needs it. budget: what these devices can bear. secagg: how reports are masked, so that the coordinator
+    sees sums alone; None lets it see every report.
+
+    Raises InvalidTask naming the setting and what it may be.
+    """
+
+    population: str
+    goal: int
+    rounds: int
+    minimum: int | None = None
+    over_selection: float = 1.3
+    selection_timeout_s: float = 60.0
+    reporting_deadline_s: float = 600.0
+    max_attempts: int = 5
+    min_examples: int = 1
+    min_separation_s: float = 0.0
+    min_separation_rounds: int = 1
+    requires: Requires = field(default_factory=Requires)
+    on_device: OnDevice = field(default_factory=OnDevice)
+    seed: int = 0
+    formats: tuple[str, ...] = ("onnx",)
+    budget: FootprintBudget = field(default_factory=FootprintBudget)
+    secagg: Secagg | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("goal", "rounds", "max_attempts", "min_examples", "min_separation_rounds"):
+            # The columns hold no more.
+            demand(1 <= getattr(self, name) < 2**31, name, "from 1 to below 2**31", getattr(self, name))
+        for name in ("selection_timeout_s", "reporting_deadline_s"):
+            seconds = getattr(self, name)
+            demand(0 < seconds < math.inf, name, "a finite number of seconds above 0", seconds)
+        apart_s = self.min_separation_s
+        demand(0 <= apart_s < math.inf, "min_separation_s", "a finite number of seconds, at least 0", apart_s)
+        named = 0 < len(self.population) <= 200 and self.population.isprintable()
+        demand(named, "population", "a name of 1 to 200 printable characters", self.population)
+        reachable = "/" not in self.population and self.population not in {".", ".."}
+        demand(
+            reachable, "population", "a name without / that is not . or .., as it is a part of a URL", self.population
+        )
+        demand(1 <= self.over_selection <= 100, "over_selection", "from 1 to 100", self.over_selection)
+        demand(0 <= self.seed < 2**63, "seed", "from 0 to below 2**63", self.seed)
+        demand(bool(self.formats) and all(self.formats), "formats", "the name of one format or more", self.formats)
+        if self.minimum is not None:
+            demand(1 <= self.minimum <= self.goal, "minimum", f"from 1 to the goal, {self.goal}", self.minimum)
+        if self.secagg is not None:
+            least = self.policy.minimum
+            wording = f"at least {LEAST_COHORT} with secure aggregation: a sum over fewer says too much about each"
+            demand(least >= LEAST_COHORT, "minimum" if self.goal >= LEAST_COHORT else "goal", wording, least)
+
+    @property
+    def separation(self) -> Separation | None:
+        """What lies between two participations of a device; None when nothing must."""
+        if self.min_separation_s == 0 and self.min_separation_rounds == 1:
+            return None
+        return Separation(self.min_separation_s, self.min_separation_rounds)
+
+    @property
+    def policy(self) -> RoundPolicy:
+        """The part that governs a round."""
+        minimum = self.goal if self.minimum is None else self.minimum
+        within_s = self.reporting_deadline_s + (SHORT_PHASES * self.secagg.phase_s if self.secagg else 0.0)
+        return RoundPolicy(self.goal, minimum, self.over_selection, self.selection_timeout_s, within_s)

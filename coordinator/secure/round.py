@@ -1,0 +1,313 @@
+"""A secure round: the server's end of SA1 over one cohort, in groups, with seats, deadlines and devices that wait.
+
+Spec: docs/spec/wire.md §8. Time is an argument; the driver owns it. Nothing here is ever stored: a restart abandons it.
+
+The cohort advertises together. Whoever did is dealt into groups, each a session that goes on alone, but that no group
+tells its devices who survived before all have their masked reports: too few in all, and no share is ever asked for.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator.commands import Hear, Say, settle
+from coordinator.errors import ConflictingReport, NoLongerNeeded, Refusal, UnusableMessage
+from coordinator.keys import Keys
+from coordinator.rules.progress import UNMASKING
+from coordinator.rules.rounds import REPLACING_S, Abandon, RoundPolicy, Summed
+from coordinator.rules.task_settings import Secagg, TaskSettings
+from coordinator.secure.group import Group, Unmask
+from fedcore.masking import layout_hash, masked_segments, model_hash, reunite, session_number, task_hash
+from fedcore.plan import Plan
+from fedcore.report import ReportLayout
+from fedcore.report import Segment as ReportSegment
+from fedcore.wire.messages import Assignment
+from secagg.errors import SecaggError
+from secagg.messages import ACTIVE, Invite
+from secagg.packing import Segment
+from secagg.parameters import LEAST_COHORT
+from secagg.server import Phase, Server
+
+UPLOAD = int(Phase.UPLOADING)
+RESULT = int(Phase.OVER)
+# Metric sums are fixed-point numbers with three bits behind the point: counts are exact, and sums reach 65,535.
+SUM_BITS, SUM_STEP = 20, 0.125
+
+
+def invitation(settings: TaskSettings, plan: Plan, given: Assignment, deadline: int) -> Invite:
+    """M0's content for the round of `given`; `deadline` is in Unix seconds. The task must ask for masked reports."""
+    policy, secagg = settings.policy, settings.secagg or Secagg()
+    largest = min(policy.cohort, secagg.group_size)
+    return Invite(
+        mode=ACTIVE,
+        task=task_hash(given.task),
+        round=session_number(given.round, given.attempt),
+        deadline=deadline,
+        n_max=largest,
+        min_sum=_least_sum(policy, secagg.group_size),
+        w_max=secagg.max_examples if plan.report.weighting == "examples" else 1,
+        layout_hash=layout_hash(plan.report),
+        model_hash=model_hash(given.plan, given.checkpoint),
+        segments=tuple(_segment(one, secagg, largest) for one in masked_segments(plan.report)),
+    )
+
+
+def _least_sum(policy: RoundPolicy, group_size: int) -> int:
+    """The fewest devices in a sum: of one group the round's minimum; of several, half of their even shares in it.
+
+    Groups differ in luck, and the round has its own minimum: a group below its share must not be lost for that.
+    """
+    groups = -(-policy.cohort // group_size)
+    return policy.minimum if groups == 1 else max(LEAST_COHORT, -(-policy.minimum // (2 * groups)))
+
+
+def _segment(one: ReportSegment, secagg: Secagg, devices: int) -> Segment:
+    """How a segment of the report becomes fixed-point numbers, in fields just wide enough for the sum."""
+    if one.reduction == "mean":
+        clip, bits = secagg.clip_norm, secagg.bits
+        return Segment(one.size, _field_bits(bits, devices), bits, -clip, clip, norm=clip, weighted=True)
+    half = 1 << SUM_BITS - 1
+    return Segment(one.size, _field_bits(SUM_BITS, devices), SUM_BITS, -half * SUM_STEP, (half - 1) * SUM_STEP)
+
+
+def _field_bits(bits: int, devices: int) -> int:
+    return (devices * ((1 << bits) - 1)).bit_length()
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a round waits for: fewer than `minimum` devices in all do not count, and more than `group_size` are divided.
+
+    Training ends at `trained_by`, or `phase_s` after `goal` devices came; every other phase after `phase_s`.
+    """
+
+    goal: int
+    minimum: int
+    group_size: int
+    trained_by: float
+    phase_s: float
+
+    @classmethod
+    def of(cls, settings: TaskSettings, now: float) -> Terms:
+        """The terms of a round whose devices begin now."""
+        policy, secagg = settings.policy, settings.secagg or Secagg()
+        trained_by = now + settings.reporting_deadline_s
+        return cls(policy.goal, policy.minimum, secagg.group_size, trained_by, secagg.phase_s)
+
+
+@dataclass(frozen=True, slots=True)
+class SecureRoundFactory:
+    """What secure rounds are held with: the coordinator's keys, and who takes the masks off sums."""
+
+    keys: Keys
+    unmask: Unmask
+
+    def open(self, invite: Invite, seats: Mapping[str, int], terms: Terms) -> SecureRound:
+        """A round in which `seats` are the slots by assignment."""
+        authority = self.keys.authority.public_key().public_bytes_raw()
+        return SecureRound(Server(invite, self.keys.server, authority), self.unmask, seats, terms)
+
+
+class SecureRound:
+    """One attempt at a round. Whatever devices send is folded in and forgotten."""
+
+    def __init__(self, lobby: Server, unmask: Unmask, seats: Mapping[str, int], terms: Terms) -> None:
+        self._unmask, self._seats, self._terms = unmask, dict(seats), terms
+        self._lobby = Group(lobby, self._seats.values(), terms.trained_by)
+        self._groups = [self._lobby]
+        self._group_of = dict.fromkeys(self._seats.values(), self._lobby)
+        self._digests: dict[tuple[int, int], str] = {}
+        self._outbox: dict[tuple[int, int], bytes] = {}
+        self._listeners: list[tuple[Hear, Future[Any], float]] = []
+        self._lost, self._gave_up = set[int](), set[int]()
+        self.invitation = lobby.invitation
+        self.event: Summed | Abandon | None = None
+        self.ended_at: float | None = None
+
+    def __contains__(self, assignment: str) -> bool:
+        return assignment in self._seats
+
+    @property
+    def unmasking(self) -> bool:
+        """Whether sums are being made, and no device is waited for any more."""
+        return any(group.unmasking for group in self._groups) and all(
+            group.over or group.unmasking for group in self._groups
+        )
+
+    @property
+    def standing(self) -> tuple[str, int, int]:
+        """The phase that the slowest group is in, how many of its devices have done their part, and how many must.
+
+        While sums are made the phase is "unmasking", and the numbers are those of the devices in them.
+        """
+        if self.unmasking or not self._open():
+            return UNMASKING, self._counted(), self._counted()
+        phase = min(group.phase for group in self._open())
+        slowest = [group for group in self._open() if group.phase is phase]
+        return phase.name.lower(), sum(one.present for one in slowest), sum(one.asked for one in slowest)
+
+    @property
+    def advertising(self) -> bool:
+        """Whether devices may still join."""
+        return self._lobby.phase is Phase.ADVERTISING
+
+    @property
+    def proven(self) -> bool:
+        """Whether a device has carried the plan out: it trains before it says anything."""
+        return bool(self._digests)
+
+    @property
+    def uploads(self) -> dict[str, str]:
+        """The digest of every masked report that was folded in, by assignment, but for groups that failed."""
+        return {
+            name: self._digests[slot, UPLOAD]
+            for name, slot in self._seats.items()
+            if (slot, UPLOAD) in self._digests and self._group_of[slot].failure is None
+        }
+
+    def total(self, layout: ReportLayout) -> NDArray[np.float64]:
+        """The summed report, float64 (L,), once `event` is Summed."""
+        totals = [group.aggregate.total for group in self._groups if group.aggregate is not None]
+        if not totals:
+            raise RuntimeError("there is no sum")
+        total = reduce(operator.add, totals)
+        return reunite(layout, total.weight, total.sums)
+
+    def say(self, request: Say, now: float) -> None:
+        """Take a device's message. The same one again changes nothing.
+
+        Raises ConflictingReport when another came before, NoLongerNeeded when it is late, UnusableMessage.
+        """
+        slot, digest = self._seats[request.assignment], request.sha256
+        group, known = self._group_of[slot], self._digests.get((slot, request.number))
+        if known == digest:
+            return
+        if known is not None:
+            raise ConflictingReport(f"another message M{request.number} of this assignment was taken before")
+        if self.ended_at is not None or not group.waits_for(slot) or request.number < group.phase:
+            raise NoLongerNeeded(f"message M{request.number} comes too late, or the aggregation goes on without it")
+        if request.number != group.phase:
+            raise UnusableMessage(f"message M{request.number} is not due yet")
+        try:
+            group.receive(slot, request.message)
+        except SecaggError as error:
+            raise UnusableMessage(f"{type(error).__name__}: {error}") from error
+        self._digests[slot, request.number] = digest
+        if group.phase is Phase.ADVERTISING and group.present == self._terms.goal:
+            group.hurry(now + self._terms.phase_s)
+
+    def hear(self, request: Hear, answer: Future[Any], now: float) -> None:
+        """Park `answer` until the message is there, nobody will ever send it, or the wait is over (None)."""
+        self._listeners.append((request, answer, now + request.wait_s))
+
+    def dismiss(self, refusal: Refusal) -> None:
+        """Answer whoever waits with a refusal."""
+        for _, answer, _ in self._listeners:
+            settle(answer, refusal)
+        self._listeners = []
+
+    def join(self, seats: Mapping[str, int]) -> None:
+        """Wait for more devices, while `advertising`; slots by assignment."""
+        self._seats |= seats
+        self._group_of |= dict.fromkeys(seats.values(), self._lobby)
+        self._lobby.join(seats.values())
+
+    def leave(self, assignment: str) -> None:
+        """Go on without a device, which said that it gives up."""
+        slot = self._seats[assignment]
+        self._group_of[slot].leave(slot)
+        self._gave_up.add(slot)
+
+    def lose(self, assignment: str, now: float) -> None:
+        """Go on without a device that vanished, or wait a little for another in its place if there are too few."""
+        slot = self._seats[assignment]
+        self._group_of[slot].leave(slot)
+        self._lost.add(slot)
+        if self.advertising and self._lobby.counted < self._terms.minimum:
+            self._lobby.linger(now + REPLACING_S)
+
+    def advance(self, now: float) -> None:
+        """End every phase that is due, take up every sum that was made, and answer whoever waits."""
+        while self.event is None and self.ended_at is None and self._move(now):
+            pass
+        waiting = self._listeners
+        self._listeners = [one for one in waiting if not self._answered(*one, now)]
+
+    def finish(self, now: float) -> None:
+        """The round is over: release no share any more, and hand out results (M10). May be repeated."""
+        if self.ended_at is None:
+            self.ended_at = now
+            for group in self._groups:
+                self._say(RESULT, group.stop("too-few-reports"))
+        self.advance(now)
+
+    def _move(self, now: float) -> bool:
+        """One step; whether there was one to take."""
+        settled = [group for group in self._groups if group.settle()]
+        due = [group for group in self._groups if group.is_due(now)]
+        if any(group.phase < UPLOAD or (group.phase == UPLOAD and group not in due) for group in self._open()):
+            due = [group for group in due if group.phase != UPLOAD]
+        said = [(group.phase + 1, self._close(group, now)) for group in due]
+        # While devices may still join, it is the round that knows how many more there may be.
+        short = not self.advertising and self._counted() < self._terms.minimum
+        if short or all(group.over for group in self._groups):
+            self.event = self._verdict()
+            return False
+        for number, messages in said:
+            self._say(number, messages)
+        return bool(settled or due)
+
+    def _open(self) -> list[Group]:
+        return [group for group in self._groups if not group.over]
+
+    def _counted(self) -> int:
+        return sum(group.counted for group in self._groups)
+
+    def _close(self, group: Group, now: float) -> dict[int, bytes]:
+        until = now + self._terms.phase_s
+        if group.phase is Phase.REVEALING:
+            group.start_unmasking(self._unmask)
+            return {}
+        if group.phase is not Phase.ADVERTISING:
+            return group.close(until)
+        parts = group.divide(self._terms.group_size)
+        self._groups = list(parts)
+        self._group_of |= {slot: part for part, slots in parts.items() for slot in slots}
+        return {slot: message for part in parts for slot, message in part.close(until).items()}
+
+    def _verdict(self) -> Summed | Abandon:
+        devices = self._counted()
+        if devices >= self._terms.minimum:
+            return Summed(devices)
+        if any(group.failure == "secagg-failed" for group in self._groups):
+            return Abandon("secagg-failed")
+        stayed = len(self._seats) - len(self._gave_up)
+        if self.proven and self._lost and stayed >= self._terms.minimum:
+            return Abandon("devices-lost")
+        return Abandon("too-few-reports")
+
+    def _say(self, number: int, messages: Mapping[int, bytes]) -> None:
+        self._outbox |= {(slot, number): message for slot, message in messages.items()}
+        if number <= UPLOAD + 1:
+            # Whoever is sent this has answered the message before it, and a device that stops before M5 gives up.
+            for slot in messages:
+                self._outbox.pop((slot, number - 2), None)
+
+    def _answered(self, request: Hear, answer: Future[Any], until: float, now: float) -> bool:
+        slot, number = self._seats[request.assignment], request.number
+        group, message = self._group_of[slot], self._outbox.get((slot, number))
+        if message is not None:
+            settle(answer, message)
+        elif self.ended_at is not None or not group.waits_for(slot) or number < group.phase:
+            settle(answer, NoLongerNeeded(f"no message M{number} will come: the aggregation goes on without this one"))
+        elif now >= until:
+            settle(answer, None)
+        return answer.done()

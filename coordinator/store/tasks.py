@@ -1,0 +1,209 @@
+"""What an operator does with tasks, directly on the store: the command line and the demo call nothing else."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+
+import safetensors.numpy
+
+from coordinator.errors import InvalidTask, StoreConflict, TaskEnded, UnexpectedEvent, UnknownRound
+from coordinator.failpoints import reach
+from coordinator.rules.aggregation import Vectors, check_fit, state_specs
+from coordinator.rules.eligibility import OnDevice, Requires
+from coordinator.rules.progress import Progress
+from coordinator.rules.release import check_release
+from coordinator.rules.rounds import TaskState
+from coordinator.rules.state import AssignmentRecord, RoundRecord, SessionShape, Snapshot, Task, Transition
+from coordinator.rules.task_settings import FootprintBudget, Secagg, TaskSettings
+from coordinator.store.blobs import Blobs
+from coordinator.store.database import Database
+from coordinator.store.records import Records
+from fedcore import algorithms, checkpoint
+from fedcore.bundle import Bundle
+from fedcore.errors import FedcoreError
+from fedcore.plan import BlobRef, Plan
+
+__all__ = [
+    "CoordinatorStore",
+    "FootprintBudget",
+    "OnDevice",
+    "Requires",
+    "Secagg",
+    "TaskSettings",
+    "open_coordinator_store",
+]
+
+
+STORE = "an operator on the store"
+"""Who did what was done past the admin API, by whoever may write the coordinator's files."""
+
+
+class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
+    """The coordinator's durable state: rows and files. Several processes may have it open; one of them serves.
+
+    Methods that take a task id raise UnknownTask.
+    """
+
+    def __init__(self, database: Database, blobs: Blobs) -> None:
+        self.database = database
+        self.blobs = blobs
+        self._plans: dict[str, Plan] = {}
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the database."""
+        self.database.close()
+
+    def register_task(self, bundle: Bundle, settings: TaskSettings, by: str = STORE) -> Task:
+        """Copy a bundle into the store and start a task on it; the history says `by` whom.
+
+        Raises InvalidTask when plan, algorithm and initial state do not fit each other, or the plan does not pass the
+        release check; fedcore's errors when a blob was altered, the plan's signature is not good, or the algorithm or
+        one of its settings is unknown; StoreConflict when collections take its blobs time and again.
+        """
+        plan, _ = bundle.plan, bundle.signer
+        algorithm = algorithms.create(bundle.manifest.algorithm.name, bundle.manifest.algorithm.settings)
+        try:
+            state = checkpoint.decode(bundle.read(bundle.manifest.state), state_specs(plan, algorithm))
+        except FedcoreError as error:
+            raise InvalidTask(f"the bundle's initial state is not one of {algorithm.name}: {error}") from error
+        check_fit(plan, algorithm, state)
+        check_release(plan, bundle.certificate, settings)
+        try:
+            return self._start(bundle, algorithm.broadcast(state), settings, by)
+        except StoreConflict:  # a collection took what was there before; what is written now is new
+            return self._start(bundle, algorithm.broadcast(state), settings, by)
+
+    def _start(self, bundle: Bundle, broadcast: Vectors, settings: TaskSettings, by: str) -> Task:
+        private = {bundle.manifest.state, bundle.manifest.certificate}
+        refs = {self.blobs.put(data): ref not in private for ref, data in bundle.blobs()}
+        first = self.blobs.put(checkpoint.encode(broadcast))
+        with self.database.writing() as records:
+            task = Task(
+                id=secrets.token_hex(8),
+                name=bundle.manifest.name,
+                state=TaskState.ACTIVE,
+                reason="",
+                settings=settings,
+                algorithm=bundle.manifest.algorithm,
+                plan_sha256=bundle.manifest.plan.sha256,
+                plan_signature=bundle.manifest.signature,
+                initial=Snapshot(0, bundle.manifest.state.sha256, first.sha256),
+                created_at=records.at,
+            )
+            self.add_blobs(records, refs)
+            self.add_blobs(records, {first: True})
+            records.add_task(task, f"created by {by}")
+            reach("task.before-commit")
+        reach("task.after-commit")
+        return task
+
+    def add_blobs(self, records: Records, refs: Mapping[BlobRef, bool]) -> None:
+        """Make stored blobs known; the values say whether devices may have them. Raises StoreConflict.
+
+        Bytes that no row knew may have been collected since they were stored. From the row on they are safe, so the
+        look comes after it.
+        """
+        for ref, public in refs.items():
+            records.add_blob(ref, public=public)
+            if not self.blobs.has(ref.sha256):
+                raise StoreConflict(f"blob {ref.sha256[:12]}… was collected before a row knew it; try again")
+
+    def tasks(self) -> list[Task]:
+        """Every task, oldest first."""
+        with self.database.reading() as records:
+            return records.tasks()
+
+    def task(self, task_id: str) -> Task:
+        """One task."""
+        with self.database.reading() as records:
+            return records.task(task_id)
+
+    def progress(self, *task_ids: str) -> list[Progress]:
+        """Why tasks are where they are: these, or every one, oldest first."""
+        with self.database.reading() as records:
+            return records.progress([*map(records.task, task_ids)] or records.tasks())
+
+    def pause(self, task_id: str, by: str = STORE) -> None:
+        """Open no new round; the running one finishes. Raises TaskEnded unless the task is active."""
+        self._move(task_id, TaskState.PAUSED, by)
+
+    def resume(self, task_id: str, by: str = STORE) -> None:
+        """Undo `pause`. Raises TaskEnded unless the task is paused."""
+        self._move(task_id, TaskState.ACTIVE, by)
+
+    def cancel(self, task_id: str, by: str = STORE) -> None:
+        """End the task and abandon its running round. Raises TaskEnded when it is over already."""
+        self._move(task_id, TaskState.CANCELLED, by)
+
+    def history(self, task_id: str) -> list[Transition]:
+        """What was done to a task, in order, and by whom."""
+        with self.database.reading() as records:
+            return records.history(records.task(task_id))
+
+    def rounds(self, task_id: str) -> list[RoundRecord]:
+        """Every attempt at every round, in order."""
+        with self.database.reading() as records:
+            return records.rounds(records.task(task_id).id)
+
+    def sessions(self, task_id: str) -> list[SessionShape]:
+        """What became of sessions: of the task's, and of those of its population that got no task."""
+        with self.database.reading() as records:
+            return records.sessions.of(records.task(task_id))
+
+    def cohort(self, task_id: str, number: int) -> list[AssignmentRecord]:
+        """Who took part in the last attempt at round `number`, by slot. Raises UnknownRound."""
+        with self.database.reading() as records:
+            attempts = [r.attempt for r in records.rounds(records.task(task_id).id) if r.number == number]
+            if not attempts:
+                raise UnknownRound(f"task {task_id} has no round {number}")
+            return records.cohort(task_id, number, max(attempts))
+
+    def checkpoint(self, task_id: str, number: int | None = None) -> Vectors:
+        """The broadcast vectors after round `number`, by default the last committed one; 0 is the start.
+
+        Raises UnknownRound when that round was not committed.
+        """
+        with self.database.reading() as records:
+            task = records.task(task_id)
+            snapshot = records.snapshot(task, number)
+        return checkpoint.decode(self.blobs.get(snapshot.checkpoint_sha256), self.plan(task.plan_sha256).broadcast)
+
+    def model(self, task_id: str, number: int | None = None) -> bytes:
+        """The model after a round, as named tensors in safetensors' format. Raises UnknownRound, as `checkpoint`."""
+        schema = self.plan(self.task(task_id).plan_sha256).schema
+        return safetensors.numpy.save(schema.unflatten(self.checkpoint(task_id, number)["params"]))
+
+    def plan(self, sha256: str) -> Plan:
+        """A registered plan, decoded once."""
+        if sha256 not in self._plans:
+            self._plans[sha256] = Plan.decode(self.blobs.get(sha256))
+        return self._plans[sha256]
+
+    def _move(self, task_id: str, to: TaskState, by: str) -> None:
+        with self.database.writing() as records:
+            task = records.task(task_id)
+            try:
+                records.move_task(task, to, by)
+            except UnexpectedEvent as error:
+                raise TaskEnded(f"task {task_id} is {task.state}; it cannot become {to}") from error
+
+
+def open_coordinator_store(
+    database: str, blobs: str | Path, *, create: bool = True, clock: Callable[[], float] = time.time
+) -> CoordinatorStore:
+    """Open the state in `database` (a URL) and `blobs` (a folder or a URL), making what is not there if `create`.
+
+    Raises UnsupportedDatabase and WrongRevision; without `create`, MissingStore, so that a mistyped path is not taken
+    for a new store.
+    """
+    return CoordinatorStore(Database(database, clock, create=create), Blobs(blobs, create=create))

@@ -1,0 +1,172 @@
+"""The device's own say: what its policy refuses, checked before anything runs. The rules: docs/device.md.
+
+A coordinator hears the name of the rule and no more. What was found and what is allowed stays in the outcome.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import NoReturn, Protocol
+
+from device_runtime.errors import PlanRefused, PolicyForbids
+from device_runtime.permission.policy import Policy
+from device_runtime.state.assignment import Kept
+from device_runtime.state.budget import Spent
+from fedcore.errors import BadSignature, InvalidKey
+from fedcore.plan import Plan
+from fedcore.signing import verify
+from fedcore.wire.messages import Assignment
+
+
+class Tally(Protocol):
+    """Who remembers what earlier sessions used."""
+
+    def spent(self) -> Spent:
+        """The sum over the last day."""
+
+
+class Guard:
+    """The checks of one session, in the order in which they come.
+
+    timer: seconds of work, from any start; CPU time, as in the journal.
+    """
+
+    def __init__(self, policy: Policy, tally: Tally, *, timer: Callable[[], float] = time.process_time) -> None:
+        self._policy = policy
+        self._spent = tally.spent()
+        self._timer = timer
+        self._started: float | None = None
+
+    def check_in(self, population: str) -> None:
+        """Before the coordinator is asked for anything: the population and the day's budget. Raises PolicyForbids."""
+        self._check_population(population)
+        limits, spent = self._policy.per_day, self._spent
+        for rule, used, most in (
+            ("compute_seconds", spent.seconds, limits.compute_seconds),
+            ("bytes", spent.bytes, limits.bytes),
+            ("sessions", spent.sessions, limits.sessions),
+        ):
+            if most is not None and used >= most:
+                _stay_away(f"per_day.{rule}", f"{used:.10g} of {most:.10g} are used up in the last 24 hours")
+
+    def shown(self, counts: Mapping[str, int]) -> dict[str, int]:
+        """Of a source's counts of examples, those of collections that a coordinator may know of."""
+        allowed = self._policy.collections
+        return {name: count for name, count in counts.items() if allowed is None or name in allowed}
+
+    def check_kept(self, population: str, kept: Kept, size: int) -> None:
+        """Before an earlier session's work is ended: the policy may be another now. `size`: bytes of its report, or 0.
+
+        A finished report is held to all but the plan's limits, work that broke off to the population alone. Raises
+        PolicyForbids or PlanRefused.
+        """
+        self._check_population(population)
+        if kept.phase != "assigned":
+            self._check_round(kept.given)
+            self._check_collection(kept.collection)
+            self._check_bytes(size)
+
+    def check_assignment(self, given: Assignment, moved: int) -> None:
+        """Before the plan is fetched: cohort, signature, bytes. `moved`: bytes of this session so far.
+
+        The signature covers the plan's digest, and whoever fetches the plan checks that. Raises PlanRefused.
+        """
+        self._check_round(given)
+        self._check_bytes(moved + given.plan.size + given.checkpoint.size)
+
+    def check_plan(self, plan: Plan, form: str, count: Callable[[str], int], *, to_move: int) -> None:
+        """Before examples are read and graphs fetched: schema, limits, collection; from here on the time counts.
+
+        form: the format that this device runs. count: the number of examples in a collection, asked only if it is
+        allowed. to_move: bytes of this session, those still to come included. Raises PlanRefused.
+        """
+        _check_schema(plan)
+        limits = self._policy.plan
+        _at_most("plan.parameters", _longest(plan), limits.parameters)
+        _at_most("plan.graph_bytes", sum(ref.size for ref in plan.graphs.get(form, {}).values()), limits.graph_bytes)
+        self._check_bytes(to_move)
+        self._check_collection(plan.examples.collection)
+        if limits.batch_examples is not None:
+            visited = _visited(plan, count(plan.examples.collection))
+            _at_most("plan.batch_examples", visited, limits.batch_examples)
+        self._started = self._timer()
+
+    @property
+    def min_cohort(self) -> int:
+        """The fewest reports with which a round may count."""
+        return self._policy.min_cohort
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of work in this session."""
+        return 0.0 if self._started is None else self._timer() - self._started
+
+    def may_go_on(self) -> bool:
+        """True, to be asked before every step. Raises PlanRefused when the day's compute seconds are used up."""
+        _at_most("per_day.compute_seconds", self._spent.seconds + self.seconds, self._policy.per_day.compute_seconds)
+        return True
+
+    def _check_population(self, population: str) -> None:
+        allowed = self._policy.populations
+        if allowed is not None and population not in allowed:
+            _stay_away("populations", f"it does not name {population!r}")
+
+    def _check_collection(self, collection: str) -> None:
+        if self.shown({collection: 0}) == {}:
+            _refuse("collections", f"the plan wants {collection!r}")
+
+    def _check_round(self, given: Assignment) -> None:
+        if self._policy.require_secure_aggregation and given.secagg is None:
+            _refuse("require_secure_aggregation", "the round asks for the report in clear")
+        if self._policy.min_cohort > (given.minimum or 1):
+            found = "says no minimum" if given.minimum is None else f"may count with {given.minimum} reports"
+            _refuse("min_cohort", f"the round {found}, the least allowed is {self._policy.min_cohort}")
+        self._check_signature(given)
+
+    def _check_signature(self, given: Assignment) -> None:
+        signature = given.plan_signature
+        if not self._policy.signers:
+            return
+        if signature is None:
+            _refuse("signers", "the plan is not signed")
+        if signature.signer not in self._policy.signers:
+            _refuse("signers", f"the plan is signed by {signature.signer}, which the policy does not name")
+        try:
+            verify(given.plan, signature)
+        except (BadSignature, InvalidKey) as error:
+            _refuse("signers", str(error))
+
+    def _check_bytes(self, session: int) -> None:
+        _at_most("per_day.bytes", self._spent.bytes + session, self._policy.per_day.bytes)
+
+
+def _check_schema(plan: Plan) -> None:
+    """A plan whose model is not the vector that it has devices receive would get round the limits."""
+    received = {vector.name: vector.size for vector in plan.broadcast}.get("params")
+    if received != plan.schema.size:
+        raise PlanRefused(f"the plan's schema has {plan.schema.size} parameters, its broadcast {received}")
+
+
+def _longest(plan: Plan) -> int:
+    """Values of the longest vector that the plan has a device hold."""
+    carries = (vector.size for one in plan.passes for vector in one.carry)
+    segments = (segment.size for segment in plan.report.segments)
+    return max([plan.schema.size, *(vector.size for vector in plan.broadcast), *carries, *segments])
+
+
+def _visited(plan: Plan, examples: int) -> int:
+    return sum(one.loop.batch_size * one.loop.step_count(examples) for one in plan.passes)
+
+
+def _at_most(rule: str, found: float, allowed: float | None) -> None:
+    if allowed is not None and found > allowed:
+        _refuse(rule, f"{found:.10g} found, {allowed:.10g} allowed")
+
+
+def _refuse(rule: str, why: str) -> NoReturn:
+    raise PlanRefused(f"against {rule} of this device's policy", why)
+
+
+def _stay_away(rule: str, why: str) -> NoReturn:
+    raise PolicyForbids(f"against {rule} of this device's policy", why)

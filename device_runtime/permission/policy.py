@@ -1,0 +1,126 @@
+"""What a device's owner allows, as data: a TOML file that no coordinator can change. The meaning: docs/device.md."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from device_runtime.errors import ConfigError
+from device_runtime.validation import checked, misfit
+from fedcore.errors import InvalidKey
+from fedcore.signing import public_key
+
+FILE = "policy.toml"
+Amount = Annotated[int, msgspec.Meta(ge=0)]
+Seconds = Annotated[float, msgspec.Meta(ge=0)]
+Names = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+P = TypeVar("P", bound="_Part")
+
+
+class _Part(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings that are checked however they were made. Raises ConfigError naming the key and its value."""
+
+    def __post_init__(self) -> None:
+        found = misfit(self)
+        if found is not None:
+            name, value, words = found
+            raise ConfigError(f"{name} = {_shown(value)}: {words}")
+
+
+@checked
+class PerDay(_Part, frozen=True, kw_only=True):
+    """The most that a device spends within any 24 hours. None is no limit.
+
+    compute_seconds: of work on plans. bytes: down and up together. sessions: those in which it got an assignment.
+    """
+
+    compute_seconds: Seconds | None = None
+    bytes: Amount | None = None
+    sessions: Amount | None = None
+
+
+@checked
+class PlanLimits(_Part, frozen=True, kw_only=True):
+    """The largest plan that a device runs. None is no limit.
+
+    parameters: values of the longest vector of the plan. graph_bytes: all graphs of the device's format.
+    batch_examples: batch size × steps, over all passes: how many examples a round visits, padding included.
+    """
+
+    parameters: Amount | None = None
+    graph_bytes: Amount | None = None
+    batch_examples: Amount | None = None
+
+
+@checked
+class Policy(_Part, frozen=True, kw_only=True):
+    """What a device may do, whatever a coordinator asks. The default allows everything.
+
+    populations, collections: the only ones it serves and shows; None is any. signers: public keys, as `muster key new`
+    prints them; a plan must be signed by one of them; none accepts every plan. min_cohort: the fewest reports with
+    which a round may count. require_secure_aggregation: refuse every assignment that asks for the report in clear.
+    cache_bytes: the most that plans and graphs take in the state folder between sessions.
+    """
+
+    populations: Names | None = None
+    collections: Names | None = None
+    signers: tuple[str, ...] = ()
+    min_cohort: Annotated[int, msgspec.Meta(ge=1)] = 1
+    require_secure_aggregation: bool = False
+    cache_bytes: Amount = 200_000_000
+    per_day: PerDay = PerDay()
+    plan: PlanLimits = PlanLimits()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for signer in self.signers:
+            try:
+                public_key(signer)
+            except InvalidKey as error:
+                raise ConfigError(f"signers = {_shown(self.signers)}: {error}") from error
+
+    @classmethod
+    def load(cls, path: Path) -> Policy:
+        """The policy in a file. Raises ConfigError: the file is missing, or which key is unknown or has a bad value."""
+        try:
+            values = tomllib.loads(path.read_text("utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"policy {path} cannot be read: {error}") from error
+        try:
+            for name, kind in (("per_day", PerDay), ("plan", PlanLimits)):
+                if name in values:
+                    values[name] = _table(name, kind, values[name])
+            return _made(cls, values)
+        except ConfigError as error:
+            raise ConfigError(f"policy {path}: {error}") from error
+
+
+def policy_in(state: Path) -> Policy:
+    """The policy of a state folder: its policy.toml, or the default when there is none. Raises ConfigError."""
+    path = state / FILE
+    return Policy.load(path) if path.exists() else Policy()
+
+
+def _table(name: str, kind: type[_Part], values: object) -> _Part:
+    if not isinstance(values, dict):
+        raise ConfigError(f"{name} = {_shown(values)}: it must be a table, [{name}]")
+    try:
+        return _made(kind, values)
+    except ConfigError as error:
+        raise ConfigError(f"{name}.{error}") from error
+
+
+def _made(kind: type[P], values: Mapping[str, Any]) -> P:
+    known = kind.__struct_fields__
+    for name, value in values.items():
+        if name not in known:
+            raise ConfigError(f"{name} = {_shown(value)}: there is no such key; there are {', '.join(known)}")
+    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+
+
+def _shown(value: object) -> str:
+    return repr(list(value) if isinstance(value, tuple) else value)

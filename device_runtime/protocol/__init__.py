@@ -1,0 +1,1 @@
+"""A device's end of the protocol with a coordinator."""

@@ -1,0 +1,123 @@
+"""What makes a device known to a coordinator: it enrols once, and signs with the id that it was given.
+
+Spec: docs/spec/wire.md §9.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from msgspec.structs import replace
+
+from device_runtime.errors import SecaggRefused, StateDamaged
+from device_runtime.protocol.transport import Transport
+from device_runtime.state.database import StateDatabase
+from device_runtime.state.identity import device_key, secagg_key
+from fedcore.decoding import decoder
+from fedcore.wire.attestation import shared_secret_proof
+from fedcore.wire.messages import Credential, Enrol, Enrolled, Evidence, SharedSecret, Unattested
+from fedcore.wire.signatures import PublicKey, Signer
+
+
+class Enrolment(msgspec.Struct, frozen=True, kw_only=True):
+    """What a device knows of a coordinator, and under which keys of its own that is so.
+
+    server, authority: the coordinator's keys for secure aggregation, as they were at the first enrolment. known: False
+    once the coordinator said that it knows no such device.
+    """
+
+    key: str
+    secagg: bytes
+    enrolled: Enrolled
+    server: bytes = b""
+    authority: bytes = b""
+    known: bool = True
+
+
+_ENROLMENT = decoder(Enrolment)
+
+
+class Enrolments:
+    """A device's enrolment at one coordinator, in the state folder. secret: what it proves to know, if anything.
+
+    Only for the holder of the state folder. Every method raises StateError, and so does making one.
+    """
+
+    def __init__(self, database: StateDatabase, folder: Path, coordinator: str, secret: bytes | None = None) -> None:
+        self._database = database
+        self._coordinator = coordinator
+        self._secret = secret
+        self._key = device_key(folder)
+        self._secagg = secagg_key(folder)
+        self._public = PublicKey.of(self._key).text, self._secagg.public_key().public_bytes_raw()
+        self._known = self._read()
+
+    @property
+    def device(self) -> str:
+        """The id at this coordinator; empty before the first enrolment."""
+        return "" if self._known is None else self._known.enrolled.device
+
+    @property
+    def identity(self) -> Ed25519PrivateKey:
+        """The key for secure aggregation."""
+        return self._secagg
+
+    def signer(self, transport: Transport) -> Signer:
+        """Who signs requests; enrols first when these keys are not enrolled. Raises TransportError."""
+        known = self._known
+        if known is None or not known.known or (known.key, known.secagg) != self._public:
+            known = self._enrol(transport, known)
+        return Signer(known.enrolled.device, self._key)
+
+    def forget(self) -> None:
+        """The coordinator knows no such device: enrol before the next request."""
+        if self._known is not None:
+            self._keep(replace(self._known, known=False))
+
+    def credential(self) -> Credential:
+        """What secure aggregation needs of the enrolment.
+
+        Raises SecaggRefused when the coordinator gave nothing of the kind, or shows other keys than at first.
+        """
+        known = self._known
+        given = None if known is None else known.enrolled.secagg
+        if known is None or given is None:
+            raise SecaggRefused("the coordinator enrolled this device, and not for secure aggregation")
+        if (given.server, given.authority) != (known.server, known.authority):
+            raise SecaggRefused("the coordinator shows other keys than those that this device pinned")
+        return given
+
+    def _enrol(self, transport: Transport, before: Enrolment | None) -> Enrolment:
+        key, secagg = self._public
+        enrolled = transport.enrol(
+            Signer(key, self._key), lambda at: Enrol(attestation=self._evidence(at), secagg=secagg)
+        )
+        fresh = Enrolment(key=key, secagg=secagg, enrolled=enrolled)
+        if before is not None and before.server:
+            fresh = replace(fresh, server=before.server, authority=before.authority)
+        elif enrolled.secagg is not None:
+            fresh = replace(fresh, server=enrolled.secagg.server, authority=enrolled.secagg.authority)
+        self._keep(fresh)
+        return fresh
+
+    def _evidence(self, created: int) -> Evidence:
+        if self._secret is None:
+            return Unattested()
+        return SharedSecret(shared_secret_proof(self._secret, self._public[0], created))
+
+    def _keep(self, enrolment: Enrolment) -> None:
+        text = msgspec.json.encode(enrolment).decode()
+        self._database.execute("INSERT OR REPLACE INTO enrolment VALUES (?, ?)", self._coordinator, text)
+        self._known = enrolment
+
+    def _read(self) -> Enrolment | None:
+        for (kept,) in self._database.execute(
+            "SELECT enrolled FROM enrolment WHERE coordinator = ?", self._coordinator
+        ):
+            try:
+                return _ENROLMENT.decode(kept)
+            except msgspec.MsgspecError as error:
+                raise StateDamaged("an enrolment in the state database cannot be read", str(error)) from error
+        return None

@@ -1,0 +1,430 @@
+"""The device's half of the wire: every call it makes, what is asked again, and what an error means.
+
+Spec: docs/spec/wire.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import random
+import ssl
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Protocol, TypeVar
+from urllib.parse import quote
+
+import httpx2
+
+from device_runtime.errors import BadAnswer, ConfigError, Refused, Unreachable
+from device_runtime.protocol.answers import Answer, arrived, continues, decoded, demand_names, refusal, shown
+from device_runtime.state.cache import Partial
+from fedcore.errors import DigestMismatch
+from fedcore.plan import BlobRef
+from fedcore.wire.messages import (
+    Abort,
+    AssignmentAnswer,
+    CheckIn,
+    CheckInAnswer,
+    Enrol,
+    Enrolled,
+    Receipt,
+    Rejected,
+    Willing,
+    encode,
+)
+from fedcore.wire.signatures import Request, Signer, content_digest
+
+T = TypeVar("T")
+RETRIES = 3
+RETRIED_STATUSES = frozenset({429, 503})
+# What the road did to a body, or to the beginning of an upload: an attempt asks for the offset anew.
+SENT_AGAIN = frozenset({"digest-mismatch", "mismatching-offset"})
+FIRST_DELAY_S = 0.5
+LONGEST_DELAY_S = 60.0
+TIMEOUT_S = 30.0
+LEAVING_S = 2.0
+LONGEST_NAP_S = 0.25
+LARGEST_MESSAGE = 1 << 20
+PIECE = 1 << 16
+JSON = {"Content-Type": "application/json"}
+BYTES = {"Content-Type": "application/octet-stream"}
+PARTIAL = {"Content-Type": "application/partial-upload"}
+_ASSIGNMENTS = "/v1/assignments/"
+# A larger report is uploaded so that a cut connection loses nothing.
+LARGEST_WHOLE = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A request. Without a signer the device signs it, and without a time it is signed as of now."""
+
+    method: str
+    path: str
+    content: bytes | memoryview = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    timeout_s: float = TIMEOUT_S
+    signer: Signer | None = None
+    created: int | None = None
+
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+        return f"{self.method} {self.path}"
+
+
+@dataclass(slots=True)
+class _Moved:
+    """Bytes of bodies, of all conversations on one connection."""
+
+    up: int = 0
+    down: int = 0
+
+
+class Identity(Protocol):
+    """Who the device is to the coordinator."""
+
+    def signer(self, transport: Transport) -> Signer:
+        """Who signs requests; it may enrol first, by this transport."""
+
+    def forget(self) -> None:
+        """The coordinator knows no such device: who signs next must enrol first."""
+
+
+def checked_url(coordinator: str) -> httpx2.URL:
+    """The coordinator's base URL. Raises ConfigError when it is none, or names a user, without repeating that."""
+    if isinstance(coordinator, str) and "@" in coordinator:
+        raise ConfigError("the coordinator's URL names a user; leave out all up to the @: it would be written down")
+    try:
+        url = httpx2.URL(coordinator)
+    except (httpx2.InvalidURL, TypeError, UnicodeError) as error:
+        raise ConfigError(f"coordinator {coordinator!r} is not a URL: {error}") from error
+    if url.scheme not in {"http", "https"} or not url.host:
+        raise ConfigError(f"coordinator {coordinator!r} must start with https:// or http://, and name a host")
+    if url.port is not None and not 0 < url.port < 1 << 16:
+        raise ConfigError(f"coordinator {coordinator!r} has the port {url.port}; ports are 1 to 65535")
+    return url
+
+
+class Transport:
+    """A conversation with one coordinator. `bytes_up` and `bytes_down` count bodies as they cross the wire.
+
+    identity: who signs, every attempt anew. wall: the time by which it is signed, in seconds since 1970; when the
+    coordinator finds it wrong, its own time counts from then on, for signatures alone, and the call is made once more.
+    A call is made again on 429, on 503, when the coordinator is too new for a signature and when the connection breaks:
+    3 times until there is an assignment, and 3 times within it; `leave` never. Once `stopping`, nothing is asked again,
+    and answers have LEAVING_S to come.
+    Every method raises Unreachable, Refused or BadAnswer.
+    """
+
+    def __init__(
+        self, client: httpx2.Client, *, sleep: Callable[[float], None] = time.sleep, rng: random.Random | None = None
+    ) -> None:
+        self._moved = _Moved()
+        self.stopping: Callable[[], bool] = lambda: False
+        self.identity: Identity | None = None
+        self.wall: Callable[[], float] = time.time
+        self._ahead_s = 0.0
+        self._client = client
+        self._sleep = sleep
+        self._rng = rng or random.Random()
+        self._retries = RETRIES
+        self.spoke_at = -math.inf
+        """When a call about an assignment ended last, by the monotonic clock; infinity while there is one."""
+
+    @classmethod
+    def to(
+        cls, coordinator: str, carrier: Callable[[ssl.SSLContext | bool], httpx2.BaseTransport] | None = None
+    ) -> Transport:
+        """A transport to the coordinator at this base URL. Raises ConfigError when it is none.
+
+        carrier: makes what carries requests, from the certificates that it may trust; the library's own if not given.
+        """
+        url = checked_url(coordinator)
+        # Loading trusted certificates costs more CPU than the rest of a session; a context without any trusts nobody.
+        trusted = url.scheme != "http" or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        return cls(httpx2.Client(base_url=url, verify=trusted, transport=carrier and carrier(trusted)))
+
+    def __enter__(self) -> Transport:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._client.close()
+
+    def beside(self, identity: Identity) -> Transport:
+        """Another conversation on the same connections, for another thread."""
+        other = Transport(self._client)
+        other._moved = self._moved
+        other.identity, other.stopping, other.wall, other._ahead_s = identity, self.stopping, self.wall, self._ahead_s
+        return other
+
+    @property
+    def bytes_up(self) -> int:
+        """Bytes of bodies that left, beside this conversation too."""
+        return self._moved.up
+
+    @property
+    def bytes_down(self) -> int:
+        """Bytes of bodies that came, beside this conversation too."""
+        return self._moved.down
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes down and up together."""
+        return self.bytes_down + self.bytes_up
+
+    def check_in(self, population: str, message: CheckIn) -> CheckInAnswer:
+        """Say that this device is willing."""
+        call = _Call("POST", f"/v1/populations/{_segment(population)}/checkins", encode(message), JSON)
+        answer: CheckInAnswer = self._message(call, CheckInAnswer)
+        return shown(answer) if isinstance(answer, Rejected) else answer
+
+    def await_assignment(self, session: str, wait_s: float, tasks: tuple[str, ...]) -> AssignmentAnswer:
+        """Wait, for about `wait_s` seconds, to be selected for one of `tasks`."""
+        headers = {**JSON, "Prefer": f"wait={wait_s:.0f}"}
+        path = f"/v1/sessions/{_segment(session)}/assignments"
+        answer: AssignmentAnswer = self._message(
+            _Call("POST", path, encode(Willing(tasks=tasks)), headers, timeout_s=wait_s + TIMEOUT_S), AssignmentAnswer
+        )
+        self._retries = RETRIES
+        if isinstance(answer, Rejected):
+            return shown(answer)
+        demand_names(answer)
+        return answer
+
+    def blob(self, ref: BlobRef, partial: Partial, watch: Callable[[], None] = lambda: None) -> bytes:
+        """A blob's bytes, checked; `partial` holds what arrived so far, and only the rest is asked for.
+
+        watch: called before every request and after every piece that arrives. What it raises ends the download, and
+        what arrived stays. Raises StateError when `partial` cannot be written.
+        """
+        if partial.size < ref.size or not ref.size:
+            try:
+                self._retrying(lambda: self._append(ref, partial, watch))
+            except Refused as error:
+                if error.slug == "range-not-satisfiable":
+                    partial.clear()  # it is no beginning of what the coordinator has
+                raise
+        try:
+            return ref.check(partial.read())
+        except DigestMismatch as error:
+            partial.clear()
+            raise BadAnswer(str(error)) from error
+
+    def report(self, assignment: str, body: bytes) -> Receipt:
+        """Upload the report. Asking again is safe: the coordinator counts a digest once."""
+        path = f"{_ASSIGNMENTS}{_segment(assignment)}/report"
+        if len(body) > LARGEST_WHOLE:
+            return self._resumed(path, body)
+        receipt: Receipt = self._message(_Call("PUT", path, body, BYTES), Receipt)
+        return receipt
+
+    def enrol(self, newcomer: Signer, message: Callable[[int], Enrol]) -> Enrolled:
+        """Become known to the coordinator; `message` gives what to say at a time. Asking again is safe."""
+
+        def ask() -> Answer:
+            created = self._now()
+            content = encode(message(created))
+            return self._attempt(_Call("POST", "/v1/devices", content, JSON, signer=newcomer, created=created))
+
+        enrolled: Enrolled = decoded("POST /v1/devices", self._retrying(ask), Enrolled)
+        return enrolled
+
+    def hold(self, assignment: str, wait_s: float) -> None:
+        """Be there, for about `wait_s` seconds; asked once. Raises Refused once the round needs nothing more."""
+        headers = {"Prefer": f"wait={wait_s:.0f}"}
+        path = f"{_ASSIGNMENTS}{_segment(assignment)}"
+        call = _Call("GET", path, headers=headers, timeout_s=wait_s + TIMEOUT_S)
+        if self._attempt(call).status != 204:
+            raise BadAnswer(f"{call.name}: a hold is answered with 204")
+
+    def say(self, assignment: str, number: int, message: bytes, wait_s: float) -> bytes | None:
+        """Send a message of a secure aggregation, and hear the next as `hear` does. Sending the same again is safe."""
+        headers = {**BYTES, "Prefer": f"wait={wait_s:.0f}"}
+        answer = self._send(_Call("PUT", _secagg(assignment, number), message, headers, timeout_s=wait_s + TIMEOUT_S))
+        return None if answer.status == 204 else answer.body
+
+    def hear(self, assignment: str, number: int, wait_s: float) -> bytes | None:
+        """A message of a secure aggregation; None when there is none within about `wait_s` seconds."""
+        headers = {"Prefer": f"wait={wait_s:.0f}"}
+        answer = self._send(_Call("GET", _secagg(assignment, number), headers=headers, timeout_s=wait_s + TIMEOUT_S))
+        return None if answer.status == 204 else answer.body
+
+    def abort(self, assignment: str, message: Abort) -> None:
+        """Give the assignment up."""
+        self._send(_Call("POST", f"{_ASSIGNMENTS}{_segment(assignment)}:abort", encode(message), JSON))
+
+    def leave(self, assignment: str, message: Abort) -> None:
+        """Give the assignment up with no time to lose: asked once, for a moment."""
+        path = f"{_ASSIGNMENTS}{_segment(assignment)}:abort"
+        self._attempt(_Call("POST", path, encode(message), JSON, timeout_s=LEAVING_S))
+
+    def _message(self, call: _Call, kind: Any) -> Any:
+        return decoded(call.name, self._send(call), kind)
+
+    def _resumed(self, path: str, body: bytes) -> Receipt:
+        """Upload what the coordinator does not have yet, as often as the rules allow."""
+        about = {"Upload-Length": str(len(body)), "Upload-Complete": "?1", "Repr-Digest": content_digest(body)}
+
+        def bring_the_rest() -> Answer:
+            start = arrived(self._attempt(_Call("HEAD", path)), len(body))
+            headers = {**PARTIAL, **about, "Upload-Offset": str(start)}
+            return self._attempt(_Call("PATCH", path, memoryview(body)[start:], headers))
+
+        receipt: Receipt = decoded(f"PATCH {path}", self._retrying(bring_the_rest), Receipt)
+        return receipt
+
+    def _send(self, call: _Call) -> Answer:
+        return self._retrying(lambda: self._attempt(call))
+
+    def _retrying(self, attempt_once: Callable[[], T]) -> T:
+        """What an attempt gives, after as many attempts as the rules allow."""
+        mended: set[str] = set()
+        for attempt in itertools.count():
+            try:
+                return attempt_once()
+            except (Unreachable, Refused) as error:
+                if isinstance(error, Refused) and error.slug not in mended and self._mend(error):
+                    mended.add(error.slug)
+                    continue
+                asked_s = error.after_s if isinstance(error, Refused) else 0.0
+                if not _passes(error) or self._retries == 0 or asked_s > LONGEST_DELAY_S:
+                    raise
+                self._retries -= 1
+                if not self._pause(max(asked_s, FIRST_DELAY_S * 2**attempt * self._rng.uniform(0.5, 1.0))):
+                    raise
+        raise AssertionError("unreachable")
+
+    def _mend(self, error: Refused) -> bool:
+        """Do what makes the same call worth another attempt at once; False when there is no such thing."""
+        if error.slug in SENT_AGAIN:
+            return True
+        if error.slug == "unknown-device" and self.identity is not None:
+            self.identity.forget()
+            return True
+        if error.slug == "stale-signature" and error.their_time is not None and not error.after_s:
+            self._ahead_s = error.their_time - self.wall()
+            return True
+        return False
+
+    def _pause(self, seconds: float) -> bool:
+        """Sleep; False as soon as the device is told to stop."""
+        while seconds > 0 and not self.stopping():
+            self._sleep(min(seconds, LONGEST_NAP_S))
+            seconds -= LONGEST_NAP_S
+        return not self.stopping()
+
+    def _attempt(self, call: _Call) -> Answer:
+        of_assignment = call.path.startswith(_ASSIGNMENTS)
+        try:
+            if of_assignment:
+                self.spoke_at = math.inf
+            with self._asked(call) as response:
+                return Answer(response.status_code, response.headers, self._read(response, call))
+        finally:
+            if of_assignment:
+                self.spoke_at = time.monotonic()
+
+    def _append(self, ref: BlobRef, partial: Partial, watch: Callable[[], None]) -> None:
+        """Fetch what is missing of a blob. What arrives before something ends it is kept, if it is of the blob."""
+        watch()
+        start, etag = partial.size, f'"{ref.sha256}"'
+        # Compressed bytes could not be continued, and nobody compresses them but a proxy.
+        headers = {"Accept-Encoding": "identity"}
+        if start:
+            headers |= {"Range": f"bytes={start}-", "If-Range": etag}
+        call = _Call("GET", f"/v1/blobs/{_segment(ref.sha256)}", headers=headers)
+        with self._asked(call) as response:
+            if start and not continues(response, start):
+                partial.clear()
+            try:
+                for chunk in response.iter_bytes():
+                    partial.append(chunk)
+                    if partial.size > ref.size:
+                        partial.clear()
+                        raise BadAnswer(f"{call.name}: the answer is longer than {ref.size} bytes")
+                    watch()
+            except BaseException:
+                if response.headers.get("etag") != etag:
+                    partial.clear()
+                raise
+
+    @contextlib.contextmanager
+    def _asked(self, call: _Call) -> Iterator[httpx2.Response]:
+        """A good answer whose body is still to be read. Its bytes are counted, however it ends."""
+        try:
+            with contextlib.closing(self._client.send(self._signed(call), stream=True)) as response:
+                try:
+                    if not 200 <= response.status_code < 300:
+                        answer = Answer(response.status_code, response.headers, self._read(response, call))
+                        raise refusal(call.name, answer)
+                    yield response
+                finally:
+                    self._moved.down += response.num_bytes_downloaded
+        except httpx2.TransportError as error:
+            raise Unreachable(f"{call.name}: {error or type(error).__name__}") from error
+        except httpx2.RequestError as error:
+            raise BadAnswer(f"{call.name}: {error}") from error
+
+    def _signed(self, call: _Call) -> httpx2.Request:
+        """The request of a call, with a fresh signature."""
+        # The length is given because the body is handed over in pieces, to count those that left.
+        headers = {**call.headers, "Content-Length": str(len(call.content))}
+        if call.content:
+            headers["Content-Digest"] = content_digest(call.content)
+        signer = call.signer
+        if signer is None and self.identity is not None:
+            signer = self.identity.signer(self)
+        request = self._client.build_request(
+            call.method,
+            call.path,
+            content=self._counted(call.content),
+            headers=headers,
+            timeout=self._allowed_s(call),
+        )
+        if signer is not None:
+            about = Request(request.method, request.headers["host"], request.url.raw_path.decode(), request.headers.get)
+            request.headers.update(signer.headers(about, self._now() if call.created is None else call.created))
+        return request
+
+    def _now(self) -> int:
+        """The coordinator's time, as far as it is known, in whole seconds."""
+        return int(self.wall() + self._ahead_s)
+
+    def _allowed_s(self, call: _Call) -> float:
+        return min(call.timeout_s, LEAVING_S) if self.stopping() else call.timeout_s
+
+    def _counted(self, content: bytes | memoryview) -> Iterator[bytes]:
+        for start in range(0, len(content), PIECE):
+            piece = bytes(content[start : start + PIECE])
+            self._moved.up += len(piece)
+            yield piece
+
+    def _read(self, response: httpx2.Response, call: _Call) -> bytes:
+        body, began = bytearray(), time.monotonic()
+        for chunk in response.iter_bytes():
+            body += chunk
+            if time.monotonic() - began > self._allowed_s(call):
+                raise Unreachable(f"{call.name}: the answer took too long")
+            if len(body) > LARGEST_MESSAGE:
+                raise BadAnswer(f"{call.name}: the answer is longer than {LARGEST_MESSAGE} bytes")
+        return bytes(body)
+
+
+def _passes(error: Unreachable | Refused) -> bool:
+    """Whether the same call may be answered later in this session."""
+    if isinstance(error, Unreachable) or error.status in RETRIED_STATUSES:
+        return True
+    # The coordinator has just begun. The device's clock is not at fault, and better than Date, which is up to 2 s late.
+    return error.slug == "stale-signature" and error.after_s > 0
+
+
+def _secagg(assignment: str, number: int) -> str:
+    return f"{_ASSIGNMENTS}{_segment(assignment)}/secagg/{number}"
+
+
+def _segment(name: str) -> str:
+    return quote(name, safe="")

@@ -1,0 +1,121 @@
+"""Blobs by digest: plans and graphs kept between rounds, and what arrived of a download that broke off.
+
+Checkpoints are not kept: they are large, differ every round, and a device rarely works on the same round twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from device_runtime.errors import StateError
+from device_runtime.state.folder import sweep_partials, write_whole
+from fedcore.errors import DigestMismatch
+from fedcore.plan import BlobRef
+
+DOWNLOAD = ".download"
+
+
+class Partial:
+    """The first bytes of a blob, in a file. Every method raises StateError when that cannot be used."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self.size = path.stat().st_size if path.exists() else 0
+        except (OSError, ValueError) as error:
+            raise _unusable(path, error) from error
+
+    def append(self, chunk: bytes) -> None:
+        """Add what arrived."""
+        try:
+            with self._path.open("ab") as file:
+                file.write(chunk)
+        except OSError as error:
+            raise _unusable(self._path, error) from error
+        self.size += len(chunk)
+
+    def read(self) -> bytes:
+        """All that arrived."""
+        try:
+            return self._path.read_bytes() if self.size else b""
+        except OSError as error:
+            raise _unusable(self._path, error) from error
+
+    def clear(self) -> None:
+        """Start again from nothing."""
+        try:
+            self._path.unlink(missing_ok=True)
+        except OSError as error:
+            raise _unusable(self._path, error) from error
+        self.size = 0
+
+
+class BlobCache:
+    """Blobs in a folder, each in a file of its digest's name. Only for the holder of the state folder.
+
+    `fetch` gives a blob's checked bytes and leaves in the Partial what arrived, should it fail. One download is
+    remembered, the last that broke off: a device that went on to other work has no use for older ones.
+    """
+
+    def __init__(self, folder: Path, fetch: Callable[[BlobRef, Partial], bytes]) -> None:
+        self._folder = folder
+        self._fetch = fetch
+        sweep_partials(folder)
+
+    def holds(self, ref: BlobRef) -> bool:
+        """Whether a blob is kept here, as far as its name says."""
+        return (self._folder / ref.sha256).is_file()
+
+    def get(self, ref: BlobRef) -> bytes:
+        """A kept blob; it is fetched when it is not here, or damaged. Raises StateError and what `fetch` does."""
+        path = self._folder / ref.sha256
+        try:
+            data = ref.check(path.read_bytes())
+            os.utime(path)
+            return data
+        except (FileNotFoundError, DigestMismatch):
+            data, partial = self._download(ref)
+        except (OSError, ValueError) as error:
+            raise StateError("a cached blob cannot be read", f"{path}: {error}") from error
+        write_whole(path, data, durable=False)
+        partial.clear()
+        return data
+
+    def once(self, ref: BlobRef) -> bytes:
+        """A blob that is not kept. Raises StateError and what `fetch` raises."""
+        data, partial = self._download(ref)
+        partial.clear()
+        return data
+
+    def _download(self, ref: BlobRef) -> tuple[bytes, Partial]:
+        path = self._folder / f"{ref.sha256}{DOWNLOAD}"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            for other in self._folder.glob(f"*{DOWNLOAD}"):
+                if other != path:
+                    other.unlink()
+        except OSError as error:
+            raise _unusable(path, error) from error
+        partial = Partial(path)
+        return self._fetch(ref, partial), partial
+
+
+def trim(folder: Path, most: int) -> None:
+    """Remove kept blobs, the longest unused first, until they are at most so many bytes, as far as they can be.
+
+    What arrived of a download stays. Only for the holder of the state folder.
+    """
+    files = [path for path in folder.glob("*") if not path.suffix and path.is_file()]
+    total = 0
+    for path in sorted(files, key=lambda path: path.stat().st_mtime_ns, reverse=True):
+        total += path.stat().st_size
+        if total > most:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def _unusable(path: Path, error: Exception) -> StateError:
+    return StateError("a download cannot be kept in the state folder", f"{path}: {error}")

@@ -1,0 +1,159 @@
+"""The state database of a device: one SQLite file that is whole after a kill or a power cut.
+
+Its tables: `retry` (retry.py), `assignment` (kept.py), `enrolment` (enrolment.py), `answered` (secure.py), `journal`
+(journal.py) and `spent` (budget.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from device_runtime.clock import Clock
+from device_runtime.errors import StateDamaged, StateError
+
+NAME = "state.db"
+# Written into the file's header, so that another application's database is not taken for ours.
+APPLICATION_ID = 0x4D757353
+VERSION = 2
+SCHEMA = f"""
+BEGIN;
+CREATE TABLE retry (
+    coordinator TEXT, population TEXT, due TEXT NOT NULL CHECK (json_valid(due)), PRIMARY KEY (coordinator, population)
+);
+CREATE TABLE assignment (
+    coordinator TEXT, population TEXT, kept TEXT NOT NULL CHECK (json_valid(kept)),
+    PRIMARY KEY (coordinator, population)
+);
+CREATE TABLE enrolment (coordinator TEXT PRIMARY KEY, enrolled TEXT NOT NULL CHECK (json_valid(enrolled)));
+CREATE TABLE answered (coordinator TEXT, task TEXT, number INTEGER NOT NULL, PRIMARY KEY (coordinator, task));
+CREATE TABLE journal (id INTEGER PRIMARY KEY, entry TEXT NOT NULL CHECK (json_valid(entry)));
+CREATE TABLE spent (
+    id INTEGER PRIMARY KEY, until TEXT NOT NULL CHECK (json_valid(until)),
+    seconds REAL NOT NULL, bytes INTEGER NOT NULL, sessions INTEGER NOT NULL
+);
+PRAGMA application_id = {APPLICATION_ID};
+PRAGMA user_version = {VERSION};
+COMMIT;
+"""
+DAMAGE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+
+
+class StateDatabase:
+    """An open state database. `notice` says, for the device's owner, that a damaged one was replaced.
+
+    Every method raises StateError when the file cannot be used, StateDamaged when it does not hold what it should.
+    """
+
+    def __init__(self, path: Path, connection: sqlite3.Connection, notice: str = "") -> None:
+        self.notice = notice
+        self._path = path
+        self._connection = connection
+
+    def execute(self, sql: str, *values: Any) -> list[Any]:
+        """The rows of one statement, which is committed when it stands outside a transaction."""
+        with _explained(self._path):
+            return self._connection.execute(sql, values).fetchall()
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All statements inside, or none."""
+        self.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self.execute("COMMIT")
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.rollback()
+            raise
+
+
+@contextlib.contextmanager
+def open_database(folder: Path, clock: Clock) -> Iterator[StateDatabase]:
+    """The state database of a folder, made when missing. Only for the holder of the state folder.
+
+    A damaged one is kept aside under a name with the time, a fresh one is started, and `notice` says so.
+    """
+    path = folder / NAME
+    try:
+        connection, notice = _connect(path), ""
+    except StateDamaged as error:
+        aside = _set_aside(path, clock)
+        notice = f"{error.detail}; it is kept as {aside.name}, and a fresh one was started"
+        connection = _connect(path)
+    try:
+        with contextlib.closing(connection):
+            yield StateDatabase(path, connection, notice)
+    except StateDamaged as error:
+        aside = _set_aside(path, clock)
+        raise StateDamaged(
+            f"{error.detail}; it is kept as {aside.name}, the next session starts a fresh one"
+        ) from error
+
+
+@contextlib.contextmanager
+def read_database(folder: Path) -> Iterator[StateDatabase]:
+    """The state database of a folder as it is, while a device may be using it. Nothing is made, nothing is changed."""
+    path = folder / NAME
+    if not path.is_file():
+        raise StateError(f"{folder} holds no {NAME}: no device has run with this state folder")
+    with _explained(path), contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as made:
+        _demand_ours(made)
+        yield StateDatabase(path, made)
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    try:
+        path.touch(mode=0o600)
+    except OSError as error:
+        raise StateError("the state database cannot be made", f"{path}: {error}") from error
+    with _explained(path), contextlib.ExitStack() as undo:
+        connection = sqlite3.connect(path, isolation_level=None)
+        undo.callback(connection.close)
+        # Nothing is written before the file is known to be ours, or empty.
+        if connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
+            _demand_ours(connection)
+        else:
+            connection.executescript(SCHEMA)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        undo.pop_all()
+        return connection
+
+
+def _demand_ours(connection: sqlite3.Connection) -> None:
+    found = [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")]
+    if found != [APPLICATION_ID, VERSION]:
+        raise StateDamaged(f"{NAME} is not a state database of version {VERSION}")
+    if connection.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
+        raise StateDamaged(f"{NAME} is damaged")
+
+
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        # The low byte is the error; the rest says more about it.
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF in DAMAGE:
+            raise StateDamaged(f"{NAME} is damaged", f"{path}: {error}") from error
+        raise StateError("the state database cannot be used", f"{path}: {error}") from error
+
+
+def _set_aside(path: Path, clock: Clock) -> Path:
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(clock.wall()))
+    names = (f"{path.name}.damaged-{stamp}{more}" for more in ("", *(f"-{n}" for n in range(2, 100))))
+    aside = next(made for made in map(path.with_name, names) if not made.exists())
+    try:
+        os.replace(path, aside)
+        for suffix in ("-wal", "-shm"):
+            with contextlib.suppress(FileNotFoundError):
+                os.replace(f"{path}{suffix}", f"{aside}{suffix}")
+    except OSError as error:
+        raise StateError("a damaged state database cannot be set aside", f"{path}: {error}") from error
+    return aside

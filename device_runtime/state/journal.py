@@ -1,0 +1,144 @@
+"""The device's own record, for its owner: what was trained, when, for whom, and how it ended. Never an example.
+
+An entry is written before its session does anything, and again as the session goes on: whatever stops a device, the
+journal says how far it came.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from device_runtime.clock import Clock
+from device_runtime.errors import StateDamaged
+from device_runtime.outcome import Course
+from device_runtime.state.database import StateDatabase, read_database
+from device_runtime.state.folder import is_held
+from fedcore.decoding import decoder
+
+# Entries with work and without are bounded apart, so that a year of "no work now" does not push out what was trained.
+MOST_WITH_WORK = 1000
+MOST_WITHOUT = 200
+RUNNING = "running"
+
+
+class Entry(Course, frozen=True, kw_only=True):
+    """One session. Times are in seconds since 1970, by the wall clock.
+
+    outcome: one of Outcome's, or "stopped" (told to end), "interrupted" (killed), "running". Some entries are of no
+    session: "state-replaced" (a damaged state database was set aside), "kept" and "dropped" (of a report, or of work).
+    plan and plan_sha256 name what was executed; `receipt` is the digest of the report that was counted,
+    masked or not; `result` the signed message, in hex, with which a secure aggregation ended.
+    `times` such sessions in a row, none with work, are one entry: its bytes are those of all, `closed` and `detail` the
+    last one's.
+    """
+
+    opened: float
+    closed: float | None = None
+    coordinator: str = ""
+    population: str = ""
+    outcome: str = RUNNING
+    assignment: str = ""
+    plan: str = ""
+    plan_sha256: str = ""
+    compute_s: float = 0.0
+    receipt: str = ""
+    result: str = ""
+    times: int = 1
+
+    @property
+    def kind(self) -> tuple[str, ...]:
+        """What sessions without work must share to be one entry."""
+        return self.coordinator, self.population, self.outcome, self.reason
+
+
+_ENTRY = decoder(Entry)
+
+
+class Journal:
+    """The journal of the state folder that this process holds. Every method raises StateError."""
+
+    def __init__(self, database: StateDatabase, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+
+    def open(self, coordinator: str, population: str) -> tuple[int, Entry]:
+        """A new entry and its number. Entries that a killed process left open are closed first."""
+        with self._database.transaction():
+            for number, entry in _entries(self._database, "WHERE json_extract(entry, '$.outcome') = 'running'"):
+                self.write(number, _interrupted(entry))
+            entry = Entry(opened=self._clock.wall(), coordinator=coordinator, population=population)
+            return self._add(entry), entry
+
+    def write(self, number: int, entry: Entry) -> None:
+        """Replace an entry."""
+        self._database.execute("UPDATE journal SET entry = ? WHERE id = ?", _encode(entry), number)
+
+    def close(self, number: int, entry: Entry) -> None:
+        """Replace an entry for the last time; one without work that ended as the one before joins it."""
+        entry = replace(entry, closed=self._clock.wall())
+        with self._database.transaction():
+            before = _entries(self._database, f"WHERE id < {number} ORDER BY id DESC LIMIT 1")
+            if before and not entry.task and not before[0][1].task and before[0][1].kind == entry.kind:
+                self._database.execute("DELETE FROM journal WHERE id = ?", number)
+                number, entry = before[0][0], _joined(before[0][1], entry)
+            self.write(number, entry)
+            self._prune()
+
+    def remark(self, outcome: str, detail: str) -> None:
+        """An entry that is no session."""
+        now = self._clock.wall()
+        self._add(Entry(opened=now, closed=now, outcome=outcome, detail=detail))
+
+    def _add(self, entry: Entry) -> int:
+        rows = self._database.execute("INSERT INTO journal (entry) VALUES (?) RETURNING id", _encode(entry))
+        return int(rows[0][0])
+
+    def _prune(self) -> None:
+        # By number and not by age: a clock that jumps must not empty the journal.
+        old = (
+            "SELECT id FROM journal WHERE (json_extract(entry, '$.task') <> '') = ? ORDER BY id DESC LIMIT -1 OFFSET ?"
+        )
+        for worked, most in ((True, MOST_WITH_WORK), (False, MOST_WITHOUT)):
+            self._database.execute(f"DELETE FROM journal WHERE id IN ({old})", worked, most)  # noqa: S608
+
+
+def read_journal(folder: Path) -> list[Entry]:
+    """All entries of a state folder, the oldest first; a device may be at work meanwhile.
+
+    Raises StateError when there is none, or none that can be read.
+    """
+    with read_database(folder) as database:
+        entries = [entry for _, entry in _entries(database, "ORDER BY id")]
+    at_work = any(entry.outcome == RUNNING for entry in entries) and is_held(folder)
+    return [entry if at_work or entry.outcome != RUNNING else _interrupted(entry) for entry in entries]
+
+
+def _interrupted(entry: Entry) -> Entry:
+    """An entry whose session was killed; nobody knows when, so it has no end."""
+    return replace(entry, outcome="reported" if entry.receipt else "interrupted")
+
+
+def _joined(before: Entry, entry: Entry) -> Entry:
+    return replace(
+        before,
+        closed=entry.closed,
+        detail=entry.detail,
+        times=before.times + entry.times,
+        bytes_up=before.bytes_up + entry.bytes_up,
+        bytes_down=before.bytes_down + entry.bytes_down,
+    )
+
+
+def _entries(database: StateDatabase, where: str) -> list[tuple[int, Entry]]:
+    rows = database.execute(f"SELECT id, entry FROM journal {where}")  # noqa: S608
+    try:
+        return [(number, _ENTRY.decode(entry)) for number, entry in rows]
+    except msgspec.MsgspecError as error:
+        raise StateDamaged("an entry of the journal cannot be read", str(error)) from error
+
+
+def _encode(entry: Entry) -> str:
+    return msgspec.json.encode(entry).decode()

@@ -1,0 +1,1 @@
+"""A fleet of emulated devices that speak the real protocol."""

@@ -1,0 +1,229 @@
+"""A fleet of emulated devices: sessions of the real device runtime, in processes, against a real coordinator."""
+
+from __future__ import annotations
+
+import queue
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from device_runtime.backends import BACKENDS
+from device_runtime.outcome import Outcome
+from device_runtime.scheduler import default_window
+from fedcore.names import offered
+from fedcore.wire.messages import RetryWindow
+from simulator.errors import FleetError, ProfileError
+from simulator.fleet.faults import PlannedFailure, Traits
+from simulator.fleet.fork_server import Ended, Start
+from simulator.fleet.fork_servers import DIED, HERE, Ends, Machines, architectures, emulators
+from simulator.fleet.profile import Kind, share_out, take_turns
+from simulator.fleet.summary import FleetSummary, Session
+from simulator.population import Population
+
+# So many failed sessions before the first good one, and so long without one later, mean that there is no coordinator.
+MAX_FAILURES = 20
+PATIENCE_S = 60.0
+# So long without a report, while sessions end, means that there will be none: devices that never may work, or all die.
+NO_REPORT_S = 3600.0
+# A device that failed, or may not work now, comes back after so long: minutes would be right for a phone and wrong for
+# who watches a fleet.
+SOON = RetryWindow(0.5, 2.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetConfig:
+    """Which devices, and where they check in. At most `concurrency` devices are awake at a time.
+
+    kinds: what devices there are, shared out by weight. seed: of whatever is drawn. wait_s: how long a device waits to
+    be selected. sessions: end after so many. recorded: what devices quantise, send and reveal in secure rounds is
+    written down in their folders (recorder.py).
+    """
+
+    coordinator: str
+    population: str
+    folder: Path
+    concurrency: int = 20
+    sessions: int | None = None
+    wait_s: float = 30.0
+    seed: int = 0
+    recorded: bool = False
+    kinds: tuple[Kind, ...] = take_turns((HERE,), ("onnxruntime",))
+
+
+@dataclass(slots=True)
+class _Device:
+    """One device: what it is, how many sessions it began and what befalls the last, and when it wakes next."""
+
+    client: str
+    kind: Kind
+    traits: Traits
+    sessions: int = 0
+    failure: PlannedFailure = field(default_factory=PlannedFailure)
+    awake: bool = False
+    wakes_at: float = 0.0
+    refused: bool = False
+
+
+class Fleet:
+    """Devices of a population on disk, woken at random as a coordinator needs them."""
+
+    def __init__(self, config: FleetConfig, population: Population) -> None:
+        if config.concurrency < 1:
+            raise FleetError(f"at least one device must be awake, not {config.concurrency}")
+        _check("backend", [kind.backend for kind in config.kinds], tuple(BACKENDS))
+        _check("architecture", [kind.arch for kind in config.kinds], architectures())
+        self._config = config
+        self._random = random.Random(config.seed)
+        self._devices = {
+            client: _Device(client, kind, kind.traits(random.Random(f"{config.seed} {client}")))
+            for client, kind in zip(population.clients, share_out(config.kinds, len(population)), strict=True)
+        }
+        self._began = time.monotonic()
+        self._failures = 0
+        self._last_success: float | None = None
+        self._last_report = self._began
+        self._done = False
+        for index, client in enumerate(population.clients):
+            folder = config.folder / client
+            folder.mkdir(parents=True, exist_ok=True)
+            np.savez(folder / "examples.npz", **population.shard(index))  # type: ignore[arg-type]
+
+    def run(
+        self, on_session: Callable[[Session], None] = lambda session: None, machines: Machines | None = None
+    ) -> FleetSummary:
+        """Wake devices until the population has no more work, or `sessions` have ended.
+
+        machines: where they run, if that is there already. A device process that dies is a session like any other.
+        Raises FleetError when session after session fails:
+        there is no coordinator, say, or no such population; and when every device is refused for good. Raises
+        SysrootError when devices of an architecture cannot run here.
+        """
+        if machines is not None:
+            return self._run(on_session, machines)
+        loaded: dict[str, list[str]] = {}
+        for arch, backend in dict.fromkeys((one.kind.arch, one.kind.backend) for one in self._devices.values()):
+            loaded.setdefault(arch, []).append(backend)
+        with emulators(loaded) as made:
+            return self._run(on_session, made)
+
+    def _run(self, on_session: Callable[[Session], None], machines: Machines) -> FleetSummary:
+        summary = FleetSummary(Counter(device.kind.name for device in self._devices.values()))
+        wake, ended = machines
+        awake, started = 0, 0
+        self._began = self._last_report = time.monotonic()
+        while True:
+            while awake < self._config.concurrency and not self._done and started != self._config.sessions:
+                device = self._next()
+                if device is None:
+                    break
+                wake(device.kind.arch, self._start(device))
+                awake, started = awake + 1, started + 1
+            if awake == 0 and (self._done or started == self._config.sessions):
+                return summary
+            report = self._wait(ended, full=awake == self._config.concurrency)
+            if report is not None:
+                awake -= 1
+                session = self._settle(report)
+                summary.add(session)
+                on_session(session)
+                self._check_hope(session)
+
+    def _start(self, device: _Device) -> Start:
+        config, folder = self._config, self._config.folder / device.client
+        device.awake, device.sessions = True, device.sessions + 1
+        device.failure = device.kind.failure(random.Random(f"{config.seed} {device.client} {device.sessions}"))
+        return Start(
+            client=device.client,
+            coordinator=config.coordinator,
+            population=config.population,
+            examples=str(folder / "examples.npz"),
+            state=str(state_folder(config.folder, device.client)),
+            wait_s=config.wait_s,
+            backend=device.kind.backend,
+            began=self._began,
+            traits=device.traits,
+            failure=device.failure,
+            recorder=str(config.folder / device.client / "recorded") if config.recorded else None,
+        )
+
+    def _next(self) -> _Device | None:
+        """A device that may wake, drawn at random, or None when all sleep on."""
+        now = time.monotonic()
+        ready = [device for device in self._devices.values() if not device.awake and device.wakes_at <= now]
+        return self._random.choice(ready) if ready else None
+
+    def _wait(self, ended: Ends, *, full: bool) -> Ended | None:
+        """The next ended session, or None when a sleeping device may wake first."""
+        now = time.monotonic()
+        sleepers = () if full else (device.wakes_at for device in self._devices.values() if not device.awake)
+        until = min(sleepers, default=now + 1)
+        try:
+            report = ended.get(timeout=max(0.01, min(until - now, 1.0)))
+        except queue.Empty:
+            return None
+        if report is None:
+            raise FleetError(DIED)
+        return report
+
+    def _settle(self, report: Ended) -> Session:
+        """Put the device to sleep for its retry window, and notice the end of work."""
+        device = self._devices[report.client]
+        session = Session.of(report, device.kind, device.failure)
+        window = _retry_window(session.outcome)
+        device.awake = False
+        device.wakes_at = time.monotonic() + self._random.uniform(window.min_s, window.max_s)
+        device.refused = _is_for_good(session.outcome)
+        self._done = self._done or session.outcome.reason == "no-task"
+        return session
+
+    def _check_hope(self, session: Session) -> None:
+        """Raise FleetError when there is no coordinator, none that wants any of these devices, or never a report."""
+        now = time.monotonic()
+        last = f"the last: {session.ending}: {session.outcome.detail}"
+        if session.outcome.outcome == "reported":
+            self._last_report = now
+        elif now - self._last_report > NO_REPORT_S and not self._done:
+            raise FleetError(f"no device reported for {NO_REPORT_S / 60:g} minutes; {last}")
+        if session.struck or self._done:
+            return
+        if all(device.refused for device in self._devices.values()):
+            raise FleetError(f"every device is refused for good, all {len(self._devices)}; {last}")
+        if session.outcome.outcome != "failed":
+            self._failures, self._last_success = 0, now
+            return
+        self._failures += 1
+        hopeless = self._failures >= min(MAX_FAILURES, len(self._devices))
+        if self._last_success is not None:
+            hopeless = hopeless and now - self._last_success > PATIENCE_S
+        if hopeless:
+            raise FleetError(f"{self._failures} sessions in a row failed; {last}")
+
+
+def state_folder(folder: Path, client: str) -> Path:
+    """Where, in a fleet's folder, a client's device keeps its state."""
+    return folder / client / "state"
+
+
+def _check(what: str, names: list[str], known: tuple[str, ...]) -> None:
+    unknown = [name for name in names if name not in known]
+    if unknown or not names:
+        raise ProfileError(f"no {what} is called {', '.join(map(repr, unknown))}; {offered(', '.join(unknown), known)}")
+
+
+def _is_for_good(outcome: Outcome) -> bool:
+    # What an emulated device holds never grows, so too few examples stay too few.
+    return outcome.retryable == "permanent" or outcome.reason == "not-eligible"
+
+
+def _retry_window(outcome: Outcome) -> RetryWindow:
+    if outcome.retry is not None:
+        return outcome.retry
+    if outcome.outcome in {"reported", "not-needed"}:
+        return RetryWindow(0.0, 0.0)
+    passes = outcome.retryable == "transient" or outcome.reason == "conditions"
+    return SOON if passes else default_window(outcome)

@@ -1,0 +1,225 @@
+"""The process from which emulated devices are forked: it has the device runtime loaded, and nothing else of ours.
+
+One line of JSON on standard input starts one session of one device, in an operating-system process that runs no other
+session meanwhile. One line on standard output says how it ended. Closing standard input ends all. The arguments name
+the backends to load. A process that has ended a session takes the next one, of whichever device: loading the runtime
+once and forking seldom is most of what makes a session cheap (docs/decisions/0007-forked-devices.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import encodings.idna  # noqa: F401  # what resolving a host's name loads
+import gc
+import os
+import selectors
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+
+import device_runtime.protocol.secure  # noqa: F401  # a device loads it when a round asks for it; let every child inherit it
+from device_runtime.backends import BACKENDS
+from device_runtime.errors import DeviceError
+from device_runtime.outcome import Outcome
+from device_runtime.protocol.transport import Transport
+from device_runtime.session import DeviceConfig, run_session
+from fedcore.batching import Place, permutation
+from fedcore.decoding import decoder
+from secagg.keys import PairKey
+from simulator.fleet import faults
+from simulator.fleet.faults import BackendCache, PlannedFailure, Traits
+from simulator.fleet.recorder import Recorder
+
+
+class Start(msgspec.Struct, frozen=True):
+    """Start one session of one device, of a fleet that `began` at that time of the machine's monotonic clock.
+
+    recorder: the folder in which to write down what it quantises, sends and reveals in a secure round, if any.
+    """
+
+    client: str
+    coordinator: str
+    population: str
+    examples: str
+    state: str
+    wait_s: float
+    backend: str
+    began: float
+    traits: Traits
+    failure: PlannedFailure
+    recorder: str | None = None
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """How a session ended; `outcome` is missing when the process died first, with `exit_code` negative for a signal."""
+
+    client: str
+    outcome: Outcome | None
+    exit_code: int
+
+
+_START, _OUTCOME = decoder(Start), decoder(Outcome)
+
+
+@dataclass(slots=True)
+class _Worker:
+    """A forked process: where it reads sessions, where it says how they ended, and whose session it runs, if any."""
+
+    pid: int
+    commands: int
+    results: int
+    client: str | None = None
+    said: bytes = b""
+
+
+class ForkServer:
+    """Forks devices and relays their outcomes."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(sys.stdin, selectors.EVENT_READ)
+        self._workers: dict[int, _Worker] = {}
+        self._idle: list[_Worker] = []
+
+    def run(self) -> None:
+        """Serve until standard input closes."""
+        try:
+            self._serve()
+        finally:
+            self._stop()
+
+    def _serve(self) -> None:
+        os.set_blocking(sys.stdin.fileno(), False)
+        pending = b""
+        while True:
+            for key, _ in self._selector.select():
+                if key.fd in self._workers:
+                    self._hear(self._workers[key.fd])
+                    continue
+                chunk = os.read(key.fd, 1 << 16)
+                if not chunk:
+                    return
+                *lines, pending = (pending + chunk).split(b"\n")
+                for line in lines:
+                    self._start(line)
+
+    def _start(self, line: bytes) -> None:
+        worker = self._idle.pop() if self._idle else self._fork()
+        worker.client = _START.decode(line).client
+        # One that was killed while it was idle is found out when its pipe closes.
+        with contextlib.suppress(BrokenPipeError):
+            os.write(worker.commands, line + b"\n")
+
+    def _fork(self) -> _Worker:
+        commands, results = os.pipe(), os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            # Whoever keeps an end of another's pipe keeps it open.
+            ours = [end for other in self._workers.values() for end in (other.commands, other.results)]
+            for end in (commands[1], results[0], *ours):
+                os.close(end)
+            _be_devices(commands[0], results[1])
+        os.close(commands[0])
+        os.close(results[1])
+        worker = self._workers[results[0]] = _Worker(pid, commands[1], results[0])
+        self._selector.register(worker.results, selectors.EVENT_READ)
+        return worker
+
+    def _hear(self, worker: _Worker) -> None:
+        """Relay what a process said: how a session ended, or by closing its pipe that the process did."""
+        chunk = os.read(worker.results, 1 << 16)
+        worker.said += chunk
+        if not chunk:
+            self._bury(worker)
+        elif worker.said.endswith(b"\n"):
+            _relay(Ended(worker.client or "", _OUTCOME.decode(worker.said), 0))
+            worker.client, worker.said = None, b""
+            self._idle.append(worker)
+
+    def _bury(self, worker: _Worker) -> None:
+        self._selector.unregister(worker.results)
+        del self._workers[worker.results]
+        os.close(worker.commands)
+        os.close(worker.results)
+        _, status = os.waitpid(worker.pid, 0)
+        if worker in self._idle:
+            self._idle.remove(worker)
+        if worker.client is not None:
+            _relay(Ended(worker.client, None, os.waitstatus_to_exitcode(status)))
+
+    def _stop(self) -> None:
+        for worker in self._workers.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker.pid, signal.SIGTERM)
+        for worker in self._workers.values():
+            os.waitpid(worker.pid, 0)
+
+
+def _relay(ended: Ended) -> None:
+    os.write(sys.stdout.fileno(), msgspec.json.encode(ended) + b"\n")
+
+
+def _be_devices(commands: int, results: int) -> NoReturn:
+    """The forked child: sessions, one after the other, until there are no more; then out without the parent's clean-up.
+
+    Told to end, it tells its coordinator, as a device does.
+    """
+    code, engines = 1, BackendCache()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    # The pipes of the emulator are not the device's: a print would corrupt its words, an open end outlive it.
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nowhere, 0)
+    os.dup2(nowhere, 1)
+    try:
+        with os.fdopen(commands, "rb") as lines:
+            for line in lines:
+                start = _START.decode(line)
+                outcome = run_session(_config(start, engines), start.traits.clock())
+                os.write(results, msgspec.json.encode(outcome) + b"\n")
+        code = 0
+    except SystemExit:
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _config(start: Start, engines: BackendCache) -> DeviceConfig:
+    recorder = None if start.recorder is None else Recorder(Path(start.recorder))
+    if recorder is not None:
+        recorder.attend()
+    return DeviceConfig(
+        coordinator=start.coordinator,
+        population=start.population,
+        examples=Path(start.examples),
+        state=Path(start.state),
+        wait_s=start.wait_s,
+        backend=start.backend,
+        conditions=start.traits.source(start.began),
+        requirements=start.traits.requirements,
+        connect=faults.connect(start.traits, start.failure, recorder),
+        load_backend=faults.load_backend(start.traits, start.failure, engines),
+    )
+
+
+def _warm() -> None:
+    """Do once what the first session of a process would, so that every child inherits it: a quarter of its work."""
+    with Transport.to("http://localhost"):
+        pass  # the HTTP library loads half of itself with its first client
+    permutation(Place(0, 0, 0), 0, 0, 1)
+    PairKey(bytes(range(32)))
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the fleet decides when to stop
+    _warm()
+    try:
+        for name in sys.argv[1:]:
+            BACKENDS[name]()
+    except DeviceError as error:
+        sys.exit(f"error: {error}")
+    gc.freeze()  # keep the shared pages of the loaded runtime out of the children's collections
+    ForkServer().run()

@@ -1,0 +1,333 @@
+"""Thousands of devices in one process: the real protocol over real HTTP, each with a key of its own, and no training.
+
+What a light device does not have is a state folder, a guard, a journal and a runtime: its report is zeros. It is for
+loading a coordinator with more devices than a machine could run (docs/performance.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal, TypeAlias, TypeVar
+from urllib.parse import urlsplit
+
+import aiohttp
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from fedcore import checkpoint
+from fedcore.plan import BlobRef, Plan
+from fedcore.wire.messages import (
+    Accepted,
+    Assignment,
+    AssignmentAnswer,
+    CheckIn,
+    CheckInAnswer,
+    Enrol,
+    Enrolled,
+    Receipt,
+    Rejected,
+    StatedCapabilities,
+    Unattested,
+    decode,
+    encode,
+)
+from fedcore.wire.signatures import DIGEST, PublicKey, Request, Signer, content_digest
+
+T = TypeVar("T")
+Manner: TypeAlias = Literal["steady", "silent", "killed"]
+RETRIES = 3
+RETRIED = frozenset({429, 503})
+ENROLLING = 16
+_HOLD_SHARE = 0.2
+_JSON, _BYTES = "application/json", "application/octet-stream"
+_CAPABILITIES = StatedCapabilities(runtime="muster-light", version="1", engine="none", formats=("onnx",))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadConfig:
+    """Which devices. silent: the share of them that never report; killed: of those that die in the middle of an upload.
+
+    Either share is of the devices, not of the sessions: a device keeps its manner. uploading: how many send reports at
+    the same time; the others wait for their turn. pause_s: how long one rests between a receipt and its next check-in.
+    seed: of manners and delays.
+    """
+
+    coordinator: str
+    population: str
+    devices: int
+    silent: float = 0.0
+    killed: float = 0.0
+    uploading: int = 1000
+    wait_s: float = 60.0
+    pause_s: float = 0.0
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class LoadDevice:
+    """One device: how it signs, and how it ends its sessions."""
+
+    signer: Signer
+    manner: Manner
+
+
+class Refusal(Exception):
+    """The coordinator answered with this status."""
+
+    def __init__(self, status: int, retry_after_s: float) -> None:
+        super().__init__(f"status {status}")
+        self.status = status
+        self.retry_after_s = retry_after_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    method: str
+    path: str
+    body: bytes = b""
+    digest: str = ""
+    prefer_s: float | None = None
+    known: str = ""
+
+
+class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
+    """The devices. `endings` counts how sessions ended; `requests` all requests by status, 0 for broken connections.
+
+    `trained` counts reports that were made; they are held back while `may_upload` is not set.
+    """
+
+    def __init__(self, config: LoadConfig) -> None:
+        self.config = config
+        self.endings: Counter[str] = Counter()
+        self.requests: Counter[int] = Counter()
+        self.devices: list[LoadDevice] = []
+        self._random = random.Random(config.seed)
+        self._authority = urlsplit(config.coordinator).netloc
+        self._plans: dict[str, tuple[bytes, str]] = {}
+        self._checkpoint = ""
+        self.trained = 0
+        self.may_upload = asyncio.Event()
+        self.may_upload.set()
+        self._learning = asyncio.Lock()
+        self._turn_to_upload = asyncio.Semaphore(config.uploading)
+        self._over = asyncio.Event()
+
+    async def __aenter__(self) -> LoadFleet:
+        self._http = aiohttp.ClientSession(
+            self.config.coordinator,
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=2),
+            timeout=aiohttp.ClientTimeout(total=self.config.wait_s + 60),
+            auto_decompress=False,
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._http.close()
+
+    async def enrol(self) -> None:
+        """Make every device known to the coordinator, a few at a time."""
+        turn = asyncio.Semaphore(ENROLLING)
+
+        async def one(manner: Manner) -> LoadDevice:
+            async with turn:
+                return await self._enrol(manner)
+
+        shares = [1 - self.config.silent - self.config.killed, self.config.silent, self.config.killed]
+        manners = _share_out(("steady", "silent", "killed"), shares, self.config.devices)
+        self.devices += await asyncio.gather(*map(one, manners))
+        self._random.shuffle(self.devices)
+
+    async def run(self, while_: Callable[[], Awaitable[T]]) -> T:
+        """Let every device live until `while_` has ended; what it gives. Sessions in progress are cut off then."""
+        self._over.clear()
+        lives = [asyncio.create_task(self._live(device)) for device in self.devices]
+        try:
+            return await while_()
+        finally:
+            self._over.set()
+            for life in lives:
+                life.cancel()
+            await asyncio.gather(*lives, return_exceptions=True)
+
+    async def check_in(self, device: LoadDevice) -> Accepted | Rejected:
+        """One check-in, asked once. Raises Refusal, or aiohttp's errors."""
+        answer: CheckInAnswer = await self._message(device, self._checking_in(), CheckInAnswer)
+        return answer
+
+    def signed_check_in(self, device: LoadDevice) -> bytes:
+        """A check-in as it goes over the wire, for whoever sends it by other means within five minutes."""
+        call = self._checking_in()
+        fields = {"Host": self._authority, "Content-Length": str(len(call.body))} | self._headers(device, call)
+        lines = [f"{call.method} {call.path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
+        return "\r\n".join([*lines, "", ""]).encode() + call.body
+
+    def _checking_in(self) -> _Call:
+        path = f"/v1/populations/{self.config.population}/checkins"
+        return _Call("POST", path, encode(CheckIn(capabilities=_CAPABILITIES, examples={"default": 10})))
+
+    async def _enrol(self, manner: Manner) -> LoadDevice:
+        key = Ed25519PrivateKey.generate()
+        newcomer = LoadDevice(Signer(PublicKey.of(key).text, key), manner)
+        call = _Call("POST", "/v1/devices", encode(Enrol(attestation=Unattested())))
+        known: Enrolled = await self._again(lambda: self._message(newcomer, call, Enrolled))
+        return LoadDevice(Signer(known.device, key), manner)
+
+    async def _live(self, device: LoadDevice) -> None:
+        while not self._over.is_set():
+            try:
+                ending, rest_s = await self._session(device)
+            except Refusal as refusal:
+                ending, rest_s = f"refused {refusal.status}", max(1.0, refusal.retry_after_s)
+            except (aiohttp.ClientError, TimeoutError, OSError):
+                ending, rest_s = "unreachable", 1.0
+            self.endings[ending] += 1
+            await asyncio.sleep(rest_s)
+
+    async def _session(self, device: LoadDevice) -> tuple[str, float]:
+        """One session; how it ended, and how long the device rests after it."""
+        arrived = await self._again(lambda: self.check_in(device))
+        if isinstance(arrived, Rejected):
+            return arrived.reason, self._within(arrived)
+        call = _Call("POST", f"/v1/sessions/{arrived.session}/assignments", prefer_s=self.config.wait_s)
+        given: AssignmentAnswer = await self._again(lambda: self._message(device, call, AssignmentAnswer))
+        if isinstance(given, Rejected):
+            return given.reason, self._within(given)
+        if device.manner == "silent":
+            await self._report(device, given)
+            return "silent", given.report_within_s
+        held = asyncio.create_task(self._hold(device, given))
+        try:
+            return await self._work(device, given)
+        finally:
+            held.cancel()
+
+    async def _hold(self, device: LoadDevice, given: Assignment) -> None:
+        """Be there as long as the session goes on; whoever is not needed any more hears it when it sends its report."""
+        wait_s = _HOLD_SHARE * (given.lost_after_s or given.report_within_s)
+        call = _Call("GET", f"/v1/assignments/{given.assignment}", prefer_s=self.config.wait_s)
+        while True:
+            await asyncio.sleep(wait_s)
+            try:
+                await self._ask(device, call)
+            except Refusal as refusal:
+                if refusal.status not in RETRIED:
+                    return
+            except (aiohttp.ClientError, OSError):
+                continue
+
+    async def _work(self, device: LoadDevice, given: Assignment) -> tuple[str, float]:
+        body, digest = await self._report(device, given)
+        upload = _Call("PUT", f"/v1/assignments/{given.assignment}/report", body, digest)
+        if device.manner == "killed":
+            await self._die_uploading(device, upload)
+            return "killed", given.report_within_s
+        self.trained += 1
+        await self.may_upload.wait()
+        async with self._turn_to_upload:
+            await self._again(lambda: self._message(device, upload, Receipt))
+        return "reported", self.config.pause_s
+
+    def _within(self, rejected: Rejected) -> float:
+        return self._random.uniform(rejected.retry.min_s, rejected.retry.max_s)
+
+    async def _report(self, device: LoadDevice, given: Assignment) -> tuple[bytes, str]:
+        """The report that a device without examples has, and its digest.
+
+        One device fetches the plan for all. Every device asks for the checkpoint, and gets it unless another has it.
+        """
+        model, plan = given.checkpoint, given.plan.sha256
+        async with self._learning:
+            if plan not in self._plans:
+                layout = Plan.decode(await self._blob(device, given.plan)).report
+                zeros = {segment.name: np.zeros(segment.size, np.float32) for segment in layout.segments}
+                body = checkpoint.encode({"report": layout.concatenate(zeros, 1.0)})
+                self._plans[plan] = body, content_digest(body)
+            known = self._checkpoint == model.sha256
+            if not known:
+                await self._blob(device, model)
+                self._checkpoint = model.sha256
+        if known:
+            await self._blob(device, model, known=True)
+        return self._plans[plan]
+
+    async def _blob(self, device: LoadDevice, ref: BlobRef, *, known: bool = False) -> bytes:
+        """A blob's bytes; none when they are known and have not changed, as ever."""
+        call = _Call("GET", f"/v1/blobs/{ref.sha256}", known=f'"{ref.sha256}"' if known else "")
+        data: bytes = await self._again(lambda: self._ask(device, call))
+        return data if known else ref.check(data)
+
+    async def _die_uploading(self, device: LoadDevice, call: _Call) -> None:
+        """Send half a body, and hang up."""
+
+        async def half() -> AsyncIterator[bytes]:
+            yield call.body[: len(call.body) // 2]
+            await asyncio.sleep(0.01)
+            raise ConnectionAbortedError
+
+        headers = self._headers(device, call) | {"Content-Length": str(len(call.body))}
+        try:
+            async with self._http.request(call.method, call.path, data=half(), headers=headers):
+                pass
+        except (aiohttp.ClientError, OSError):
+            self.requests[0] += 1
+
+    async def _again(self, ask: Callable[[], Awaitable[Any]]) -> Any:
+        """What `ask` gives, asked again as the protocol allows: on 429, 503 and broken connections, three times."""
+        for attempt in range(RETRIES + 1):
+            wait_s = 0.5 * 2**attempt * self._random.uniform(0.5, 1.0)
+            try:
+                return await ask()
+            except Refusal as refusal:
+                if refusal.status not in RETRIED or attempt == RETRIES:
+                    raise
+                wait_s = max(wait_s, refusal.retry_after_s)
+            except (aiohttp.ClientError, OSError):
+                if attempt == RETRIES:
+                    raise
+            await asyncio.sleep(wait_s)
+        raise AssertionError("unreachable")
+
+    async def _message(self, device: LoadDevice, call: _Call, kind: Any) -> Any:
+        return decode(await self._ask(device, call), kind)
+
+    async def _ask(self, device: LoadDevice, call: _Call) -> bytes:
+        try:
+            headers = self._headers(device, call)
+            async with self._http.request(call.method, call.path, data=call.body or None, headers=headers) as answer:
+                data = await answer.read()
+        except (aiohttp.ClientError, OSError):
+            self.requests[0] += 1
+            raise
+        self.requests[answer.status] += 1
+        if answer.status >= 400:
+            after = answer.headers.get("Retry-After", "")
+            raise Refusal(answer.status, float(after) if after.isdecimal() else 0.0)
+        return data
+
+    def _headers(self, device: LoadDevice, call: _Call) -> dict[str, str]:
+        headers = {}
+        if call.body:
+            headers["Content-Type"] = _BYTES if call.method == "PUT" else _JSON
+            headers["Content-Digest"] = call.digest or content_digest(call.body)
+        if call.prefer_s is not None:
+            headers["Prefer"] = f"wait={call.prefer_s:.0f}"
+        if call.known:
+            headers["If-None-Match"] = call.known
+        digest = headers.get("Content-Digest")
+        about = Request(call.method, self._authority, call.path, {DIGEST: digest}.get)
+        return headers | device.signer.headers(about, int(time.time()))
+
+
+def _share_out(manners: tuple[Manner, ...], shares: list[float], count: int) -> list[Manner]:
+    """So many manners, by shares, the rest steady."""
+    dealt = [manner for manner, share in zip(manners[1:], shares[1:], strict=True) for _ in range(round(share * count))]
+    return [*dealt, *["steady"] * (count - len(dealt))]  # type: ignore[list-item]

@@ -1,0 +1,201 @@
+"""Kinds of emulated devices: what they are like, how many there are of each, what goes wrong with them.
+
+A fleet profile is a TOML file of kinds (docs/emulators.md). Everything is drawn by seed: traits once per device,
+failures once per session.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import tomllib
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec.structs import replace
+
+from device_runtime.backends import BACKENDS
+from device_runtime.conditions import Requirements
+from device_runtime.errors import ConfigError
+from fedcore.decoding import converter
+from fedcore.names import offered
+from simulator.errors import ProfileError
+from simulator.fleet.faults import EmulatedConditions, PlannedDeath, PlannedFailure, Traits
+from simulator.fleet.fork_servers import HERE, architectures
+
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Span = float | tuple[float, float]
+"""A number, or the least and the most of what is drawn for each device."""
+# What a machine can act out: beyond these, times and sums leave the numbers.
+BOUNDS = {
+    "weight": (1e-6, 1e6),
+    "bandwidth": (1.0, 1e12),
+    "slow_down": (1.0, 1e6),
+    "clock_skew_s": (-1e9, 1e9),
+    "drop_out_step": (1.0, 1e9),
+}
+# What a device says in a secure aggregation, by number: docs/spec/secagg.md §4.
+DEVICE_MESSAGES = (1, 3, 5, 7, 9)
+# A seed of what a device draws for itself.
+SEEDS = 2**32
+
+
+class Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Devices of one kind; `weight` is their share of a fleet. The keys of a profile: docs/emulators.md.
+
+    bandwidth, slow_down: drawn evenly in the logarithm. clock_skew_s, drop_out_step: drawn evenly. Raises ValueError
+    naming the key and its value.
+    """
+
+    name: str
+    weight: float = 1.0
+    arch: str = HERE
+    backend: str = "onnxruntime"
+    bandwidth: Span | None = None
+    slow_down: Span = 1.0
+    clock_skew_s: Span = 0.0
+    silence: Share = 0.0
+    drop_out: Share = 0.0
+    drop_out_step: int | tuple[int, int] = (1, 10)
+    drop_out_secagg: Share = 0.0
+    conditions: EmulatedConditions | None = None
+    requirements: Requirements = Requirements()
+
+    def __post_init__(self) -> None:
+        for key, (least, most) in BOUNDS.items():
+            self._check(key, least, most)
+        if self.silence + self.drop_out + self.drop_out_secagg > 1:
+            raise ValueError(
+                f"silence = {self.silence}, drop_out = {self.drop_out} and drop_out_secagg = {self.drop_out_secagg} "
+                "are more than 1 together"
+            )
+        if self.conditions is None and self.requirements != Requirements():
+            raise ValueError("requirements never hold without conditions: give the kind some")
+
+    def _check(self, key: str, least: float, most: float) -> None:
+        value = getattr(self, key)
+        if value is None:
+            return
+        low, high = _ends(value)
+        if not (math.isfinite(low) and math.isfinite(high)):
+            raise ValueError(f"{key} = {_shown(value)}: it must be a finite number, or the least and the most of one")
+        if low > high:
+            raise ValueError(f"{key} = {_shown(value)}: the least comes first and the most second")
+        if low < least or high > most:
+            raise ValueError(f"{key} = {_shown(value)}: it must be at least {least:g} and at most {most:g}")
+
+    def traits(self, rng: random.Random) -> Traits:
+        """What one device of this kind is like."""
+        return Traits(
+            bandwidth=None if self.bandwidth is None else _even_in_logarithm(rng, self.bandwidth),
+            slow_down=_even_in_logarithm(rng, self.slow_down),
+            clock_skew_s=rng.uniform(*_ends(self.clock_skew_s)),
+            seed=rng.randrange(SEEDS),
+            conditions=self.conditions,
+            requirements=self.requirements,
+        )
+
+    def failure(self, rng: random.Random) -> PlannedFailure:
+        """What befalls a device of this kind in one session."""
+        drawn, step = rng.random(), rng.randint(*map(int, _ends(self.drop_out_step)))
+        death = PlannedDeath(rng.choice(DEVICE_MESSAGES), sent=rng.random() < 0.5)
+        if drawn < self.silence:
+            return PlannedFailure(silent=True)
+        if drawn < self.silence + self.drop_out:
+            return PlannedFailure(dies_after=step)
+        return (
+            PlannedFailure(dies_at=death)
+            if drawn < self.silence + self.drop_out + self.drop_out_secagg
+            else PlannedFailure()
+        )
+
+
+def take_turns(archs: Sequence[str], backends: Sequence[str]) -> tuple[Kind, ...]:
+    """A kind of every architecture with every backend, all in equal shares; the backend changes first."""
+    return tuple(
+        Kind(name=f"{arch} {backend}", arch=arch, backend=backend)
+        for arch, backend in itertools.product(archs, backends)
+    )
+
+
+def share_out(kinds: Sequence[Kind], count: int) -> list[Kind]:
+    """The kind of each of `count` devices, evenly mixed; equal weights take turns.
+
+    Smooth weighted round-robin: of the first n devices, each kind has its share of n to within about one.
+    """
+    whole = sum(kind.weight for kind in kinds)
+    credits, given = [0.0] * len(kinds), []
+    for _ in range(count):
+        credits = [credit + kind.weight for credit, kind in zip(credits, kinds, strict=True)]
+        chosen = credits.index(max(credits))
+        credits[chosen] -= whole
+        given.append(kinds[chosen])
+    return given
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    kind: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
+
+
+_file = converter(_File)
+_to_kind = converter(Kind)
+
+
+def load_profile(path: Path) -> tuple[Kind, ...]:
+    """The kinds in a profile. Raises ProfileError: the file is missing, or which key is unknown or has a bad value."""
+    try:
+        file = _file(tomllib.loads(path.read_text("utf-8")))
+    except (OSError, ValueError) as error:
+        raise ProfileError(f"fleet profile {path}: {error}") from error
+    kinds = tuple(_kind(path, number, values) for number, values in enumerate(file.kind, start=1))
+    twice = [name for name, count in Counter(kind.name for kind in kinds).items() if count > 1]
+    if twice:
+        raise ProfileError(f"fleet profile {path}: two kinds have the name {twice[0]!r}")
+    if all(kind.silence + kind.drop_out >= 1 for kind in kinds):
+        raise ProfileError(f"fleet profile {path}: nobody ever reports: silence and drop_out are 1 in every kind")
+    return kinds
+
+
+def _kind(path: Path, number: int, values: dict[str, Any]) -> Kind:
+    try:
+        kind = _to_kind(_known(values))
+        for key, value, known in (("arch", kind.arch, architectures()), ("backend", kind.backend, tuple(BACKENDS))):
+            if value not in known:
+                raise ConfigError(f"{key} = {value!r}: there are {', '.join(known)}")
+        conditions = kind.conditions
+        if conditions is None:
+            return kind
+        if conditions.trace is not None:
+            # A trace lies beside the profile, and devices may work in another folder.
+            conditions = replace(conditions, trace=str(path.absolute().parent / conditions.trace))
+        if conditions.constant is not None and (unmet := kind.requirements.unmet(conditions.constant)):
+            raise ConfigError(f"its constant conditions never meet its requirements: {'; '.join(unmet)}")
+        conditions.source(0, lambda: 0.0)  # whatever is wrong with it is better told now than by every device
+        return replace(kind, conditions=conditions)
+    except (msgspec.ValidationError, ConfigError) as error:
+        name = values.get("name", number)
+        raise ProfileError(f"fleet profile {path}, kind {name!r}: {error}") from error
+
+
+def _known(values: dict[str, Any]) -> dict[str, Any]:
+    unknown = [key for key in values if key not in Kind.__struct_fields__]
+    if unknown:
+        raise ConfigError(f"there is no key `{unknown[0]}`; {offered(unknown[0], Kind.__struct_fields__)}")
+    return values
+
+
+def _ends(value: Span) -> tuple[float, float]:
+    return value if isinstance(value, tuple) else (value, value)
+
+
+def _even_in_logarithm(rng: random.Random, value: Span) -> float:
+    low, high = map(math.log, _ends(value))
+    return math.exp(rng.uniform(low, high)) if low < high else _ends(value)[0]
+
+
+def _shown(value: Span) -> str:
+    return f"[{value[0]:g}, {value[1]:g}]" if isinstance(value, tuple) else f"{value:g}"

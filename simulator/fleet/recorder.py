@@ -1,0 +1,107 @@
+"""What emulated devices quantised, sent and revealed in secure rounds, written down beside them for who checks sums.
+
+The device runtime has no such thing and must not: a recorder is put into an emulated device's process from outside.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from secagg import packing
+from secagg.masking import LITTLE, Words
+from secagg.messages import SIGNATURE, Unmask
+from secagg.packing import Segment
+
+SESSION = slice(2, 34)
+"""Where a message names its session."""
+MASKED, UNMASK = 5, 9
+ENCODE = packing.encode
+
+
+class Recorder:
+    """Writes into a folder, one set of files for each assignment."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        # A session that goes on where another was killed says the same again, or should: both are kept.
+        self._session = f"{os.getpid()}-{time.time_ns()}"
+        self._quantised: dict[str, NDArray[np.generic]] = {}
+
+    def attend(self) -> None:
+        """From now on see what this process quantises, before it is masked."""
+
+        def seen(segments: Sequence[Segment], vector_D: NDArray[np.float32], weight: int, w_max: int) -> Words:
+            words = ENCODE(segments, vector_D, weight, w_max)
+            terms = json.dumps([[asdict(segment) for segment in segments], w_max])
+            self._quantised = {"words": words.copy(), "terms": np.array(terms)}
+            return words
+
+        packing.encode = seen
+
+    def hear(self, assignment: str, number: int, message: bytes) -> None:
+        """Write down a message that is about to leave, if it holds a masked report or shares."""
+        if number == MASKED and self._quantised:
+            np.savez(self._folder / f"{assignment}.quantised.npz", **self._quantised)  # type: ignore[arg-type]
+        if number in {MASKED, UNMASK}:
+            (self._folder / f"{assignment}.M{number}.{self._session}").write_bytes(message)
+
+    def see_die(self, assignment: str, number: int, *, sent: bool) -> None:
+        """Write down that the process is killed at a message."""
+        (self._folder / f"{assignment}.died.{self._session}").write_text(f"{'after' if sent else 'before'} M{number}")
+
+
+@dataclass(frozen=True, slots=True)
+class Quantised:
+    """A report as it was before it was masked: words (W,), and what they mean."""
+
+    words: Words
+    segments: tuple[Segment, ...]
+    w_max: int
+
+
+class Recording:
+    """All that was written down below a folder, once whoever writes there has ended."""
+
+    def __init__(self, folder: Path) -> None:
+        self._files: dict[str, dict[Path, str]] = defaultdict(dict)
+        for path in sorted(folder.rglob("recorded/*")):
+            assignment, what, _ = path.name.rsplit(".", 2)
+            self._files[what][path] = assignment
+        self._quantised = {assignment: path for path, assignment in self._files["quantised"].items()}
+
+    def quantised(self, assignment: str) -> Quantised:
+        """What an assignment's device quantised last."""
+        with np.load(self._quantised[assignment]) as file:
+            segments, w_max = json.loads(file["terms"].item())
+            return Quantised(file["words"], tuple(Segment(**one) for one in segments), w_max)
+
+    def uploads(self) -> dict[str, Words]:
+        """The masked words of every upload that was sent, by assignment."""
+        return {
+            assignment: np.frombuffer(path.read_bytes()[SESSION.stop : -SIGNATURE], LITTLE)
+            for path, assignment in self._files[f"M{MASKED}"].items()
+        }
+
+    def shares(self) -> Iterator[tuple[str, bytes, dict[int, tuple[int, int]]]]:
+        """The assignment, the session and the shares (kind and share, by position of their owner) in every M9 sent."""
+        for path, assignment in self._files[f"M{UNMASK}"].items():
+            message = path.read_bytes()
+            session = message[SESSION]
+            yield assignment, session, Unmask.decode(message, session).shares
+
+    def deaths(self) -> dict[str, list[str]]:
+        """At which messages processes were killed, by assignment."""
+        found = defaultdict(list)
+        for path, assignment in self._files["died"].items():
+            found[assignment].append(path.read_text())
+        return dict(found)

@@ -1,0 +1,88 @@
+"""What became of a fleet's sessions: how each ended, and the sums over a fleet."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from device_runtime.outcome import Outcome
+from device_runtime.phases import Phase
+from simulator.fleet.faults import PlannedFailure
+from simulator.fleet.fork_server import Ended
+from simulator.fleet.profile import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One session of one device of a fleet.
+
+    ending: how it ended. "reported"; "killed" and "silent" are what the fleet did to it; "not-needed": the round had
+    what it needs; else the outcome with its reason, as in "rejected: not-selected".
+    """
+
+    client: str
+    kind: str
+    ending: str
+    outcome: Outcome
+
+    @classmethod
+    def of(cls, ended: Ended, kind: Kind, failure: PlannedFailure) -> Session:
+        """What a process that ended stands for; one that died is "failed: process-died" unless the fleet killed it."""
+        died = Outcome(reason="process-died", detail=f"exit code {ended.exit_code}", retryable="transient")
+        outcome = ended.outcome or replace(died, arch=kind.arch, backend=kind.backend)
+        return cls(ended.client, kind.name, _ending(ended, outcome, failure), outcome)
+
+    @property
+    def struck(self) -> bool:
+        """Whether it ended as planned, which says nothing of the device or the coordinator."""
+        return self.ending in {"killed", "silent"}
+
+
+def _ending(ended: Ended, outcome: Outcome, failure: PlannedFailure) -> str:
+    if failure.deadly and ended.exit_code == -signal.SIGKILL:
+        return "killed"
+    # What it had to say never left it: that the road was gone, or before it noticed, that conditions failed.
+    if failure.silent and outcome.task and outcome.reason in {"unreachable", "conditions"}:
+        return "silent"
+    if outcome.outcome in {"reported", "not-needed"}:
+        return outcome.outcome
+    return f"{outcome.outcome}: {outcome.reason}"
+
+
+@dataclass(slots=True)
+class FleetSummary:
+    """Sums over the sessions of a fleet.
+
+    devices: how many there are of each kind. sessions: how many each client ran. endings: sessions by how they ended;
+    `by` has the same for every kind.
+    clients: the client behind each device id. participants: the clients that ever reported. phases: seconds of wall
+    time of the sessions that reported (device_runtime/phases.py).
+    """
+
+    devices: Counter[str]
+    sessions: Counter[str] = field(default_factory=Counter)
+    endings: Counter[str] = field(default_factory=Counter)
+    by: dict[str, Counter[str]] = field(default_factory=dict)
+    bytes_up: int = 0
+    bytes_down: int = 0
+    clients: dict[str, str] = field(default_factory=dict)
+    participants: set[str] = field(default_factory=set)
+    phases: dict[Phase, float] = field(default_factory=dict)
+
+    def add(self, session: Session) -> None:
+        """Count one session."""
+        outcome = session.outcome
+        self.sessions[session.client] += 1
+        self.endings[session.ending] += 1
+        self.by.setdefault(session.kind, Counter())[session.ending] += 1
+        self.bytes_up += outcome.bytes_up
+        self.bytes_down += outcome.bytes_down
+        if outcome.device:
+            self.clients[outcome.device] = session.client
+        if outcome.outcome == "reported":
+            self.participants.add(session.client)
+            for phase, seconds in outcome.phases.items():
+                self.phases[phase] = self.phases.get(phase, 0.0) + seconds

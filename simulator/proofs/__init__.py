@@ -1,0 +1,1 @@
+"""Checks that fleet, coordinator and engine agree."""

@@ -1,0 +1,100 @@
+"""Whether a coordinator's rows, the journals of its devices and the fleet that ran them tell one story.
+
+Nothing is counted twice, nothing is claimed that was not counted, and no session is missing: killed ones included.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from coordinator.rules.rounds import AssignmentState
+from coordinator.rules.state import AssignmentRecord, RoundRecord
+from coordinator.store.tasks import CoordinatorStore
+from device_runtime.state.journal import RUNNING, Entry, read_journal
+from simulator.fleet.fleet import state_folder
+from simulator.fleet.summary import FleetSummary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reconciliation:
+    """What was found.
+
+    assignments, accepted: rows of the coordinator, reports among them. sessions: what the fleet ran. journalled: what
+    the devices' journals hold; interrupted are those that were killed. receipts: reports that the devices know were
+    counted. discrepancies: in words; empty when everything agrees.
+    """
+
+    assignments: int
+    accepted: int
+    sessions: int
+    journalled: int
+    interrupted: int
+    receipts: int
+    discrepancies: tuple[str, ...]
+
+
+def reconcile(store: CoordinatorStore, task: str, folder: Path, summary: FleetSummary) -> Reconciliation:
+    """Compare the rows of `task` with the journals under a fleet's `folder`. All devices served this task alone."""
+    rounds = _rounds(store, task)
+    seats = [seat for _, cohort in rounds for seat in cohort]
+    journals = {client: read_journal(state_folder(folder, client)) for client in summary.sessions}
+    sessions = {client: [one for one in entries if one.coordinator] for client, entries in journals.items()}
+    everything = [entry for entries in sessions.values() for entry in entries]
+    return Reconciliation(
+        assignments=len(seats),
+        accepted=sum(seat.report_sha256 is not None for seat in seats),
+        sessions=summary.sessions.total(),
+        journalled=sum(entry.times for entry in everything),
+        interrupted=sum(entry.outcome == "interrupted" for entry in everything),
+        receipts=sum(bool(entry.receipt) for entry in everything),
+        discrepancies=(*_in_rows(rounds), *_in_journals(sessions, summary), *_in_receipts(sessions, seats, summary)),
+    )
+
+
+def _rounds(store: CoordinatorStore, task: str) -> list[tuple[RoundRecord, list[AssignmentRecord]]]:
+    with store.database.reading() as records:
+        return [(one, records.cohort(task, one.number, one.attempt)) for one in records.rounds(task)]
+
+
+def _in_rows(rounds: Sequence[tuple[RoundRecord, Sequence[AssignmentRecord]]]) -> list[str]:
+    """Every sum holds as many reports as were accepted for it, none of a device twice."""
+    found = []
+    for one, cohort in rounds:
+        place = f"round {one.number}, attempt {one.attempt}"
+        accepted = [seat for seat in cohort if seat.report_sha256 is not None]
+        if len(accepted) != one.reported:
+            found.append(f"{place}: {one.reported} reports in the sum, {len(accepted)} accepted")
+        if accepted != [seat for seat in cohort if seat.state is AssignmentState.REPORTED]:
+            found.append(f"{place}: other assignments are reported than have a report")
+        devices = Counter(seat.device for seat in accepted)
+        found += [f"{place}: {count} reports of device {name}" for name, count in devices.items() if count > 1]
+    return found
+
+
+def _in_journals(sessions: Mapping[str, Sequence[Entry]], summary: FleetSummary) -> list[str]:
+    """Every session that the fleet began is in its device's journal, and has an end there."""
+    found = []
+    for client, entries in sessions.items():
+        count = sum(entry.times for entry in entries)
+        if count != summary.sessions[client]:
+            found.append(f"{client}: {summary.sessions[client]} sessions, {count} in its journal")
+        found += [f"{client}: a session without an end" for entry in entries if entry.outcome == RUNNING]
+    return found
+
+
+def _in_receipts(
+    sessions: Mapping[str, Sequence[Entry]], seats: Sequence[AssignmentRecord], summary: FleetSummary
+) -> list[str]:
+    """Every receipt is for a report that was accepted from this very device, and no report has two."""
+    accepted = {(seat.id, summary.clients.get(seat.device), seat.report_sha256) for seat in seats}
+    claimed = Counter(
+        (entry.assignment, client, entry.receipt) for client, entries in sessions.items() for entry in entries
+    )
+    return [
+        f"{client}: {count} receipts for assignment {assignment}, which the coordinator does not bear out"
+        for (assignment, client, receipt), count in claimed.items()
+        if receipt and (count > 1 or (assignment, client, receipt) not in accepted)
+    ]

@@ -1,0 +1,58 @@
+"""The keystone: the engine, replaying a fleet's cohorts, must reach the fleet's model within round-off.
+
+That of float32 in plain rounds; in secure ones that of the fixed-point numbers which are summed, see `rounding`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from coordinator.rules.rounds import AssignmentState
+from coordinator.store.tasks import CoordinatorStore, Secagg
+from fedcore.params import Float32
+from fedcore.report import ReportLayout
+from simulator.engine import Engine
+from simulator.population import Population
+
+Cohort = Mapping[int, str]
+"""Client by slot: whose reports a round counted."""
+
+
+def counted_cohort(store: CoordinatorStore, task: str, number: int, clients: Mapping[str, str]) -> Cohort:
+    """Whose reports round `number` counted; `clients` names the client behind each device id."""
+    seats = store.cohort(task, number)
+    return {seat.slot: clients[seat.device] for seat in seats if seat.state is AssignmentState.REPORTED}
+
+
+def rounding(secagg: Secagg, layout: ReportLayout, examples: Sequence[int]) -> float:
+    """How far, in l2, secure aggregation may put the mean of reports from the exact one, by rounding alone.
+
+    It is the root of the expected square, at its worst, for devices with so many examples each; over thousands of
+    values it hardly varies. Clipping comes on top. Source: docs/spec/wire.md §8.
+    """
+    w_max = secagg.max_examples if layout.weighting == "examples" else 1
+    weights = [min(int(layout.weight(count)), w_max) for count in examples]
+    step = 2 * secagg.clip_norm / (2**secagg.bits - 1)
+    values = sum(segment.size for segment in layout.segments if segment.reduction == "mean")
+    return float(step * w_max * math.sqrt(len(weights) * values) / (2 * sum(weights)))
+
+
+def worst_difference(
+    engine: Engine, population: Population, cohorts: Sequence[Cohort], fleet_params: Sequence[Float32]
+) -> float:
+    """Run rounds 1, 2, … of `cohorts` on a fresh `engine`; the largest relative difference from the fleet's models.
+
+    fleet_params: the fleet's parameters (D,) after each of those rounds. The difference after a round is the l2 norm of
+    the two models' difference over that of the fleet's whole way from the start, which is stricter than over the model.
+    """
+    start = engine.state["params"]
+    worst = 0.0
+    for number, (cohort, params) in enumerate(zip(cohorts, fleet_params, strict=True), start=1):
+        slots = sorted(cohort)
+        engine.run_round(number, [population.clients.index(cohort[slot]) for slot in slots], slots)
+        gap = np.linalg.norm(engine.state["params"].astype(np.float64) - params)
+        worst = max(worst, float(gap / np.linalg.norm(params.astype(np.float64) - start)))
+    return worst

@@ -1,0 +1,86 @@
+"""Masks come off in processes of their own: the same bits, whatever becomes of the processes."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import numpy as np
+import pytest
+
+from coordinator.secure.unmasking import Unmasker
+from secagg.errors import UnmaskCheckFailed
+from secagg.packing import Segment
+from tests.secagg.cohort import Cohort, invitation, vectors_for
+
+
+def make_work(seed=0):
+    """What is left to do of a session of nine, of whom one left after it shared."""
+    cohort = Cohort(9, invitation(segments=(Segment(10_001, 21, 8, -0.3, 0.7),), min_sum=8))
+    vectors = {slot: vector / 256 for slot, vector in vectors_for(cohort, seed).items()}
+    cohort.reveal(cohort.confirm(cohort.upload(cohort.share(cohort.advertise()), vectors, without=(11,))))
+    return cohort.server.unmasking()
+
+
+@pytest.fixture
+def unmasker():
+    made = Unmasker()
+    yield made
+    made.close()
+    assert multiprocessing.active_children() == []
+
+
+def test_processes_give_the_same_bits_and_survive_a_death(unmasker):
+    work = make_work()
+    expected = work.run()
+    for _ in range(2):
+        found = unmasker(work).result(timeout=30)
+        assert (found.digest, found.total.weight) == (expected.digest, expected.total.weight)
+        np.testing.assert_array_equal(found.total.sums, expected.total.sums)
+        for worker in multiprocessing.active_children():
+            os.kill(worker.pid, signal.SIGKILL)
+
+
+def test_a_refusal_of_another_process_is_the_refusal_that_it_was(unmasker):
+    work = make_work()
+    work.words[3] += 1
+    with pytest.raises(UnmaskCheckFailed):
+        unmasker(work).result(timeout=30)
+
+
+PARENT = textwrap.dedent("""
+    import multiprocessing, time
+    from coordinator.secure.unmasking import Unmasker
+    from tests.coordinator.test_unmasking import make_work
+
+    if __name__ == "__main__":
+        unmasker = Unmasker()
+        unmasker(make_work()).result()
+        print(*[child.pid for child in multiprocessing.active_children()], flush=True)
+        time.sleep(60)
+""")
+
+
+def test_processes_end_when_their_coordinator_is_killed(tmp_path):
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen([sys.executable, script], env=environment, stdout=subprocess.PIPE, text=True) as parent:
+        workers = [int(word) for word in parent.stdout.readline().split()]
+        assert workers
+        parent.kill()
+    until = time.monotonic() + 10
+    while any(_lives(worker) for worker in workers):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def _lives(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().split(") ")[1][0] != "Z"
+    except FileNotFoundError:
+        return False

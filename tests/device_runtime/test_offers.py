@@ -1,0 +1,89 @@
+"""What a device checks alone before it waits, and that nobody hears of it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from device_runtime.conditions import Conditions
+from device_runtime.examples import open_examples
+from device_runtime.examples.collection import Collection
+from device_runtime.examples.store import ExampleStore
+from device_runtime.permission.offers import willing
+from device_runtime.session import run_session
+from fedcore.plan import Field
+from fedcore.wire.messages import Accepted, Offer, RetryWindow, Willing, encode
+from tests.device_runtime.coordinator import answer
+
+PLUGGED = Conditions(charging=True, idle=True, unmetered=False, battery=0.5, free_storage_bytes=1000)
+
+
+@pytest.fixture
+def store(tmp_path):
+    """Ten examples in collection "default", one a day old, one two days old, and so on."""
+    now = 1e9
+    held = ExampleStore.open(tmp_path / "examples", clock=lambda: now)
+    held.declare(Collection("default", (Field("x", "float32", ()),)))
+    for days in range(1, 11):
+        held.append("default", {"x": 0.0}, at=now - days * 86_400)
+    return held
+
+
+def takes(store, **rules):
+    return willing([Offer(task="t", collection="default", **rules)], store, PLUGGED) == ("t",)
+
+
+@pytest.mark.parametrize(
+    ("rules", "taken"),
+    [
+        ({}, True),
+        ({"charging": True, "idle": True}, True),
+        ({"unmetered": True}, False),
+        ({"min_battery": 0.5}, True),
+        ({"min_battery": 0.6}, False),
+        ({"min_free_storage_bytes": 1001}, False),
+        ({"min_examples": 10}, True),
+        ({"min_examples": 11}, False),
+        ({"min_examples": 3, "max_example_age_s": 3 * 86_400.0}, True),
+        ({"min_examples": 4, "max_example_age_s": 3 * 86_400.0}, False),
+    ],
+)
+def test_device_waits_for_a_task_whose_every_rule_it_knows_to_hold(store, rules, taken):
+    assert takes(store, **rules) is taken
+
+
+def test_condition_that_the_device_does_not_know_does_not_hold(store):
+    assert willing([Offer(task="t", collection="default", charging=True)], store, Conditions()) == ()
+
+
+def test_examples_without_a_time_are_never_recent(tmp_path):
+    np.savez(tmp_path / "mine.npz", x=np.zeros(5, np.float32))
+    source = open_examples(tmp_path / "mine.npz")
+    assert takes(source, min_examples=5)
+    assert not takes(source, min_examples=1, max_example_age_s=1e9)
+
+
+def offered(coordinator, *offers):
+    coordinator.faults["check-in"] = [answer(encode(Accepted("s-1", offers, RetryWindow(70, 80))))]
+
+
+def test_device_says_which_tasks_it_is_willing_for(coordinator, config):
+    offered(
+        coordinator,
+        Offer(task="t-0", collection="default", idle=True),
+        Offer(task="t-1", collection="default"),
+    )
+    assert run_session(replace(config, conditions=lambda: Conditions(idle=False))).outcome == "reported"
+    assert coordinator.willing == [Willing(tasks=("t-1",))]
+
+
+def test_device_that_is_willing_for_nothing_asks_for_nothing_and_comes_back_in_the_window(coordinator, config):
+    offered(coordinator, Offer(task="t-1", collection="default", min_battery=0.9))
+    outcome = run_session(replace(config, conditions=lambda: Conditions(battery=0.2)))
+    assert (outcome.outcome, outcome.reason, outcome.retry) == ("rejected", "unwilling", RetryWindow(70, 80))
+    assert coordinator.calls == ["check-in"]
+
+
+def test_device_that_reported_comes_back_in_the_window_of_its_check_in(coordinator, config):
+    offered(coordinator, Offer(task="t-1", collection="default"))
+    assert run_session(config).retry == RetryWindow(70, 80)

@@ -1,0 +1,152 @@
+"""What an emulated device stands on is real: bytes that wait, steps that take longer, a clock that is off."""
+
+import threading
+import time
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import httpx2
+import numpy as np
+import pytest
+
+from device_runtime.backends import open_backend
+from device_runtime.conditions import Conditions
+from device_runtime.errors import ConfigError
+from device_runtime.protocol.transport import Transport
+from simulator.fleet.faults import (
+    BackendCache,
+    EmulatedConditions,
+    Flapping,
+    PlannedFailure,
+    SlowBackend,
+    ThrottledTransport,
+    Traits,
+    connect,
+    load_backend,
+)
+
+SIZE = 50_000
+
+
+class Echo(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self):
+        self.server.received += len(self.rfile.read(int(self.headers["Content-Length"])))
+        self.answer(b"ok")
+
+    def do_GET(self):
+        self.answer(bytes(SIZE))
+
+    def answer(self, body):
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+@contextmanager
+def road(**how):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Echo)
+    server.received = 0
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    way = ThrottledTransport(httpx2.HTTPTransport(), **how)
+    with httpx2.Client(base_url=f"http://127.0.0.1:{server.server_port}", transport=way) as client:
+        yield client, server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def seconds(do):
+    started = time.monotonic()
+    do()
+    return time.monotonic() - started
+
+
+def test_bytes_wait_for_their_turn_in_both_directions():
+    with road(bytes_per_s=100_000.0) as (client, server):
+        assert seconds(lambda: client.get("/blob").raise_for_status()) >= 0.5
+        assert seconds(lambda: client.post("/report", content=bytes(SIZE))) >= 0.5
+        assert server.received == SIZE
+
+
+def test_a_road_without_a_bandwidth_is_as_fast_as_the_machine():
+    with road(bytes_per_s=None) as (client, _):
+        assert seconds(lambda: client.get("/blob").raise_for_status()) < 0.5
+
+
+def test_a_road_that_breaks_does_so_when_the_assignment_is_there():
+    with road(bytes_per_s=None, breaks=True) as (client, server):
+        assert client.post("/v1/populations/p/checkins", content=b"hello").content == b"ok"
+        assert client.post("/v1/sessions/s/assignments", content=b"").content == b"ok"
+        with pytest.raises(httpx2.ConnectError, match="network is gone"):
+            client.post("/v1/assignments/a:abort", content=b"why")
+        assert server.received == len(b"hello")
+
+
+class Slow:
+    """An engine whose graphs take two hundredths of a second."""
+
+    format, runtime = "slow", "slow 1"
+
+    def load(self, graph, name="graph"):
+        return self
+
+    def run(self, inputs, outputs):
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(("name", "factor"), [("train.step", 5), ("train.begin", 1), ("report", 1)])
+def test_training_steps_take_their_factor_longer_and_nothing_else_does(name, factor):
+    graph = SlowBackend(Slow(), 5.0, None).load(b"", name)
+    least = 5 * factor * 0.02
+    assert least <= seconds(lambda: [graph.run({}, {}) for _ in range(5)]) < 3 * least
+
+
+def test_a_strained_engine_is_the_same_engine_to_the_coordinator():
+    strained, plain = (
+        load_backend(Traits(slow_down=2.0), PlannedFailure(), BackendCache())("onnxruntime"),
+        open_backend("onnxruntime"),
+    )
+    assert (strained.format, strained.runtime) == (plain.format, plain.runtime)
+    with pytest.raises(ConfigError, match="'tflite'"):
+        load_backend(Traits(slow_down=2.0), PlannedFailure(), BackendCache())("tflite")
+
+
+def test_a_device_without_traits_stands_on_what_a_real_one_does():
+    assert connect(Traits(), PlannedFailure()) == Transport.to
+    assert load_backend(Traits(), PlannedFailure(), engines := BackendCache()) == engines.open
+    assert Traits().source(0.0)() == Conditions()
+
+
+def test_a_road_to_what_is_no_coordinator_is_refused_as_ever():
+    with pytest.raises(ConfigError, match="https:// or http://"):
+        connect(Traits(bandwidth=1e6), PlannedFailure())("ftp://example.org")
+
+
+def test_a_clock_that_is_off_is_off_by_date_alone():
+    clock = Traits(clock_skew_s=-3600.0).clock()
+    assert clock.wall() == pytest.approx(time.time() - 3600, abs=1)
+    assert clock.since_boot() == pytest.approx(Traits().clock().since_boot(), abs=1)
+
+
+def test_conditions_begin_with_the_fleet_and_not_with_the_machine(tmp_path):
+    (tmp_path / "trace.json").write_text('[[10, {"charging": true}], [1000, {"charging": false}]]')
+    traits = Traits(conditions=EmulatedConditions(trace=str(tmp_path / "trace.json")))
+    now = time.monotonic()
+    assert traits.source(now)().charging is True
+    assert traits.source(now - 500)().charging is False
+
+
+def test_flapping_follows_the_devices_seed():
+    def readings(seed):
+        traits = Traits(seed=seed, conditions=EmulatedConditions(flapping=Flapping(1.0, 1.0)))
+        now = time.monotonic()
+        return [traits.source(now - second)().charging for second in np.arange(0.05, 60)]
+
+    assert readings(1) == readings(1) != readings(2)
