@@ -15,7 +15,7 @@ from device_runtime.conditions import Conditions, ConditionSource, Requirements
 from device_runtime.errors import ConfigError
 from device_runtime.outcome import Outcome
 from device_runtime.permission.policy import Policy, policy_in
-from device_runtime.protocol.transport import checked_url
+from device_runtime.protocol.connection import address_of
 from device_runtime.scheduler import run_forever
 from device_runtime.session import DeviceConfig, run_session
 
@@ -102,7 +102,7 @@ class _Stopped(Exception):
 
 def _check(coordinator: str, population: str, backend: str, wait_s: float) -> None:
     """Raise ConfigError for what no session could use."""
-    checked_url(coordinator)
+    address_of(coordinator)
     if not (isinstance(population, str) and population and _is_text(population)):
         raise ConfigError(f"population {population!r} is not a name")
     if backend not in BACKENDS:

@@ -28,7 +28,7 @@ EXTRAS = {
     "onnx": "export",
     "executorch": "executorch",
     "onnxruntime": "device",
-    "httpx2": "device",
+    "httpx2": "coordinator",
     "alembic": "coordinator",
     "fastapi": "coordinator",
     "obstore": "coordinator",

@@ -111,18 +111,20 @@ def run_demo(config: DemoConfig, machines: Machines, started: Callable[[], Local
     """Train with every algorithm in turn; `tell` hears algorithm, rounds done, and accuracy on held-out users.
 
     machines: where devices run. started: waits for the coordinator. Both start while this module is loaded and the
-    first plan exported; each further plan is exported while the algorithm before it trains.
+    first plan exported. Each further plan is exported, and each run but the last replayed, while another one trains.
     """
     train, test = datasets.users(DATASET, None, DEVICES)
-    with ThreadPoolExecutor(1) as exporter:
-        exports = {name: exporter.submit(_export, config, name) for name in config.algorithms}
+    with ThreadPoolExecutor(1) as beside:
+        exports = {name: beside.submit(_export, config, name) for name in config.algorithms}
         local = started()
         stage = Stage(config, local.store, local.url, machines, train, test)
         results = []
         for name in config.algorithms:
             tell(name, 0, "export")
-            results.append(stage.run(exports[name].result(), tell))
-        return DemoResult(results, _means(local.samples("muster_round_step_seconds"), "step"))
+            run = stage.train_fleet(exports[name].result(), tell)
+            results.append(beside.submit(stage.result, run))
+        steps = _means(local.samples("muster_round_step_seconds"), "step")
+        return DemoResult([result.result() for result in results], steps)
 
 
 def _means(samples: Sequence[Sample], label: str) -> dict[str, float]:
@@ -149,6 +151,17 @@ def _export(config: DemoConfig, name: str) -> Exported:
 
 
 @dataclass(frozen=True, slots=True)
+class Run:
+    """An algorithm's rounds on the fleet. curve: accuracy on held-out users after each round; `seconds` of them all."""
+
+    exported: Exported
+    task: str
+    curve: list[float]
+    fleet: FleetSummary
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Stage:
     """What every algorithm's run shares."""
 
@@ -159,11 +172,10 @@ class Stage:
     train: Population
     test: Population
 
-    def run(self, exported: Exported, tell: Tell) -> AlgorithmResult:
-        """One algorithm, to the engine's replay. Raises DemoFailed when its task does not complete."""
+    def train_fleet(self, exported: Exported, tell: Tell) -> Run:
+        """One algorithm's rounds. Raises DemoFailed when its task does not complete."""
         started = time.monotonic()
-        model, algorithm = exported.model, exported.algorithm
-        name = algorithm.name
+        model, name = exported.model, exported.algorithm.name
         task = self._create_task(exported)
         curve: list[float] = []
         tell(name, 0, "first round")
@@ -192,22 +204,28 @@ class Stage:
             raise DemoFailed(
                 f"{name}: {len(curve)} of {self.config.rounds} rounds; the task is {self.store.task(task).state}"
             )
+        return Run(exported, task, curve, summary, seconds)
+
+    def result(self, run: Run) -> AlgorithmResult:
+        """A run with its measurements, and the engine's replay of it."""
         replayed = time.monotonic()
-        agreement = self._agreement(Engine(model, algorithm, self.train, seed=self.config.seed), task, summary)
-        reported = summary.endings["reported"]
+        exported, fleet = run.exported, run.fleet
+        engine = Engine(exported.model, exported.algorithm, self.train, seed=self.config.seed)
+        agreement = self._agreement(engine, run.task, fleet)
+        reported = fleet.endings["reported"]
         return AlgorithmResult(
-            algorithm=name,
-            rounds=len(curve),
-            test_accuracy=curve[-1],
-            bytes_up_per_device=summary.bytes_up / len(summary.participants),
-            bytes_down_per_device=summary.bytes_down / len(summary.participants),
-            seconds=seconds,
+            algorithm=exported.algorithm.name,
+            rounds=len(run.curve),
+            test_accuracy=run.curve[-1],
+            bytes_up_per_device=fleet.bytes_up / len(fleet.participants),
+            bytes_down_per_device=fleet.bytes_down / len(fleet.participants),
+            seconds=run.seconds,
             export_seconds=exported.seconds,
             replay_seconds=time.monotonic() - replayed,
             agreement=agreement,
             sessions=reported,
-            phases={phase: spent / reported for phase, spent in summary.phases.items()},
-            curve=curve,
+            phases={phase: spent / reported for phase, spent in fleet.phases.items()},
+            curve=run.curve,
         )
 
     def _create_task(self, exported: Exported) -> str:

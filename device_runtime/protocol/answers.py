@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import httpx2
 import msgspec
 
 from device_runtime.errors import BadAnswer, Refused, Said, plain
+from device_runtime.protocol.connection import HttpResponse
 from fedcore.errors import WireError
 from fedcore.wire.messages import Assignment, Rejected, decode
 from fedcore.wire.problems import PROBLEM_FIELD, PROBLEM_TYPE, Problem, decode_problem
@@ -63,9 +63,9 @@ def demand_names(given: Assignment) -> None:
             raise BadAnswer(f"an assignment names something {name[:40]!r}, which is no name", permanent=True)
 
 
-def continues(response: httpx2.Response, start: int) -> bool:
+def continues(response: HttpResponse, start: int) -> bool:
     """Whether an answer is the rest from byte `start` on; anything else is the whole."""
-    return response.status_code == 206 and response.headers.get("content-range", "").startswith(f"bytes {start}-")
+    return response.status == 206 and response.headers.get("content-range", "").startswith(f"bytes {start}-")
 
 
 def refusal(asked: str, answer: Answer) -> Refused:
@@ -77,7 +77,7 @@ def refusal(asked: str, answer: Answer) -> Refused:
         with contextlib.suppress(WireError):
             found = decode_problem(answer.body)
     # An answer to HEAD has no body.
-    slug = found.slug or answer.headers.get(PROBLEM_FIELD) or f"http-{answer.status}"
+    slug = found.slug or answer.headers.get(PROBLEM_FIELD.lower()) or f"http-{answer.status}"
     said = Said(found.retry, after_s, _time(answer.headers.get("date", "")))
     return Refused(answer.status, slug, found.detail, said)
 

@@ -9,7 +9,6 @@ import contextlib
 import itertools
 import math
 import random
-import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,10 +16,18 @@ from types import TracebackType
 from typing import Any, Protocol, TypeVar
 from urllib.parse import quote
 
-import httpx2
-
-from device_runtime.errors import BadAnswer, ConfigError, Refused, Unreachable
+from device_runtime.errors import BadAnswer, Refused, Unreachable
 from device_runtime.protocol.answers import Answer, arrived, continues, decoded, demand_names, refusal, shown
+from device_runtime.protocol.connection import (
+    PIECE,
+    Address,
+    Carrier,
+    ConnectionFailed,
+    Connections,
+    HttpRequest,
+    HttpResponse,
+    address_of,
+)
 from device_runtime.state.cache import Partial
 from fedcore.errors import DigestMismatch
 from fedcore.plan import BlobRef
@@ -49,10 +56,9 @@ TIMEOUT_S = 30.0
 LEAVING_S = 2.0
 LONGEST_NAP_S = 0.25
 LARGEST_MESSAGE = 1 << 20
-PIECE = 1 << 16
-JSON = {"Content-Type": "application/json"}
-BYTES = {"Content-Type": "application/octet-stream"}
-PARTIAL = {"Content-Type": "application/partial-upload"}
+JSON = {"content-type": "application/json"}
+BYTES = {"content-type": "application/octet-stream"}
+PARTIAL = {"content-type": "application/partial-upload"}
 _ASSIGNMENTS = "/v1/assignments/"
 # A larger report is uploaded so that a cut connection loses nothing.
 LARGEST_WHOLE = 8 << 20
@@ -94,21 +100,6 @@ class Identity(Protocol):
         """The coordinator knows no such device: who signs next must enrol first."""
 
 
-def checked_url(coordinator: str) -> httpx2.URL:
-    """The coordinator's base URL. Raises ConfigError when it is none, or names a user, without repeating that."""
-    if isinstance(coordinator, str) and "@" in coordinator:
-        raise ConfigError("the coordinator's URL names a user; leave out all up to the @: it would be written down")
-    try:
-        url = httpx2.URL(coordinator)
-    except (httpx2.InvalidURL, TypeError, UnicodeError) as error:
-        raise ConfigError(f"coordinator {coordinator!r} is not a URL: {error}") from error
-    if url.scheme not in {"http", "https"} or not url.host:
-        raise ConfigError(f"coordinator {coordinator!r} must start with https:// or http://, and name a host")
-    if url.port is not None and not 0 < url.port < 1 << 16:
-        raise ConfigError(f"coordinator {coordinator!r} has the port {url.port}; ports are 1 to 65535")
-    return url
-
-
 class Transport:
     """A conversation with one coordinator. `bytes_up` and `bytes_down` count bodies as they cross the wire.
 
@@ -121,14 +112,20 @@ class Transport:
     """
 
     def __init__(
-        self, client: httpx2.Client, *, sleep: Callable[[float], None] = time.sleep, rng: random.Random | None = None
+        self,
+        address: Address,
+        carrier: Carrier,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+        rng: random.Random | None = None,
     ) -> None:
         self._moved = _Moved()
         self.stopping: Callable[[], bool] = lambda: False
         self.identity: Identity | None = None
         self.wall: Callable[[], float] = time.time
         self._ahead_s = 0.0
-        self._client = client
+        self._address = address
+        self._carrier = carrier
         self._sleep = sleep
         self._rng = rng or random.Random()
         self._retries = RETRIES
@@ -136,27 +133,23 @@ class Transport:
         """When a call about an assignment ended last, by the monotonic clock; infinity while there is one."""
 
     @classmethod
-    def to(
-        cls, coordinator: str, carrier: Callable[[ssl.SSLContext | bool], httpx2.BaseTransport] | None = None
-    ) -> Transport:
+    def to(cls, coordinator: str, over: Callable[[Carrier], Carrier] = lambda carrier: carrier) -> Transport:
         """A transport to the coordinator at this base URL. Raises ConfigError when it is none.
 
-        carrier: makes what carries requests, from the certificates that it may trust; the library's own if not given.
+        over: what requests go through before they are on their connections.
         """
-        url = checked_url(coordinator)
-        # Loading trusted certificates costs more CPU than the rest of a session; a context without any trusts nobody.
-        trusted = url.scheme != "http" or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        return cls(httpx2.Client(base_url=url, verify=trusted, transport=carrier and carrier(trusted)))
+        address = address_of(coordinator)
+        return cls(address, over(Connections(address)))
 
     def __enter__(self) -> Transport:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._client.close()
+        self._carrier.close()
 
     def beside(self, identity: Identity) -> Transport:
         """Another conversation on the same connections, for another thread."""
-        other = Transport(self._client)
+        other = Transport(self._address, self._carrier)
         other._moved = self._moved
         other.identity, other.stopping, other.wall, other._ahead_s = identity, self.stopping, self.wall, self._ahead_s
         return other
@@ -184,7 +177,7 @@ class Transport:
 
     def await_assignment(self, session: str, wait_s: float, tasks: tuple[str, ...]) -> AssignmentAnswer:
         """Wait, for about `wait_s` seconds, to be selected for one of `tasks`."""
-        headers = {**JSON, "Prefer": f"wait={wait_s:.0f}"}
+        headers = {**JSON, "prefer": f"wait={wait_s:.0f}"}
         path = f"/v1/sessions/{_segment(session)}/assignments"
         answer: AssignmentAnswer = self._message(
             _Call("POST", path, encode(Willing(tasks=tasks)), headers, timeout_s=wait_s + TIMEOUT_S), AssignmentAnswer
@@ -235,7 +228,7 @@ class Transport:
 
     def hold(self, assignment: str, wait_s: float) -> None:
         """Be there, for about `wait_s` seconds; asked once. Raises Refused once the round needs nothing more."""
-        headers = {"Prefer": f"wait={wait_s:.0f}"}
+        headers = {"prefer": f"wait={wait_s:.0f}"}
         path = f"{_ASSIGNMENTS}{_segment(assignment)}"
         call = _Call("GET", path, headers=headers, timeout_s=wait_s + TIMEOUT_S)
         if self._attempt(call).status != 204:
@@ -243,13 +236,13 @@ class Transport:
 
     def say(self, assignment: str, number: int, message: bytes, wait_s: float) -> bytes | None:
         """Send a message of a secure aggregation, and hear the next as `hear` does. Sending the same again is safe."""
-        headers = {**BYTES, "Prefer": f"wait={wait_s:.0f}"}
+        headers = {**BYTES, "prefer": f"wait={wait_s:.0f}"}
         answer = self._send(_Call("PUT", _secagg(assignment, number), message, headers, timeout_s=wait_s + TIMEOUT_S))
         return None if answer.status == 204 else answer.body
 
     def hear(self, assignment: str, number: int, wait_s: float) -> bytes | None:
         """A message of a secure aggregation; None when there is none within about `wait_s` seconds."""
-        headers = {"Prefer": f"wait={wait_s:.0f}"}
+        headers = {"prefer": f"wait={wait_s:.0f}"}
         answer = self._send(_Call("GET", _secagg(assignment, number), headers=headers, timeout_s=wait_s + TIMEOUT_S))
         return None if answer.status == 204 else answer.body
 
@@ -267,11 +260,11 @@ class Transport:
 
     def _resumed(self, path: str, body: bytes) -> Receipt:
         """Upload what the coordinator does not have yet, as often as the rules allow."""
-        about = {"Upload-Length": str(len(body)), "Upload-Complete": "?1", "Repr-Digest": content_digest(body)}
+        about = {"upload-length": str(len(body)), "upload-complete": "?1", "repr-digest": content_digest(body)}
 
         def bring_the_rest() -> Answer:
             start = arrived(self._attempt(_Call("HEAD", path)), len(body))
-            headers = {**PARTIAL, **about, "Upload-Offset": str(start)}
+            headers = {**PARTIAL, **about, "upload-offset": str(start)}
             return self._attempt(_Call("PATCH", path, memoryview(body)[start:], headers))
 
         receipt: Receipt = decoded(f"PATCH {path}", self._retrying(bring_the_rest), Receipt)
@@ -323,7 +316,7 @@ class Transport:
             if of_assignment:
                 self.spoke_at = math.inf
             with self._asked(call) as response:
-                return Answer(response.status_code, response.headers, self._read(response, call))
+                return Answer(response.status, response.headers, self._read(response, call))
         finally:
             if of_assignment:
                 self.spoke_at = time.monotonic()
@@ -333,15 +326,15 @@ class Transport:
         watch()
         start, etag = partial.size, f'"{ref.sha256}"'
         # Compressed bytes could not be continued, and nobody compresses them but a proxy.
-        headers = {"Accept-Encoding": "identity"}
+        headers = {"accept-encoding": "identity"}
         if start:
-            headers |= {"Range": f"bytes={start}-", "If-Range": etag}
+            headers |= {"range": f"bytes={start}-", "if-range": etag}
         call = _Call("GET", f"/v1/blobs/{_segment(ref.sha256)}", headers=headers)
         with self._asked(call) as response:
             if start and not continues(response, start):
                 partial.clear()
             try:
-                for chunk in response.iter_bytes():
+                for chunk in self._pieces(response):
                     partial.append(chunk)
                     if partial.size > ref.size:
                         partial.clear()
@@ -353,42 +346,29 @@ class Transport:
                 raise
 
     @contextlib.contextmanager
-    def _asked(self, call: _Call) -> Iterator[httpx2.Response]:
-        """A good answer whose body is still to be read. Its bytes are counted, however it ends."""
+    def _asked(self, call: _Call) -> Iterator[HttpResponse]:
+        """A good answer whose body is still to be read."""
         try:
-            with contextlib.closing(self._client.send(self._signed(call), stream=True)) as response:
-                try:
-                    if not 200 <= response.status_code < 300:
-                        answer = Answer(response.status_code, response.headers, self._read(response, call))
-                        raise refusal(call.name, answer)
-                    yield response
-                finally:
-                    self._moved.down += response.num_bytes_downloaded
-        except httpx2.TransportError as error:
-            raise Unreachable(f"{call.name}: {error or type(error).__name__}") from error
-        except httpx2.RequestError as error:
-            raise BadAnswer(f"{call.name}: {error}") from error
+            with contextlib.closing(self._carrier.send(self._signed(call))) as response:
+                if not 200 <= response.status < 300:
+                    raise refusal(call.name, Answer(response.status, response.headers, self._read(response, call)))
+                yield response
+        except ConnectionFailed as error:
+            raise Unreachable(f"{call.name}: {error}") from error
 
-    def _signed(self, call: _Call) -> httpx2.Request:
+    def _signed(self, call: _Call) -> HttpRequest:
         """The request of a call, with a fresh signature."""
-        # The length is given because the body is handed over in pieces, to count those that left.
-        headers = {**call.headers, "Content-Length": str(len(call.content))}
+        headers = {"host": self._address.authority, **call.headers, "content-length": str(len(call.content))}
         if call.content:
-            headers["Content-Digest"] = content_digest(call.content)
+            headers["content-digest"] = content_digest(call.content)
         signer = call.signer
         if signer is None and self.identity is not None:
             signer = self.identity.signer(self)
-        request = self._client.build_request(
-            call.method,
-            call.path,
-            content=self._counted(call.content),
-            headers=headers,
-            timeout=self._allowed_s(call),
-        )
+        target = self._address.path + call.path
         if signer is not None:
-            about = Request(request.method, request.headers["host"], request.url.raw_path.decode(), request.headers.get)
-            request.headers.update(signer.headers(about, self._now() if call.created is None else call.created))
-        return request
+            about = Request(call.method, self._address.authority, target, headers.get)
+            headers |= signer.headers(about, self._now() if call.created is None else call.created)
+        return HttpRequest(call.method, target, headers, self._counted(call.content), self._allowed_s(call))
 
     def _now(self) -> int:
         """The coordinator's time, as far as it is known, in whole seconds."""
@@ -403,9 +383,14 @@ class Transport:
             self._moved.up += len(piece)
             yield piece
 
-    def _read(self, response: httpx2.Response, call: _Call) -> bytes:
+    def _pieces(self, response: HttpResponse) -> Iterator[bytes]:
+        for piece in response:
+            self._moved.down += len(piece)
+            yield piece
+
+    def _read(self, response: HttpResponse, call: _Call) -> bytes:
         body, began = bytearray(), time.monotonic()
-        for chunk in response.iter_bytes():
+        for chunk in self._pieces(response):
             body += chunk
             if time.monotonic() - began > self._allowed_s(call):
                 raise Unreachable(f"{call.name}: the answer took too long")

@@ -9,19 +9,19 @@ from __future__ import annotations
 import os
 import re
 import signal
-import ssl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import httpx2
 import msgspec
 
 from device_runtime.backends import open_backend
 from device_runtime.backends.backend import Arrays, Backend, Executable
 from device_runtime.clock import Clock
 from device_runtime.conditions import Conditions, ConditionSource, Requirements, constant, flapping, trace
+from device_runtime.protocol.connection import Carrier, ConnectionFailed, HttpRequest, HttpResponse
 from device_runtime.protocol.transport import Transport
 from simulator.fleet.recorder import Recorder
 
@@ -113,13 +113,12 @@ def connect(traits: Traits, failure: PlannedFailure, recorder: Recorder | None =
     if traits.bandwidth is None and not failure.silent and failure.dies_at is None and recorder is None:
         return Transport.to
 
-    def road(trusted: ssl.SSLContext | bool) -> httpx2.BaseTransport:
-        way: httpx2.BaseTransport = httpx2.HTTPTransport(verify=trusted)
+    def over(carrier: Carrier) -> Carrier:
         if traits.bandwidth is not None or failure.silent:
-            way = ThrottledTransport(way, traits.bandwidth, breaks=failure.silent)
-        return WatchedTransport(way, failure.dies_at, recorder) if failure.dies_at or recorder else way
+            carrier = ThrottledTransport(carrier, traits.bandwidth, breaks=failure.silent)
+        return WatchedTransport(carrier, failure.dies_at, recorder) if failure.dies_at or recorder else carrier
 
-    return partial(Transport.to, carrier=road)
+    return partial(Transport.to, over=over)
 
 
 def load_backend(traits: Traits, failure: PlannedFailure, engines: BackendCache) -> Callable[[str], Backend]:
@@ -157,95 +156,87 @@ class _Keeping:
         return self._loaded[name, graph]
 
 
-class ThrottledTransport(httpx2.BaseTransport):
-    """A way on which bodies move at `bytes_per_s`, each way, and which `breaks` once an assignment came over it."""
+class ThrottledTransport:
+    """A carrier whose bodies move at `bytes_per_s`, each way, and which `breaks` once an assignment came over it."""
 
-    def __init__(self, way: httpx2.BaseTransport, bytes_per_s: float | None, *, breaks: bool = False) -> None:
-        self._way = way
+    def __init__(self, carrier: Carrier, bytes_per_s: float | None, *, breaks: bool = False) -> None:
+        self._carrier = carrier
         self._bytes_per_s = bytes_per_s
         self._breaks = breaks
         self._broken = False
 
-    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+    def send(self, request: HttpRequest) -> HttpResponse:
         """Carry one request."""
         if self._broken:
-            raise httpx2.ConnectError("the network is gone", request=request)
-        paced = httpx2.Request(
-            request.method,
-            request.url,
-            headers=request.headers,
-            stream=self._paced(request.stream),
-            extensions=request.extensions,
-        )
-        response = self._way.handle_request(paced)
-        if self._breaks and request.url.path.endswith("/assignments") and response.status_code == 200:
+            raise ConnectionFailed("the network is gone")
+        response = self._carrier.send(replace(request, body=self.paced(request.body)))
+        if self._breaks and request.target.endswith("/assignments") and response.status == 200:
             self._broken = True
-        return httpx2.Response(
-            response.status_code,
-            headers=response.headers,
-            stream=self._paced(response.stream),
-            extensions=response.extensions,
-        )
+        return _Throttled(response, self)
 
     def close(self) -> None:
-        """Close the way under it."""
-        self._way.close()
+        """Close the carrier."""
+        self._carrier.close()
 
-    def _paced(self, stream: object) -> httpx2.SyncByteStream:
-        if not isinstance(stream, httpx2.SyncByteStream):
-            raise TypeError(f"a device sends and receives synchronously, not as {type(stream).__name__}")
-        return stream if self._bytes_per_s is None else _Paced(stream, self._bytes_per_s)
-
-
-class WatchedTransport(httpx2.BaseTransport):
-    """A way on which a secure aggregation is recorded, and at one of whose messages the process may be killed."""
-
-    def __init__(self, way: httpx2.BaseTransport, dies_at: PlannedDeath | None, recorder: Recorder | None) -> None:
-        self._way = way
-        self._dies_at = dies_at
-        self._recorder = recorder
-
-    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Carry one request."""
-        said = SAID.search(request.url.path) if request.method == "PUT" else None
-        if said is None:
-            return self._way.handle_request(request)
-        assignment, number = said["assignment"], int(said["number"])
-        self._die(assignment, PlannedDeath(number, sent=False))
-        if self._recorder is not None:
-            self._recorder.hear(assignment, number, request.read())
-        response = self._way.handle_request(request)
-        self._die(assignment, PlannedDeath(number, sent=True))
-        return response
-
-    def close(self) -> None:
-        """Close the way under it."""
-        self._way.close()
-
-    def _die(self, assignment: str, here: PlannedDeath) -> None:
-        if here == self._dies_at:
-            if self._recorder is not None:
-                self._recorder.see_die(assignment, here.number, sent=here.sent)
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-class _Paced(httpx2.SyncByteStream):
-    def __init__(self, stream: httpx2.SyncByteStream, bytes_per_s: float) -> None:
-        self._stream = stream
-        self._bytes_per_s = bytes_per_s
-
-    def __iter__(self) -> Iterator[bytes]:
+    def paced(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
+        """The same bytes, each at its time."""
+        if self._bytes_per_s is None:
+            yield from pieces
+            return
         size = max(1, int(self._bytes_per_s * TURN_S))
         due = time.monotonic()
-        for chunk in self._stream:
+        for chunk in pieces:
             for start in range(0, len(chunk), size):
                 piece = chunk[start : start + size]
                 due += len(piece) / self._bytes_per_s
                 time.sleep(max(0.0, due - time.monotonic()))
                 yield piece
 
+
+class _Throttled:
+    def __init__(self, response: HttpResponse, transport: ThrottledTransport) -> None:
+        self.status, self.headers = response.status, response.headers
+        self._response = response
+        self._transport = transport
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self._transport.paced(self._response)
+
     def close(self) -> None:
-        self._stream.close()
+        self._response.close()
+
+
+class WatchedTransport:
+    """A carrier whose messages of secure aggregations are recorded, and one of which may kill the process."""
+
+    def __init__(self, carrier: Carrier, dies_at: PlannedDeath | None, recorder: Recorder | None) -> None:
+        self._carrier = carrier
+        self._dies_at = dies_at
+        self._recorder = recorder
+
+    def send(self, request: HttpRequest) -> HttpResponse:
+        """Carry one request."""
+        said = SAID.search(request.target) if request.method == "PUT" else None
+        if said is None:
+            return self._carrier.send(request)
+        assignment, number = said["assignment"], int(said["number"])
+        self._die(assignment, PlannedDeath(number, sent=False))
+        body = b"".join(request.body)
+        if self._recorder is not None:
+            self._recorder.hear(assignment, number, body)
+        response = self._carrier.send(replace(request, body=[body]))
+        self._die(assignment, PlannedDeath(number, sent=True))
+        return response
+
+    def close(self) -> None:
+        """Close the carrier."""
+        self._carrier.close()
+
+    def _die(self, assignment: str, here: PlannedDeath) -> None:
+        if here == self._dies_at:
+            if self._recorder is not None:
+                self._recorder.see_die(assignment, here.number, sent=here.sent)
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class SlowBackend:

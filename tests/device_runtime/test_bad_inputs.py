@@ -105,11 +105,11 @@ def test_a_plan_that_was_tampered_with_is_refused_although_its_digest_fits(coord
 
 def test_other_bytes_than_the_digests_are_a_bad_answer(coordinator, config):
     for digest in (coordinator.plan.sha256, coordinator.checkpoint.sha256):
-        whole = coordinator.store.blobs[digest]
-        coordinator.store.blobs[digest] = b"\0" + whole[1:]
+        whole = coordinator.blobs[digest]
+        coordinator.blobs[digest] = b"\0" + whole[1:]
         outcome = once(config)
         assert (outcome["outcome"], outcome["reason"], outcome["retryable"]) == ("failed", "bad-answer", "transient")
-        coordinator.store.blobs[digest] = whole
+        coordinator.blobs[digest] = whole
     assert coordinator.reports == []
     usable_afterwards(coordinator, config)
 

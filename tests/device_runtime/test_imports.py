@@ -4,19 +4,19 @@ import sys
 MODULES = (
     "session",
     "runner",
-    "transport",
-    "cache",
-    "identity",
+    "protocol.transport",
+    "state.cache",
+    "state.identity",
     "examples",
     "device",
-    "guard",
-    "policy",
+    "permission.guard",
+    "permission.policy",
     "backends.onnxruntime",
 )
-FOREIGN = "torch", "fastapi", "sqlalchemy", "pydantic", "onnx", "coordinator", "export", "simulator"
+FOREIGN = "torch", "httpx2", "fastapi", "sqlalchemy", "pydantic", "onnx", "coordinator", "export", "simulator"
 
 
-HEAVY = "numpy", "msgspec", "httpx2", "onnxruntime", "cryptography", "sqlite3"
+HEAVY = "numpy", "msgspec", "onnxruntime", "cryptography", "sqlite3"
 
 
 def test_the_package_alone_loads_nothing_and_then_what_is_asked_for():
@@ -30,7 +30,7 @@ print(loaded())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     # The runtime comes with the first session.
-    assert done.stdout.splitlines() == ["[]", "['numpy', 'msgspec', 'httpx2', 'cryptography', 'sqlite3']"]
+    assert done.stdout.splitlines() == ["[]", "['numpy', 'msgspec', 'cryptography', 'sqlite3']"]
 
 
 def test_a_device_loads_no_tensor_library_and_no_server():

@@ -227,7 +227,7 @@ def test_a_deadline_that_passed_stops_the_work(coordinator, config):
 
 
 def test_wrong_bytes_for_a_digest_are_not_used(coordinator, config):
-    coordinator.store.blobs[coordinator.checkpoint.sha256] = b"x" * coordinator.checkpoint.size
+    coordinator.blobs[coordinator.checkpoint.sha256] = b"x" * coordinator.checkpoint.size
     outcome = run_session(config)
     assert (outcome.outcome, outcome.reason, outcome.retryable) == ("failed", "bad-answer", "transient")
     assert [abort.reason for abort in coordinator.aborts] == ["runtime-failed"]
@@ -358,12 +358,12 @@ def test_what_is_required_and_not_known_does_not_hold(coordinator, config):
 
 
 def test_a_download_goes_on_where_the_connection_broke(coordinator, config):
-    first = len(coordinator.store.blobs[coordinator.checkpoint.sha256]) // 2
+    first = len(coordinator.blobs[coordinator.checkpoint.sha256]) // 2
     run_session(config)
     coordinator.faults["blob"] = [begin(coordinator.checkpoint.sha256, first)]
     outcome = run_session(config)
     assert outcome.outcome == "reported"
-    asked = [headers.get("Range") for call, headers in coordinator.headers if call == "blob"]
+    asked = [headers.get("range") for call, headers in coordinator.headers if call == "blob"]
     assert asked[-2:] == [None, f"bytes={first}-"]
 
 

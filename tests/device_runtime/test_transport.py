@@ -3,7 +3,6 @@ import email.utils
 import threading
 import time
 
-import httpx2
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -11,6 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from device_runtime import Device
 from device_runtime.errors import BadAnswer, ConfigError, Refused, Unreachable
 from device_runtime.protocol import transport as module
+from device_runtime.protocol.connection import Connections, address_of
 from device_runtime.protocol.transport import Transport
 from device_runtime.state.cache import Partial
 from fedcore import checkpoint
@@ -55,6 +55,11 @@ def pauses():
     return Pauses()
 
 
+def to(url, pauses):
+    address = address_of(url)
+    return Transport(address, Connections(address), sleep=pauses)
+
+
 @pytest.fixture
 def partial(tmp_path):
     return Partial(tmp_path / "partial")
@@ -63,7 +68,7 @@ def partial(tmp_path):
 @pytest.fixture
 def transport(coordinator, pauses):
     coordinator.keys["d-0"] = PublicKey.of(KEY).text
-    with Transport(httpx2.Client(base_url=coordinator.url), sleep=pauses) as made:
+    with to(coordinator.url, pauses) as made:
         made.identity = Known()
         yield made
 
@@ -199,7 +204,7 @@ def test_bytes_of_a_conversation_beside_count_too(coordinator, transport):
 
 def test_waiting_for_an_assignment_says_for_how_long(coordinator, transport):
     assert transport.await_assignment("s-1", 12.4, ("t-1",)) == coordinator.assignment()
-    assert dict(coordinator.headers)["assignment"]["Prefer"] == "wait=12"
+    assert dict(coordinator.headers)["assignment"]["prefer"] == "wait=12"
 
 
 def test_an_abort_arrives_with_its_reason(coordinator, transport):
@@ -208,7 +213,7 @@ def test_an_abort_arrives_with_its_reason(coordinator, transport):
 
 
 def test_nobody_listening_is_unreachable_after_three_more_attempts(pauses):
-    with Transport(httpx2.Client(base_url="http://127.0.0.1:9"), sleep=pauses) as transport:
+    with to("http://127.0.0.1:9", pauses) as transport:
         with pytest.raises(Unreachable, match="checkins"):
             transport.check_in("phones", HELLO)
         assert (0.25 + 0.5 + 1 <= sum(pauses) <= 3.5, transport.bytes_up) == (True, 0)

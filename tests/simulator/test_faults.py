@@ -2,16 +2,16 @@
 
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-import httpx2
 import numpy as np
 import pytest
 
 from device_runtime.backends import open_backend
 from device_runtime.conditions import Conditions
 from device_runtime.errors import ConfigError
+from device_runtime.protocol.connection import ConnectionFailed, Connections, HttpRequest, address_of
 from device_runtime.protocol.transport import Transport
 from simulator.fleet.faults import (
     BackendCache,
@@ -54,9 +54,16 @@ def road(**how):
     server.received = 0
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    way = ThrottledTransport(httpx2.HTTPTransport(), **how)
-    with httpx2.Client(base_url=f"http://127.0.0.1:{server.server_port}", transport=way) as client:
-        yield client, server
+    address = address_of(f"http://127.0.0.1:{server.server_port}")
+    with closing(ThrottledTransport(Connections(address), **how)) as carrier:
+
+        def ask(method, target, body=b""):
+            headers = {"host": address.authority, "content-length": str(len(body))}
+            with closing(carrier.send(HttpRequest(method, target, headers, [body], 30.0))) as response:
+                assert response.status == 200
+                return b"".join(response)
+
+        yield ask, server
     server.shutdown()
     thread.join()
     server.server_close()
@@ -69,23 +76,23 @@ def seconds(do):
 
 
 def test_bytes_wait_for_their_turn_in_both_directions():
-    with road(bytes_per_s=100_000.0) as (client, server):
-        assert seconds(lambda: client.get("/blob").raise_for_status()) >= 0.5
-        assert seconds(lambda: client.post("/report", content=bytes(SIZE))) >= 0.5
+    with road(bytes_per_s=100_000.0) as (ask, server):
+        assert seconds(lambda: ask("GET", "/blob")) >= 0.5
+        assert seconds(lambda: ask("POST", "/report", bytes(SIZE))) >= 0.5
         assert server.received == SIZE
 
 
 def test_a_road_without_a_bandwidth_is_as_fast_as_the_machine():
-    with road(bytes_per_s=None) as (client, _):
-        assert seconds(lambda: client.get("/blob").raise_for_status()) < 0.5
+    with road(bytes_per_s=None) as (ask, _):
+        assert seconds(lambda: ask("GET", "/blob")) < 0.5
 
 
 def test_a_road_that_breaks_does_so_when_the_assignment_is_there():
-    with road(bytes_per_s=None, breaks=True) as (client, server):
-        assert client.post("/v1/populations/p/checkins", content=b"hello").content == b"ok"
-        assert client.post("/v1/sessions/s/assignments", content=b"").content == b"ok"
-        with pytest.raises(httpx2.ConnectError, match="network is gone"):
-            client.post("/v1/assignments/a:abort", content=b"why")
+    with road(bytes_per_s=None, breaks=True) as (ask, server):
+        assert ask("POST", "/v1/populations/p/checkins", b"hello") == b"ok"
+        assert ask("POST", "/v1/sessions/s/assignments") == b"ok"
+        with pytest.raises(ConnectionFailed, match="network is gone"):
+            ask("POST", "/v1/assignments/a:abort", b"why")
         assert server.received == len(b"hello")
 
 
