@@ -331,18 +331,18 @@ class _Session:
     def _send_masked(self, kept: Kept) -> Kept:
         """Take part in the secure aggregation; what is kept when it came out."""
         with self._phase("mask"):
-            kept, receipt = self._secure(kept.due).run(kept)
-        self._record.know(result=receipt.message.hex())
-        if not receipt.done:
+            kept, result, message = self._secure(kept.due).run(kept)
+        self._record.know(result=message.hex())
+        if not result.summed:
             raise SumAbandoned("the secure aggregation ended without a sum")
         return kept
 
     def _secure(self, due: Moment) -> SecureDelivery:
-        from device_runtime.protocol.secure import Answered, SecureDelivery  # noqa: PLC0415  # most rounds do without
+        from device_runtime.protocol.secure import AnsweredRounds, SecureDelivery  # noqa: PLC0415  # rarely needed
 
         return SecureDelivery(
             enrolments=self._enrolments,
-            answered=Answered(self._database, self._config.coordinator),
+            answered=AnsweredRounds(self._database, self._config.coordinator),
             transport=self._transport,
             kept=self._kept,
             least=self._guard.min_cohort,

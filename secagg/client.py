@@ -1,31 +1,31 @@
-"""The device's end of a session. Spec: docs/spec/secagg.md §6.
+"""Client: the device's end of a session, as a state machine. Spec: docs/spec/secagg.md §6.
 
-    client = Client(identity, policy, credential, last_round)
-    M1 = client.invite(M0, model_hash, layout_hash)     the host notes the round, durably, before M1 leaves
-    M3 = client.roster(M2)
-    client.deliver(M4)
-    step = client.mask(vector, weight)                  step.keep is durable before step.message, M5, leaves
-    step = client.survivors(M6)                         M7; in mode honest M9
-    step = client.confirmations(M8)                     M9
-    receipt = client.result(M10)
+    client = Client(identity, policy, SessionInput(vector, weight, model_hash, layout_hash, credential, last_round))
+    reply = client.receive(message)
 
-Every step may raise any SecaggError; the session is then over for this device, and its secrets are forgotten. Python
-can only let go of secrets, not overwrite them.
+`receive` takes every message of the server, in the order M0, M2, M4, M6, M8, M10 (without M8 in mode honest), and gives
+the message to send next. For that the host owes the session two things:
+
+* `reply.keep`, if there is one, is durable before `reply.message` leaves.
+* The round is noted, durably, before M1 leaves: `last_round` of every later session of the task is at least this round.
+
+`receive` may raise any SecaggError. The session is then over for this device, and its secrets are forgotten. Python can
+only let go of secrets, not overwrite them.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeAlias
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
 from secagg import keys, packing
+from secagg.client_state import ClientStage, ClientState, Peer
 from secagg.errors import (
     AlreadyRevealed,
     BadCiphertext,
@@ -38,57 +38,69 @@ from secagg.errors import (
     SelfMismatch,
     TooFewNeighbours,
 )
-from secagg.graph import Graph
-from secagg.kept import Kept, Peer, Stage
-from secagg.keys import PairKey
-from secagg.masking import LITTLE, Mask, add_masks
+from secagg.graph import NeighbourGraph
+from secagg.keys import KEY_BYTES, PairKey
+from secagg.masking import LITTLE, add_masks
 from secagg.merkle import climb, sha256
+from secagg.message_type import MessageType
 from secagg.messages import (
     ACTIVE,
-    DONE,
-    KEY,
-    SHARE,
+    SHARE_BYTES,
     UNSIGNED,
     Advertise,
     Confirm,
     Confirmations,
     Deliver,
-    Entry,
     Invite,
     Masked,
-    Result,
     Roster,
+    RosterEntry,
+    SessionResult,
     Shares,
     Survivors,
 )
-from secagg.parameters import Parameters
+from secagg.parameters import GraphParameters
 from secagg.policy import AggregationPolicy
 from secagg.session import check_advertisement, check_distinct, commitment, pair_mask, self_mask, session_id
 from secagg.shamir import PRIME, split
 
-State = TypeVar("State")
+
+@dataclass(frozen=True, slots=True)
+class SessionInput:
+    """The input of a device to a session, which is also the state that the session begins in.
+
+    vector: float32 (D,). weight: an integer, 0 … w_max. model_hash, layout_hash: of the model and the
+    layout that the device holds, 32 bytes each. credential: the authority's signature over the device's id, 64 bytes.
+    last_round: the greatest round of the task that the device ever answered for.
+    """
+
+    vector: NDArray[np.float32]
+    weight: int
+    model_hash: bytes
+    layout_hash: bytes
+    credential: bytes = UNSIGNED
+    last_round: int = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """What a step gives. `keep` must be durable before `message` leaves; it replaces what was kept before."""
+class Reply:
+    """The answer to a message.
 
-    message: bytes
-    keep: bytes
+    message: the bytes to send next; None when the session is over. keep: the state that must be durable before
+    `message` is sent, in the place of the state that was kept before; None when there is no new state to keep. Its
+    bytes hold secrets of others: keep them as one keeps a key. done: whether the device's part is over.
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    """How the session ended, in the server's signed words."""
-
-    done: bool
-    aggregate_hash: bytes
-    transcript_root: bytes
-    message: bytes
+    message: bytes | None = None
+    keep: bytes | None = None
+    done: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class _Invited:
+class _Advertised:
+    """The state between M1 and M2."""
+
+    given: SessionInput
     invite: Invite
     mask_key: PairKey
     box_key: PairKey
@@ -96,7 +108,10 @@ class _Invited:
 
 
 @dataclass(frozen=True, slots=True)
-class _Placed:
+class _Shared:
+    """The state between M3 and M4."""
+
+    given: SessionInput
     invite: Invite
     roster: Roster
     sid: bytes
@@ -105,156 +120,135 @@ class _Placed:
     box_secrets: Mapping[int, bytes]
 
 
-@dataclass(frozen=True, slots=True)
-class _Delivered:
-    invite: Invite
-    kept: Kept
-    masks: tuple[Mask, ...]
-
-
-class _Fresh:
-    """Nothing was answered yet."""
+_State: TypeAlias = SessionInput | _Advertised | _Shared | ClientState
+_Step: TypeAlias = tuple[_State | None, Reply]
+"""The state after a message, None when the session is over, and the reply."""
 
 
 class Client:
     """A device in one session."""
 
     def __init__(
-        self, identity: Ed25519PrivateKey, policy: AggregationPolicy, credential: bytes = UNSIGNED, last_round: int = -1
+        self, identity: Ed25519PrivateKey, policy: AggregationPolicy, state: SessionInput | ClientState
     ) -> None:
-        """`last_round` is the greatest round of the task that this device ever answered for."""
+        """`state` is the device's input at the start of a session; for a session that goes on see `restore`."""
         self._identity = identity
         self._policy = policy
-        self._credential = credential
-        self._last_round = last_round
-        self._state: object = _Fresh()
+        self._state: _State | None = state
+        self._result: SessionResult | None = None
 
     @classmethod
     def restore(cls, identity: Ed25519PrivateKey, policy: AggregationPolicy, keep: bytes) -> Client:
-        """A device that goes on after a restart, from the last `Step.keep`. Raises Malformed."""
-        client = cls(identity, policy)
-        client._state = Kept.decode(keep)
-        return client
+        """The client of a device that was restarted, from the last `Reply.keep`. Raises Malformed."""
+        return cls(identity, policy, ClientState.decode(keep))
 
-    def invite(self, message: bytes, model_hash: bytes, layout_hash: bytes) -> bytes:
-        """M1 in answer to M0. `model_hash` and `layout_hash` are of what this device holds."""
-        with self._step(_Fresh):
-            invite = self._policy.accept(message, (model_hash, layout_hash), self._last_round)
-            mask_key, box_key = (PairKey(secrets.token_bytes(KEY)) for _ in range(2))
-            public = mask_key.public + box_key.public
-            own = self._identity.public_key().public_bytes_raw()
-            signed = self._sign(invite, "advertise", invite.hash, public)
-            device = Advertise(own, mask_key.public, box_key.public, signed, self._credential)
-            self._state = _Invited(invite, mask_key, box_key, device)
-            return device.encode(invite.hash)
+    @property
+    def result(self) -> SessionResult:
+        """The server's signed result of the session. Raises OutOfOrder before M10 was received."""
+        if self._result is None:
+            raise OutOfOrder("the session has no result: M10 has not come")
+        return self._result
 
-    def roster(self, message: bytes) -> bytes:
-        """M3 in answer to M2."""
-        with self._step(_Invited) as state:
-            roster = Roster.decode(message, state.invite.hash, state.invite.n_max)
-            self._check_roster(state, roster)
-            sid = session_id(state.invite.hash, Parameters(roster.n, roster.k, roster.t), roster.root, roster.beacon)
-            mask_secrets = {peer.position: state.mask_key.agree(peer.device.mask_key) for peer in roster.neighbours}
-            box_secrets = {peer.position: state.box_key.agree(peer.device.box_key) for peer in roster.neighbours}
-            seed = secrets.randbelow(PRIME)
-            own = roster.position
-            shares = zip(split(seed, roster.k, roster.t), split(state.mask_key.secret, roster.k, roster.t), strict=True)
-            boxes = tuple(
-                keys.seal(keys.derive(secret, sid, "box", own, peer), _join(pair), sid, own, peer)
-                for (peer, secret), pair in zip(box_secrets.items(), shares, strict=True)
-            )
-            self._state = _Placed(state.invite, roster, sid, seed, mask_secrets, box_secrets)
-            return Shares(commitment(sid, own, seed), boxes).encode(sid)
+    def receive(self, message: bytes) -> Reply:
+        """Take in a message of the server. Any SecaggError ends the session and forgets its secrets."""
+        state, self._state = self._state, None  # so that an error leaves nothing
+        self._state, reply = self._step(state, message)
+        return reply
 
-    def deliver(self, message: bytes) -> None:
-        """Take in M4. The vector can be masked from now on."""
-        with self._step(_Placed) as state:
-            roster, sid, own = state.roster, state.sid, state.roster.position
-            found = Deliver.decode(message, sid, roster.n, [peer.position for peer in roster.neighbours])
-            if own not in found.shared:
-                raise SelfMarkedDead(f"position {own} sent its shares, but is listed as gone")
-            if len(found.boxes) < roster.t:
-                raise TooFewNeighbours(f"{len(found.boxes)} neighbours are left, and {roster.t} must be")
-            if len(found.shared) < state.invite.min_sum:
-                raise BelowThreshold(f"{len(found.shared)} devices shared, and {state.invite.min_sum} must")
-            peers = tuple(
-                _open(state, peer, found.boxes[peer.position])
-                for peer in roster.neighbours
-                if peer.position in found.boxes
-            )
-            kept = Kept(
-                sid=sid, mode=state.invite.mode, n=roster.n, t=roster.t, min_sum=state.invite.min_sum, position=own,
-                shared=found.shared, peers=peers,
-            )  # fmt: skip
-            pairs = (pair_mask(sid, own, peer.position, state.mask_secrets[peer.position]) for peer in peers)
-            self._state = _Delivered(state.invite, kept, (self_mask(sid, own, state.seed), *pairs))
+    def _step(self, state: _State | None, message: bytes) -> _Step:
+        if state is None:
+            raise OutOfOrder("the session is over: this device answers nothing more")
+        number = MessageType.of(message)
+        match state, number:
+            case SessionInput() as given, MessageType.INVITE:
+                return self._advertise(given, message)
+            case _Advertised() as advertised, MessageType.ROSTER:
+                return self._share(advertised, message)
+            case _Shared() as shared, MessageType.DELIVER:
+                return self._mask(shared, message)
+            case ClientState() as masked, MessageType.SURVIVORS:
+                return self._confirm(masked, message)
+            case ClientState() as masked, MessageType.CONFIRMATIONS:
+                return self._check_and_reveal(masked, message)
+            case ClientState() as masked, MessageType.RESULT:
+                return self._finish(masked, message)
+        raise OutOfOrder(f"M{number} is not due: a device answers in order, and once")
 
-    def mask(self, vector_D: NDArray[np.float32], weight: int) -> Step:
-        """M5: the vector float32 (D,) and a weight of 0 … w_max, masked. The device's own secrets are then gone."""
-        with self._step(_Delivered) as state:
-            words = packing.encode(state.invite.segments, vector_D, weight, state.invite.w_max)
-            add_masks(words, state.masks)
-            data = words.astype(LITTLE, copy=False).tobytes()
-            body = sha256(data) if state.invite.mode == ACTIVE else b""
-            signature = self._sign(state.invite, "masked", state.kept.sid, body)
-            self._state = state.kept
-            return Step(Masked(data, signature).encode(state.kept.sid), state.kept.encode())
+    def _advertise(self, given: SessionInput, message: bytes) -> _Step:
+        """M0 to M1."""
+        invite = self._policy.accept(message, (given.model_hash, given.layout_hash), given.last_round)
+        mask_key, box_key = (PairKey(secrets.token_bytes(KEY_BYTES)) for _ in range(2))
+        own = self._identity.public_key().public_bytes_raw()
+        signature = self._sign(invite, "advertise", invite.hash, mask_key.public + box_key.public)
+        device = Advertise(own, mask_key.public, box_key.public, signature, given.credential)
+        return _Advertised(given, invite, mask_key, box_key, device), Reply(device.encode(invite.hash))
 
-    def survivors(self, message: bytes) -> Step:
-        """M7 in answer to M6; in mode honest M9. The same M6 again gets the same answer, another none."""
-        with self._step(Kept) as kept:
-            alive = Survivors.decode(message, kept.sid, kept.n).alive
-            if kept.stage is not Stage.MASKED and alive != kept.alive:
-                raise _second_view(kept)
-            _check_survivors(kept, alive)
-            settled = kept.confirm(alive) if kept.stage is Stage.MASKED else kept
-            if kept.mode != ACTIVE:
-                return self._reveal(settled)
-            self._state = settled
-            signature = keys.sign(self._identity, "survivors", settled.sid, settled.digest)
-            return Step(Confirm(signature).encode(settled.sid), settled.encode())
+    def _share(self, state: _Advertised, message: bytes) -> _Step:
+        """M2 to M3."""
+        roster = Roster.decode(message, state.invite.hash, state.invite.n_max)
+        self._check_roster(state, roster)
+        sid = session_id(state.invite.hash, GraphParameters(roster.n, roster.k, roster.t), roster.root, roster.beacon)
+        mask_secrets = {peer.position: state.mask_key.agree(peer.device.mask_key) for peer in roster.neighbours}
+        box_secrets = {peer.position: state.box_key.agree(peer.device.box_key) for peer in roster.neighbours}
+        seed = secrets.randbelow(PRIME)
+        own = roster.position
+        shares = zip(split(seed, roster.k, roster.t), split(state.mask_key.secret, roster.k, roster.t), strict=True)
+        boxes = tuple(
+            keys.seal(keys.derive(secret, sid, "box", own, peer), _join(pair), sid, own, peer)
+            for (peer, secret), pair in zip(box_secrets.items(), shares, strict=True)
+        )
+        after = _Shared(state.given, state.invite, roster, sid, seed, mask_secrets, box_secrets)
+        return after, Reply(Shares(commitment(sid, own, seed), boxes).encode(sid))
 
-    def confirmations(self, message: bytes) -> Step:
-        """M9 in answer to M8: one share of every neighbour."""
-        with self._step(Kept) as kept:
-            if kept.stage is Stage.MASKED or kept.mode != ACTIVE:
-                raise OutOfOrder("confirmations came before survivors were settled, or in mode honest")
-            self._check_confirmations(kept, Confirmations.decode(message, kept.sid))
-            return self._reveal(kept)
+    def _mask(self, state: _Shared, message: bytes) -> _Step:
+        """M4 to M5. The device's own secrets are then gone."""
+        invite, sid, own = state.invite, state.sid, state.roster.position
+        kept = _delivered(state, message)
+        words = packing.encode(invite.segments, state.given.vector, state.given.weight, invite.w_max)
+        pairs = (pair_mask(sid, own, peer.position, state.mask_secrets[peer.position]) for peer in kept.peers)
+        add_masks(words, [self_mask(sid, own, state.seed), *pairs])
+        data = words.astype(LITTLE, copy=False).tobytes()
+        signature = self._sign(invite, "masked", sid, sha256(data) if invite.mode == ACTIVE else b"")
+        return kept, Reply(Masked(data, signature).encode(sid), kept.encode())
 
-    def result(self, message: bytes) -> Receipt:
-        """The receipt in M10. All that the device still held is forgotten, and what the host kept can be deleted."""
-        with self._step(Kept) as kept:
-            found = Result.decode(message, kept.sid)
-            if kept.mode == ACTIVE:
-                keys.verify(self._policy.server_key, found.signature, "result", kept.sid, found.body())
-            self._state = None
-            return Receipt(found.status == DONE, found.aggregate_hash, found.transcript_root, message)
+    def _confirm(self, kept: ClientState, message: bytes) -> _Step:
+        """M6 to M7, or to M9 in mode honest. The same M6 again gets the same answer, another M6 gets none."""
+        alive = Survivors.decode(message, kept.sid, kept.n).alive
+        if kept.stage is not ClientStage.MASKED and alive != kept.alive:
+            raise _second_view(kept)
+        _check_survivors(kept, alive)
+        settled = kept.confirm(alive) if kept.stage is ClientStage.MASKED else kept
+        if kept.mode != ACTIVE:
+            return _reveal(settled)
+        signature = keys.sign(self._identity, "survivors", settled.sid, settled.digest)
+        return settled, Reply(Confirm(signature).encode(settled.sid), settled.encode())
 
-    @contextmanager
-    def _step(self, kind: type[State]) -> Iterator[State]:
-        """The state, if a step is due in it. Whatever goes wrong in the step ends the session and forgets the state."""
-        state, self._state = self._state, None
-        if not isinstance(state, kind):
-            raise OutOfOrder("this step is not due, or the session is over: a device answers in order, and once")
-        self._state = state
-        try:
-            yield state
-        except BaseException:
-            self._state = None
-            raise
+    def _check_and_reveal(self, kept: ClientState, message: bytes) -> _Step:
+        """M8 to M9: one share of every neighbour."""
+        if kept.stage is ClientStage.MASKED or kept.mode != ACTIVE:
+            raise OutOfOrder("confirmations came before survivors were settled, or in mode honest")
+        self._check_confirmations(kept, Confirmations.decode(message, kept.sid))
+        return _reveal(kept)
+
+    def _finish(self, kept: ClientState, message: bytes) -> _Step:
+        """M10. All that the device still held is forgotten, and the host can delete what it kept."""
+        found = SessionResult.decode(message, kept.sid)
+        if kept.mode == ACTIVE:
+            keys.verify(self._policy.server_key, found.signature, "result", kept.sid, found.body())
+        self._result = found
+        return None, Reply(done=True)
 
     def _sign(self, invite: Invite, what: str, context: bytes, body: bytes) -> bytes:
         return keys.sign(self._identity, what, context, body) if invite.mode == ACTIVE else UNSIGNED
 
-    def _check_roster(self, state: _Invited, roster: Roster) -> None:
-        chosen = Parameters(roster.n, roster.k, roster.t)
+    def _check_roster(self, state: _Advertised, roster: Roster) -> None:
+        chosen = GraphParameters(roster.n, roster.k, roster.t)
         self._policy.check_parameters(chosen)
         if roster.n < state.invite.min_sum:
             raise BelowThreshold(f"the roster has {roster.n} devices, and a sum must have {state.invite.min_sum}")
         if climb(state.device.leaf, roster.position, roster.path) != roster.root:
             raise SelfMismatch("the roster does not hold this device with the keys that it sent")
-        if Graph(chosen, roster.root, roster.beacon).neighbours(roster.position) != [
+        if NeighbourGraph(chosen, roster.root, roster.beacon).neighbours(roster.position) != [
             peer.position for peer in roster.neighbours
         ]:
             raise GraphMismatch("the neighbours are not those that roster and beacon imply")
@@ -267,7 +261,7 @@ class Client:
             for peer in roster.neighbours:
                 check_advertisement(peer.device, invite_hash, self._policy.authority)
 
-    def _check_confirmations(self, kept: Kept, found: Confirmations) -> None:
+    def _check_confirmations(self, kept: ClientState, found: Confirmations) -> None:
         peers, shown = kept.alive_peers, kept.digest
         if len(found.signed) < kept.t:
             raise BelowThreshold(f"{len(found.signed)} neighbours confirmed the survivors, and {kept.t} must")
@@ -283,24 +277,38 @@ class Client:
                     [(shown, own), (digest, signature)],
                 )
 
-    def _reveal(self, kept: Kept) -> Step:
-        revealed = kept.reveal()
-        self._state = revealed
-        return Step(revealed.unmask(), revealed.encode())
+
+def _delivered(state: _Shared, message: bytes) -> ClientState:
+    """The state to keep after M4: the shares of every neighbour that is left."""
+    roster, own = state.roster, state.roster.position
+    found = Deliver.decode(message, state.sid, roster.n, [peer.position for peer in roster.neighbours])
+    if own not in found.shared:
+        raise SelfMarkedDead(f"position {own} sent its shares, but is listed as gone")
+    if len(found.boxes) < roster.t:
+        raise TooFewNeighbours(f"{len(found.boxes)} neighbours are left, and {roster.t} must be")
+    if len(found.shared) < state.invite.min_sum:
+        raise BelowThreshold(f"{len(found.shared)} devices shared, and {state.invite.min_sum} must")
+    peers = tuple(
+        _open(state, peer, found.boxes[peer.position]) for peer in roster.neighbours if peer.position in found.boxes
+    )
+    return ClientState(
+        sid=state.sid, mode=state.invite.mode, n=roster.n, t=roster.t, min_sum=state.invite.min_sum, position=own,
+        shared=found.shared, peers=peers,
+    )  # fmt: skip
 
 
-def _open(state: _Placed, peer: Entry, box: bytes) -> Peer:
+def _open(state: _Shared, peer: RosterEntry, box: bytes) -> Peer:
     """A neighbour's two shares. Raises BadCiphertext."""
     sender, receiver = peer.position, state.roster.position
     key = keys.derive(state.box_secrets[sender], state.sid, "box", sender, receiver)
     pair = keys.open_box(key, box, state.sid, sender, receiver)
-    seed_share, key_share = (int.from_bytes(part, "little") for part in (pair[:SHARE], pair[SHARE:]))
+    seed_share, key_share = (int.from_bytes(part, "little") for part in (pair[:SHARE_BYTES], pair[SHARE_BYTES:]))
     if seed_share >= PRIME or key_share >= PRIME:
         raise BadCiphertext(f"the box from position {sender} holds no shares", [sender])
     return Peer(sender, peer.device.id, seed_share, key_share)
 
 
-def _check_survivors(kept: Kept, alive: frozenset[int]) -> None:
+def _check_survivors(kept: ClientState, alive: frozenset[int]) -> None:
     if kept.position not in alive:
         raise SelfMarkedDead(f"position {kept.position} sent its vector, but is listed as gone")
     if not alive <= kept.shared:
@@ -312,11 +320,16 @@ def _check_survivors(kept: Kept, alive: frozenset[int]) -> None:
         )
 
 
-def _second_view(kept: Kept) -> AlreadyRevealed | InconsistentSurvivors:
-    if kept.stage is Stage.REVEALED:
+def _second_view(kept: ClientState) -> AlreadyRevealed | InconsistentSurvivors:
+    if kept.stage is ClientStage.REVEALED:
         return AlreadyRevealed("this device revealed its shares for another survivor set, and reveals no others")
     return InconsistentSurvivors("this device was shown another survivor set before, and signs one", [kept.position])
 
 
+def _reveal(kept: ClientState) -> _Step:
+    revealed = kept.reveal()
+    return revealed, Reply(revealed.unmask(), revealed.encode())
+
+
 def _join(shares: tuple[int, int]) -> bytes:
-    return b"".join(share.to_bytes(SHARE, "little") for share in shares)
+    return b"".join(share.to_bytes(SHARE_BYTES, "little") for share in shares)

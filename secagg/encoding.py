@@ -1,17 +1,18 @@
-"""The pieces of every encoding: fields taken from the front, bitmaps, heads. Spec: docs/spec/secagg.md §1, §4."""
+"""Pieces of every encoding: fields taken from the front, bitmaps, heads. Spec: docs/spec/secagg.md §1, §4."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from secagg.errors import Malformed, UnsupportedSuite, WrongSession
+from secagg.message_type import MessageType
 
 VERSION = 1
-DIGEST = 32
+DIGEST_BYTES = 32
 
 
 class Reader:
-    """Takes fields from the front of a message, and refuses what is short or left over."""
+    """A reader that takes fields from the front of a message, and refuses bytes that are missing or left over."""
 
     def __init__(self, data: bytes, name: str) -> None:
         self._data, self._at, self._name = data, 0, name
@@ -33,12 +34,8 @@ class Reader:
         """The positions whose bits are set."""
         return read_bitmap(self.take(-(-n // 8)), n)
 
-    def rest(self) -> bytes:
-        """All that is left."""
-        return self.take(len(self._data) - self._at)
-
     def close(self) -> None:
-        """Refuse what is left over."""
+        """Refuse bytes that are left over."""
         if self._at != len(self._data):
             raise Malformed(f"{self._name} has {len(self._data) - self._at} bytes too many")
 
@@ -58,7 +55,7 @@ def read_bitmap(data: bytes, n: int) -> frozenset[int]:
     return frozenset(position for position in range(n) if data[position // 8] >> position % 8 & 1)
 
 
-def open_message(data: bytes, number: int, name: str, session: bytes | None = None) -> Reader:
+def open_message(data: bytes, number: MessageType, name: str, session: bytes | None = None) -> Reader:
     """A reader behind the head of message `number`. Raises Malformed, UnsupportedSuite, WrongSession."""
     reader = Reader(data, name)
     found, version = reader.take(2)
@@ -66,13 +63,13 @@ def open_message(data: bytes, number: int, name: str, session: bytes | None = No
         raise Malformed(f"message M{found} came instead of M{number}, {name}")
     if version != VERSION:
         raise UnsupportedSuite(f"{name} has version {version}; this end speaks {VERSION}: update the older end")
-    if session is not None and reader.take(DIGEST) != session:
+    if session is not None and reader.take(DIGEST_BYTES) != session:
         raise WrongSession(f"{name} belongs to another session: it is late, or the other end holds another roster")
     return reader
 
 
-def head(number: int, session: bytes = b"") -> bytes:
-    """What every message begins with."""
+def head(number: MessageType, session: bytes = b"") -> bytes:
+    """The head that every message begins with."""
     return bytes([number, VERSION]) + session
 
 

@@ -7,13 +7,13 @@ SecaggError
 ├── WrongSession              a message belongs to another session
 ├── OutOfOrder                a step is not due, or the session is over
 ├── BadInput                  the host's own vector or weight cannot be summed
-├── Refused                   a device does not accept what it is invited to
+├── InvitationRefused         a device does not accept an invitation
 │   ├── UnsupportedSuite      the version or suite is unknown
 │   ├── ReplayedRound         the device has answered for this round or a later one
 │   ├── PolicyViolation       cohort, parameters or mode are weaker than the device's policy allows
 │   ├── HeadroomError         a field cannot hold the sum
 │   └── ModelMismatch         the model or layout is not the one that the device holds
-├── Forged                    somebody sent what they could not have made honestly
+├── Forged                    a message that nobody could have made honestly
 │   ├── BadSignature          a signature or credential is not its signer's
 │   ├── BadPoint              a public key is not a good point of the curve
 │   ├── DuplicateKey          one id or key occurs twice
@@ -25,7 +25,7 @@ SecaggError
 ├── SelfMarkedDead            a device that takes part is listed as gone
 ├── InconsistentSurvivors     there are two views of who survived
 ├── AlreadyRevealed           a share was revealed, and another is asked for
-└── Unsummable                the server cannot use what a device sent, or the sum
+└── Unsummable                the server cannot use a message of a device, or the sum
     ├── BadVector             an upload has another length, or no good signature
     ├── DuplicateUpload       a device sends a message of a kind twice
     ├── BadShare              a share is of the wrong kind, or does not give the secret it should
@@ -38,7 +38,7 @@ from collections.abc import Iterable
 
 
 class SecaggError(Exception):
-    """Base of every error raised by `secagg`. `culprits` are the roster positions of who is to blame, if known."""
+    """Base of every error raised by `secagg`. `culprits` are the roster positions of the devices to blame, if known."""
 
     def __init__(self, message: str, culprits: Iterable[int] = ()) -> None:
         super().__init__(message)
@@ -61,32 +61,32 @@ class BadInput(SecaggError):
     """The host's own vector or weight cannot be summed."""
 
 
-class Refused(SecaggError):
-    """A device does not accept what it is invited to."""
+class InvitationRefused(SecaggError):
+    """A device does not accept an invitation."""
 
 
-class UnsupportedSuite(Refused):
+class UnsupportedSuite(InvitationRefused):
     """The version or suite is unknown."""
 
 
-class ReplayedRound(Refused):
+class ReplayedRound(InvitationRefused):
     """The device has answered for this round or a later one."""
 
 
-class PolicyViolation(Refused):
+class PolicyViolation(InvitationRefused):
     """Cohort, parameters or mode are weaker than the device's policy allows."""
 
 
-class HeadroomError(Refused):
+class HeadroomError(InvitationRefused):
     """A field cannot hold the sum."""
 
 
-class ModelMismatch(Refused):
+class ModelMismatch(InvitationRefused):
     """The model or layout is not the one that the device holds."""
 
 
 class Forged(SecaggError):
-    """Somebody sent what they could not have made honestly."""
+    """A message that nobody could have made honestly."""
 
 
 class BadSignature(Forged):
@@ -140,7 +140,7 @@ class AlreadyRevealed(SecaggError):
 
 
 class Unsummable(SecaggError):
-    """The server cannot use what a device sent, or the sum."""
+    """The server cannot use a message of a device, or the sum."""
 
 
 class BadVector(Unsummable):

@@ -1,4 +1,4 @@
-"""Who is whose neighbour: a Harary ring on a permutation that nobody chose. Spec: docs/spec/secagg.md §3."""
+"""The neighbour graph: a Harary ring on a permutation that nobody chose. Spec: docs/spec/secagg.md §3."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from numpy.typing import NDArray
 from secagg.keys import tag
 from secagg.masking import stream
 from secagg.merkle import sha256
-from secagg.parameters import Parameters
+from secagg.parameters import GraphParameters
 
 
-class Graph:
+class NeighbourGraph:
     """The neighbours of every position, by rank: the order in which they follow on the ring."""
 
-    def __init__(self, parameters: Parameters, root: bytes, beacon: bytes) -> None:
+    def __init__(self, parameters: GraphParameters, root: bytes, beacon: bytes) -> None:
         self._parameters = parameters
         words = stream(sha256(tag("graph") + root + beacon), parameters.n)
         self._ring: NDArray[np.int64] = np.argsort(words, kind="stable")

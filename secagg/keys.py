@@ -1,4 +1,4 @@
-"""Keys, signatures and boxes, all of them from `cryptography`. Spec: docs/spec/secagg.md §1, §6."""
+"""Keys, signatures and boxes, all made with `cryptography`. Spec: docs/spec/secagg.md §1, §6."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def verify(signer: bytes, signature: bytes, what: str, context: bytes, body: byt
 
 
 def enrol(authority: Ed25519PrivateKey, device_id: bytes) -> bytes:
-    """The credential of a device: the authority's word that it knows this id."""
+    """The credential of a device: the authority's signature over its id."""
     return sign(authority, "enrolment", NO_CONTEXT, device_id)
 
 
@@ -80,9 +80,7 @@ class PairKey:
         try:
             return self._key.exchange(X25519PublicKey.from_public_bytes(peer))
         except ValueError as error:
-            raise BadPoint(
-                f"public key {peer.hex()[:12]}… has low order: whoever sent it wants a known secret"
-            ) from error
+            raise BadPoint(f"public key {peer.hex()[:12]}… has low order: its sender wants a known secret") from error
 
 
 def clamp(scalar: int) -> int:
@@ -112,7 +110,7 @@ def seal(key: bytes, shares: bytes, sid: bytes, sender: int, receiver: int) -> b
 
 
 def open_box(key: bytes, box: bytes, sid: bytes, sender: int, receiver: int) -> bytes:
-    """What is in a box. Raises BadCiphertext, which names the sender."""
+    """The content of a box. Raises BadCiphertext, which names the sender."""
     try:
         return AESGCM(key).decrypt(NONCE, box, sid + u32(sender, receiver))
     except InvalidTag as error:

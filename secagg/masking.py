@@ -1,6 +1,6 @@
 """Masks: AES-256-CTR keystreams that are added to words. Spec: docs/spec/secagg.md §1, §6, §7.
 
-One key makes one stream, so the counter starts at zero; the counter also seeks, so any slice can be masked alone.
+One key makes one stream, so the counter starts at zero; the counter also seeks, so any slice can be masked by itself.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class Tree:
 
     @property
     def root(self) -> bytes:
-        """What stands for all leaves and their order."""
+        """The hash that stands for all leaves and their order."""
         return self._levels[-1][0]
 
     def path(self, position: int) -> bytes:

@@ -1,7 +1,7 @@
-"""Every message of the protocol and its one encoding. Spec: docs/spec/secagg.md §4.
+"""Messages of the protocol, each with its one encoding. Spec: docs/spec/secagg.md §4.
 
-`encode` gives the bytes; `decode` refuses, with Malformed, all that `encode` would not give. Values are checked by
-whoever receives a message: here only its form.
+`encode` gives the bytes; `decode` refuses, with Malformed, all that `encode` would not give. This module checks the
+form of a message, and its receiver checks the values.
 """
 
 from __future__ import annotations
@@ -12,26 +12,29 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import ClassVar
 
-from secagg.encoding import DIGEST, Reader, ascending, bitmap, head, open_message
+from secagg.encoding import DIGEST_BYTES, Reader, ascending, bitmap, head, open_message
 from secagg.errors import Malformed, UnsupportedSuite
-from secagg.keys import u32
+from secagg.keys import KEY_BYTES, u32
 from secagg.merkle import depth, sha256
+from secagg.message_type import MessageType
 from secagg.packing import Segment
 
 SUITE = 1
 HONEST, ACTIVE = 0, 1
-KEY, SIGNATURE = 32, 64
-SHARE, BOX = 32, 80
-UNSIGNED = bytes(SIGNATURE)
+SIGNATURE_BYTES, SHARE_BYTES, BOX_BYTES = 64, 32, 80
+UNSIGNED = bytes(SIGNATURE_BYTES)
 SEED_SHARE, KEY_SHARE = 0, 1
 DONE, ABORTED = 0, 1
-SEGMENT = struct.Struct("<IBBBddd")
-OFFER = struct.Struct("<BB32sQQIII32s32sH")
+SEGMENT_TERMS = struct.Struct("<IBBBddd")
+INVITE_TERMS = struct.Struct("<BB32sQQIII32s32sH")
 
 
 @dataclass(frozen=True, slots=True)
 class Invite:
-    """M0. What is summed, among how many, for which round. `deadline` is in Unix seconds and up to the host."""
+    """M0. The terms of a session: segments to sum, number of devices, round.
+
+    `deadline` is in Unix seconds, for the host; the protocol does not use it.
+    """
 
     mode: int
     task: bytes
@@ -44,7 +47,7 @@ class Invite:
     model_hash: bytes
     segments: tuple[Segment, ...]
 
-    NUMBER: ClassVar = 0
+    TYPE: ClassVar = MessageType.INVITE
 
     @property
     def dimension(self) -> int:
@@ -53,32 +56,32 @@ class Invite:
 
     def body(self) -> bytes:
         """The message without its signature."""
-        offer = OFFER.pack(
+        terms = INVITE_TERMS.pack(
             SUITE, self.mode, self.task, self.round, self.deadline, self.n_max, self.min_sum, self.w_max,
             self.layout_hash, self.model_hash, len(self.segments),
         )  # fmt: skip
-        return head(self.NUMBER) + offer + b"".join(_pack(segment) for segment in self.segments)
+        return head(self.TYPE) + terms + b"".join(_pack(segment) for segment in self.segments)
 
     @property
     def hash(self) -> bytes:
-        """invite_hash: what M1 and sid are bound to."""
+        """invite_hash, which M1 and sid depend on."""
         return sha256(self.body())
 
     @classmethod
     def decode(cls, data: bytes) -> tuple[Invite, bytes]:
         """The invitation and its signature."""
-        reader = open_message(data, cls.NUMBER, "the invitation")
+        reader = open_message(data, cls.TYPE, "the invitation")
         (
             suite, mode, task, number, deadline, n_max, min_sum, w_max, layout_hash, model_hash, count,
-        ) = OFFER.unpack(reader.take(OFFER.size))  # fmt: skip
+        ) = INVITE_TERMS.unpack(reader.take(INVITE_TERMS.size))  # fmt: skip
         if suite != SUITE:
             raise UnsupportedSuite(f"the invitation asks for suite {suite}; this end knows {SUITE}: update it")
         if mode not in {HONEST, ACTIVE}:
             raise Malformed(f"mode {mode} does not exist")
         if w_max == 0:
             raise Malformed("a greatest weight of 0 has no meaning")
-        segments = tuple(_unpack(reader.take(SEGMENT.size)) for _ in range(count))
-        signature = reader.take(SIGNATURE)
+        segments = tuple(_unpack(reader.take(SEGMENT_TERMS.size)) for _ in range(count))
+        signature = reader.take(SIGNATURE_BYTES)
         reader.close()
         invite = cls(
             mode, task, number, deadline, n_max, min_sum, w_max, layout_hash, model_hash, segments
@@ -87,13 +90,13 @@ class Invite:
 
 
 def _pack(segment: Segment) -> bytes:
-    return SEGMENT.pack(
+    return SEGMENT_TERMS.pack(
         segment.size, segment.field_bits, segment.in_bits, segment.weighted, segment.low, segment.high, segment.norm
     )
 
 
 def _unpack(data: bytes) -> Segment:
-    size, field_bits, in_bits, weighted, low, high, norm = SEGMENT.unpack(data)
+    size, field_bits, in_bits, weighted, low, high, norm = SEGMENT_TERMS.unpack(data)
     if weighted > 1 or field_bits == 0 or not all(isfinite(value) for value in (low, high, norm)):
         raise Malformed("a segment has a flag, a width or a range that does not exist")
     return Segment(size, field_bits, in_bits, low, high, norm, bool(weighted))
@@ -109,12 +112,11 @@ class Advertise:
     signature: bytes
     credential: bytes
 
-    NUMBER: ClassVar = 1
-    SIZE: ClassVar = 3 * KEY + 2 * SIGNATURE
+    TYPE: ClassVar = MessageType.ADVERTISE
 
     @property
     def leaf(self) -> bytes:
-        """What the roster holds of the device."""
+        """The device's leaf in the roster."""
         return self.id + self.mask_key + self.box_key
 
     def fields(self) -> bytes:
@@ -123,12 +125,12 @@ class Advertise:
 
     def encode(self, invite_hash: bytes) -> bytes:
         """The message."""
-        return head(self.NUMBER, invite_hash) + self.fields()
+        return head(self.TYPE, invite_hash) + self.fields()
 
     @classmethod
     def decode(cls, data: bytes, invite_hash: bytes) -> Advertise:
         """The inverse of `encode`."""
-        reader = open_message(data, cls.NUMBER, "the advertisement", invite_hash)
+        reader = open_message(data, cls.TYPE, "the advertisement", invite_hash)
         found = cls.read(reader)
         reader.close()
         return found
@@ -136,12 +138,12 @@ class Advertise:
     @classmethod
     def read(cls, reader: Reader) -> Advertise:
         """The fields, from the middle of a message."""
-        return cls(*(reader.take(size) for size in (KEY, KEY, KEY, SIGNATURE, SIGNATURE)))
+        return cls(*(reader.take(size) for size in 3 * (KEY_BYTES,) + 2 * (SIGNATURE_BYTES,)))
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """A neighbour in M2: its position, what it advertised, and the path of its leaf."""
+class RosterEntry:
+    """A neighbour in M2: its position, its advertisement, and the path of its leaf."""
 
     position: int
     device: Advertise
@@ -154,7 +156,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """M2. What a device must know of the roster: its own place, and its neighbours by rank."""
+    """M2. A device's view of the roster: its own position, and its neighbours by rank."""
 
     n: int
     k: int
@@ -163,21 +165,23 @@ class Roster:
     beacon: bytes
     position: int
     path: bytes
-    neighbours: tuple[Entry, ...]
+    neighbours: tuple[RosterEntry, ...]
 
-    NUMBER: ClassVar = 2
+    TYPE: ClassVar = MessageType.ROSTER
 
     @classmethod
     def decode(cls, data: bytes, invite_hash: bytes, n_max: int) -> Roster:
         """The roster as sent to one device."""
-        reader = open_message(data, cls.NUMBER, "the roster", invite_hash)
+        reader = open_message(data, cls.TYPE, "the roster", invite_hash)
         n, k, t = (reader.integer(4) for _ in range(3))
         if not 0 < n <= n_max or k >= n:
             raise Malformed(f"a roster of {n} with {k} neighbours each does not exist among at most {n_max}")
-        root, beacon, position = reader.take(DIGEST), reader.take(DIGEST), reader.integer(4)
-        length = DIGEST * depth(n)
+        root, beacon, position = reader.take(DIGEST_BYTES), reader.take(DIGEST_BYTES), reader.integer(4)
+        length = DIGEST_BYTES * depth(n)
         path = reader.take(length)
-        neighbours = tuple(Entry(reader.integer(4), Advertise.read(reader), reader.take(length)) for _ in range(k))
+        neighbours = tuple(
+            RosterEntry(reader.integer(4), Advertise.read(reader), reader.take(length)) for _ in range(k)
+        )
         reader.close()
         if any(place >= n for place in (position, *(entry.position for entry in neighbours))):
             raise Malformed(f"the roster names a position that is not below {n}")
@@ -186,7 +190,7 @@ class Roster:
     def encode(self, invite_hash: bytes) -> bytes:
         """The message."""
         fields = u32(self.n, self.k, self.t) + self.root + self.beacon + u32(self.position) + self.path
-        return head(self.NUMBER, invite_hash) + fields + b"".join(entry.encode() for entry in self.neighbours)
+        return head(self.TYPE, invite_hash) + fields + b"".join(entry.encode() for entry in self.neighbours)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,40 +200,40 @@ class Shares:
     commitment: bytes
     boxes: tuple[bytes, ...]
 
-    NUMBER: ClassVar = 3
+    TYPE: ClassVar = MessageType.SHARES
 
     def encode(self, sid: bytes) -> bytes:
         """The message."""
-        return head(self.NUMBER, sid) + self.commitment + b"".join(self.boxes)
+        return head(self.TYPE, sid) + self.commitment + b"".join(self.boxes)
 
     @classmethod
     def decode(cls, data: bytes, sid: bytes, k: int) -> Shares:
         """The inverse of `encode`, for k neighbours."""
-        reader = open_message(data, cls.NUMBER, "the shares", sid)
-        found = cls(reader.take(DIGEST), tuple(reader.take(BOX) for _ in range(k)))
+        reader = open_message(data, cls.TYPE, "the shares", sid)
+        found = cls(reader.take(DIGEST_BYTES), tuple(reader.take(BOX_BYTES) for _ in range(k)))
         reader.close()
         return found
 
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """M4. Who shared (U1), and the boxes of those among the neighbours, by position."""
+    """M4. The devices that shared (U1), and the boxes of those among the neighbours, by position."""
 
     shared: frozenset[int]
     boxes: dict[int, bytes]
 
-    NUMBER: ClassVar = 4
+    TYPE: ClassVar = MessageType.DELIVER
 
     def encode(self, sid: bytes, n: int) -> bytes:
         """The message; boxes are in the order of the mapping."""
-        return head(self.NUMBER, sid) + bitmap(self.shared, n) + b"".join(self.boxes.values())
+        return head(self.TYPE, sid) + bitmap(self.shared, n) + b"".join(self.boxes.values())
 
     @classmethod
     def decode(cls, data: bytes, sid: bytes, n: int, neighbours: Sequence[int]) -> Deliver:
         """The inverse of `encode`, for a device with these neighbours, by rank."""
-        reader = open_message(data, cls.NUMBER, "the delivery", sid)
+        reader = open_message(data, cls.TYPE, "the delivery", sid)
         shared = reader.bitmap(n)
-        boxes = {position: reader.take(BOX) for position in neighbours if position in shared}
+        boxes = {position: reader.take(BOX_BYTES) for position in neighbours if position in shared}
         reader.close()
         return cls(shared, boxes)
 
@@ -241,44 +245,44 @@ class Masked:
     words: bytes
     signature: bytes
 
-    NUMBER: ClassVar = 5
+    TYPE: ClassVar = MessageType.MASKED
 
     def encode(self, sid: bytes) -> bytes:
         """The message."""
-        return b"".join([head(self.NUMBER, sid), self.words, self.signature])
+        return b"".join([head(self.TYPE, sid), self.words, self.signature])
 
     @classmethod
     def decode(cls, data: bytes, sid: bytes, words: int) -> Masked:
         """The inverse of `encode`, for that many words."""
-        reader = open_message(data, cls.NUMBER, "the masked vector", sid)
-        found = cls(reader.take(8 * words), reader.take(SIGNATURE))
+        reader = open_message(data, cls.TYPE, "the masked vector", sid)
+        found = cls(reader.take(8 * words), reader.take(SIGNATURE_BYTES))
         reader.close()
         return found
 
 
 @dataclass(frozen=True, slots=True)
 class Survivors:
-    """M6. Who uploaded (U2)."""
+    """M6. The devices that uploaded (U2)."""
 
     alive: frozenset[int]
 
-    NUMBER: ClassVar = 6
+    TYPE: ClassVar = MessageType.SURVIVORS
 
     def encode(self, sid: bytes, n: int) -> bytes:
         """The message."""
-        return head(self.NUMBER, sid) + bitmap(self.alive, n)
+        return head(self.TYPE, sid) + bitmap(self.alive, n)
 
     @classmethod
     def decode(cls, data: bytes, sid: bytes, n: int) -> Survivors:
         """The inverse of `encode`."""
-        reader = open_message(data, cls.NUMBER, "the survivor set", sid)
+        reader = open_message(data, cls.TYPE, "the survivor set", sid)
         found = cls(reader.bitmap(n))
         reader.close()
         return found
 
 
 def survivors_digest(shared: frozenset[int], alive: frozenset[int], n: int) -> bytes:
-    """What a device signs in M7: both sets."""
+    """The digest that a device signs in M7, of U1 and U2."""
     return sha256(bitmap(shared, n) + bitmap(alive, n))
 
 
@@ -288,40 +292,42 @@ class Confirm:
 
     signature: bytes
 
-    NUMBER: ClassVar = 7
+    TYPE: ClassVar = MessageType.CONFIRM
 
     def encode(self, sid: bytes) -> bytes:
         """The message."""
-        return head(self.NUMBER, sid) + self.signature
+        return head(self.TYPE, sid) + self.signature
 
     @classmethod
     def decode(cls, data: bytes, sid: bytes) -> Confirm:
         """The inverse of `encode`."""
-        reader = open_message(data, cls.NUMBER, "the confirmation", sid)
-        found = cls(reader.take(SIGNATURE))
+        reader = open_message(data, cls.TYPE, "the confirmation", sid)
+        found = cls(reader.take(SIGNATURE_BYTES))
         reader.close()
         return found
 
 
 @dataclass(frozen=True, slots=True)
 class Confirmations:
-    """M8. What neighbours signed: digest and signature by position."""
+    """M8. The confirmations of neighbours: digest and signature by position."""
 
     signed: dict[int, tuple[bytes, bytes]]
 
-    NUMBER: ClassVar = 8
+    TYPE: ClassVar = MessageType.CONFIRMATIONS
 
     def encode(self, sid: bytes) -> bytes:
         """The message."""
         entries = (u32(position) + digest + signature for position, (digest, signature) in sorted(self.signed.items()))
-        return head(self.NUMBER, sid) + len(self.signed).to_bytes(2, "little") + b"".join(entries)
+        return head(self.TYPE, sid) + len(self.signed).to_bytes(2, "little") + b"".join(entries)
 
     @classmethod
     def decode(cls, data: bytes, sid: bytes) -> Confirmations:
         """The inverse of `encode`."""
-        reader = open_message(data, cls.NUMBER, "the confirmations", sid)
+        reader = open_message(data, cls.TYPE, "the confirmations", sid)
         count = reader.integer(2)
-        signed = {position: (reader.take(DIGEST), reader.take(SIGNATURE)) for position in ascending(reader, count)}
+        signed = {
+            position: (reader.take(DIGEST_BYTES), reader.take(SIGNATURE_BYTES)) for position in ascending(reader, count)
+        }
         reader.close()
         return cls(signed)
 
@@ -332,22 +338,22 @@ class Unmask:
 
     shares: dict[int, tuple[int, int]]
 
-    NUMBER: ClassVar = 9
+    TYPE: ClassVar = MessageType.UNMASK
 
     def encode(self, sid: bytes) -> bytes:
         """The message."""
         entries = (
-            u32(position) + bytes([kind]) + share.to_bytes(SHARE, "little")
+            u32(position) + bytes([kind]) + share.to_bytes(SHARE_BYTES, "little")
             for position, (kind, share) in sorted(self.shares.items())
         )
-        return head(self.NUMBER, sid) + len(self.shares).to_bytes(2, "little") + b"".join(entries)
+        return head(self.TYPE, sid) + len(self.shares).to_bytes(2, "little") + b"".join(entries)
 
     @classmethod
     def decode(cls, data: bytes, sid: bytes) -> Unmask:
         """The inverse of `encode`."""
-        reader = open_message(data, cls.NUMBER, "the unmasking shares", sid)
+        reader = open_message(data, cls.TYPE, "the unmasking shares", sid)
         count = reader.integer(2)
-        shares = {position: (reader.integer(1), reader.integer(SHARE)) for position in ascending(reader, count)}
+        shares = {position: (reader.integer(1), reader.integer(SHARE_BYTES)) for position in ascending(reader, count)}
         reader.close()
         if any(kind not in {SEED_SHARE, KEY_SHARE} for kind, _ in shares.values()):
             raise Malformed("a share has a kind that does not exist")
@@ -355,29 +361,36 @@ class Unmask:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """M10. How a session ended, signed by the server: a device keeps it as its receipt."""
+class SessionResult:
+    """M10. The end of a session, signed by the server."""
 
     status: int
     aggregate_hash: bytes
     transcript_root: bytes
     signature: bytes = UNSIGNED
 
-    NUMBER: ClassVar = 10
+    TYPE: ClassVar = MessageType.RESULT
+
+    @property
+    def summed(self) -> bool:
+        """Whether the session came to a sum."""
+        return self.status == DONE
 
     def body(self) -> bytes:
-        """What is signed."""
+        """The bytes that are signed."""
         return bytes([self.status]) + self.aggregate_hash + self.transcript_root
 
     def encode(self, sid: bytes) -> bytes:
         """The message."""
-        return head(self.NUMBER, sid) + self.body() + self.signature
+        return head(self.TYPE, sid) + self.body() + self.signature
 
     @classmethod
-    def decode(cls, data: bytes, sid: bytes) -> Result:
+    def decode(cls, data: bytes, sid: bytes) -> SessionResult:
         """The inverse of `encode`."""
-        reader = open_message(data, cls.NUMBER, "the result", sid)
-        found = cls(reader.integer(1), reader.take(DIGEST), reader.take(DIGEST), reader.take(SIGNATURE))
+        reader = open_message(data, cls.TYPE, "the result", sid)
+        found = cls(
+            reader.integer(1), reader.take(DIGEST_BYTES), reader.take(DIGEST_BYTES), reader.take(SIGNATURE_BYTES)
+        )
         reader.close()
         if found.status not in {DONE, ABORTED}:
             raise Malformed(f"status {found.status} does not exist")

@@ -1,4 +1,4 @@
-"""How many neighbours and shares a cohort needs. Spec: docs/spec/secagg.md §2.
+"""Parameters: how many neighbours and shares a cohort needs. Spec: docs/spec/secagg.md §2.
 
 The conditions are those of Bell et al. (CCS 2020, §3 and §4) for a server that is semi-malicious: it forms the roster
 honestly and may lie afterwards. All arithmetic is exact, so that every implementation finds the same numbers.
@@ -20,7 +20,7 @@ MOST_NEIGHBOURS = 1000  # on a ring; beyond, the exact bound takes long to compu
 
 
 @dataclass(frozen=True, slots=True)
-class Parameters:
+class GraphParameters:
     """A roster of n devices with k neighbours each, of which t reveal a secret."""
 
     n: int
@@ -33,20 +33,20 @@ class Parameters:
         return self.k == self.n - 1
 
 
-def find(n: int) -> Parameters:
+def find(n: int) -> GraphParameters:
     """The fewest neighbours, then the fewest shares, that keep a cohort of n secure and let it lose a tenth.
 
     Raises PolicyViolation when n is below 8, the least cohort, or absurd.
     """
     _check_size(n)
     if n <= COMPLETE_UP_TO:
-        return Parameters(n, n - 1, (n - 1 + _corrupt_neighbours(n)) // 2 + 1)
-    candidates = (Parameters(n, k, _least_shares(n, k)) for k in range(2, n - 1, 2))
+        return GraphParameters(n, n - 1, (n - 1 + _corrupt_neighbours(n)) // 2 + 1)
+    candidates = (GraphParameters(n, k, _least_shares(n, k)) for k in range(2, n - 1, 2))
     # Losing more than k − t of k neighbours costs the sum.
     return next(p for p in candidates if p.t <= p.k and _is_rare(n, p.k, p.k - p.t + 1, CORRECTNESS_BITS))
 
 
-def check(parameters: Parameters) -> None:
+def check(parameters: GraphParameters) -> None:
     """Raise PolicyViolation unless a server cannot collect both of a device's secrets, except with chance 2^-40."""
     n, k, t = parameters.n, parameters.k, parameters.t
     _check_size(n)

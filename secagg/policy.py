@@ -1,4 +1,4 @@
-"""What a device insists on before it takes part. Spec: docs/spec/secagg.md §6."""
+"""A device's policy for secure aggregation: what it insists on before it takes part. Spec: docs/spec/secagg.md §6."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from secagg import keys, packing, parameters
 from secagg.errors import ModelMismatch, PolicyViolation, ReplayedRound
 from secagg.messages import ACTIVE, HONEST, Invite
-from secagg.parameters import Parameters
+from secagg.parameters import GraphParameters
 
 
 @dataclass(frozen=True, slots=True)
 class AggregationPolicy:
     """Constants of the device, which no server may change.
 
-    `server_key` and `authority` are Ed25519 public keys of 32 bytes: the server's, and that of whoever enrols devices.
+    `server_key` and `authority` are Ed25519 public keys of 32 bytes: the server's, and the enrolment authority's.
     Without an authority the device cannot tell its peers from devices that the server made up. `min_sum` is the least
     number of devices that a sum may have. `allow_honest` admits the mode without signatures, which is for simulations.
     """
@@ -56,6 +56,6 @@ class AggregationPolicy:
                 f"insists on {self.min_sum}"
             )
 
-    def check_parameters(self, chosen: Parameters) -> None:
+    def check_parameters(self, chosen: GraphParameters) -> None:
         """Raise PolicyViolation when a graph is weaker than this device accepts."""
         parameters.check(chosen)

@@ -9,7 +9,7 @@ from secagg.shamir import Lagrange, decode, evaluate
 
 
 class Recovery:
-    """Gives secrets back from t of k shares each."""
+    """Secrets from t of k shares each, of which some may be false."""
 
     def __init__(self, k: int, t: int) -> None:
         self._t = t
@@ -27,7 +27,7 @@ class Recovery:
         secret = self._lagrange.combine({rank: points[rank] for rank in ranks[: self._t]})
         if fits(secret):
             return secret, []
-        # A secret that fits is certain, so leaving out one share at a time finds what decoding alone cannot.
+        # A secret that fits is certain, so leaving out one share at a time finds secrets that decoding cannot.
         for left_out in (0, *ranks):
             found = decode({rank: points[rank] for rank in ranks if rank != left_out}, self._t)
             if found and fits(found[0]):

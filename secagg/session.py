@@ -1,4 +1,4 @@
-"""What both ends compute alike: the session's id, commitments, masks, and checks of what devices advertise.
+"""Values that both ends compute alike: the session's id, commitments, masks, and checks of what devices advertise.
 
 Spec: docs/spec/secagg.md §3, §6.
 """
@@ -13,16 +13,16 @@ from secagg.keys import KEY_BYTES, tag, u32
 from secagg.masking import Mask
 from secagg.merkle import sha256
 from secagg.messages import Advertise
-from secagg.parameters import Parameters
+from secagg.parameters import GraphParameters
 
 
-def session_id(invite_hash: bytes, chosen: Parameters, root: bytes, beacon: bytes) -> bytes:
+def session_id(invite_hash: bytes, chosen: GraphParameters, root: bytes, beacon: bytes) -> bytes:
     """sid: every key of the session depends on it, so devices with another view of anything in it share no key."""
     return sha256(tag("sid") + invite_hash + u32(chosen.n, chosen.k, chosen.t) + root + beacon)
 
 
 def commitment(sid: bytes, position: int, seed: int) -> bytes:
-    """What a device commits to its self seed with. The seed's 255 bits of chance hide it."""
+    """The commitment of a device to its self seed. The seed's 255 bits of chance hide it."""
     return sha256(tag("commit") + sid + u32(position) + seed.to_bytes(KEY_BYTES, "little"))
 
 
@@ -44,7 +44,7 @@ def check_advertisement(device: Advertise, invite_hash: bytes, authority: bytes 
 
 
 def check_distinct(devices: Iterable[Advertise]) -> None:
-    """Raise DuplicateKey when an id or a key occurs twice, in whatever role."""
+    """Raise DuplicateKey when an id or a key occurs twice, in any role."""
     seen: set[bytes] = set()
     for device in devices:
         for key in (device.id, device.mask_key, device.box_key):

@@ -1,4 +1,4 @@
-"""Which masks are on the sum, from the shares that devices revealed, and what is under them.
+"""Unmasking: which masks are on the sum, by the shares that devices revealed, and the sum without them.
 
 Spec: docs/spec/secagg.md §7.
 """
@@ -16,29 +16,29 @@ from secagg.masking import LITTLE, Mask, Words, add_masks, add_masks_with
 from secagg.merkle import sha256
 from secagg.messages import Advertise
 from secagg.packing import Segment, Total
-from secagg.parameters import Parameters
+from secagg.parameters import GraphParameters
 from secagg.recovery import Recovery
 from secagg.session import commitment, pair_mask, self_mask
 
 
 @dataclass(frozen=True, slots=True)
-class Aggregate:
-    """What the server learns: the total, its words' digest, and the positions of devices that sent false shares."""
+class UnmaskedSum:
+    """The sum of a session, in clear, and its words' digest. culprits: positions of devices that sent false shares."""
 
     total: Total
-    liars: frozenset[int]
+    culprits: frozenset[int]
     digest: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Revealed:
-    """What the server knows when the last share is in, by position.
+class RevealedShares:
+    """The shares that devices revealed, and all that their secrets are checked with, by position.
 
     `shares` are by responder, then by owner; `commitments` are those of the devices in `shared` (U1).
     """
 
     sid: bytes
-    chosen: Parameters
+    chosen: GraphParameters
     devices: Sequence[Advertise]
     neighbours: Sequence[Sequence[int]]
     shared: frozenset[int]
@@ -47,32 +47,32 @@ class Revealed:
     shares: Mapping[int, Mapping[int, int]]
 
     def masks(self) -> tuple[list[Mask], frozenset[int]]:
-        """What to add to the sum so that no mask is left, and who sent false shares.
+        """The masks that are left on the sum, ready to be added to it, and the positions that sent false shares.
 
         Raises BelowThreshold or BadShare, naming the device whose secret is lost.
         """
         recovery = Recovery(self.chosen.k, self.chosen.t)
         masks: list[Mask] = []
-        liars: set[int] = set()
+        culprits: set[int] = set()
         for owner in sorted(self.alive):
-            seed = self._recover(recovery, owner, self._is_seed, liars)
+            seed = self._recover(recovery, owner, self._is_seed, culprits)
             masks.append(_inverse(self_mask(self.sid, owner, seed)))
         for owner in sorted(self.shared - self.alive):
             left = [peer for peer in self.neighbours[owner] if peer in self.alive]
             if left:
-                key = _pair_key(self._recover(recovery, owner, self._is_mask_key, liars))
+                key = _pair_key(self._recover(recovery, owner, self._is_mask_key, culprits))
                 # The owner's own sign of a pair mask is the opposite of the peer's, so it is what cancels it.
                 masks += [pair_mask(self.sid, owner, peer, key.agree(self.devices[peer].mask_key)) for peer in left]
-        return masks, frozenset(liars)
+        return masks, frozenset(culprits)
 
-    def _recover(self, recovery: Recovery, owner: int, fits: Callable[[int, int], bool], liars: set[int]) -> int:
+    def _recover(self, recovery: Recovery, owner: int, fits: Callable[[int, int], bool], culprits: set[int]) -> int:
         ranked = enumerate(self.neighbours[owner], 1)
         points = {rank: self.shares[peer][owner] for rank, peer in ranked if peer in self.shares}
         try:
             secret, false = recovery.recover(points, lambda found: fits(owner, found))
         except (BadShare, BelowThreshold) as error:
             raise type(error)(f"the secret of position {owner} is lost: {error}", [owner]) from error
-        liars.update(self.neighbours[owner][rank - 1] for rank in false)
+        culprits.update(self.neighbours[owner][rank - 1] for rank in false)
         return secret
 
     def _is_seed(self, owner: int, found: int) -> bool:
@@ -84,31 +84,31 @@ class Revealed:
 
 @dataclass(frozen=True, slots=True)
 class Unmasking:
-    """All that the sum takes once the last share is in. A value: it can be worked on in another process, and again.
+    """The work that is left once the last share is in, as a value: any process can do it, and do it again.
 
-    words: the masked sum (W,). What they mean: `segments`, `w_max`.
+    words: the masked sum (W,), which `segments` and `w_max` say how to decode.
     """
 
-    revealed: Revealed
+    revealed: RevealedShares
     words: Words
     segments: tuple[Segment, ...]
     w_max: int
 
-    def run(self, executor: Executor | None = None, parts: int = 1) -> Aggregate:
-        """The aggregate. With an executor, its workers find the secrets, and take `parts` slices of the words.
+    def run(self, executor: Executor | None = None, parts: int = 1) -> UnmaskedSum:
+        """The sum. With an executor, its workers find the secrets, and take `parts` slices of the words.
 
         Every division gives the same bits. Raises BelowThreshold, BadShare or UnmaskCheckFailed.
         """
         words = self.words.copy()
         if executor is None:
-            masks, liars = self.revealed.masks()
+            masks, culprits = self.revealed.masks()
             add_masks(words, masks)
         else:
-            masks, liars = executor.submit(self.revealed.masks).result()
+            masks, culprits = executor.submit(self.revealed.masks).result()
             add_masks_with(executor, parts, words, masks)
         devices = len(self.revealed.alive)
         total = packing.decode(self.segments, words, devices, self.w_max)
-        return Aggregate(total, liars, sha256(u32(devices) + words.astype(LITTLE, copy=False).tobytes()))
+        return UnmaskedSum(total, culprits, sha256(u32(devices) + words.astype(LITTLE, copy=False).tobytes()))
 
 
 def _inverse(mask: Mask) -> Mask:

@@ -30,9 +30,9 @@ from coordinator.api.reports import HEADER_BYTES
 from coordinator.api.service import Service
 from coordinator.commands import Arrive, GiveUp, HangUp, Hear, Request, Say, Wait
 from coordinator.errors import MalformedMessage
-from coordinator.secure.round import UPLOAD
 from fedcore.plan import BlobRef
 from fedcore.wire.messages import Abort, Assignment, AssignmentAnswer, CheckIn, CheckInAnswer, Enrol, Willing
+from secagg.message_type import MessageType
 
 T = TypeVar("T")
 _NUMBER = re.compile(r"[0-9]{1,2}")
@@ -115,7 +115,7 @@ class DeviceApi:
         spoken = _number(number)
         async with self._owned.present(assignment, request) as layout:
             limit = self._settings.message_limit_bytes
-            if spoken == UPLOAD:
+            if spoken == MessageType.MASKED:
                 # A masked report takes at most half a word per value, and a word for each segment and the checks.
                 limit = 4 * layout.size + 8 * len(layout.segments) + HEADER_BYTES
             with self._limits.reports.reserve(limit):

@@ -1,6 +1,6 @@
-"""A group of a secure round: devices that are summed together, in a session of SA1 of their own.
+"""Group: devices of a secure round that are summed together, in a session of SA1 of their own.
 
-Spec: docs/spec/wire.md §8. Whoever holds a group tells it the time.
+Spec: docs/spec/wire.md §8. Time is an argument of its methods.
 """
 
 from __future__ import annotations
@@ -9,70 +9,70 @@ import logging
 import math
 import random
 import secrets
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TypeAlias
 
+from secagg.encoding import DIGEST_BYTES
 from secagg.errors import BelowThreshold, SecaggError
-from secagg.server import Phase, Server
-from secagg.unmasking import Aggregate, Unmasking
+from secagg.server import PhaseEnd, Server, SessionPhase
+from secagg.unmasking import UnmaskedSum, Unmasking
 
-BEACON_BYTES = 32
 _LOG = logging.getLogger(__name__)
 
-Unmask: TypeAlias = Callable[[Unmasking], Future[Aggregate]]
-"""Takes the masks off a sum, somewhere else."""
+StartUnmasking: TypeAlias = Callable[[Unmasking], Future[UnmaskedSum]]
+"""Has the masks taken off a sum, by another thread or process."""
 
 
 class Group:
     """One session, and the slots that its phase waits for until the time is up.
 
-    aggregate: what came out. failure: the reason why nothing will.
+    sum: the session's sum, once it is there. failure: the reason why there will be none.
     """
 
-    def __init__(self, server: Server, slots: Collection[int], until: float) -> None:
-        self._server = server
-        self._due, self._here, self._until = set(slots), set[int](), until
-        self._lingers_until = -math.inf
+    def __init__(self, server: Server, start_unmasking: StartUnmasking, slots: Collection[int], until: float) -> None:
+        self._server, self._start_unmasking = server, start_unmasking
+        self._due, self._sent, self._until = set(slots), set[int](), until
+        self._not_before = -math.inf
         self._survivors: int | None = None
-        self._unmasking: Future[Aggregate] | None = None
-        self.aggregate: Aggregate | None = None
+        self._unmasking: Future[UnmaskedSum] | None = None
+        self.sum: UnmaskedSum | None = None
         self.failure: str | None = None
 
     @property
-    def phase(self) -> Phase:
-        """What is waited for."""
+    def phase(self) -> SessionPhase:
+        """The phase of the session."""
         return self._server.phase
 
     @property
     def over(self) -> bool:
         """Whether nothing more will come of it."""
-        return self.aggregate is not None or self.failure is not None
+        return self.sum is not None or self.failure is not None
 
     @property
     def unmasking(self) -> bool:
-        """Whether its sum is being made, and no device waited for."""
+        """Whether its sum is being made, and no device is waited for."""
         return self._unmasking is not None and not self.over
 
     @property
     def counted(self) -> int:
-        """How many masked reports are in its sum; how many may be, as long as they come in."""
+        """The number of masked reports in its sum; until they are all in, the number that may still be."""
         if self.failure is not None:
             return 0
         if self._survivors is not None:
             return self._survivors
-        return len(self._due | self._here if self.phase is Phase.UPLOADING else self._due)
+        return len(self._due | self._sent if self.phase is SessionPhase.UPLOADING else self._due)
 
     @property
     def present(self) -> int:
-        """How many have sent what the phase waits for."""
-        return len(self._here)
+        """The number of devices that have sent the message that is due."""
+        return len(self._sent)
 
     @property
     def asked(self) -> int:
-        """How many the phase waits for, those that have sent with them."""
-        return len(self._due | self._here)
+        """The number of devices that the phase waits for, with those that have sent."""
+        return len(self._due | self._sent)
 
     def waits_for(self, slot: int) -> bool:
         """Whether a message of this slot is wanted, now or later."""
@@ -80,27 +80,27 @@ class Group:
 
     def is_due(self, now: float) -> bool:
         """Whether its phase ends now: everybody has sent, or the time is up."""
-        if self.over or self._unmasking is not None or now < self._lingers_until:
+        if self.over or self._unmasking is not None or now < self._not_before:
             return False
-        return self._due <= self._here or now >= self._until
+        return self._due <= self._sent or now >= self._until
 
     def receive(self, slot: int, message: bytes) -> None:
-        """Take in what a device sent. A refusal, any SecaggError, changes nothing."""
+        """Take in a message of a device. A refusal, any SecaggError, changes nothing."""
         self._server.receive(slot, message)
-        self._here.add(slot)
+        self._sent.add(slot)
 
-    def hurry(self, until: float) -> None:
+    def end_by(self, until: float) -> None:
         """End the phase no later than that."""
         self._until = min(self._until, until)
 
-    def linger(self, until: float) -> None:
+    def end_after(self, time: float) -> None:
         """Do not end the phase before then, unless others join."""
-        self._lingers_until = until
+        self._not_before = time
 
     def join(self, slots: Iterable[int]) -> None:
         """Wait for more devices, while they advertise."""
         self._due.update(slots)
-        self._lingers_until = -math.inf
+        self._not_before = -math.inf
 
     def leave(self, slot: int) -> None:
         """Go on without a device."""
@@ -108,44 +108,42 @@ class Group:
 
     def divide(self, limit: int) -> dict[Group, list[int]]:
         """New groups of the devices that advertised and are still there, by lot: as few as `limit` allows, all even."""
-        slots = sorted(self._due & self._here)
+        slots = sorted(self._due & self._sent)
         random.SystemRandom().shuffle(slots)
         count = max(1, -(-len(slots) // limit))
         parts = [slots[index::count] for index in range(count)]
-        sessions = self._server.divide(parts)
-        return {Group(server, part, self._until): part for server, part in zip(sessions, parts, strict=True)}
+        sessions = zip(self._server.divide(parts), parts, strict=True)
+        return {Group(server, self._start_unmasking, part, self._until): part for server, part in sessions}
 
-    def close(self, until: float) -> dict[int, bytes]:
-        """End the phase, whoever is missing: the next messages by slot. The next phase ends at `until`."""
-        messages: dict[int, bytes] = {}
-        with self._failing():
-            if self.phase is Phase.ADVERTISING:
-                self._server.fix_roster()
-                messages = self._server.open_roster(secrets.token_bytes(BEACON_BYTES))
-            elif self.phase is Phase.UPLOADING:
-                messages = self._server.close_phase()
-                self._survivors = len(messages)
-            else:
-                messages = self._server.close_phase()
-        self._due, self._here, self._until = set(messages) & self._due, set(), until
-        return messages
+    def advance(self, until: float) -> Mapping[int, bytes]:
+        """End the phase, without the devices that are missing: the next messages by slot.
 
-    def start_unmasking(self, unmask: Unmask) -> None:
-        """End the last phase. The sum is made elsewhere, until `settle` finds it."""
+        The next phase ends at `until`. After the last one the sum is made elsewhere, until `settle` finds it.
+        """
+        end, uploading = PhaseEnd(), self.phase is SessionPhase.UPLOADING
         with self._failing():
-            self._unmasking = unmask(self._server.unmasking())
+            end = self._server.advance()
+            if self.phase is SessionPhase.DRAWING:
+                end = self._server.advance(secrets.token_bytes(DIGEST_BYTES))
+            if end.unmasking is not None:
+                self._unmasking = self._start_unmasking(end.unmasking)
+                return {}
+            if uploading:
+                self._survivors = len(end.messages)
+        self._due, self._sent, self._until = set(end.messages) & self._due, set(), until
+        return end.messages
 
     def settle(self) -> bool:
-        """Take up what came of unmasking. Whether it is there."""
+        """Take up the sum, or the failure to make it. Returns whether there was one to take up."""
         if not self.unmasking or self._unmasking is None or not self._unmasking.done():
             return False
         with self._failing():
-            self.aggregate = self._unmasking.result()
-            self._server.settle(self.aggregate)
+            self.sum = self._unmasking.result()
+            self._server.settle(self.sum)
         return True
 
-    def stop(self, reason: str) -> dict[int, bytes]:
-        """Release no share any more, whatever comes: results (M10) by slot."""
+    def stop(self, reason: str) -> Mapping[int, bytes]:
+        """End the session: from here on no share has any use. Results (M10) by slot."""
         if self._unmasking is not None:
             self._unmasking.cancel()
         if not self.over:
@@ -165,6 +163,6 @@ class Group:
             _LOG.warning("a secure aggregation failed while %s: %s", phase, error)
             self.failure = "secagg-failed"
         except Exception:
-            # Whatever it was, in a worker process say: this group has no sum, and others go on.
+            # A defect, or a worker process that died: this group has no sum, and the others go on.
             _LOG.exception("a secure aggregation failed while %s", phase)
             self.failure = "secagg-failed"

@@ -1,9 +1,10 @@
-"""A secure round: the server's end of SA1 over one cohort, in groups, with seats, deadlines and devices that wait.
+"""SecureRound: the server's end of SA1 over one cohort, in groups, with seats, deadlines and devices that wait.
 
 Spec: docs/spec/wire.md §8. Time is an argument; the driver owns it. Nothing here is ever stored: a restart abandons it.
 
-The cohort advertises together. Whoever did is dealt into groups, each a session that goes on alone, but that no group
-tells its devices who survived before all have their masked reports: too few in all, and no share is ever asked for.
+The cohort advertises together. The devices that did are dealt into groups, each a session of its own. They take
+one step together: no group tells its devices who survived before all groups have their masked reports. If those are too
+few in all, no share is ever asked for.
 """
 
 from __future__ import annotations
@@ -24,20 +25,19 @@ from coordinator.keys import Keys
 from coordinator.rules.progress import UNMASKING
 from coordinator.rules.rounds import REPLACING_S, Abandon, RoundPolicy, Summed
 from coordinator.rules.task_settings import Secagg, TaskSettings
-from coordinator.secure.group import Group, Unmask
+from coordinator.secure.group import Group, StartUnmasking
 from fedcore.masking import layout_hash, masked_segments, model_hash, reunite, session_number, task_hash
 from fedcore.plan import Plan
 from fedcore.report import ReportLayout
 from fedcore.report import Segment as ReportSegment
 from fedcore.wire.messages import Assignment
 from secagg.errors import SecaggError
+from secagg.message_type import MessageType
 from secagg.messages import ACTIVE, Invite
 from secagg.packing import Segment
 from secagg.parameters import LEAST_COHORT
-from secagg.server import Phase, Server
+from secagg.server import Server, SessionPhase
 
-UPLOAD = int(Phase.UPLOADING)
-RESULT = int(Phase.OVER)
 # Metric sums are fixed-point numbers with three bits behind the point: counts are exact, and sums reach 65,535.
 SUM_BITS, SUM_STEP = 20, 0.125
 
@@ -105,10 +105,10 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class SecureRoundFactory:
-    """What secure rounds are held with: the coordinator's keys, and who takes the masks off sums."""
+    """Maker of secure rounds, with the coordinator's keys and the function that has masks taken off sums."""
 
     keys: Keys
-    unmask: Unmask
+    unmask: StartUnmasking
 
     def open(self, invite: Invite, seats: Mapping[str, int], terms: Terms) -> SecureRound:
         """A round in which `seats` are the slots by assignment."""
@@ -117,11 +117,11 @@ class SecureRoundFactory:
 
 
 class SecureRound:
-    """One attempt at a round. Whatever devices send is folded in and forgotten."""
+    """One attempt at a round. A message of a device is folded in and forgotten."""
 
-    def __init__(self, lobby: Server, unmask: Unmask, seats: Mapping[str, int], terms: Terms) -> None:
-        self._unmask, self._seats, self._terms = unmask, dict(seats), terms
-        self._lobby = Group(lobby, self._seats.values(), terms.trained_by)
+    def __init__(self, lobby: Server, unmask: StartUnmasking, seats: Mapping[str, int], terms: Terms) -> None:
+        self._seats, self._terms = dict(seats), terms
+        self._lobby = Group(lobby, unmask, self._seats.values(), terms.trained_by)
         self._groups = [self._lobby]
         self._group_of = dict.fromkeys(self._seats.values(), self._lobby)
         self._digests: dict[tuple[int, int], str] = {}
@@ -157,7 +157,7 @@ class SecureRound:
     @property
     def advertising(self) -> bool:
         """Whether devices may still join."""
-        return self._lobby.phase is Phase.ADVERTISING
+        return self._lobby.phase is SessionPhase.ADVERTISING
 
     @property
     def proven(self) -> bool:
@@ -168,14 +168,14 @@ class SecureRound:
     def uploads(self) -> dict[str, str]:
         """The digest of every masked report that was folded in, by assignment, but for groups that failed."""
         return {
-            name: self._digests[slot, UPLOAD]
+            name: self._digests[slot, MessageType.MASKED]
             for name, slot in self._seats.items()
-            if (slot, UPLOAD) in self._digests and self._group_of[slot].failure is None
+            if (slot, MessageType.MASKED) in self._digests and self._group_of[slot].failure is None
         }
 
     def total(self, layout: ReportLayout) -> NDArray[np.float64]:
         """The summed report, float64 (L,), once `event` is Summed."""
-        totals = [group.aggregate.total for group in self._groups if group.aggregate is not None]
+        totals = [group.sum.total for group in self._groups if group.sum is not None]
         if not totals:
             raise RuntimeError("there is no sum")
         total = reduce(operator.add, totals)
@@ -201,15 +201,15 @@ class SecureRound:
         except SecaggError as error:
             raise UnusableMessage(f"{type(error).__name__}: {error}") from error
         self._digests[slot, request.number] = digest
-        if group.phase is Phase.ADVERTISING and group.present == self._terms.goal:
-            group.hurry(now + self._terms.phase_s)
+        if group.phase is SessionPhase.ADVERTISING and group.present == self._terms.goal:
+            group.end_by(now + self._terms.phase_s)
 
     def hear(self, request: Hear, answer: Future[Any], now: float) -> None:
         """Park `answer` until the message is there, nobody will ever send it, or the wait is over (None)."""
         self._listeners.append((request, answer, now + request.wait_s))
 
     def dismiss(self, refusal: Refusal) -> None:
-        """Answer whoever waits with a refusal."""
+        """Answer every device that waits with a refusal."""
         for _, answer, _ in self._listeners:
             settle(answer, refusal)
         self._listeners = []
@@ -232,10 +232,10 @@ class SecureRound:
         self._group_of[slot].leave(slot)
         self._lost.add(slot)
         if self.advertising and self._lobby.counted < self._terms.minimum:
-            self._lobby.linger(now + REPLACING_S)
+            self._lobby.end_after(now + REPLACING_S)
 
     def advance(self, now: float) -> None:
-        """End every phase that is due, take up every sum that was made, and answer whoever waits."""
+        """End every phase that is due, take up every sum that was made, and answer devices that wait."""
         while self.event is None and self.ended_at is None and self._move(now):
             pass
         waiting = self._listeners
@@ -246,16 +246,17 @@ class SecureRound:
         if self.ended_at is None:
             self.ended_at = now
             for group in self._groups:
-                self._say(RESULT, group.stop("too-few-reports"))
+                self._say(MessageType.RESULT, group.stop("too-few-reports"))
         self.advance(now)
 
     def _move(self, now: float) -> bool:
         """One step; whether there was one to take."""
         settled = [group for group in self._groups if group.settle()]
         due = [group for group in self._groups if group.is_due(now)]
-        if any(group.phase < UPLOAD or (group.phase == UPLOAD and group not in due) for group in self._open()):
-            due = [group for group in due if group.phase != UPLOAD]
-        said = [(group.phase + 1, self._close(group, now)) for group in due]
+        uploading = SessionPhase.UPLOADING
+        if any(group.phase < uploading or (group.phase is uploading and group not in due) for group in self._open()):
+            due = [group for group in due if group.phase is not uploading]
+        said = [(MessageType(group.phase + 1), self._close(group, now)) for group in due]
         # While devices may still join, it is the round that knows how many more there may be.
         short = not self.advertising and self._counted() < self._terms.minimum
         if short or all(group.over for group in self._groups):
@@ -271,17 +272,14 @@ class SecureRound:
     def _counted(self) -> int:
         return sum(group.counted for group in self._groups)
 
-    def _close(self, group: Group, now: float) -> dict[int, bytes]:
+    def _close(self, group: Group, now: float) -> Mapping[int, bytes]:
         until = now + self._terms.phase_s
-        if group.phase is Phase.REVEALING:
-            group.start_unmasking(self._unmask)
-            return {}
-        if group.phase is not Phase.ADVERTISING:
-            return group.close(until)
+        if group.phase is not SessionPhase.ADVERTISING:
+            return group.advance(until)
         parts = group.divide(self._terms.group_size)
         self._groups = list(parts)
         self._group_of |= {slot: part for part, slots in parts.items() for slot in slots}
-        return {slot: message for part in parts for slot, message in part.close(until).items()}
+        return {slot: message for part in parts for slot, message in part.advance(until).items()}
 
     def _verdict(self) -> Summed | Abandon:
         devices = self._counted()
@@ -294,10 +292,10 @@ class SecureRound:
             return Abandon("devices-lost")
         return Abandon("too-few-reports")
 
-    def _say(self, number: int, messages: Mapping[int, bytes]) -> None:
+    def _say(self, number: MessageType, messages: Mapping[int, bytes]) -> None:
         self._outbox |= {(slot, number): message for slot, message in messages.items()}
-        if number <= UPLOAD + 1:
-            # Whoever is sent this has answered the message before it, and a device that stops before M5 gives up.
+        if number <= MessageType.SURVIVORS:
+            # A device that is sent this has answered the message before it, and one that stops before M5 gives up.
             for slot in messages:
                 self._outbox.pop((slot, number - 2), None)
 

@@ -1,4 +1,4 @@
-"""Processes that take the masks off sums, so that no device and no other round waits for it."""
+"""Unmasker: processes that take the masks off sums, so that no device and no other round waits for it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import signal
 import threading
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 
-from secagg.unmasking import Aggregate, Unmasking
+from secagg.unmasking import UnmaskedSum, Unmasking
 
 MOST_PROCESSES = 8
 _LOG = logging.getLogger(__name__)
@@ -20,18 +20,18 @@ class Unmasker:
 
     def __init__(self) -> None:
         self._parts = min(MOST_PROCESSES, len(os.sched_getaffinity(0)))
-        self._foreman = ThreadPoolExecutor(1, "unmasker")
+        self._queue = ThreadPoolExecutor(1, "unmasker")
         self._workers: ProcessPoolExecutor | None = None
 
-    def __call__(self, work: Unmasking) -> Future[Aggregate]:
-        """The aggregate, once it is there, or any SecaggError. After `close` there is none."""
-        return self._foreman.submit(self._run, work)
+    def __call__(self, work: Unmasking) -> Future[UnmaskedSum]:
+        """The sum, once it is there, or any SecaggError. After `close` there is none."""
+        return self._queue.submit(self._run, work)
 
     def close(self) -> None:
-        """End the processes. What they have not begun is cancelled, which is an exception in its future."""
-        self._foreman.shutdown(wait=False, cancel_futures=True)
+        """End the processes. Work that they have not begun is cancelled, which is an exception in its future."""
+        self._queue.shutdown(wait=False, cancel_futures=True)
         self._end_workers()
-        self._foreman.shutdown()
+        self._queue.shutdown()
         self._end_workers()  # those that the last sum began with meanwhile
 
     def _end_workers(self) -> None:
@@ -39,7 +39,7 @@ class Unmasker:
         if workers is not None:
             workers.shutdown(cancel_futures=True)
 
-    def _run(self, work: Unmasking) -> Aggregate:
+    def _run(self, work: Unmasking) -> UnmaskedSum:
         if self._workers is None:
             # Spawned, since a process with threads must not be forked.
             spawn = multiprocessing.get_context("spawn")

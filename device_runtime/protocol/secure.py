@@ -1,7 +1,7 @@
-"""A device's part in a secure round: what it keeps, and the conversation. Spec: docs/spec/wire.md §8.
+"""The device's part in a secure round: its state, and the conversation. Spec: docs/spec/wire.md §8.
 
-A device that is killed before its masked report was kept gives the assignment up: the keys of its masks are gone. From
-then on it goes on with what it kept, and says again what it said before.
+A device that is killed before its masked report was stored gives the assignment up: the keys of its masks are gone.
+After that it continues from the stored state, and sends the same messages again.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ from fedcore.params import Float32
 from fedcore.plan import Plan
 from fedcore.report import ReportLayout
 from fedcore.wire.messages import Assignment
-from secagg.client import Client, Receipt, Step
+from secagg.client import Client, SessionInput
 from secagg.errors import SecaggError
-from secagg.messages import Invite
+from secagg.message_type import MessageType
+from secagg.messages import Invite, SessionResult
 from secagg.parameters import LEAST_COHORT
 from secagg.policy import AggregationPolicy
 
 WAIT_S, PAUSE_S = 20.0, 0.2
-"""How long a message is waited for in one request, and between two, should the coordinator not hold them back."""
+"""Seconds that one request waits for a message, and seconds between two requests."""
 
 
-class Answered:
+class AnsweredRounds:
     """The last round of each of a coordinator's tasks that this device answered. Raises StateError."""
 
     def __init__(self, database: StateDatabase, coordinator: str) -> None:
@@ -54,14 +55,14 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class SecureDelivery:
-    """How a kept report gets into the sum of its round.
+    """Delivery of a kept report, masked, into the sum of its round.
 
     least: the fewest reports with which a sum may count. keep_going: asked while waiting; it raises what ends the
     session otherwise. plan: gives an assignment's plan.
     """
 
     enrolments: Enrolments
-    answered: Answered
+    answered: AnsweredRounds
     transport: Transport
     kept: KeptAssignment
     least: int
@@ -75,49 +76,49 @@ class SecureDelivery:
         Raises StateError or TransportError too: the device must know the coordinator's key.
         """
         with _explained():
-            policy, _ = self._standing()
-            held = model_hash(given.plan, given.checkpoint), layout_hash(layout)
-            _check(policy.accept(given.secagg or b"", held, self.answered.last_round(given.task)), given, layout)
+            self._accept(self._policy_and_credential()[0], given, layout)
 
-    def run(self, kept: Kept) -> tuple[Kept, Receipt]:
-        """Take part to the end, from wherever an earlier process was stopped: what is kept by then, and the receipt.
+    def run(self, kept: Kept) -> tuple[Kept, SessionResult, bytes]:
+        """Take part to the end, from where an earlier process was stopped. What is kept by then, the result, and M10.
 
         Raises SecaggRefused, ReportLost, DeadlinePassed, StateError or TransportError.
         """
         with _explained():
-            identity = self.enrolments.identity
-            policy, credential = self._standing()
-            if kept.phase == "masked":
-                client = Client.restore(identity, policy, kept.keep)
-                with self.phase("upload"):
-                    survivors = self._hear(kept, 6)
-            else:
-                given = kept.given
-                client = Client(identity, policy, credential, self.answered.last_round(given.task))
-                kept, survivors = self._mask(kept, client, self.plan(given).report)
-            kept, confirmations = self._step(kept, 7, client.survivors(survivors))
-            kept, result = self._step(kept, 9, client.confirmations(confirmations))
-            return kept, client.result(result)
+            client, message = self._resume(kept) if kept.phase == "masked" else self._begin(kept)
+            while (reply := client.receive(message)).message is not None:
+                if reply.keep is not None:
+                    kept = self._persist(kept, reply.message, reply.keep)
+                message = self._say(kept, reply.message)
+            return kept, client.result, message
 
-    def _standing(self) -> tuple[AggregationPolicy, bytes]:
-        """What this device insists on, and its credential."""
+    def _begin(self, kept: Kept) -> tuple[Client, bytes]:
+        """The client of a new session, and M0. The round is noted by then, as it must be before M1 leaves."""
+        given, layout = kept.given, self.plan(kept.given).report
+        policy, credential = self._policy_and_credential()
+        vector_D, weight = separate(layout, self._report(kept, layout))
+        invite = self._accept(policy, given, layout)
+        brought = SessionInput(
+            vector_D, min(weight, invite.w_max), *_held(given, layout), credential, self.answered.last_round(given.task)
+        )
+        self.answered.answer(given.task, invite.round)
+        return Client(self.enrolments.identity, policy, brought), given.secagg or b""
+
+    def _resume(self, kept: Kept) -> tuple[Client, bytes]:
+        """The client of a session in which the masked report may have left, and M6."""
+        client = Client.restore(self.enrolments.identity, self._policy_and_credential()[0], kept.keep)
+        with self.phase("upload"):
+            return client, self._hear(kept, MessageType.SURVIVORS)
+
+    def _policy_and_credential(self) -> tuple[AggregationPolicy, bytes]:
         self.enrolments.signer(self.transport)
         given = self.enrolments.credential()
         return AggregationPolicy(given.server, given.authority, max(self.least, LEAST_COHORT)), given.credential
 
-    def _mask(self, kept: Kept, client: Client, layout: ReportLayout) -> tuple[Kept, bytes]:
-        """Share keys with the cohort, and send the masked report: what is kept by then, and M6."""
-        given, invitation = kept.given, kept.given.secagg or b""
-        vector_D, weight = separate(layout, self._report(kept, layout))
-        advertisement = client.invite(invitation, model_hash(given.plan, given.checkpoint), layout_hash(layout))
-        invite, _ = Invite.decode(invitation)
+    def _accept(self, policy: AggregationPolicy, given: Assignment, layout: ReportLayout) -> Invite:
+        """The invitation of an assignment, if this device may follow it."""
+        invite = policy.accept(given.secagg or b"", _held(given, layout), self.answered.last_round(given.task))
         _check(invite, given, layout)
-        self.answered.answer(given.task, invite.round)
-        roster = self._say(kept, 1, advertisement)
-        client.deliver(self._say(kept, 3, client.roster(roster)))
-        step = client.mask(vector_D, min(weight, invite.w_max))
-        kept = self.kept.masked(kept, hashlib.sha256(step.message).hexdigest(), step.keep)
-        return kept, self._say(kept, 5, step.message)
+        return invite
 
     def _report(self, kept: Kept, layout: ReportLayout) -> Float32:
         try:
@@ -125,27 +126,42 @@ class SecureDelivery:
         except FedcoreError as error:
             raise ReportLost("the kept report does not fit its plan", str(error)) from error
 
-    def _step(self, kept: Kept, number: int, step: Step) -> tuple[Kept, bytes]:
-        kept = self.kept.stepped(kept, step.keep)
-        return kept, self._say(kept, number, step.message)
+    def _persist(self, kept: Kept, message: bytes, keep: bytes) -> Kept:
+        """Make the state of the session durable. The first that there is comes with the masked report."""
+        if kept.phase == "masked":
+            return self.kept.stepped(kept, keep)
+        return self.kept.masked(kept, hashlib.sha256(message).hexdigest(), keep)
 
-    def _say(self, kept: Kept, number: int, message: bytes) -> bytes:
+    def _say(self, kept: Kept, message: bytes) -> bytes:
         """Send a message; the coordinator's next one."""
+        number = MessageType.of(message)
         with self.phase("upload"):
             answer = self.transport.say(kept.given.assignment, number, message, WAIT_S)
-            return self._hear(kept, number + 1) if answer is None else answer
+            return self._hear(kept, number + 1) if answer is None else _only(number + 1, answer)
 
     def _hear(self, kept: Kept, number: int) -> bytes:
         while self.keep_going():
             message = self.transport.hear(kept.given.assignment, number, WAIT_S)
             if message is not None:
-                return message
+                return _only(number, message)
             time.sleep(PAUSE_S)
         raise DeadlinePassed(f"message M{number} of the secure aggregation did not come in time")
 
 
+def _held(given: Assignment, layout: ReportLayout) -> tuple[bytes, bytes]:
+    """The hashes of the model and the layout that this device holds."""
+    return model_hash(given.plan, given.checkpoint), layout_hash(layout)
+
+
+def _only(number: int, message: bytes) -> bytes:
+    """The message, which must be of that number: else a coordinator could have the same step done without end."""
+    if MessageType.of(message) != number:
+        raise SecaggRefused(f"M{message[0]} of the secure aggregation came in the place of M{number}")
+    return message
+
+
 def _check(invite: Invite, given: Assignment, layout: ReportLayout) -> None:
-    """Refuse an invitation that is for something else than the assignment it came with."""
+    """Raise SecaggRefused for an invitation that is not for the assignment that it came with."""
     if invite.task != task_hash(given.task) or invite.round != session_number(given.round, given.attempt):
         raise SecaggRefused("the invitation is for another task or round than the assignment")
     wanted = [(one.size, one.reduction == "mean") for one in masked_segments(layout)]

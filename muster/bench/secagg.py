@@ -3,7 +3,7 @@
 The device is a real `Client` and runs every step from M0 to M9. Around it are only as many real devices as its session
 needs: everybody's M1, and the shares and confirmations of its own neighbours. Making those is not measured.
 
-The server's time is what happens once the last share is in, as in `Server.unmask`: reconstruct secrets, derive keys,
+The server's time is what happens once the last share is in, as in `Unmasking.run`: reconstruct secrets, derive keys,
 take all masks off the sum, check it, decode it. Its inputs are made here, from secrets drawn here, for a cohort of
 which a part dropped out after it shared; that the sum is right is the tests' business. `receive_ms` is what an upload
 costs on arrival: its hash, its signature, and its addition to the sum.
@@ -28,17 +28,17 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES256
 from cryptography.hazmat.primitives.ciphers.modes import CTR
-from numpy.typing import NDArray
 
 from muster.bench.machine import describe_machine
-from secagg import keys, messages, packing, parameters
-from secagg.client import Client
-from secagg.graph import Graph
+from secagg import keys, packing, parameters
+from secagg.client import Client, SessionInput
+from secagg.graph import NeighbourGraph
 from secagg.keys import PairKey
 from secagg.masking import LITTLE, Mask, Words, add_masks
 from secagg.merkle import sha256
 from secagg.messages import (
     ACTIVE,
+    DONE,
     HONEST,
     UNSIGNED,
     Advertise,
@@ -47,17 +47,18 @@ from secagg.messages import (
     Invite,
     Masked,
     Roster,
+    SessionResult,
     Shares,
     Survivors,
     survivors_digest,
 )
 from secagg.packing import Segment
-from secagg.parameters import Parameters
+from secagg.parameters import GraphParameters
 from secagg.policy import AggregationPolicy
 from secagg.server import Server
 from secagg.session import commitment
 from secagg.shamir import PRIME, split
-from secagg.unmasking import Revealed, Unmasking
+from secagg.unmasking import RevealedShares, Unmasking
 
 FIELD_BITS = 21
 HASH, BEACON = bytes(32), bytes(32)
@@ -155,14 +156,14 @@ def run(workload: Workload, repeats: int, progress: Callable[[str], None]) -> Re
 
 
 class _Stopwatch:
-    """Adds up the CPU time of calls, and the sizes of what they take and give."""
+    """Adds up the CPU time of a device's steps, and the sizes of the messages that it receives and sends."""
 
     def __init__(self) -> None:
         self.seconds, self.up, self.down = 0.0, 0, 0
 
-    def step(self, call: Callable[..., bytes], message: bytes, *arguments: object) -> bytes:
+    def step(self, device: Client, message: bytes) -> bytes:
         started = time.process_time()
-        made = call(message, *arguments)
+        made = _answer(device, message)
         self.seconds += time.process_time() - started
         self.down += len(message)
         self.up += len(made)
@@ -178,50 +179,48 @@ def _client(workload: Workload) -> tuple[float, tuple[int, int]]:
     policy = AggregationPolicy(
         server_key.public_key().public_bytes_raw(), authority.public_key().public_bytes_raw(), 2, True
     )
+    vector_D = np.random.default_rng(0).normal(0, 0.01, workload.dim).astype(np.float32)
+    credentials = [keys.enrol(authority, identity.public_key().public_bytes_raw()) for identity in identities]
     clients = [
-        Client(identity, policy, keys.enrol(authority, identity.public_key().public_bytes_raw()))
-        for identity in identities
+        Client(identity, policy, SessionInput(vector_D, 10, HASH, HASH, credential))
+        for identity, credential in zip(identities, credentials, strict=True)
     ]
     watch, device = _Stopwatch(), clients[0]
-    vector_D = np.random.default_rng(0).normal(0, 0.01, workload.dim).astype(np.float32)
 
-    advertised = watch.step(device.invite, server.invitation, HASH, HASH)
-    server.receive(0, advertised)
+    server.receive(0, watch.step(device, server.invitation))
     for slot, client in enumerate(clients[1:], 1):
-        server.receive(slot, client.invite(server.invitation, HASH, HASH))
-    server.fix_roster()
-    rosters = server.open_roster(BEACON)
-    shared = watch.step(device.roster, rosters[0])
+        server.receive(slot, _answer(client, server.invitation))
+    server.advance()
+    rosters = server.advance(BEACON).messages
+    shared = watch.step(device, rosters[0])
 
     sid, n = shared[2:34], workload.n
     near = [entry.position for entry in Roster.decode(rosters[0], invite.hash, n).neighbours]
     everyone = frozenset(range(n))
     boxes = {position: _box_for_0(clients[position], rosters[position], sid, invite) for position in near}
-    watch.step(lambda message: _mask(device, message, vector_D), Deliver(everyone, boxes).encode(sid, n))
-
-    survivors = Survivors(workload.alive).encode(sid, n)
-    watch.step(lambda message: device.survivors(message).message, survivors)
+    watch.step(device, Deliver(everyone, boxes).encode(sid, n))
+    watch.step(device, Survivors(workload.alive).encode(sid, n))
     if workload.signed:
         digest = survivors_digest(everyone, workload.alive, n)
         signers = [position for position in near if position in workload.alive][: parameters.find(n).t]
         signed = {i: (digest, keys.sign(identities[i], "survivors", sid, digest)) for i in signers}
-        watch.step(lambda message: device.confirmations(message).message, Confirmations(signed).encode(sid))
-    watch.down += len(messages.Result(messages.DONE, HASH, HASH).encode(sid))
+        watch.step(device, Confirmations(signed).encode(sid))
+    watch.down += len(SessionResult(DONE, HASH, HASH).encode(sid))
     return watch.seconds, (watch.up, watch.down)
 
 
-def _mask(device: Client, delivery: bytes, vector_D: NDArray[np.float32]) -> bytes:
-    device.deliver(delivery)
-    return device.mask(vector_D, 10).message
+def _answer(client: Client, message: bytes) -> bytes:
+    """A device's answer; there is one to every message but M10."""
+    return client.receive(message).message or b""
 
 
 def _box_for_0(client: Client, roster: bytes, sid: bytes, invite: Invite) -> bytes:
     found = Roster.decode(roster, invite.hash, invite.n_max)
     rank = [entry.position for entry in found.neighbours].index(0)
-    return Shares.decode(client.roster(roster), sid, found.k).boxes[rank]
+    return Shares.decode(_answer(client, roster), sid, found.k).boxes[rank]
 
 
-def _server(workload: Workload, chosen: Parameters, repeats: int) -> float:
+def _server(workload: Workload, chosen: GraphParameters, repeats: int) -> float:
     """CPU seconds from the last share to the decoded sum."""
     revealed, total = _last_share_is_in(workload, chosen)
     best = math.inf
@@ -233,10 +232,10 @@ def _server(workload: Workload, chosen: Parameters, repeats: int) -> float:
     return best
 
 
-def _last_share_is_in(workload: Workload, chosen: Parameters) -> tuple[Revealed, Words]:
+def _last_share_is_in(workload: Workload, chosen: GraphParameters) -> tuple[RevealedShares, Words]:
     """What a server holds then: shares of every secret, and a sum under the masks that they take off."""
     n, alive, sid = workload.n, workload.alive, secrets.token_bytes(32)
-    graph = Graph(chosen, HASH, BEACON)
+    graph = NeighbourGraph(chosen, HASH, BEACON)
     near = [graph.neighbours(position) for position in range(n)]
     pairs = [PairKey(secrets.token_bytes(32)) for _ in range(n)]
     seeds = [secrets.randbelow(PRIME) for _ in range(n)]
@@ -248,7 +247,7 @@ def _last_share_is_in(workload: Workload, chosen: Parameters) -> tuple[Revealed,
                 shares[peer][owner] = point
     devices = [Advertise(HASH, pair.public, HASH, UNSIGNED, UNSIGNED) for pair in pairs]
     commitments = {position: commitment(sid, position, seeds[position]) for position in range(n)}
-    revealed = Revealed(sid, chosen, devices, near, frozenset(range(n)), alive, commitments, shares)
+    revealed = RevealedShares(sid, chosen, devices, near, frozenset(range(n)), alive, commitments, shares)
     total = packing.encode((workload.segment,), np.zeros(workload.dim, np.float32), 10, 1000)
     masks, _ = revealed.masks()
     add_masks(total, [Mask(mask.key, -mask.sign) for mask in masks])

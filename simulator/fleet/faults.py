@@ -23,6 +23,7 @@ from device_runtime.clock import Clock
 from device_runtime.conditions import Conditions, ConditionSource, Requirements, constant, flapping, trace
 from device_runtime.protocol.connection import Carrier, ConnectionFailed, HttpRequest, HttpResponse
 from device_runtime.protocol.transport import Transport
+from secagg.message_type import MessageType
 from simulator.fleet.recorder import Recorder
 
 # Bytes cross a slow road in pieces of so many seconds.
@@ -84,9 +85,9 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlannedDeath(msgspec.Struct, frozen=True):
-    """Where in a secure aggregation a process is killed: at its message of that number, sent and answered or not."""
+    """The place in a secure aggregation where a process is killed: at this message, sent and answered or not."""
 
-    number: int
+    message: MessageType
     sent: bool
 
 
@@ -219,7 +220,7 @@ class WatchedTransport:
         said = SAID.search(request.target) if request.method == "PUT" else None
         if said is None:
             return self._carrier.send(request)
-        assignment, number = said["assignment"], int(said["number"])
+        assignment, number = said["assignment"], MessageType(int(said["number"]))
         self._die(assignment, PlannedDeath(number, sent=False))
         body = b"".join(request.body)
         if self._recorder is not None:
@@ -235,7 +236,7 @@ class WatchedTransport:
     def _die(self, assignment: str, here: PlannedDeath) -> None:
         if here == self._dies_at:
             if self._recorder is not None:
-                self._recorder.see_die(assignment, here.number, sent=here.sent)
+                self._recorder.see_die(assignment, here.message, sent=here.sent)
             os.kill(os.getpid(), signal.SIGKILL)
 
 

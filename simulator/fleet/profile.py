@@ -23,6 +23,7 @@ from device_runtime.conditions import Requirements
 from device_runtime.errors import ConfigError
 from fedcore.decoding import converter
 from fedcore.names import offered
+from secagg.message_type import DEVICE_MESSAGES
 from simulator.errors import ProfileError
 from simulator.fleet.faults import EmulatedConditions, PlannedDeath, PlannedFailure, Traits
 from simulator.fleet.fork_servers import HERE, architectures
@@ -38,8 +39,6 @@ BOUNDS = {
     "clock_skew_s": (-1e9, 1e9),
     "drop_out_step": (1.0, 1e9),
 }
-# What a device says in a secure aggregation, by number: docs/spec/secagg.md §4.
-DEVICE_MESSAGES = (1, 3, 5, 7, 9)
 # A seed of what a device draws for itself.
 SEEDS = 2**32
 

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from secagg import packing
 from secagg.masking import LITTLE, Words
-from secagg.messages import SIGNATURE, Unmask
+from secagg.message_type import MessageType
+from secagg.messages import SIGNATURE_BYTES, Unmask
 from secagg.packing import Segment
 
 SESSION = slice(2, 34)
 """Where a message names its session."""
-MASKED, UNMASK = 5, 9
 ENCODE = packing.encode
 
 
@@ -48,14 +48,14 @@ class Recorder:
 
         packing.encode = seen
 
-    def hear(self, assignment: str, number: int, message: bytes) -> None:
+    def hear(self, assignment: str, number: MessageType, message: bytes) -> None:
         """Write down a message that is about to leave, if it holds a masked report or shares."""
-        if number == MASKED and self._quantised:
+        if number == MessageType.MASKED and self._quantised:
             np.savez(self._folder / f"{assignment}.quantised.npz", **self._quantised)  # type: ignore[arg-type]
-        if number in {MASKED, UNMASK}:
+        if number in {MessageType.MASKED, MessageType.UNMASK}:
             (self._folder / f"{assignment}.M{number}.{self._session}").write_bytes(message)
 
-    def see_die(self, assignment: str, number: int, *, sent: bool) -> None:
+    def see_die(self, assignment: str, number: MessageType, *, sent: bool) -> None:
         """Write down that the process is killed at a message."""
         (self._folder / f"{assignment}.died.{self._session}").write_text(f"{'after' if sent else 'before'} M{number}")
 
@@ -88,13 +88,13 @@ class Recording:
     def uploads(self) -> dict[str, Words]:
         """The masked words of every upload that was sent, by assignment."""
         return {
-            assignment: np.frombuffer(path.read_bytes()[SESSION.stop : -SIGNATURE], LITTLE)
-            for path, assignment in self._files[f"M{MASKED}"].items()
+            assignment: np.frombuffer(path.read_bytes()[SESSION.stop : -SIGNATURE_BYTES], LITTLE)
+            for path, assignment in self._files[f"M{MessageType.MASKED}"].items()
         }
 
     def shares(self) -> Iterator[tuple[str, bytes, dict[int, tuple[int, int]]]]:
         """The assignment, the session and the shares (kind and share, by position of their owner) in every M9 sent."""
-        for path, assignment in self._files[f"M{UNMASK}"].items():
+        for path, assignment in self._files[f"M{MessageType.UNMASK}"].items():
             message = path.read_bytes()
             session = message[SESSION]
             yield assignment, session, Unmask.decode(message, session).shares

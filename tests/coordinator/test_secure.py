@@ -22,7 +22,7 @@ from coordinator.secure.round import invitation
 from coordinator.store.tasks import Secagg, TaskSettings
 from fedcore.masking import layout_hash, model_hash, separate
 from secagg import keys
-from secagg.client import Client
+from secagg.client import Client, SessionInput
 from secagg.messages import Invite
 from secagg.policy import AggregationPolicy
 from tests.coordinator.bundles import START, make_plan, report_vector
@@ -43,10 +43,12 @@ class Device:
 
     def __init__(self, desk, given, delta, weight=1, loss=0.0):
         self.desk, self.given = desk, given
-        self.vector, self.weight = separate(LAYOUT, report_vector(delta, weight, loss))
+        self.vector, weight = separate(LAYOUT, report_vector(delta, weight, loss))
         identity = Ed25519PrivateKey.generate()
         policy = AggregationPolicy(public(KEYS.server), public(KEYS.authority), 8)
-        self.client = Client(identity, policy, keys.enrol(KEYS.authority, public(identity)))
+        held = model_hash(given.plan, given.checkpoint), layout_hash(LAYOUT)
+        brought = SessionInput(self.vector, weight, *held, keys.enrol(KEYS.authority, public(identity)))
+        self.client = Client(identity, policy, brought)
         self.said = {}
 
     def say(self, number, message):
@@ -56,25 +58,28 @@ class Device:
     def hear(self, number, wait_s=0.0):
         return self.desk.ask(Hear(self.given.assignment, number, wait_s))
 
+    def answer(self, message):
+        answer = self.client.receive(message).message
+        self.say(answer[0], answer)
+
     def advertise(self):
-        bound = model_hash(self.given.plan, self.given.checkpoint), layout_hash(LAYOUT)
-        self.say(1, self.client.invite(self.given.secagg, *bound))
+        self.answer(self.given.secagg)
 
     def share(self):
-        self.say(3, self.client.roster(self.hear(2)))
+        self.answer(self.hear(2))
 
     def upload(self):
-        self.client.deliver(self.hear(4))
-        self.say(5, self.client.mask(self.vector, self.weight).message)
+        self.answer(self.hear(4))
 
     def confirm(self):
-        self.say(7, self.client.survivors(self.hear(6)).message)
+        self.answer(self.hear(6))
 
     def reveal(self):
-        self.say(9, self.client.confirmations(self.hear(8)).message)
+        self.answer(self.hear(8))
 
-    def receipt(self):
-        return self.client.result(self.hear(10))
+    def result(self):
+        self.client.receive(self.hear(10))
+        return self.client.result
 
 
 PHASES = ("advertise", "share", "upload", "confirm", "reveal")
@@ -105,7 +110,7 @@ def test_a_secure_round_commits_the_mean_of_what_devices_masked(store, register,
     assert {one.state for one in cohort} == {AssignmentState.REPORTED}
     uploads = {device.given.assignment: hashlib.sha256(device.said[5]).hexdigest() for device in devices}
     assert {one.id: one.report_sha256 for one in cohort} == uploads
-    assert all(device.receipt().done for device in devices)
+    assert all(device.result().summed for device in devices)
 
 
 def test_metrics_of_a_secure_round_are_means_of_sums_in_eighths(store, register, desk):
@@ -115,7 +120,7 @@ def test_metrics_of_a_secure_round_are_means_of_sums_in_eighths(store, register,
     assert store.rounds(task)[0].metrics == {"train.loss": 2.125 / 4}
 
 
-def test_no_message_is_kept_that_its_device_has_answered_but_those_that_a_restart_needs(register, desk):
+def test_messages_that_were_answered_are_kept_only_for_restarts(register, desk):
     register(**SECURE)
     devices = seat(desk)
     run(devices, ("advertise", "share"))
@@ -151,7 +156,7 @@ def test_the_same_message_again_changes_nothing_and_another_is_refused(register,
     assert devices[0].hear(6) is not None
 
 
-def test_a_message_before_its_time_or_of_nonsense_is_refused_and_the_device_may_try_again(register, desk):
+def test_after_an_early_or_damaged_message_a_device_may_try_again(register, desk):
     register(**SECURE)
     devices = seat(desk)
     for number, message in ((3, b"\3"), (1, b"\1rubbish"), (1, b""), (1, b"\7")):
@@ -161,7 +166,7 @@ def test_a_message_before_its_time_or_of_nonsense_is_refused_and_the_device_may_
     assert all(device.hear(2) for device in devices)
 
 
-def test_a_device_that_waits_hears_as_soon_as_the_last_one_spoke_and_nothing_when_its_wait_is_over(register, desk):
+def test_a_device_hears_when_the_last_one_spoke_or_its_wait_is_over(register, desk):
     register(**SECURE)
     devices = seat(desk)
     run(devices[:-1], PHASES[:1])
@@ -185,7 +190,7 @@ def test_a_device_that_falls_silent_is_left_out_and_the_round_commits(store, reg
     run(devices[1:], PHASES[phase + 1 :])
     assert states(store, task)[-1] == "committed"
     counted = [one.device for one in store.cohort(task, 1) if one.state is AssignmentState.REPORTED]
-    # Whoever sent a masked report is in the sum, even if it was not heard of again.
+    # Every device that sent a masked report is in the sum, even if it was not heard of again.
     assert len(counted) == (9 if phase < 3 else 10)
     if phase < 3:
         with pytest.raises(NoLongerNeeded):
@@ -234,7 +239,7 @@ def test_a_goal_of_devices_that_trained_need_not_wait_long_for_the_others(store,
         devices[9].advertise()
 
 
-def test_a_restart_abandons_the_attempt_and_its_messages_are_not_wanted_any_more(store, register, desk, new_desk):
+def test_a_restart_abandons_the_attempt_and_wants_no_more_messages(store, register, desk, new_desk):
     task = register(**SECURE)
     devices = seat(desk)
     run(devices, PHASES[:3])
@@ -263,7 +268,7 @@ def test_a_cancelled_task_releases_no_sum(store, register, desk):
     desk.pass_time(1)
     with pytest.raises(NoLongerNeeded):
         devices[0].hear(8) and devices[0].reveal()
-    assert not devices[0].receipt().done
+    assert not devices[0].result().summed
     assert states(store, task) == ["abandoned"]
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from time import monotonic
 
 import msgspec
+import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.keys import Keys
 from fedcore.masking import layout_hash, model_hash
 from fedcore.wire import messages
 from fedcore.wire.messages import Enrol, Enrolled, Unattested
-from secagg.client import Client
+from secagg.client import Client, SessionInput
 from secagg.keys import check_credential
 from secagg.policy import AggregationPolicy
 from tests.coordinator.bundles import make_plan
@@ -42,8 +43,10 @@ def hear(client, assignment, number, wait_s=0):
 def advertisement(client, given):
     identity = Ed25519PrivateKey.generate()
     enrolled = vouched(client, identity)
-    device = Client(identity, AggregationPolicy(enrolled.server, enrolled.authority, 8), enrolled.credential)
-    return device.invite(given.secagg, model_hash(given.plan, given.checkpoint), layout_hash(make_plan().report))
+    held = model_hash(given.plan, given.checkpoint), layout_hash(make_plan().report)
+    brought = SessionInput(np.zeros(6, np.float32), 1, *held, enrolled.credential)
+    device = Client(identity, AggregationPolicy(enrolled.server, enrolled.authority, 8), brought)
+    return device.receive(given.secagg).message
 
 
 def test_a_device_is_vouched_for_by_the_keys_of_the_file(client, tmp_path):
@@ -54,7 +57,7 @@ def test_a_device_is_vouched_for_by_the_keys_of_the_file(client, tmp_path):
     assert vouched(client, identity) == given
 
 
-def test_a_message_is_answered_with_the_next_one_when_everybody_has_spoken(register, client):
+def test_a_message_is_answered_with_the_next_when_all_have_spoken(register, client):
     register(**SECURE)
     given = assign(client, *NAMES)
     first, *others = [(one.assignment, advertisement(client, one)) for one in given]
@@ -87,7 +90,7 @@ def test_only_assignments_of_secure_rounds_have_messages(register, client):
     refused(hear(client, "nobody", "two"), "malformed-message")
 
 
-def test_a_secure_round_takes_no_report_in_clear_and_no_message_that_is_too_large(register, client):
+def test_a_secure_round_takes_no_clear_report_and_no_large_message(register, client):
     register(**SECURE)
     given = assign(client, *NAMES)
     refused(put(client, given[0].assignment, report_body([1, 0, 0, 0], 1)), "invalid-report")

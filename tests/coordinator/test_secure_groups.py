@@ -31,7 +31,7 @@ def seat_all(desk):
     run(devices, PHASES[:1])
     groups = {}
     for device in devices:
-        device.roster = Roster.decode(device.hear(2), device.client._state.invite.hash, COHORT)
+        device.roster = Roster.decode(device.hear(2), Invite.decode(device.given.secagg)[0].hash, COHORT)
         groups.setdefault(device.roster.root, []).append(device)
     return devices, list(groups.values())
 
@@ -49,8 +49,8 @@ def test_a_large_cohort_is_divided_into_even_groups_whose_sums_add_up(store, reg
     assert states(store, task) == ["committed"]
     np.testing.assert_allclose(store.checkpoint(task, 1)["params"], mean_of(devices), atol=STEP)
     assert store.rounds(task)[0].reported == COHORT
-    receipts = Counter(device.receipt().aggregate_hash for device in devices)
-    assert sorted(receipts.values()) == [12, 12]
+    sums = Counter(device.result().aggregate_hash for device in devices)
+    assert sorted(sums.values()) == [12, 12]
 
 
 def test_an_invitation_tells_what_a_groups_sum_may_be(register, desk):
@@ -75,7 +75,7 @@ def test_a_group_that_fails_does_not_sink_the_round(store, register, desk, phase
     np.testing.assert_allclose(store.checkpoint(task, 1)["params"], mean_of(lucky), atol=STEP)
     counted = {one.device for one in store.cohort(task, 1) if one.state is AssignmentState.REPORTED}
     assert len(counted) == store.rounds(task)[0].reported == 12
-    assert all(device.receipt().done for device in lucky)
+    assert all(device.result().summed for device in lucky)
 
 
 def test_no_group_hears_who_survived_before_all_have_their_reports(register, desk):
@@ -136,7 +136,7 @@ class Shelf:
             future.set_result(work.run())
 
 
-def test_a_round_whose_sum_is_being_made_outlives_its_deadline_and_nobody_waits_for_it(store, register):
+def test_a_round_outlives_its_deadline_while_its_sum_is_made(store, register):
     task, shelf = register(**DIVIDED), Shelf()
     desk = Desk(store, unmask=shelf)
     devices, _ = seat_all(desk)
@@ -147,7 +147,7 @@ def test_a_round_whose_sum_is_being_made_outlives_its_deadline_and_nobody_waits_
     shelf.make()
     desk.turn()
     assert states(store, task) == ["committed"]
-    assert devices[0].receipt().done
+    assert devices[0].result().summed
     desk.pass_time(60)
     assert {one.shape: one.count for one in store.sessions(task) if one.task} == {
         "accepted > waited > assigned > reported": len(devices)
@@ -163,4 +163,4 @@ def test_a_cancelled_task_makes_no_sum_any_more(store, register):
     desk.pass_time(1)
     assert all(future.cancelled() for future in shelf.futures)
     assert states(store, task) == ["abandoned"]
-    assert not devices[0].receipt().done
+    assert not devices[0].result().summed

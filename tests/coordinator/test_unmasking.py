@@ -1,4 +1,4 @@
-"""Masks come off in processes of their own: the same bits, whatever becomes of the processes."""
+"""Masks come off in processes of their own: the same bits, also when a process dies."""
 
 import multiprocessing
 import os
@@ -14,15 +14,15 @@ import pytest
 from coordinator.secure.unmasking import Unmasker
 from secagg.errors import UnmaskCheckFailed
 from secagg.packing import Segment
-from tests.secagg.cohort import Cohort, invitation, vectors_for
+from tests.secagg.cohort import Cohort, integers, invitation
 
 
 def make_work(seed=0):
     """What is left to do of a session of nine, of whom one left after it shared."""
-    cohort = Cohort(9, invitation(segments=(Segment(10_001, 21, 8, -0.3, 0.7),), min_sum=8))
-    vectors = {slot: vector / 256 for slot, vector in vectors_for(cohort, seed).items()}
-    cohort.reveal(cohort.confirm(cohort.upload(cohort.share(cohort.advertise()), vectors, without=(11,))))
-    return cohort.server.unmasking()
+    vectors = {slot: vector / 256 for slot, vector in integers(range(10, 19), 10_001, seed).items()}
+    cohort = Cohort(9, invitation(segments=(Segment(10_001, 21, 8, -0.3, 0.7),), min_sum=8), vectors=vectors)
+    cohort.reveal(cohort.confirm(cohort.upload(cohort.share(cohort.advertise()), without=(11,))))
+    return cohort.server.advance().unmasking
 
 
 @pytest.fixture

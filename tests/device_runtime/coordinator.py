@@ -49,6 +49,7 @@ class Coordinator:
         self.lost_after_s, self.over_selected = None, False
         self.given = 1
         self.invite, self.vouch, self.said = None, lambda id_: None, []
+        self.aggregate = lambda number, message: b""
         self.keys, self.created, self.enrolments, self.nonces = {}, {}, [], set()
         self.blobs = {}
         self.parts, self.cuts = bytearray(), []
@@ -136,7 +137,7 @@ class Coordinator:
         return signature
 
     def answer_secure(self, method, path, body, signature):
-        """The same for what a secure round asks; it never gets beyond the device's first message."""
+        """The same for what a secure round asks; `aggregate` gives its messages; by itself it gives none."""
         match [method, *path.strip("/").split("/")]:
             case ["POST", "v1", "devices"]:
                 message, device = decode(body, Enrol), f"d-{len(self.enrolments)}"
@@ -145,7 +146,8 @@ class Coordinator:
                 return "enrol", 200, "application/json", encode(Enrolled(device, self.vouch(message.secagg)))
             case ["PUT", "v1", "assignments", _, "secagg", number]:
                 self.said.append((int(number), body))
-                return "secagg", 204, "application/octet-stream", b""
+                message = self.aggregate(int(number), body)
+                return "secagg", 200 if message else 204, "application/octet-stream", message
         return "unknown", 404, PROBLEM_TYPE, encode(problem("unknown-resource", path))
 
 

@@ -1,19 +1,29 @@
 """What a device refuses of a secure round at once. Whole rounds: tests/simulator/test_secure_rounds.py."""
 
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 
+import msgspec
+import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from device_runtime.permission.policy import Policy
 from device_runtime.session import run_session
+from device_runtime.state.assignment import Kept
 from device_runtime.state.journal import read_journal
 from fedcore.masking import layout_hash, masked_segments, model_hash, session_number, task_hash
 from fedcore.wire.messages import Credential
 from secagg import keys
-from secagg.messages import Invite
+from secagg.client import Client, SessionInput
+from secagg.client_state import ClientStage, ClientState
+from secagg.messages import Invite, SessionResult
 from secagg.packing import Segment
+from secagg.policy import AggregationPolicy
+from secagg.server import Server
 from tests.device_runtime import linear
+from tests.secagg.cohort import session_of
 
 
 def private(seed):
@@ -30,19 +40,57 @@ SEGMENTS = tuple(
 )
 
 
+def terms(plan, checkpoint, **changes):
+    """The content of M0 for the linear plan, with some fields changed."""
+    fields = {
+        "mode": 1, "task": task_hash("t-1"), "round": session_number(linear.PLACE.round, 1), "deadline": 0,
+        "n_max": 20, "min_sum": 8, "w_max": 100, "layout_hash": layout_hash(linear.plan().report),
+        "model_hash": model_hash(plan, checkpoint), "segments": SEGMENTS,
+    }  # fmt: skip
+    return Invite(**{**fields, **changes})
+
+
 def invitation(signer=SERVER, **changes):
     """What makes M0 for the linear plan, with some fields changed."""
 
     def make(plan, checkpoint):
-        fields = {
-            "mode": 1, "task": task_hash("t-1"), "round": session_number(linear.PLACE.round, 1), "deadline": 0,
-            "n_max": 20, "min_sum": 8, "w_max": 100, "layout_hash": layout_hash(linear.plan().report),
-            "model_hash": model_hash(plan, checkpoint), "segments": SEGMENTS,
-        }  # fmt: skip
-        invite = Invite(**{**fields, **changes})
+        invite = terms(plan, checkpoint, **changes)
         return invite.body() + keys.sign(signer, "invite", keys.NO_CONTEXT, invite.hash)
 
     return make
+
+
+class Aggregator:
+    """A real server of SA1, with eight devices beside the one under test, which is in slot 0.
+
+    repeats: the number of the device's message that it answers with what it sent before.
+    """
+
+    def __init__(self, invite, repeats=None):
+        self.server, self.repeats = Server(invite, SERVER, public(AUTHORITY)), repeats
+        policy = AggregationPolicy(public(SERVER), public(AUTHORITY), 8)
+        self.peers = {}
+        for slot in range(1, 9):
+            credential = keys.enrol(AUTHORITY, public(private(10 + slot)))
+            vector_D = np.zeros(invite.dimension, np.float32)
+            brought = SessionInput(vector_D, 1, invite.model_hash, invite.layout_hash, credential)
+            self.peers[slot] = Client(private(10 + slot), policy, brought)
+        self.messages = dict.fromkeys(range(9), self.server.invitation)
+
+    def answer(self, number, message):
+        """The next message to the device; everybody else has answered by then."""
+        if number == self.repeats:
+            return self.messages[0]
+        self.server.receive(0, message)
+        for slot, peer in self.peers.items():
+            self.server.receive(slot, peer.receive(self.messages[slot]).message)
+        end = self.server.advance()
+        if end.roster_root:
+            end = self.server.advance(bytes(32))
+        if end.unmasking:
+            self.server.settle(end.unmasking.run())
+        self.messages = end.messages or self.server.results()
+        return self.messages[0]
 
 
 def enrolling(server=SERVER, authority=AUTHORITY):
@@ -80,9 +128,45 @@ def refused(coordinator, config, error, said=()):
         ({"segments": tuple(replace(one, weighted=False) for one in SEGMENTS)}, "segments"),
     ],
 )
-def test_an_invitation_that_is_not_for_this_assignment_is_refused_and_nothing_is_said(secure, config, lie, error):
+def test_an_invitation_that_is_not_for_this_assignment_is_refused(secure, config, lie, error):
     secure.invite = invitation(**lie)
     refused(secure, config, error)
+
+
+def test_a_device_takes_part_to_the_end_and_keeps_the_result(secure, config):
+    secure.aggregate = Aggregator(terms(secure.plan, secure.checkpoint)).answer
+    outcome = run_session(config)
+    assert (outcome.outcome, outcome.reason) == ("reported", "")
+    assert [number for number, _ in secure.said] == [1, 3, 5, 7, 9]
+    result = bytes.fromhex(read_journal(config.state)[-1].result)
+    assert SessionResult.decode(result, session_of(result)).summed
+
+
+def test_round_and_state_are_durable_before_a_message_leaves(secure, config):
+    others, found = Aggregator(terms(secure.plan, secure.checkpoint)), []
+
+    def look(number, message):
+        with closing(sqlite3.connect(f"file:{config.state / 'state.db'}?mode=ro", uri=True)) as database:
+            ((row,),) = database.execute("SELECT kept FROM assignment").fetchall()
+            ((noted,),) = database.execute("SELECT number FROM answered").fetchall()
+        keep = msgspec.json.decode(row, type=Kept).keep
+        found.append((number, noted, ClientState.decode(keep).stage if keep else None))
+        return others.answer(number, message)
+
+    secure.aggregate = look
+    run_session(config)
+    stages = {1: None, 3: None, 5: ClientStage.MASKED, 7: ClientStage.CONFIRMED, 9: ClientStage.REVEALED}
+    noted = session_number(linear.PLACE.round, 1)
+    assert found == [(number, noted, stage) for number, stage in stages.items()]
+
+
+@pytest.mark.parametrize("number", [1, 3, 5, 7, 9])
+def test_a_coordinator_that_repeats_itself_gets_no_second_answer(secure, config, number):
+    secure.aggregate = Aggregator(terms(secure.plan, secure.checkpoint), repeats=number).answer
+    outcome = run_session(config)
+    assert (outcome.outcome, outcome.reason) == ("aborted", "secagg-refused")
+    assert f"M{number - 1} of the secure aggregation came in the place of M{number + 1}" in outcome.detail
+    assert [said for said, _ in secure.said] == list(range(1, number + 1, 2))
 
 
 def test_a_policys_least_cohort_holds_for_the_sum(secure, config):
@@ -92,7 +176,7 @@ def test_a_policys_least_cohort_holds_for_the_sum(secure, config):
     assert (outcome.outcome, outcome.reason) == ("aborted", "plan-refused")
 
 
-def test_a_device_takes_part_with_the_keys_that_it_saw_first_and_no_others(secure, config):
+def test_a_device_takes_part_only_with_the_keys_that_it_saw_first(secure, config):
     run_session(config)
     assert [number for number, _ in secure.said] == [1]
     secure.said.clear()

@@ -1,4 +1,4 @@
-"""A whole cohort and its server in one process, step by step, so that tests can lie in between."""
+"""A whole cohort and its server in one process, message by message, so that tests can lie in between."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from secagg import keys
-from secagg.client import Client
+from secagg import keys, parameters
+from secagg.client import Client, SessionInput
 from secagg.errors import OutOfOrder
-from secagg.messages import ACTIVE, Deliver, Invite
+from secagg.graph import NeighbourGraph
+from secagg.merkle import Tree
+from secagg.message_type import MessageType
+from secagg.messages import ACTIVE, Deliver, Invite, Roster, RosterEntry
 from secagg.packing import Segment
 from secagg.policy import AggregationPolicy
 from secagg.server import Server
@@ -55,12 +58,17 @@ def policy(kind=AggregationPolicy, **changes):
 
 @dataclass
 class Cohort:
-    """n clients in slots 10, 11, …, and a server. `parameters`, by n, bypass the least cohort."""
+    """n clients in slots 10, 11, …, and a server. `parameters`, by n, bypass the least cohort.
+
+    vectors, weights: the inputs by slot; integers that `EXACT` carries without loss, and 1, where there are none.
+    """
 
     n: int
     invite: Invite = field(default_factory=invitation)
     parameters: Callable | None = None
     kind: type = AggregationPolicy
+    vectors: dict | None = None
+    weights: dict = field(default_factory=dict)
 
     def __post_init__(self):
         if self.parameters:
@@ -70,88 +78,136 @@ class Cohort:
             self.server = Server(self.invite, SERVER, public(AUTHORITY))
         self.identities = {10 + i: private(100 + i) for i in range(self.n)}
         self.policy = policy(self.kind, allow_honest=self.invite.mode != ACTIVE)
+        self.vectors = self.vectors or integers(self.identities, self.invite.dimension)
         self.clients = {slot: self.client(slot) for slot in self.identities}
-        self.steps = {}
-        self.revealed = set()
+        self.replies = {}
 
-    def client(self, slot, **changes):
+    def client(self, slot, policy=None, **changes):
         identity = self.identities[slot]
-        credential = keys.enrol(AUTHORITY, public(identity))
-        return Client(identity, **{"policy": self.policy, "credential": credential, **changes})
+        given = {
+            "vector": self.vectors[slot], "weight": self.weights.get(slot, 1), "model_hash": MODEL,
+            "layout_hash": LAYOUT, "credential": keys.enrol(AUTHORITY, public(identity)),
+        }  # fmt: skip
+        return Client(identity, policy or self.policy, SessionInput(**{**given, **changes}))
 
     def everyone(self, without=()):
         return [slot for slot in self.clients if slot not in without]
 
+    def total(self, slots):
+        """The plain sum of some devices' vectors."""
+        return sum(self.vectors[slot].astype(np.float64) for slot in slots)
+
+    def answer(self, messages, without=()):
+        """Every device that is there receives its message, and the server its answer."""
+        for slot, message in messages.items():
+            if slot not in without:
+                self.replies[slot] = self.clients[slot].receive(message)
+                self.server.receive(slot, self.replies[slot].message)
+
     def advertise(self, without=()):
         """Up to M2, which is returned by slot."""
-        for slot in self.everyone(without):
-            self.server.receive(slot, self.clients[slot].invite(self.server.invitation, MODEL, LAYOUT))
-        self.root = self.server.fix_roster()
-        return self.server.open_roster(BEACON)
+        self.answer(dict.fromkeys(self.everyone(without), self.server.invitation))
+        self.root = self.server.advance().roster_root
+        self.rosters = self.server.advance(BEACON).messages
+        return self.rosters
 
     def share(self, rosters, without=()):
         """Up to M4."""
-        for slot, message in rosters.items():
-            if slot not in without:
-                self.server.receive(slot, self.clients[slot].roster(message))
-        return self.server.close_phase()
+        self.answer(rosters, without)
+        self.deliveries = self.server.advance().messages
+        return self.deliveries
 
-    def upload(self, deliveries, vectors, without=(), weights=None):
+    def upload(self, deliveries, without=()):
         """Up to M6."""
-        for slot, message in deliveries.items():
-            if slot not in without:
-                self.clients[slot].deliver(message)
-                self.steps[slot] = self.clients[slot].mask(vectors[slot], (weights or {}).get(slot, 1))
-                self.server.receive(slot, self.steps[slot].message)
-        return self.server.close_phase()
+        self.answer(deliveries, without)
+        return self.server.advance().messages
 
     def confirm(self, survivors, without=()):
         """Up to M8; in mode honest nothing happens."""
         if self.invite.mode != ACTIVE:
             return survivors
-        for slot, message in survivors.items():
-            if slot not in without:
-                self.steps[slot] = self.clients[slot].survivors(message)
-                self.server.receive(slot, self.steps[slot].message)
-        return self.server.close_phase()
+        self.answer(survivors, without)
+        return self.server.advance().messages
 
     def reveal(self, messages, without=()):
         """Up to M9."""
-        for slot, message in messages.items():
-            if slot not in without:
-                client = self.clients[slot]
-                self.steps[slot] = (client.confirmations if self.invite.mode == ACTIVE else client.survivors)(message)
-                self.revealed.add(slot)
-                self.server.receive(slot, self.steps[slot].message)
+        self.answer(messages, without)
 
-    def run(self, vectors, gone=((), (), (), (), ()), weights=None):
+    def unmask(self, *workers):
+        """The sum, and results that speak of it."""
+        found = self.server.advance().unmasking.run(*workers)
+        self.server.settle(found)
+        return found
+
+    def run(self, gone=((), (), (), (), ())):
         """A whole session; `gone` says who is missing at M1, M3, M5, M7 and M9."""
-        survivors = self.upload(self.share(self.advertise(gone[0]), gone[1]), vectors, gone[2], weights)
+        survivors = self.upload(self.share(self.advertise(gone[0]), gone[1]), gone[2])
         self.reveal(self.confirm(survivors, gone[3]), gone[4])
-        return self.server.unmask()
+        return self.unmask()
+
+    @property
+    def revealed(self):
+        """The slots of devices that revealed shares."""
+        return {slot for slot, reply in self.replies.items() if MessageType.of(reply.message) is MessageType.UNMASK}
+
+    @property
+    def sid(self):
+        """The session's id, once there is an M4."""
+        return session_of(next(iter(self.deliveries.values())))
+
+    def roster(self, slot):
+        """A device's M2."""
+        return Roster.decode(self.rosters[slot], self.invite.hash, self.invite.n_max)
+
+    def delivery(self, slot):
+        """A device's M4."""
+        near = [entry.position for entry in self.roster(slot).neighbours]
+        return Deliver.decode(self.deliveries[slot], self.sid, self.roster(slot).n, near)
 
 
-def vectors_for(cohort, seed=0):
-    """Integers that `EXACT` carries without loss, by slot."""
+def session_of(message):
+    """The session that the head of a message names."""
+    return message[2:34]
+
+
+def relabelled(message, session):
+    """The message, said to be of another session."""
+    return message[:2] + session + message[34:]
+
+
+def integers(slots, size, seed=0):
+    """A vector of integers for every slot."""
     made = np.random.default_rng(seed)
-    size = cohort.invite.dimension
-    return {slot: made.integers(0, 256, size).astype(np.float32) for slot in cohort.clients}
+    return {slot: made.integers(0, 256, size).astype(np.float32) for slot in slots}
+
+
+def rosters_of(invite, devices, beacon=BEACON):
+    """M2 by slot, as a lying server makes it of any advertisements; devices by slot."""
+    chosen = parameters.find(len(devices))
+    tree = Tree([device.leaf for device in devices.values()])
+    graph = NeighbourGraph(chosen, tree.root, beacon)
+    entries = [RosterEntry(place, device, tree.path(place)) for place, device in enumerate(devices.values())]
+    return {
+        slot: Roster(
+            chosen.n, chosen.k, chosen.t, tree.root, beacon, place, tree.path(place),
+            tuple(entries[peer] for peer in graph.neighbours(place)),
+        ).encode(invite.hash)
+        for place, slot in enumerate(devices)
+    }  # fmt: skip
 
 
 def signed(invite, key=SERVER):
     return invite.body() + keys.sign(key, "invite", keys.NO_CONTEXT, invite.hash)
 
 
-def dies(client, error, step, *arguments):
-    """The step raises just that, and from then on the device answers nothing."""
+def dies(client, error, message):
+    """The message raises just that, and from then on the device answers nothing."""
     with pytest.raises(error) as caught:
-        step(*arguments)
+        client.receive(message)
     assert caught.type is error
-    for late in (client.roster, client.deliver, client.survivors, client.confirmations, client.result):
+    for late in (signed(invitation()), b"", *(bytes([number, 1]) + bytes(198) for number in MessageType)):
         with pytest.raises(OutOfOrder):
-            late(bytes(200))
-    with pytest.raises(OutOfOrder):
-        client.invite(signed(invitation()), MODEL, LAYOUT)
+            client.receive(late)
     return caught.value
 
 

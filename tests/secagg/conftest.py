@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.secagg.cohort import VICTIM, Cohort, invitation, vectors_for
+from tests.secagg.cohort import VICTIM, Cohort, invitation
 
 
 @pytest.fixture
@@ -17,17 +17,17 @@ def victim(cohort):
 
 @pytest.fixture
 def advertised(cohort):
-    cohort.rosters = cohort.advertise()
+    cohort.advertise()
     return cohort
 
 
 @pytest.fixture
 def delivered(advertised):
-    advertised.deliveries = advertised.share(advertised.rosters)
+    advertised.share(advertised.rosters)
     return advertised
 
 
 @pytest.fixture
 def uploaded(delivered):
-    delivered.survivors = delivered.upload(delivered.deliveries, vectors_for(delivered))
+    delivered.survivors = delivered.upload(delivered.deliveries)
     return delivered

@@ -13,7 +13,7 @@ from unittest.mock import patch
 import numpy as np
 
 from secagg.packing import Segment
-from tests.secagg.cohort import AUTHORITY, BEACON, LAYOUT, MODEL, SERVER, Cohort, invitation
+from tests.secagg.cohort import AUTHORITY, BEACON, SERVER, Cohort, invitation
 
 PATH = Path(__file__).parents[1] / "vectors" / "secagg" / "transcript.json"
 SEGMENTS = (Segment(4, 21, 14, -1.0, 1.0, norm=1.5, weighted=True), Segment(3, 16, 8, 0.0, 255.0))
@@ -46,34 +46,27 @@ def transcript():
     """The session as what JSON holds: bytes in hex."""
     chance = Chance()
     invite = invitation(SEGMENTS, n_max=100, min_sum=4, w_max=64)
-    cohort = Cohort(8, invite)
+    slots = range(10, 18)
+    cohort = Cohort(8, invite, vectors={slot: vector(slot) for slot in slots}, weights={slot: slot for slot in slots})
     sent = {name: {} for name in ("M1", "M3", "M5", "M7", "M9")}
     got = {}
 
-    def send(name, slot, step, *arguments):
-        chance.slot = slot
-        made = step(*arguments)
-        sent[name][str(slot)] = getattr(made, "message", made)
-        cohort.server.receive(slot, sent[name][str(slot)])
+    def answer(name, messages, gone=()):
+        for slot, message in messages.items():
+            if slot not in gone:
+                chance.slot = slot
+                sent[name][str(slot)] = cohort.clients[slot].receive(message).message
+                cohort.server.receive(slot, sent[name][str(slot)])
+        return cohort.server.advance()
 
     with patch.object(secrets, "token_bytes", chance.token_bytes), patch.object(secrets, "randbelow", chance.randbelow):
-        for slot, client in cohort.clients.items():
-            send("M1", slot, client.invite, cohort.server.invitation, MODEL, LAYOUT)
-        root = cohort.server.fix_roster()
-        got["M2"] = cohort.server.open_roster(BEACON)
-        for slot in cohort.everyone(GONE["M3"]):
-            send("M3", slot, cohort.clients[slot].roster, got["M2"][slot])
-        got["M4"] = cohort.server.close_phase()
-        for slot in cohort.everyone(GONE["M3"] + GONE["M5"]):
-            cohort.clients[slot].deliver(got["M4"][slot])
-            send("M5", slot, cohort.clients[slot].mask, vector(slot), slot)
-        got["M6"] = cohort.server.close_phase()
-        for slot, message in got["M6"].items():
-            send("M7", slot, cohort.clients[slot].survivors, message)
-        got["M8"] = cohort.server.close_phase()
-        for slot, message in got["M8"].items():
-            send("M9", slot, cohort.clients[slot].confirmations, message)
-    found = cohort.server.unmask()
+        root = answer("M1", dict.fromkeys(slots, cohort.server.invitation)).roster_root
+        got["M2"] = cohort.rosters = cohort.server.advance(BEACON).messages
+        got["M4"] = cohort.deliveries = answer("M3", got["M2"], GONE["M3"]).messages
+        got["M6"] = answer("M5", got["M4"], GONE["M5"]).messages
+        got["M8"] = answer("M7", got["M6"]).messages
+        found = answer("M9", got["M8"]).unmasking.run()
+    cohort.server.settle(found)
     got["M10"] = cohort.server.results()
     return {
         "chance": Chance.__doc__,
@@ -86,8 +79,10 @@ def transcript():
         "beacon": BEACON.hex(),
         "invite_hash": invite.hash.hex(),
         "roster_root": root.hex(),
-        "sid": cohort.server._sid.hex(),
-        "neighbours": {str(position): near for position, near in enumerate(cohort.server._neighbours)},
+        "sid": cohort.sid.hex(),
+        "neighbours": {
+            str(place): [entry.position for entry in cohort.roster(slot).neighbours] for place, slot in enumerate(slots)
+        },
         "drawn": {str(slot): drawn for slot, drawn in chance.drawn.items()},
         "M0": cohort.server.invitation.hex(),
         "sent": {name: {slot: data.hex() for slot, data in messages.items()} for name, messages in sent.items()},

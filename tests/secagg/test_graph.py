@@ -2,9 +2,9 @@ from collections import Counter
 
 import pytest
 
-from secagg.graph import Graph
+from secagg.graph import NeighbourGraph
 from secagg.merkle import Tree, climb, depth, sha256
-from secagg.parameters import Parameters
+from secagg.parameters import GraphParameters
 from tests.secagg import reference
 
 ROOT, BEACON = bytes(32), b"\1" * 32
@@ -12,7 +12,7 @@ ROOT, BEACON = bytes(32), b"\1" * 32
 
 @pytest.mark.parametrize(("n", "k"), [(8, 7), (9, 8), (9, 4), (65, 20), (100, 32), (3, 2), (2, 1), (6, 4)])
 def test_being_neighbours_is_mutual_and_everyone_has_k_of_them(n, k):
-    graph = Graph(Parameters(n, k, k), ROOT, BEACON)
+    graph = NeighbourGraph(GraphParameters(n, k, k), ROOT, BEACON)
     near = [graph.neighbours(position) for position in range(n)]
     for position in range(n):
         assert len(near[position]) == len(set(near[position])) == k
@@ -24,21 +24,23 @@ def test_the_ring_is_the_order_of_the_stream_and_ranks_follow_it():
     n, k = 21, 6
     words = reference.keystream(sha256(b"muster.secagg.v1.graph\0" + ROOT + BEACON), n)
     ring = sorted(range(n), key=lambda position: (words[position], position))
-    graph = Graph(Parameters(n, k, 4), ROOT, BEACON)
+    graph = NeighbourGraph(GraphParameters(n, k, 4), ROOT, BEACON)
     for place, position in enumerate(ring):
         assert graph.neighbours(position) == [ring[(place + step) % n] for step in (1, 2, 3, -3, -2, -1)]
 
 
 def test_root_and_beacon_both_change_who_is_near():
-    chosen = Parameters(100, 32, 22)
-    near = {tuple(Graph(chosen, *bits).neighbours(0)) for bits in ((ROOT, BEACON), (BEACON, BEACON), (ROOT, ROOT))}
+    chosen = GraphParameters(100, 32, 22)
+    near = {
+        tuple(NeighbourGraph(chosen, *bits).neighbours(0)) for bits in ((ROOT, BEACON), (BEACON, BEACON), (ROOT, ROOT))
+    }
     assert len(near) == 3
 
 
 def test_everyone_is_equally_likely_to_be_near():
     counts = Counter()
     for beacon in range(400):
-        counts.update(Graph(Parameters(20, 4, 3), ROOT, beacon.to_bytes(32, "big")).neighbours(0))
+        counts.update(NeighbourGraph(GraphParameters(20, 4, 3), ROOT, beacon.to_bytes(32, "big")).neighbours(0))
     expected = 400 * 4 / 19
     assert sum((counts[p] - expected) ** 2 / expected for p in range(1, 20)) < 60  # 18 degrees of freedom
 

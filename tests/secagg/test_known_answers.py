@@ -54,7 +54,7 @@ def test_derivation_is_that_of_rfc_5869(known):
     assert HKDF(SHA256(), known["length"], known["salt"], known["info"]).derive(known["ikm"]) == known["okm"]
 
 
-def test_a_session_key_is_hkdf_with_sid_as_salt_and_purpose_and_parties_as_info():
+def test_a_session_key_is_hkdf_of_sid_purpose_and_parties():
     secret, sid = bytes(range(32)), bytes(range(32, 64))
     info = b"muster.secagg.v1.box\0" + bytes([5, 0, 0, 0, 1, 1, 0, 0])
     assert keys.derive(secret, sid, "box", 5, 257) == reference.hkdf(secret, sid, info)
@@ -67,7 +67,7 @@ def test_signatures_are_those_of_rfc_8032(known):
     assert key.sign(known["message"]) == known["signature"]
 
 
-def test_a_signature_is_good_for_its_purpose_context_and_body_alone():
+def test_a_signature_is_good_only_for_its_purpose_context_and_body():
     key = Ed25519PrivateKey.from_private_bytes(bytes(32))
     own, context = key.public_key().public_bytes_raw(), bytes(32)
     signature = keys.sign(key, "masked", context, b"body")
@@ -113,7 +113,7 @@ def test_a_box_opens_only_with_its_key_session_and_direction():
         assert caught.value.culprits == (arguments[3],)
 
 
-def test_the_mask_key_that_is_shared_has_the_same_public_key_whatever_its_free_bits():
+def test_a_shared_mask_key_has_the_same_public_key_for_any_free_bits():
     for raw in (bytes(32), b"\xff" * 32, np.arange(32, dtype=np.uint8).tobytes()):
         key = PairKey(raw)
         assert key.secret < 2**255

@@ -1,4 +1,4 @@
-"""What a device sends that it should not: the server refuses it by name, loses nothing, and names who lied."""
+"""Lies of devices: the server refuses each by name, loses nothing, and names the device."""
 
 from dataclasses import replace
 
@@ -20,35 +20,34 @@ from secagg.errors import (
     UnmaskCheckFailed,
     WrongSession,
 )
-from secagg.messages import HONEST, Advertise, Shares, Unmask
+from secagg.masking import LITTLE, stream
+from secagg.messages import HONEST, Advertise, Masked, Shares, Unmask
+from secagg.packing import word_count
 from secagg.server import Server
 from secagg.shamir import PRIME
 from tests.secagg.cohort import (
     AUTHORITY,
-    BEACON,
-    LAYOUT,
-    MODEL,
     SERVER,
     Cohort,
     invitation,
     private,
     public,
-    vectors_for,
+    session_of,
 )
 
 
 def refuses(server, error, slot, message):
-    before = (server.phase, dict(server._uploads), server._sum.copy(), dict(server._revealed))
+    before = (server.phase, dict(server._uploads), server._masked_sum.copy(), dict(server._revealed))
     with pytest.raises(error) as caught:
         server.receive(slot, message)
     assert caught.type is error
     assert (server.phase, server._uploads, server._revealed) == (before[0], before[1], before[3])
-    np.testing.assert_array_equal(server._sum, before[2])
+    np.testing.assert_array_equal(server._masked_sum, before[2])
 
 
 def advertisement(cohort, slot, **changes):
     """A device's M1 with something changed, and signed by it."""
-    found = Advertise.decode(cohort.client(slot).invite(cohort.server.invitation, MODEL, LAYOUT), cohort.invite.hash)
+    found = Advertise.decode(cohort.client(slot).receive(cohort.server.invitation).message, cohort.invite.hash)
     found = replace(found, **changes)
     body = found.mask_key + found.box_key
     signature = keys.sign(cohort.identities[slot], "advertise", cohort.invite.hash, body)
@@ -73,7 +72,7 @@ def test_a_bad_advertisement_is_refused_and_the_rest_goes_on(cohort):
         refuses(server, Malformed, 11, junk)
     for slot in cohort.everyone(without=(10,)):
         server.receive(slot, advertisement(cohort, slot))
-    assert len(server.fix_roster()) == 32
+    assert len(server.advance().roster_root) == 32
 
 
 def test_a_roster_is_never_larger_than_devices_were_told():
@@ -83,13 +82,9 @@ def test_a_roster_is_never_larger_than_devices_were_told():
 
 
 def test_an_upload_counts_once_whole_and_signed(cohort):
-    vectors = vectors_for(cohort)
     deliveries = cohort.share(cohort.advertise(), without=(18,))
     server = cohort.server
-    uploads = {}
-    for slot, message in deliveries.items():
-        cohort.clients[slot].deliver(message)
-        uploads[slot] = cohort.clients[slot].mask(vectors[slot], 1).message
+    uploads = {slot: cohort.clients[slot].receive(message).message for slot, message in deliveries.items()}
     flipped = uploads[10][:50] + bytes([uploads[10][50] ^ 1]) + uploads[10][51:]
     for wrong in (flipped, uploads[10][:-1], uploads[10] + b"\0", uploads[11]):
         refuses(server, BadVector, 10, wrong)
@@ -99,8 +94,8 @@ def test_an_upload_counts_once_whole_and_signed(cohort):
     refuses(server, OutOfOrder, 77, uploads[11])
     for slot in range(11, 18):
         server.receive(slot, uploads[slot])
-    cohort.reveal(cohort.confirm(server.close_phase()))
-    np.testing.assert_array_equal(server.unmask().total.sums, sum(vectors[slot].astype(np.float64) for slot in uploads))
+    cohort.reveal(cohort.confirm(server.advance().messages))
+    np.testing.assert_array_equal(cohort.unmask().total.sums, cohort.total(uploads))
 
 
 def test_messages_out_of_turn_are_refused(cohort):
@@ -108,16 +103,20 @@ def test_messages_out_of_turn_are_refused(cohort):
     refuses(cohort.server, OutOfOrder, 10, b"\3\1" + bytes(200))
     for slot in cohort.clients:
         cohort.server.receive(slot, advertisement(cohort, slot))
-    for wrong in (cohort.server.close_phase, cohort.server.unmask, lambda: cohort.server.open_roster(BEACON)):
+    for wrong in (lambda: cohort.server.advance(bytes(32)), cohort.server.results):
         with pytest.raises(OutOfOrder):
             wrong()
-    cohort.server.fix_roster()
+    cohort.server.advance()
     refuses(cohort.server, OutOfOrder, 10, advertised)
+    cohort.server.abort()
+    for wrong in (cohort.server.advance, lambda: cohort.server.divide([range(10, 19)])):
+        with pytest.raises(OutOfOrder):
+            wrong()
 
 
 def test_a_confirmation_of_anything_else_is_refused(cohort):
-    survivors = cohort.upload(cohort.share(cohort.advertise()), vectors_for(cohort), without=(18,))
-    message = cohort.clients[10].survivors(survivors[10]).message
+    survivors = cohort.upload(cohort.share(cohort.advertise()), without=(18,))
+    message = cohort.clients[10].receive(survivors[10]).message
     refuses(cohort.server, BadSignature, 11, message)
     refuses(cohort.server, OutOfOrder, 18, message)
     cohort.server.receive(10, message)
@@ -125,17 +124,15 @@ def test_a_confirmation_of_anything_else_is_refused(cohort):
 
 
 def revealing(cohort, gone=(18,)):
-    vectors = vectors_for(cohort)
-    survivors = cohort.upload(cohort.share(cohort.advertise()), vectors, without=gone)
-    messages = cohort.confirm(survivors)
-    cohort.expected = sum(vectors[slot].astype(np.float64) for slot in survivors)
-    return messages
+    survivors = cohort.upload(cohort.share(cohort.advertise()), without=gone)
+    cohort.expected = cohort.total(survivors)
+    return cohort.confirm(survivors)
 
 
 def test_shares_of_another_kind_number_or_size_are_refused(cohort):
     messages = revealing(cohort)
-    sid = cohort.server._sid
-    message = cohort.clients[10].confirmations(messages[10]).message
+    sid = cohort.sid
+    message = cohort.clients[10].receive(messages[10]).message
     shares = Unmask.decode(message, sid).shares
     peer, (kind, share) = next(iter(shares.items()))
     fewer = {other: value for other, value in shares.items() if other != peer}
@@ -154,38 +151,46 @@ def test_shares_of_another_kind_number_or_size_are_refused(cohort):
 def falsify(cohort, messages, slots):
     """Everyone reveals; `slots` add one to every share."""
     for slot, message in messages.items():
-        step = cohort.clients[slot].confirmations(message)
-        shares = Unmask.decode(step.message, cohort.server._sid).shares
+        right = cohort.clients[slot].receive(message).message
+        shares = Unmask.decode(right, cohort.sid).shares
         false = {peer: (kind, (share + 1) % PRIME) for peer, (kind, share) in shares.items()}
-        wrong = Unmask(false).encode(cohort.server._sid)
-        cohort.server.receive(slot, wrong if slot in slots else step.message)
+        wrong = Unmask(false).encode(cohort.sid)
+        cohort.server.receive(slot, wrong if slot in slots else right)
+
+
+def summed(cohort):
+    """What a device is told of the end."""
+    client = cohort.clients[10]
+    client.receive(cohort.server.results()[10])
+    return client.result.summed
 
 
 def test_a_device_that_reveals_false_shares_is_named_and_the_sum_is_right(cohort):
     falsify(cohort, revealing(cohort), {12})
-    found = cohort.server.unmask()
-    assert found.liars == {2}
+    found = cohort.unmask()
+    assert found.culprits == {2}
     np.testing.assert_array_equal(found.total.sums, cohort.expected)
 
 
 def test_false_shares_by_more_than_can_be_corrected_end_the_session(cohort):
     falsify(cohort, revealing(cohort), {12, 13, 14})
     with pytest.raises(BadShare, match="secret of position") as caught:
-        cohort.server.unmask()
+        cohort.unmask()
     assert len(caught.value.culprits) == 1
-    assert cohort.clients[10].result(cohort.server.results()[10]).done is False
+    assert summed(cohort) is False
 
 
 def test_a_device_that_committed_to_another_seed_ends_the_session(cohort):
     rosters = cohort.advertise()
     for slot, message in rosters.items():
-        found = Shares.decode(cohort.clients[slot].roster(message), cohort.server._sid, 8)
-        wrong = replace(found, commitment=bytes(32)) if slot == 13 else found
-        cohort.server.receive(slot, wrong.encode(cohort.server._sid))
-    survivors = cohort.upload(cohort.server.close_phase(), vectors_for(cohort))
+        shares = cohort.clients[slot].receive(message).message
+        sid = session_of(shares)
+        wrong = replace(Shares.decode(shares, sid, 8), commitment=bytes(32)).encode(sid)
+        cohort.server.receive(slot, wrong if slot == 13 else shares)
+    survivors = cohort.upload(cohort.server.advance().messages)
     cohort.reveal(cohort.confirm(survivors))
     with pytest.raises(BadShare) as caught:
-        cohort.server.unmask()
+        cohort.unmask()
     assert caught.value.culprits == (3,)
 
 
@@ -193,45 +198,43 @@ def test_too_few_shares_end_the_session(cohort):
     messages = revealing(cohort)
     cohort.reveal(messages, without=(10, 11, 12))
     with pytest.raises(BelowThreshold):
-        cohort.server.unmask()
+        cohort.unmask()
 
 
 def test_a_mask_that_does_not_cancel_lets_no_number_out():
-    """A device masks with another key, as one does that holds another model."""
+    """A device adds another mask than it should, as one does that holds another model."""
     cohort = Cohort(9, invitation(mode=HONEST, min_sum=3))
-    deliveries, vectors = cohort.share(cohort.advertise()), vectors_for(cohort)
-    for slot, message in deliveries.items():
-        client = cohort.clients[slot]
-        client.deliver(message)
-        if slot == 13:
-            state = client._state
-            client._state = replace(state, masks=(*state.masks[:-1], state.masks[-1]._replace(key=bytes(32))))
-        cohort.server.receive(slot, client.mask(vectors[slot], 1).message)
-    cohort.reveal(cohort.server.close_phase())
+    for slot, message in cohort.share(cohort.advertise()).items():
+        right = cohort.clients[slot].receive(message).message
+        found = Masked.decode(right, cohort.sid, word_count(cohort.invite.segments))
+        words = np.frombuffer(found.words, LITTLE) + stream(bytes(32), word_count(cohort.invite.segments))
+        wrong = replace(found, words=words.astype(LITTLE).tobytes()).encode(cohort.sid)
+        cohort.server.receive(slot, wrong if slot == 13 else right)
+    cohort.reveal(cohort.server.advance().messages)
     with pytest.raises(UnmaskCheckFailed):
-        cohort.server.unmask()
-    assert cohort.server._sum.size == 0
-    assert cohort.clients[10].result(cohort.server.results()[10]).done is False
+        cohort.unmask()
+    assert cohort.server._masked_sum.size == 0
+    assert summed(cohort) is False
 
 
 def test_no_share_is_left_when_the_session_is_over(cohort):
     cohort.reveal(revealing(cohort))
     assert cohort.server._revealed
-    cohort.server.unmask()
+    cohort.unmask()
     assert cohort.server._revealed == cohort.server._shares == {}
     broken = Cohort(9, invitation(min_sum=3))
     falsify(broken, revealing(broken), {12, 13, 14})
     with pytest.raises(BadShare):
-        broken.server.unmask()
+        broken.unmask()
     assert broken.server._revealed == broken.server._shares == {}
 
 
 def test_a_beacon_of_another_length_is_refused(cohort):
     for slot in cohort.clients:
         cohort.server.receive(slot, advertisement(cohort, slot))
-    cohort.server.fix_roster()
+    cohort.server.advance()
     with pytest.raises(Malformed, match="beacon"):
-        cohort.server.open_roster(b"short")
+        cohort.server.advance(b"short")
 
 
 def test_a_server_with_fields_that_overflow_is_not_made():

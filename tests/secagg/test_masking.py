@@ -33,7 +33,7 @@ def test_a_mask_and_its_inverse_leave_nothing():
 
 
 @pytest.mark.parametrize("start", [2, 16_382, 16_384, 16_386, 19_998])
-def test_any_slice_can_be_masked_alone(start):
+def test_any_slice_can_be_masked_by_itself(start):
     whole = words_of(40_001)
     part = whole[start:].copy()
     add_masks(whole, MASKS)
@@ -75,7 +75,7 @@ def test_more_masks_than_fit_into_a_batch_are_all_added(monkeypatch):
 
 
 @pytest.mark.parametrize("value", [0, 1, 2**64 - 1])
-def test_masked_words_look_uniform_whatever_they_hide(value):
+def test_masked_words_look_uniform_with_any_content(value):
     words = np.full(100_000, value, np.uint64)
     add_masks(words, [Mask(os.urandom(32), 1), Mask(os.urandom(32), -1)])
     counts = np.bincount(words.view(np.uint8), minlength=256)

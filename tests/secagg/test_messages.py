@@ -2,22 +2,25 @@
 
 import os
 import random
+import re
+from pathlib import Path
 
 import pytest
 
+from secagg.client_state import ClientStage, ClientState, Peer
 from secagg.encoding import bitmap, read_bitmap
 from secagg.errors import Malformed, SecaggError, UnsupportedSuite, WrongSession
-from secagg.kept import Kept, Peer, Stage
+from secagg.message_type import DEVICE_MESSAGES, MessageType
 from secagg.messages import (
     Advertise,
     Confirm,
     Confirmations,
     Deliver,
-    Entry,
     Invite,
     Masked,
-    Result,
     Roster,
+    RosterEntry,
+    SessionResult,
     Shares,
     Survivors,
     Unmask,
@@ -25,6 +28,7 @@ from secagg.messages import (
 from tests.secagg.cohort import invitation
 
 INPUTS = int(os.environ.get("MUSTER_FUZZ", "100000"))
+SPEC = Path(__file__).parents[2] / "docs" / "spec" / "secagg.md"
 SID = bytes(range(32))
 N = 13
 NEAR = (4, 1, 12)
@@ -36,10 +40,10 @@ def some(size, seed=0):
 
 
 DEVICE = Advertise(some(32, 1), some(32, 2), some(32, 3), some(64, 4), some(64, 5))
-ENTRIES = tuple(Entry(position, DEVICE, some(128, position)) for position in NEAR)
+ENTRIES = tuple(RosterEntry(position, DEVICE, some(128, position)) for position in NEAR)
 SIGNED = {1: (some(32), some(64)), 4: (some(32, 1), some(64, 1))}
 PEERS = (Peer(4, some(32), 5, 6), Peer(1, some(32, 1), 7, 8))
-KEPT = Kept(SID, 1, N, 2, 2, 0, U1, PEERS, Stage.REVEALED, frozenset({0, 4}))
+KEPT = ClientState(SID, 1, N, 2, 2, 0, U1, PEERS, ClientStage.REVEALED, frozenset({0, 4}))
 
 # name: (bytes, decoder, what the decoded value encodes to)
 CASES = {
@@ -86,11 +90,11 @@ CASES = {
         lambda found: found.encode(SID),
     ),
     "M10": (
-        Result(1, some(32), some(32, 1), some(64)).encode(SID),
-        lambda data: Result.decode(data, SID),
+        SessionResult(1, some(32), some(32, 1), some(64)).encode(SID),
+        lambda data: SessionResult.decode(data, SID),
         lambda found: found.encode(SID),
     ),
-    "kept": (KEPT.encode(), Kept.decode, lambda found: found.encode()),
+    "kept": (KEPT.encode(), ClientState.decode, lambda found: found.encode()),
 }
 CASE = pytest.mark.parametrize(("data", "decode", "encode"), CASES.values(), ids=CASES)
 
@@ -138,7 +142,7 @@ def test_another_kind_version_or_session_is_refused_by_name(data, decode, encode
 
 
 @CASE
-def test_decoders_raise_only_typed_errors_and_accept_only_what_encodes_alike(data, decode, encode):
+def test_decoders_refuse_damage_by_typed_errors_only(data, decode, encode):
     made = random.Random(len(data))
     for _ in range(INPUTS):
         wrong = mutated(data, made)
@@ -147,6 +151,19 @@ def test_decoders_raise_only_typed_errors_and_accept_only_what_encodes_alike(dat
         except SecaggError:
             continue
         assert encode(found) == wrong
+
+
+def test_messages_have_the_names_and_senders_of_the_specification():
+    rows = re.findall(r"^\| M(\d+) (\w+) \| (device|server) \|", SPEC.read_text(), re.MULTILINE)
+    assert {int(number): name.upper() for number, name, _ in rows} == {one.value: one.name for one in MessageType}
+    assert [int(number) for number, _, sender in rows if sender == "device"] == list(DEVICE_MESSAGES)
+
+
+def test_a_message_says_its_type_in_its_first_byte():
+    assert [MessageType.of(data) for data, _, _ in list(CASES.values())[:-1]] == list(MessageType)
+    for wrong in (b"", b"\x0b", b"\xff\1"):
+        with pytest.raises(Malformed, match="does not exist"):
+            MessageType.of(wrong)
 
 
 def test_a_bitmap_counts_from_the_least_bit_and_has_no_others():

@@ -5,7 +5,7 @@ import pytest
 
 from secagg import parameters
 from secagg.errors import PolicyViolation
-from secagg.parameters import Parameters
+from secagg.parameters import GraphParameters
 
 TABLE = {100: (32, 22), 200: (56, 39), 500: (82, 57), 1000: (96, 67), 2000: (106, 74), 10000: (122, 85)}
 
@@ -52,7 +52,7 @@ def test_up_to_64_everyone_is_a_neighbour_and_a_fifth_may_be_corrupt():
 
 @pytest.mark.parametrize("n", [-1, 0, 7, 2**20 + 1])
 def test_cohorts_that_are_too_small_or_absurd_are_refused(n):
-    for call in (parameters.find, lambda n: parameters.check(Parameters(n, n - 1, n - 1))):
+    for call in (parameters.find, lambda n: parameters.check(GraphParameters(n, n - 1, n - 1))):
         with pytest.raises(PolicyViolation, match="cohort"):
             call(n)
 
@@ -63,9 +63,9 @@ def test_cohorts_that_are_too_small_or_absurd_are_refused(n):
 )  # fmt: skip
 def test_parameters_that_are_too_weak_or_make_no_graph_are_refused(weak):
     with pytest.raises(PolicyViolation, match=str(weak[2])):
-        parameters.check(Parameters(*weak))
+        parameters.check(GraphParameters(*weak))
 
 
 def test_more_shares_or_neighbours_than_needed_are_accepted():
     for strong in ((100, 32, 30), (100, 99, 60), (100, 60, 40), (20, 19, 15)):
-        parameters.check(Parameters(*strong))
+        parameters.check(GraphParameters(*strong))

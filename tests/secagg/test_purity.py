@@ -15,7 +15,7 @@ def test_there_are_sources():
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
-def test_no_file_draws_from_a_generator_that_can_be_predicted_or_reads_a_clock(path):
+def test_no_file_uses_a_predictable_generator_or_a_clock(path):
     assert not FORBIDDEN.findall(path.read_text())
 
 

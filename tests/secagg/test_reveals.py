@@ -9,11 +9,12 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from secagg import keys
 from secagg.client import Client
+from secagg.client_state import ClientStage, ClientState
 from secagg.errors import SecaggError
-from secagg.kept import Kept, Stage
+from secagg.message_type import MessageType
 from secagg.messages import ACTIVE, HONEST, Confirm, Confirmations, Survivors, Unmask, survivors_digest
-from secagg.parameters import Parameters
-from tests.secagg.cohort import Cohort, invitation, vectors_for
+from secagg.parameters import GraphParameters
+from tests.secagg.cohort import Cohort, invitation
 
 N, T, SLOT = 5, 2, 10
 CRASHES = st.sampled_from(["", "before it is kept", "before it is sent"])
@@ -22,13 +23,13 @@ CRASHES = st.sampled_from(["", "before it is kept", "before it is sent"])
 @cache
 def uploaded(mode):
     """A cohort after its uploads; at M3 one device had left."""
-    cohort = Cohort(N + 1, invitation(mode=mode, min_sum=2), lambda n: Parameters(n, n - 1, T))
-    cohort.upload(cohort.share(cohort.advertise(), without=(10 + N,)), vectors_for(cohort))
+    cohort = Cohort(N + 1, invitation(mode=mode, min_sum=2), lambda n: GraphParameters(n, n - 1, T))
+    cohort.upload(cohort.share(cohort.advertise(), without=(10 + N,)))
     return cohort
 
 
 class Reveals(RuleBasedStateMachine):
-    """The last device's host, which keeps what it must before it sends; the server asks whatever it likes."""
+    """A device's host, which keeps the state before it sends; the server asks anything, in any order."""
 
     mode = ACTIVE
     sets = Bundle("sets")
@@ -36,9 +37,9 @@ class Reveals(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.cohort = uploaded(self.mode)
-        self.sid = self.cohort.server._sid
+        self.sid = self.cohort.sid
         self.shared = frozenset(range(N))
-        self.kept = self.cohort.steps[SLOT].keep
+        self.kept = self.cohort.replies[SLOT].keep
         self.sent, self.digests = set(), set()
         self.restart()
 
@@ -52,7 +53,7 @@ class Reveals(RuleBasedStateMachine):
 
     @rule(alive=sets, crash=CRASHES)
     def ask_survivors(self, alive, crash):
-        self.take(lambda: self.client.survivors(Survivors(alive).encode(self.sid, N + 1)), crash)
+        self.take(Survivors(alive).encode(self.sid, N + 1), crash)
 
     @rule(alive=sets, who=st.frozensets(st.integers(1, N - 1), min_size=T), crash=CRASHES)
     def ask_confirmations(self, alive, who, crash):
@@ -61,12 +62,12 @@ class Reveals(RuleBasedStateMachine):
             position: (digest, keys.sign(self.cohort.identities[10 + position], "survivors", self.sid, digest))
             for position in who
         }
-        self.take(lambda: self.client.confirmations(Confirmations(signed).encode(self.sid)), crash)
+        self.take(Confirmations(signed).encode(self.sid), crash)
 
-    def take(self, step, crash):
-        """A host: what is to be kept is durable first; a crash comes before or after that."""
+    def take(self, message, crash):
+        """A host: the state to keep is durable first; a crash comes before or after that."""
         try:
-            made = step()
+            made = self.client.receive(message)
         except SecaggError:
             return
         if crash != "before it is kept":
@@ -74,7 +75,7 @@ class Reveals(RuleBasedStateMachine):
         if crash:
             self.restart()
             return
-        if made.message[0] == Confirm.NUMBER:
+        if MessageType.of(made.message) is MessageType.CONFIRM:
             self.digests.add(Confirm.decode(made.message, self.sid).signature)
         else:
             shares = Unmask.decode(made.message, self.sid).shares
@@ -85,8 +86,8 @@ class Reveals(RuleBasedStateMachine):
         positions = [position for position, _, _ in self.sent]
         assert len(positions) == len(set(positions))
         assert len(self.digests) <= 1
-        kept = Kept.decode(self.kept)
-        if kept.stage is Stage.REVEALED:
+        kept = ClientState.decode(self.kept)
+        if kept.stage is ClientStage.REVEALED:
             assert all(not (peer.seed_share and peer.key_share) for peer in kept.peers)
 
 
@@ -111,6 +112,6 @@ def test_the_machine_can_reveal():
 
 def test_no_share_is_sent_from_a_state_that_was_damaged():
     cohort = uploaded(ACTIVE)
-    for wrong in (b"", cohort.steps[SLOT].keep[:-1], b"\2" + cohort.steps[SLOT].keep[1:]):
+    for wrong in (b"", cohort.replies[SLOT].keep[:-1], b"\2" + cohort.replies[SLOT].keep[1:]):
         with pytest.raises(SecaggError):
             Client.restore(cohort.identities[SLOT], cohort.policy, wrong)

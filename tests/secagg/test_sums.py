@@ -1,4 +1,4 @@
-"""The sum is exact whoever leaves and when; below a threshold there is none."""
+"""The sum is exact, with any devices gone at any step; below a threshold there is none."""
 
 from concurrent.futures import ProcessPoolExecutor
 from itertools import chain, combinations, product
@@ -6,18 +6,19 @@ from itertools import chain, combinations, product
 import numpy as np
 import pytest
 
+from secagg.client import Reply
 from secagg.errors import BelowThreshold, OutOfOrder, TooFewNeighbours
 from secagg.messages import ACTIVE, HONEST, Invite
 from secagg.packing import Segment
-from secagg.parameters import Parameters
-from tests.secagg.cohort import EXACT, LAYOUT, MODEL, Cohort, invitation, vectors_for
+from secagg.parameters import GraphParameters
+from tests.secagg.cohort import EXACT, Cohort, integers, invitation
 
 STAGES = ("M1", "M3", "M5", "M7", "M9")
 SMALL = invitation(mode=HONEST, segments=(Segment(3, 16, 8, 0.0, 255.0),), min_sum=2)
 
 
 def complete(t):
-    return lambda n: Parameters(n, n - 1, t)
+    return lambda n: GraphParameters(n, n - 1, t)
 
 
 def enough(sizes, n, t, min_sum):
@@ -33,25 +34,24 @@ def enough(sizes, n, t, min_sum):
 
 def check(n, t, invite, gone):
     """Run a session in which `gone` leave at each message, and compare with what must come out."""
-    cohort = Cohort(n, invite, complete(t))
-    slots = list(cohort.clients)
-    vectors = vectors_for(cohort, n)
+    slots = range(10, 10 + n)
+    vectors = integers(slots, invite.dimension, n)
+    cohort = Cohort(n, invite, complete(t), vectors=vectors, weights={slot: slot for slot in slots})
     gone = [[slots[place] for place in places] for places in gone]
-    weights = {slot: slot for slot in slots}
     left, sizes = n, []
     for stage in gone:
         left -= len(stage)
         sizes.append(left)
     if not enough(sizes, n, t, invite.min_sum):
         with pytest.raises((BelowThreshold, TooFewNeighbours)):
-            cohort.run(vectors, gone, weights)
+            cohort.run(gone)
         if not enough([*sizes[:4], sizes[3]], n, t, invite.min_sum):
             assert not cohort.revealed
         return False
-    found = cohort.run(vectors, gone, weights)
+    found = cohort.run(gone)
     summed = [slot for slot in slots if slot not in chain(*gone[:3])]
-    assert (found.total.devices, found.total.weight, found.liars) == (len(summed), sum(summed), frozenset())
-    np.testing.assert_array_equal(found.total.sums, sum(vectors[slot].astype(np.float64) for slot in summed))
+    assert (found.total.devices, found.total.weight, found.culprits) == (len(summed), sum(summed), frozenset())
+    np.testing.assert_array_equal(found.total.sums, cohort.total(summed))
     return True
 
 
@@ -85,23 +85,24 @@ def test_every_set_of_five_may_leave_at_every_stage_of_active_mode(stage):
 )
 def test_random_devices_leave_a_real_cohort_at_random_stages(n, mode, seed):
     made = np.random.default_rng(seed)
-    cohort = Cohort(n, invitation(mode=mode, min_sum=n // 2))
+    vectors = integers(range(10, 10 + n), 5, seed)
+    cohort = Cohort(n, invitation(mode=mode, min_sum=n // 2), vectors=vectors)
     leaving = made.choice(list(cohort.clients), max(n // 12, 1), replace=False).tolist()
     stages = made.integers(0, 5, len(leaving)).tolist()
     gone = [[slot for slot, at in zip(leaving, stages, strict=True) if at == stage] for stage in range(5)]
-    vectors = vectors_for(cohort, seed)
-    found = cohort.run(vectors, gone)
+    found = cohort.run(gone)
     summed = [slot for slot in cohort.clients if slot not in chain(*gone[:3])]
     assert found.total.devices == len(summed)
     np.testing.assert_array_equal(found.total.sums, sum(vectors[slot].astype(np.float64) for slot in summed))
 
 
 @pytest.mark.parametrize("value", [0, 255])
-def test_an_upload_looks_uniform_whatever_is_in_it(value):
+def test_an_upload_looks_uniform_with_any_content(value):
     segment = Segment(100_000, 21, 8, 0.0, 255.0)
-    cohort = Cohort(4, invitation(segments=(segment,)), complete(2))
-    cohort.upload(cohort.share(cohort.advertise()), dict.fromkeys(cohort.clients, np.full(segment.size, value, "f4")))
-    counts = np.bincount(np.frombuffer(cohort.steps[10].message[34:-64], np.uint8), minlength=256)
+    same = dict.fromkeys(range(10, 14), np.full(segment.size, value, "f4"))
+    cohort = Cohort(4, invitation(segments=(segment,)), complete(2), vectors=same)
+    cohort.upload(cohort.share(cohort.advertise()))
+    counts = np.bincount(np.frombuffer(cohort.replies[10].message[34:-64], np.uint8), minlength=256)
     expected = counts.sum() / 256
     # 255 degrees of freedom; the chance to be 7 standard deviations above the mean is below 10^-9.
     assert ((counts - expected) ** 2 / expected).sum() < 255 + 7 * 22.6
@@ -110,8 +111,7 @@ def test_an_upload_looks_uniform_whatever_is_in_it(value):
 @pytest.mark.parametrize("size", [0, 1, 7, 10_001])
 def test_vectors_of_every_length_are_summed(size):
     cohort = Cohort(4, invitation(segments=(Segment(size, 21, 8, 0.0, 255.0),)), complete(2))
-    vectors = vectors_for(cohort)
-    np.testing.assert_array_equal(cohort.run(vectors).total.sums, sum(v.astype(np.float64) for v in vectors.values()))
+    np.testing.assert_array_equal(cohort.run().total.sums, cohort.total(cohort.clients))
 
 
 def test_segments_with_their_own_ranges_are_summed_each_by_its_rule():
@@ -119,9 +119,9 @@ def test_segments_with_their_own_ranges_are_summed_each_by_its_rule():
         Segment(4, 32, 20, -2.0, 2.0, norm=3.0, weighted=True), Segment(1, 8, 1, 0.0, 1.0),
         Segment(2, 24, 16, 0.0, 65535.0),
     )  # fmt: skip
-    cohort = Cohort(5, invitation(segments=segments, n_max=8, w_max=9), complete(3))
-    vectors = {slot: np.array([1, -1, 0.5, 0, slot % 2, 60_000, slot], np.float32) for slot in cohort.clients}
-    found = cohort.run(vectors, weights={slot: slot - 9 for slot in vectors})
+    vectors = {slot: np.array([1, -1, 0.5, 0, slot % 2, 60_000, slot], np.float32) for slot in range(10, 15)}
+    invite, weights = invitation(segments=segments, n_max=8, w_max=9), {slot: slot - 9 for slot in vectors}
+    found = Cohort(5, invite, complete(3), vectors=vectors, weights=weights).run()
     assert found.total.weight == 1 + 2 + 3 + 4 + 5
     np.testing.assert_allclose(found.total.sums[:4], [15, -15, 7.5, 0], atol=5 * 9 * segments[0].step)
     assert found.total.sums[4:].tolist() == [2, 300_000, 60]
@@ -129,50 +129,50 @@ def test_segments_with_their_own_ranges_are_summed_each_by_its_rule():
 
 def test_the_server_may_divide_the_work_among_processes():
     cohort = Cohort(9, invitation(segments=(Segment(10_001, 21, 8, 0.0, 255.0),)))
-    vectors = vectors_for(cohort)
-    survivors = cohort.upload(cohort.share(cohort.advertise()), vectors, without=(11,))
+    survivors = cohort.upload(cohort.share(cohort.advertise()), without=(11,))
     cohort.reveal(cohort.confirm(survivors))
     with ProcessPoolExecutor(2) as executor:
-        found = cohort.server.unmask(executor, 3)
-    np.testing.assert_array_equal(found.total.sums, sum(vectors[slot].astype(np.float64) for slot in survivors))
+        found = cohort.unmask(executor, 3)
+    np.testing.assert_array_equal(found.total.sums, cohort.total(survivors))
 
 
 def test_groups_of_a_divided_cohort_are_sessions_of_their_own_and_add_up():
     cohort = Cohort(20, invitation(n_max=10, min_sum=8))
-    vectors = vectors_for(cohort)
-    lobby = cohort.server
-    for slot, client in cohort.clients.items():
-        lobby.receive(slot, client.invite(lobby.invitation, MODEL, LAYOUT))
+    together = cohort.server
+    cohort.answer(dict.fromkeys(cohort.clients, together.invitation))
     found = []
-    for cohort.server in lobby.divide([range(11, 20), range(20, 30)]):
-        cohort.server.fix_roster()
-        rosters = cohort.server.open_roster(bytes(32))
-        survivors = cohort.upload(cohort.share(rosters), vectors, without=(12,))
+    for cohort.server in together.divide([range(11, 20), range(20, 30)]):
+        cohort.server.advance()
+        rosters = cohort.server.advance(bytes(32)).messages
+        survivors = cohort.upload(cohort.share(rosters), without=(12,))
         cohort.reveal(cohort.confirm(survivors))
-        found.append(cohort.server.unmask())
+        found.append(cohort.unmask())
     total = found[0].total + found[1].total
     assert [one.total.devices for one in found] == [8, 10]
-    summed = [slot for slot in vectors if slot not in {10, 12}]
-    np.testing.assert_array_equal(total.sums, sum(vectors[slot].astype(np.float64) for slot in summed))
+    np.testing.assert_array_equal(total.sums, cohort.total(slot for slot in cohort.clients if slot not in {10, 12}))
     with pytest.raises(OutOfOrder):
-        lobby.receive(10, cohort.client(10).invite(lobby.invitation, MODEL, LAYOUT))
+        together.receive(10, cohort.client(10).receive(together.invitation).message)
 
 
 def test_everyone_gets_a_signed_receipt_of_the_same_sum():
     cohort = Cohort(8, invitation(segments=EXACT))
-    found = cohort.run(vectors_for(cohort), ((), (), (12,), (), ()))
+    found = cohort.run(((), (), (12,), (), ()))
     results = cohort.server.results()
-    receipts = {cohort.clients[slot].result(message) for slot, message in results.items() if slot != 12}
-    assert [(receipt.done, receipt.aggregate_hash) for receipt in receipts] == [(True, found.digest)]
+    ends = [cohort.clients[slot].receive(message) for slot, message in results.items() if slot != 12]
+    assert ends == [Reply(done=True)] * 7
+    told = {cohort.clients[slot].result for slot in results if slot != 12}
+    assert [(result.summed, result.aggregate_hash) for result in told] == [(True, found.digest)]
 
 
-def test_a_session_below_its_threshold_ends_with_a_signed_abort_and_no_share():
+def test_below_its_threshold_a_session_ends_with_a_signed_abort():
     cohort = Cohort(8)
-    survivors = cohort.share(cohort.advertise())
+    deliveries, client = cohort.share(cohort.advertise()), cohort.clients[14]
     with pytest.raises(BelowThreshold):
-        cohort.upload(survivors, vectors_for(cohort), without=(10, 11, 12, 13))
-    receipt = cohort.clients[14].result(cohort.server.results()[14])
-    assert (receipt.done, receipt.aggregate_hash) == (False, bytes(32))
+        cohort.upload(deliveries, without=(10, 11, 12, 13))
+    with pytest.raises(OutOfOrder):
+        assert client.result.summed
+    client.receive(cohort.server.results()[14])
+    assert (client.result.summed, client.result.aggregate_hash) == (False, bytes(32))
 
 
 def test_what_devices_send_and_get_is_as_small_as_the_specification_says():
@@ -181,5 +181,5 @@ def test_what_devices_send_and_get_is_as_small_as_the_specification_says():
     assert len(cohort.server.invitation) == 130 + 31 * len(cohort.invite.segments) + 64
     assert Invite.decode(cohort.server.invitation)[0] == cohort.invite
     assert len(roster) == 34 + 12 + 64 + 4 + 96 + 7 * (4 + 224 + 96)
-    assert len(cohort.client(11).invite(cohort.server.invitation, MODEL, LAYOUT)) == 34 + 224
-    assert len(cohort.clients[10].roster(roster)) == 34 + 32 + 7 * 80
+    assert len(cohort.client(11).receive(cohort.server.invitation).message) == 34 + 224
+    assert len(cohort.clients[10].receive(roster).message) == 34 + 32 + 7 * 80

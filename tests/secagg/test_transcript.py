@@ -30,7 +30,7 @@ def test_the_sum_of_the_vectors_is_that_of_the_devices():
     assert aggregate["sums"][4:] == sum(v[4:] for v in vectors.values()).tolist()
 
 
-def test_one_masked_vector_is_taken_apart_by_the_reference_alone():
+def test_the_reference_takes_one_masked_vector_apart():
     """Slot 10's upload, from its drawn numbers: self mask and pair masks off, what is left is its weight and fields."""
     sid, drawn = bytes.fromhex(FROZEN["sid"]), [bytes.fromhex(value) for value in FROZEN["drawn"]["10"]]
     body = bytes.fromhex(FROZEN["sent"]["M5"]["10"])[34:-64]

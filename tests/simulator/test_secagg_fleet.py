@@ -3,7 +3,7 @@
 from muster.bench.secagg_fleet import SecureFleetConfig, run
 
 
-def test_whoever_is_killed_and_when_sums_are_exact_and_nothing_else_is_learnt(capsys):
+def test_sums_of_a_killed_fleet_are_exact_and_nothing_else_is_learnt(capsys):
     result = run(SecureFleetConfig(devices=10, rounds=1, seed=28, phase_s=4.0, lost=1), lambda session: None)
     with capsys.disabled():
         print(f"\nsecure fleet: {result.deaths}, {result.failed} in {result.seconds:.0f} s")

@@ -1,4 +1,4 @@
-"""What a device keeps after its upload: its peers' shares, what it signed, what it revealed.
+"""State that a device keeps after its upload: its peers' shares, what it signed, what it revealed.
 
 Spec: docs/spec/secagg.md §6.
 """
@@ -8,17 +8,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
-from secagg.encoding import DIGEST, Reader, bitmap
+from secagg.encoding import DIGEST_BYTES, Reader, bitmap
 from secagg.errors import Malformed
-from secagg.keys import u32
-from secagg.messages import ACTIVE, HONEST, KEY, KEY_SHARE, SEED_SHARE, SHARE, Unmask, survivors_digest
+from secagg.keys import KEY_BYTES, u32
+from secagg.messages import ACTIVE, HONEST, KEY_SHARE, SEED_SHARE, SHARE_BYTES, Unmask, survivors_digest
 from secagg.shamir import PRIME
 
 FORMAT = 1
 
 
-class Stage(IntEnum):
-    """How far a device has gone, which it never takes back."""
+class ClientStage(IntEnum):
+    """The last step that a device took after M4. It only ever grows."""
 
     MASKED = 0
     CONFIRMED = 1
@@ -36,7 +36,7 @@ class Peer:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class ClientState:
     """The state that must be durable. Its bytes hold secrets of others: keep them as one keeps a key."""
 
     sid: bytes
@@ -47,12 +47,12 @@ class Kept:
     position: int
     shared: frozenset[int]
     peers: tuple[Peer, ...]
-    stage: Stage = Stage.MASKED
+    stage: ClientStage = ClientStage.MASKED
     alive: frozenset[int] = frozenset()
 
     @property
     def digest(self) -> bytes:
-        """What the device signs of the survivors."""
+        """The digest of the survivors that the device signs."""
         return survivors_digest(self.shared, self.alive, self.n)
 
     @property
@@ -60,20 +60,20 @@ class Kept:
         """The ids of neighbours that survived, by position."""
         return {peer.position: peer.id for peer in self.peers if peer.position in self.alive}
 
-    def confirm(self, alive: frozenset[int]) -> Kept:
+    def confirm(self, alive: frozenset[int]) -> ClientState:
         """The state after the survivors were settled."""
-        return replace(self, stage=Stage.CONFIRMED, alive=alive)
+        return replace(self, stage=ClientStage.CONFIRMED, alive=alive)
 
-    def reveal(self) -> Kept:
+    def reveal(self) -> ClientState:
         """The state after one share of every peer was revealed. The other shares are no longer in it."""
         peers = (
             replace(peer, key_share=0) if peer.position in self.alive else replace(peer, seed_share=0)
             for peer in self.peers
         )
-        return replace(self, stage=Stage.REVEALED, peers=tuple(peers))
+        return replace(self, stage=ClientStage.REVEALED, peers=tuple(peers))
 
     def unmask(self) -> bytes:
-        """M9: the seed's share of whoever survived, the mask key's of whoever did not."""
+        """M9: the seed's share of every peer that survived, the mask key's share of the others."""
         shares = {
             peer.position: (SEED_SHARE, peer.seed_share) if peer.position in self.alive else (KEY_SHARE, peer.key_share)
             for peer in self.peers
@@ -86,28 +86,28 @@ class Kept:
         peers = b"".join(
             u32(peer.position)
             + peer.id
-            + peer.seed_share.to_bytes(SHARE, "little")
-            + peer.key_share.to_bytes(SHARE, "little")
+            + peer.seed_share.to_bytes(SHARE_BYTES, "little")
+            + peer.key_share.to_bytes(SHARE_BYTES, "little")
             for peer in self.peers
         )
         sets = bitmap(self.shared, self.n) + bitmap(self.alive, self.n)
         return bytes([FORMAT, self.mode, self.stage]) + self.sid + numbers + sets + peers
 
     @classmethod
-    def decode(cls, data: bytes) -> Kept:
+    def decode(cls, data: bytes) -> ClientState:
         """The inverse of `encode`. Raises Malformed."""
         reader = Reader(data, "the kept state")
         form, mode, stage = reader.take(3)
-        if form != FORMAT or mode not in {HONEST, ACTIVE} or stage > Stage.REVEALED:
+        if form != FORMAT or mode not in {HONEST, ACTIVE} or stage > ClientStage.REVEALED:
             raise Malformed("the kept state is damaged, or of another version: the session is lost, and nothing else")
-        sid = reader.take(DIGEST)
+        sid = reader.take(DIGEST_BYTES)
         n, t, min_sum, position, count = (reader.integer(4) for _ in range(5))
         shared, alive = reader.bitmap(n), reader.bitmap(n)
         peers = tuple(
-            Peer(reader.integer(4), reader.take(KEY), reader.integer(SHARE), reader.integer(SHARE))
+            Peer(reader.integer(4), reader.take(KEY_BYTES), reader.integer(SHARE_BYTES), reader.integer(SHARE_BYTES))
             for _ in range(count)
         )
         reader.close()
         if any(share >= PRIME for peer in peers for share in (peer.seed_share, peer.key_share)):
-            raise Malformed("the kept state holds a share that is none")
-        return cls(sid, mode, n, t, min_sum, position, shared, peers, Stage(stage), alive)
+            raise Malformed("the kept state holds a share that is too large")
+        return cls(sid, mode, n, t, min_sum, position, shared, peers, ClientStage(stage), alive)
