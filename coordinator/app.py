@@ -12,11 +12,11 @@ from starlette.types import Lifespan
 from coordinator.api.access import Access
 from coordinator.api.admin import admin_router
 from coordinator.api.admin_documents import describe_admin_messages, install_admin_problems
+from coordinator.api.assignment_access import AssignmentAccess
 from coordinator.api.devices import DeviceApi
 from coordinator.api.health import health_router, metrics_router
 from coordinator.api.http import install_problems
 from coordinator.api.openapi import describe_messages
-from coordinator.api.owned import Owned
 from coordinator.api.reports import ReportApi
 from coordinator.api.routes import add_device_routes
 from coordinator.api.service import Service
@@ -29,8 +29,8 @@ def device_app(service: Service) -> FastAPI:
 
     `serve` sends waiting devices away before it stops. Under another server they hold it up until their wait ends.
     """
-    owned = Owned(service.store, service.driver.presence)
-    reports = ReportApi(service, owned)
+    assignments = AssignmentAccess(service.store, service.driver.presence)
+    reports = ReportApi(service, assignments)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -50,7 +50,7 @@ def device_app(service: Service) -> FastAPI:
 
     app = _application("Muster coordinator", lifespan)
     install_problems(app, service.settings.soon)
-    add_device_routes(app.router, DeviceApi(service, owned), reports, service.authenticator)
+    add_device_routes(app.router, DeviceApi(service, assignments), reports, service.authenticator)
     app.include_router(health_router(service))
     describe_messages(app)
     return app

@@ -1,4 +1,4 @@
-"""What the API asks of the driver, and the promise of an answer."""
+"""Commands from the API to the driver, and the promise of an answer."""
 
 from __future__ import annotations
 
@@ -10,33 +10,34 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from coordinator.rules.selection import Eligibility
 from fedcore.params import Float32
-from fedcore.wire.messages import Abort, AssignmentAnswer, CheckIn, CheckInAnswer, Receipt
+from fedcore.wire.messages import Abort, AssignmentAnswer, CheckInAnswer, Receipt
 
 _GATHER_S = 0.01
-"""What comes within this time shares a turn of the driver, and its transaction."""
+"""Commands that come within this time share a turn of the driver, and its transaction."""
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
-class Request(Generic[T_co]):
+class Command(Generic[T_co]):
     """Something asked of the driver; T_co is the answer. A refusal is raised instead."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Arrive(Request[CheckInAnswer]):
-    """A device checks in."""
+class CheckInDevice(Command[CheckInAnswer]):
+    """A device checks in to a population."""
 
     population: str
     device: str
-    message: CheckIn
+    eligibility: Eligibility
 
 
 @dataclass(frozen=True, slots=True)
-class Wait(Request[AssignmentAnswer]):
-    """A device waits in its session for an assignment of one of `tasks`, or of any, at most `wait_s`."""
+class AwaitAssignment(Command[AssignmentAnswer]):
+    """A device waits in its session for an assignment of one of `tasks`, or of any (None), at most `wait_s`."""
 
     session: str
     device: str
@@ -45,10 +46,10 @@ class Wait(Request[AssignmentAnswer]):
 
 
 @dataclass(frozen=True, slots=True)
-class HangUp(Request[None]):
-    """The connection on which a session waited is gone: do not select a device that cannot hear it.
+class CancelWait(Command[None]):
+    """The connection on which a session waited is gone: a device that gets no answer must not be selected.
 
-    answer: the promise of that very wait. Another connection's, or another device's, says nothing of this one.
+    answer: the future of that very wait. A wait on another connection, or of another device, goes on.
     """
 
     session: str
@@ -56,8 +57,8 @@ class HangUp(Request[None]):
 
 
 @dataclass(frozen=True, slots=True)
-class Report(Request[Receipt]):
-    """An assignment's report: `vector` (L,) is checked against its layout; `sha256` is of its body."""
+class CountReport(Command[Receipt]):
+    """The report of an assignment: `vector` (L,) is checked against its layout; `sha256` is of its body."""
 
     assignment: str
     sha256: str
@@ -65,8 +66,8 @@ class Report(Request[Receipt]):
 
 
 @dataclass(frozen=True, slots=True)
-class Say(Request[None]):
-    """A device's message of that number, and its SHA-256, in the secure aggregation that its assignment is part of."""
+class PutMessage(Command[None]):
+    """A device's message of that number, with its SHA-256, in the secure aggregation of its assignment's round."""
 
     assignment: str
     number: int
@@ -75,7 +76,7 @@ class Say(Request[None]):
 
 
 @dataclass(frozen=True, slots=True)
-class Hear(Request[bytes | None]):
+class AwaitMessage(Command[bytes | None]):
     """The message of that number to a device in a secure aggregation; None when there is none within `wait_s`."""
 
     assignment: str
@@ -84,7 +85,7 @@ class Hear(Request[bytes | None]):
 
 
 @dataclass(frozen=True, slots=True)
-class GiveUp(Request[None]):
+class AbortAssignment(Command[None]):
     """A device gives up its assignment."""
 
     assignment: str
@@ -92,43 +93,44 @@ class GiveUp(Request[None]):
 
 
 @dataclass(frozen=True, slots=True)
-class Submission:
-    """A request and the future that its asker awaits."""
+class QueuedCommand:
+    """A command and the future of its answer."""
 
-    request: Request[Any]
+    command: Command[Any]
     future: Future[Any]
 
 
 class Inbox:
-    """Requests that wait for the driver's next turn, at most `limit` of them. Anyone puts in, the driver takes out.
+    """Commands that wait for the driver's next turn, at most `limit` of them. Any thread puts in, the driver takes out.
 
-    Reports do not wake the driver: nobody waits for a receipt, and the more of them share a transaction the better.
+    Reports do not wake the driver: a device does not wait for its receipt, and the more of them share a transaction the
+    better.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._reports: queue.SimpleQueue[Submission] = queue.SimpleQueue()
-        self._others: queue.SimpleQueue[Submission] = queue.SimpleQueue()
+        self._reports: queue.SimpleQueue[QueuedCommand] = queue.SimpleQueue()
+        self._others: queue.SimpleQueue[QueuedCommand] = queue.SimpleQueue()
         self._taken_at = -math.inf
 
     def __len__(self) -> int:
         return self._reports.qsize() + self._others.qsize()
 
-    def put(self, request: Request[T]) -> Future[T]:
-        """Queue a request. Raises queue.Full."""
+    def put(self, command: Command[T]) -> Future[T]:
+        """Queue a command. Raises queue.Full."""
         if len(self) >= self._limit:
             raise queue.Full
         future: Future[T] = Future()
-        (self._reports if isinstance(request, Report) else self._others).put(Submission(request, future))
+        (self._reports if isinstance(command, CountReport) else self._others).put(QueuedCommand(command, future))
         return future
 
-    def take(self, most: int, wait_s: float) -> list[Submission]:
-        """The oldest requests whose askers still wait, reports first; another than a report may take `wait_s` to come.
+    def take(self, most: int, wait_s: float) -> list[QueuedCommand]:
+        """The oldest commands whose answers are still awaited, reports first. Waits `wait_s` for one that is no report.
 
         Not sooner after the last time than `_GATHER_S`.
         """
         time.sleep(max(0.0, self._taken_at + _GATHER_S - time.monotonic()))
-        others: list[Submission] = []
+        others: list[QueuedCommand] = []
         with suppress(queue.Empty):
             others.append(self._others.get(timeout=wait_s) if wait_s else self._others.get_nowait())
         reports = _drain(self._reports, most // 2)
@@ -137,8 +139,8 @@ class Inbox:
         return [one for one in taken if one.future.set_running_or_notify_cancel()]
 
 
-def _drain(waiting: queue.SimpleQueue[Submission], most: int) -> list[Submission]:
-    taken: list[Submission] = []
+def _drain(waiting: queue.SimpleQueue[QueuedCommand], most: int) -> list[QueuedCommand]:
+    taken: list[QueuedCommand] = []
     with suppress(queue.Empty):
         while len(taken) < most:
             taken.append(waiting.get_nowait())
@@ -146,7 +148,7 @@ def _drain(waiting: queue.SimpleQueue[Submission], most: int) -> list[Submission
 
 
 def settle(future: Future[Any], outcome: object) -> None:
-    """Answer a future, once, with a value or an exception; whoever asked may have left, or been answered already."""
+    """Answer a future, once, with a value or an exception. One that was answered or cancelled before stays so."""
     if future.done():
         return
     if isinstance(outcome, Exception):

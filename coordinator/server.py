@@ -18,7 +18,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from coordinator.api.connection import Connection
-from coordinator.api.direct import Direct
+from coordinator.api.fast_path import FastPath
 from coordinator.api.middleware import RequestMiddleware
 from coordinator.api.routing import Router
 from coordinator.api.service import Service
@@ -94,7 +94,7 @@ class _Devices(uvicorn.Server):
         self._settings = settings
         self._service = service = Service.open(settings)
         self._admin = _Admin(_config(RequestMiddleware(admin_app(service), service.metrics, settings.soon), settings))
-        router = Router(Direct(device_app(service)), service)
+        router = Router(FastPath(device_app(service)), service)
         app = RequestMiddleware(router, service.metrics, settings.soon, service.limits, router.passed_on)
         super().__init__(_config(app, settings))
         self._on_ready = on_ready

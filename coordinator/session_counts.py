@@ -1,9 +1,8 @@
-"""What devices go through, in order, as counts of whole sessions: never one device's. From any thread.
+"""Counts of whole sessions by their steps in order, never one device's. From any thread.
 
-A shape is the steps of a session with " > " between: a check-in that is rejected at once is one step, one that ends
-with a report is `accepted > waited > assigned > fetched checkpoint > reported`, say. Counts are kept in memory and
-written with the next transaction that happens anyway, or after a minute, so a rejection costs none; a crash loses those
-of a moment.
+A shape is the steps of a session with " > " between: a check-in that is rejected at once is one step; another session
+may be `accepted > waited > assigned > fetched checkpoint > reported`. Counts are kept in memory. They are written with
+the next transaction that happens anyway, or after a minute, so a rejection costs none. A crash loses those of a moment.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class SessionCounts:
         self._counts: Counter[tuple[str, str, str]] = Counter()
 
     def count(self, population: str, task: str, steps: Iterable[str]) -> None:
-        """A session ended after these steps."""
+        """Count a session that ended after these steps."""
         with self._lock:
             self._counts[population, task, " > ".join(steps)] += 1
 
@@ -35,12 +34,12 @@ class SessionCounts:
             return bool(self._counts)
 
     def take(self) -> Counts:
-        """What was counted since the last time."""
+        """The counts since the last time; they are the caller's to write from now on."""
         with self._lock:
             taken, self._counts = self._counts, Counter()
         return taken
 
     def put_back(self, counts: Counts) -> None:
-        """What was taken could not be written."""
+        """Keep counts that were taken and could not be written."""
         with self._lock:
             self._counts.update(counts)

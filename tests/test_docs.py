@@ -17,6 +17,7 @@ from coordinator.api.admin_documents import ADMIN_PROBLEMS
 from coordinator.failpoints import FAILPOINTS
 from coordinator.metrics import Metrics
 from coordinator.rules.progress import Reason
+from coordinator.rules.task_settings import TaskSettings
 from coordinator.settings import Settings
 from export.model import Model
 from fedcore.algorithms import ALGORITHMS
@@ -109,6 +110,14 @@ def test_every_algorithm_setting_is_documented_with_its_default_and_no_other():
         for field in dataclasses.fields(algorithm)
     }
     assert {key: default for key, default in documented.items() if default != "–"} == actual
+
+
+def test_every_setting_of_a_round_is_documented_with_its_default():
+    table = {row[0]: row[1] for row in rows(section(read("docs/spec/rounds.md"), "§2"))[2:]}
+    defaults = {field.name: field.default for field in dataclasses.fields(TaskSettings)}
+    numbers = {name: float(default) for name, default in table.items() if default.replace(".", "").isdecimal()}
+    assert numbers == {name: defaults[name] for name in numbers}
+    assert numbers.keys() >= {"over_selection", "selection_timeout_s", "reporting_deadline_s", "max_attempts"}
 
 
 def test_every_failpoint_is_documented_and_no_other():

@@ -40,12 +40,12 @@ class Body:
         return self._memory[: self.size]
 
     @property
-    def room(self) -> memoryview:
-        """Where the next bytes belong, up to a chunk of them; empty when no more fit."""
+    def free_space(self) -> memoryview:
+        """The memory for the next bytes, up to a chunk; empty when no more fit."""
         return self._memory[self.size : self.size + _CHUNK]
 
     def grow(self, count: int) -> None:
-        """Take what was written to the beginning of `room`."""
+        """Take `count` bytes that were written to the beginning of `free_space`."""
         end = self.size + count
         self._digest.update(self._memory[self.size : end])
         self.size, self.grew_at = end, time.monotonic()
@@ -114,7 +114,7 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:
         """Where the transport reads to."""
         if self._body is not None:
-            self._piece = self._body.room
+            self._piece = self._body.free_space
         else:
             within = self.cycle is not None and self.cycle.more_body
             self._piece = memory_of(_CHUNK if within else _PIECE)
@@ -127,7 +127,7 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
             self.data_received(piece)  # type: ignore[arg-type]  # any bytes-like object will do
             return
         self._body.grow(nbytes)
-        if not self._body.room:
+        if not self._body.free_space:
             self._end()
 
     def on_headers_complete(self) -> None:

@@ -9,10 +9,10 @@ from typing import Annotated, TypeVar
 
 from fastapi import Path
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import ClientDisconnect
-from starlette.requests import Request as HttpRequest
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from coordinator.api.assignment_access import REMEMBERED, AssignmentAccess
 from coordinator.api.authentication import signed
 from coordinator.api.blobs import serve_blob
 from coordinator.api.http import (
@@ -24,12 +24,20 @@ from coordinator.api.http import (
     read_message,
     while_connected,
 )
-from coordinator.api.owned import REMEMBERED, Owned
 from coordinator.api.recent import Recent
 from coordinator.api.reports import HEADER_BYTES
 from coordinator.api.service import Service
-from coordinator.commands import Arrive, GiveUp, HangUp, Hear, Request, Say, Wait
+from coordinator.commands import (
+    AbortAssignment,
+    AwaitAssignment,
+    AwaitMessage,
+    CancelWait,
+    CheckInDevice,
+    Command,
+    PutMessage,
+)
 from coordinator.errors import MalformedMessage
+from coordinator.rules.selection import Eligibility
 from fedcore.plan import BlobRef
 from fedcore.wire.messages import Abort, Assignment, AssignmentAnswer, CheckIn, CheckInAnswer, Enrol, Willing
 from secagg.message_type import MessageType
@@ -42,8 +50,8 @@ Number = Annotated[str, Path(pattern=f"^{_NUMBER.pattern}$")]
 class DeviceApi:
     """What devices may ask, as methods on signed HTTP requests."""
 
-    def __init__(self, service: Service, owned: Owned) -> None:
-        self._owned = owned
+    def __init__(self, service: Service, assignments: AssignmentAccess) -> None:
+        self._assignments = assignments
         self._driver = service.driver
         self._store = service.store
         self._registry = service.registry
@@ -55,41 +63,41 @@ class DeviceApi:
         self._runtimes = service.runtimes
         self._public: Recent[str, BlobRef] = Recent(REMEMBERED)
 
-    async def enrol(self, request: HttpRequest) -> Response:
+    async def enrol(self, request: Request) -> Response:
         """Make whoever signed this a device, with an id and a credential for secure aggregation. May be repeated."""
         message = await read_message(request, Enrol, self._settings.message_limit_bytes)
         who = signed(request)
         async with self._enrolling:
             return answer(await run_in_threadpool(self._registry.enrol, message, who.keyid, who.created))
 
-    async def check_in(self, population: str, request: HttpRequest) -> Response:
+    async def check_in(self, population: str, request: Request) -> Response:
         """A device is willing to work: it gets a session, or a reason and a time to come back."""
         message = await read_message(request, CheckIn, self._settings.message_limit_bytes)
-        arrival = Arrive(population, signed(request).keyid, message)
-        found: CheckInAnswer | None = self._driver.turn_away(arrival)
+        command = CheckInDevice(population, signed(request).keyid, Eligibility.of(message))
+        found: CheckInAnswer | None = self._driver.turn_away(command)
         if found is None:
-            found = await self._ask(arrival)
+            found = await self._ask(command)
         self._metrics.checked_in(found)
         able = message.capabilities
         self._runtimes.add(f"{able.runtime} {able.version}, {able.engine}")
         return answer(found)
 
-    async def assign(self, session: str, request: HttpRequest) -> Response:
+    async def assign(self, session: str, request: Request) -> Response:
         """Wait, as long as `Prefer: wait=N` says, to be selected for a round; without a body, of any offered task."""
         wait_s, headers = preferred_wait(request, self._settings.max_wait_s)
         given = await read_body(request, self._settings.message_limit_bytes)
         tasks = frozenset(read_as(given, Willing).tasks) if given else None
-        promise = self._driver.submit(Wait(session, signed(request).keyid, wait_s, tasks))
+        future = self._driver.submit(AwaitAssignment(session, signed(request).keyid, wait_s, tasks))
         try:
-            found: AssignmentAnswer = await while_connected(request, promise)
+            found: AssignmentAnswer = await while_connected(request, future)
         except ClientDisconnect:
-            await self._ask(HangUp(session, promise))
+            await self._ask(CancelWait(session, future))
             raise
         if isinstance(found, Assignment):
-            self._owned.give(found, signed(request).keyid)
+            self._assignments.remember(found, signed(request).keyid)
         return answer(found, headers)
 
-    async def blob(self, sha256: str, request: HttpRequest) -> Response:
+    async def blob(self, sha256: str, request: Request) -> Response:
         """Immutable bytes by digest: a plan, a graph, a checkpoint."""
         ref = self._public.get(sha256)
         if ref is None:
@@ -97,23 +105,23 @@ class DeviceApi:
         self._driver.fetched(signed(request).keyid, sha256)
         return await run_in_threadpool(serve_blob, request, ref, self._store.blobs)
 
-    async def hold(self, assignment: str, request: HttpRequest) -> Response:
+    async def hold(self, assignment: str, request: Request) -> Response:
         """Hear, within as long as `Prefer: wait=N` says, that the round does not need the device; else 204."""
-        async with self._owned.present(assignment, request):
+        async with self._assignments.present(assignment, request):
             wait_s, headers = preferred_wait(request, self._settings.max_wait_s)
-            promise = self._driver.presence.hold(assignment)
+            future = self._driver.presence.hold(assignment)
             try:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(0 if self._driver.draining else wait_s):
-                        await while_connected(request, promise)
+                        await while_connected(request, future)
             finally:
-                self._driver.presence.let_go(assignment, promise)
+                self._driver.presence.release(assignment, future)
         return Response(status_code=204, headers=headers)
 
-    async def say(self, assignment: str, number: Number, request: HttpRequest) -> Response:
+    async def say(self, assignment: str, number: Number, request: Request) -> Response:
         """Take a message of the round's secure aggregation, once, and answer as `hear` does for the next number."""
         spoken = _number(number)
-        async with self._owned.present(assignment, request) as layout:
+        async with self._assignments.present(assignment, request) as layout:
             limit = self._settings.message_limit_bytes
             if spoken == MessageType.MASKED:
                 # A masked report takes at most half a word per value, and a word for each segment and the checks.
@@ -121,31 +129,31 @@ class DeviceApi:
             with self._limits.reports.reserve(limit):
                 message, digest = await read_hashed(request, limit)
                 signed(request).check(digest)
-                await self._ask(Say(assignment, spoken, bytes(message), digest.hex()))
+                await self._ask(PutMessage(assignment, spoken, bytes(message), digest.hex()))
             return await self._hear(assignment, spoken + 1, request)
 
-    async def hear(self, assignment: str, number: Number, request: HttpRequest) -> Response:
+    async def hear(self, assignment: str, number: Number, request: Request) -> Response:
         """Wait, as long as `Prefer: wait=N` says, for a message of the secure aggregation; 204 when none is there."""
         heard = _number(number)
-        async with self._owned.present(assignment, request):
+        async with self._assignments.present(assignment, request):
             return await self._hear(assignment, heard, request)
 
-    async def _hear(self, assignment: str, number: int, request: HttpRequest) -> Response:
+    async def _hear(self, assignment: str, number: int, request: Request) -> Response:
         wait_s, headers = preferred_wait(request, self._settings.max_wait_s)
-        message = await while_connected(request, self._driver.submit(Hear(assignment, number, wait_s)))
+        message = await while_connected(request, self._driver.submit(AwaitMessage(assignment, number, wait_s)))
         if message is None:
             return Response(status_code=204, headers=headers)
         return Response(message, media_type="application/octet-stream", headers=headers)
 
-    async def abort(self, assignment: str, request: HttpRequest) -> Response:
+    async def abort(self, assignment: str, request: Request) -> Response:
         """Give an assignment up. May be repeated."""
-        await self._owned.layout(assignment, request)
+        await self._assignments.layout(assignment, request)
         message = await read_message(request, Abort, self._settings.message_limit_bytes)
-        await self._ask(GiveUp(assignment, message))
+        await self._ask(AbortAssignment(assignment, message))
         return Response(status_code=204)
 
-    async def _ask(self, request: Request[T]) -> T:
-        return await asyncio.wrap_future(self._driver.submit(request))
+    async def _ask(self, command: Command[T]) -> T:
+        return await asyncio.wrap_future(self._driver.submit(command))
 
     def _find_public(self, sha256: str) -> BlobRef:
         with self._store.database.reading() as records:

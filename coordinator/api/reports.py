@@ -13,13 +13,13 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
+from coordinator.api.assignment_access import AssignmentAccess
 from coordinator.api.authentication import signed
 from coordinator.api.connection import Body
 from coordinator.api.http import answer, read_into
-from coordinator.api.owned import Owned
 from coordinator.api.service import Service
 from coordinator.api.uploads import Part, Upload, Uploads
-from coordinator.commands import Report
+from coordinator.commands import CountReport
 from coordinator.errors import (
     ConflictingReport,
     DigestMismatch,
@@ -54,17 +54,17 @@ _LAST = {"?0": False, "?1": True}
 class ReportApi:
     """What devices may ask about the report of an assignment of theirs."""
 
-    def __init__(self, service: Service, owned: Owned) -> None:
+    def __init__(self, service: Service, assignments: AssignmentAccess) -> None:
         self._driver = service.driver
         self._store = service.store
-        self._owned = owned
+        self._assignments = assignments
         self._room = service.limits.reports
         self._uploads = Uploads(self._room)
         self._counting: dict[str, asyncio.Task[Receipt]] = {}
 
     async def put(self, assignment: str, request: Request) -> Response:
         """Deliver an assignment's report. Sending the same bytes again gives the same receipt."""
-        async with self._owned.present(assignment, request) as layout:
+        async with self._assignments.present(assignment, request) as layout:
             digest = signed(request).digest
             if digest is None:
                 raise MalformedMessage("a report needs a body, and its digest as Content-Digest")
@@ -77,7 +77,7 @@ class ReportApi:
 
     async def head(self, assignment: str, request: Request) -> Response:
         """How much of the report is here: Upload-Offset. Upload-Complete says whether it was counted."""
-        async with self._owned.present(assignment, request):
+        async with self._assignments.present(assignment, request):
             counted = await run_in_threadpool(self._counted, assignment)
         headers = {"Cache-Control": "no-store", "Upload-Complete": "?0" if counted is None else "?1"}
         if counted is None:
@@ -86,7 +86,7 @@ class ReportApi:
 
     async def patch(self, assignment: str, request: Request) -> Response:
         """Bring the next part of the report; the last one is answered with the receipt."""
-        async with self._owned.present(assignment, request) as layout:
+        async with self._assignments.present(assignment, request) as layout:
             return await self._take(assignment, request, layout)
 
     async def _take(self, assignment: str, request: Request, layout: ReportLayout) -> Response:
@@ -150,7 +150,7 @@ class ReportApi:
             report_L = parse_report(data, layout, finite=finite)
         else:
             report_L = await run_in_threadpool(parse_report, data, layout, finite=finite)
-        return await asyncio.wrap_future(self._driver.submit(Report(assignment, digest.hex(), report_L)))
+        return await asyncio.wrap_future(self._driver.submit(CountReport(assignment, digest.hex(), report_L)))
 
     def _counted(self, assignment: str) -> Receipt | None:
         """The receipt of a report that was counted; None while one is waited for. Raises NoLongerNeeded."""
@@ -179,7 +179,7 @@ class ReportBody(Body):
         self._finite = True
 
     def grow(self, count: int) -> None:
-        """Take what was written to the beginning of `room`."""
+        """Take `count` bytes that were written to the beginning of `free_space`."""
         super().grow(count)
         self._look(at_least=_LOOK)
 

@@ -56,7 +56,7 @@ class Router:
         self._retry = settings.soon
         self._answers_devices = settings.role != "driver"
         self._longest_s = settings.max_wait_s + _SLACK_S
-        # Rarer than the view changes, and rare enough for ten thousand that wait.
+        # Rarer than the directory changes, and rare enough for ten thousand that wait.
         self._look_s = max(0.5, settings.lease_s / 3)
         self._trusted = ssl.create_default_context()
         self._shared = self._client()
@@ -88,19 +88,19 @@ class Router:
 
     async def _elsewhere(self, path: str) -> tuple[str, str] | None:
         """Id and URL of the replica that a request is for; None when it is answered here, for want of another too."""
-        view = self._membership.view
+        directory = self._membership.directory
         if found := _POPULATION.fullmatch(path):
-            replica = view.holders.get(found[1], "")
+            replica = directory.holders.get(found[1], "")
         elif found := _MADE.fullmatch(path):
             replica = maker_of(found[1])
         else:
             return None
         if not replica or replica == self._membership.id:
             return None
-        url = view.urls.get(replica)
+        url = directory.urls.get(replica)
         if url is None:
             # It may be so new that this process has not seen it. Else it is gone, and the database knows the rest.
-            url = (await run_in_threadpool(self._membership.look)).urls.get(replica)
+            url = (await run_in_threadpool(self._membership.read_directory)).urls.get(replica)
         return None if url is None else (replica, url)
 
     async def _pass_on(self, to: tuple[str, str], scope: Scope, receive: Receive, send: Send) -> None:
@@ -156,7 +156,7 @@ class Router:
         try:
             both = {answering, leaving}
             while not (await asyncio.wait(both, timeout=self._look_s, return_when=asyncio.FIRST_COMPLETED))[0]:
-                if replica not in self._membership.view.urls:
+                if replica not in self._membership.directory.urls:
                     raise httpx2.ReadTimeout("it is taken for gone")
             return await answering if answering.done() else None
         finally:

@@ -10,7 +10,7 @@ from coordinator.api.enrolment import Registry
 from coordinator.api.limits import Limits
 from coordinator.api.runtimes import Runtimes
 from coordinator.driver.driver import Driver
-from coordinator.driver.membership import Membership, ReplicaPlace
+from coordinator.driver.membership import Membership, ReplicaConfig
 from coordinator.keys import Keys
 from coordinator.metrics import Metrics
 from coordinator.secure.round import SecureRoundFactory
@@ -40,8 +40,8 @@ class Service:
         """The parts that `settings` ask for. Raises UnsupportedDatabase, WrongRevision, MissingStore or BadSecret."""
         store = open_coordinator_store(settings.database, settings.blobs)
         keys, limits, unmasker = Keys.at(settings.keys_file), Limits(settings), Unmasker()
-        place = ReplicaPlace(keys=keys.fingerprint, lease_s=settings.lease_s, drives=settings.role != "api")
-        membership = Membership(store, place)
+        replica = ReplicaConfig(keys=keys.fingerprint, lease_s=settings.lease_s, drives=settings.role != "api")
+        membership = Membership(store, replica)
         driver = Driver(membership, SecureRoundFactory(keys, unmasker), settings.retry, settings.queue_limit)
         driver.metrics.watch(driver.queue_depth, lambda: limits.connections.held)
         registry = Registry(store, keys, Attestation.of(settings.accept_unattested, settings.enrolment_secret_file))

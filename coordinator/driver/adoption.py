@@ -1,46 +1,78 @@
-"""What a transaction did to devices, taken over into memory once it is committed. The driver's thread alone."""
+"""Adoption of a committed transaction: its effects on devices, applied to memory by the driver's thread."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coordinator.driver.participation import ParticipationLimit
-from coordinator.driver.presence import Presence
-from coordinator.driver.sessions import Sessions
-from coordinator.driver.steering import Steering
+from coordinator.driver.effects import (
+    AssignmentEnded,
+    DevicesDrawn,
+    DevicesTurnedAway,
+    Effect,
+    ReportsCounted,
+    RoundMoved,
+)
+from coordinator.driver.memory import Memory
 from coordinator.driver.transaction import Transaction
-from coordinator.rules.rounds import RoundState
+from coordinator.metrics import Metrics
+from coordinator.rules.aggregation import ReportSum
+from coordinator.rules.rounds import AssignmentState
 
 
 @dataclass(frozen=True, slots=True)
-class Adoption:
-    """Where devices are remembered: their sessions, who took part, who is there, when they come back."""
+class Adopter:
+    """Takes the effects of transactions over into `memory`. Only the driver's thread uses it."""
 
-    sessions: Sessions
-    participation: ParticipationLimit
-    presence: Presence
-    steering: Steering
+    memory: Memory
+    metrics: Metrics
 
-    def let_go(self, transaction: Transaction) -> None:
-        """Devices whose assignments have ended are free again."""
-        for one in transaction.ended:
-            self.sessions.let_go(one.population, one.device, one.how)
-        self.presence.forget(one.assignment for one in transaction.ended)
-        for task, device in transaction.left:
-            self.participation.leave(task, device)
-        for before, value in transaction.moved:
-            if before.reporting and value.state is not RoundState.REPORTING:
-                self.sessions.forget_assigned(before.job.task.id, "expired" if value.expired else "not needed")
+    def adopt(self, transaction: Transaction, now: float) -> None:
+        """First whatever ended, then the rounds as they are now, then whatever began; at last devices are sent away."""
+        for effect in transaction.effects:
+            self._end(effect, now)
+        self.memory.replace_rounds(transaction.rounds, now)
+        for effect in transaction.effects:
+            self._begin(effect, now)
+        for effect in transaction.effects:
+            if isinstance(effect, DevicesTurnedAway):
+                left = [session for session in effect.sessions if session.assignment is None]
+                self.memory.check_ins.send_away(left, "not-selected", now)
 
-    def seat(self, transaction: Transaction, now: float) -> None:
-        """Devices that were drawn have their assignments, and are expected to be there from now on."""
-        for secure, slots in transaction.joined:
-            secure.join(slots)
-        for session, assignment, until in transaction.seated.values():
-            self.presence.expect(transaction.underway.running[assignment.task].id, assignment)
-            self.sessions.assign(session, assignment, until)
-        for task, devices in transaction.cohorts.items():
-            running = transaction.underway.running[task]
-            self.participation.seat(task, devices, now)
-            if not running.value.replaced:
-                self.steering.drawn(running.job, now)
+    def _end(self, effect: Effect, now: float) -> None:
+        memory = self.memory
+        match effect:
+            case RoundMoved(before, after):
+                self.metrics.round_moved(before.value, after, now - before.entered_at, now - before.opened_at)
+                if before.reporting and after.state is not before.value.state:
+                    memory.sessions.end_assignments(before.task.id, "expired" if after.expired else "not needed")
+            case ReportsCounted(round_id, vectors):
+                if round_id not in memory.sums:
+                    memory.sums[round_id] = ReportSum(vectors[0].size)
+                memory.sums[round_id].add(*vectors)
+            case AssignmentEnded():
+                self._end_assignment(effect)
+
+    def _end_assignment(self, ended: AssignmentEnded) -> None:
+        memory, how = self.memory, str(ended.state)
+        if ended.state is AssignmentState.ABORTED:
+            how = f"aborted: {ended.reason}"
+            self.metrics.aborts.labels(ended.reason).inc()
+        memory.sessions.end_assignment(ended.population, ended.device, how)
+        memory.presence.forget([ended.assignment])
+        if ended.state is not AssignmentState.REPORTED:
+            memory.participation.leave(ended.task, ended.device)
+
+    def _begin(self, effect: Effect, now: float) -> None:
+        """Devices that were drawn have their assignments, and are expected to be present from now on."""
+        if not isinstance(effect, DevicesDrawn):
+            return
+        memory, round_ = self.memory, effect.round
+        replacements = round_.value.replaced > 0
+        if round_.secure is not None and replacements:
+            round_.secure.join({given.assignment: given.slot for _, given in effect.assignments})
+        for session, given in effect.assignments:
+            memory.presence.expect(round_.id, given)
+            memory.sessions.assign(session, given, effect.until)
+        memory.participation.add(round_.task.id, [session.device for session, _ in effect.assignments], now)
+        if not replacements:
+            memory.steering.drawn(round_.task, now)

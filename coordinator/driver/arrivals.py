@@ -1,6 +1,6 @@
-"""Check-ins of late: when the last one was accepted, and what kept the devices of those that were rejected out.
+"""Recent check-ins: when the last one was accepted, and why devices were rejected.
 
-In memory alone, as counts; nothing of a single device. From any thread.
+Only in memory, and only counts: nothing of a single device. Safe from any thread.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ByTask: TypeAlias = "defaultdict[str, Counter[str]]"
 
 
 class Arrivals:
-    """Counts of one coordinator. Times are on the driver's clock."""
+    """The arrivals at one coordinator. Times are on the driver's clock."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -24,11 +24,11 @@ class Arrivals:
         self._spans: dict[int, ByTask] = {}
 
     def accepted(self, population: str, now: float) -> None:
-        """A check-in was accepted."""
+        """Note an accepted check-in."""
         self._last[population] = now
 
     def rejected(self, obstacles: Mapping[str, str], now: float) -> None:
-        """A check-in was rejected: what kept the device from each task."""
+        """Count a rejected check-in: the obstacle between the device and each task."""
         with self._lock:
             span = int(now // _SPAN_S)
             if span not in self._spans:
@@ -42,7 +42,7 @@ class Arrivals:
         return self._last.get(population)
 
     def lately(self, task: str, now: float) -> Counter[str]:
-        """Rejected check-ins of the last minute or two, by what kept the device from a task."""
+        """The rejected check-ins of the last minute or two, by the obstacle between the device and a task."""
         with self._lock:
             self._forget_before(int(now // _SPAN_S) - 1)
             return sum((counts[task] for counts in self._spans.values() if task in counts), Counter[str]())

@@ -1,4 +1,4 @@
-"""The end of a round that has its reports: the next checkpoint, in one transaction."""
+"""Commit of a round that has its reports: the next checkpoint, in one transaction."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import logging
 
 from prometheus_client import Histogram
 
+from coordinator.driver.failed_attempts import note_failure
 from coordinator.driver.membership import Membership
-from coordinator.driver.running import RunningRound
-from coordinator.driver.transaction import set_back
+from coordinator.driver.open_rounds import OpenRound
 from coordinator.errors import NonFiniteState
 from coordinator.failpoints import reach
 from coordinator.rules.aggregation import ReportSum, aggregate, state_specs
@@ -24,9 +24,9 @@ _LOG = logging.getLogger(__name__)
 
 
 def commit_round(
-    membership: Membership, running: RunningRound, reports: ReportSum, now: float, steps: Histogram
+    membership: Membership, running: OpenRound, reports: ReportSum, now: float, steps: Histogram
 ) -> tuple[Round, float]:
-    """Commit the round that `reports` make, or abandon it when they make none; `steps` hears how long both steps take.
+    """Commit the round with the sum of its reports, or abandon it when that is unusable. `steps` observes the times.
 
     Answers how it ended, and for how many seconds the task must open no other, which is 0 but after failed attempts.
 
@@ -37,14 +37,14 @@ def commit_round(
         with steps.labels("update").time():
             state, broadcast, metrics = _next_model(membership.store, running, reports)
     except ReportError as error:
-        _LOG.warning("round %d of task %s has an unusable sum: %s", running.number, running.job.task.id, error)
+        _LOG.warning("round %d of task %s has an unusable sum: %s", running.number, running.task.id, error)
         with membership.writing() as records:
             value = _end(records, running, Abandon("invalid-aggregate"), now)
-            return value, set_back(records, running, "invalid-aggregate")
+            return value, note_failure(records, running, "invalid-aggregate")
     except NonFiniteState as error:
         return _fail(membership, running, str(error), now), 0.0
     with steps.labels("commit").time(), membership.writing() as records:
-        task = records.task(running.job.task.id)
+        task = records.task(running.task.id)
         if task.state not in (TaskState.ACTIVE, TaskState.PAUSED):
             return _end(records, running, Abandon("cancelled"), now), 0.0
         membership.store.add_blobs(records, {state: False})
@@ -60,9 +60,9 @@ def commit_round(
 
 
 def _next_model(
-    store: CoordinatorStore, running: RunningRound, reports: ReportSum
+    store: CoordinatorStore, running: OpenRound, reports: ReportSum
 ) -> tuple[BlobRef, BlobRef, dict[str, float]]:
-    plan, task = running.job.plan, running.job.task
+    plan, task = running.task.plan, running.task.record
     algorithm = algorithms.create(task.algorithm.name, task.algorithm.settings)
     state = checkpoint.decode(store.blobs.get(running.base.state_sha256), state_specs(plan, algorithm))
     made = aggregate(plan.report, algorithm, state, reports.total_L)
@@ -71,17 +71,17 @@ def _next_model(
     return refs[0], refs[1], made.metrics
 
 
-def _fail(membership: Membership, running: RunningRound, words: str, now: float) -> Round:
+def _fail(membership: Membership, running: OpenRound, words: str, now: float) -> Round:
     with membership.writing() as records:
         value = _end(records, running, Abandon("non-finite-state"), now)
-        task = records.task(running.job.task.id)
+        task = records.task(running.task.id)
         if task.state in (TaskState.ACTIVE, TaskState.PAUSED):
             _LOG.error("task %s failed in round %d: %s", task.id, running.number, words)
             records.move_task(task, TaskState.FAILED, "non-finite-state", words)
     return value
 
 
-def _end(records: Records, running: RunningRound, event: Aggregated | Abandon, now: float) -> Round:
+def _end(records: Records, running: OpenRound, event: Aggregated | Abandon, now: float) -> Round:
     value, _ = step(running.value, event, now)
     records.move_round(running.id, running.value, value, value.reason or "aggregated")
     return value

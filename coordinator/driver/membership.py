@@ -1,6 +1,6 @@
-"""A replica's place among the others: its row, the populations it drives, and where the others are.
+"""A replica's membership: its row, the populations it drives, and the addresses of the others.
 
-One thread, the driver's, changes it; any thread may read `view`. The decisions are in coordinator.rules.leases.
+Only the driver's thread changes it; any thread may read `directory`. The decisions are in coordinator.rules.leases.
 """
 
 from __future__ import annotations
@@ -13,7 +13,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from coordinator.errors import KeysDiffer
-from coordinator.rules.leases import Lease, Moves, Replica, Sight, gone, look, moves, new_replica_id
+from coordinator.rules.leases import (
+    Lease,
+    LeaseChanges,
+    ObservedBeat,
+    Replica,
+    gone,
+    lease_changes,
+    new_replica_id,
+    observe_beats,
+)
 from coordinator.store.records import Records
 from coordinator.store.tasks import CoordinatorStore
 
@@ -23,8 +32,8 @@ _BEATS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaPlace:
-    """Who a process is among the replicas.
+class ReplicaConfig:
+    """The settings of a process as one of the replicas.
 
     keys: a digest of the public keys. lease_s: how long a beat may stand still. drives: whether it takes populations.
     """
@@ -36,28 +45,28 @@ class ReplicaPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
-    """Where everyone is: URLs by replica, and the replica that drives each population that anybody drives."""
+class Directory:
+    """The URL of every replica by its id, and the replica that drives each population, for those that are driven."""
 
     urls: Mapping[str, str] = field(default_factory=dict)
     holders: Mapping[str, str] = field(default_factory=dict)
 
 
 class Membership:
-    """The leases under which this process works on `store`, and what it knows of the other replicas."""
+    """The leases under which this process works on `store`, and its view of the other replicas."""
 
-    def __init__(self, store: CoordinatorStore, place: ReplicaPlace) -> None:
+    def __init__(self, store: CoordinatorStore, config: ReplicaConfig) -> None:
         self.store = store
         self._database = store.database
-        self._place = place
-        self._me = Replica(place.id, "", place.keys, beat=0, draining=False)
+        self._config = config
+        self._me = Replica(config.id, "", config.keys, beat=0, draining=False)
         self._held: dict[str, int] = {}
-        self._sights: dict[str, Sight] = {}
+        self._beats: dict[str, ObservedBeat] = {}
         self._next_beat = -float("inf")
         self.ousted = False
         self.took_over: Callable[[], None] = lambda: None
-        """Called when populations that others may have driven are this process's from now on."""
-        self.view = View()
+        """Called when this process has taken populations that others may have driven."""
+        self.directory = Directory()
         self.leaving: frozenset[str] = frozenset()
 
     @property
@@ -75,65 +84,65 @@ class Membership:
         return self._held[population]
 
     def listen_at(self, url: str) -> None:
-        """Say, before anything else, where the others reach this process; it succeeds whoever was there before."""
+        """Set the URL of this process, before anything else; it succeeds the replica that had the URL before."""
         self._me = replace(self._me, url=url)
 
-    def look(self) -> View:
-        """Where everyone is, freshly read; from any thread."""
+    def read_directory(self) -> Directory:
+        """The directory as it is now in the database; from any thread."""
         with self._database.reading() as records:
-            return _view(records.leases.replicas(), records.leases.leases())
+            return _directory(records.leases.replicas(), records.leases.leases())
 
     def check_keys(self, sleep: Callable[[float], None] = time.sleep) -> None:
-        """Look whether all replicas have the same keys, before anything is done with this one's.
+        """Check that all replicas have the same keys, before anything is done with this one's.
 
         Raises KeysDiffer. To find that a replica with other keys is gone takes a lease time.
         """
         strangers = self._strangers()
         if strangers:
-            sleep(self._place.lease_s)
+            sleep(self._config.lease_s)
             if self._strangers() - strangers:
                 raise KeysDiffer("a replica with other keys runs on this database: give all of them the same file")
 
     def announce(self, now: float) -> None:
-        """Write this process's row, in the place of what ran at its URL before."""
-        if not self._place.drives:
+        """Write this process's row, in the place of an earlier process at its URL."""
+        if not self._config.drives:
             return
         with self._database.writing() as records:
             for earlier in records.leases.replicas():
                 if earlier.url == self._me.url:
                     records.leases.forget(earlier.id)
             records.leases.announce(self._me)
-        self._next_beat = now + self._place.lease_s / _BEATS
+        self._next_beat = now + self._config.lease_s / _BEATS
 
     def refresh(self, now: float, idle: AbstractSet[str]) -> frozenset[str]:
-        """Beat when it is time, look around, take and give back what should be; answers populations that are lost.
+        """Beat when it is time, read the others' rows, take and give back leases; answers populations that are lost.
 
         idle: populations of `held` without a running round. A population that is to be given back but has one is in
         `leaving`: no other round should be opened there.
         """
-        if self._place.drives and now >= self._next_beat:
+        if self._config.drives and now >= self._next_beat:
             with _tried_again_later():
                 self._beat()
-                self._next_beat = now + self._place.lease_s / _BEATS
+                self._next_beat = now + self._config.lease_s / _BEATS
         with self._database.reading() as records:
             replicas, leases = records.leases.replicas(), records.leases.leases()
-        self.view = _view(replicas, leases)
+        self.directory = _directory(replicas, leases)
         mine = {lease.population: lease.term for lease in leases if lease.holder == self.id}
         lost = frozenset(population for population, term in self._held.items() if mine.get(population) != term)
         self.drop(lost)
-        if not self._place.drives:
+        if not self._config.drives:
             return lost
         others = [replica for replica in replicas if replica.id != self.id]
-        self._sights = look(self._sights, others, now)
-        dead = gone(self._sights, now, self._place.lease_s)
+        self._beats = observe_beats(self._beats, others, now)
+        dead = gone(self._beats, now, self._config.lease_s)
         others = [replica for replica in others if replica.id not in dead]
         me = replace(self._me, draining=True) if self.ousted else self._me
-        chosen = moves(me, others, leases, self.held, idle)
+        chosen = lease_changes(me, others, leases, self.held, idle)
         before = self.held
         with _tried_again_later():
-            self._give_back(chosen.leave & idle)
+            self._give_back(chosen.give_back & idle)
             self._take(chosen, dead)
-        self.leaving = chosen.leave & self.held
+        self.leaving = chosen.give_back & self.held
         return lost | (before - self.held)
 
     def drop(self, populations: frozenset[str]) -> None:
@@ -159,14 +168,14 @@ class Membership:
             yield records
 
     def drain(self) -> None:
-        """Take nothing any more; `refresh` gives back what is idle."""
+        """Take nothing any more; `refresh` gives back the idle populations."""
         if not self._me.draining:
             self._me = replace(self._me, draining=True)
             self._next_beat = -float("inf")
 
     def leave(self) -> None:
-        """Give everything back and remove this process's row. Whoever takes a population abandons what ran there."""
-        if not self._place.drives:
+        """Give everything back and remove this process's row; the next holders abandon the rounds that are open."""
+        if not self._config.drives:
             return
         with self._database.writing() as records:
             for population, term in self._held.items():
@@ -189,7 +198,7 @@ class Membership:
         else:
             _LOG.warning("this replica was taken for gone, and is back")
 
-    def _take(self, chosen: Moves, dead: Mapping[str, int]) -> None:
+    def _take(self, chosen: LeaseChanges, dead: Mapping[str, int]) -> None:
         if not chosen.take and not dead:
             return
         taken = {}
@@ -215,20 +224,20 @@ class Membership:
 
 @contextmanager
 def _tried_again_later() -> Iterator[None]:
-    """What cannot be written now (the disk is full, say) is tried again at the next look: the rest must go on."""
+    """Log a failed write (on a full disk, say): it is tried again at the next poll, and the rest must go on."""
     try:
         yield
     except Exception as error:
         _LOG.error("a lease could not be written: %s", error)
 
 
-def _view(replicas: list[Replica], leases: list[Lease]) -> View:
+def _directory(replicas: list[Replica], leases: list[Lease]) -> Directory:
     urls = {replica.id: replica.url for replica in replicas}
-    return View(urls, {lease.population: lease.holder for lease in leases if lease.holder in urls})
+    return Directory(urls, {lease.population: lease.holder for lease in leases if lease.holder in urls})
 
 
 def _abandon(records: Records, population: str) -> None:
-    """End the rounds that an earlier holder left: what it knew of them was in its memory alone."""
+    """End the rounds that an earlier holder left: their sums were only in its memory."""
     abandoned, _ = records.abandon_unfinished_rounds({population}, "driver-lost")
     if abandoned:
         _LOG.warning("abandoned %d rounds of population %s that another process left", abandoned, population)

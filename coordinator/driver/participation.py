@@ -1,4 +1,4 @@
-"""Who took part in a task a short while ago, and must not again yet. In memory; the assignments' rows are the truth."""
+"""Recent participation: which devices must not take part in a task yet. In memory; the rows are the truth."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from coordinator.store.records import Records
 
 @dataclass(frozen=True, slots=True)
 class Participation:
-    """The last one of a device: when it was assigned, on the driver's clock, and in which round."""
+    """The last participation of a device: when it was assigned, on the driver's clock, and in which round."""
 
     device: str
     at: float
@@ -22,44 +22,46 @@ class Participation:
 class Participations:
     """A task's participations, as far back as its separation asks.
 
-    A participation is an assignment in a committed round, unless the device gave it up or vanished; so long as the
-    round runs, it counts too. Changed by the driver's thread alone; others may ask.
+    A participation is an assignment in a committed round, unless the device gave it up or was lost; so long as the
+    round runs, it counts too. Only the driver's thread changes them; other threads may read.
     """
 
     def __init__(self, separation: Separation, committed: int, known: Iterable[Participation] = ()) -> None:
-        """`committed` is the number of the last committed round; what is known of a later one is of one that runs."""
+        """`committed` is the number of the last committed round; participations in a later one are of one that runs."""
         found = {one.device: one for one in known}
         self._separation = separation
         self._committed = committed
         self._last = {device: one for device, one in found.items() if one.number <= committed}
         self._running = {device: one for device, one in found.items() if one.number > committed}
 
-    def seat(self, devices: Iterable[str], now: float) -> None:
-        """These devices are in the round that runs, too."""
+    def add(self, devices: Iterable[str], now: float) -> None:
+        """Add devices to the round that runs."""
         self._running |= {device: Participation(device, now, self._committed + 1) for device in devices}
 
     def leave(self, device: str) -> None:
-        """A device gave its assignment up, or vanished."""
+        """Drop a device that gave its assignment up, or was lost."""
         self._running.pop(device, None)
 
     def end(self, now: float, *, committed: bool) -> None:
-        """The round that ran is over."""
+        """End the round that ran."""
         if committed:
             self._committed += 1
             known = {**self._last, **self._running}
-            self._last = {device: one for device, one in known.items() if self._rests(one, now, self._committed + 1)}
+            self._last = {
+                device: one for device, one in known.items() if self._is_resting(one, now, self._committed + 1)
+            }
         self._running = {}
 
-    def rests(self, device: str, now: float, ahead: int | None = None) -> bool:
+    def is_resting(self, device: str, now: float, rounds_before: int | None = None) -> bool:
         """Whether a device may not yet be drawn for a round.
 
-        ahead: how many other rounds, which have not ended, come before it; by default, as many as run.
+        rounds_before: how many other rounds, which have not ended, come before it; by default, as many as run.
         """
         last = self._running.get(device) or self._last.get(device)
-        if ahead is None:
+        if rounds_before is None:
             # Behind a round that runs there is only the one after it.
-            ahead = 1 if self._running else 0
-        return last is not None and self._rests(last, now, self._committed + 1 + ahead)
+            rounds_before = 1 if self._running else 0
+        return last is not None and self._is_resting(last, now, self._committed + 1 + rounds_before)
 
     def remaining(self, device: str, now: float) -> tuple[float, int]:
         """Seconds, and committed rounds, until a device may take part again; both at least 0."""
@@ -69,18 +71,18 @@ class Participations:
         rounds = last.number + self._separation.rounds - 1 - self._committed
         return max(0.0, last.at + self._separation.seconds - now), max(0, rounds)
 
-    def _rests(self, last: Participation, now: float, number: int) -> bool:
+    def _is_resting(self, last: Participation, now: float, number: int) -> bool:
         return now < last.at + self._separation.seconds or number < last.number + self._separation.rounds
 
 
 class ParticipationLimit:
-    """The participations of every task that asks for a separation; of others, nothing is known or asked."""
+    """The participations of every task that asks for a separation. Other tasks have no limit, and nothing is kept."""
 
     def __init__(self) -> None:
         self._tasks: dict[str, Participations] = {}
 
     def learn(self, records: Records, tasks: Iterable[Task], now: float) -> None:
-        """From now on these tasks are run: read who took part in those that are new here."""
+        """Keep these tasks, and no others: of those that are new here the participations are read."""
         asking = [(task, task.settings.separation) for task in tasks]
         self._tasks = {
             task.id: self._tasks.get(task.id) or _read(records, task, separation, now)
@@ -89,32 +91,32 @@ class ParticipationLimit:
         }
 
     def forget(self) -> None:
-        """Read everything again at the next `learn`: what happened last is not known for sure."""
+        """Read everything again at the next `learn`: after a failed transaction memory may be wrong."""
         self._tasks = {}
 
-    def rests(self, task: str, device: str, now: float, ahead: int | None = None) -> bool:
-        """Whether a device may not yet be drawn for a round of a task: `Participations.rests`. From any thread."""
+    def is_resting(self, task: str, device: str, now: float, rounds_before: int | None = None) -> bool:
+        """Whether a device may not yet be drawn for a round of a task: `Participations.is_resting`. From any thread."""
         # Asked for once: the driver's thread may take it away in between.
         found = self._tasks.get(task)
-        return found is not None and found.rests(device, now, ahead)
+        return found is not None and found.is_resting(device, now, rounds_before)
 
     def remaining(self, task: str, device: str, now: float) -> tuple[float, int]:
         """Seconds, and committed rounds, until a device may take part again. From any thread."""
         found = self._tasks.get(task)
         return (0.0, 0) if found is None else found.remaining(device, now)
 
-    def seat(self, task: str, devices: Iterable[str], now: float) -> None:
-        """These devices are in the round of a task that runs."""
+    def add(self, task: str, devices: Iterable[str], now: float) -> None:
+        """Add devices to the round of a task that runs."""
         if task in self._tasks:
-            self._tasks[task].seat(devices, now)
+            self._tasks[task].add(devices, now)
 
     def leave(self, task: str, device: str) -> None:
-        """A device gave its assignment up, or vanished."""
+        """Drop a device that gave its assignment up, or was lost."""
         if task in self._tasks:
             self._tasks[task].leave(device)
 
     def end(self, task: str, now: float, *, committed: bool) -> None:
-        """The round of a task that ran is over."""
+        """End the round of a task that ran."""
         if task in self._tasks:
             self._tasks[task].end(now, committed=committed)
 

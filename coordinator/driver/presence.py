@@ -1,6 +1,6 @@
-"""Which devices of the rounds that run are there: their open requests, and when each was heard of last.
+"""Presence of devices in running rounds: their open requests, and when each was last heard of.
 
-Spec: docs/spec/rounds.md §4. In memory alone. The driver's thread and the event loop both use it.
+Spec: docs/spec/rounds.md §4. Only in memory. The driver's thread and the event loop both use it.
 
 A device is there as long as a request about its assignment is open. Without one it has `lost_after_s` to make the next,
 and less when the connection broke: a process that is killed closes its connections, and so does a proxy that restarts,
@@ -25,7 +25,7 @@ _BROKEN_S, _BROKEN_SHARE = 2.0, 0.25
 """How long a device has to ask again after its connection broke: a share of `lost_after_s`, and so much at least."""
 _LOOK_S = 0.25
 _STALL_S = 1.0
-"""So long without a look, and this process stood still: what devices said meanwhile is not read yet."""
+"""After so long without a look this process stood still: requests that came meanwhile are not read yet."""
 
 
 def lost_after_s(devices: int) -> float:
@@ -38,14 +38,14 @@ def lost_after_s(devices: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """How many devices of a round are not heard of, and since when the first of them is not, on the book's clock."""
+    """How many devices of a round are not heard of, and since when the first of them is not, on its clock."""
 
     devices: int = 0
     since: float | None = None
 
 
 @dataclass(slots=True)
-class _Seat:
+class _OpenAssignment:
     """An assignment that is open. `due` is when it is lost, unless a request is open by then."""
 
     round_id: int
@@ -67,7 +67,7 @@ class Presence:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._seats: dict[str, _Seat] = {}
+        self._assignments: dict[str, _OpenAssignment] = {}
         self._rounds: defaultdict[int, set[str]] = defaultdict(set)
         self._looked_at = clock()
 
@@ -75,88 +75,88 @@ class Presence:
         """An assignment of a round was given."""
         now, lost_after = self._clock(), given.lost_after_s or math.inf
         with self._lock:
-            self._seats[given.assignment] = _Seat(round_id, lost_after, now, now + lost_after)
+            self._assignments[given.assignment] = _OpenAssignment(round_id, lost_after, now, now + lost_after)
             self._rounds[round_id].add(given.assignment)
 
     def begin(self, assignment: str) -> None:
         """A request about an assignment has come, and is open until `end`."""
         with self._lock:
-            if assignment in self._seats:
-                self._seats[assignment].open += 1
+            if assignment in self._assignments:
+                self._assignments[assignment].open += 1
 
     def end(self, assignment: str, *, broken: bool) -> None:
         """A request about an assignment is over; `broken` says that its connection was lost."""
         now = self._clock()
         with self._lock:
-            seat = self._seats.get(assignment)
-            if seat is None:
+            one = self._assignments.get(assignment)
+            if one is None:
                 return
-            seat.open = max(0, seat.open - 1)
-            seat.heard_at = now
-            seat.due = now + (seat.broken_after_s if broken else seat.lost_after_s)
+            one.open = max(0, one.open - 1)
+            one.heard_at = now
+            one.due = now + (one.broken_after_s if broken else one.lost_after_s)
 
     def heard(self, assignment: str) -> None:
         """A device asked about its assignment and was sent away, because this process has too much to do."""
         with self._lock:
-            seat = self._seats.get(assignment)
-            if seat is not None:
-                seat.heard_at = self._clock()
-                seat.due = max(seat.due, seat.heard_at + seat.lost_after_s)
+            one = self._assignments.get(assignment)
+            if one is not None:
+                one.heard_at = self._clock()
+                one.due = max(one.due, one.heard_at + one.lost_after_s)
 
     def hold(self, assignment: str) -> Future[None]:
-        """A promise that fails with NoLongerNeeded as soon as the round needs nothing more of an assignment.
+        """A future that fails with NoLongerNeeded as soon as the round needs nothing more of an assignment.
 
-        It takes the place of an older one, which is kept: no device holds more than one request open by this. Give it
-        back with `let_go`. Raises NoLongerNeeded when the round needs nothing more of it now.
+        An older one of the same assignment gets its result now, None: no device keeps more than one request open by
+        this. Give it back with `release`. Raises NoLongerNeeded when the round needs nothing more of it now.
         """
-        promise: Future[None] = Future()
-        promise.set_running_or_notify_cancel()  # so that whoever waits cannot cancel it while another thread keeps it
+        future: Future[None] = Future()
+        future.set_running_or_notify_cancel()  # so that no waiting task can cancel it while another thread settles it
         with self._lock:
-            if assignment not in self._seats:
+            if assignment not in self._assignments:
                 raise _over()
-            seat = self._seats[assignment]
-            older, seat.holds = seat.holds, {promise}
-        for one in older:
-            settle(one, None)
-        return promise
+            one = self._assignments[assignment]
+            older, one.holds = one.holds, {future}
+        for earlier in older:
+            settle(earlier, None)
+        return future
 
-    def let_go(self, assignment: str, promise: Future[None]) -> None:
-        """Nobody waits for a promise of `hold` any more."""
+    def release(self, assignment: str, future: Future[None]) -> None:
+        """A future of `hold` is not waited for any more."""
         with self._lock:
-            if assignment in self._seats:
-                self._seats[assignment].holds.discard(promise)
+            if assignment in self._assignments:
+                self._assignments[assignment].holds.discard(future)
 
     def dismiss(self) -> None:
-        """Keep every promise now: nobody is told anything, and whoever waited may ask again."""
+        """Settle every future of `hold` with None now: the devices may ask again."""
         with self._lock:
-            holds = [promise for seat in self._seats.values() for promise in seat.holds]
-        for promise in holds:
-            settle(promise, None)
+            holds = [future for one in self._assignments.values() for future in one.holds]
+        for future in holds:
+            settle(future, None)
 
     def forget(self, assignments: Iterable[str]) -> None:
-        """These assignments have ended, however: whoever holds one is told."""
-        promises: list[Future[None]] = []
+        """Drop assignments that have ended, and tell the devices that hold them."""
+        holds: list[Future[None]] = []
         with self._lock:
             for assignment in assignments:
-                seat = self._seats.pop(assignment, None)
-                if seat is not None:
-                    promises += seat.holds
-                    self._rounds[seat.round_id].discard(assignment)
-                    if not self._rounds[seat.round_id]:
-                        del self._rounds[seat.round_id]
-        for promise in promises:
-            settle(promise, _over())
+                one = self._assignments.pop(assignment, None)
+                if one is not None:
+                    holds += one.holds
+                    self._rounds[one.round_id].discard(assignment)
+                    if not self._rounds[one.round_id]:
+                        del self._rounds[one.round_id]
+        for future in holds:
+            settle(future, _over())
 
     def forget_all_but(self, round_ids: Collection[int]) -> None:
-        """Every round but these is over."""
+        """Drop the assignments of all rounds but these."""
         with self._lock:
             ended = [name for round_id, names in self._rounds.items() if round_id not in round_ids for name in names]
         self.forget(ended)
 
     def lost(self) -> dict[int, list[str]]:
-        """The assignments that are lost by now, by round; whoever asks takes them out, with `forget`.
+        """The assignments that are lost by now, by round; the caller drops them with `forget`.
 
-        Time in which nobody asked does not count: this process stood still, and read nothing of what devices said.
+        Time in which this was not called does not count: this process stood still, and read no request.
         """
         now = self._clock()
         with self._lock:
@@ -165,20 +165,20 @@ class Presence:
                 return {}
             self._looked_at = now
             if away_s > _STALL_S:
-                for seat in self._seats.values():
-                    seat.due += away_s
+                for one in self._assignments.values():
+                    one.due += away_s
             found: defaultdict[int, list[str]] = defaultdict(list)
-            for assignment, seat in self._seats.items():
-                if not seat.open and seat.due <= now:
-                    found[seat.round_id].append(assignment)
+            for assignment, one in self._assignments.items():
+                if not one.open and one.due <= now:
+                    found[one.round_id].append(assignment)
         return dict(found)
 
     def silence(self, round_id: int, least_s: float) -> Silence:
         """The devices of a round that have had no request open for more than `least_s`."""
         now = self._clock()
         with self._lock:
-            seats = [self._seats[name] for name in self._rounds.get(round_id, ())]
-            silent = [seat.heard_at for seat in seats if not seat.open and now - seat.heard_at > least_s]
+            found = [self._assignments[name] for name in self._rounds.get(round_id, ())]
+            silent = [one.heard_at for one in found if not one.open and now - one.heard_at > least_s]
         return Silence(len(silent), min(silent, default=None))
 
 

@@ -1,4 +1,4 @@
-"""Sessions, in memory only: who checked in, who waits, who was given what. A restart forgets them all."""
+"""Sessions of devices, from an accepted check-in to their end. Only in memory: a restart forgets them all."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from coordinator.commands import HangUp, Wait, settle
+from coordinator.commands import AwaitAssignment, CancelWait, settle
 from coordinator.errors import ForeignSession, UnknownSession
 from coordinator.rules.leases import new_id
-from coordinator.rules.selection import Capabilities, Needs
+from coordinator.rules.selection import Eligibility, Needs
 from coordinator.session_counts import SessionCounts
 from fedcore.wire.messages import Assignment, Rejected
 
@@ -23,40 +23,37 @@ _IDLE_S = 60.0
 
 @dataclass(slots=True)
 class Session:
-    """One device's visit. It waits while it has `answer`; `until` ends the wait, the assignment or the session.
+    """A session of one device. It waits while it has `answer`; `until` ends the wait, the assignment or the session.
 
-    tasks: those that it is willing for; None is any. steps: what it has gone through, in order.
+    tasks: those that it is willing for; None is any. steps: its steps so far, in order.
     """
 
     id: str
     population: str
     device: str
-    capabilities: Capabilities
+    eligibility: Eligibility
     until: float
     tasks: frozenset[str] | None = None
     answer: Future[Any] | None = None
     assignment: Assignment | None = None
     steps: list[str] = field(default_factory=lambda: ["accepted"])
-    unmet: dict[str, str] = field(default_factory=dict)
-    """What keeps the device from a task, by task: both stay as they are."""
 
     def obstacle(self, task: str, needs: Needs) -> str:
-        """What keeps it from a task, its own will too; "" when nothing does."""
-        if task not in self.unmet:
-            self.unmet[task] = needs.unmet_by(self.capabilities)
-        return self.unmet[task] or ("" if self.tasks is None or task in self.tasks else "unwilling")
+        """The obstacle between the device and a task, "unwilling" too; "" for none."""
+        found = self.eligibility.obstacle(task, needs)
+        return found or ("" if self.tasks is None or task in self.tasks else "unwilling")
 
     def reach(self, step: str) -> None:
-        """Note a step, once."""
+        """Add a step, once."""
         if step not in self.steps:
             self.steps.append(step)
 
 
 class Sessions:
-    """Every live session at a replica. At most one per device: a newer visit ends the older.
+    """Every live session at a replica. At most one per device: a newer one ends the older.
 
-    A device that was given an assignment is busy until it has reported or is let go. What it went through until then is
-    counted as one session, whatever became of its visit.
+    A device that was given an assignment is busy until that has ended. Its steps until then are counted as one session,
+    even if a newer session has begun.
     """
 
     def __init__(self, replica: str, session_counts: SessionCounts) -> None:
@@ -65,44 +62,44 @@ class Sessions:
         self._sessions: dict[str, Session] = {}
         self._devices: dict[tuple[str, str], str] = {}
         self._waiting: defaultdict[str, dict[str, Session]] = defaultdict(dict)
-        """Those that wait, by population and id. There may be ten thousand, and every turn asks."""
+        """Sessions that wait, by population and id. There may be ten thousand, and every turn asks."""
         self._working: dict[str, dict[str, Session]] = {}
-        """Those whose assignment has not ended, by device and population."""
+        """Sessions whose assignment has not ended, by device and population."""
 
-    def enter(self, population: str, device: str, capabilities: Capabilities, now: float) -> tuple[str, Session | None]:
-        """Start a visit; answers its session id, and the visit that it supersedes, which the caller must reject."""
+    def enter(self, population: str, device: str, eligibility: Eligibility, now: float) -> tuple[str, Session | None]:
+        """Start a session; answers its id, and the session that it supersedes, which the caller must reject."""
         session_id = new_id(self.replica)
         older = self._sessions.get(self._devices.get((population, device), ""))
-        self._sessions[session_id] = Session(session_id, population, device, capabilities, now + _IDLE_S)
+        self._sessions[session_id] = Session(session_id, population, device, eligibility, now + _IDLE_S)
         self._devices[population, device] = session_id
         return session_id, older
 
-    def wait(self, request: Wait, answer: Future[Any], now: float) -> None:
+    def wait(self, command: AwaitAssignment, answer: Future[Any], now: float) -> None:
         """Park `answer` until the session is given an assignment or rejected.
 
-        A session that was given one already hears it again: the first answer may have been lost on its way.
+        A session that was given one already gets it again: the first answer may have been lost on its way.
         Raises UnknownSession or ForeignSession.
         """
-        session = self._sessions.get(request.session)
+        session = self._sessions.get(command.session)
         if session is None or (session.assignment is not None and session.until <= now):
             raise UnknownSession("the session does not exist or has ended; check in again")
-        if session.device != request.device:
+        if session.device != command.device:
             raise ForeignSession("the session is another device's; check in for one of your own")
         if session.assignment is not None:
             settle(answer, msgspec.structs.replace(session.assignment, report_within_s=session.until - now))
             return
         if session.answer is not None:
             raise UnknownSession("the session waits already, on another connection")
-        session.answer, session.until, session.tasks = answer, now + request.wait_s, request.tasks
+        session.answer, session.until, session.tasks = answer, now + command.wait_s, command.tasks
         self._waiting[session.population][session.id] = session
         session.reach("waited")
 
-    def hang_up(self, request: HangUp, now: float) -> None:
+    def cancel_wait(self, command: CancelWait, now: float) -> None:
         """Stop waiting, if it is that wait that goes on."""
-        session = self._sessions.get(request.session)
-        if session is not None and session.answer is request.answer:
+        session = self._sessions.get(command.session)
+        if session is not None and session.answer is command.answer:
             session.until = now + _IDLE_S
-            self._hear_no_more(session)
+            self._stop_waiting(session)
 
     def waiting(self) -> list[Session]:
         """Every session that waits."""
@@ -117,12 +114,12 @@ class Sessions:
         return [session for session in self._sessions.values() if session.population in populations]
 
     def eligible(self, population: str, task: str, needs: Needs) -> list[Session]:
-        """Who waits and may take part in a task."""
+        """The sessions that wait and may take part in a task."""
         fitting = (one for one in self._waiting[population].values() if not one.obstacle(task, needs))
         return [one for one in fitting if population not in self._working.get(one.device, ())]
 
     def obstacles(self, population: str, task: str, needs: Needs) -> Counter[str]:
-        """How many wait, by what keeps them from a task; "" is those that may take part."""
+        """How many wait, by the obstacle between them and a task; "" is those that may take part."""
         busy = {device for device, sessions in self._working.items() if population in sessions}
         waiting = self._waiting[population].values()
         return Counter(one.obstacle(task, needs) or ("busy" if one.device in busy else "") for one in waiting)
@@ -135,7 +132,7 @@ class Sessions:
         self._answer(session, assignment)
 
     def reject(self, session: Session, rejected: Rejected) -> None:
-        """End a visit, telling its device why when it waits."""
+        """End a session, and tell its device why if it waits."""
         if session.answer is None:
             self.leave(session)
             return
@@ -143,7 +140,7 @@ class Sessions:
         self._answer(session, rejected)
 
     def leave(self, session: Session) -> None:
-        """End a visit of which nobody hears. One that was given an assignment is counted when that ends."""
+        """End a session whose device does not wait. One with an assignment is counted when that ends."""
         if session.assignment is None:
             self._end(session, "left")
         else:
@@ -153,8 +150,8 @@ class Sessions:
         """Sessions without an assignment whose time is up; the others end with their assignments."""
         return [one for one in self._sessions.values() if one.assignment is None and one.until <= now]
 
-    def let_go(self, population: str, device: str, how: str) -> None:
-        """A device's assignment has ended: so has the session that got it."""
+    def end_assignment(self, population: str, device: str, how: str) -> None:
+        """End the session of a device whose assignment has ended; `how` is its last step."""
         session = self._working.get(device, {}).pop(population, None)
         if session is not None:
             self._end(session, how)
@@ -162,18 +159,18 @@ class Sessions:
             self._working.pop(device, None)
 
     def fetched(self, device: str, sha256: str) -> None:
-        """A device was given a blob."""
+        """Add the step of a device that was given a blob."""
         for session in self._working.get(device, {}).values():
             for what in ("plan", "checkpoint"):
                 if getattr(session.assignment, what).sha256 == sha256:
                     session.reach(f"fetched {what}")
 
-    def forget_assigned(self, task: str, how: str) -> None:
-        """Let go of the devices that still had an assignment of a task whose round reports no more."""
+    def end_assignments(self, task: str, how: str) -> None:
+        """End the sessions that still have an assignment of a task whose round takes no more reports."""
         working = [session for mine in self._working.values() for session in mine.values()]
         for session in working:
             if session.assignment is not None and session.assignment.task == task:
-                self.let_go(session.population, session.device, how)
+                self.end_assignment(session.population, session.device, how)
 
     def _end(self, session: Session, how: str) -> None:
         session.reach(how)
@@ -190,8 +187,8 @@ class Sessions:
     def _answer(self, session: Session, answer: Assignment | Rejected) -> None:
         if session.answer is not None:
             settle(session.answer, answer)
-        self._hear_no_more(session)
+        self._stop_waiting(session)
 
-    def _hear_no_more(self, session: Session) -> None:
+    def _stop_waiting(self, session: Session) -> None:
         session.answer = None
         self._waiting[session.population].pop(session.id, None)

@@ -1,4 +1,4 @@
-"""From summed reports to the next server state, in float64; nothing of a single device is ever kept.
+"""Aggregation: from summed reports to the next server state, in float64. No single report is kept.
 
 Legend: D parameters, L values of a report. Spec: docs/spec/rounds.md.
 """
@@ -43,7 +43,7 @@ class ReportSum:
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:
-    """What a round made: the server state after it, what devices get next, and mean metrics."""
+    """The result of a round: the server state after it, the broadcast to devices, and mean metrics."""
 
     state: Vectors
     broadcast: Vectors
@@ -78,7 +78,7 @@ def aggregate(layout: ReportLayout, algorithm: Algorithm, state: Vectors, total_
 
 
 def check_fit(plan: Plan, algorithm: Algorithm, state: Vectors) -> None:
-    """Rehearse one round, so that plan, algorithm and initial state are known to fit before a device is bothered.
+    """Check that plan, algorithm and initial state fit, by one round without devices.
 
     Raises InvalidTask saying what does not fit.
     """

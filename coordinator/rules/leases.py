@@ -1,7 +1,7 @@
-"""Which replica drives which population: decisions, without clock or database. Spec: docs/spec/rounds.md §5.
+"""Lease decisions: which replica drives which population, without clock or database. Spec: docs/spec/rounds.md §5.
 
-No two clocks are ever compared. Every replica counts up a beat in the database, and whoever sees that beat stand still
-for the lease time, by a clock of its own, takes the replica for gone. That may be wrong: a paused process looks the
+No two clocks are ever compared. Every replica counts up a beat in the database. A replica that sees another's beat
+stand still for the lease time, by a clock of its own, takes it for gone. That may be wrong: a paused process looks the
 same. So it decides only who tries to take a lease; what keeps two drivers apart is the lease's term.
 """
 
@@ -18,7 +18,7 @@ _ID_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A coordinator process, as the others see it: where they reach it, and how often it has said that it lives.
+    """A coordinator process as the others see it: its URL, and the beat that it counts up.
 
     keys: a digest of its public keys.
     """
@@ -32,7 +32,7 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Who drives a population; `holder` is None when nobody does. `term` counts up whenever somebody takes it."""
+    """The right to drive a population. holder: None when no replica has it. term: counts up whenever one takes it."""
 
     population: str
     holder: str | None
@@ -40,7 +40,7 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class ObservedBeat:
     """A beat, and since when an observer has seen no other, by the observer's clock."""
 
     beat: int
@@ -48,15 +48,15 @@ class Sight:
 
 
 @dataclass(frozen=True, slots=True)
-class Moves:
-    """What a replica should do: leases to take, and populations to give back as soon as no round of theirs runs."""
+class LeaseChanges:
+    """Leases that a replica should take, and populations to give back as soon as no round of theirs runs."""
 
     take: tuple[Lease, ...] = ()
-    leave: frozenset[str] = frozenset()
+    give_back: frozenset[str] = frozenset()
 
 
 def new_replica_id() -> str:
-    """An id for this process. Every process has another: what it keeps in memory ends with it."""
+    """An id for this process. Every process has another, since its memory ends with it."""
     return secrets.token_hex(_ID_BYTES)
 
 
@@ -71,33 +71,35 @@ def maker_of(id_: str) -> str:
     return replica if dot and len(replica) == 2 * _ID_BYTES else ""
 
 
-def look(sights: Mapping[str, Sight], replicas: Iterable[Replica], now: float) -> dict[str, Sight]:
-    """What an observer knows of `replicas` after a look at them."""
+def observe_beats(
+    known: Mapping[str, ObservedBeat], replicas: Iterable[Replica], now: float
+) -> dict[str, ObservedBeat]:
+    """The beats of `replicas` as an observer knows them after another look."""
     seen = {}
     for replica in replicas:
-        known = sights.get(replica.id)
-        seen[replica.id] = known if known and known.beat == replica.beat else Sight(replica.beat, now)
+        before = known.get(replica.id)
+        seen[replica.id] = before if before and before.beat == replica.beat else ObservedBeat(replica.beat, now)
     return seen
 
 
-def gone(sights: Mapping[str, Sight], now: float, lease_s: float) -> dict[str, int]:
-    """Replicas whose beat has stood still for the lease time, and at which it stands."""
-    return {id_: sight.beat for id_, sight in sights.items() if now - sight.since >= lease_s}
+def gone(beats: Mapping[str, ObservedBeat], now: float, lease_s: float) -> dict[str, int]:
+    """The replicas whose beat has stood still for the lease time, with that beat."""
+    return {id_: one.beat for id_, one in beats.items() if now - one.since >= lease_s}
 
 
-def moves(
+def lease_changes(
     me: Replica, others: Iterable[Replica], leases: Sequence[Lease], held: AbstractSet[str], idle: AbstractSet[str]
-) -> Moves:
-    """What `me` should do, given who else lives and who holds what.
+) -> LeaseChanges:
+    """The changes that `me` should make, given the other replicas and the leases.
 
-    Everyone computes the same shares from the same rows: they differ by one at most, and whoever holds most keeps the
-    remainder, so that nothing moves for the sake of order. A lease that `me` holds by its row but not by `held` is
+    All replicas compute the same shares from the same rows: they differ by one at most, and the replicas that hold most
+    keep the remainder, so that no lease moves without need. A lease that `me` holds by its row but not by `held` is
     taken again: this process has no memory of its rounds.
 
     held: populations that `me` drives. idle: those of them without a running round, given up before others.
     """
     if me.draining:
-        return Moves(leave=frozenset(held))
+        return LeaseChanges(give_back=frozenset(held))
     present = {replica.id for replica in others} | {me.id}
     holding = dict.fromkeys({me.id} | {replica.id for replica in others if not replica.draining}, 0)
     holding |= Counter(lease.holder for lease in leases if lease.holder in holding) | {me.id: len(held)}
@@ -105,4 +107,4 @@ def moves(
     share = len(leases) // len(holding) + (rank < len(leases) % len(holding))
     free = [one for one in leases if one.population not in held and one.holder not in present - {me.id}]
     surplus = sorted(held, key=lambda name: (name not in idle, name))[: max(0, len(held) - share)]
-    return Moves(tuple(free[: max(0, share - len(held))]), frozenset(surplus))
+    return LeaseChanges(tuple(free[: max(0, share - len(held))]), frozenset(surplus))

@@ -1,12 +1,12 @@
-"""When devices come back: the windows that check-ins are answered with. Pure; spec: docs/spec/rounds.md §7.
+"""Pacing: the retry windows that check-ins are answered with. Pure; spec: docs/spec/rounds.md §7.
 
 Pace steering as in Bonawitz et al. 2019, *Towards federated learning at scale*, section 2.3: a small population is
 brought back together when the next selection opens, a large one spread so that no more come than rounds consume.
 
-Both come of one rule. A round has HEADROOM × cohort places. As long as there are places, whoever is sent away is told
-to be there when the next selection opens. Whoever comes when they are gone is put at the end of a queue that moves at
-the pace at which rounds are opened. The length of this queue is the estimate of the population's size: all devices of a
-large population stand in it. Nothing is known of a single one.
+Both come of one rule. A round has HEADROOM × cohort places. As long as there are places, a device that is sent away is
+told to be there when the next selection opens. One that comes when they are gone is put at the end of a queue that
+moves at the pace at which rounds are opened. The length of this queue is the estimate of the population's size: all
+devices of a large population stand in it. Nothing is known of a single one.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ HEADROOM = 1.6
 JITTER = 0.25
 """How far from its middle a long window reaches, as a share; more would blur the learned hours."""
 IDLE_S, IDLE_PER_S = 60.0, 10.0
-"""How long devices stay away that nobody needs: this long, or as long as it takes to see so many a second."""
+"""How long devices stay away that no round needs: this long, or as long as it takes to see so many a second."""
 HOUR_S, HOURS = 3600.0, 24
 FORGETTING = 0.3
-"""How much of what was learned of an hour of the day is given up for what the next such hour shows."""
+"""The weight of the last such hour in the estimate for an hour of the day."""
 LEAST, MOST = 0.1, 10.0
 ENOUGH = 20.0
 """Devices that must have been due within an hour before it teaches anything."""
@@ -32,7 +32,7 @@ ENOUGH = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What the rounds of a population ask for.
+    """The demand of a population's rounds for devices.
 
     cohort: devices that the next rounds draw, together. opens_in_s: until the next selection opens. every_s: from one
     selection to the next. gather_s: within which devices must be there to be drawn together.
@@ -56,7 +56,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """What is known of a population's arrivals, as of `at`, in seconds from anywhere.
+    """The arrivals of a population, as of `at`, in seconds from anywhere.
 
     queued: devices that stand in the queue. booked: devices that were told to be there at `opening`.
     showing: of the devices due in each hour of the day, how many come, as a ratio; above 1 where others come late.
@@ -77,7 +77,7 @@ def observe(pace: Pace, arrivals: float, now: float, demand: Demand | None) -> P
     hour, passed_s = _hour(pace.at), now - pace.at
     per_s = IDLE_PER_S if demand is None else demand.per_s / pace.showing[hour]
     moved = min(pace.queued, per_s * passed_s)
-    # Who was told to be there has come by the end of the opening, and stands in the books again if it was sent away.
+    # A device that was told to be there has come by the end of the opening, and is booked again if it was sent away.
     since_s = min(passed_s, max(0.0, now - pace.opening))
     booked = pace.booked if demand is None else pace.booked * math.exp(-since_s / demand.gather_s)
     pace = replace(
@@ -119,7 +119,7 @@ def idle_window(pace: Pace, bounds: RetryWindow) -> tuple[Pace, RetryWindow]:
 
 
 def _queue_s(pace: Pace, demand: Demand) -> float:
-    """How long the queue is, in seconds, by what is known of the hours ahead."""
+    """The length of the queue in seconds, by the estimates for the hours to come."""
     left, at, seconds = pace.queued, pace.at, 0.0
     whole = demand.per_s * HOUR_S
     for _ in range(HOURS):

@@ -1,4 +1,4 @@
-"""Why a task is where it is: a reason of a closed list, and a sentence with numbers. Pure.
+"""Progress of a task: a reason from a closed list, and a sentence with numbers. Pure.
 
 What makes a task stalled, and what to do about each reason: docs/operations.md, "Progress".
 """
@@ -59,9 +59,9 @@ OBSTACLES = {
     "format": "without a format of the plan",
     "again": "that this round drew before",
     "resting": "resting after taking part",
-    "unwilling": "willing for other tasks alone",
+    "unwilling": "willing only for other tasks",
 }
-"""What keeps a device from a task, in words that follow a number of devices."""
+"""Obstacles between a device and a task, in words that follow a number of devices."""
 _PHASES = {
     "advertising": "have trained",
     "drawing": "have trained",
@@ -74,7 +74,7 @@ _PHASES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """What a driver knows of a task in memory alone. Times in seconds, on the driver's clock or since 1970.
+    """The state of a task that only its driver's memory has. Times in seconds, on the driver's clock or since 1970.
 
     since: when the driver took up the task, or found it resumed. begins_at: the end of a pause after failed attempts.
     eligible: waiting devices that could be drawn. ineligible, rejected: waiting devices that could not, and check-ins
@@ -102,7 +102,7 @@ class Observation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class LastAttempt:
     """The last attempt of a task that ended: its number, why it was abandoned if it was, when (seconds since 1970)."""
 
     number: int
@@ -112,22 +112,22 @@ class Ended:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """All that is known of a task. Times in seconds since 1970.
+    """A task with all that its progress follows from. Times in seconds since 1970.
 
     committed: rounds. round: the one that runs, or is held and none runs. driver_seen_at: the last beat of the replica
-    that drives the population; None when nobody does. observed: what that replica said; None when it has not yet.
+    that drives the population; None when nobody does. observed: its observation; None when there is none yet.
     """
 
     task: Task
     committed: int
     round: LiveRound | None = None
-    last: Ended | None = None
+    last: LastAttempt | None = None
     driver_seen_at: float | None = None
     observed: Observation | None = None
 
     @property
     def label(self) -> str:
-        """What the round that runs, or comes next, is called."""
+        """The name of the round that runs, or comes next."""
         return f"round {self.round.number if self.round else self.committed + 1}"
 
 

@@ -1,4 +1,4 @@
-"""The release check: whether a plan may go to a task's devices. Pure. Spec: docs/spec/plan.md §7."""
+"""Release check: whether a plan may go to a task's devices. Pure. Spec: docs/spec/plan.md §7."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The life of a round, an assignment and a task, as pure functions on frozen values.
+"""State machines of a round, an assignment and a task: pure functions on frozen values.
 
 Spec: docs/spec/rounds.md. A round:
 
@@ -19,7 +19,7 @@ from coordinator.errors import UnexpectedEvent
 
 
 class RoundState(StrEnum):
-    """Where a round stands."""
+    """The state of a round."""
 
     SELECTING = "selecting"
     CONFIGURING = "configuring"
@@ -35,7 +35,7 @@ class RoundState(StrEnum):
 
 
 class AssignmentState(StrEnum):
-    """Where one device's part in a round stands."""
+    """The state of one device's part in a round."""
 
     ASSIGNED = "assigned"
     REPORTED = "reported"
@@ -46,7 +46,7 @@ class AssignmentState(StrEnum):
 
 
 class TaskState(StrEnum):
-    """Where a task stands. A paused task opens no new round; the running one finishes."""
+    """The state of a task. A paused task opens no new round; the running one finishes."""
 
     ACTIVE = "active"
     PAUSED = "paused"
@@ -78,8 +78,8 @@ class Round:
 
     held: it collects devices, but may not draw them yet: the checkpoint that it starts from is not committed, or failed
     attempts before it ask for a pause. A deadline does not end SELECTING as long as that is so.
-    lost: devices that vanished, `replaced` how many were drawn in their place. expired: those whom the deadline cut
-    off. proven: a device has carried the plan out. short_until: how long a round that can no longer come to its minimum
+    lost: lost devices; replaced: how many were drawn in their place. expired: devices that the deadline cut off.
+    proven: a device has carried the plan out. short_until: how long a round that can no longer come to its minimum
     waits for replacements.
     """
 
@@ -115,8 +115,8 @@ class Round:
     def missing(self, now: float) -> int:
         """Devices to draw in the place of lost ones: what the goal lacks, while half of the time to report is left.
 
-        Who gave up is not replaced, and no more than a cohort is: a plan that no device can run must not go through a
-        whole population.
+        Devices that gave up are not replaced, and no more than a cohort is: a plan that no device can run must not go
+        through a whole population.
         """
         policy = self.policy
         if self.state is not RoundState.REPORTING or self.deadline - now < policy.reporting_deadline_s / 2:
@@ -126,7 +126,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """So many eligible devices wait now. Also what tells a round that draws them the time, and whether it is held."""
+    """So many eligible devices wait now: the Tick of a round that draws devices. held: whether it is held."""
 
     eligible: int
     held: bool = False
@@ -163,7 +163,7 @@ class Aborted:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """So many devices vanished. proven: devices of a secure aggregation have shown that the plan can be carried out."""
+    """So many devices were lost. proven: devices of a secure aggregation have shown that the plan can be run."""
 
     devices: int
     proven: bool = False
@@ -181,7 +181,7 @@ class Aggregated:
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """Give the round up, from whatever state it is in."""
+    """Give the round up, from any state."""
 
     reason: str
 
@@ -208,7 +208,7 @@ class TurnAway:
 
 @dataclass(frozen=True, slots=True)
 class EndAssignments:
-    """Whoever has not reported is no longer needed, or was cut off by the deadline: that is what became of them."""
+    """End the assignments without a report: their devices are no longer needed, or were cut off by the deadline."""
 
     state: AssignmentState
 

@@ -1,4 +1,4 @@
-"""Who may take part in a task, and who is drawn. Pure: the random source is an argument."""
+"""Selection: who may take part in a task, and who is drawn. Pure: the random source is an argument."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a device said at check-in: formats that it runs, examples that it holds per collection, and of itself.
+    """The statements of a device at check-in: formats that it runs, examples per collection, its machine's state.
 
     version: of its runtime; memory_mb: of the machine, in MiB, None when it did not say.
     """
@@ -28,7 +28,7 @@ class Capabilities:
 
     @classmethod
     def stated_by(cls, message: CheckIn) -> Capabilities:
-        """Those of a device that sent this."""
+        """The capabilities in a check-in."""
         able = message.capabilities
         return cls(
             formats=frozenset(able.formats),
@@ -41,30 +41,48 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a task asks of a device: one of `formats`, `min_examples` in `collection`, and what `requires` says."""
+    """The needs of a task: a device has one of `formats`, `min_examples` in `collection`, and meets `requires`."""
 
     formats: frozenset[str]
     collection: str
     min_examples: int
     requires: Requires = field(default_factory=Requires)
 
-    def met_by(self, device: Capabilities) -> bool:
-        """Whether a device may take part."""
-        return not self.unmet_by(device)
-
     def unmet_by(self, device: Capabilities) -> str:
-        """What keeps a device out, one of progress.OBSTACLES; a format only when it lacks nothing else."""
+        """The obstacle for a device, one of progress.OBSTACLES, or "". It is "format" only when nothing else is one."""
         if device.examples.get(self.collection, 0) < self.min_examples:
             return "examples"
         unmet = self.requires.unmet_by(device.version, device.memory_mb, device.conditions)
         return unmet or ("format" if self.formats.isdisjoint(device.formats) else "")
 
 
-def formats_wanted(offers: Iterable[Needs], device: Capabilities) -> frozenset[str]:
-    """What a device would have to run to serve one of the tasks that it could otherwise serve; empty without such."""
-    return frozenset().union(*(needs.formats for needs in offers if needs.unmet_by(device) in ("", "format")))
+@dataclass(frozen=True, slots=True)
+class Eligibility:
+    """The eligibility of one device for tasks, by its check-in. Each task is judged once, however often it is asked.
+
+    Neither the needs of a task nor the capabilities that a device stated ever change.
+    """
+
+    capabilities: Capabilities
+    _obstacles: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, message: CheckIn) -> Eligibility:
+        """The eligibility of a device that sent this."""
+        return cls(Capabilities.stated_by(message))
+
+    def obstacle(self, task: str, needs: Needs) -> str:
+        """The obstacle for the task with this id and these needs; "" for none."""
+        if task not in self._obstacles:
+            self._obstacles[task] = needs.unmet_by(self.capabilities)
+        return self._obstacles[task]
+
+
+def formats_wanted(judged: Iterable[tuple[Needs, str]]) -> frozenset[str]:
+    """The formats of the tasks that a device could serve but for its formats, from each task's needs and obstacle."""
+    return frozenset().union(*(needs.formats for needs, obstacle in judged if obstacle == "format"))
 
 
 def draw(waiting: Sequence[T], count: int, source: random.Random) -> list[T]:
-    """`count` of the waiting, every subset and order equally likely, so that a fast phone is not favoured."""
+    """`count` of the waiting, every subset and order equally likely: a fast phone has no advantage."""
     return source.sample(waiting, count)

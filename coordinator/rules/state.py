@@ -1,4 +1,4 @@
-"""Tasks, rounds, assignments and devices as the store has them: frozen values."""
+"""Rows as values: tasks, rounds, assignments and devices as the store has them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedcore.plan import PlanSignature
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The model after round `number`: server state and what devices receive, by digest. Number 0 is the start."""
+    """The model after round `number`: server state and broadcast, by digest. Number 0 is the start."""
 
     number: int
     state_sha256: str
@@ -110,7 +110,7 @@ class AssignmentRecord:
 
 @dataclass(frozen=True, slots=True)
 class SessionShape:
-    """How many sessions went so; `task` is empty for those that were never assigned to one."""
+    """How many sessions had this shape; `task` is empty for those that were never assigned to one."""
 
     task: str
     shape: str
@@ -118,13 +118,13 @@ class SessionShape:
 
     @property
     def steps(self) -> list[str]:
-        """What such a session went through, in order."""
+        """The steps of such a session, in order."""
         return self.shape.split(" > ")
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """A place in a cohort to be written: assignment id, slot and device."""
+class AssignedDevice:
+    """A device that was drawn for a round: the id and slot of its assignment, and its own id."""
 
     id: str
     slot: int
@@ -132,13 +132,13 @@ class Seat:
 
 
 class Role(StrEnum):
-    """What a token allows: a viewer looks, an operator also creates and changes tasks."""
+    """The rights of a token: a viewer looks, an operator also creates and changes tasks."""
 
     VIEWER = "viewer"
     OPERATOR = "operator"
 
     def includes(self, other: Role) -> bool:
-        """Whether whoever has this role may do what `other` may."""
+        """Whether this role may do all that `other` may."""
         return self is Role.OPERATOR or other is Role.VIEWER
 
 
@@ -154,7 +154,7 @@ class Token:
 
     @property
     def signature(self) -> str:
-        """How the history names whoever used it."""
+        """The name of the token's user in the history."""
         return f"{self.role} {self.name}, token {self.id}"
 
     def demand(self, role: Role) -> None:

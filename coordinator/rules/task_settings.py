@@ -1,4 +1,4 @@
-"""What an operator decides about a task."""
+"""Settings of a task, as an operator decides them, and their defaults."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from coordinator.rules.rounds import RoundPolicy
 from secagg.parameters import LEAST_COHORT
 
 LEAST_GROUP, MOST_GROUP = 2 * LEAST_COHORT, 500
-"""What a group of a secure round may hold: two even halves of what is one too many still hold LEAST_COHORT."""
-SHORT_PHASES = 4
+"""Bounds on the size of a group in a secure round: a group of one too many, halved, still holds LEAST_COHORT."""
+PHASES_AFTER_TRAINING = 4
 """Phases of a secure round that follow the training: shares, masked reports, confirmations, shares revealed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FootprintBudget:
-    """The largest footprint that a task's devices can bear, of each format; what is not given is not bounded.
+    """The largest footprint that a task's devices can bear, of each format; None bounds nothing.
 
     peak_rss_mb: memory at the peak, in megabytes. step_cpu_ms: CPU time of a step, in milliseconds. graph_bytes: all
     graphs together. Raises InvalidTask naming the part and what it may be.
@@ -64,7 +64,7 @@ class Secagg:
 
 @dataclass(frozen=True, slots=True)
 class Separation:
-    """What must lie between two participations of a device in a task, at least.
+    """The least distance between two participations of a device in a task.
 
     seconds: from one assignment to the next. rounds: from the number of one round to that of the other; 1 is none.
     """
@@ -79,15 +79,16 @@ class TaskSettings:
 
     population: whose devices take part. goal: reports that end a round. rounds: committed rounds after which the task
     is completed. minimum: reports that a round must have to count; the goal when not given. over_selection: devices
-    selected per report wanted. selection_timeout_s, reporting_deadline_s: how long a round waits for devices, and for
-    reports. max_attempts: failed attempts at a round in a row after which the task is paused.
+    selected per report wanted. selection_timeout_s: how long a round waits for devices. reporting_deadline_s: how long
+    it waits for reports, from the draw to the last one; in a secure round the last PHASES_AFTER_TRAINING × `phase_s` of
+    it follow the training. max_attempts: failed attempts at a round in a row after which the task is paused.
 
-    min_examples: what a device must hold. requires: what it must say of itself. on_device: what it checks alone.
-    min_separation_s, min_separation_rounds: how far two participations of a device are apart, at least.
+    min_examples: examples that a device must hold. requires: rules on its check-in. on_device: rules that only the
+    device checks. min_separation_s, min_separation_rounds: how far two participations of a device are apart, at least.
 
-    seed: key of every random number that a device draws. formats: what the plan must have, because a runtime of the
-    population needs it. budget: what these devices can bear. secagg: how reports are masked, so that the coordinator
-    sees sums alone; None lets it see every report.
+    seed: key of every random number that a device draws. formats: formats that the plan must have, because a runtime of
+    the population needs them. budget: the largest footprint that its devices can bear. secagg: how reports are masked,
+    so that the coordinator sees only sums; None lets it see every report.
 
     Raises InvalidTask naming the setting and what it may be.
     """
@@ -131,13 +132,19 @@ class TaskSettings:
         if self.minimum is not None:
             demand(1 <= self.minimum <= self.goal, "minimum", f"from 1 to the goal, {self.goal}", self.minimum)
         if self.secagg is not None:
-            least = self.policy.minimum
-            wording = f"at least {LEAST_COHORT} with secure aggregation: a sum over fewer says too much about each"
-            demand(least >= LEAST_COHORT, "minimum" if self.goal >= LEAST_COHORT else "goal", wording, least)
+            self._check_secagg(self.secagg)
+
+    def _check_secagg(self, secagg: Secagg) -> None:
+        least = self.policy.minimum
+        wording = f"at least {LEAST_COHORT} with secure aggregation: a sum over fewer says too much about each"
+        demand(least >= LEAST_COHORT, "minimum" if self.goal >= LEAST_COHORT else "goal", wording, least)
+        after_s, deadline_s = PHASES_AFTER_TRAINING * secagg.phase_s, self.reporting_deadline_s
+        wording = f"above {after_s:g} ({PHASES_AFTER_TRAINING} × phase_s) with secagg, to leave time for training"
+        demand(deadline_s > after_s, "reporting_deadline_s", wording, deadline_s)
 
     @property
     def separation(self) -> Separation | None:
-        """What lies between two participations of a device; None when nothing must."""
+        """The least distance between two participations of a device; None when there is none."""
         if self.min_separation_s == 0 and self.min_separation_rounds == 1:
             return None
         return Separation(self.min_separation_s, self.min_separation_rounds)
@@ -146,5 +153,5 @@ class TaskSettings:
     def policy(self) -> RoundPolicy:
         """The part that governs a round."""
         minimum = self.goal if self.minimum is None else self.minimum
-        within_s = self.reporting_deadline_s + (SHORT_PHASES * self.secagg.phase_s if self.secagg else 0.0)
-        return RoundPolicy(self.goal, minimum, self.over_selection, self.selection_timeout_s, within_s)
+        times_s = self.selection_timeout_s, self.reporting_deadline_s
+        return RoundPolicy(self.goal, minimum, self.over_selection, *times_s)

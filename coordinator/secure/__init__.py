@@ -1,1 +1,1 @@
-"""The server's end of a secure round."""
+"""Secure rounds: the server's end of secure aggregation."""

@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.commands import Hear, Say, settle
+from coordinator.commands import AwaitMessage, PutMessage, settle
 from coordinator.errors import ConflictingReport, NoLongerNeeded, Refusal, UnusableMessage
 from coordinator.keys import Keys
 from coordinator.rules.progress import UNMASKING
 from coordinator.rules.rounds import REPLACING_S, Abandon, RoundPolicy, Summed
-from coordinator.rules.task_settings import Secagg, TaskSettings
+from coordinator.rules.task_settings import PHASES_AFTER_TRAINING, Secagg, TaskSettings
 from coordinator.secure.group import Group, StartUnmasking
 from fedcore.masking import layout_hash, masked_segments, model_hash, reunite, session_number, task_hash
 from fedcore.plan import Plan
@@ -83,24 +83,24 @@ def _field_bits(bits: int, devices: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
-    """What a round waits for: fewer than `minimum` devices in all do not count, and more than `group_size` are divided.
+class SecureRoundSettings:
+    """Sizes and times of a round: fewer than `minimum` devices in all do not count, more than `group_size` are divided.
 
-    Training ends at `trained_by`, or `phase_s` after `goal` devices came; every other phase after `phase_s`.
+    Training ends at `training_deadline`, or `phase_s` after `goal` devices came; every other phase after `phase_s`.
     """
 
     goal: int
     minimum: int
     group_size: int
-    trained_by: float
+    training_deadline: float
     phase_s: float
 
     @classmethod
-    def of(cls, settings: TaskSettings, now: float) -> Terms:
-        """The terms of a round whose devices begin now."""
+    def of(cls, settings: TaskSettings, deadline: float) -> SecureRoundSettings:
+        """The settings of a round whose reporting deadline is this, on the driver's clock."""
         policy, secagg = settings.policy, settings.secagg or Secagg()
-        trained_by = now + settings.reporting_deadline_s
-        return cls(policy.goal, policy.minimum, secagg.group_size, trained_by, secagg.phase_s)
+        training_deadline = deadline - PHASES_AFTER_TRAINING * secagg.phase_s
+        return cls(policy.goal, policy.minimum, secagg.group_size, training_deadline, secagg.phase_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,23 +110,25 @@ class SecureRoundFactory:
     keys: Keys
     unmask: StartUnmasking
 
-    def open(self, invite: Invite, seats: Mapping[str, int], terms: Terms) -> SecureRound:
+    def open(self, invite: Invite, seats: Mapping[str, int], settings: SecureRoundSettings) -> SecureRound:
         """A round in which `seats` are the slots by assignment."""
         authority = self.keys.authority.public_key().public_bytes_raw()
-        return SecureRound(Server(invite, self.keys.server, authority), self.unmask, seats, terms)
+        return SecureRound(Server(invite, self.keys.server, authority), self.unmask, seats, settings)
 
 
 class SecureRound:
     """One attempt at a round. A message of a device is folded in and forgotten."""
 
-    def __init__(self, lobby: Server, unmask: StartUnmasking, seats: Mapping[str, int], terms: Terms) -> None:
-        self._seats, self._terms = dict(seats), terms
-        self._lobby = Group(lobby, unmask, self._seats.values(), terms.trained_by)
+    def __init__(
+        self, lobby: Server, unmask: StartUnmasking, seats: Mapping[str, int], settings: SecureRoundSettings
+    ) -> None:
+        self._seats, self._settings = dict(seats), settings
+        self._lobby = Group(lobby, unmask, self._seats.values(), settings.training_deadline)
         self._groups = [self._lobby]
         self._group_of = dict.fromkeys(self._seats.values(), self._lobby)
         self._digests: dict[tuple[int, int], str] = {}
         self._outbox: dict[tuple[int, int], bytes] = {}
-        self._listeners: list[tuple[Hear, Future[Any], float]] = []
+        self._listeners: list[tuple[AwaitMessage, Future[Any], float]] = []
         self._lost, self._gave_up = set[int](), set[int]()
         self.invitation = lobby.invitation
         self.event: Summed | Abandon | None = None
@@ -181,32 +183,32 @@ class SecureRound:
         total = reduce(operator.add, totals)
         return reunite(layout, total.weight, total.sums)
 
-    def say(self, request: Say, now: float) -> None:
+    def receive(self, command: PutMessage, now: float) -> None:
         """Take a device's message. The same one again changes nothing.
 
         Raises ConflictingReport when another came before, NoLongerNeeded when it is late, UnusableMessage.
         """
-        slot, digest = self._seats[request.assignment], request.sha256
-        group, known = self._group_of[slot], self._digests.get((slot, request.number))
+        slot, digest = self._seats[command.assignment], command.sha256
+        group, known = self._group_of[slot], self._digests.get((slot, command.number))
         if known == digest:
             return
         if known is not None:
-            raise ConflictingReport(f"another message M{request.number} of this assignment was taken before")
-        if self.ended_at is not None or not group.waits_for(slot) or request.number < group.phase:
-            raise NoLongerNeeded(f"message M{request.number} comes too late, or the aggregation goes on without it")
-        if request.number != group.phase:
-            raise UnusableMessage(f"message M{request.number} is not due yet")
+            raise ConflictingReport(f"another message M{command.number} of this assignment was taken before")
+        if self.ended_at is not None or not group.waits_for(slot) or command.number < group.phase:
+            raise NoLongerNeeded(f"message M{command.number} comes too late, or the aggregation goes on without it")
+        if command.number != group.phase:
+            raise UnusableMessage(f"message M{command.number} is not due yet")
         try:
-            group.receive(slot, request.message)
+            group.receive(slot, command.message)
         except SecaggError as error:
             raise UnusableMessage(f"{type(error).__name__}: {error}") from error
-        self._digests[slot, request.number] = digest
-        if group.phase is SessionPhase.ADVERTISING and group.present == self._terms.goal:
-            group.end_by(now + self._terms.phase_s)
+        self._digests[slot, command.number] = digest
+        if group.phase is SessionPhase.ADVERTISING and group.present == self._settings.goal:
+            group.end_by(now + self._settings.phase_s)
 
-    def hear(self, request: Hear, answer: Future[Any], now: float) -> None:
+    def wait(self, command: AwaitMessage, answer: Future[Any], now: float) -> None:
         """Park `answer` until the message is there, nobody will ever send it, or the wait is over (None)."""
-        self._listeners.append((request, answer, now + request.wait_s))
+        self._listeners.append((command, answer, now + command.wait_s))
 
     def dismiss(self, refusal: Refusal) -> None:
         """Answer every device that waits with a refusal."""
@@ -231,7 +233,7 @@ class SecureRound:
         slot = self._seats[assignment]
         self._group_of[slot].leave(slot)
         self._lost.add(slot)
-        if self.advertising and self._lobby.counted < self._terms.minimum:
+        if self.advertising and self._lobby.counted < self._settings.minimum:
             self._lobby.end_after(now + REPLACING_S)
 
     def advance(self, now: float) -> None:
@@ -258,7 +260,7 @@ class SecureRound:
             due = [group for group in due if group.phase is not uploading]
         said = [(MessageType(group.phase + 1), self._close(group, now)) for group in due]
         # While devices may still join, it is the round that knows how many more there may be.
-        short = not self.advertising and self._counted() < self._terms.minimum
+        short = not self.advertising and self._counted() < self._settings.minimum
         if short or all(group.over for group in self._groups):
             self.event = self._verdict()
             return False
@@ -273,22 +275,22 @@ class SecureRound:
         return sum(group.counted for group in self._groups)
 
     def _close(self, group: Group, now: float) -> Mapping[int, bytes]:
-        until = now + self._terms.phase_s
+        until = now + self._settings.phase_s
         if group.phase is not SessionPhase.ADVERTISING:
             return group.advance(until)
-        parts = group.divide(self._terms.group_size)
+        parts = group.divide(self._settings.group_size)
         self._groups = list(parts)
         self._group_of |= {slot: part for part, slots in parts.items() for slot in slots}
         return {slot: message for part in parts for slot, message in part.advance(until).items()}
 
     def _verdict(self) -> Summed | Abandon:
         devices = self._counted()
-        if devices >= self._terms.minimum:
+        if devices >= self._settings.minimum:
             return Summed(devices)
         if any(group.failure == "secagg-failed" for group in self._groups):
             return Abandon("secagg-failed")
         stayed = len(self._seats) - len(self._gave_up)
-        if self.proven and self._lost and stayed >= self._terms.minimum:
+        if self.proven and self._lost and stayed >= self._settings.minimum:
             return Abandon("devices-lost")
         return Abandon("too-few-reports")
 
@@ -299,8 +301,8 @@ class SecureRound:
             for slot in messages:
                 self._outbox.pop((slot, number - 2), None)
 
-    def _answered(self, request: Hear, answer: Future[Any], until: float, now: float) -> bool:
-        slot, number = self._seats[request.assignment], request.number
+    def _answered(self, command: AwaitMessage, answer: Future[Any], until: float, now: float) -> bool:
+        slot, number = self._seats[command.assignment], command.number
         group, message = self._group_of[slot], self._outbox.get((slot, number))
         if message is not None:
             settle(answer, message)

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from sqlalchemy import func, insert, select, update
 from sqlalchemy.engine import Connection
 
-from coordinator.rules.progress import Ended, Observation, Situation
+from coordinator.rules.progress import LastAttempt, Observation, Situation
 from coordinator.rules.rounds import RoundState
 from coordinator.rules.state import LiveRound, Task
 from coordinator.store.tables import OBSERVATIONS, POPULATIONS, REPLICAS, ROUNDS
@@ -57,14 +57,14 @@ class ObservationRecords:
         query = select(ROUNDS.c.task, func.max(ROUNDS.c.number)).where(done).group_by(ROUNDS.c.task)
         return {row[0]: row[1] for row in self._connection.execute(query)}
 
-    def _ended(self) -> dict[str, Ended]:
+    def _ended(self) -> dict[str, LastAttempt]:
         """Of each task the attempt that was opened last of those that ended."""
         newest = select(func.max(ROUNDS.c.id)).where(ROUNDS.c.ended_at.is_not(None)).group_by(ROUNDS.c.task)
         query = select(ROUNDS.c.task, ROUNDS.c.number, ROUNDS.c.reason, ROUNDS.c.ended_at).where(
             ROUNDS.c.id.in_(newest)
         )
         rows = self._connection.execute(query)
-        return {row.task: Ended(number=row.number, reason=row.reason, ended_at=row.ended_at) for row in rows}
+        return {row.task: LastAttempt(number=row.number, reason=row.reason, ended_at=row.ended_at) for row in rows}
 
     def _drivers(self) -> dict[str, tuple[str, float]]:
         """Which replica drives each population, and its last beat, of populations that one drives."""

@@ -15,7 +15,7 @@ from sqlalchemy.engine import Connection
 from coordinator.errors import StoreConflict, UnknownAssignment, UnknownBlob, UnknownRound, UnknownTask
 from coordinator.rules.progress import Progress, explain
 from coordinator.rules.rounds import FAILURES, AssignmentState, Round, RoundState, TaskState, move
-from coordinator.rules.state import AssignmentRecord, Device, RoundRecord, Seat, Snapshot, Task, Transition
+from coordinator.rules.state import AssignedDevice, AssignmentRecord, Device, RoundRecord, Snapshot, Task, Transition
 from coordinator.rules.task_settings import TaskSettings
 from coordinator.store.garbage import Garbage
 from coordinator.store.leases import LeaseRecords
@@ -264,11 +264,11 @@ class Records:
 
     # --- assignments and reports
 
-    def add_assignments(self, round_id: int, seats: Sequence[Seat]) -> None:
-        """Write a cohort."""
+    def add_assignments(self, round_id: int, new: Sequence[AssignedDevice]) -> None:
+        """Write the assignments of devices that were drawn."""
         shared = {"round": round_id, "state": AssignmentState.ASSIGNED, "reason": "", "assigned_at": self.at}
-        self._connection.execute(insert(ASSIGNMENTS), [asdict(seat) | shared for seat in seats])
-        self._transitions("assignment", [seat.id for seat in seats], "", AssignmentState.ASSIGNED, "selected")
+        self._connection.execute(insert(ASSIGNMENTS), [asdict(one) | shared for one in new])
+        self._transitions("assignment", [one.id for one in new], "", AssignmentState.ASSIGNED, "selected")
 
     def assignment(self, assignment_id: str) -> AssignmentRecord:
         """One assignment. Raises UnknownAssignment."""
@@ -323,14 +323,14 @@ class Records:
 
     def end_assignments(
         self, round_id: int, to: AssignmentState, cause: str, names: Collection[str] | None = None
-    ) -> list[Seat]:
-        """End whatever a round still waits for, or of that the assignments called `names`; answers which ended."""
+    ) -> list[AssignedDevice]:
+        """End the open assignments of a round, or only those called `names`; answers which ended."""
         open_ = (ASSIGNMENTS.c.round == round_id) & (ASSIGNMENTS.c.state == AssignmentState.ASSIGNED)
         query = self._held(select(ASSIGNMENTS.c.id, ASSIGNMENTS.c.slot, ASSIGNMENTS.c.device).where(open_), ASSIGNMENTS)
-        ended = [Seat(*row) for row in self._connection.execute(query) if names is None or row.id in names]
-        for some in _slices([seat.id for seat in ended]):
+        ended = [AssignedDevice(*row) for row in self._connection.execute(query) if names is None or row.id in names]
+        for some in _slices([one.id for one in ended]):
             self._connection.execute(update(ASSIGNMENTS).where(open_ & ASSIGNMENTS.c.id.in_(some)).values(state=to))
-        self._transitions("assignment", [seat.id for seat in ended], AssignmentState.ASSIGNED, to, cause)
+        self._transitions("assignment", [one.id for one in ended], AssignmentState.ASSIGNED, to, cause)
         return ended
 
     # --- the ways of writing

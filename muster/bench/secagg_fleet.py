@@ -86,7 +86,7 @@ class SecureFleetConfig:
             rounds=self.rounds,
             over_selection=1.0,
             selection_timeout_s=3 * self.phase_s,
-            reporting_deadline_s=6 * self.phase_s,
+            reporting_deadline_s=10 * self.phase_s,  # four phases follow the training
             seed=self.seed,
             secagg=Secagg(max_examples=largest, phase_s=self.phase_s),
         )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from muster.commands.task_options import DEADLINE, Default, secagg_setting, setting
 from muster.output import Json, emit, say_next, show_fields, show_table
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ ON_DEVICE = (
 
 @task_app.command()
 def create(
+    *,
     plan: Annotated[Path, typer.Option(help="The plan bundle to run.")],
     population: Annotated[str, typer.Option(help="Whose devices take part.")],
     goal: Annotated[int, typer.Option(help="Reports that end a round.")],
@@ -71,36 +73,40 @@ def create(
     minimum: Annotated[
         int | None, typer.Option(help="Reports a round must have to count.  [default: the goal]")
     ] = None,
-    over_selection: Annotated[float, typer.Option(help="Devices selected per report wanted.")] = 1.3,
-    selection_timeout_s: Annotated[float, typer.Option(help="How long a round waits for devices.")] = 60.0,
-    reporting_deadline_s: Annotated[float, typer.Option(help="How long a round waits for reports.")] = 600.0,
+    over_selection: Annotated[float, setting("over_selection", "Devices selected per report wanted.")],
+    selection_timeout_s: Annotated[float, setting("selection_timeout_s", "How long a round waits for devices.")],
+    reporting_deadline_s: Annotated[float, setting("reporting_deadline_s", DEADLINE)],
     max_attempts: Annotated[
-        int, typer.Option(help="Failed attempts at a round in a row after which the task is paused.")
-    ] = 5,
-    min_examples: Annotated[int, typer.Option(help="Examples that a device must hold.")] = 1,
+        int, setting("max_attempts", "Failed attempts at a round in a row after which the task is paused.")
+    ],
+    min_examples: Annotated[int, setting("min_examples", "Examples that a device must hold.")],
     min_separation_s: Annotated[
-        float, typer.Option(help="Seconds from one participation of a device to its next, at least.")
-    ] = 0.0,
+        float, setting("min_separation_s", "Seconds from one participation of a device to its next, at least.")
+    ],
     min_separation_rounds: Annotated[
-        int, typer.Option(help="Rounds from one participation of a device to its next, at least; 1 is none.")
-    ] = 1,
+        int,
+        setting("min_separation_rounds", "Rounds from one participation of a device to its next, at least; 1 is none."),
+    ],
     require: Annotated[list[str] | None, typer.Option(metavar="RULES", help=REQUIRE)] = None,
     on_device: Annotated[list[str] | None, typer.Option(metavar="RULES", help=ON_DEVICE)] = None,
-    seed: Annotated[int, typer.Option(help="Key of every random number that devices draw.")] = 0,
+    seed: Annotated[int, setting("seed", "Key of every random number that devices draw.")],
     formats: Annotated[
-        list[str] | None, typer.Option("--format", help="Format that the plan must have; repeatable.  [default: onnx]")
-    ] = None,
+        list[str],
+        typer.Option(
+            "--format", help="Format that the plan must have; repeatable.", default_factory=Default("formats")
+        ),
+    ],
     max_rss_mb: Annotated[float | None, typer.Option(help="Memory that a device can spare, in MB.")] = None,
     max_step_ms: Annotated[float | None, typer.Option(help="CPU time that a step may take, in ms.")] = None,
     max_graph_mb: Annotated[float | None, typer.Option(help="Size that all graphs may have, in MB.")] = None,
     secagg: Annotated[
         bool, typer.Option("--secagg", help="Sum reports under secure aggregation: the coordinator sees no single one.")
     ] = False,
-    clip_norm: Annotated[float, typer.Option(help="With --secagg: the longest update, as an L2 norm.")] = 10.0,
-    bits: Annotated[int, typer.Option(help="With --secagg: precision of each value, 2 to 20.")] = 20,
-    max_examples: Annotated[int, typer.Option(help="With --secagg: the greatest weight of a device.")] = 100,
-    phase_s: Annotated[float, typer.Option(help="With --secagg: how long a phase waits for devices.")] = 30.0,
-    group_size: Annotated[int, typer.Option(help="With --secagg: a larger cohort is divided into groups.")] = 200,
+    clip_norm: Annotated[float, secagg_setting("clip_norm", "the longest update, as an L2 norm.")],
+    bits: Annotated[int, secagg_setting("bits", "precision of each value, 2 to 20.")],
+    max_examples: Annotated[int, secagg_setting("max_examples", "the greatest weight of a device.")],
+    phase_s: Annotated[float, secagg_setting("phase_s", "how long a phase waits for devices.")],
+    group_size: Annotated[int, secagg_setting("group_size", "a larger cohort is divided into groups.")],
     db: Database = None,
     blobs: Blobs = None,
     coordinator: Remote = None,
@@ -136,7 +142,7 @@ def create(
         requires=parse_rules(require, Requires, "--require"),
         on_device=parse_rules(on_device, OnDevice, "--on-device"),
         seed=seed,
-        formats=tuple(formats or ("onnx",)),
+        formats=tuple(formats),
         budget=FootprintBudget(
             peak_rss_mb=max_rss_mb,
             step_cpu_ms=max_step_ms,

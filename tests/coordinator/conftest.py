@@ -10,11 +10,12 @@ import pytest
 import sqlalchemy
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from coordinator.commands import Arrive, GiveUp, Report, Submission, Wait
+from coordinator.commands import AbortAssignment, AwaitAssignment, CheckInDevice, CountReport, QueuedCommand
 from coordinator.driver.driver import Driver
-from coordinator.driver.membership import Membership, ReplicaPlace
+from coordinator.driver.membership import Membership, ReplicaConfig
 from coordinator.errors import UnknownRound
 from coordinator.keys import Keys
+from coordinator.rules.selection import Eligibility
 from coordinator.secure.round import SecureRoundFactory
 from coordinator.server import serving
 from coordinator.settings import Settings
@@ -133,19 +134,19 @@ class Desk:
     ):
         self.now = now
         self.store = store
-        self.membership = Membership(store, ReplicaPlace(keys="", lease_s=lease_s))
+        self.membership = Membership(store, ReplicaConfig(keys="", lease_s=lease_s))
         self.membership.listen_at(url)
         secure = SecureRoundFactory(KEYS, unmask)
         self.driver = Driver(self.membership, secure, retry, 16, clock=lambda: self.now, source=source)
         self.driver.recover()
 
-    def turn(self, *requests) -> list[Future]:
-        submissions = [Submission(request, Future()) for request in requests]
-        self.driver.turn(submissions)
-        return [submission.future for submission in submissions]
+    def turn(self, *commands) -> list[Future]:
+        queued = [QueuedCommand(command, Future()) for command in commands]
+        self.driver.turn(queued)
+        return [one.future for one in queued]
 
-    def ask(self, request):
-        (future,) = self.turn(request)
+    def ask(self, command):
+        (future,) = self.turn(command)
         return future.result(timeout=0)
 
     def pass_time(self, seconds: float) -> None:
@@ -168,10 +169,10 @@ class Desk:
     def arrive(self, device: str, population="phones", formats=("onnx",), examples=None, conditions=None):
         able = msgspec.structs.replace(CAPABILITIES, formats=formats)
         message = CheckIn(capabilities=able, examples=examples or {"default": 10}, conditions=conditions)
-        return self.ask(Arrive(population, device, message))
+        return self.ask(CheckInDevice(population, device, Eligibility.of(message)))
 
     def wait(self, device: str, seconds=10.0, **kwargs) -> Future:
-        (future,) = self.turn(Wait(self.arrive(device, **kwargs).session, device, seconds))
+        (future,) = self.turn(AwaitAssignment(self.arrive(device, **kwargs).session, device, seconds))
         return future
 
     def assign(self, *devices: str):
@@ -181,10 +182,10 @@ class Desk:
 
     def report(self, assignment, delta=(0, 0, 0, 0), weight=1.0, loss=0.0, sha256=None):
         vector = report_vector(delta, weight, loss)
-        return self.ask(Report(assignment.assignment, sha256 or vector.tobytes().hex()[:64], vector))
+        return self.ask(CountReport(assignment.assignment, sha256 or vector.tobytes().hex()[:64], vector))
 
     def give_up(self, assignment):
-        return self.ask(GiveUp(assignment.assignment, Abort("runtime-failed")))
+        return self.ask(AbortAssignment(assignment.assignment, Abort("runtime-failed")))
 
 
 @pytest.fixture

@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 import sqlalchemy
 
-from coordinator.commands import Arrive, GiveUp, HangUp, Report, Submission, Wait
+from coordinator.commands import AbortAssignment, AwaitAssignment, CancelWait, CheckInDevice, CountReport, QueuedCommand
 from coordinator.errors import ConflictingReport, Refusal, TaskEnded, Unavailable
 from coordinator.rules.rounds import RoundState, TaskState
+from coordinator.rules.selection import Eligibility
 from coordinator.store.tables import ROUNDS
 from coordinator.store.tasks import TaskSettings, open_coordinator_store
 from fedcore.params import VectorSpec
@@ -61,7 +62,7 @@ class Phone:
 class Sent:
     """A request on its way: `heard` is whether the device will hear the answer."""
 
-    submission: Submission
+    queued: QueuedCommand
     phone: Phone
     heard: bool = True
 
@@ -124,7 +125,7 @@ class World:
     def turn(self, _=0):
         """Whatever is on its way arrives, all in one turn; then all promises are looked at."""
         sent, self.inbox = self.inbox, []
-        self.desk.driver.turn([one.submission for one in sent])
+        self.desk.driver.turn([one.queued for one in sent])
         self.hear(sent)
         for phone in self.phones:
             self.hear_assignment(phone)
@@ -139,7 +140,7 @@ class World:
 
     def hang_up(self, pick):
         for phone in self.among(pick, lambda phone: phone.waiting):
-            self.send(phone, HangUp(phone.session, phone.waiting))
+            self.send(phone, CancelWait(phone.session, phone.waiting))
             phone.waiting = None
 
     def upload(self, pick, heard=True):
@@ -152,7 +153,7 @@ class World:
     def lose_request(self, pick):
         if self.inbox:
             lost = self.inbox.pop(pick % len(self.inbox))
-            if isinstance(lost.submission.request, Wait):
+            if isinstance(lost.queued.command, AwaitAssignment):
                 lost.phone.waiting = None
 
     def replay(self, pick):
@@ -165,11 +166,14 @@ class World:
 
     def abort(self, pick):
         for phone in self.among(pick, self.may_upload):
-            self.send(phone, GiveUp(phone.given[-1].assignment, Abort("runtime-failed")))
+            self.send(phone, AbortAssignment(phone.given[-1].assignment, Abort("runtime-failed")))
 
     def abort_again(self, pick):
         for phone in self.among(pick, lambda phone: phone.given):
-            self.send(phone, GiveUp(phone.given[-1 - pick % min(3, len(phone.given))].assignment, Abort("conditions")))
+            self.send(
+                phone,
+                AbortAssignment(phone.given[-1 - pick % min(3, len(phone.given))].assignment, Abort("conditions")),
+            )
 
     def advance(self, pick):
         self.pass_time(LEAPS_S[pick % len(LEAPS_S)])
@@ -220,7 +224,7 @@ class World:
             self.report(phone, phone.given[-1 - pick % min(3, len(phone.given))])
             sent, self.inbox = self.inbox, queued
             self.ghost.now = self.now
-            self.ghost.driver.turn([one.submission for one in sent])
+            self.ghost.driver.turn([one.queued for one in sent])
             self.hear(sent)
             self.look()
 
@@ -241,15 +245,15 @@ class World:
     def arrive(self, phone):
         self.send(
             phone,
-            Arrive(
+            CheckInDevice(
                 "phones",
                 f"device-{phone.index}",
-                CheckIn(capabilities=CAPABILITIES, examples={"default": 9}),
+                Eligibility.of(CheckIn(capabilities=CAPABILITIES, examples={"default": 9})),
             ),
         )
 
     def park(self, phone, seconds):
-        phone.waiting = self.send(phone, Wait(phone.session, f"device-{phone.index}", seconds))
+        phone.waiting = self.send(phone, AwaitAssignment(phone.session, f"device-{phone.index}", seconds))
 
     def among(self, pick, fits):
         """One of the phones that something can happen to, if any."""
@@ -258,7 +262,7 @@ class World:
 
     def send(self, phone, request, heard=True):
         future = Future()
-        self.inbox.append(Sent(Submission(request, future), phone, heard))
+        self.inbox.append(Sent(QueuedCommand(request, future), phone, heard))
         return future
 
     def pass_time(self, seconds):
@@ -276,7 +280,7 @@ class World:
         vector = report_vector(self.delta(phone, given), 1.0, loss, self.plan)
         sha256 = hashlib.sha256(vector.tobytes()).hexdigest()
         self.bodies.setdefault(given.assignment, set()).add(loss)
-        self.send(phone, Report(given.assignment, sha256, vector), heard)
+        self.send(phone, CountReport(given.assignment, sha256, vector), heard)
 
     def delta(self, phone, given):
         """One for the device and one for the attempt: neighbouring attempts have other marks."""
@@ -289,17 +293,17 @@ class World:
 
     def hear(self, sent):
         for one in sent:
-            if isinstance(one.submission.request, Wait) or not one.heard:
+            if isinstance(one.queued.command, AwaitAssignment) or not one.heard:
                 continue
-            outcome = outcome_of(one.submission.future)
+            outcome = outcome_of(one.queued.future)
             if isinstance(outcome, Unavailable):
                 continue
-            match one.submission.request:
-                case Arrive():
+            match one.queued.command:
+                case CheckInDevice():
                     one.phone.session, one.phone.waiting = getattr(outcome, "session", ""), None
-                case Report() as request:
+                case CountReport() as request:
                     self.hear_of_report(request, outcome)
-                case GiveUp(assignment):
+                case AbortAssignment(assignment):
                     self.hear_of_abort(assignment, outcome)
 
     def hear_of_report(self, request, outcome):

@@ -275,7 +275,7 @@ def test_bug_is_a_problem_document_that_gives_nothing_away(client, monkeypatch):
 def test_bug_in_the_driver_refuses_and_the_driver_lives_on(register, client, monkeypatch):
     register()
     with monkeypatch.context() as patch:
-        patch.setattr("coordinator.driver.sessions.Pool.enter", None)
+        patch.setattr("coordinator.driver.sessions.Sessions.enter", None)
         refused(check_in(client), "unavailable")
     assert check_in(client).json()["outcome"] == "accepted"
 

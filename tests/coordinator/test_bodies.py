@@ -184,7 +184,7 @@ def test_a_body_does_not_grow_beyond_its_memory():
     body = Body(memoryview(bytearray(5)))
     assert body.append(b"abc")
     assert not body.append(b"def")
-    assert (bytes(body.data), bytes(body.room)) == (b"abc", bytes(2))
+    assert (bytes(body.data), bytes(body.free_space)) == (b"abc", bytes(2))
 
 
 def fail_with(memory):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import sqlalchemy
 
-from coordinator.commands import Arrive, HangUp, Wait
+from coordinator.commands import AwaitAssignment, CancelWait, CheckInDevice
 from coordinator.errors import UnknownPopulation, UnknownSession
 from coordinator.rules.eligibility import OnDevice, Requires
+from coordinator.rules.selection import Eligibility, Needs
 from fedcore.wire.messages import Accepted, CheckIn, Offer, Rejected, StatedConditions
 from tests.coordinator.bundles import make_bundle, make_plan
 from tests.coordinator.conftest import RETRY
@@ -73,9 +74,9 @@ def test_device_that_does_not_say_what_a_rule_wants_is_not_eligible(register, de
 
 def test_device_is_drawn_for_no_task_that_it_is_not_willing_for(store, register, desk):
     unwanted, wanted = register(goal=1), register(goal=1)
-    (waiting,) = desk.turn(Wait(desk.arrive("a").session, "a", 10, frozenset({wanted})))
+    (waiting,) = desk.turn(AwaitAssignment(desk.arrive("a").session, "a", 10, frozenset({wanted})))
     assert waiting.result(timeout=0).task == wanted
-    (nowhere,) = desk.turn(Wait(desk.arrive("b").session, "b", 10, frozenset({"another"})))
+    (nowhere,) = desk.turn(AwaitAssignment(desk.arrive("b").session, "b", 10, frozenset({"another"})))
     assert not nowhere.done()
     assert store.rounds(unwanted) == []
 
@@ -95,9 +96,21 @@ def test_check_ins_to_unknown_populations_cost_one_look_up_a_turn(store, desk):
     for engine in (store.database.engine, store.database._engines.writer):
         sqlalchemy.event.listen(engine, "before_cursor_execute", lambda *args: statements.append(args[2]))
     message = CheckIn(capabilities=CAPABILITIES, examples={})
-    answers = desk.turn(*(Arrive(f"made up {number}", "a", message) for number in range(16)))
+    answers = desk.turn(*(CheckInDevice(f"made up {number}", "a", Eligibility.of(message)) for number in range(16)))
     assert all(isinstance(one.exception(timeout=0), UnknownPopulation) for one in answers)
     assert len([text for text in statements if "SELECT" in text]) == 1
+
+
+def test_a_device_is_judged_once_from_its_check_in_to_its_assignment(register, desk, monkeypatch):
+    register(goal=1)
+    judge, judged = Needs.unmet_by, []
+    monkeypatch.setattr(Needs, "unmet_by", lambda needs, device: judged.append(device) or judge(needs, device))
+    message = CheckIn(capabilities=CAPABILITIES, examples={"default": 10})
+    command = CheckInDevice("phones", "a", Eligibility.of(message))
+    assert desk.driver.turn_away(command) is None
+    (waiting,) = desk.turn(AwaitAssignment(desk.ask(command).session, "a", 10))
+    assert waiting.result(timeout=0).assignment
+    assert len(judged) == 1
 
 
 def test_device_is_answered_from_memory_while_the_database_cannot_be_read(store, register, desk, monkeypatch):
@@ -121,12 +134,12 @@ def test_device_is_answered_from_memory_while_the_database_cannot_be_read(store,
 def test_wait_that_runs_out_is_answered_and_ends_the_session(register, desk):
     register()
     session = desk.arrive("a").session
-    (answer,) = desk.turn(Wait(session, "a", 5))
+    (answer,) = desk.turn(AwaitAssignment(session, "a", 5))
     assert not answer.done()
     desk.pass_time(5)
     assert answer.result(timeout=0) == Rejected("not-selected", RETRY)
     with pytest.raises(UnknownSession):
-        desk.ask(Wait(session, "a", 5))
+        desk.ask(AwaitAssignment(session, "a", 5))
 
 
 def test_newer_visit_of_a_device_supersedes_the_older(store, register, desk):
@@ -141,22 +154,22 @@ def test_newer_visit_of_a_device_supersedes_the_older(store, register, desk):
 def test_device_that_hung_up_is_not_selected_and_may_wait_again(register, desk):
     register(goal=2)
     session = desk.arrive("a").session
-    (gone,) = desk.turn(Wait(session, "a", 10))
-    desk.ask(HangUp(session, gone))
+    (gone,) = desk.turn(AwaitAssignment(session, "a", 10))
+    desk.ask(CancelWait(session, gone))
     other = desk.wait("b")
     assert not other.done()
-    (again,) = desk.turn(Wait(session, "a", 10))
+    (again,) = desk.turn(AwaitAssignment(session, "a", 10))
     assert {again.result(timeout=0).slot, other.result(timeout=0).slot} == {0, 1}
 
 
 def test_whoever_hangs_up_on_a_refused_wait_ends_no_other(register, desk):
     register(goal=2)
     session = desk.arrive("a").session
-    (waiting,) = desk.turn(Wait(session, "a", 10))
+    (waiting,) = desk.turn(AwaitAssignment(session, "a", 10))
     for device in ("b", "a"):  # another device that knows the session's id; its owner, on a second connection
-        (refused,) = desk.turn(Wait(session, device, 10))
+        (refused,) = desk.turn(AwaitAssignment(session, device, 10))
         assert refused.exception(timeout=0) is not None
-        desk.ask(HangUp(session, refused))
+        desk.ask(CancelWait(session, refused))
     desk.wait("c")
     assert waiting.result(timeout=0).round == 1
 
@@ -164,7 +177,7 @@ def test_whoever_hangs_up_on_a_refused_wait_ends_no_other(register, desk):
 def test_lost_assignment_is_told_again_with_the_time_that_is_left(register, desk):
     register(goal=1, reporting_deadline_s=60)
     session = desk.arrive("a").session
-    first = desk.ask(Wait(session, "a", 1))
+    first = desk.ask(AwaitAssignment(session, "a", 1))
     desk.pass_time(20)
-    again = desk.ask(Wait(session, "a", 1))
+    again = desk.ask(AwaitAssignment(session, "a", 1))
     assert (again.assignment, first.report_within_s, again.report_within_s) == (first.assignment, 60, 40)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import sqlalchemy
 
-from coordinator.commands import GiveUp, HangUp, Report
+from coordinator.commands import AbortAssignment, CancelWait, CountReport
 from coordinator.errors import ConflictingReport, NoLongerNeeded, Unavailable, UnknownAssignment
 from coordinator.rules.rounds import AssignmentState, RoundState, TaskState
 from coordinator.store.tables import ROUNDS, TRANSITIONS
@@ -118,8 +118,8 @@ def test_too_few_reports_abandon_the_round_and_leave_the_model(store, register, 
 def test_report_beyond_the_goal_is_refused(store, register, desk):
     task = register(goal=1, over_selection=2)
     first, second = desk.assign("a", "b")
-    one = Report(first.assignment, "1" * 64, report_vector([1, 0, 0, 0], 1))
-    two = Report(second.assignment, "2" * 64, report_vector([5, 0, 0, 0], 1))
+    one = CountReport(first.assignment, "1" * 64, report_vector([1, 0, 0, 0], 1))
+    two = CountReport(second.assignment, "2" * 64, report_vector([5, 0, 0, 0], 1))
     taken, refused = desk.turn(one, two)
     assert taken.result(timeout=0).sha256 == "1" * 64
     assert isinstance(refused.exception(timeout=0), NoLongerNeeded)
@@ -129,11 +129,11 @@ def test_report_beyond_the_goal_is_refused(store, register, desk):
 def test_replayed_report_counts_once_and_another_one_conflicts(store, register, desk):
     task = register(goal=2)
     first, second = desk.assign("a", "b")
-    one = Report(first.assignment, "1" * 64, report_vector([8, 0, 0, 0], 1))
+    one = CountReport(first.assignment, "1" * 64, report_vector([8, 0, 0, 0], 1))
     receipts = [future.result(timeout=0) for future in desk.turn(one, one)] + [desk.ask(one)]
     assert receipts == [receipts[0]] * 3
     with pytest.raises(ConflictingReport, match="111111111111"):
-        desk.ask(Report(first.assignment, "2" * 64, one.vector))
+        desk.ask(CountReport(first.assignment, "2" * 64, one.vector))
     with pytest.raises(ConflictingReport):
         desk.give_up(first)
     desk.report(second, [0, 0, 0, 0])
@@ -156,7 +156,7 @@ def test_aborts_are_counted_by_reason_in_each_round(store, register, desk):
     task = register(goal=3, minimum=1)
     reasons = ("plan-refused", "runtime-failed", "plan-refused")
     for assignment, reason in zip(desk.assign("a", "b", "c"), reasons, strict=True):
-        desk.ask(GiveUp(assignment.assignment, Abort(reason)))
+        desk.ask(AbortAssignment(assignment.assignment, Abort(reason)))
     again = desk.assign("a", "b", "c")
     desk.give_up(again[0])
     for assignment in again[1:]:
@@ -177,7 +177,7 @@ def test_giving_up_at_the_deadline_is_as_good_as_expiring(store, register, desk)
 def test_unknown_assignment_is_refused(register, desk):
     register()
     vector = report_vector([0, 0, 0, 0], 1)
-    for request in (Report("nobody", "1" * 64, vector), GiveUp("nobody", Abort("runtime-failed"))):
+    for request in (CountReport("nobody", "1" * 64, vector), AbortAssignment("nobody", Abort("runtime-failed"))):
         with pytest.raises(UnknownAssignment):
             desk.ask(request)
 
@@ -352,9 +352,9 @@ def test_draining_sends_devices_away_and_still_takes_reports(store, register, de
 
 def test_full_queue_is_refused_at_once(desk):
     for _ in range(16):
-        desk.driver.submit(HangUp("s", Future()))
+        desk.driver.submit(CancelWait("s", Future()))
     with pytest.raises(Unavailable, match="too many"):
-        desk.driver.submit(HangUp("s", Future()))
+        desk.driver.submit(CancelWait("s", Future()))
 
 
 def test_task_whose_plan_is_gone_fails_and_the_others_run_on(store, register, desk, tmp_path):

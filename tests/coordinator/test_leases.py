@@ -6,10 +6,20 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from coordinator.commands import Wait
-from coordinator.driver.membership import Membership, ReplicaPlace
+from coordinator.commands import AwaitAssignment
+from coordinator.driver.membership import Membership, ReplicaConfig
 from coordinator.errors import KeysDiffer, LeaseLost, NoLongerNeeded, Unavailable, UnknownSession
-from coordinator.rules.leases import Lease, Moves, Replica, gone, look, maker_of, moves, new_id, new_replica_id
+from coordinator.rules.leases import (
+    Lease,
+    LeaseChanges,
+    Replica,
+    gone,
+    lease_changes,
+    maker_of,
+    new_id,
+    new_replica_id,
+    observe_beats,
+)
 from coordinator.rules.rounds import TaskState
 from tests.coordinator.conftest import Desk
 
@@ -27,9 +37,9 @@ def settled(holders, ids):
         for me in ids:
             leases = [Lease(population, holder, 0) for population, holder in sorted(holders.items())]
             held = {lease.population for lease in leases if lease.holder == me}
-            chosen = moves(replica(me), [replica(one) for one in ids if one != me], leases, held, held)
-            made += len(chosen.take) + len(chosen.leave)
-            holders = holders | {lease.population: me for lease in chosen.take} | dict.fromkeys(chosen.leave)
+            chosen = lease_changes(replica(me), [replica(one) for one in ids if one != me], leases, held, held)
+            made += len(chosen.take) + len(chosen.give_back)
+            holders = holders | {lease.population: me for lease in chosen.take} | dict.fromkeys(chosen.give_back)
     return holders, made
 
 
@@ -53,29 +63,29 @@ def test_only_as_many_populations_move_to_a_new_replica_as_it_should_have():
 
 def test_idle_populations_are_given_up_before_those_with_a_running_round():
     leases = [Lease(name, "me", 1) for name in ("a", "b", "c")]
-    chosen = moves(replica("me"), [replica("other")], leases, {"a", "b", "c"}, {"c"})
-    assert chosen == Moves(leave=frozenset("c"))
+    chosen = lease_changes(replica("me"), [replica("other")], leases, {"a", "b", "c"}, {"c"})
+    assert chosen == LeaseChanges(give_back=frozenset("c"))
 
 
 def test_draining_replica_leaves_everything_takes_nothing_and_is_not_counted():
     leases = [Lease("a", "me", 1), Lease("b", None, 1)]
     draining = replica("me", draining=True)
-    assert moves(draining, [], leases, {"a"}, set()) == Moves(leave=frozenset("a"))
-    assert moves(replica("x"), [draining], leases, set(), set()) == Moves(take=(leases[1],))
+    assert lease_changes(draining, [], leases, {"a"}, set()) == LeaseChanges(give_back=frozenset("a"))
+    assert lease_changes(replica("x"), [draining], leases, set(), set()) == LeaseChanges(take=(leases[1],))
 
 
 def test_lease_that_this_process_does_not_remember_is_taken_again():
     lease = Lease("a", "me", 3)
-    assert moves(replica("me"), [], [lease], set(), set()) == Moves(take=(lease,))
+    assert lease_changes(replica("me"), [], [lease], set(), set()) == LeaseChanges(take=(lease,))
 
 
 def test_replica_is_gone_when_its_beat_stood_still_for_the_lease_time_whatever_its_clock_says():
-    sights = look({}, [replica("x", 7), replica("y", 7)], 100.0)
-    sights = look(sights, [replica("x", 7), replica("y", 8)], 109.0)
-    assert gone(sights, 109.0, LEASE_S) == {}
-    sights = look(sights, [replica("x", 7), replica("y", 8)], 110.0)
-    assert gone(sights, 110.0, LEASE_S) == {"x": 7}
-    assert look(sights, [replica("y", 9)], 111.0).keys() == {"y"}
+    beats = observe_beats({}, [replica("x", 7), replica("y", 7)], 100.0)
+    beats = observe_beats(beats, [replica("x", 7), replica("y", 8)], 109.0)
+    assert gone(beats, 109.0, LEASE_S) == {}
+    beats = observe_beats(beats, [replica("x", 7), replica("y", 8)], 110.0)
+    assert gone(beats, 110.0, LEASE_S) == {"x": 7}
+    assert observe_beats(beats, [replica("y", 9)], 111.0).keys() == {"y"}
 
 
 def test_ids_say_who_made_them_and_fit_their_columns():
@@ -160,7 +170,7 @@ def test_devices_of_a_lost_population_are_sent_away_to_come_back(register, desks
     first.pass_time(1)
     assert waiting.result(timeout=0).reason == "shutting-down"
     with pytest.raises(UnknownSession):
-        first.ask(Wait(idle, "b", 1))
+        first.ask(AwaitAssignment(idle, "b", 1))
     with pytest.raises(Unavailable):
         first.arrive("a")
 
@@ -271,7 +281,7 @@ def test_transaction_of_a_holder_waits_for_whoever_takes_its_population(store, r
 
 def test_replica_with_other_keys_does_not_start_beside_one_that_lives(store):
     def at(url, keys):
-        membership = Membership(store, ReplicaPlace(keys=keys, lease_s=LEASE_S))
+        membership = Membership(store, ReplicaConfig(keys=keys, lease_s=LEASE_S))
         membership.listen_at(url)
         return membership
 

@@ -145,7 +145,7 @@ def test_participations_are_found_by_an_index(store):
 def test_what_is_kept_in_memory_is_only_who_still_rests():
     known = [Participation(f"d{number}", 0.0, number) for number in range(1, 8)]
     apart = Participations(Separation(seconds=0, rounds=3), 7, known)
-    apart.seat(["x"], 5.0)
+    apart.add(["x"], 5.0)
     apart.end(6.0, committed=True)
-    assert [name for name in ("d6", "d7", "x", "d5") if apart.rests(name, 7.0)] == ["d7", "x"]
+    assert [name for name in ("d6", "d7", "x", "d5") if apart.is_resting(name, 7.0)] == ["d7", "x"]
     assert len(apart._last) == 2

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.commands import Wait
+from coordinator.commands import AwaitAssignment
 from coordinator.rules.eligibility import Requires
 from coordinator.rules.progress import OBSTACLES, Observation, Reason
 from coordinator.store.tasks import open_coordinator_store
@@ -141,8 +141,8 @@ def test_devices_that_wait_are_counted_by_what_keeps_them_from_a_task(store, reg
         desk.wait(name, seconds=900, examples={"default": 20})
     desk.wait("c", seconds=900)
     session = desk.arrive("d", examples={"default": 20}).session
-    desk.turn(Wait(session, "d", 900, frozenset({other})))
-    why = "2 with an assignment, 1 with too few examples, 1 willing for other tasks alone"
+    desk.turn(AwaitAssignment(session, "d", 900, frozenset({other})))
+    why = "2 with an assignment, 1 with too few examples, 1 willing only for other tasks"
     at_length(desk, 20, *busy)
     waiting = f"4 wait and are not eligible: {why}"
     assert said(store, task) == ("selecting", f"round 1: 0 of 9 devices wait, 40 s left; {waiting}")
@@ -280,12 +280,12 @@ def test_secure_round_says_which_phase_it_is_in_and_who_has_answered(store, regi
     seats = [device.given for device in devices]
     run(devices[:3], ("advertise",))
     at_length(desk, 2, *seats)
-    assert said(store, task) == ("reporting", "round 1: 3 of 8 devices have trained, 618 s left")
+    assert said(store, task) == ("reporting", "round 1: 3 of 8 devices have trained, 598 s left")
     run(devices[3:], ("advertise",))
     at_length(desk, 2, *seats)
     run(devices[:5], ("share",))
     at_length(desk, 2, *seats)
-    assert said(store, task) == ("reporting", "round 1: 5 of 8 devices have sent their shares, 614 s left")
+    assert said(store, task) == ("reporting", "round 1: 5 of 8 devices have sent their shares, 594 s left")
 
 
 def test_while_nothing_but_time_passes_nothing_is_written_and_seconds_count_on(store, register, desk):

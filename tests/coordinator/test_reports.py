@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import sqlalchemy
 
-from coordinator.commands import GiveUp, HangUp, Inbox, Report, Wait
+from coordinator.commands import AbortAssignment, AwaitAssignment, CancelWait, CountReport, Inbox
 from coordinator.errors import ConflictingReport, NoLongerNeeded, UnknownAssignment
 from coordinator.rules.rounds import AssignmentState
 from coordinator.store.tables import ROUNDS
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.every_engine
 
 
 def report_of(assignment, delta=(0, 0, 0, 0), sha256="1" * 64):
-    return Report(assignment.assignment, sha256, report_vector(delta, 1))
+    return CountReport(assignment.assignment, sha256, report_vector(delta, 1))
 
 
 def test_a_turn_takes_as_many_statements_for_eight_reports_as_for_two(store, register, desk):
@@ -41,11 +41,11 @@ def test_a_turn_takes_as_many_statements_for_eight_reports_as_for_two(store, reg
 def test_what_a_turn_brings_is_counted_in_its_order(store, register, desk):
     task = register(goal=3, over_selection=2, rounds=1)
     a, b, c, d, e, _ = desk.assign(*"abcdef")
-    stranger = Report("nobody", "1" * 64, report_vector([9, 9, 9, 9], 1))
+    stranger = CountReport("nobody", "1" * 64, report_vector([9, 9, 9, 9], 1))
     answers = desk.turn(
         report_of(a, [3, 0, 0, 0]),
         stranger,
-        GiveUp(b.assignment, Abort("runtime-failed")),
+        AbortAssignment(b.assignment, Abort("runtime-failed")),
         report_of(b, [9, 9, 9, 9]),
         report_of(c, [0, 3, 0, 0]),
         report_of(a, [3, 0, 0, 0]),
@@ -76,12 +76,12 @@ def test_rows_say_how_many_reports_a_round_has_while_it_waits_for_more(store, re
 
 def test_reports_and_other_requests_share_a_turn_and_a_limit():
     inbox = Inbox(4)
-    first = inbox.put(Report("a", "1" * 64, report_vector([0, 0, 0, 0], 1)))
-    second = inbox.put(Report("b", "1" * 64, report_vector([0, 0, 0, 0], 1)))
-    hangs_up = inbox.put(HangUp("s", Future()))
-    inbox.put(Wait("s", "d", 0)).cancel()
+    first = inbox.put(CountReport("a", "1" * 64, report_vector([0, 0, 0, 0], 1)))
+    second = inbox.put(CountReport("b", "1" * 64, report_vector([0, 0, 0, 0], 1)))
+    hangs_up = inbox.put(CancelWait("s", Future()))
+    inbox.put(AwaitAssignment("s", "d", 0)).cancel()
     with pytest.raises(queue.Full):
-        inbox.put(HangUp("s", Future()))
+        inbox.put(CancelWait("s", Future()))
     assert [one.future for one in inbox.take(2, 60.0)] == [first, hangs_up]
     assert [one.future for one in inbox.take(2, 60.0)] == [second]
     assert len(inbox) == 0

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from coordinator.commands import Hear, Say
+from coordinator.commands import AwaitMessage, PutMessage
 from coordinator.errors import (
     ConflictingReport,
     InvalidReport,
@@ -53,10 +53,10 @@ class Device:
 
     def say(self, number, message):
         self.said[number] = message
-        return self.desk.ask(Say(self.given.assignment, number, message, hashlib.sha256(message).hexdigest()))
+        return self.desk.ask(PutMessage(self.given.assignment, number, message, hashlib.sha256(message).hexdigest()))
 
     def hear(self, number, wait_s=0.0):
-        return self.desk.ask(Hear(self.given.assignment, number, wait_s))
+        return self.desk.ask(AwaitMessage(self.given.assignment, number, wait_s))
 
     def answer(self, message):
         answer = self.client.receive(message).message
@@ -139,7 +139,7 @@ def test_an_invitation_states_the_rounds_terms(register, desk):
     invite, _ = Invite.decode(given.secagg)
     assert (invite.n_max, invite.min_sum, invite.w_max, invite.round) == (10, 8, 10, 1 << 32 | 1)
     assert [(one.size, one.weighted, one.norm) for one in invite.segments] == [(4, True, 4.0), (2, False, 0.0)]
-    assert given.report_within_s == 600.0 + 4 * 5.0
+    assert given.report_within_s == 600.0
 
 
 def test_the_same_message_again_changes_nothing_and_another_is_refused(register, desk):
@@ -170,12 +170,26 @@ def test_a_device_hears_when_the_last_one_spoke_or_its_wait_is_over(register, de
     register(**SECURE)
     devices = seat(desk)
     run(devices[:-1], PHASES[:1])
-    early, patient = desk.turn(Hear(devices[0].given.assignment, 2, 1.0), Hear(devices[1].given.assignment, 2, 9.0))
+    early, patient = desk.turn(
+        AwaitMessage(devices[0].given.assignment, 2, 1.0), AwaitMessage(devices[1].given.assignment, 2, 9.0)
+    )
     desk.pass_time(2)
     assert early.result(timeout=0) is None
     assert not patient.done()
     devices[-1].advertise()
     assert patient.result(timeout=0)[0] == 2
+
+
+def test_training_ends_four_phases_before_the_reporting_deadline(store, register, desk):
+    task = register(**LENIENT | {"reporting_deadline_s": 60.0})
+    devices = seat(desk, [f"e{number}" for number in range(10)])
+    assert devices[0].given.report_within_s == 60.0
+    run(devices[:8], PHASES[:1])
+    desk.pass_time(39)
+    assert devices[0].hear(2) is None
+    desk.pass_time(1)
+    run(devices[:8], PHASES[1:])
+    assert states(store, task) == ["committed"]
 
 
 @pytest.mark.parametrize("phase", range(1, 5))
@@ -245,7 +259,7 @@ def test_a_restart_abandons_the_attempt_and_wants_no_more_messages(store, regist
     run(devices, PHASES[:3])
     later = new_desk()
     with pytest.raises(NoLongerNeeded):
-        later.ask(Hear(devices[0].given.assignment, 6, 0.0))
+        later.ask(AwaitMessage(devices[0].given.assignment, 6, 0.0))
     assert [one.reason for one in store.rounds(task)] == ["driver-lost"]
 
 
@@ -253,7 +267,7 @@ def test_a_coordinator_that_stops_does_not_let_devices_wait(register, desk):
     register(**SECURE)
     devices = seat(desk)
     run(devices[:-1], PHASES[:1])
-    (waiting,) = desk.turn(Hear(devices[0].given.assignment, 2, 60.0))
+    (waiting,) = desk.turn(AwaitMessage(devices[0].given.assignment, 2, 60.0))
     desk.driver.drain()
     desk.turn()
     with pytest.raises(Unavailable):
@@ -284,9 +298,10 @@ def test_a_report_in_clear_is_refused(register, desk):
     [
         ({"goal": 7}, "goal"),
         ({"goal": 20, "minimum": 7}, "minimum"),
+        ({"goal": 8, "reporting_deadline_s": 120.0}, "reporting_deadline_s must be above 120 "),
     ],
 )
-def test_a_secure_task_that_is_too_small_is_refused(settings, named):
+def test_a_secure_task_that_is_too_small_or_too_short_is_refused(settings, named):
     with pytest.raises(InvalidTask, match=named):
         TaskSettings(population="p", rounds=1, secagg=Secagg(), **settings)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sqlalchemy
 
-from coordinator.commands import Arrive, GiveUp
+from coordinator.commands import AbortAssignment, CheckInDevice
+from coordinator.rules.selection import Eligibility
 from coordinator.store.tables import SESSION_SHAPES
 from fedcore.wire.messages import Abort, CheckIn
 from tests.coordinator.devices import CAPABILITIES
@@ -23,7 +24,7 @@ def test_sessions_are_counted_by_what_they_went_through(store, register, desk):
     desk.driver.fetched(seat(store, task, reported), reported.plan.sha256)
     desk.driver.fetched(seat(store, task, reported), reported.checkpoint.sha256)
     desk.driver.fetched(seat(store, task, gave_up), "0" * 64)
-    desk.ask(GiveUp(gave_up.assignment, Abort("conditions")))
+    desk.ask(AbortAssignment(gave_up.assignment, Abort("conditions")))
     desk.report(reported)
     desk.pass_time(61)
     desk.assign("d", "e", "f")
@@ -91,7 +92,7 @@ def test_a_clean_stop_loses_no_count(store, register, desk):
     desk.wait("b")
     desk.driver.start()
     message = CheckIn(capabilities=CAPABILITIES, examples={})
-    desk.driver.submit(Arrive("phones", "a", message)).result(timeout=10)
+    desk.driver.submit(CheckInDevice("phones", "a", Eligibility.of(message))).result(timeout=10)
     desk.driver.stop()
     assert shapes(store, task) == {
         (True, "accepted > waited > assigned > not needed"): 1,

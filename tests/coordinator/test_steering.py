@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.commands import Arrive, Wait
+from coordinator.commands import AwaitAssignment, CheckInDevice
+from coordinator.rules.selection import Eligibility
 from fedcore.wire.messages import CheckIn, RetryWindow
 from tests.coordinator.conftest import CAPABILITIES, Desk
 
@@ -12,7 +13,7 @@ BOUNDS = RetryWindow(5.0, 86_400.0)
 
 
 def arrival(device, examples):
-    return Arrive("phones", device, CheckIn(capabilities=CAPABILITIES, examples=examples))
+    return CheckInDevice("phones", device, Eligibility.of(CheckIn(capabilities=CAPABILITIES, examples=examples)))
 
 
 @pytest.fixture
@@ -116,7 +117,7 @@ def test_hopeless_check_in_is_answered_while_the_driver_is_busy_and_others_are_l
         rejected = desk.driver.turn_away(hopeless)
         assert desk.driver.turn_away(hopeful) is None
     assert rejected.reason == desk.arrive("a").reason == "not-eligible"
-    (future,) = desk.turn(Wait(desk.ask(hopeful).session, "a", 5))
+    (future,) = desk.turn(AwaitAssignment(desk.ask(hopeful).session, "a", 5))
     desk.report(future.result(timeout=0))
     assert desk.driver.turn_away(hopeful).reason == "resting"
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from coordinator.rules.state import Seat
+from coordinator.rules.state import AssignedDevice
 from coordinator.store.tasks import open_coordinator_store
 from tests.coordinator.bundles import make_bundle
 from tests.muster.terminal import on_terminal
@@ -54,7 +54,8 @@ def task(tmp_path):
     with open_coordinator_store(where[1], where[3]) as store, store.database.writing() as records:
         for number, reasons in ((1, ()), (2, ("plan-refused", "invalid-examples"))):
             row_id, _ = records.add_round(task, number)
-            records.add_assignments(row_id, [Seat(f"{number}-{slot}", slot, f"d{slot}") for slot in range(26)])
+            drawn = [AssignedDevice(f"{number}-{slot}", slot, f"d{slot}") for slot in range(26)]
+            records.add_assignments(row_id, drawn)
             for slot, reason in enumerate(reasons):
                 records.move_assignment(records.assignment(f"{number}-{slot}"), "aborted", "device", reason)
             records.finish_round(row_id, records.task(task).initial, {} if reasons else metrics)

@@ -1,11 +1,14 @@
 """`muster task` on bundles made by hand: what is refused, what is kept, what is shown."""
 
+import dataclasses
 import json
+import re
 
 import numpy as np
 import pytest
 
-from coordinator.rules.state import Seat
+from coordinator.rules.state import AssignedDevice
+from coordinator.rules.task_settings import Secagg, TaskSettings
 from coordinator.store.tasks import open_coordinator_store
 from muster.server import local_coordinator
 from tests.coordinator.bundles import make_bundle, make_plan
@@ -33,6 +36,24 @@ def create(bundle, *more):
 def shown(result):
     """Names and values of a table of fields."""
     return dict(line.split(maxsplit=1) for line in result.stdout.splitlines() if len(line.split()) > 1)
+
+
+def defaults_of(kind, *names):
+    return {field.name: field.default for field in dataclasses.fields(kind) if field.name in names}
+
+
+def test_options_that_are_not_given_are_the_defaults_of_the_settings(bundle, where):
+    times = ("selection_timeout_s", "reporting_deadline_s", "min_separation_s")
+    task = defaults_of(TaskSettings, *times, "over_selection", "max_attempts", "min_examples", "seed")
+    secagg = defaults_of(Secagg, "clip_norm", "bits", "max_examples", "phase_s", "group_size")
+    facts = json.loads(create(bundle, "--goal", 9, "--secagg", *where, "--json").stdout)
+    assert {name: facts[name] for name in task} == task
+    assert facts["secagg"] == secagg
+    assert facts["formats"] == ["onnx"]
+    listed = " ".join(in_process("task", "create", "--help").stdout.split())
+    for name, default in (task | secagg).items():
+        option = name.replace("_", "-")
+        assert re.search(rf"--{option} <\w+> .*?\[default: ([^\]]+)\]", listed)[1] == str(default)
 
 
 def test_formats_and_budget_are_kept_and_shown_in_words(bundle, where):
@@ -121,7 +142,7 @@ def test_metrics_show_why_devices_gave_up(bundle, where):
     task = json.loads(create(bundle, *where, "--json").stdout)["task"]
     with open_coordinator_store(where[1], where[3]) as store, store.database.writing() as records:
         row_id, _ = records.add_round(task, 1)
-        records.add_assignments(row_id, [Seat(f"seat-{slot}", slot, f"device-{slot}") for slot in range(4)])
+        records.add_assignments(row_id, [AssignedDevice(f"seat-{slot}", slot, f"device-{slot}") for slot in range(4)])
         for slot, reason in enumerate(("plan-refused", "invalid-examples", "plan-refused")):
             records.move_assignment(records.assignment(f"seat-{slot}"), "aborted", "device", reason)
     reasons = {"invalid-examples": 1, "plan-refused": 2}

@@ -188,7 +188,7 @@ def upgrade() -> None:
         sa.Column("rounds", sa.Integer(), nullable=False, comment="committed rounds after which the task is completed"),
         sa.Column("over_selection", sa.Float(), nullable=False, comment="devices selected per report wanted"),
         sa.Column("selection_timeout_s", sa.Float(), nullable=False, comment="seconds that a round waits for devices"),
-        sa.Column("reporting_deadline_s", sa.Float(), nullable=False, comment="seconds that a device has to report"),
+        sa.Column("reporting_deadline_s", sa.Float(), nullable=False, comment="seconds that a round waits for reports"),
         sa.Column(
             "max_attempts",
             sa.Integer(),

@@ -1,4 +1,4 @@
-"""Whose an assignment is: everything under its address is for the device that was given it."""
+"""Ownership of assignments: only the device that was given one may use its address."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ REMEMBERED = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What never changes of an assignment: whose it is, and what its report looks like."""
+    """The unchanging part of an assignment: its device, and the layout of its report."""
 
     device: str
     layout: ReportLayout
 
 
-class Owned:
-    """The assignments of a store, for whoever signs."""
+class AssignmentAccess:
+    """Lets the device that signs a request to its own assignments."""
 
     def __init__(self, store: CoordinatorStore, presence: Presence) -> None:
         self._store = store
         self._presence = presence
         self._parts: Recent[str, _Part] = Recent(REMEMBERED)
 
-    def give(self, given: Assignment, device: str) -> None:
-        """Remember an assignment as a device gets it, so that its report need not ask the database."""
-        # Whoever gave it, the driver, has decoded the plan: nothing is read here.
+    def remember(self, given: Assignment, device: str) -> None:
+        """Remember an assignment that a device is given, so that its report need not ask the database."""
+        # The driver, which gave it, has decoded the plan: nothing is read here.
         self._parts.put(given.assignment, _Part(device, self._store.plan(given.plan.sha256).report))
 
     @asynccontextmanager
     async def present(self, assignment: str, request: Request) -> AsyncIterator[ReportLayout]:
-        """The layout of an assignment's report, to a device that is there as long as this request is answered.
+        """The layout of an assignment's report, to a device that is present as long as this request is answered.
 
         Raises UnknownAssignment; ForeignAssignment if it is another's.
         """

@@ -1,4 +1,4 @@
-"""The short way to a device route: past the framework's layers, which cost more than all that a route does itself."""
+"""Device routes without the framework's layers, which cost more than the routes themselves."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from coordinator.api.routes import DeviceRoute
 from coordinator.errors import Refusal
 
 
-class Direct:
-    """ASGI: answers the gated routes of an application as that would, and leaves it everything else."""
+class FastPath:
+    """ASGI: answers the device routes of an application as that would, and passes everything else on to it."""
 
     def __init__(self, app: FastAPI) -> None:
         self._app = app

@@ -1,0 +1,40 @@
+"""Answers to commands that need no transaction, only memory."""
+
+from __future__ import annotations
+
+from coordinator.commands import (
+    AbortAssignment,
+    AwaitAssignment,
+    AwaitMessage,
+    CancelWait,
+    CheckInDevice,
+    PutMessage,
+    QueuedCommand,
+    settle,
+)
+from coordinator.driver.memory import Memory
+from coordinator.errors import Refusal
+
+
+def answer_from_memory(memory: Memory, queued: QueuedCommand, now: float) -> None:
+    """Answer a command, or park its future until there is an answer; leave those that need a transaction."""
+    future = queued.future
+    try:
+        match queued.command:
+            case CheckInDevice() as command:
+                settle(future, memory.check_ins.check_in(command, now))
+            case AwaitAssignment() as command:
+                memory.check_ins.wait(command, future, now)
+            case CancelWait() as command:
+                memory.check_ins.cancel_wait(command, now)
+                settle(future, None)
+            case PutMessage(assignment) as command:
+                memory.secure.of(assignment).receive(command, now)
+                settle(future, None)
+            case AwaitMessage(assignment) as command:
+                memory.secure.of(assignment).wait(command, future, now)
+            case AbortAssignment(assignment):
+                # To stop waiting for it is right whether or not the row can be written.
+                memory.secure.leave(assignment)
+    except Refusal as refusal:
+        settle(future, refusal)

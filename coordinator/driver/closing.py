@@ -1,0 +1,44 @@
+"""Closing of rounds that have their reports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coordinator.driver.commit import commit_round
+from coordinator.driver.membership import Membership
+from coordinator.driver.memory import Memory
+from coordinator.driver.writer import Writer
+from coordinator.metrics import Metrics
+from coordinator.rules.rounds import RoundState
+
+
+@dataclass(frozen=True, slots=True)
+class RoundCloser:
+    """Commits rounds in AGGREGATING, each in a transaction of its own. Only the driver's thread uses it."""
+
+    membership: Membership
+    memory: Memory
+    writer: Writer
+    metrics: Metrics
+
+    def close_rounds(self, now: float) -> bool:
+        """Close every round that has its reports. Whether any was closed, so that its task must be read again."""
+        closed = False
+        for task_id, running in list(self.memory.rounds.running.items()):
+            if running.value.state is not RoundState.AGGREGATING or task_id not in self.memory.rounds.running:
+                continue
+            try:
+                total = self.memory.sums[running.id]
+                value, pause_s = commit_round(self.membership, running, total, now, self.metrics.round_steps)
+            except Exception as error:
+                # The sum is still here: the round stays in AGGREGATING and is closed when the disk allows it.
+                self.writer.fail(error, now)
+                continue
+            self.metrics.round_moved(running.value, value, now - running.entered_at, now - running.opened_at)
+            after = self.memory.rounds.copy()
+            del after.running[task_id]
+            after.not_before[task_id] = now + pause_s
+            self.memory.participation.end(task_id, now, committed=value.state is RoundState.COMMITTED)
+            self.memory.replace_rounds(after, now)
+            closed = True
+        return closed

@@ -1,0 +1,25 @@
+"""Failed attempts at a round: how long its task pauses after them, and when an operator must look."""
+
+from __future__ import annotations
+
+import logging
+
+from coordinator.driver.open_rounds import OpenRound
+from coordinator.rules.rounds import TaskState, back_off_s
+from coordinator.store.records import Records
+
+_LOG = logging.getLogger(__name__)
+
+
+def note_failure(records: Records, round_: OpenRound, reason: str) -> float:
+    """Note that an attempt at a round failed; answers for how many seconds the task must open no other.
+
+    A task whose attempts fail too often in a row is paused: its plan, or the devices' data, needs an operator.
+    """
+    task = records.task(round_.task.id)
+    failures, most = records.failures(task.id, round_.number), task.settings.max_attempts
+    if failures >= most and task.state is TaskState.ACTIVE:
+        words = f"round {round_.number} failed {failures} times in a row, at last with {reason}"
+        _LOG.error("task %s is paused: %s", task.id, words)
+        records.move_task(task, TaskState.PAUSED, reason, f"{words}; find out why, then resume it")
+    return back_off_s(failures)

@@ -1,0 +1,123 @@
+"""Open rounds: those that have not ended, as the driver has them in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator, Sized
+from dataclasses import dataclass, field
+
+from coordinator.driver.loading import LoadedTask
+from coordinator.rules.rounds import Abandon, Event, Revealed, Round, RoundState, Tick, Waiting
+from coordinator.rules.state import Snapshot
+from coordinator.secure.round import SecureRound
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRound:
+    """A round that has not ended: its row, its value, and its secure aggregation if it has one.
+
+    opened_at, entered_at: when it was opened, and when its present step began, on the driver's clock. base: the model
+    that it starts from; while the round is held, the model that the round before it starts from.
+    devices: all that were given an assignment in it, also those that gave up or were lost.
+    """
+
+    id: int
+    attempt: int
+    opened_at: float
+    base: Snapshot
+    task: LoadedTask
+    value: Round
+    entered_at: float
+    secure: SecureRound | None = None
+    devices: frozenset[str] = frozenset()
+
+    @property
+    def reporting(self) -> bool:
+        """Whether its devices may still report."""
+        return self.value.state is RoundState.REPORTING
+
+    @property
+    def number(self) -> int:
+        """The round's number, once it is not held any more."""
+        return self.base.number + 1
+
+    def draws_replacements(self, now: float) -> bool:
+        """Whether devices may be drawn in the place of lost ones."""
+        return self.value.missing(now) > 0 and (self.secure is None or self.secure.advertising)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRounds:
+    """The open rounds of every task, by its id: the one that runs, and the one that is held behind it.
+
+    not_before: when the next round of a task may begin, on the driver's clock, after attempts that failed.
+    """
+
+    running: dict[str, OpenRound] = field(default_factory=dict)
+    held: dict[str, OpenRound] = field(default_factory=dict)
+    not_before: dict[str, float] = field(default_factory=dict)
+
+    def copy(self) -> OpenRounds:
+        """A copy, to be changed while this one stays."""
+        return OpenRounds(dict(self.running), dict(self.held), dict(self.not_before))
+
+    def only(self, row_ids: Container[int]) -> OpenRounds:
+        """A copy with only these rounds."""
+        running, held = (
+            {task: round_ for task, round_ in rounds.items() if round_.id in row_ids}
+            for rounds in (self.running, self.held)
+        )
+        return OpenRounds(running, held, dict(self.not_before))
+
+    def __iter__(self) -> Iterator[OpenRound]:
+        yield from self.running.values()
+        yield from self.held.values()
+
+    def put(self, round_: OpenRound) -> None:
+        """Keep a round as it is now, or drop it if it has ended."""
+        task = round_.task.id
+        for rounds in (self.running, self.held):
+            if task in rounds and rounds[task].id == round_.id:
+                del rounds[task]
+        if not round_.value.state.ended:
+            (self.held if round_.value.held else self.running)[task] = round_
+
+    def must_hold(self, task: str, now: float) -> bool:
+        """Whether a task's next round is held: while another one runs, or during a pause after failed attempts."""
+        return task in self.running or now < self.not_before.get(task, now)
+
+    def rounds_before_draw(self, task: str) -> int:
+        """How many rounds of a task must end before the one that draws devices next can."""
+        running = self.running.get(task)
+        return 0 if running is None or running.value.state in (RoundState.SELECTING, RoundState.CONFIGURING) else 1
+
+    def selects(self, task: LoadedTask) -> bool:
+        """Whether a task's round draws devices now, also if the task was paused since."""
+        running = self.running.get(task.id)
+        return running is not None and running.value.state is RoundState.SELECTING
+
+    def may_open(self, task: LoadedTask) -> bool:
+        """Whether a task may begin to select devices: for its next round, or for the one after that which reports."""
+        if not task.active or task.id in self.held:
+            return False
+        running = self.running.get(task.id)
+        return running is None or (not self.selects(task) and running.number < task.settings.rounds)
+
+    def next_event(
+        self, round_: OpenRound, task: LoadedTask | None, eligible: Callable[[OpenRound], Sized], now: float
+    ) -> Event:
+        """The event that is due for a round now, apart from reports and lost devices.
+
+        task: as it stands; None when it is over. eligible: finds the devices that a round could draw.
+        """
+        if task is None:
+            return Abandon("cancelled")
+        if round_.value.held and not task.active:
+            return Abandon("paused")
+        if round_.value.state is RoundState.SELECTING:
+            held = self.must_hold(round_.task.id, now)
+            # A round that stays held draws no device: those that wait need not be counted.
+            return Waiting(0 if round_.value.held and held else len(eligible(round_)), held)
+        secure = round_.secure if round_.reporting else None
+        if secure is not None and (secure.event is not None or secure.unmasking):
+            return secure.event or Revealed()
+        return Waiting(len(eligible(round_))) if round_.draws_replacements(now) else Tick()

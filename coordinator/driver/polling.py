@@ -1,0 +1,71 @@
+"""Polling of the store, several times a second: leases, populations and tasks."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+
+from coordinator.commands import CheckInDevice, QueuedCommand
+from coordinator.driver.loading import load_task
+from coordinator.driver.membership import Membership
+from coordinator.driver.memory import Memory
+from coordinator.metrics import Metrics
+from coordinator.rules.rounds import TaskState
+
+_LOG = logging.getLogger(__name__)
+_POLL_S = 0.25
+
+
+class Poller:
+    """Keeps leases, populations and tasks in memory up to date. Only the driver's thread uses it.
+
+    next_poll: when it is time to look again. draining: set when the service is about to stop.
+    """
+
+    def __init__(self, membership: Membership, memory: Memory, metrics: Metrics, draining: threading.Event) -> None:
+        self._membership = membership
+        self._memory = memory
+        self._metrics = metrics
+        self._draining = draining
+        self.next_poll = -float("inf")
+
+    def poll_if_due(self, inbox: Sequence[QueuedCommand], now: float) -> None:
+        """Poll when it is time, or at once when a device asks for a population that was made since."""
+        try:
+            if now >= self.next_poll or self._asks_for_new(inbox):
+                self.poll(now)
+        except Exception:
+            # Answers from memory go on, and nothing is written without the leases.
+            _LOG.exception("the database could not be looked at")
+            self.next_poll = now + _POLL_S
+
+    def poll(self, now: float) -> None:
+        """Beat, take and give back leases, load the tasks of the populations that this process drives."""
+        membership, memory = self._membership, self._memory
+        if self._draining.is_set():
+            membership.drain()
+        idle = membership.held - {round_.task.population for round_ in memory.rounds}
+        with membership.store.database.reading() as records:
+            # Before leases are taken: a population that is made meanwhile is not known yet, rather than not driven.
+            populations = records.populations()
+        memory.drop_populations(membership.refresh(now, idle), now)
+        with membership.store.database.reading() as records:
+            active = records.tasks(TaskState.ACTIVE, TaskState.PAUSED)
+            driven = [task for task in active if task.settings.population in membership.held]
+            memory.participation.learn(records, driven, now)
+        loaded = [task for record in driven if (task := load_task(membership, record)) is not None]
+        memory.tasks = {task.id: task.paused() if task.population in membership.leaving else task for task in loaded}
+        self.next_poll = now + _POLL_S
+        memory.secure.forget(now)
+        memory.check_ins.learn(populations, membership.held, memory.tasks.values(), memory.rounds, now)
+        self._metrics.populations.set(len(membership.held))
+
+    def _asks_for_new(self, inbox: Sequence[QueuedCommand]) -> bool:
+        # One look-up for all of them: a check-in to a population that no operator has made must cost hardly anything.
+        asked = {one.command.population for one in inbox if isinstance(one.command, CheckInDevice)}
+        unknown = asked - self._memory.check_ins.populations
+        if not unknown:
+            return False
+        with self._membership.store.database.reading() as records:
+            return not unknown.isdisjoint(records.populations())

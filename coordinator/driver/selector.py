@@ -1,0 +1,66 @@
+"""Selection of devices: those that a round could draw, and whether a round of a task is due."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from coordinator.driver.loading import LoadedTask
+from coordinator.driver.open_rounds import OpenRound, OpenRounds
+from coordinator.driver.participation import ParticipationLimit
+from coordinator.driver.sessions import Session, Sessions
+from coordinator.rules.rounds import RoundState, step
+from coordinator.rules.selection import draw
+from coordinator.secure.round import SecureRoundFactory
+
+
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """All that cohorts are made from: waiting devices, earlier participations, a random source, secure rounds."""
+
+    sessions: Sessions
+    source: random.Random
+    secure: SecureRoundFactory
+    participation: ParticipationLimit = field(default_factory=ParticipationLimit)
+
+    def eligible(self, task: LoadedTask, rounds: OpenRounds, now: float) -> list[Session]:
+        """The waiting devices that could be drawn for a task's next round, as its rounds stand."""
+        return self._not_resting(task, rounds.rounds_before_draw(task.id), now)
+
+    def candidates(self, round_: OpenRound, rounds: OpenRounds, now: float) -> list[Session]:
+        """The waiting devices that a round could draw. A device that was in the round before is none of them."""
+        if not round_.reporting:
+            return self.eligible(round_.task, rounds, now)
+        return [one for one in self._not_resting(round_.task, 0, now) if one.device not in round_.devices]
+
+    def draw(self, candidates: list[Session], count: int) -> list[Session]:
+        """`count` of the candidates, drawn uniformly."""
+        return draw(candidates, count, self.source)
+
+    def due(self, task_id: str, task: LoadedTask | None, rounds: OpenRounds, now: float) -> bool:
+        """Whether `Transaction.advance` would do anything, as far as memory knows."""
+
+        def eligible(round_: OpenRound) -> list[Session]:
+            return self.candidates(round_, rounds, now)
+
+        for by_task in (rounds.running, rounds.held):
+            if task_id in by_task:
+                if task is not None and self._too_few(by_task[task_id], now):
+                    continue
+                event = rounds.next_event(by_task[task_id], task, eligible, now)
+                if step(by_task[task_id].value, event, now) != (by_task[task_id].value, ()):
+                    return True
+        return task is not None and rounds.may_open(task) and bool(self.eligible(task, rounds, now))
+
+    def _not_resting(self, task: LoadedTask, rounds_before: int, now: float) -> list[Session]:
+        return [
+            session
+            for session in self.sessions.eligible(task.population, task.id, task.needs)
+            if not self.participation.is_resting(task.id, session.device, now, rounds_before)
+        ]
+
+    def _too_few(self, round_: OpenRound, now: float) -> bool:
+        """Whether so few devices wait that the round cannot draw yet, even if all of them are eligible."""
+        value = round_.value
+        selecting = value.state is RoundState.SELECTING and not value.held and now < value.deadline
+        return selecting and self.sessions.count(round_.task.population) < value.policy.cohort

@@ -1,0 +1,126 @@
+"""Writer: the transactions of a driver, and the doubt after one that failed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from itertools import chain
+from typing import Any, TypeAlias
+
+from coordinator.commands import AbortAssignment, CountReport, settle
+from coordinator.driver.adoption import Adopter
+from coordinator.driver.membership import Membership
+from coordinator.driver.memory import Memory
+from coordinator.driver.selector import Selector
+from coordinator.driver.transaction import Transaction
+from coordinator.errors import LeaseLost, StoreConflict, Unavailable
+from coordinator.failpoints import reach
+from coordinator.metrics import Metrics
+
+_LOG = logging.getLogger(__name__)
+_RETRY_S = 1.0
+_COUNT_S = 60.0
+"""How long counts of sessions wait for a transaction that happens anyway, before they get one of their own."""
+
+Lost: TypeAlias = Mapping[int, Sequence[str]]
+"""Assignments whose devices are lost, by round."""
+DurableCommand: TypeAlias = tuple[CountReport | AbortAssignment, Future[Any]]
+
+
+class Writer:
+    """Commits, and only then lets memory adopt. Only the driver's thread uses it.
+
+    A connection that breaks while a transaction is committed leaves open whether it was. Until that is known, nothing
+    else is written: the transaction is *in doubt*.
+    """
+
+    def __init__(self, membership: Membership, memory: Memory, selector: Selector, metrics: Metrics) -> None:
+        self._membership = membership
+        self._memory = memory
+        self._selector = selector
+        self._metrics = metrics
+        self._adopter = Adopter(memory, metrics)
+        self._next_try = self._next_count = -float("inf")
+        self._in_doubt = False
+
+    def ready(self, now: float) -> bool:
+        """Whether it is time to write, also after a transaction that failed."""
+        return now >= self._next_try
+
+    def start(self, now: float) -> None:
+        """Begin to wait for counts of sessions."""
+        self._next_count = now + _COUNT_S
+
+    def write(self, durable: Sequence[DurableCommand], lost: Lost, now: float) -> None:
+        """Write all that is due, and answer the commands that need a transaction."""
+        if self._in_doubt and (durable or self.ready(now)):
+            self._clear_doubt(now)
+        due = self._due(now) if self.ready(now) else []
+        counts = now >= max(self._next_count, self._next_try) and self._memory.session_counts.any()
+        if durable or due or lost or counts:
+            self.commit(durable, due, lost, now)
+
+    def commit(self, durable: Sequence[DurableCommand], due: Sequence[str], lost: Lost, now: float) -> None:
+        """Do all of this in one transaction, and adopt it."""
+        counts = self._memory.session_counts.take()
+        try:
+            if self._in_doubt:
+                raise StoreConflict("it is not known yet whether the last transaction was done")
+            with self._metrics.transactions.time(), self._membership.writing() as records:
+                transaction = Transaction(records, self._selector, self._memory.rounds, now)
+                outcomes = transaction.take([command for command, _ in durable])
+                transaction.lose(lost)
+                for task_id in due:
+                    transaction.advance(task_id, self._memory.tasks.get(task_id))
+                records.sessions.add(counts)
+                for name in transaction.durable_steps:
+                    reach(f"{name}.before-commit")
+            for name in transaction.durable_steps:
+                reach(f"{name}.after-commit")
+        except Exception as error:
+            self._memory.session_counts.put_back(counts)
+            # Memory has not been touched. The transaction was undone, as a rule; the next one finds out.
+            self.fail(error, now)
+            outcomes = [Unavailable("the coordinator could not store this; send it again later") for _ in durable]
+        else:
+            self._next_try, self._next_count = now, now + _COUNT_S
+            self._adopter.adopt(transaction, now)
+            self._memory.presence.forget(chain.from_iterable(lost.values()))
+        for (_, future), outcome in zip(durable, outcomes, strict=True):
+            settle(future, outcome)
+
+    def fail(self, error: Exception, now: float) -> None:
+        """Take note of a transaction that failed: it is in doubt, unless the lease was lost."""
+        if isinstance(error, LeaseLost):
+            # Nothing was written, and that is certain.
+            self._membership.drop(error.populations)
+            self._memory.drop_populations(error.populations, now)
+            return
+        _LOG.error("a transaction failed: %s", error)
+        self._in_doubt, self._next_try = True, now + _RETRY_S
+
+    def _due(self, now: float) -> list[str]:
+        """Tasks whose rounds must open, move or end; least recently served first."""
+        memory = self._memory
+        candidates = memory.tasks.keys() | {round_.task.id for round_ in memory.rounds}
+        return memory.least_recently_served(
+            id_ for id_ in candidates if self._selector.due(id_, memory.tasks.get(id_), memory.rounds, now)
+        )
+
+    def _clear_doubt(self, now: float) -> None:
+        """Go on with the rounds that the store has as memory has them, and abandon the others."""
+        memory = self._memory
+        known = {round_.id: round_.value for round_ in memory.rounds}
+        try:
+            with self._membership.writing() as records:
+                abandoned, go_on = records.abandon_unfinished_rounds(self._membership.held, "driver-lost", known)
+                memory.participation.forget()
+                memory.participation.learn(records, [task.record for task in memory.tasks.values()], now)
+        except Exception as error:
+            self.fail(error, now)
+            return
+        self._in_doubt = False
+        memory.replace_rounds(memory.rounds.only(go_on), now)
+        if abandoned:
+            _LOG.warning("abandoned %d rounds that a failed transaction left in doubt", abandoned)

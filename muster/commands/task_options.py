@@ -1,0 +1,38 @@
+"""Options of `muster task create` whose defaults are those of a task's settings."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import typer
+
+DEADLINE = "How long a round waits for reports. With --secagg, 4 × phase-s of it are for the phases after the training."
+
+
+class Default:
+    """The default of a setting, read when it is asked for: to list the commands must load nothing heavy."""
+
+    def __init__(self, name: str, *, secagg: bool = False) -> None:
+        self._name, self._secagg = name, secagg
+
+    def __call__(self) -> Any:
+        """The value."""
+        from coordinator.rules.task_settings import Secagg, TaskSettings
+
+        fields = dataclasses.fields(Secagg if self._secagg else TaskSettings)
+        return next(field.default for field in fields if field.name == self._name)
+
+    def __str__(self) -> str:
+        found = self()
+        return ", ".join(found) if isinstance(found, tuple) else str(found)
+
+
+def setting(name: str, about: str) -> Any:
+    """An option for a field of TaskSettings, with its default."""
+    return typer.Option(help=about, default_factory=Default(name))
+
+
+def secagg_setting(name: str, about: str) -> Any:
+    """An option for a field of Secagg, with its default."""
+    return typer.Option(help=f"With --secagg: {about}", default_factory=Default(name, secagg=True))
