@@ -20,7 +20,7 @@ from torch import nn
 
 from export.model import Model, ModelSpec, cross_entropy
 from fedcore.algorithms import create
-from fedcore.batching import Place, batches
+from fedcore.batching import StreamKey, batches
 from fedcore.plan import Field
 from simulator.engine import Engine
 from simulator.population import Population
@@ -62,7 +62,7 @@ def bare(model: Model, users: Population, cohort: list[int], device: torch.devic
     steps = []
     for slot, client in enumerate(cohort):
         shard = {name: torch.from_numpy(array).to(device) for name, array in users.shard(client).items()}
-        for rows, mask in batches(loop, int(users.sizes[client]), Place(0, 1, slot), 0):
+        for rows, mask in batches(loop, int(users.sizes[client]), StreamKey(0, 1, slot), 0):
             real = torch.from_numpy(rows[mask == 1]).to(device)
             steps.append((shard["x"][real], shard["y"][real]))
     _wait(device)

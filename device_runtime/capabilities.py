@@ -1,4 +1,4 @@
-"""What this installation is able to, as a coordinator is told at check-in."""
+"""Capabilities of this installation, as a coordinator is told at check-in."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from functools import cache
 from importlib.metadata import version
 
 from device_runtime.backends.backend import Backend
-from device_runtime.conditions.conditions import rounded_mb
+from fedcore.conditions import rounded_mb
 from fedcore.wire.messages import StatedCapabilities
 
 SECAGG = ("SA1",)
 
 
 def capabilities(backend: Backend) -> StatedCapabilities:
-    """What a device with this engine can do."""
+    """The capabilities of a device with this engine."""
     return StatedCapabilities(
         runtime="muster",
         version=_version(),

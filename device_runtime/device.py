@@ -1,4 +1,4 @@
-"""A device inside a host application: what an app embeds. How to use it: docs/device.md."""
+"""A device inside a host application: what an app embeds. The manual: docs/device.md."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Device:
     examples: a SQLite example store or an `.npz` file. policy: what the device may do, as a Policy or its file; None is
     `policy.toml` in the state folder, or everything when there is none. conditions, requirements: under which
     conditions it may work. wait_s: how long it waits to be selected, in seconds. enrolment_secret: what the
-    device proves to know when it enrols, as bytes or the file with it. Raises ConfigError when one of these cannot be
-    what it should: a coordinator that is no URL, a backend that there is not, a policy that is none.
+    device proves to know when it enrols, as bytes or the file with it. Raises ConfigError when one of these is
+    not valid: a coordinator that is no URL, a backend that there is not, a policy that is none.
     """
 
     def __init__(  # noqa: PLR0913  # one parameter per setting, most of them by name
@@ -64,7 +64,7 @@ class Device:
         self._said = False
 
     def run_once(self) -> Outcome:
-        """Run one session now. Whatever happens in it is in the outcome."""
+        """Run one session now. Errors are in the outcome."""
         self._say_what_is_open()
         return run_session(self._config)
 
@@ -118,7 +118,7 @@ def _check_paths(**paths: Path | str) -> None:
 
 
 def _is_text(name: str) -> bool:
-    """Whether a name can be sent: half a surrogate pair is a Python string and no text."""
+    """Whether a name can be sent as text: half a surrogate pair cannot."""
     return all(not 0xD800 <= ord(character) < 0xE000 for character in name)
 
 

@@ -80,7 +80,7 @@ class PolicyForbids(DeviceError):
 class AssignmentError(DeviceError):
     """This device cannot carry out the assignment; the coordinator is told `reason`.
 
-    What it says may quote a plan, or an engine that quotes one, so it is `plain`.
+    Its text may quote a plan, or an engine that quotes one, so it is `plain`.
     """
 
     reason: AbortReason
@@ -185,7 +185,7 @@ class ReportLost(StateError):
 
 
 class TransportError(DeviceError):
-    """Talking to the coordinator failed. What it says may quote an answer, so it is `plain`."""
+    """Talking to the coordinator failed. Its text may quote an answer, so it is `plain`."""
 
     def __init__(self, detail: str) -> None:
         super().__init__(plain(detail))
@@ -208,8 +208,8 @@ class BadAnswer(TransportError):
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """What a refusal says besides the problem: when to come back, Retry-After in seconds, its Date if it has one."""
+class RefusalHints:
+    """The rest of a refusal besides its problem: a retry window, Retry-After in seconds, and its Date if it has one."""
 
     retry: RetryWindow | None = None
     after_s: float = 0.0
@@ -223,14 +223,14 @@ class Refused(TransportError):
     be refused again, as after a round is over. `their_time` is the coordinator's, in seconds since 1970.
     """
 
-    def __init__(self, status: int, slug: str, detail: str, said: Said | None = None) -> None:
+    def __init__(self, status: int, slug: str, detail: str, hints: RefusalHints | None = None) -> None:
         super().__init__(detail)
-        said = said or Said()
+        hints = hints or RefusalHints()
         self.status = status
         self.reason = self.slug = plain(slug)
-        self.retry = said.retry
-        self.after_s = said.after_s
-        self.their_time = said.their_time
+        self.retry = hints.retry
+        self.after_s = hints.after_s
+        self.their_time = hints.their_time
         client_fault = 400 <= status < 500 and status not in {408, 429}
         self.permanent = (client_fault and slug not in PASSING | ABOUT_SIGNATURES) or status == 501
         self.final = client_fault and slug not in ABOUT_SIGNATURES

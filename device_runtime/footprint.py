@@ -1,4 +1,4 @@
-"""What a plan costs on this machine: each pass once over random examples, in a process that holds nothing else.
+"""The footprint of a plan on this machine: each pass once over random examples, in a process that holds nothing else.
 
     python -m device_runtime.footprint FOLDER FORMAT
 
@@ -24,10 +24,10 @@ from device_runtime.backends import BACKENDS, FORMATS
 from device_runtime.backends.backend import Arrays, Executable
 from device_runtime.errors import NonFiniteReport
 from device_runtime.runner import execute
-from fedcore.batching import Place
+from fedcore.batching import StreamKey
 from fedcore.bundle import Footprint
 from fedcore.params import Float32
-from fedcore.plan import Field, Plan
+from fedcore.plan import Field, Plan, step_graph
 
 STEPS = 5
 
@@ -57,8 +57,8 @@ def measure(plan: Plan, graphs: Mapping[str, bytes], form: str) -> Footprint:
     examples = {item.name: random_field(item, count, random) for item in plan.examples.fields}
     broadcast = {spec.name: _vector(spec.size, random) for spec in plan.broadcast}
     with contextlib.suppress(NonFiniteReport):  # a random model may diverge; its steps cost the same
-        execute(replace(plan, passes=passes), loaded, broadcast, examples, Place(0, 0, 0))
-    dearest = max(best_s[f"{one.name}.step"] for one in passes)
+        execute(replace(plan, passes=passes), loaded, broadcast, examples, StreamKey(0, 0, 0))
+    dearest = max(best_s[step_graph(one.name)] for one in passes)
     return Footprint(
         step_cpu_ms=1e3 * dearest,
         peak_rss_mb=_peak_rss_mb(),

@@ -1,4 +1,4 @@
-"""How a session ended, in words and numbers."""
+"""The outcome of a session, in words and numbers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from device_runtime.phases import Phase
 from fedcore.wire.messages import RetryWindow
 
 
-class Course(msgspec.Struct, frozen=True, kw_only=True):
-    """What outcome and journal both tell of a session; `task` is empty when there was no assignment."""
+class SessionFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The facts of a session that outcome and journal share; `task` is empty when there was no assignment."""
 
     outcome: str
     reason: str = ""
@@ -27,8 +27,8 @@ class Course(msgspec.Struct, frozen=True, kw_only=True):
     bytes_down: int = 0
 
 
-class Outcome(Course, frozen=True, kw_only=True):
-    """How a session ended, as far as it came.
+class Outcome(SessionFacts, frozen=True, kw_only=True):
+    """The end of a session.
 
     reported: the report was counted. rejected: no work now. not-needed: the round ended first. not-now: a condition
     under which this device may work does not hold, and nothing was sent. aborted: the device gave its assignment up.

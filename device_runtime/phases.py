@@ -1,4 +1,4 @@
-"""Where the time of a session goes."""
+"""Phases of a session, and the seconds that each took."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of a running session: its outcome so far, and the same for the owner in the journal."""
+"""The record of a running session: its outcome so far, and the same for the owner in the journal."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Any
 from msgspec.structs import replace
 
 from device_runtime.errors import DeviceError, NotAllowedNow, StateError
-from device_runtime.outcome import Course, Outcome, failed
+from device_runtime.outcome import Outcome, SessionFacts, failed
 from device_runtime.protocol.transport import Transport
-from device_runtime.state.budget import Budget, Spent
 from device_runtime.state.journal import RUNNING, Entry, Journal
+from device_runtime.state.spending import Spending, Spent
 
 
-class Record:
+class SessionRecord:
     """Outcome, journal entry and spending of one session. The entry is written when the record is made."""
 
     def __init__(
-        self, journal: Journal, budget: Budget, transport: Transport, coordinator: str, population: str
+        self, journal: Journal, spending: Spending, transport: Transport, coordinator: str, population: str
     ) -> None:
         self.outcome = Outcome()
         self._journal = journal
-        self._budget = budget
+        self._spending = spending
         self._counted = Spent()
         self._transport = transport
         self._public: str | None = None
@@ -54,7 +54,7 @@ class Record:
         self._public = str(error) if isinstance(error, NotAllowedNow) else error.detail
 
     def close(self, **known: Any) -> Outcome:
-        """Write the entry for the last time; `known` changes it alone. A journal that cannot be written is a notice."""
+        """Write the entry, which `known` changes, for the last time. A journal that cannot be written is a notice."""
         entry = replace(self._merged(), **known)
         self.note(bytes_up=entry.bytes_up, bytes_down=entry.bytes_down)
         try:
@@ -68,11 +68,11 @@ class Record:
         """Add to the day's spending what was used since the last time."""
         before, now = self._counted, Spent(entry.compute_s, entry.bytes_up + entry.bytes_down)
         if now != before:
-            self._budget.add(Spent(now.seconds - before.seconds, now.bytes - before.bytes))
+            self._spending.add(Spent(now.seconds - before.seconds, now.bytes - before.bytes))
             self._counted = now
 
     def _merged(self) -> Entry:
-        known = {name: getattr(self.outcome, name) for name in Course.__struct_fields__}
+        known = {name: getattr(self.outcome, name) for name in SessionFacts.__struct_fields__}
         if self._public is not None:
             known["detail"] = self._public
         known |= {"bytes_up": self._transport.bytes_up, "bytes_down": self._transport.bytes_down}

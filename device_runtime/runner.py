@@ -1,13 +1,6 @@
-"""Run a plan over local examples: loop over batches, run graphs, concatenate the report. No algorithm lives here.
+"""The runner: it loops over batches, runs graphs and concatenates the report. It contains no algorithm.
 
-Spec: docs/spec/plan.md. Names at the edge of a graph, all vectors float32 (size,):
-
-    <pass>.begin   broadcast.<name>                                            → next.<name>
-    <pass>.step    carry.<name>, broadcast.<name>, example.<field> (B, …),
-                   mask float32 (B,)[, noise int32 (B,)]                       → next.<name>, metrics float32 (M,)
-    report         broadcast.<name>, <pass>.carry.<name>                       → one output per mean segment, its name
-
-`metrics` are sums over the batch under its mask, in the order of the pass's `metrics`.
+Spec: docs/spec/plan.md. The names of graphs, inputs and outputs: fedcore/plan.py.
 """
 
 from __future__ import annotations
@@ -21,18 +14,37 @@ from numpy.typing import NDArray
 
 from device_runtime.backends.backend import Arrays, Executable
 from device_runtime.errors import DeadlinePassed, NonFiniteReport, PlanRefused
-from fedcore.batching import Place, batches, noise
+from fedcore.batching import StreamKey, batches, noise
 from fedcore.errors import ReportError
 from fedcore.params import Float32
-from fedcore.plan import PassPlan, Plan
-from fedcore.report import WEIGHT
+from fedcore.plan import (
+    BROADCAST,
+    CARRY,
+    EXAMPLE,
+    MASK,
+    METRICS,
+    NEXT,
+    NOISE,
+    REPORT,
+    PassPlan,
+    Plan,
+    begin_graph,
+    final_carry,
+    prefixed,
+    step_graph,
+)
+from fedcore.report import metrics_segment
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """What the work came to: `report` float32 (L,), from so many local `examples`, in so many `steps` of all passes."""
+class TrainingResult:
+    """The unweighted `values` float32 (V,) of a report and its `weight`, from so many local `examples`.
 
-    report: Float32
+    steps: of all passes together.
+    """
+
+    values: Float32
+    weight: float
     examples: int
     steps: int
 
@@ -42,10 +54,10 @@ def execute(
     graphs: dict[str, Executable],
     broadcast: Mapping[str, Float32],
     examples: Arrays,
-    place: Place,
+    key: StreamKey,
     *,
     keep_going: Callable[[], bool] = lambda: True,
-) -> Result:
+) -> TrainingResult:
     """Run every pass of `plan` and make the report.
 
     graphs: one executable for every graph name of the plan. Each is taken out when its work is done, so that its memory
@@ -56,29 +68,30 @@ def execute(
     when `keep_going` says no, NonFiniteReport, which says where it began, when the report is not finite.
     """
     _check(plan)
-    work = _Work(graphs, _under("broadcast", broadcast), _under("example", examples), place, keep_going)
-    known: dict[str, NDArray[Any]] = dict(work.broadcast)
-    values: dict[str, Float32] = {}
+    training = _Training(graphs, prefixed(BROADCAST, broadcast), prefixed(EXAMPLE, examples), key, keep_going)
+    known: dict[str, NDArray[Any]] = dict(training.broadcast)
+    parts: dict[str, Float32] = {}
     steps, finite = 0, 0
     for index, one in enumerate(plan.passes):
-        swept = work.sweep(one, index)
-        known |= _under(f"{one.name}.carry", swept.carry)
-        values[f"{one.name}.metrics"] = swept.metrics
+        swept = training.sweep(one, index)
+        known |= prefixed(final_carry(one.name), swept.carry)
+        parts[metrics_segment(one.name)] = swept.metrics
         finite += swept.finite if finite == steps else 0
         steps += swept.steps
-    means = {s.name: _buffer((s.size,)) for s in plan.report.segments if s.reduction == "mean" and s.name != WEIGHT}
-    graphs.pop("report").run(known, means)
+    means = {spec.name: _buffer((spec.size,)) for spec in plan.report.means}
+    graphs.pop(REPORT).run(known, means)
+    weight = plan.report.weight(training.count)
     try:
-        with np.errstate(over="ignore"):  # an overflow is reported as what it is: a non-finite segment
-            report = plan.report.concatenate(values | means, plan.report.weight(work.count))
+        with np.errstate(over="ignore"):  # an overflow is reported as a non-finite segment
+            values = plan.report.concatenate(parts | means, weight)
     except ReportError as error:
         raise NonFiniteReport(f"{error}: {_cause(steps, finite)}") from error
-    return Result(report, work.count, steps)
+    return TrainingResult(values, weight, training.count, steps)
 
 
 @dataclass(frozen=True, slots=True)
-class _Swept:
-    """What a pass came to: its last carry, its metrics as sums (M,), its steps, the first of which were finite."""
+class _PassResult:
+    """The end of a pass: its last carry, its metric sums (M,), its steps, and how many of the first were finite."""
 
     carry: dict[str, Float32]
     metrics: Float32
@@ -87,13 +100,13 @@ class _Swept:
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
-    """What every pass of one assignment shares; vectors and examples under their names at the edge of a graph."""
+class _Training:
+    """The inputs that all passes of one assignment share; vectors and examples under their names at a graph's edge."""
 
     graphs: dict[str, Executable]
     broadcast: Arrays
     examples: Arrays
-    place: Place
+    key: StreamKey
     keep_going: Callable[[], bool]
 
     @property
@@ -101,17 +114,17 @@ class _Work:
         """n, the number of local examples."""
         return len(next(iter(self.examples.values())))
 
-    def sweep(self, one: PassPlan, index: int) -> _Swept:
+    def sweep(self, one: PassPlan, index: int) -> _PassResult:
         """Run all steps of a pass."""
         size = one.loop.batch_size
         batch = {name: _buffer((size, *array.shape[1:]), array.dtype) for name, array in self.examples.items()}
         mask, metrics, totals = _buffer((size,)), _buffer((len(one.metrics),)), np.zeros(len(one.metrics))
         # The carry lives in two sets of buffers, read and written in turns: a graph must not write what it reads.
         now, after = ({spec.name: _buffer((spec.size,)) for spec in one.carry} for _ in range(2))
-        self.graphs.pop(f"{one.name}.begin").run(self.broadcast, _under("next", now))
-        step, steps, finite = self.graphs.pop(f"{one.name}.step"), 0, 0
-        fixed = {**self.broadcast, **batch, "mask": mask, "noise": _buffer((size,), np.int32)}
-        for indices, real in batches(one.loop, self.count, self.place, index):
+        self.graphs.pop(begin_graph(one.name)).run(self.broadcast, prefixed(NEXT, now))
+        step, steps, finite = self.graphs.pop(step_graph(one.name)), 0, 0
+        fixed = {**self.broadcast, **batch, MASK: mask, NOISE: _buffer((size,), np.int32)}
+        for indices, real in batches(one.loop, self.count, self.key, index):
             if not self.keep_going():
                 raise DeadlinePassed(
                     f"stopped in pass {one.name!r} after {steps} steps: the report would come too late"
@@ -120,18 +133,18 @@ class _Work:
                 array.take(indices, axis=0, out=batch[name], mode="clip")  # any other mode copies twice
             np.copyto(mask, real)
             if one.noise:
-                np.copyto(fixed["noise"], noise(self.place, index, steps, size))
-            step.run(fixed | _under("carry", now), {**_under("next", after), "metrics": metrics})
+                np.copyto(fixed[NOISE], noise(self.key, index, steps, size))
+            step.run(fixed | prefixed(CARRY, now), {**prefixed(NEXT, after), METRICS: metrics})
             now, after = after, now
             totals += metrics
             finite += finite == steps and bool(np.isfinite(metrics).all())
             steps += 1
         with np.errstate(over="ignore"):
-            return _Swept(now, totals.astype(np.float32), steps, finite)
+            return _PassResult(now, totals.astype(np.float32), steps, finite)
 
 
 def _cause(steps: int, finite: int) -> str:
-    """Why a report is not finite, when the loss was for so many of the steps; examples always are."""
+    """The reason that a report is not finite, when the loss was finite in so many of the steps; examples always are."""
     if finite == 0:
         return "the loss was not finite in the first step, before any training here, though the examples are"
     if finite == 1 < steps:
@@ -145,16 +158,12 @@ def _check(plan: Plan) -> None:
     """Refuse a plan whose report cannot be filled from its passes."""
     if not plan.examples.fields:
         raise PlanRefused(f"plan {plan.name!r} names no example field, so there is nothing to count")
-    sums = {f"{one.name}.metrics": len(one.metrics) for one in plan.passes}
-    for segment in plan.report.segments:
-        if segment.reduction == "sum" and segment.name != WEIGHT and sums.get(segment.name) != segment.size:
+    sums = {metrics_segment(one.name): len(one.metrics) for one in plan.passes}
+    for segment in plan.report.unweighted:
+        if segment.reduction == "sum" and sums.get(segment.name) != segment.size:
             raise PlanRefused(
                 f"plan {plan.name!r} wants {segment.size} sums in segment {segment.name!r}; its passes make {sums}"
             )
-
-
-def _under(prefix: str, values: Arrays) -> dict[str, NDArray[Any]]:
-    return {f"{prefix}.{name}": value for name, value in values.items()}
 
 
 def _buffer(shape: tuple[int, ...], dtype: Any = np.float32) -> NDArray[Any]:

@@ -1,4 +1,4 @@
-"""When a device runs its sessions: for ever, as the coordinator's retry windows and the device's conditions allow."""
+"""The scheduler of sessions: for ever, as the coordinator's retry windows and the device's conditions allow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from device_runtime.state.retry import Retry
 from fedcore.wire.messages import RetryWindow
 
 _LOG = logging.getLogger(__name__)
-# What is mended on this device: whoever mended it and starts the device again need not wait.
+# Faults that are mended on this device. After a restart it need not wait.
 MENDED_HERE = frozenset({"bad-configuration", "invalid-examples"})
 # When to come back where the coordinator did not say; after a report at once, as it says so at the next check-in.
 AFTER_WORK = RetryWindow(0.0, 2.0)

@@ -1,6 +1,6 @@
 """One session: check in, wait to be selected, do the work, upload once. Spec: docs/spec/wire.md.
 
-A device that was killed finds its last assignment in the state folder (kept.py) and settles that before anything else.
+A device that was killed finds its last assignment in the state folder (state/assignment.py), and finishes that first.
 """
 
 from __future__ import annotations
@@ -40,21 +40,20 @@ from device_runtime.errors import (
 from device_runtime.examples import ExampleSource, open_examples
 from device_runtime.outcome import Outcome, failed
 from device_runtime.permission.guard import Guard
-from device_runtime.permission.offers import willing
+from device_runtime.permission.offers import acceptable_tasks
 from device_runtime.permission.policy import Policy, policy_in
 from device_runtime.phases import Phases
 from device_runtime.protocol.enrolment import Enrolments
 from device_runtime.protocol.hold import Hold
 from device_runtime.protocol.transport import Transport
-from device_runtime.record import Record
-from device_runtime.state.assignment import Kept, KeptAssignment
-from device_runtime.state.budget import Budget, Spent
-from device_runtime.state.cache import BlobCache, Partial, trim
+from device_runtime.record import SessionRecord
+from device_runtime.state.assignment import AssignmentStore, StoredAssignment
+from device_runtime.state.cache import BlobCache, PartialDownload, trim
 from device_runtime.state.database import StateDatabase, open_database
 from device_runtime.state.folder import only_session
 from device_runtime.state.journal import Journal
-from device_runtime.work import Worker, plan_of
-from fedcore import checkpoint
+from device_runtime.state.spending import Spending, Spent
+from device_runtime.work import Worker, encode_report, plan_of
 from fedcore.plan import BlobRef
 from fedcore.wire.messages import Abort, AbortReason, Assignment, CheckIn, Rejected, RetryWindow
 
@@ -79,7 +78,7 @@ class DeviceConfig:
     it enrols; None proves nothing.
 
     conditions: read before a session, while it downloads and between batches, and held against `requirements`. Without
-    a source nothing is known, so whatever is required does not hold. stopping: whether to give up within one batch.
+    a source nothing is known, so no requirement holds. stopping: whether to give up within one batch.
 
     connect, load_backend: what makes the way to the coordinator, from its URL, and the engine, from its name.
     """
@@ -99,14 +98,14 @@ class DeviceConfig:
     load_backend: Callable[[str], Backend] = open_backend
 
     def unmet(self, now: Conditions) -> tuple[str, ...]:
-        """Why not to work under the conditions of now, in words; empty when all that is required holds."""
+        """The reasons not to work under the conditions of now, in words; empty when there are none."""
         if self.stopping():
             return ("the application is stopping",)
         return self.requirements.unmet(now)
 
 
 def run_session(config: DeviceConfig, clock: Clock | None = None) -> Outcome:
-    """Run one session. Whatever goes wrong is in the outcome, and the coordinator was told if it was waiting.
+    """Run one session. Errors are in the outcome, and the coordinator was told if it was waiting.
 
     When the process is told to end (KeyboardInterrupt, SystemExit), so is the coordinator, and the exception goes on.
     """
@@ -139,18 +138,18 @@ class _Session:
         self._transport = transport
         self._database = database
         self._clock = clock
-        self._blind = False
+        self._conditions_failed = False
         self._hold: Hold | None = None
         self._after_work: RetryWindow | None = None
         self._look_at, self._note_at = 0.0, time.monotonic() + NOTE_EVERY_S
-        self._kept = KeptAssignment(database, config.state, config.coordinator, config.population)
+        self._assignments = AssignmentStore(database, config.state, config.coordinator, config.population)
         self._enrolments = Enrolments(database, config.state, config.coordinator, config.enrolment_secret)
         transport.identity = self._enrolments
         journal = Journal(database, clock)
-        self._budget = Budget(database, clock)
+        self._spending = Spending(database, clock)
         self._policy = config.policy or policy_in(config.state)
-        self._guard = Guard(self._policy, self._budget)
-        self._record = Record(journal, self._budget, transport, config.coordinator, config.population)
+        self._guard = Guard(self._policy, self._spending)
+        self._record = SessionRecord(journal, self._spending, transport, config.coordinator, config.population)
 
     def run(self) -> Outcome:
         """Everything from the conditions to the receipt."""
@@ -162,7 +161,7 @@ class _Session:
             unmet = self._config.unmet(now)
             if unmet:
                 self._record.note(outcome="not-now", reason="conditions", detail="; ".join(unmet))
-            elif not self._settle():
+            elif not self._finish_earlier():
                 self._take_part(now)
             trim(self._config.state / "blobs", self._policy.cache_bytes)
         except StateDamaged:
@@ -177,33 +176,35 @@ class _Session:
             raise
         return self._record.close()
 
-    def _settle(self) -> bool:
-        """Bring to its end what a killed process left; whether that was this session's work."""
-        self._kept.sweep()
-        kept = self._kept.get()
-        if kept is None or kept.phase == "uploaded":
+    def _finish_earlier(self) -> bool:
+        """Finish the assignment that a killed process left. True when that was this session's work."""
+        self._assignments.sweep()
+        stored = self._assignments.get()
+        if stored is None or stored.phase == "uploaded":
             return False
-        kept = self._kept.carried_over(kept, self._clock)
-        if not kept.due.remaining_s(self._clock):
-            self._kept.drop()
-            place = f"round {kept.given.round} of task {kept.given.task}"
-            self._record.notice("dropped", f"{place} was left {kept.phase} when the device stopped, and is over by now")
+        stored = self._assignments.carried_over(stored, self._clock)
+        if not stored.due.remaining_s(self._clock):
+            self._assignments.drop()
+            place = f"round {stored.given.round} of task {stored.given.task}"
+            self._record.notice(
+                "dropped", f"{place} was left {stored.phase} when the device stopped, and is over by now"
+            )
             return False
         try:
-            self._guard.check_kept(self._config.population, kept, self._kept.size(kept))
+            self._guard.check_stored(self._config.population, stored, self._assignments.size(stored))
         except (PlanRefused, PolicyForbids) as error:
             # Nobody is told: a population that is not allowed now must not hear from this device.
-            self._kept.drop()
-            self._record.notice("dropped", f"what an earlier session left {kept.phase} is {error.detail}: not sent")
+            self._assignments.drop()
+            self._record.notice("dropped", f"what an earlier session left {stored.phase} is {error.detail}: not sent")
             return False
-        self._note_assignment(kept.given)
-        if kept.phase == "assigned":
+        self._note_assignment(stored.given)
+        if stored.phase == "assigned":
             # Not trained again: what stopped the device may well have been this work.
-            self._give_up(kept.given, RuntimeFailed("the device was stopped while it worked"))
+            self._give_up(stored.given, RuntimeFailed("the device was stopped while it worked"))
         else:
-            self._record.note(examples=kept.examples, steps=kept.steps)
-            with Hold(self._transport, kept.given) as self._hold:
-                self._deliver(kept)
+            self._record.note(examples=stored.examples, steps=stored.steps)
+            with Hold(self._transport, stored.given) as self._hold:
+                self._deliver(stored)
         return True
 
     def _take_part(self, now: Conditions) -> None:
@@ -212,7 +213,7 @@ class _Session:
         backend, examples = config.load_backend(config.backend), open_examples(config.examples)
         hello = CheckIn(
             capabilities=capabilities(backend),
-            examples=self._guard.shown(examples.counts()),
+            examples=self._guard.visible(examples.counts()),
             conditions=now.stated(),
         )
         with self._phase("wait"):
@@ -220,7 +221,7 @@ class _Session:
         self._record.note(device=self._enrolments.device)
         if isinstance(answer, Rejected):
             return self._rejected(answer, backend)
-        tasks = willing(answer.offers, examples, now)
+        tasks = acceptable_tasks(answer.offers, examples, now)
         if not tasks:
             # Nobody is told: what the device found may be private, and its silence is the same as a lost connection.
             return self._record.note(outcome="rejected", reason="unwilling", retry=answer.retry, retryable="transient")
@@ -234,7 +235,7 @@ class _Session:
     def _work(self, given: Assignment, backend: Backend, examples: ExampleSource) -> None:
         """Carry out the assignment, and be there meanwhile."""
         due = Moment.after(given.report_within_s, self._clock)
-        last = self._kept.get()
+        last = self._assignments.get()
         if last is not None and last.given.assignment == given.assignment:
             raise BadAnswer(f"assignment {given.assignment} came again after its report was counted")
         self._note_assignment(given)
@@ -244,7 +245,7 @@ class _Session:
     def _carry_out(self, given: Assignment, due: Moment, backend: Backend, examples: ExampleSource) -> None:
         """Train and deliver, or tell the coordinator why not."""
         try:
-            kept = self._train(given, due, backend, examples)
+            stored = self._train(given, due, backend, examples)
         except DeviceError as error:
             self._give_up(given, error)
         except Exception as error:
@@ -254,17 +255,17 @@ class _Session:
         except STOPS:
             with contextlib.suppress(TransportError):
                 self._transport.leave(given.assignment, Abort("conditions", "the device was told to stop"))
-            self._kept.drop()
+            self._assignments.drop()
             raise
         else:
-            self._deliver(kept)
+            self._deliver(stored)
 
-    def _train(self, given: Assignment, due: Moment, backend: Backend, examples: ExampleSource) -> Kept:
-        """Train, and keep the report. The journal knows at every moment how far it came."""
+    def _train(self, given: Assignment, due: Moment, backend: Backend, examples: ExampleSource) -> StoredAssignment:
+        """Train, and store the report. The journal knows at every moment how far it came."""
         record = self._record
         with self._database.transaction():
-            kept = self._kept.assigned(given, due)
-            self._budget.add(Spent(sessions=1))
+            stored = self._assignments.assigned(given, due)
+            self._spending.add(Spent(sessions=1))
             record.write()
 
         def watch() -> None:
@@ -287,55 +288,55 @@ class _Session:
         record.note(examples=result.examples, steps=result.steps)
         with self._database.transaction():
             made_of = {"collection": plan.examples.collection, "examples": result.examples, "steps": result.steps}
-            kept = self._kept.trained(replace(kept, **made_of), checkpoint.encode({"report": result.report}))
+            stored = self._assignments.trained(replace(stored, **made_of), encode_report(given, plan, result))
             record.write()
-        return kept
+        return stored
 
     def _cache(self, watch: Callable[[], None]) -> BlobCache:
-        def fetch(ref: BlobRef, part: Partial) -> bytes:
+        def fetch(ref: BlobRef, part: PartialDownload) -> bytes:
             with self._phase("fetch"):
                 return self._transport.blob(ref, part, watch)
 
         return BlobCache(self._config.state / "blobs", fetch)
 
-    def _deliver(self, kept: Kept) -> None:
-        """Send the kept report. Until its receipt is in, it stays kept, unless nobody wants it any more."""
+    def _deliver(self, stored: StoredAssignment) -> None:
+        """Send the stored report. It stays stored until its receipt is in, unless nobody wants it any more."""
         try:
-            if kept.given.secagg is None:
-                self._send(kept)
+            if stored.given.secagg is None:
+                self._send(stored)
             else:
-                kept = self._send_masked(kept)
+                stored = self._send_masked(stored)
         except DeviceError as error:
             over = isinstance(error, ReportLost | AssignmentError) or (isinstance(error, Refused) and error.final)
             if over:
-                return self._give_up(kept.given, error)
+                return self._give_up(stored.given, error)
             self._record.fail(error)
             return self._record.notice("kept", "the report is kept; the next session sends it if there is time left")
         self._record.note(outcome="reported", retry=self._after_work)
         try:
             with self._database.transaction():
-                self._record.write(receipt=kept.sha256)
-                self._kept.uploaded(kept)
-            self._kept.sweep()
+                self._record.write(receipt=stored.sha256)
+                self._assignments.uploaded(stored)
+            self._assignments.sweep()
         except StateError as error:
             self._record.notice("kept", f"the receipt could not be written down: {error.detail}")
 
-    def _send(self, kept: Kept) -> None:
+    def _send(self, stored: StoredAssignment) -> None:
         with self._phase("upload"):
-            if kept.given.over_selected and self._hold is not None:
+            if stored.given.over_selected and self._hold is not None:
                 self._hold.ask()
-            receipt = self._transport.report(kept.given.assignment, self._kept.report(kept))
-        if receipt.sha256 != kept.sha256:
+            receipt = self._transport.report(stored.given.assignment, self._assignments.report(stored), stored.sha256)
+        if receipt.sha256 != stored.sha256:
             raise BadAnswer("the receipt is for another report")
 
-    def _send_masked(self, kept: Kept) -> Kept:
-        """Take part in the secure aggregation; what is kept when it came out."""
+    def _send_masked(self, stored: StoredAssignment) -> StoredAssignment:
+        """Take part in the secure aggregation to its end."""
         with self._phase("mask"):
-            kept, result, message = self._secure(kept.due).run(kept)
+            stored, result, message = self._secure(stored.due).run(stored)
         self._record.know(result=message.hex())
         if not result.summed:
             raise SumAbandoned("the secure aggregation ended without a sum")
-        return kept
+        return stored
 
     def _secure(self, due: Moment) -> SecureDelivery:
         from device_runtime.protocol.secure import AnsweredRounds, SecureDelivery  # noqa: PLC0415  # rarely needed
@@ -344,7 +345,7 @@ class _Session:
             enrolments=self._enrolments,
             answered=AnsweredRounds(self._database, self._config.coordinator),
             transport=self._transport,
-            kept=self._kept,
+            assignments=self._assignments,
             least=self._guard.min_cohort,
             keep_going=lambda: self._keep_going(due),
             phase=self._phase,
@@ -362,7 +363,7 @@ class _Session:
             # The outcome keeps the first failure; a coordinator that hears nothing has its own deadline.
             with contextlib.suppress(TransportError):
                 self._transport.abort(given.assignment, Abort(reason, error.detail))
-        self._kept.drop()
+        self._assignments.drop()
 
     def _keep_going(self, due: Moment) -> bool:
         if self._hold is not None:
@@ -385,10 +386,10 @@ class _Session:
             if not isinstance(now, Conditions):
                 raise TypeError(f"it gave {type(now).__name__}, not Conditions")
         except Exception as error:
-            if not self._blind:
+            if not self._conditions_failed:
                 words = f"the source of conditions failed, so none is known: {type(error).__name__}: {error}"
                 self._record.note(notices=(*self._record.outcome.notices, words))
-            self._blind = True
+            self._conditions_failed = True
             return Conditions()
         return now
 

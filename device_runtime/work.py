@@ -1,4 +1,4 @@
-"""The work of one assignment: fetch plan, graphs and checkpoint, train. Nothing of it is told to the coordinator."""
+"""The work of one assignment: fetch plan, graphs and checkpoint, and train. It tells the coordinator nothing."""
 
 from __future__ import annotations
 
@@ -8,18 +8,22 @@ from dataclasses import dataclass
 from device_runtime.backends.backend import Backend
 from device_runtime.errors import PlanRefused
 from device_runtime.examples import ExampleSource
-from device_runtime.runner import Result, execute
+from device_runtime.runner import TrainingResult, execute
 from device_runtime.state.cache import BlobCache
 from fedcore import checkpoint
-from fedcore.batching import Place
+from fedcore.batching import StreamKey
 from fedcore.errors import FedcoreError
+from fedcore.params import FLOAT_BYTES, Float32, VectorSpec
 from fedcore.plan import Plan
+from fedcore.report import ReportLayout
 from fedcore.wire.messages import Assignment
+
+_UNWEIGHTED = "values"
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """What runs graphs, over which examples, and where blobs come from.
+    """An engine, the examples that it trains on, and the cache that blobs come from.
 
     keep_going: asked before every batch: whether there is time left. It raises what ends the work otherwise.
     """
@@ -33,8 +37,8 @@ class Worker:
         """The plan of an assignment. Raises PlanRefused, StateError or TransportError."""
         return plan_of(given, self.cache)
 
-    def train(self, given: Assignment, plan: Plan) -> Result:
-        """The report. Raises AssignmentError, StateError or TransportError."""
+    def train(self, given: Assignment, plan: Plan) -> TrainingResult:
+        """Run the plan on this device's examples. Raises AssignmentError, StateError or TransportError."""
         refs = plan.graphs.get(self.backend.format)
         if refs is None:
             raise PlanRefused(
@@ -46,14 +50,27 @@ class Worker:
             broadcast = checkpoint.decode(self.cache.once(given.checkpoint), plan.broadcast)
         except FedcoreError as error:
             raise PlanRefused(str(error)) from error
-        place = Place(given.seed, given.round, given.slot)
-        return execute(plan, graphs, broadcast, columns, place, keep_going=self.keep_going)
+        key = StreamKey(given.seed, given.round, given.slot)
+        return execute(plan, graphs, broadcast, columns, key, keep_going=self.keep_going)
 
     def to_move(self, given: Assignment, plan: Plan) -> int:
         """Bytes still to come and go: graphs that are not kept here, the checkpoint, the report."""
         graphs = set(plan.graphs.get(self.backend.format, {}).values())
         missing = sum(ref.size for ref in graphs if not self.cache.holds(ref))
-        return missing + given.checkpoint.size + 4 * plan.report.size
+        return missing + given.checkpoint.size + FLOAT_BYTES * plan.report.size
+
+
+def encode_report(given: Assignment, plan: Plan, result: TrainingResult) -> bytes:
+    """A report as it is stored: weighed, the body of an upload; in a secure round unweighted, to be masked."""
+    if given.secagg is not None:
+        return checkpoint.encode({_UNWEIGHTED: result.values})
+    return checkpoint.encode({"report": plan.report.weigh(result.values, result.weight)})
+
+
+def decode_unweighted(data: bytes, layout: ReportLayout) -> Float32:
+    """The values (V,) of a report that a secure round stored. Raises SchemaError."""
+    spec = VectorSpec(_UNWEIGHTED, sum(segment.size for segment in layout.unweighted))
+    return checkpoint.decode(data, (spec,))[_UNWEIGHTED]
 
 
 def plan_of(given: Assignment, cache: BlobCache) -> Plan:

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from export.capture import NOISE, Captured, Table, capture_begin, capture_report, capture_step
+from export.capture import Captured, Table, capture_begin, capture_report, capture_step
 from export.decompositions import TABLE
 from export.formats import Format, formats
 from export.model import Model
@@ -19,8 +19,8 @@ from fedcore.algorithms.algorithm import Algorithm
 from fedcore.bundle import AlgorithmRef, Bundle, Manifest
 from fedcore.checkpoint import encode
 from fedcore.params import VectorSpec
-from fedcore.plan import BlobRef, ExampleSpec, PassPlan, Plan
-from fedcore.report import WEIGHT, ReportLayout, Segment
+from fedcore.plan import NOISE, REPORT, BlobRef, ExampleSpec, PassPlan, Plan, begin_graph, step_graph
+from fedcore.report import WEIGHT, ReportLayout, Segment, metrics_segment
 
 Graphs = dict[str, dict[str, bytes]]
 """Serialised graphs by format and graph name."""
@@ -73,14 +73,14 @@ def build_plan(
     writer = _Writer(formats(targets), progress)
     passes, carries, metrics = [], {}, []
     for item in algorithm.passes:
-        begin = writer.write(f"{item.name}.begin", functools.partial(capture_begin, item, broadcast))
+        begin = writer.write(begin_graph(item.name), functools.partial(capture_begin, item, broadcast))
         carries[item.name] = begin.specs
         step = functools.partial(capture_step, model, item, broadcast, begin.specs)
-        ports = writer.write_step(f"{item.name}.step", step, item.loop.batch_size).inputs
+        ports = writer.write_step(step_graph(item.name), step, item.loop.batch_size).inputs
         noisy = any(port.name == NOISE for port in ports)
         passes.append(PassPlan(item.name, item.loop, begin.specs, model.metrics, noisy))
-        metrics.append(Segment(f"{item.name}.metrics", len(model.metrics), "sum", model.metrics))
-    report = writer.write("report", functools.partial(capture_report, algorithm, broadcast, carries))
+        metrics.append(Segment(metrics_segment(item.name), len(model.metrics), "sum", model.metrics))
+    report = writer.write(REPORT, functools.partial(capture_report, algorithm, broadcast, carries))
     segments = [Segment(spec.name, spec.size, "mean") for spec in report.specs]
     plan = Plan(
         name=f"{model.spec.name}-{algorithm.name}",

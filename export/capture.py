@@ -33,11 +33,22 @@ from export.quiet import quiet
 from export.rewrites import Traceable, unhinted
 from fedcore.algorithms.algorithm import Algorithm, Pass, Vector
 from fedcore.params import VectorSpec
-from fedcore.plan import Field
+from fedcore.plan import (
+    BROADCAST,
+    CARRY,
+    EXAMPLE,
+    MASK,
+    METRICS,
+    NEXT,
+    NOISE,
+    Field,
+    final_carry,
+    prefixed,
+    unprefixed,
+)
 
 # The batch size of the example inputs. Any size above 1 will do: torch specialises on 0 and 1.
 TRACE_BATCH = 7
-NOISE = "noise"
 Table = Mapping[Any, Callable[..., Any]]
 """What to trace instead of an operator, by operator."""
 
@@ -213,8 +224,8 @@ def vector_ports(prefix: str, specs: Sequence[VectorSpec]) -> list[Port]:
 def capture_begin(algorithm_pass: Pass, broadcast: Sequence[VectorSpec]) -> Captured:
     """Graph `<pass>.begin`: broadcast in, first carry out."""
     return capture(
-        lambda values: _prefixed("next", algorithm_pass.begin(_under("broadcast", values))),
-        vector_ports("broadcast", broadcast),
+        lambda values: prefixed(NEXT, algorithm_pass.begin(unprefixed(BROADCAST, values))),
+        vector_ports(BROADCAST, broadcast),
     )
 
 
@@ -232,13 +243,13 @@ def capture_step(
     """
 
     def step(values: dict[str, Tensor]) -> dict[str, Tensor]:
-        oracle = GradientOracle(model, _under("example", values), values["mask"], values[NOISE])
-        after = algorithm_pass.step(_under("carry", values), _under("broadcast", values), oracle)
-        return _prefixed("next", after) | {"metrics": oracle.sums}
+        oracle = GradientOracle(model, unprefixed(EXAMPLE, values), values[MASK], values[NOISE])
+        after = algorithm_pass.step(unprefixed(CARRY, values), unprefixed(BROADCAST, values), oracle)
+        return prefixed(NEXT, after) | {METRICS: oracle.sums}
 
-    ports = vector_ports("carry", carry) + vector_ports("broadcast", broadcast)
+    ports = vector_ports(CARRY, carry) + vector_ports(BROADCAST, broadcast)
     ports += [_example_port(field) for field in model.spec.fields]
-    ports += [Port("mask", (), batched=True), Port(NOISE, (), torch.int32, batched=True)]
+    ports += [Port(MASK, (), batched=True), Port(NOISE, (), torch.int32, batched=True)]
     return capture(step, ports, batch, Layers(model.module), table)
 
 
@@ -248,12 +259,12 @@ def capture_report(
     """Graph `report`: broadcast and the last carry of every pass in, the averaged segments out."""
 
     def report(values: dict[str, Tensor]) -> dict[str, Vector]:
-        last = {name: _under(f"{name}.carry", values) for name in carries}
-        return algorithm.report(_under("broadcast", values), last)
+        last = {name: unprefixed(final_carry(name), values) for name in carries}
+        return algorithm.report(unprefixed(BROADCAST, values), last)
 
-    ports = vector_ports("broadcast", broadcast)
+    ports = vector_ports(BROADCAST, broadcast)
     for name, specs in carries.items():
-        ports += vector_ports(f"{name}.carry", specs)
+        ports += vector_ports(final_carry(name), specs)
     return capture(report, ports)
 
 
@@ -267,12 +278,4 @@ def _fake(mode: FakeTensorMode, port: Port, batch: int | None) -> Tensor:
 
 
 def _example_port(field: Field) -> Port:
-    return Port(f"example.{field.name}", field.shape, getattr(torch, field.dtype), batched=True)
-
-
-def _under(prefix: str, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(f"{prefix}."): value for name, value in values.items() if name.startswith(f"{prefix}.")}
-
-
-def _prefixed(prefix: str, values: Mapping[str, Vector]) -> dict[str, Vector]:
-    return {f"{prefix}.{name}": value for name, value in values.items()}
+    return Port(f"{EXAMPLE}.{field.name}", field.shape, getattr(torch, field.dtype), batched=True)

@@ -22,7 +22,7 @@ from device_runtime.errors import DeviceError
 from export.errors import ParityFailed, UnknownFormat
 from export.formats import FORMATS
 from export.model import Model
-from export.trial import STEPS, TOLERANCE, Outcome, Trial, worst
+from export.trial import STEPS, TOLERANCE, Trial, TrialOutcome, worst
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.bundle import Certificate, Evidence, Footprint, Parity
 from fedcore.decoding import decoder
@@ -83,7 +83,7 @@ class _References:
         return self._whole.distances(guided, self._outcome, worst, by_tensor=False)
 
     @functools.cached_property
-    def _single_outcome(self) -> Outcome:
+    def _single_outcome(self) -> TrialOutcome:
         return self._single.reference()
 
     def compare(self, plan: Plan, name: str, graphs: Mapping[str, Executable]) -> tuple[float, tuple[Parity, ...]]:
@@ -104,8 +104,8 @@ class _References:
 
 
 def _exported(
-    trial: Trial, plan: Plan, name: str, graphs: Mapping[str, Executable], guide: Outcome | None = None
-) -> Outcome:
+    trial: Trial, plan: Plan, name: str, graphs: Mapping[str, Executable], guide: TrialOutcome | None = None
+) -> TrialOutcome:
     try:
         return trial.exported(plan, graphs, guide)
     except DeviceError as error:

@@ -22,13 +22,28 @@ from export.errors import ExportError, InvalidModel, reason
 from export.model import GradientOracle, Model
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.params import Float32
-from fedcore.plan import Field, PassPlan, Plan
+from fedcore.plan import (
+    BROADCAST,
+    CARRY,
+    EXAMPLE,
+    MASK,
+    METRICS,
+    NEXT,
+    NOISE,
+    REPORT,
+    Field,
+    PassPlan,
+    Plan,
+    begin_graph,
+    final_carry,
+    prefixed,
+    step_graph,
+)
 
 STEPS = 3
 TOLERANCE = 1e-5
 TINY = 1e-30
 ROUND_OFF = float(np.finfo(np.float32).eps)
-METRICS = "metrics"
 FEW = 4
 Arrays = dict[str, np.ndarray]
 
@@ -49,7 +64,7 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TrialOutcome:
     """What came of a trial: by pass, the carry after every step with that step's metric sums; and the report."""
 
     trails: dict[str, list[Arrays]]
@@ -89,7 +104,7 @@ class Trial:
             batches[item.name] = [_batch(model, size, count, random) for count in kept]
         return cls(model, algorithm, broadcast, batches)
 
-    def reference(self, dtype: torch.dtype = torch.float32, guide: Outcome | None = None) -> Outcome:
+    def reference(self, dtype: torch.dtype = torch.float32, guide: TrialOutcome | None = None) -> TrialOutcome:
         """The work done by torch, with none of the exporter's rewriting but dropout, and on real examples alone.
 
         guide: an outcome from whose carries every step but the first starts, in the place of its own.
@@ -111,7 +126,7 @@ class Trial:
                 "integer field fit the model?"
             ) from error
 
-    def _reference(self, model: Model, dtype: torch.dtype, guide: Outcome | None) -> Outcome:
+    def _reference(self, model: Model, dtype: torch.dtype, guide: TrialOutcome | None) -> TrialOutcome:
         received = _tensors(self.broadcast, dtype)
         trails: dict[str, list[Arrays]] = {}
         for item in self.algorithm.passes:
@@ -125,40 +140,40 @@ class Trial:
                 trails[item.name].append(_arrays(carry | {METRICS: oracle.sums}))
         last = {name: _vectors_of((guide.trails if guide else trails)[name][-1]) for name in trails}
         report = self.algorithm.report(received, {name: _tensors(carry, dtype) for name, carry in last.items()})
-        return Outcome(trails, _arrays(report))
+        return TrialOutcome(trails, _arrays(report))
 
-    def exported(self, plan: Plan, graphs: Mapping[str, Executable], guide: Outcome | None = None) -> Outcome:
+    def exported(self, plan: Plan, graphs: Mapping[str, Executable], guide: TrialOutcome | None = None) -> TrialOutcome:
         """The work done by exported graphs; guide: as in `reference`."""
-        received = _named("broadcast", self.broadcast)
+        received = prefixed(BROADCAST, self.broadcast)
         trails = {one.name: self._exported_pass(one, graphs, received, guide) for one in plan.passes}
         feed = dict(received)
         for name in trails:
-            feed |= _named(f"{name}.carry", _vectors_of((guide.trails if guide else trails)[name][-1]))
-        report = _empty({s.name: s.size for s in plan.report.segments if s.reduction == "mean"})
-        graphs["report"].run(feed, report)
-        return Outcome(trails, report)
+            feed |= prefixed(final_carry(name), _vectors_of((guide.trails if guide else trails)[name][-1]))
+        report = _empty({spec.name: spec.size for spec in plan.report.means})
+        graphs[REPORT].run(feed, report)
+        return TrialOutcome(trails, report)
 
     def _exported_pass(
-        self, one: PassPlan, graphs: Mapping[str, Executable], received: Arrays, guide: Outcome | None
+        self, one: PassPlan, graphs: Mapping[str, Executable], received: Arrays, guide: TrialOutcome | None
     ) -> list[Arrays]:
         sizes = {spec.name: spec.size for spec in one.carry}
         carry, trail = _empty(sizes), []
-        graphs[f"{one.name}.begin"].run(received, _named("next", carry))
+        graphs[begin_graph(one.name)].run(received, prefixed(NEXT, carry))
         for number, batch in enumerate(self.batches[one.name]):
             if guide and number:
                 carry = _vectors_of(guide.trails[one.name][number - 1])
             after, metrics = _empty(sizes), np.empty(len(one.metrics), np.float32)
-            feed = received | _named("carry", carry) | _named("example", batch.fields)
-            feed |= {"mask": batch.mask, "noise": batch.noise}
-            graphs[f"{one.name}.step"].run(feed, _named("next", after) | {METRICS: metrics})
+            feed = received | prefixed(CARRY, carry) | prefixed(EXAMPLE, batch.fields)
+            feed |= {MASK: batch.mask, NOISE: batch.noise}
+            graphs[step_graph(one.name)].run(feed, prefixed(NEXT, after) | {METRICS: metrics})
             carry = after
             trail.append(after | {METRICS: metrics})
         return trail
 
     def distances(
         self,
-        found: Outcome,
-        expected: Outcome,
+        found: TrialOutcome,
+        expected: TrialOutcome,
         over: Callable[[Iterable[float]], float] | None = None,
         *,
         by_tensor: bool = True,
@@ -173,12 +188,12 @@ class Trial:
         for item in self.algorithm.passes:
             start = _arrays(item.begin(received))
             if over is None:
-                apart[f"{item.name}.step"] = distance(found.last(item.name), expected.last(item.name), start)
+                apart[step_graph(item.name)] = distance(found.last(item.name), expected.last(item.name), start)
             else:
                 ours, theirs = found.trails[item.name], expected.trails[item.name]
                 starts = [start, *map(_vectors_of, theirs)]
-                apart[f"{item.name}.step"] = over(map(distance, ours, theirs, starts))
-        return apart | {"report": distance(found.report, expected.report, {})}
+                apart[step_graph(item.name)] = over(map(distance, ours, theirs, starts))
+        return apart | {REPORT: distance(found.report, expected.report, {})}
 
     def _distance(self, found: Arrays, expected: Arrays, start: Arrays, *, by_tensor: bool) -> float:
         """The worst l2 difference of any part of any vector, over how far that part moved.
@@ -255,10 +270,6 @@ def _empty(sizes: Mapping[str, int]) -> Arrays:
 
 def _vectors_of(carry: Arrays) -> Arrays:
     return {name: value for name, value in carry.items() if name != METRICS}
-
-
-def _named(prefix: str, values: Arrays) -> Arrays:
-    return {f"{prefix}.{name}": value for name, value in values.items()}
 
 
 def _tensors(values: Arrays, dtype: torch.dtype) -> dict[str, torch.Tensor]:

@@ -1,1 +1,1 @@
-"""What the coordinator, the device and the simulator must agree on: vectors, plans, reports, algorithms, messages."""
+"""The core that coordinator, device and simulator share: vectors, plans, reports, algorithms, messages."""

@@ -1,4 +1,4 @@
-"""Which examples a device visits, in which order: the same on a phone and in the simulator.
+"""Batches: which examples a device visits, and in which order, the same on a phone and in the simulator.
 
 Spec: docs/spec/plan.md §4. The order comes from a counter-based generator (Philox4x64-10, Salmon et al. 2011) keyed by
 (task seed, round, slot, pass, epoch), of which NumPy guarantees the raw stream.
@@ -18,39 +18,39 @@ from fedcore.loop import Loop
 from fedcore.params import Float32
 
 
-class Place(msgspec.Struct, frozen=True):
-    """Where in a task a device works: the key of every random number it draws."""
+class StreamKey(msgspec.Struct, frozen=True):
+    """The key of a device's random streams in one round: every random number that it draws depends on it."""
 
     seed: int
     round: int
     slot: int
 
 
-def permutation(place: Place, pass_index: int, epoch: int, examples: int) -> NDArray[np.int64]:
+def permutation(key: StreamKey, pass_index: int, epoch: int, examples: int) -> NDArray[np.int64]:
     """A random order of `examples` indices: the stable argsort of that many raw 64-bit outputs."""
-    return np.argsort(_stream("muster.order.v1", place, pass_index, epoch, examples), kind="stable")
+    return np.argsort(_stream("muster.order.v1", key, pass_index, epoch, examples), kind="stable")
 
 
-def noise(place: Place, pass_index: int, step: int, size: int) -> NDArray[np.int32]:
+def noise(key: StreamKey, pass_index: int, step: int, size: int) -> NDArray[np.int32]:
     """Random integers (size,), uniform over all of int32, one for every place of a batch: what dropout draws from."""
-    return _stream("muster.noise.v1", place, pass_index, step, -(-size // 2)).astype("<u8").view("<i4")[:size]
+    return _stream("muster.noise.v1", key, pass_index, step, -(-size // 2)).astype("<u8").view("<i4")[:size]
 
 
-def _stream(label: str, place: Place, pass_index: int, counter: int, words: int) -> NDArray[np.uint64]:
-    """Raw 64-bit outputs of Philox under a key made of a label and everything that says where a device is."""
-    tag = struct.pack("<QQQQQ", place.seed, place.round, place.slot, pass_index, counter)
-    key = np.frombuffer(hashlib.sha256(label.encode() + tag).digest()[:16], "<u8")
-    return np.random.Philox(key=key).random_raw(words)
+def _stream(label: str, key: StreamKey, pass_index: int, counter: int, words: int) -> NDArray[np.uint64]:
+    """Raw 64-bit outputs of Philox, of the stream that a label, a device's key, a pass and a counter name."""
+    tag = struct.pack("<QQQQQ", key.seed, key.round, key.slot, pass_index, counter)
+    philox_key = np.frombuffer(hashlib.sha256(label.encode() + tag).digest()[:16], "<u8")
+    return np.random.Philox(key=philox_key).random_raw(words)
 
 
-def batches(loop: Loop, examples: int, place: Place, pass_index: int) -> Iterator[tuple[NDArray[np.int64], Float32]]:
+def batches(loop: Loop, examples: int, key: StreamKey, pass_index: int) -> Iterator[tuple[NDArray[np.int64], Float32]]:
     """Yield `(indices (B,), mask (B,))` for every step of a pass.
 
     B is always `loop.batch_size`: a short last batch is padded with its own first index under mask 0.
     """
     remaining = loop.step_count(examples)
     for epoch in range(loop.epochs):
-        order = permutation(place, pass_index, epoch, examples) if loop.shuffle else np.arange(examples)
+        order = permutation(key, pass_index, epoch, examples) if loop.shuffle else np.arange(examples)
         for start in range(0, examples, loop.batch_size):
             if remaining == 0:
                 return

@@ -1,4 +1,4 @@
-"""A plan bundle, what `muster export` writes and a coordinator registers: `manifest.json` and `blobs/<sha256>`.
+"""A plan bundle: what `muster export` writes and a coordinator registers, `manifest.json` and `blobs/<sha256>`.
 
 Spec: docs/spec/plan.md §6.
 """
@@ -30,7 +30,7 @@ class AlgorithmRef(msgspec.Struct, frozen=True):
 
 
 class Parity(msgspec.Struct, frozen=True):
-    """How far a graph on the real runtime is from torch: relative l2 after `steps` steps, the last one masked.
+    """The distance of a graph on the real runtime from torch: relative l2 after `steps` steps, the last one masked.
 
     `float64` is how far torch's own float32 is from its float64, on the same steps: the round-off of the model itself.
     `single` is there for a model whose round-off is too large for steps in a row. Then every step started where torch's
@@ -45,7 +45,7 @@ class Parity(msgspec.Struct, frozen=True):
 
 
 class Footprint(msgspec.Struct, frozen=True, kw_only=True):
-    """What a device pays, measured at export in a process of its own that holds the runtime and no torch.
+    """The cost for a device, measured at export in a process of its own that holds the runtime and no torch.
 
     step_cpu_ms: the dearest step of a batch, least of several. peak_rss_mb: of the process after all passes and the
     report. graph_bytes: all graphs of the format.
@@ -57,7 +57,7 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """What export found out about the graphs of one format on its runtime.
+    """The evidence of export about the graphs of one format on its runtime.
 
     version: of the format, such as the ONNX opset. tolerance: what every `l2` had to keep.
     """
@@ -128,7 +128,7 @@ class Bundle:
 
     @property
     def signer(self) -> str | None:
-        """Who signed the plan, or None when nobody did. Raises BadSignature, or InvalidKey."""
+        """The signer of the plan; None when it is not signed. Raises BadSignature, or InvalidKey."""
         signature = self.manifest.signature
         if signature is None:
             return None

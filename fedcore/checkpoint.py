@@ -1,4 +1,4 @@
-"""Named flat vectors as safetensors bytes: server state, what a device receives, and what it reports.
+"""Named flat vectors as safetensors bytes: server states, checkpoints for devices, and reports.
 
 Spec: docs/spec/params.md. Nothing here can execute code on load.
 """
@@ -46,13 +46,13 @@ def is_plain(data: memoryview, spec: VectorSpec) -> bool:
 
 
 def values_at(spec: VectorSpec) -> int:
-    """Where the values of one vector begin in what `encode` makes."""
+    """The offset of the values of one vector in the bytes that `encode` makes."""
     return len(_head(spec))
 
 
 @lru_cache(maxsize=64)
 def _head(spec: VectorSpec) -> bytes:
-    """What comes before the values when one vector is encoded."""
+    """The bytes before the values when one vector is encoded."""
     return encode({spec.name: np.zeros(spec.size, np.float32)})[: -FLOAT_BYTES * spec.size or None]
 
 

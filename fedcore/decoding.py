@@ -1,4 +1,4 @@
-"""What turns JSON and plain values into structs, built when the module that uses it is imported, and nowhere else.
+"""Decoders and converters of structs, built when the module that uses them is imported, and nowhere else.
 
 msgspec describes a type to itself when it first meets it, and keeps the description with the type. When several threads
 do that at once for one type, the process ends in a segmentation fault (msgspec 0.22). Imports of two modules may run at
@@ -16,7 +16,7 @@ import msgspec
 
 T = TypeVar("T")
 UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What a decoder raises on bytes that are no such value."""
+"""The errors of a decoder on bytes that are no such value."""
 _building = Lock()
 
 

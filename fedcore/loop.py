@@ -1,4 +1,4 @@
-"""How a pass sweeps the local examples, as data: apart from what visits them, so that it needs no NumPy."""
+"""The loop of a pass over the local examples, as data. It needs no NumPy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fedcore.errors import PlanError
 
 
 class Loop(msgspec.Struct, frozen=True, kw_only=True):
-    """How a pass sweeps the local examples.
+    """The sweeps of a pass over the local examples.
 
     `epochs` sweeps in batches of `batch_size`, at most `steps` steps in all when given; every sweep in a fresh order
     when `shuffle`.

@@ -1,7 +1,7 @@
-"""What both ends of a secure round derive alike from task, plan, checkpoint and report. Spec: docs/spec/wire.md §8.
+"""Derivations of a secure round that both ends make alike: hashes, layout, weight. Spec: docs/spec/wire.md §8.
 
-Secure aggregation sums a weight and a vector. The vector is the report without its weight, and mean segments in it are
-not multiplied by the weight yet: that happens on the way to fixed-point numbers.
+Secure aggregation sums a weight and a vector: the unweighted values of a report. They are multiplied by the weight on
+the way to fixed-point numbers (`secagg.packing`).
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcore.params import Float32
 from fedcore.plan import BlobRef
-from fedcore.report import WEIGHT, ReportLayout, Segment
+from fedcore.report import WEIGHT, ReportLayout
 
 
 def task_hash(task: str) -> bytes:
-    """How an invitation names a task, 32 bytes."""
+    """The name of a task in an invitation, 32 bytes."""
     return hashlib.sha256(task.encode()).digest()
 
 
@@ -28,25 +27,13 @@ def session_number(number: int, attempt: int) -> int:
 
 
 def model_hash(plan: BlobRef, checkpoint: BlobRef) -> bytes:
-    """What the masks are bound to, 32 bytes: devices that run another plan or start elsewhere do not cancel out."""
+    """The model that masks are bound to, 32 bytes: with another plan or checkpoint they do not cancel out."""
     return hashlib.sha256(bytes.fromhex(plan.sha256) + bytes.fromhex(checkpoint.sha256)).digest()
 
 
 def layout_hash(layout: ReportLayout) -> bytes:
     """The digest of a report layout, 32 bytes."""
     return hashlib.sha256(msgspec.json.encode(layout)).digest()
-
-
-def masked_segments(layout: ReportLayout) -> tuple[Segment, ...]:
-    """The segments of the vector, in order: all but the weight."""
-    return tuple(segment for segment in layout.segments if segment.name != WEIGHT)
-
-
-def separate(layout: ReportLayout, report_L: Float32) -> tuple[Float32, int]:
-    """A report's vector, mean segments divided by the weight again, and its weight."""
-    parts = layout.split(report_L)
-    vector = [parts[segment.name] for segment in masked_segments(layout)]
-    return np.concatenate(vector, dtype=np.float32), int(parts[WEIGHT][0])
 
 
 def reunite(layout: ReportLayout, weight: int, sums: NDArray[np.float64]) -> NDArray[np.float64]:

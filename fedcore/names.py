@@ -1,4 +1,4 @@
-"""What to say of a name that is none of those there are."""
+"""Messages about unknown names: what there is, and the closest match."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model is a flat float32 vector; its schema says which tensor lies where.
+"""A model's schema: which tensor lies where in the flat float32 vector of its parameters.
 
 Spec: docs/spec/params.md.
 """

@@ -1,11 +1,21 @@
-"""What a device executes. A plan is data: loops, graphs by digest, the examples it needs, the report it owes.
+"""A plan: the loops, graphs by digest, examples and report of a device, as data.
 
-Spec: docs/spec/plan.md. A plan names no algorithm; a device needs none of ours to run one of tomorrow's.
+Spec: docs/spec/plan.md. A plan names no algorithm, so a device runs new algorithms without new code.
+
+The names of graphs, and of their inputs and outputs, are defined here (§2). All vectors are float32 (size,):
+
+    <pass>.begin   broadcast.<name>                                            → next.<name>
+    <pass>.step    carry.<name>, broadcast.<name>, example.<field> (B, …),
+                   mask float32 (B,)[, noise int32 (B,)]                       → next.<name>, metrics float32 (M,)
+    report         broadcast.<name>, <pass>.carry.<name>                       → one output per mean segment, its name
+
+`metrics` are sums over the batch under its mask, in the order of the pass's `metrics`.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
@@ -20,6 +30,35 @@ PLAN_VERSION = 1
 T = TypeVar("T")
 Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 Dtype = Literal["float32", "int64", "int32", "uint8"]
+
+REPORT = "report"
+BROADCAST, CARRY, EXAMPLE, NEXT = "broadcast", "carry", "example", "next"
+MASK, NOISE, METRICS = "mask", "noise", "metrics"
+
+
+def begin_graph(pass_name: str) -> str:
+    """The name of the graph that makes a pass's first carry."""
+    return f"{pass_name}.begin"
+
+
+def step_graph(pass_name: str) -> str:
+    """The name of the graph that runs one batch of a pass."""
+    return f"{pass_name}.step"
+
+
+def final_carry(pass_name: str) -> str:
+    """The prefix of a pass's last carry among the inputs of the report graph."""
+    return f"{pass_name}.{CARRY}"
+
+
+def prefixed(prefix: str, values: Mapping[str, T]) -> dict[str, T]:
+    """The values under their names at the edge of a graph: `<prefix>.<name>`."""
+    return {f"{prefix}.{name}": value for name, value in values.items()}
+
+
+def unprefixed(prefix: str, values: Mapping[str, T]) -> dict[str, T]:
+    """Those of the values that have the prefix, by name: the inverse of `prefixed`."""
+    return {name.removeprefix(f"{prefix}."): value for name, value in values.items() if name.startswith(f"{prefix}.")}
 
 
 class BlobRef(msgspec.Struct, frozen=True):
@@ -44,7 +83,7 @@ class BlobRef(msgspec.Struct, frozen=True):
 
 
 class PlanSignature(msgspec.Struct, frozen=True):
-    """Who vouches for a plan: the signer's public key and the signature, both as text. `fedcore.signing` checks it."""
+    """A signature of a plan: the signer's public key and the signature, both as text. `fedcore.signing` checks it."""
 
     signer: str
     value: str
@@ -70,7 +109,7 @@ class ExampleSpec(msgspec.Struct, frozen=True):
 
 
 class PassPlan(msgspec.Struct, frozen=True):
-    """One pass: graph `<name>.begin`, then `<name>.step` for every batch of `loop`.
+    """One pass: its begin graph, then its step graph for every batch of `loop`.
 
     `metrics` names the sums that each step emits; the device adds them up over the pass. `noise` says that the step
     reads random integers.
@@ -86,7 +125,7 @@ class PassPlan(msgspec.Struct, frozen=True):
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a device needs to take part in a round, by value or by digest.
 
-    `graphs` maps a format ("onnx", "executorch") to graph names (`<pass>.begin`, `<pass>.step`, `report`) to blobs.
+    `graphs` maps a format ("onnx", "executorch") to graph names to blobs.
     """
 
     version: int = PLAN_VERSION
@@ -99,7 +138,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     graphs: dict[str, dict[str, BlobRef]]
 
     def __post_init__(self) -> None:
-        wanted = {f"{p.name}.{part}" for p in self.passes for part in ("begin", "step")} | {"report"}
+        wanted = {graph(one.name) for one in self.passes for graph in (begin_graph, step_graph)} | {REPORT}
         for fmt, graphs in self.graphs.items():
             if set(graphs) != wanted:
                 raise PlanError(f"format {fmt!r} has graphs {sorted(graphs)}, the passes need {sorted(wanted)}")

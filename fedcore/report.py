@@ -1,7 +1,11 @@
-"""A device's whole contribution: one float32 vector, the concatenation of named segments, that is only ever summed.
+"""A device's report: one float32 vector of named segments that is only ever summed.
 
 Spec: docs/spec/plan.md §5. A "mean" segment is multiplied by the device's weight before it leaves the device, and the
 coordinator divides the sum by the summed weights; a "sum" segment (a metric) is added as it is.
+
+Until it leaves, a report is kept unweighted: its values (V,), which are all segments but the weight, and the weight
+beside them. It is weighed once: by `ReportLayout.weigh` when it is uploaded in clear, by `secagg.packing` when it is
+masked. L = V + 1.
 """
 
 from __future__ import annotations
@@ -18,6 +22,17 @@ from fedcore.params import Float32, Size, VectorSpec
 
 Weighting = Literal["examples", "uniform"]
 WEIGHT = "weight"
+_METRICS = ".metrics"
+
+
+def weight_of(weighting: Weighting, examples: int) -> float:
+    """w of a device with that many examples: n under "examples", 1 under "uniform"."""
+    return float(examples) if weighting == "examples" else 1.0
+
+
+def metrics_segment(pass_name: str) -> str:
+    """The name of the segment that holds a pass's metric sums."""
+    return f"{pass_name}{_METRICS}"
 
 
 def all_finite(vector: Float32) -> bool:
@@ -56,30 +71,51 @@ class ReportLayout(msgspec.Struct, frozen=True):
 
     @property
     def wire(self) -> tuple[VectorSpec, ...]:
-        """What the body of an upload holds."""
+        """The vector in the body of an upload."""
         return (VectorSpec("report", self.size),)
 
+    @property
+    def unweighted(self) -> tuple[Segment, ...]:
+        """The segments of the values (V,) that are kept until the report is weighed: all but the weight."""
+        return tuple(segment for segment in self.segments if segment.name != WEIGHT)
+
+    @property
+    def means(self) -> tuple[VectorSpec, ...]:
+        """The outputs of the report graph."""
+        return tuple(VectorSpec(one.name, one.size) for one in self.segments if one.reduction == "mean")
+
     def weight(self, examples: int) -> float:
-        """w of a device with that many examples: n under "examples", 1 under "uniform"."""
-        return float(examples) if self.weighting == "examples" else 1.0
+        """w of a device with that many examples."""
+        return weight_of(self.weighting, examples)
 
-    def concatenate(self, values: Mapping[str, Float32], weight: float) -> Float32:
-        """The report vector: mean segments times `weight`, then the weight itself and the sums.
+    def concatenate(self, parts: Mapping[str, Float32], weight: float) -> Float32:
+        """The unweighted values (V,) of a report.
 
-        Raises ReportError when a segment is missing, of another size, or not finite.
+        Raises ReportError when a segment is missing, of another size, or not finite once it has the weight.
         """
-        vector = np.empty(self.size, np.float32)
+        values_V, start = np.empty(self.size - 1, np.float32), 0
+        for segment in self.unweighted:
+            part = parts.get(segment.name)
+            if part is None or part.shape != (segment.size,):
+                raise ReportError(f"segment {segment.name!r} must be float32[{segment.size}]")
+            largest = np.abs(part).max(initial=np.float32(0)) * self._factor(segment, weight)
+            if not np.isfinite(largest):
+                raise ReportError(f"segment {segment.name!r} holds a non-finite value")
+            values_V[start : start + segment.size] = part
+            start += segment.size
+        return values_V
+
+    def weigh(self, values_V: Float32, weight: float) -> Float32:
+        """The report (L,) as it is uploaded: mean segments of `values_V` times the weight, and the weight itself."""
+        report_L, start = np.empty(self.size, np.float32), 0
         for segment, where in self._slices():
             if segment.name == WEIGHT:
-                vector[where] = weight
+                report_L[where] = weight
                 continue
-            value = values.get(segment.name)
-            if value is None or value.shape != (segment.size,):
-                raise ReportError(f"segment {segment.name!r} must be float32[{segment.size}]")
-            np.multiply(value, np.float32(weight if segment.reduction == "mean" else 1), out=vector[where])
-            if not np.isfinite(vector[where]).all():
-                raise ReportError(f"segment {segment.name!r} holds a non-finite value")
-        return vector
+            part = values_V[start : start + segment.size]
+            np.multiply(part, self._factor(segment, weight), out=report_L[where])
+            start += segment.size
+        return report_L
 
     def check(self, vector: Float32, *, finite: bool = False) -> None:
         """Raise ReportError unless `vector` could be one device's report: its length, finite, a weight above 0.
@@ -118,8 +154,13 @@ class ReportLayout(msgspec.Struct, frozen=True):
             if segment.labels:
                 examples = float(parts[segment.name][0])
                 for label, value in zip(segment.labels[1:], parts[segment.name][1:], strict=True):
-                    means[f"{segment.name.removesuffix('.metrics')}.{label}"] = float(value) / max(examples, 1.0)
+                    means[f"{segment.name.removesuffix(_METRICS)}.{label}"] = float(value) / max(examples, 1.0)
         return means
+
+    @staticmethod
+    def _factor(segment: Segment, weight: float) -> np.float32:
+        """The number that a device multiplies a segment by."""
+        return np.float32(weight if segment.reduction == "mean" else 1)
 
     def _slices(self) -> list[tuple[Segment, slice]]:
         start, ranges = 0, []

@@ -28,7 +28,7 @@ KIND = "ed25519:"
 
 
 def message(plan: BlobRef) -> bytes:
-    """What is signed: the domain, so that no other protocol's signature fits, and the digest of the plan's bytes."""
+    """The message that is signed: the domain, so that no other protocol's signature fits, and the plan's digest."""
     return DOMAIN + bytes.fromhex(plan.sha256)
 
 
@@ -56,14 +56,14 @@ def public_key(signer: str) -> Ed25519PublicKey:
 
 
 class SigningKey:
-    """A private key. Whoever holds its file can sign plans that devices run."""
+    """A private key. With its file anybody can sign plans that devices run."""
 
     def __init__(self, key: Ed25519PrivateKey) -> None:
         self._key = key
 
     @classmethod
     def new(cls, path: Path) -> SigningKey:
-        """Make a key and write it to `path`, PKCS #8 in PEM, for its owner alone. Raises OSError; never overwrites."""
+        """Make a key and write it to `path`, PKCS #8 in PEM, only for its owner. Raises OSError; never overwrites."""
         key = Ed25519PrivateKey.generate()
         text = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 import typer
+from msgspec import structs
 
 from coordinator.rules.eligibility import OnDevice, Requires
 from fedcore.decoding import converter
@@ -20,7 +20,7 @@ _CONVERTERS: dict[type, Callable[[object], Any]] = {
 
 def parse_rules(texts: Sequence[str] | None, kind: type[Rules], option: str) -> Rules:
     """The rules of all `texts` together, as a `kind`. Raises typer.BadParameter naming the one that is none."""
-    known = {field.name: field for field in dataclasses.fields(kind)}
+    known = {field.name: field for field in structs.fields(kind)}
     given: dict[str, object] = {}
     for rule in (rule.strip() for text in texts or () for rule in text.split(",")):
         name, _, value = rule.partition("=")

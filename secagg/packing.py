@@ -103,7 +103,10 @@ def encode(segments: Sequence[Segment], vector_D: NDArray[np.float32], weight: i
 
 
 def _factor(segment: Segment, values: NDArray[np.float32], share: float) -> float:
-    """What a segment is multiplied by. Raises BadInput when it holds a value that is not finite."""
+    """The factor of a segment: clipping to its norm, times `share` if it is weighted. Only here is a report weighed.
+
+    Raises BadInput when the segment holds a value that is not finite.
+    """
     # A float32 squared fits into a float64 however often it is added; the sum is finite exactly when all values are.
     norm = float(np.sqrt(np.einsum("i,i->", values, values, dtype=np.float64)))
     if not isfinite(norm):

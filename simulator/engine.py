@@ -1,6 +1,6 @@
 """The vectorised engine: a cohort of clients at once, on the algorithm's own functions.
 
-Needs torch, NumPy and msgspec alone, so it also runs on a bare GPU machine. It visits the examples that emulated
+It needs only torch, NumPy and msgspec, so it also runs on a bare GPU machine. It visits the examples that emulated
 devices visit, in the same order: both reach the same model within float32 round-off (tests/simulator/test_keystone.py).
 
 Shapes: K clients, D parameters, B batch, S steps, M metric sums, N examples of the whole population.
@@ -23,8 +23,9 @@ from export.errors import ExportError, reason
 from export.model import Model
 from export.rewrites import Traceable
 from fedcore.algorithms.algorithm import Algorithm, Broadcast, Carry, Pass, Report
-from fedcore.batching import Place, batches, noise
+from fedcore.batching import StreamKey, batches, noise
 from fedcore.params import Float32
+from fedcore.report import weight_of
 from simulator.divergence import cause
 from simulator.errors import Diverged, EngineError
 from simulator.population import Population
@@ -95,13 +96,13 @@ class Engine:
     def run_round(self, number: int, cohort: Sequence[int], slots: Sequence[int] | None = None) -> RoundResult:
         """One round of the clients in `cohort`; moves the server state.
 
-        slots: each client's slot, its place in the cohort by default; the slot keys a client's random order.
+        slots: each client's slot, its index in the cohort by default; the slot keys a client's random order.
         Raises Diverged, saying why, when no client contributes a finite report.
         """
         members = zip(cohort, slots or range(len(cohort)), strict=True)
         # Longest first: the clients that still have a batch at step s are then a prefix.
         ordered = sorted(members, key=lambda member: -int(self._population.sizes[member[0]]))
-        clients = [(client, Place(self._seed, number, slot)) for client, slot in ordered]
+        clients = [(client, StreamKey(self._seed, number, slot)) for client, slot in ordered]
         sums = _Sums()
         for start in range(0, len(clients), self._at_once):
             self._train(clients[start : start + self._at_once], sums)
@@ -118,7 +119,7 @@ class Engine:
         }
         return RoundResult(metrics, len(cohort) - sums.contributors)
 
-    def _train(self, clients: Sequence[tuple[int, Place]], sums: _Sums) -> None:
+    def _train(self, clients: Sequence[tuple[int, StreamKey]], sums: _Sums) -> None:
         """Run every pass for some clients and add their reports and metrics to `sums`."""
         broadcast = self._algorithm.broadcast(self._state)
         carries: dict[str, Carry] = {}
@@ -129,7 +130,7 @@ class Engine:
         sums.add(report, metrics, self._weights([client for client, _ in clients]))
 
     def _run_pass(
-        self, index: int, item: Pass, broadcast: Broadcast, clients: Sequence[tuple[int, Place]]
+        self, index: int, item: Pass, broadcast: Broadcast, clients: Sequence[tuple[int, StreamKey]]
     ) -> tuple[Carry, Tensor]:
         """The last carry (K, …) and the metric sums (K, M) of every client."""
         carry = {
@@ -150,28 +151,27 @@ class Engine:
         return carry, sums_KM
 
     def _steps(
-        self, index: int, item: Pass, clients: Sequence[tuple[int, Place]]
+        self, index: int, item: Pass, clients: Sequence[tuple[int, StreamKey]]
     ) -> Iterator[tuple[NDArray[np.int64], Float32]]:
         """For each step, rows (A, B) into the population's examples and masks (A, B) of the A clients still active."""
         sizes, starts = self._population.sizes, self._population.starts
         schedules = [
-            [(starts[client] + rows, mask) for rows, mask in batches(item.loop, int(sizes[client]), place, index)]
-            for client, place in clients
+            [(starts[client] + rows, mask) for rows, mask in batches(item.loop, int(sizes[client]), key, index)]
+            for client, key in clients
         ]
         for step in range(len(schedules[0])):
             active = [schedule[step] for schedule in schedules if step < len(schedule)]
             yield np.stack([rows for rows, _ in active]), np.stack([mask for _, mask in active])
 
-    def _noise(self, index: int, step: int, size: int, clients: Sequence[tuple[int, Place]]) -> Tensor | None:
+    def _noise(self, index: int, step: int, size: int, clients: Sequence[tuple[int, StreamKey]]) -> Tensor | None:
         """What the clients' dropout draws from in this step, int32 (A, B), or None when nothing is dropped."""
         if not self._model.noisy:
             return None
-        return torch.from_numpy(np.stack([noise(place, index, step, size) for _, place in clients])).to(self._device)
+        return torch.from_numpy(np.stack([noise(key, index, step, size) for _, key in clients])).to(self._device)
 
     def _weights(self, clients: Sequence[int]) -> Tensor:
-        sizes = self._population.sizes[list(clients)].astype(np.float32)
-        weights = sizes if self._algorithm.weighting == "examples" else np.ones_like(sizes)
-        return torch.from_numpy(weights).to(self._device)
+        weights = [weight_of(self._algorithm.weighting, int(self._population.sizes[client])) for client in clients]
+        return torch.tensor(weights, dtype=torch.float32, device=self._device)
 
 
 class CohortOracle:

@@ -84,7 +84,7 @@ def test_types_are_described_in_one_home_and_at_import_alone():
     # `checked` is a decorator, so its inside runs at import too.
     found = {place: list(left_outside(text)) for place, text in sources() if place != HOME}
     assert len(found) > 200
-    assert found.pop("device_runtime/validation.py") != []
+    assert found.pop("fedcore/validation.py") != []
     assert {place: lines for place, lines in found.items() if lines} == {}
 
 

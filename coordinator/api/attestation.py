@@ -11,7 +11,7 @@ from pathlib import Path
 
 from coordinator.errors import BadSecret, NotAttested
 from fedcore.wire.attestation import shared_secret_proof
-from fedcore.wire.messages import Evidence, SharedSecret, Unattested
+from fedcore.wire.messages import AttestationEvidence, SharedSecret, Unattested
 
 LEAST_SECRET_BYTES = 16
 
@@ -28,7 +28,7 @@ class Attestation:
         """The same with the secret in a file, without the white space around it. Raises BadSecret."""
         return cls(accept_unattested, None if secret_file is None else _secret(secret_file))
 
-    def check(self, evidence: Evidence, key: str, created: int) -> str:
+    def check(self, evidence: AttestationEvidence, key: str, created: int) -> str:
         """The kind of the evidence for a public key, in a request signed at `created`. Raises NotAttested."""
         match evidence:
             case SharedSecret(proof):

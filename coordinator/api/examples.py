@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from fedcore.conditions import StatedConditions
 from fedcore.plan import BlobRef
 from fedcore.wire.messages import (
     Abort,
@@ -21,7 +22,6 @@ from fedcore.wire.messages import (
     Rejected,
     RetryWindow,
     StatedCapabilities,
-    StatedConditions,
     Unattested,
     Willing,
 )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+
+from msgspec import structs
 
 from coordinator.driver.membership import Membership
 from coordinator.errors import UnknownBlob
@@ -56,7 +58,7 @@ class LoadedTask:
     @property
     def offer(self) -> Offer:
         """The offer of the task to a device that checks in."""
-        return Offer(task=self.id, collection=self.needs.collection, **asdict(self.settings.on_device))
+        return Offer(task=self.id, collection=self.needs.collection, **structs.asdict(self.settings.on_device))
 
     def paused(self) -> LoadedTask:
         """The same task, opening no other round."""

@@ -1,30 +1,24 @@
-"""What a task asks of a device: what the device must say of itself, and what it checks alone and tells nobody. Pure.
+"""Rules of a task on devices: on what a device states, and those that only the device checks, telling nobody. Pure.
 
-Spec: docs/spec/rounds.md §6. What a rule wants and a device does not know, or does not say, does not hold.
+Spec: docs/spec/rounds.md §6. What conditions are, and whether they hold: fedcore/conditions.py.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 
 from coordinator.errors import InvalidTask
-from fedcore.wire.messages import StatedConditions
+from fedcore.conditions import MEBIBYTE, ConditionRules, StatedConditions
 
 _RELEASE = re.compile(r"\d+(?:\.\d+)*")
 _LONGEST_RELEASE = 100
-_MEBIBYTE = 1 << 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conditions:
-    """Conditions that must hold. min_battery: a fraction. Raises InvalidTask naming the rule and what it may be."""
+class _TaskRules(ConditionRules, frozen=True, kw_only=True):
+    """Rules on conditions, as a task's settings. Their bounds are checked here, so that the error is InvalidTask."""
 
-    charging: bool = False
-    idle: bool = False
-    unmetered: bool = False
     min_battery: float | None = None
     min_free_storage_bytes: int | None = None
 
@@ -33,20 +27,9 @@ class Conditions:
         least = self.min_free_storage_bytes
         demand(_within(least, 0, 2**63 - 1), "min_free_storage_bytes", "a number of bytes", least)
 
-    def hold(self, stated: StatedConditions) -> bool:
-        """Whether they hold, by what a device said."""
-        wanted = ((self.charging, stated.charging), (self.idle, stated.idle), (self.unmetered, stated.unmetered))
-        storage = None if stated.free_storage_mb is None else stated.free_storage_mb * _MEBIBYTE
-        return (
-            all(holds for want, holds in wanted if want)
-            and _reaches(stated.battery, self.min_battery)
-            and _reaches(storage, self.min_free_storage_bytes)
-        )
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Requires(Conditions):
-    """What a device must say of itself at check-in. min_version: of its runtime, as numbers with points between.
+class Requires(_TaskRules, frozen=True, kw_only=True):
+    """Rules on what a device states at check-in. min_version: of its runtime, as numbers with points between.
 
     Raises InvalidTask naming the rule and what it may be.
     """
@@ -55,8 +38,7 @@ class Requires(Conditions):
     min_memory_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        # `super()` without arguments knows the class from before `slots` made another of it.
-        Conditions.__post_init__(self)
+        super().__post_init__()
         given = self.min_version
         told = given is None or (len(given) <= _LONGEST_RELEASE and bool(_RELEASE.fullmatch(given)))
         wording = f"numbers with points between, in {_LONGEST_RELEASE} characters at most"
@@ -65,18 +47,17 @@ class Requires(Conditions):
         demand(_within(least, 0, 2**63 - 1), "min_memory_bytes", "a number of bytes", least)
 
     def unmet_by(self, version: str, memory_mb: int | None, stated: StatedConditions) -> str:
-        """What keeps a device of that runtime version and memory out, by what it said; "" when nothing does."""
-        memory = None if memory_mb is None else memory_mb * _MEBIBYTE
+        """The kind of rule that keeps a device of that runtime version and memory out; "" when all hold."""
         if self.min_version is not None and _release(version) < _release(self.min_version):
             return "version"
-        if not _reaches(memory, self.min_memory_bytes):
+        least = self.min_memory_bytes
+        if least is not None and (memory_mb is None or memory_mb * MEBIBYTE < least):
             return "memory"
-        return "" if self.hold(stated) else "conditions"
+        return "conditions" if self.unmet(stated) else ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OnDevice(Conditions):
-    """What a device checks alone, before it waits for a task. By default it checks nothing.
+class OnDevice(_TaskRules, frozen=True, kw_only=True):
+    """Rules that only the device checks, before it waits for a task. By default there are none.
 
     min_examples: in the plan's collection; max_example_age_s: those count that are no older. Raises InvalidTask naming
     the rule and what it may be.
@@ -86,7 +67,7 @@ class OnDevice(Conditions):
     max_example_age_s: float | None = None
 
     def __post_init__(self) -> None:
-        Conditions.__post_init__(self)
+        super().__post_init__()
         demand(_within(self.min_examples, 0, 2**63 - 1), "min_examples", "a number of examples", self.min_examples)
         age = self.max_example_age_s
         demand(age is None or 0 < age < math.inf, "max_example_age_s", "a finite number of seconds above 0", age)
@@ -102,10 +83,6 @@ def demand(met: bool, name: str, wording: str, value: object) -> None:
 
 def _within(value: float | None, least: float, most: float) -> bool:
     return value is None or least <= value <= most
-
-
-def _reaches(stated: float | None, least: float | None) -> bool:
-    return least is None or (stated is not None and stated >= least)
 
 
 @lru_cache(maxsize=256)  # at every check-in the same rule, and of many devices the same few releases

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from coordinator.rules.eligibility import Requires
-from fedcore.wire.messages import CheckIn, StatedConditions
+from fedcore.conditions import StatedConditions
+from fedcore.wire.messages import CheckIn
 
 T = TypeVar("T")
 

@@ -26,7 +26,7 @@ from coordinator.rules.progress import UNMASKING
 from coordinator.rules.rounds import REPLACING_S, Abandon, RoundPolicy, Summed
 from coordinator.rules.task_settings import PHASES_AFTER_TRAINING, Secagg, TaskSettings
 from coordinator.secure.group import Group, StartUnmasking
-from fedcore.masking import layout_hash, masked_segments, model_hash, reunite, session_number, task_hash
+from fedcore.masking import layout_hash, model_hash, reunite, session_number, task_hash
 from fedcore.plan import Plan
 from fedcore.report import ReportLayout
 from fedcore.report import Segment as ReportSegment
@@ -56,7 +56,7 @@ def invitation(settings: TaskSettings, plan: Plan, given: Assignment, deadline: 
         w_max=secagg.max_examples if plan.report.weighting == "examples" else 1,
         layout_hash=layout_hash(plan.report),
         model_hash=model_hash(given.plan, given.checkpoint),
-        segments=tuple(_segment(one, secagg, largest) for one in masked_segments(plan.report)),
+        segments=tuple(_segment(one, secagg, largest) for one in plan.report.unweighted),
     )
 
 

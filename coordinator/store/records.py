@@ -124,7 +124,7 @@ class Records:
         self._insert_if_absent(POPULATIONS, name=task.settings.population, created_at=self.at, holder=None, term=0)
         self._insert(
             TASKS,
-            **asdict(task.settings) | {"minimum": task.settings.policy.minimum},
+            **msgspec.to_builtins(task.settings) | {"minimum": task.settings.policy.minimum},
             **{name: getattr(task, name) for name in ("id", "name", "state", "reason", "plan_sha256", "created_at")},
             plan_signature=msgspec.to_builtins(task.plan_signature),
             algorithm=task.algorithm.name,

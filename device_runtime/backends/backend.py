@@ -1,4 +1,4 @@
-"""What an engine must do: load a graph, and run it on buffers that the caller owns."""
+"""The interface of an engine: load a graph, and run it on buffers that the caller owns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Arrays = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """What a graph called `name` reads and writes, by name: what every engine checks before it runs one."""
+    """The inputs and outputs of the graph `name`, by name. Every engine checks them before it runs a graph."""
 
     name: str
     wanted: frozenset[str]
@@ -47,7 +47,7 @@ class Edge:
 
 
 def address(array: NDArray[Any]) -> int:
-    """Where an array's values begin."""
+    """The address of an array's first value."""
     begin: int = array.__array_interface__["data"][0]
     return begin
 

@@ -1,4 +1,4 @@
-"""Conditions as the Linux kernel tells them. What it does not tell is unknown; nothing is guessed."""
+"""Conditions as the Linux kernel tells them. Everything else is unknown; nothing is guessed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from device_runtime.conditions.conditions import Conditions, ConditionSource
+from fedcore.conditions import Conditions, ConditionSource
 
 # Others may use this much of all processors while the machine still counts as idle.
 IDLE_SHARE = 0.25
@@ -46,7 +46,7 @@ def linux(root: Path = Path("/"), storage: Path = Path()) -> ConditionSource:
 
 
 class _Idleness:
-    """Whether others leave the processors alone; remembers the last reading."""
+    """Whether other programs leave the processors idle; it remembers the last reading."""
 
     def __init__(self, proc: Path) -> None:
         self._proc = proc
@@ -108,7 +108,7 @@ def _power(folder: Path) -> tuple[bool | None, float | None]:
 
 
 def _unmetered(root: Path) -> bool | None:
-    """Whether the link of the default route is free: cables are, modems are not, of others the kernel does not know."""
+    """Whether the link of the default route costs nothing: of a cable yes, of a modem no, of others it is unknown."""
     name = _default_link(root / "proc/net")
     if not name:
         return None
@@ -138,7 +138,7 @@ def _default_link(net: Path) -> str:
 
 def _free_storage(path: Path) -> int | None:
     """Bytes that a file at `path`, or where it will be made, may take."""
-    existing = next(place for place in (path, *path.absolute().parents) if os.path.exists(place))
+    existing = next(folder for folder in (path, *path.absolute().parents) if os.path.exists(folder))
     try:
         found = os.statvfs(existing)
     except OSError:

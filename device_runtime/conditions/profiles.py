@@ -1,4 +1,4 @@
-"""Conditions that are made up, for emulated devices and tests: they depend on their arguments and the clock alone."""
+"""Made-up conditions, for emulated devices and tests. They depend on nothing but their arguments and the clock."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 
 import msgspec
 
-from device_runtime.conditions.conditions import Conditions, ConditionSource
 from device_runtime.errors import ConfigError
+from fedcore.conditions import Conditions, ConditionSource
 from fedcore.decoding import decoder
 
 _TRACE = decoder(tuple[tuple[float, Conditions], ...])
 
-Clock = Callable[[], float]
-"""Seconds since whenever."""
+TimeSource = Callable[[], float]
+"""Seconds since any fixed time."""
 
 PLENTY = 1 << 40
 UP = Conditions(
@@ -40,7 +40,7 @@ def constant(conditions: Conditions) -> ConditionSource:
     return lambda: conditions
 
 
-def trace(entries: Path | Sequence[tuple[float, Conditions]], clock: Clock = time.monotonic) -> ConditionSource:
+def trace(entries: Path | Sequence[tuple[float, Conditions]], clock: TimeSource = time.monotonic) -> ConditionSource:
     """A source that goes through (seconds, conditions) from the clock's zero, again and again.
 
     A file holds them as JSON: `[[3600, {"charging": true}], [1800, {"charging": false}]]`. Raises ConfigError when it
@@ -65,10 +65,10 @@ def trace(entries: Path | Sequence[tuple[float, Conditions]], clock: Clock = tim
     return read
 
 
-def flapping(seed: int, up_s: float, down_s: float, clock: Clock = time.monotonic) -> ConditionSource:
+def flapping(seed: int, up_s: float, down_s: float, clock: TimeSource = time.monotonic) -> ConditionSource:
     """A source that alternates between good conditions and bad ones, for `up_s` and `down_s` seconds in the mean.
 
-    Both times are exponentially distributed. Readings depend on seed and clock alone, not on when it was read before.
+    Both times are exponentially distributed. Readings depend only on seed and clock, not on earlier readings.
     Raises ConfigError when a time is below a millisecond or beyond 1e9 seconds.
     """
     if not all(SHORTEST_S <= seconds <= LONGEST_S for seconds in (up_s, down_s)):

@@ -1,4 +1,4 @@
-"""A collection of the example store: what its examples are, how long they are kept, and their form as bytes."""
+"""A collection of the example store: the fields of its examples, their retention, and their form as bytes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Retention(msgspec.Struct, frozen=True, kw_only=True):
-    """What is kept of a collection; where one of these is exceeded, the oldest examples go. By default all are kept."""
+    """Limits of a collection; where one is exceeded, the oldest examples go. By default all are kept."""
 
     max_age_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
     max_count: AtLeastOne | None = None
@@ -66,7 +66,7 @@ class Collection(msgspec.Struct, frozen=True):
 
     @property
     def example_bytes(self) -> int:
-        """What one example takes."""
+        """The size of one example."""
         return self.record.itemsize
 
     @property

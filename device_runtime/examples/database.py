@@ -51,7 +51,7 @@ class ExampleDatabase:
         self.path = path
 
     def create(self) -> None:
-        """Make the file, readable by its owner alone, where there is none. Raises what `reading` does."""
+        """Make the file, readable only by its owner, where there is none. Raises what `reading` does."""
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.path.touch(mode=0o600)
@@ -71,7 +71,7 @@ class ExampleDatabase:
         """A connection to read with.
 
         Raises ExamplesError when the file is no example store; StoreDamaged when it was one, after it was put aside and
-        a new one was made; StoreError for whatever else SQLite refuses.
+        a new one was made; StoreError for any other refusal of SQLite.
         """
         with self._connection() as connection:
             self._check_ours(connection)
@@ -133,7 +133,7 @@ class ExampleDatabase:
         return StoreDamaged(max(self.path.parent.glob(f"{self.path.name}.damaged-*Z"), default=kept))
 
     def _declarations(self) -> list[tuple[str, bytes]]:
-        """What was declared, as far as a damaged file still tells."""
+        """The declared collections, as far as a damaged file can still be read."""
         try:
             with contextlib.closing(sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro", uri=True)) as old:
                 return old.execute("SELECT name, declaration FROM collections").fetchall()

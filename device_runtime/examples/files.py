@@ -1,4 +1,4 @@
-"""Examples from files into a store: NumPy `.npz`, JSON lines, CSV. A file is imported whole or not at all."""
+"""Import of examples from files: NumPy `.npz`, JSON lines, CSV. A file is imported whole or not at all."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def import_file(
 
 
 Rows = Iterator[tuple[str, Callable[[], Example]]]
-"""Where an example stands in its file, and what makes it of what stands there."""
+"""The position of an example in its file, and the function that makes it of the text there."""
 
 
 class _Rows:

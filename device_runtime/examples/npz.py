@@ -24,7 +24,7 @@ class NpzFile(ExampleSource):
     def counts(self) -> dict[str, int]:
         """Number of examples per collection. Raises ExamplesError when the file cannot be read."""
         with self._members() as members:
-            # Headers alone: a device that is not selected should not read its data.
+            # Only headers: a device that is not selected should not read its data.
             shapes = [_npy_shape(members, name) for name in _fields(members)]
         return {"default": min((shape[0] for shape in shapes if shape), default=0)}
 

@@ -1,4 +1,4 @@
-"""What a source of local examples must offer, and the check that its examples are what a plan trains on."""
+"""The interface of a source of local examples, and the check that they are what a plan trains on."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class ExampleSource(ABC):
 
 
 def invalid(detail: str, private: str = "") -> ExamplesError:
-    """The error of examples that are not what they should be; `private` is for this device's owner alone."""
+    """The error of examples that are not what they should be; `private` is only for this device's owner."""
     return ExamplesError("invalid-examples", detail, private)
 
 

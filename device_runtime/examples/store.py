@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Appended(msgspec.Struct, frozen=True, kw_only=True):
-    """What an append did: examples added, those that retention removed, and where a damaged store is kept, if any."""
+    """The result of an append: examples added, those that retention removed, and where a damaged store was put."""
 
     added: int
     removed: int
@@ -37,7 +37,7 @@ class Appended(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Holding(msgspec.Struct, frozen=True, kw_only=True):
-    """What the store holds of one collection; times in seconds since 1970, None without examples."""
+    """The content of one collection; times in seconds since 1970, None without examples."""
 
     collection: str
     examples: int
@@ -131,7 +131,7 @@ class ExampleStore(ExampleSource):
         return removed
 
     def holdings(self) -> list[Holding]:
-        """What the store holds of each collection that was declared, by name."""
+        """The content of each collection that was declared, by name."""
         self._enforce()
         with self._database.reading() as connection:
             return [_holding(connection, key, known) for key, known in _collections(connection)]
@@ -179,7 +179,7 @@ class ExampleStore(ExampleSource):
             return _drop(connection, key, collection, now)
 
     def _enforce(self) -> None:
-        """Remove what is kept too long; what may only be read is left alone where there is nothing to remove."""
+        """Remove examples that are kept too long. A store that is read-only stays untouched when there are none."""
         now = self._clock()
         with self._database.reading() as connection:
             due = any(_overdue(connection, key, known, now) for key, known in _collections(connection))
@@ -233,7 +233,7 @@ def _declare(connection: sqlite3.Connection, collection: Collection) -> int:
 
 
 def _overdue(connection: sqlite3.Connection, key: int, collection: Collection, now: float) -> int:
-    """How many of the oldest examples are to go."""
+    """The number of the oldest examples that are to go."""
     age = math.inf if collection.retention.max_age_s is None else collection.retention.max_age_s
     query = "SELECT count(*), count(*) FILTER (WHERE at < ?) FROM examples WHERE collection = ?"
     examples, old = connection.execute(query, (now - age, key)).fetchone()

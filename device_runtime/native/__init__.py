@@ -1,1 +1,1 @@
-"""The C++ between this package and ExecuTorch, and what builds it."""
+"""C++ between this package and ExecuTorch, and its build."""

@@ -1,6 +1,6 @@
-"""Build what runs ExecuTorch programs without torch: its libraries, from PyPI, and a C interface to them.
+"""The build of the library that runs ExecuTorch programs without torch: parts from PyPI, and a C interface to them.
 
-This needs pip, a way to PyPI and a C++ compiler. What comes out needs none of them and may be copied to devices.
+This needs pip, a way to PyPI and a C++ compiler. The result needs none of them and may be copied to devices.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where the ExecuTorch library lies, and the C functions of it that `executorch_shim.cpp` defines."""
+"""The ExecuTorch library on this machine, and the C functions that `executorch_shim.cpp` defines in it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SOURCE = Path(__file__).with_name("executorch_shim.cpp")
 
 
 def default_folder(arch: str) -> Path:
-    """Where a build for `arch` goes and is looked for: what MUSTER_EXECUTORCH names, else in the user's cache."""
+    """The folder of a build for `arch`: the one that MUSTER_EXECUTORCH names, else one in the user's cache."""
     if os.environ.get(FOLDER):
         return Path(os.environ[FOLDER])
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"

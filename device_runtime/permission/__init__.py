@@ -1,1 +1,1 @@
-"""What a device's owner allows."""
+"""The device owner's permission: policy, its checks, and offers."""

@@ -1,6 +1,6 @@
-"""The device's own say: what its policy refuses, checked before anything runs. The rules: docs/device.md.
+"""The guard: what the owner's policy refuses, checked before anything runs. The rules: docs/device.md.
 
-A coordinator hears the name of the rule and no more. What was found and what is allowed stays in the outcome.
+The coordinator hears only the name of the rule. The value that was found and the limit stay in the outcome.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from typing import NoReturn, Protocol
 
 from device_runtime.errors import PlanRefused, PolicyForbids
 from device_runtime.permission.policy import Policy
-from device_runtime.state.assignment import Kept
-from device_runtime.state.budget import Spent
+from device_runtime.state.assignment import StoredAssignment
+from device_runtime.state.spending import Spent
 from fedcore.errors import BadSignature, InvalidKey
 from fedcore.plan import Plan
 from fedcore.signing import verify
 from fedcore.wire.messages import Assignment
 
 
-class Tally(Protocol):
-    """Who remembers what earlier sessions used."""
+class Usage(Protocol):
+    """The use of earlier sessions."""
 
     def spent(self) -> Spent:
         """The sum over the last day."""
@@ -32,9 +32,9 @@ class Guard:
     timer: seconds of work, from any start; CPU time, as in the journal.
     """
 
-    def __init__(self, policy: Policy, tally: Tally, *, timer: Callable[[], float] = time.process_time) -> None:
+    def __init__(self, policy: Policy, usage: Usage, *, timer: Callable[[], float] = time.process_time) -> None:
         self._policy = policy
-        self._spent = tally.spent()
+        self._spent = usage.spent()
         self._timer = timer
         self._started: float | None = None
 
@@ -48,29 +48,29 @@ class Guard:
             ("sessions", spent.sessions, limits.sessions),
         ):
             if most is not None and used >= most:
-                _stay_away(f"per_day.{rule}", f"{used:.10g} of {most:.10g} are used up in the last 24 hours")
+                _forbid(f"per_day.{rule}", f"{used:.10g} of {most:.10g} are used up in the last 24 hours")
 
-    def shown(self, counts: Mapping[str, int]) -> dict[str, int]:
-        """Of a source's counts of examples, those of collections that a coordinator may know of."""
+    def visible(self, counts: Mapping[str, int]) -> dict[str, int]:
+        """The counts of examples of those collections that a coordinator may know of."""
         allowed = self._policy.collections
         return {name: count for name, count in counts.items() if allowed is None or name in allowed}
 
-    def check_kept(self, population: str, kept: Kept, size: int) -> None:
+    def check_stored(self, population: str, stored: StoredAssignment, size: int) -> None:
         """Before an earlier session's work is ended: the policy may be another now. `size`: bytes of its report, or 0.
 
-        A finished report is held to all but the plan's limits, work that broke off to the population alone. Raises
-        PolicyForbids or PlanRefused.
+        A finished report is checked against all but the plan's limits, unfinished work only against the population.
+        Raises PolicyForbids or PlanRefused.
         """
         self._check_population(population)
-        if kept.phase != "assigned":
-            self._check_round(kept.given)
-            self._check_collection(kept.collection)
+        if stored.phase != "assigned":
+            self._check_round(stored.given)
+            self._check_collection(stored.collection)
             self._check_bytes(size)
 
     def check_assignment(self, given: Assignment, moved: int) -> None:
         """Before the plan is fetched: cohort, signature, bytes. `moved`: bytes of this session so far.
 
-        The signature covers the plan's digest, and whoever fetches the plan checks that. Raises PlanRefused.
+        The signature covers the plan's digest, which is checked when the plan is fetched. Raises PlanRefused.
         """
         self._check_round(given)
         self._check_bytes(moved + given.plan.size + given.checkpoint.size)
@@ -110,10 +110,10 @@ class Guard:
     def _check_population(self, population: str) -> None:
         allowed = self._policy.populations
         if allowed is not None and population not in allowed:
-            _stay_away("populations", f"it does not name {population!r}")
+            _forbid("populations", f"it does not name {population!r}")
 
     def _check_collection(self, collection: str) -> None:
-        if self.shown({collection: 0}) == {}:
+        if self.visible({collection: 0}) == {}:
             _refuse("collections", f"the plan wants {collection!r}")
 
     def _check_round(self, given: Assignment) -> None:
@@ -168,5 +168,5 @@ def _refuse(rule: str, why: str) -> NoReturn:
     raise PlanRefused(f"against {rule} of this device's policy", why)
 
 
-def _stay_away(rule: str, why: str) -> NoReturn:
+def _forbid(rule: str, why: str) -> NoReturn:
     raise PolicyForbids(f"against {rule} of this device's policy", why)

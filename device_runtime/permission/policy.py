@@ -1,4 +1,4 @@
-"""What a device's owner allows, as data: a TOML file that no coordinator can change. The meaning: docs/device.md."""
+"""The owner's policy as data: a TOML file that no coordinator can change. The meaning: docs/device.md."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from device_runtime.errors import ConfigError
-from device_runtime.validation import checked, misfit
 from fedcore.errors import InvalidKey
 from fedcore.signing import public_key
+from fedcore.validation import NotNegative, checked, misfit
 
 FILE = "policy.toml"
 Amount = Annotated[int, msgspec.Meta(ge=0)]
-Seconds = Annotated[float, msgspec.Meta(ge=0)]
 Names = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
 P = TypeVar("P", bound="_Part")
 
@@ -38,7 +37,7 @@ class PerDay(_Part, frozen=True, kw_only=True):
     compute_seconds: of work on plans. bytes: down and up together. sessions: those in which it got an assignment.
     """
 
-    compute_seconds: Seconds | None = None
+    compute_seconds: NotNegative | None = None
     bytes: Amount | None = None
     sessions: Amount | None = None
 
@@ -58,12 +57,12 @@ class PlanLimits(_Part, frozen=True, kw_only=True):
 
 @checked
 class Policy(_Part, frozen=True, kw_only=True):
-    """What a device may do, whatever a coordinator asks. The default allows everything.
+    """The limits of a device, which no coordinator can move. The default allows everything.
 
-    populations, collections: the only ones it serves and shows; None is any. signers: public keys, as `muster key new`
-    prints them; a plan must be signed by one of them; none accepts every plan. min_cohort: the fewest reports with
-    which a round may count. require_secure_aggregation: refuse every assignment that asks for the report in clear.
-    cache_bytes: the most that plans and graphs take in the state folder between sessions.
+    populations, collections: those that it serves and shows, and no others; None is any. signers: public keys, as
+    `muster key new` prints them; a plan must be signed by one of them; none accepts every plan. min_cohort: the fewest
+    reports with which a round may count. require_secure_aggregation: refuse every assignment that asks for the report
+    in clear. cache_bytes: the most that plans and graphs take in the state folder between sessions.
     """
 
     populations: Names | None = None

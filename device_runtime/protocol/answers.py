@@ -1,4 +1,4 @@
-"""What the coordinator's answers say, and whether they are any: its messages, its problems, how far an upload came."""
+"""Answers of the coordinator, checked and decoded: messages, problems, how much of an upload arrived."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from device_runtime.errors import BadAnswer, Refused, Said, plain
+from device_runtime.errors import BadAnswer, RefusalHints, Refused, plain
 from device_runtime.protocol.connection import HttpResponse
 from fedcore.errors import WireError
 from fedcore.wire.messages import Assignment, Rejected, decode
@@ -30,7 +30,7 @@ class Answer:
     body: bytes
 
 
-def decoded(asked: str, answer: Answer, kind: Any) -> Any:
+def decode_answer(asked: str, answer: Answer, kind: Any) -> Any:
     """The message in the answer to what was asked. Raises BadAnswer."""
     if not answer.headers.get("content-type", "").startswith("application/json"):
         # A captive portal or a proxy's page, as a rule, and gone in minutes.
@@ -41,8 +41,8 @@ def decoded(asked: str, answer: Answer, kind: Any) -> Any:
         raise BadAnswer(f"{asked}: {error}", permanent=True) from error
 
 
-def arrived(answer: Answer, length: int) -> int:
-    """How much of an upload has arrived; all of it when it was counted. Raises BadAnswer."""
+def upload_offset(answer: Answer, length: int) -> int:
+    """The bytes of an upload that have arrived; all of them when it was counted. Raises BadAnswer."""
     if answer.headers.get("upload-complete") == "?1":
         return length
     offset = answer.headers.get("upload-offset", "")
@@ -51,19 +51,19 @@ def arrived(answer: Answer, length: int) -> int:
     return int(offset)
 
 
-def shown(answer: Rejected) -> Rejected:
+def printable(answer: Rejected) -> Rejected:
     """A rejection whose names of formats may be printed."""
     return msgspec.structs.replace(answer, formats=tuple(map(plain, answer.formats[:MOST_FORMATS])))
 
 
-def demand_names(given: Assignment) -> None:
-    """Raise BadAnswer for an assignment whose names are none: they are kept, and shown to the device's owner."""
+def check_names(given: Assignment) -> None:
+    """Raise BadAnswer unless an assignment's names are printable: they are stored, and shown to the device's owner."""
     for name in (given.assignment, given.task, given.plan.sha256, given.checkpoint.sha256):
         if plain(name) != name:
             raise BadAnswer(f"an assignment names something {name[:40]!r}, which is no name", permanent=True)
 
 
-def continues(response: HttpResponse, start: int) -> bool:
+def is_continuation(response: HttpResponse, start: int) -> bool:
     """Whether an answer is the rest from byte `start` on; anything else is the whole."""
     return response.status == 206 and response.headers.get("content-range", "").startswith(f"bytes {start}-")
 
@@ -78,8 +78,8 @@ def refusal(asked: str, answer: Answer) -> Refused:
             found = decode_problem(answer.body)
     # An answer to HEAD has no body.
     slug = found.slug or answer.headers.get(PROBLEM_FIELD.lower()) or f"http-{answer.status}"
-    said = Said(found.retry, after_s, _time(answer.headers.get("date", "")))
-    return Refused(answer.status, slug, found.detail, said)
+    hints = RefusalHints(found.retry, after_s, _time(answer.headers.get("date", "")))
+    return Refused(answer.status, slug, found.detail, hints)
 
 
 def _time(date: str) -> float | None:

@@ -1,4 +1,4 @@
-"""What makes a device known to a coordinator: it enrols once, and signs with the id that it was given.
+"""Enrolment: a device makes itself known to a coordinator once, and signs with the id that it was given.
 
 Spec: docs/spec/wire.md §9.
 """
@@ -17,12 +17,12 @@ from device_runtime.state.database import StateDatabase
 from device_runtime.state.identity import device_key, secagg_key
 from fedcore.decoding import decoder
 from fedcore.wire.attestation import shared_secret_proof
-from fedcore.wire.messages import Credential, Enrol, Enrolled, Evidence, SharedSecret, Unattested
+from fedcore.wire.messages import AttestationEvidence, Credential, Enrol, Enrolled, SharedSecret, Unattested
 from fedcore.wire.signatures import PublicKey, Signer
 
 
 class Enrolment(msgspec.Struct, frozen=True, kw_only=True):
-    """What a device knows of a coordinator, and under which keys of its own that is so.
+    """A device's enrolment at a coordinator, and the keys of its own that it holds for.
 
     server, authority: the coordinator's keys for secure aggregation, as they were at the first enrolment. known: False
     once the coordinator said that it knows no such device.
@@ -65,7 +65,7 @@ class Enrolments:
         return self._secagg
 
     def signer(self, transport: Transport) -> Signer:
-        """Who signs requests; enrols first when these keys are not enrolled. Raises TransportError."""
+        """The signer of requests; it enrols first when these keys are not enrolled. Raises TransportError."""
         known = self._known
         if known is None or not known.known or (known.key, known.secagg) != self._public:
             known = self._enrol(transport, known)
@@ -77,7 +77,7 @@ class Enrolments:
             self._keep(replace(self._known, known=False))
 
     def credential(self) -> Credential:
-        """What secure aggregation needs of the enrolment.
+        """The credential for secure aggregation.
 
         Raises SecaggRefused when the coordinator gave nothing of the kind, or shows other keys than at first.
         """
@@ -102,7 +102,7 @@ class Enrolments:
         self._keep(fresh)
         return fresh
 
-    def _evidence(self, created: int) -> Evidence:
+    def _evidence(self, created: int) -> AttestationEvidence:
         if self._secret is None:
             return Unattested()
         return SharedSecret(shared_secret_proof(self._secret, self._public[0], created))

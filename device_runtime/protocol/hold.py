@@ -1,7 +1,7 @@
-"""Being there: while a device works on an assignment and says nothing about it, a thread keeps a request open.
+"""The hold request: a thread keeps it open while a device works on an assignment and sends nothing else.
 
-Spec: docs/spec/wire.md §6. By it the coordinator knows within seconds that a device is gone, and the device that its
-report is needed no more. Whoever is done at once, or talks to the coordinator anyway, asks nothing more.
+Spec: docs/spec/wire.md §6. So the coordinator knows within seconds that a device is gone, and the device that its
+report is needed no more. A device that is done at once, or talks to the coordinator anyway, makes no such request.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from fedcore.wire.signatures import Signer
 LONGEST_WAIT_S = 60.0
 # A fifth of the time after which the device is lost: long enough to ask again, should a connection break.
 SHARE = 0.2
-# Whatever a coordinator says: no thread that spins, none that sleeps for days.
+# Bounds for any coordinator: no thread that spins, none that sleeps for days.
 SHORTEST_S, LONGEST_S = 0.05, 3600.0
 LEAVING_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _EnrolledDevice:
     """A device that has enrolled."""
 
     by: Signer
@@ -58,8 +58,8 @@ class Hold:
         self._entered_at = time.monotonic()
         identity = self._transport.identity
         if self._needed and identity is not None:
-            # The state database is this thread's: whoever signs in the other one is known before.
-            beside = self._transport.beside(_Known(identity.signer(self._transport)))
+            # The state database belongs to this thread, so the other one gets its signer now.
+            beside = self._transport.beside(_EnrolledDevice(identity.signer(self._transport)))
             self._thread = threading.Thread(target=self._keep, args=(beside,), name="hold", daemon=True)
             self._thread.start()
         return self

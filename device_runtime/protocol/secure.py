@@ -16,11 +16,11 @@ from device_runtime.errors import DeadlinePassed, ReportLost, SecaggRefused
 from device_runtime.phases import Phases
 from device_runtime.protocol.enrolment import Enrolments
 from device_runtime.protocol.transport import Transport
-from device_runtime.state.assignment import Kept, KeptAssignment
+from device_runtime.state.assignment import AssignmentStore, StoredAssignment
 from device_runtime.state.database import StateDatabase
-from fedcore import checkpoint
+from device_runtime.work import decode_unweighted
 from fedcore.errors import FedcoreError
-from fedcore.masking import layout_hash, masked_segments, model_hash, separate, session_number, task_hash
+from fedcore.masking import layout_hash, model_hash, session_number, task_hash
 from fedcore.params import Float32
 from fedcore.plan import Plan
 from fedcore.report import ReportLayout
@@ -64,7 +64,7 @@ class SecureDelivery:
     enrolments: Enrolments
     answered: AnsweredRounds
     transport: Transport
-    kept: KeptAssignment
+    assignments: AssignmentStore
     least: int
     keep_going: Callable[[], bool]
     phase: Phases
@@ -78,36 +78,36 @@ class SecureDelivery:
         with _explained():
             self._accept(self._policy_and_credential()[0], given, layout)
 
-    def run(self, kept: Kept) -> tuple[Kept, SessionResult, bytes]:
+    def run(self, stored: StoredAssignment) -> tuple[StoredAssignment, SessionResult, bytes]:
         """Take part to the end, from where an earlier process was stopped. What is kept by then, the result, and M10.
 
         Raises SecaggRefused, ReportLost, DeadlinePassed, StateError or TransportError.
         """
         with _explained():
-            client, message = self._resume(kept) if kept.phase == "masked" else self._begin(kept)
+            client, message = self._resume(stored) if stored.phase == "masked" else self._begin(stored)
             while (reply := client.receive(message)).message is not None:
                 if reply.keep is not None:
-                    kept = self._persist(kept, reply.message, reply.keep)
-                message = self._say(kept, reply.message)
-            return kept, client.result, message
+                    stored = self._persist(stored, reply.message, reply.keep)
+                message = self._say(stored, reply.message)
+            return stored, client.result, message
 
-    def _begin(self, kept: Kept) -> tuple[Client, bytes]:
+    def _begin(self, stored: StoredAssignment) -> tuple[Client, bytes]:
         """The client of a new session, and M0. The round is noted by then, as it must be before M1 leaves."""
-        given, layout = kept.given, self.plan(kept.given).report
+        given, layout = stored.given, self.plan(stored.given).report
         policy, credential = self._policy_and_credential()
-        vector_D, weight = separate(layout, self._report(kept, layout))
+        values_V, weight = self._values(stored, layout), int(layout.weight(stored.examples))
         invite = self._accept(policy, given, layout)
         brought = SessionInput(
-            vector_D, min(weight, invite.w_max), *_held(given, layout), credential, self.answered.last_round(given.task)
+            values_V, min(weight, invite.w_max), *_held(given, layout), credential, self.answered.last_round(given.task)
         )
         self.answered.answer(given.task, invite.round)
         return Client(self.enrolments.identity, policy, brought), given.secagg or b""
 
-    def _resume(self, kept: Kept) -> tuple[Client, bytes]:
+    def _resume(self, stored: StoredAssignment) -> tuple[Client, bytes]:
         """The client of a session in which the masked report may have left, and M6."""
-        client = Client.restore(self.enrolments.identity, self._policy_and_credential()[0], kept.keep)
+        client = Client.restore(self.enrolments.identity, self._policy_and_credential()[0], stored.secagg)
         with self.phase("upload"):
-            return client, self._hear(kept, MessageType.SURVIVORS)
+            return client, self._hear(stored, MessageType.SURVIVORS)
 
     def _policy_and_credential(self) -> tuple[AggregationPolicy, bytes]:
         self.enrolments.signer(self.transport)
@@ -120,28 +120,29 @@ class SecureDelivery:
         _check(invite, given, layout)
         return invite
 
-    def _report(self, kept: Kept, layout: ReportLayout) -> Float32:
+    def _values(self, stored: StoredAssignment, layout: ReportLayout) -> Float32:
         try:
-            return checkpoint.decode(self.kept.report(kept), layout.wire)["report"]
+            return decode_unweighted(self.assignments.report(stored), layout)
         except FedcoreError as error:
             raise ReportLost("the kept report does not fit its plan", str(error)) from error
 
-    def _persist(self, kept: Kept, message: bytes, keep: bytes) -> Kept:
+    def _persist(self, stored: StoredAssignment, message: bytes, keep: bytes) -> StoredAssignment:
         """Make the state of the session durable. The first that there is comes with the masked report."""
-        if kept.phase == "masked":
-            return self.kept.stepped(kept, keep)
-        return self.kept.masked(kept, hashlib.sha256(message).hexdigest(), keep)
+        if stored.phase == "masked":
+            return self.assignments.stepped(stored, keep)
+        return self.assignments.masked(stored, hashlib.sha256(message).hexdigest(), keep)
 
-    def _say(self, kept: Kept, message: bytes) -> bytes:
+    def _say(self, stored: StoredAssignment, message: bytes) -> bytes:
         """Send a message; the coordinator's next one."""
         number = MessageType.of(message)
+        known = stored.sha256 if number is MessageType.MASKED else ""
         with self.phase("upload"):
-            answer = self.transport.say(kept.given.assignment, number, message, WAIT_S)
-            return self._hear(kept, number + 1) if answer is None else _only(number + 1, answer)
+            answer = self.transport.say(stored.given.assignment, number, message, WAIT_S, sha256=known)
+            return self._hear(stored, number + 1) if answer is None else _only(number + 1, answer)
 
-    def _hear(self, kept: Kept, number: int) -> bytes:
+    def _hear(self, stored: StoredAssignment, number: int) -> bytes:
         while self.keep_going():
-            message = self.transport.hear(kept.given.assignment, number, WAIT_S)
+            message = self.transport.hear(stored.given.assignment, number, WAIT_S)
             if message is not None:
                 return _only(number, message)
             time.sleep(PAUSE_S)
@@ -164,7 +165,7 @@ def _check(invite: Invite, given: Assignment, layout: ReportLayout) -> None:
     """Raise SecaggRefused for an invitation that is not for the assignment that it came with."""
     if invite.task != task_hash(given.task) or invite.round != session_number(given.round, given.attempt):
         raise SecaggRefused("the invitation is for another task or round than the assignment")
-    wanted = [(one.size, one.reduction == "mean") for one in masked_segments(layout)]
+    wanted = [(one.size, one.reduction == "mean") for one in layout.unweighted]
     if [(one.size, one.weighted) for one in invite.segments] != wanted:
         raise SecaggRefused("the invitation's segments are not those of the plan's report")
 

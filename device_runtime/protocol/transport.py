@@ -1,4 +1,4 @@
-"""The device's half of the wire: every call it makes, what is asked again, and what an error means.
+"""The device's half of the wire: every call that it makes, which calls are made again, and the meaning of errors.
 
 Spec: docs/spec/wire.md.
 """
@@ -17,7 +17,8 @@ from typing import Any, Protocol, TypeVar
 from urllib.parse import quote
 
 from device_runtime.errors import BadAnswer, Refused, Unreachable
-from device_runtime.protocol.answers import Answer, arrived, continues, decoded, demand_names, refusal, shown
+from device_runtime.protocol import answers
+from device_runtime.protocol.answers import Answer
 from device_runtime.protocol.connection import (
     PIECE,
     Address,
@@ -28,7 +29,7 @@ from device_runtime.protocol.connection import (
     HttpResponse,
     address_of,
 )
-from device_runtime.state.cache import Partial
+from device_runtime.state.cache import PartialDownload
 from fedcore.errors import DigestMismatch
 from fedcore.plan import BlobRef
 from fedcore.wire.messages import (
@@ -43,12 +44,12 @@ from fedcore.wire.messages import (
     Willing,
     encode,
 )
-from fedcore.wire.signatures import Request, Signer, content_digest
+from fedcore.wire.signatures import Request, Signer, content_digest, digest_field
 
 T = TypeVar("T")
 RETRIES = 3
 RETRIED_STATUSES = frozenset({429, 503})
-# What the road did to a body, or to the beginning of an upload: an attempt asks for the offset anew.
+# A body that arrived damaged, or an upload that began elsewhere: the next attempt asks for the offset anew.
 SENT_AGAIN = frozenset({"digest-mismatch", "mismatching-offset"})
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 60.0
@@ -66,7 +67,10 @@ LARGEST_WHOLE = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A request. Without a signer the device signs it, and without a time it is signed as of now."""
+    """A request. Without a signer the device signs it, and without a time it is signed as of now.
+
+    sha256: of the content, in hex, where it is known already.
+    """
 
     method: str
     path: str
@@ -75,15 +79,16 @@ class _Call:
     timeout_s: float = TIMEOUT_S
     signer: Signer | None = None
     created: int | None = None
+    sha256: str = ""
 
     @property
     def name(self) -> str:
-        """What errors call it."""
+        """Its name in errors."""
         return f"{self.method} {self.path}"
 
 
 @dataclass(slots=True)
-class _Moved:
+class _BytesMoved:
     """Bytes of bodies, of all conversations on one connection."""
 
     up: int = 0
@@ -91,10 +96,10 @@ class _Moved:
 
 
 class Identity(Protocol):
-    """Who the device is to the coordinator."""
+    """The device's identity for the coordinator."""
 
     def signer(self, transport: Transport) -> Signer:
-        """Who signs requests; it may enrol first, by this transport."""
+        """The signer of requests; it may enrol first, by this transport."""
 
     def forget(self) -> None:
         """The coordinator knows no such device: who signs next must enrol first."""
@@ -104,10 +109,10 @@ class Transport:
     """A conversation with one coordinator. `bytes_up` and `bytes_down` count bodies as they cross the wire.
 
     identity: who signs, every attempt anew. wall: the time by which it is signed, in seconds since 1970; when the
-    coordinator finds it wrong, its own time counts from then on, for signatures alone, and the call is made once more.
-    A call is made again on 429, on 503, when the coordinator is too new for a signature and when the connection breaks:
-    3 times until there is an assignment, and 3 times within it; `leave` never. Once `stopping`, nothing is asked again,
-    and answers have LEAVING_S to come.
+    coordinator finds it wrong, its own time counts from then on, but only for signatures, and the call is made once
+    more. A call is made again on 429, on 503, when the coordinator is too new for a signature and when the connection
+    breaks: 3 times until there is an assignment, and 3 times within it; `leave` never. Once `stopping`, no call is made
+    again, and answers have LEAVING_S to come.
     Every method raises Unreachable, Refused or BadAnswer.
     """
 
@@ -119,7 +124,7 @@ class Transport:
         sleep: Callable[[float], None] = time.sleep,
         rng: random.Random | None = None,
     ) -> None:
-        self._moved = _Moved()
+        self._moved = _BytesMoved()
         self.stopping: Callable[[], bool] = lambda: False
         self.identity: Identity | None = None
         self.wall: Callable[[], float] = time.time
@@ -173,7 +178,7 @@ class Transport:
         """Say that this device is willing."""
         call = _Call("POST", f"/v1/populations/{_segment(population)}/checkins", encode(message), JSON)
         answer: CheckInAnswer = self._message(call, CheckInAnswer)
-        return shown(answer) if isinstance(answer, Rejected) else answer
+        return answers.printable(answer) if isinstance(answer, Rejected) else answer
 
     def await_assignment(self, session: str, wait_s: float, tasks: tuple[str, ...]) -> AssignmentAnswer:
         """Wait, for about `wait_s` seconds, to be selected for one of `tasks`."""
@@ -184,11 +189,11 @@ class Transport:
         )
         self._retries = RETRIES
         if isinstance(answer, Rejected):
-            return shown(answer)
-        demand_names(answer)
+            return answers.printable(answer)
+        answers.check_names(answer)
         return answer
 
-    def blob(self, ref: BlobRef, partial: Partial, watch: Callable[[], None] = lambda: None) -> bytes:
+    def blob(self, ref: BlobRef, partial: PartialDownload, watch: Callable[[], None] = lambda: None) -> bytes:
         """A blob's bytes, checked; `partial` holds what arrived so far, and only the rest is asked for.
 
         watch: called before every request and after every piece that arrives. What it raises ends the download, and
@@ -207,12 +212,12 @@ class Transport:
             partial.clear()
             raise BadAnswer(str(error)) from error
 
-    def report(self, assignment: str, body: bytes) -> Receipt:
-        """Upload the report. Asking again is safe: the coordinator counts a digest once."""
+    def report(self, assignment: str, body: bytes, sha256: str) -> Receipt:
+        """Upload the report, by its digest in hex. Asking again is safe: the coordinator counts a digest once."""
         path = f"{_ASSIGNMENTS}{_segment(assignment)}/report"
         if len(body) > LARGEST_WHOLE:
-            return self._resumed(path, body)
-        receipt: Receipt = self._message(_Call("PUT", path, body, BYTES), Receipt)
+            return self._resumed(path, body, sha256)
+        receipt: Receipt = self._message(_Call("PUT", path, body, BYTES, sha256=sha256), Receipt)
         return receipt
 
     def enrol(self, newcomer: Signer, message: Callable[[int], Enrol]) -> Enrolled:
@@ -223,7 +228,7 @@ class Transport:
             content = encode(message(created))
             return self._attempt(_Call("POST", "/v1/devices", content, JSON, signer=newcomer, created=created))
 
-        enrolled: Enrolled = decoded("POST /v1/devices", self._retrying(ask), Enrolled)
+        enrolled: Enrolled = answers.decode_answer("POST /v1/devices", self._retrying(ask), Enrolled)
         return enrolled
 
     def hold(self, assignment: str, wait_s: float) -> None:
@@ -234,10 +239,14 @@ class Transport:
         if self._attempt(call).status != 204:
             raise BadAnswer(f"{call.name}: a hold is answered with 204")
 
-    def say(self, assignment: str, number: int, message: bytes, wait_s: float) -> bytes | None:
-        """Send a message of a secure aggregation, and hear the next as `hear` does. Sending the same again is safe."""
+    def say(self, assignment: str, number: int, message: bytes, wait_s: float, *, sha256: str = "") -> bytes | None:
+        """Send a message of a secure aggregation, and hear the next as `hear` does. Sending the same again is safe.
+
+        sha256: of the message, in hex, where it is known already.
+        """
         headers = {**BYTES, "prefer": f"wait={wait_s:.0f}"}
-        answer = self._send(_Call("PUT", _secagg(assignment, number), message, headers, timeout_s=wait_s + TIMEOUT_S))
+        call = _Call("PUT", _secagg(assignment, number), message, headers, timeout_s=wait_s + TIMEOUT_S, sha256=sha256)
+        answer = self._send(call)
         return None if answer.status == 204 else answer.body
 
     def hear(self, assignment: str, number: int, wait_s: float) -> bytes | None:
@@ -256,25 +265,30 @@ class Transport:
         self._attempt(_Call("POST", path, encode(message), JSON, timeout_s=LEAVING_S))
 
     def _message(self, call: _Call, kind: Any) -> Any:
-        return decoded(call.name, self._send(call), kind)
+        return answers.decode_answer(call.name, self._send(call), kind)
 
-    def _resumed(self, path: str, body: bytes) -> Receipt:
+    def _resumed(self, path: str, body: bytes, sha256: str) -> Receipt:
         """Upload what the coordinator does not have yet, as often as the rules allow."""
-        about = {"upload-length": str(len(body)), "upload-complete": "?1", "repr-digest": content_digest(body)}
+        about = {
+            "upload-length": str(len(body)),
+            "upload-complete": "?1",
+            "repr-digest": digest_field(bytes.fromhex(sha256)),
+        }
 
         def bring_the_rest() -> Answer:
-            start = arrived(self._attempt(_Call("HEAD", path)), len(body))
+            start = answers.upload_offset(self._attempt(_Call("HEAD", path)), len(body))
             headers = {**PARTIAL, **about, "upload-offset": str(start)}
-            return self._attempt(_Call("PATCH", path, memoryview(body)[start:], headers))
+            rest = memoryview(body)[start:]
+            return self._attempt(_Call("PATCH", path, rest, headers, sha256="" if start else sha256))
 
-        receipt: Receipt = decoded(f"PATCH {path}", self._retrying(bring_the_rest), Receipt)
+        receipt: Receipt = answers.decode_answer(f"PATCH {path}", self._retrying(bring_the_rest), Receipt)
         return receipt
 
     def _send(self, call: _Call) -> Answer:
         return self._retrying(lambda: self._attempt(call))
 
     def _retrying(self, attempt_once: Callable[[], T]) -> T:
-        """What an attempt gives, after as many attempts as the rules allow."""
+        """The result of an attempt, after as many attempts as the rules allow."""
         mended: set[str] = set()
         for attempt in itertools.count():
             try:
@@ -321,17 +335,17 @@ class Transport:
             if of_assignment:
                 self.spoke_at = time.monotonic()
 
-    def _append(self, ref: BlobRef, partial: Partial, watch: Callable[[], None]) -> None:
+    def _append(self, ref: BlobRef, partial: PartialDownload, watch: Callable[[], None]) -> None:
         """Fetch what is missing of a blob. What arrives before something ends it is kept, if it is of the blob."""
         watch()
         start, etag = partial.size, f'"{ref.sha256}"'
-        # Compressed bytes could not be continued, and nobody compresses them but a proxy.
+        # Compressed bytes could not be continued. Only a proxy would compress them.
         headers = {"accept-encoding": "identity"}
         if start:
             headers |= {"range": f"bytes={start}-", "if-range": etag}
         call = _Call("GET", f"/v1/blobs/{_segment(ref.sha256)}", headers=headers)
         with self._asked(call) as response:
-            if start and not continues(response, start):
+            if start and not answers.is_continuation(response, start):
                 partial.clear()
             try:
                 for chunk in self._pieces(response):
@@ -351,7 +365,8 @@ class Transport:
         try:
             with contextlib.closing(self._carrier.send(self._signed(call))) as response:
                 if not 200 <= response.status < 300:
-                    raise refusal(call.name, Answer(response.status, response.headers, self._read(response, call)))
+                    answer = Answer(response.status, response.headers, self._read(response, call))
+                    raise answers.refusal(call.name, answer)
                 yield response
         except ConnectionFailed as error:
             raise Unreachable(f"{call.name}: {error}") from error
@@ -360,7 +375,8 @@ class Transport:
         """The request of a call, with a fresh signature."""
         headers = {"host": self._address.authority, **call.headers, "content-length": str(len(call.content))}
         if call.content:
-            headers["content-digest"] = content_digest(call.content)
+            known = bytes.fromhex(call.sha256)
+            headers["content-digest"] = digest_field(known) if known else content_digest(call.content)
         signer = call.signer
         if signer is None and self.identity is not None:
             signer = self.identity.signer(self)

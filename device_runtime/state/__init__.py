@@ -1,1 +1,1 @@
-"""What a device keeps on disk."""
+"""State that a device keeps on disk."""

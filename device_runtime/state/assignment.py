@@ -1,6 +1,6 @@
-"""The assignment that a device works on, and its finished report until the coordinator's receipt is in.
+"""The last assignment in the state folder, and its finished report until the coordinator's receipt is in.
 
-A device that is stopped at any point finds here what it may still do: nothing, give the assignment up, or send the very
+A device that is stopped at any point finds here how to go on: nothing to do, give the assignment up, or send the very
 same report again. It never trains twice for one assignment.
 """
 
@@ -24,13 +24,13 @@ from fedcore.wire.messages import Assignment
 SUFFIX = ".report"
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
+class StoredAssignment(msgspec.Struct, frozen=True, kw_only=True):
     """An assignment and how far it came.
 
-    assigned: work began. trained: the report lies in a file, by `sha256`. masked: `sha256` is of the masked report,
-    which may have left; `keep` is what secure aggregation must not lose, secrets of others among it. uploaded: its
-    receipt is in, the file is gone. `due` is the reporting deadline; `collection`, `examples` and `steps` are what
-    the report was made of.
+    assigned: work began. trained: the report is in a file, by `sha256`: weighed, as it is uploaded, or in a secure
+    round unweighted, as it is masked. masked: `sha256` is of the masked report, which may have left; `secagg` is the
+    state of secure aggregation, with secrets of other devices. uploaded: its receipt is in, the file is gone.
+    `due` is the reporting deadline. The report was made of so many `examples` of a `collection`, in so many `steps`.
     """
 
     given: Assignment
@@ -40,69 +40,75 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
     collection: str = ""
     examples: int = 0
     steps: int = 0
-    keep: bytes = b""
+    secagg: bytes = b""
 
 
-_KEPT = decoder(Kept)
+_STORED = decoder(StoredAssignment)
 
 
-class KeptAssignment:
+class AssignmentStore:
     """The last assignment from one population of one coordinator. Every method raises StateError."""
 
     def __init__(self, database: StateDatabase, folder: Path, coordinator: str, population: str) -> None:
         self._database = database
         self._folder = folder
         self._key = coordinator, population
+        # The report that this process finished: neither read nor hashed again.
+        self._finished: bytes | None = None
 
-    def get(self) -> Kept | None:
+    def get(self) -> StoredAssignment | None:
         """The last assignment, unless it was dropped."""
-        query = "SELECT kept FROM assignment WHERE coordinator = ? AND population = ?"
-        for (kept,) in self._database.execute(query, *self._key):
-            return _decode(kept)
+        query = "SELECT stored FROM assignment WHERE coordinator = ? AND population = ?"
+        for (stored,) in self._database.execute(query, *self._key):
+            return _decode(stored)
         return None
 
-    def assigned(self, given: Assignment, due: Moment) -> Kept:
+    def assigned(self, given: Assignment, due: Moment) -> StoredAssignment:
         """Work on an assignment begins."""
-        return self._put(Kept(given=given, due=due))
+        return self._put(StoredAssignment(given=given, due=due))
 
-    def carried_over(self, kept: Kept, clock: Clock) -> Kept:
-        """What an earlier process left, with its deadline on the clock of this boot."""
-        return self._put(replace(kept, due=kept.due.carried_over(clock)))
+    def carried_over(self, stored: StoredAssignment, clock: Clock) -> StoredAssignment:
+        """The assignment that an earlier process left, with its deadline on the clock of this boot."""
+        return self._put(replace(stored, due=stored.due.carried_over(clock)))
 
-    def trained(self, kept: Kept, report: bytes) -> Kept:
+    def trained(self, stored: StoredAssignment, report: bytes) -> StoredAssignment:
         """The report is finished: it is in a file before the database names it."""
         sha256 = hashlib.sha256(report).hexdigest()
         write_whole(self._file(sha256), report)
-        return self._put(replace(kept, phase="trained", sha256=sha256))
+        self._finished = report
+        return self._put(replace(stored, phase="trained", sha256=sha256))
 
-    def report(self, kept: Kept) -> bytes:
-        """The bytes of a trained report. Raises ReportLost when they are gone or were changed."""
+    def report(self, stored: StoredAssignment) -> bytes:
+        """The bytes of a trained report. Raises ReportLost when an earlier process left them changed, or not at all."""
+        finished, self._finished = self._finished, None
+        if finished is not None:
+            return finished
         try:
-            data = self._file(kept.sha256).read_bytes()
+            data = self._file(stored.sha256).read_bytes()
         except OSError as error:
             raise ReportLost("the kept report is gone", str(error)) from error
-        if hashlib.sha256(data).hexdigest() != kept.sha256:
+        if hashlib.sha256(data).hexdigest() != stored.sha256:
             raise ReportLost("the kept report is damaged")
         return data
 
-    def size(self, kept: Kept) -> int:
+    def size(self, stored: StoredAssignment) -> int:
         """Bytes of a trained report; 0 when there is none, or it is gone."""
         try:
-            return self._file(kept.sha256).stat().st_size
+            return self._file(stored.sha256).stat().st_size
         except OSError:
             return 0
 
-    def masked(self, kept: Kept, sha256: str, keep: bytes) -> Kept:
+    def masked(self, stored: StoredAssignment, sha256: str, secagg: bytes) -> StoredAssignment:
         """The report is masked. The report in clear is not needed any more."""
-        return self._put(replace(kept, phase="masked", sha256=sha256, keep=keep))
+        return self._put(replace(stored, phase="masked", sha256=sha256, secagg=secagg))
 
-    def stepped(self, kept: Kept, keep: bytes) -> Kept:
+    def stepped(self, stored: StoredAssignment, secagg: bytes) -> StoredAssignment:
         """Secure aggregation came a step further: its state replaces the one before."""
-        return self._put(replace(kept, keep=keep))
+        return self._put(replace(stored, secagg=secagg))
 
-    def uploaded(self, kept: Kept) -> None:
+    def uploaded(self, stored: StoredAssignment) -> None:
         """The receipt is in."""
-        self._put(replace(kept, phase="uploaded", keep=b""))
+        self._put(replace(stored, phase="uploaded", secagg=b""))
 
     def drop(self) -> None:
         """Forget the assignment: it was given up, or nobody waits for its report any more."""
@@ -111,24 +117,24 @@ class KeptAssignment:
 
     def sweep(self) -> None:
         """Remove report files that no assignment of this state folder still needs, as far as they can be."""
-        rows = (_decode(kept) for (kept,) in self._database.execute("SELECT kept FROM assignment"))
-        needed = {f"{kept.sha256}{SUFFIX}" for kept in rows if kept.phase == "trained"}
+        rows = (_decode(stored) for (stored,) in self._database.execute("SELECT stored FROM assignment"))
+        needed = {f"{stored.sha256}{SUFFIX}" for stored in rows if stored.phase == "trained"}
         for path in self._folder.glob(f"*{SUFFIX}"):
             if path.name not in needed:
                 with contextlib.suppress(OSError):
                     path.unlink()
 
-    def _put(self, kept: Kept) -> Kept:
-        text = msgspec.json.encode(kept).decode()
+    def _put(self, stored: StoredAssignment) -> StoredAssignment:
+        text = msgspec.json.encode(stored).decode()
         self._database.execute("INSERT OR REPLACE INTO assignment VALUES (?, ?, ?)", *self._key, text)
-        return kept
+        return stored
 
     def _file(self, sha256: str) -> Path:
         return self._folder / f"{sha256}{SUFFIX}"
 
 
-def _decode(kept: str) -> Kept:
+def _decode(stored: str) -> StoredAssignment:
     try:
-        return _KEPT.decode(kept)
+        return _STORED.decode(stored)
     except msgspec.MsgspecError as error:
         raise StateDamaged("an assignment in the state database cannot be read", str(error)) from error

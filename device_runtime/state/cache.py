@@ -1,4 +1,4 @@
-"""Blobs by digest: plans and graphs kept between rounds, and what arrived of a download that broke off.
+"""The cache of blobs by digest: plans and graphs kept between rounds, and the first part of a broken download.
 
 Checkpoints are not kept: they are large, differ every round, and a device rarely works on the same round twice.
 """
@@ -18,7 +18,7 @@ from fedcore.plan import BlobRef
 DOWNLOAD = ".download"
 
 
-class Partial:
+class PartialDownload:
     """The first bytes of a blob, in a file. Every method raises StateError when that cannot be used."""
 
     def __init__(self, path: Path) -> None:
@@ -56,11 +56,11 @@ class Partial:
 class BlobCache:
     """Blobs in a folder, each in a file of its digest's name. Only for the holder of the state folder.
 
-    `fetch` gives a blob's checked bytes and leaves in the Partial what arrived, should it fail. One download is
+    `fetch` gives a blob's checked bytes and leaves in the PartialDownload what arrived, should it fail. One download is
     remembered, the last that broke off: a device that went on to other work has no use for older ones.
     """
 
-    def __init__(self, folder: Path, fetch: Callable[[BlobRef, Partial], bytes]) -> None:
+    def __init__(self, folder: Path, fetch: Callable[[BlobRef, PartialDownload], bytes]) -> None:
         self._folder = folder
         self._fetch = fetch
         sweep_partials(folder)
@@ -90,7 +90,7 @@ class BlobCache:
         partial.clear()
         return data
 
-    def _download(self, ref: BlobRef) -> tuple[bytes, Partial]:
+    def _download(self, ref: BlobRef) -> tuple[bytes, PartialDownload]:
         path = self._folder / f"{ref.sha256}{DOWNLOAD}"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -99,7 +99,7 @@ class BlobCache:
                     other.unlink()
         except OSError as error:
             raise _unusable(path, error) from error
-        partial = Partial(path)
+        partial = PartialDownload(path)
         return self._fetch(ref, partial), partial
 
 

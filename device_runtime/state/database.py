@@ -1,7 +1,7 @@
 """The state database of a device: one SQLite file that is whole after a kill or a power cut.
 
-Its tables: `retry` (retry.py), `assignment` (kept.py), `enrolment` (enrolment.py), `answered` (secure.py), `journal`
-(journal.py) and `spent` (budget.py).
+Its tables: `retry` (retry.py), `assignment` (assignment.py), `journal` (journal.py) and `spent` (budget.py) of this
+package, `enrolment` (enrolment.py) and `answered` (secure.py) of `protocol`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CREATE TABLE retry (
     coordinator TEXT, population TEXT, due TEXT NOT NULL CHECK (json_valid(due)), PRIMARY KEY (coordinator, population)
 );
 CREATE TABLE assignment (
-    coordinator TEXT, population TEXT, kept TEXT NOT NULL CHECK (json_valid(kept)),
+    coordinator TEXT, population TEXT, stored TEXT NOT NULL CHECK (json_valid(stored)),
     PRIMARY KEY (coordinator, population)
 );
 CREATE TABLE enrolment (coordinator TEXT PRIMARY KEY, enrolled TEXT NOT NULL CHECK (json_valid(enrolled)));

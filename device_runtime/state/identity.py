@@ -1,4 +1,4 @@
-"""Who a device is: two private keys of this installation, in the state folder, that say nothing about the device."""
+"""A device's identity: two private keys in the state folder that say nothing about the device."""
 
 from __future__ import annotations
 

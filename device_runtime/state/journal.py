@@ -1,7 +1,7 @@
-"""The device's own record, for its owner: what was trained, when, for whom, and how it ended. Never an example.
+"""The journal, for the device's owner: what was trained, when, for whom, and how it ended. It holds no example.
 
-An entry is written before its session does anything, and again as the session goes on: whatever stops a device, the
-journal says how far it came.
+An entry is written before its session does anything, and again as the session goes on. So the journal says how far a
+session came, even when the device was stopped.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from device_runtime.clock import Clock
 from device_runtime.errors import StateDamaged
-from device_runtime.outcome import Course
+from device_runtime.outcome import SessionFacts
 from device_runtime.state.database import StateDatabase, read_database
 from device_runtime.state.folder import is_held
 from fedcore.decoding import decoder
@@ -24,7 +24,7 @@ MOST_WITHOUT = 200
 RUNNING = "running"
 
 
-class Entry(Course, frozen=True, kw_only=True):
+class Entry(SessionFacts, frozen=True, kw_only=True):
     """One session. Times are in seconds since 1970, by the wall clock.
 
     outcome: one of Outcome's, or "stopped" (told to end), "interrupted" (killed), "running". Some entries are of no
@@ -50,7 +50,7 @@ class Entry(Course, frozen=True, kw_only=True):
 
     @property
     def kind(self) -> tuple[str, ...]:
-        """What sessions without work must share to be one entry."""
+        """The values that sessions without work must share to be one entry."""
         return self.coordinator, self.population, self.outcome, self.reason
 
 

@@ -1,4 +1,4 @@
-"""When this device may come back: one time per coordinator and population, kept across restarts."""
+"""The time at which this device may come back, per coordinator and population, kept across restarts."""
 
 from __future__ import annotations
 

@@ -21,13 +21,13 @@ Vector: TypeAlias = Any
 """A NumPy array, a torch tensor or a traced value: `fedcore` imports no tensor library, hence no narrower type."""
 
 State: TypeAlias = dict[str, Vector]
-"""What the coordinator keeps between rounds; always holds `params`."""
+"""The vectors that the coordinator keeps between rounds; always with `params`."""
 
 Broadcast: TypeAlias = dict[str, Vector]
-"""What a device receives; always holds `params`, the model that the round starts from."""
+"""The vectors that a device receives; always with `params`, the model that the round starts from."""
 
 Carry: TypeAlias = dict[str, Vector]
-"""What a pass hands from one step to the next, on the device, within one session."""
+"""The vectors that a pass hands from one step to the next, on the device, within one session."""
 
 Report: TypeAlias = dict[str, Vector]
 """Named vectors that are averaged over the cohort by weight."""
@@ -61,7 +61,7 @@ class Algorithm(Protocol):
 
     @property
     def passes(self) -> tuple[Pass, ...]:
-        """What a device runs, in order."""
+        """The passes that a device runs, in order."""
 
     def init(self, params_D: Vector) -> State:
         """The server state of round 0."""

@@ -1,4 +1,4 @@
-"""FedAvg: average the models that devices reach by local SGD.
+"""FedAvg: the average of the models that devices reach by local SGD.
 
 McMahan, Moore, Ramage, Hampson, Agüera y Arcas, "Communication-efficient learning of deep networks from decentralized
 data", AISTATS 2017, Algorithm 1. Written with deltas: averaging Δ_i = y_i − x and adding it to x is averaging y_i.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FedAvg:
-    """Down: d. Up: d. Server state: the model alone.
+    """Down: d. Up: d. Server state: only the model.
 
     client_lr: step size η of local SGD.
     server_lr: step size on the mean delta; 1 is the paper's averaging.

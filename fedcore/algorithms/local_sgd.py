@@ -1,4 +1,4 @@
-"""The local training that FedAvg and the FedOpt family share: plain SGD from the received model."""
+"""Local SGD: the training from the received model that FedAvg and the FedOpt family share."""
 
 from __future__ import annotations
 

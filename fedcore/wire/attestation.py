@@ -1,4 +1,4 @@
-"""What both ends of an attestation compute alike. Spec: docs/spec/wire.md §9."""
+"""Proofs of attestation, computed alike at both ends. Spec: docs/spec/wire.md §9."""
 
 from __future__ import annotations
 

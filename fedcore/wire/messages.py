@@ -10,27 +10,27 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
+from fedcore.conditions import ConditionRules, StatedConditions
 from fedcore.decoding import UNDECODABLE, decoder
 from fedcore.errors import WireError
 from fedcore.plan import BlobRef, PlanSignature
+from fedcore.validation import Count
 
 WIRE_VERSION = 1
 T = TypeVar("T")
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
-Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 RejectionReason = Literal[
     "no-task", "not-eligible", "unsupported-format", "resting", "not-selected", "superseded", "shutting-down"
 ]
-"""Why a device gets no work now; what each means stands in docs/spec/wire.md §3."""
+"""The reason for which a device gets no work now. The meaning of each: docs/spec/wire.md §3."""
 
 AbortReason = Literal[
     "invalid-examples", "too-few-examples", "non-finite-report", "plan-refused", "runtime-failed", "conditions",
     "secagg-refused",
 ]  # fmt: skip
-"""Why a device gives up an assignment; what each means stands in docs/spec/wire.md §6."""
+"""The reason for which a device gives up an assignment. The meaning of each: docs/spec/wire.md §6."""
 
 
 class RetryWindow(msgspec.Struct, frozen=True):
@@ -48,7 +48,7 @@ class RetryWindow(msgspec.Struct, frozen=True):
 
 
 class Unattested(msgspec.Struct, frozen=True, tag="none", tag_field="kind"):
-    """No proof of anything."""
+    """An attestation that proves nothing."""
 
 
 class SharedSecret(msgspec.Struct, frozen=True, tag="shared-secret", tag_field="kind"):
@@ -57,18 +57,18 @@ class SharedSecret(msgspec.Struct, frozen=True, tag="shared-secret", tag_field="
     proof: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 
 
-Evidence = Unattested | SharedSecret
-"""Why a coordinator should believe that a key is a device's; what each proves stands in docs/spec/wire.md §9."""
+AttestationEvidence = Unattested | SharedSecret
+"""The evidence that a key is a device's. The meaning of each: docs/spec/wire.md §9."""
 
 
 class Enrol(msgspec.Struct, frozen=True, kw_only=True):
-    """`POST /v1/devices`: whoever signed this request wants to be a device.
+    """`POST /v1/devices`: the signer of this request wants to be a device.
 
     `secagg` is the Ed25519 public key, 32 bytes, under which it takes part in secure aggregation; None if it does not.
     """
 
     version: int = WIRE_VERSION
-    attestation: Evidence
+    attestation: AttestationEvidence
     secagg: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)] | None = None
 
 
@@ -81,14 +81,14 @@ class Credential(msgspec.Struct, frozen=True):
 
 
 class Enrolled(msgspec.Struct, frozen=True):
-    """The id that the device signs with from now on, and what it needs for secure aggregation if it asked."""
+    """The id that the device signs with from now on, and its credential for secure aggregation if it asked for one."""
 
     device: Name
     secagg: Credential | None = None
 
 
 class StatedCapabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What a device says that it is able to.
+    """The capabilities that a device states.
 
     `runtime` and `version` name the device runtime, `engine` what runs graphs; `formats` are those of graphs that it
     executes, `secagg` the protocols of secure aggregation that it speaks. `memory_mb` is the machine's memory in MiB,
@@ -103,19 +103,6 @@ class StatedCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     memory_mb: Count | None = None
 
 
-class StatedConditions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a device says of its conditions; None is what it does not know.
-
-    `battery` is a fraction, to a tenth; `free_storage_mb` is rounded down to a power of two.
-    """
-
-    charging: bool | None = None
-    idle: bool | None = None
-    unmetered: bool | None = None
-    battery: Fraction | None = None
-    free_storage_mb: Count | None = None
-
-
 class CheckIn(msgspec.Struct, frozen=True, kw_only=True):
     """`POST /v1/populations/{population}/checkins`: a device is willing; `examples` are counted by collection."""
 
@@ -125,22 +112,17 @@ class CheckIn(msgspec.Struct, frozen=True, kw_only=True):
     conditions: StatedConditions | None = None
 
 
-class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A task that a device may wait for, and what the device checks alone before it does.
+class Offer(ConditionRules, frozen=True, kw_only=True, omit_defaults=True):
+    """A task that a device may wait for, and the rules that only the device checks before it does.
 
-    Conditions that are wanted must be known to hold. `min_examples` of `collection` that are no older than
-    `max_example_age_s`; None is any age.
+    They are rules on its conditions, and `min_examples` of `collection` that are no older than `max_example_age_s`;
+    None is any age.
     """
 
     task: str
     collection: str
     min_examples: Count = 0
     max_example_age_s: float | None = None
-    charging: bool = False
-    idle: bool = False
-    unmetered: bool = False
-    min_battery: Fraction | None = None
-    min_free_storage_bytes: Count | None = None
 
 
 class Accepted(msgspec.Struct, frozen=True, omit_defaults=True, tag="accepted", tag_field="outcome"):

@@ -1,4 +1,4 @@
-"""Every error over HTTP is an RFC 9457 problem document of a type registered here. Spec: docs/spec/wire.md §7."""
+"""Problem types: every error over HTTP is an RFC 9457 document of one of them. Spec: docs/spec/wire.md §7."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedcore.wire.messages import RetryWindow
 
 PROBLEM_TYPE = "application/problem+json"
 PROBLEM_FIELD = "Muster-Problem"
-"""The header field with the name of an answer's type: what answers HEAD has no document."""
+"""The header field with the name of an answer's type: an answer to HEAD has no document."""
 URN = "urn:muster:problem:"
 
 

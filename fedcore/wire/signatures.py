@@ -31,12 +31,12 @@ from fedcore.signing import base64url, from_base64url
 
 ED25519, ECDSA_P256 = "ed25519", "ecdsa-p256-sha256"
 COVERED = ("@method", "@authority", "@path", "@query")
-"""What every signature covers, besides those of SIGNED_FIELDS that the request has."""
+"""The components that every signature covers, besides those of SIGNED_FIELDS that the request has."""
 DIGEST = "content-digest"
 SIGNED_FIELDS = (DIGEST, "upload-offset", "upload-length", "upload-complete", "repr-digest")
 """Header fields that a signature covers in every request that has them."""
 WINDOW_S = 300
-"""How long a signature may be good for, and how old it may be."""
+"""The longest validity of a signature, and its greatest age."""
 LABEL = "device"
 _P256_COORDINATE = 32
 _LONGEST = 2048
@@ -99,7 +99,7 @@ class PublicKey:
 
 @dataclass(frozen=True, slots=True)
 class Signer:
-    """Whoever signs requests: a private key, and the name by which the coordinator finds the public one."""
+    """The signer of requests: a private key, and the name by which the coordinator finds the public one."""
 
     keyid: str
     key: PrivateKey
@@ -116,7 +116,7 @@ class Signer:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What can be signed of a request. `target` is path and query as they are sent; `field` looks a header up."""
+    """The parts of a request that can be signed. `target`: path and query as they are sent; `field`: gives a header."""
 
     method: str
     authority: str
@@ -179,7 +179,7 @@ class Signature:
 
 
 def signature_base(values: Iterable[tuple[str, str]], parameters: str) -> bytes:
-    """What is signed (RFC 9421 §2.5): a line for each component, and one for `parameters`, as serialised.
+    """The text that is signed (RFC 9421 §2.5): a line for each component, and one for `parameters`, as serialised.
 
     Raises MalformedSignature when something in it is not ASCII.
     """
@@ -200,7 +200,12 @@ def sign(key: PrivateKey, message: bytes) -> bytes:
 
 def content_digest(body: bytes | memoryview) -> str:
     """The digest of bytes, as Content-Digest and Repr-Digest say it (RFC 9530)."""
-    return f"sha-256=:{base64.b64encode(hashlib.sha256(body).digest()).decode()}:"
+    return digest_field(hashlib.sha256(body).digest())
+
+
+def digest_field(sha256: bytes) -> str:
+    """A SHA-256 of 32 bytes as Content-Digest and Repr-Digest say it (RFC 9530)."""
+    return f"sha-256=:{base64.b64encode(sha256).decode()}:"
 
 
 def sha256_in(header: str | None) -> bytes | None:

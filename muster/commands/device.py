@@ -168,8 +168,7 @@ def _requirements(text: str) -> dict[str, object]:
     """`charging,min_battery=0.5` as settings of Requirements. Raises argparse.ArgumentTypeError."""
     import msgspec
 
-    from device_runtime.conditions import Requirements
-    from device_runtime.conditions.conditions import to_requirements
+    from fedcore.conditions import Requirements, to_requirements
 
     pairs = [word.strip().partition("=") for word in text.split(",")]
     settings: dict[str, object] = {name: least if equals else True for name, equals, least in pairs}
@@ -182,7 +181,7 @@ def _requirements(text: str) -> dict[str, object]:
 
 
 def _together(settings: Sequence[Mapping[str, object]]) -> Requirements:
-    from device_runtime.conditions.conditions import to_requirements
+    from fedcore.conditions import to_requirements
 
     all_of_them = {name: value for some in settings for name, value in some.items()}
     return to_requirements(all_of_them)

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from muster.commands.task_options import DEADLINE, Default, secagg_setting, setting
@@ -353,7 +354,7 @@ def _facts(task: Task, progress: Progress) -> dict[str, Any]:
         "algorithm": task.algorithm,
         "plan_sha256": task.plan_sha256,
         "signer": task.plan_signature and task.plan_signature.signer,
-        **dataclasses.asdict(task.settings),
+        **msgspec.to_builtins(task.settings),
     }
 
 

@@ -23,6 +23,7 @@ from device_runtime.clock import Clock
 from device_runtime.conditions import Conditions, ConditionSource, Requirements, constant, flapping, trace
 from device_runtime.protocol.connection import Carrier, ConnectionFailed, HttpRequest, HttpResponse
 from device_runtime.protocol.transport import Transport
+from fedcore.plan import REPORT, step_graph
 from secagg.message_type import MessageType
 from simulator.fleet.recorder import Recorder
 
@@ -261,9 +262,9 @@ class SlowBackend:
     def load(self, graph: bytes, name: str = "graph") -> Executable:
         """Prepare a graph. Raises PlanRefused when the engine cannot read it."""
         executable = self._backend.load(graph, name)
-        if name.endswith(".step"):
+        if name.endswith(step_graph("")):
             return _Graph(executable, after=self._rested)
-        return _Graph(executable, before=self._die) if name == "report" else executable
+        return _Graph(executable, before=self._die) if name == REPORT else executable
 
     def _rested(self, step_s: float) -> None:
         if self._steps_left is not None:

@@ -27,7 +27,7 @@ from device_runtime.errors import DeviceError
 from device_runtime.outcome import Outcome
 from device_runtime.protocol.transport import Transport
 from device_runtime.session import DeviceConfig, run_session
-from fedcore.batching import Place, permutation
+from fedcore.batching import StreamKey, permutation
 from fedcore.decoding import decoder
 from secagg.keys import PairKey
 from simulator.fleet import faults
@@ -209,7 +209,7 @@ def _warm() -> None:
     """Do once what the first session of a process would, so that every child inherits it: a quarter of its work."""
     with Transport.to("http://localhost"):
         pass  # the HTTP library loads half of itself with its first client
-    permutation(Place(0, 0, 0), 0, 0, 1)
+    permutation(StreamKey(0, 0, 0), 0, 0, 1)
     PairKey(bytes(range(32)))
 
 

@@ -248,8 +248,8 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
         async with self._learning:
             if plan not in self._plans:
                 layout = Plan.decode(await self._blob(device, given.plan)).report
-                zeros = {segment.name: np.zeros(segment.size, np.float32) for segment in layout.segments}
-                body = checkpoint.encode({"report": layout.concatenate(zeros, 1.0)})
+                zeros = np.zeros(layout.size - 1, np.float32)
+                body = checkpoint.encode({"report": layout.weigh(zeros, 1.0)})
                 self._plans[plan] = body, content_digest(body)
             known = self._checkpoint == model.sha256
             if not known:

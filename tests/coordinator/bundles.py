@@ -57,10 +57,15 @@ def make_bundle(folder: Path, plan=None, algorithm="fedavg", settings=None, star
     return Bundle.write(folder, manifest, [plan.encode(), state, certificate, *GRAPHS.values()])
 
 
-def report_vector(delta, weight, loss=0.0, plan=None):
+def report_values(delta, weight, loss=0.0, plan=None):
+    """The unweighted values of a report."""
     metrics = np.array([weight, loss], np.float32)
-    values = {"delta": np.asarray(delta, np.float32), "train.metrics": metrics}
-    return (plan or make_plan()).report.concatenate(values, weight)
+    parts = {"delta": np.asarray(delta, np.float32), "train.metrics": metrics}
+    return (plan or make_plan()).report.concatenate(parts, weight)
+
+
+def report_vector(delta, weight, loss=0.0, plan=None):
+    return (plan or make_plan()).report.weigh(report_values(delta, weight, loss, plan), weight)
 
 
 def report_body(delta, weight, loss=0.0):

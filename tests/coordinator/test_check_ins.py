@@ -9,7 +9,8 @@ from coordinator.commands import AwaitAssignment, CancelWait, CheckInDevice
 from coordinator.errors import UnknownPopulation, UnknownSession
 from coordinator.rules.eligibility import OnDevice, Requires
 from coordinator.rules.selection import Eligibility, Needs
-from fedcore.wire.messages import Accepted, CheckIn, Offer, Rejected, StatedConditions
+from fedcore.conditions import StatedConditions
+from fedcore.wire.messages import Accepted, CheckIn, Offer, Rejected
 from tests.coordinator.bundles import make_bundle, make_plan
 from tests.coordinator.conftest import RETRY
 from tests.coordinator.devices import CAPABILITIES

@@ -4,7 +4,7 @@ import pytest
 
 from coordinator.errors import InvalidTask
 from coordinator.rules.eligibility import OnDevice, Requires
-from fedcore.wire.messages import StatedConditions
+from fedcore.conditions import StatedConditions
 
 PLUGGED = StatedConditions(charging=True, idle=True, unmetered=True, battery=0.8, free_storage_mb=512)
 

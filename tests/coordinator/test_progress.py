@@ -10,7 +10,8 @@ from coordinator.commands import AwaitAssignment
 from coordinator.rules.eligibility import Requires
 from coordinator.rules.progress import OBSTACLES, Observation, Reason
 from coordinator.store.tasks import open_coordinator_store
-from fedcore.wire.messages import Rejected, StatedConditions
+from fedcore.conditions import StatedConditions
+from fedcore.wire.messages import Rejected
 from tests.coordinator.bundles import make_bundle, make_plan
 from tests.coordinator.conftest import Desk
 from tests.coordinator.test_secure import SECURE, run, seat

@@ -20,12 +20,12 @@ from coordinator.errors import (
 from coordinator.rules.rounds import AssignmentState
 from coordinator.secure.round import invitation
 from coordinator.store.tasks import Secagg, TaskSettings
-from fedcore.masking import layout_hash, model_hash, separate
+from fedcore.masking import layout_hash, model_hash
 from secagg import keys
 from secagg.client import Client, SessionInput
 from secagg.messages import Invite
 from secagg.policy import AggregationPolicy
-from tests.coordinator.bundles import START, make_plan, report_vector
+from tests.coordinator.bundles import START, make_plan, report_values
 from tests.coordinator.conftest import KEYS
 
 LAYOUT = make_plan().report
@@ -43,7 +43,7 @@ class Device:
 
     def __init__(self, desk, given, delta, weight=1, loss=0.0):
         self.desk, self.given = desk, given
-        self.vector, weight = separate(LAYOUT, report_vector(delta, weight, loss))
+        self.vector = report_values(delta, weight, loss)
         identity = Ed25519PrivateKey.generate()
         policy = AggregationPolicy(public(KEYS.server), public(KEYS.authority), 8)
         held = model_hash(given.plan, given.checkpoint), layout_hash(LAYOUT)

@@ -7,7 +7,7 @@ import pytest
 
 from coordinator.rules.eligibility import Requires
 from coordinator.rules.selection import Capabilities, Needs, draw, formats_wanted
-from fedcore.wire.messages import StatedConditions
+from fedcore.conditions import StatedConditions
 
 PLUGGED = StatedConditions(charging=True)
 NEEDS = Needs(frozenset({"onnx", "executorch"}), "photos", 5)

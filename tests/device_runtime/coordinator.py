@@ -67,10 +67,10 @@ class Coordinator:
         return Assignment(
             assignment=f"a-{self.given}",
             task="t-1",
-            round=linear.PLACE.round,
+            round=linear.KEY.round,
             attempt=1,
-            slot=linear.PLACE.slot,
-            seed=linear.PLACE.seed,
+            slot=linear.KEY.slot,
+            seed=linear.KEY.seed,
             plan=self.plan,
             checkpoint=self.checkpoint,
             report_within_s=self.report_within_s,
@@ -289,4 +289,4 @@ def serving():
 
 def report_of(examples):
     """What a device with these examples must report."""
-    return linear.reference(linear.PARAMS, examples, linear.PLACE).astype(np.float32)
+    return linear.reference(linear.PARAMS, examples, linear.KEY).astype(np.float32)

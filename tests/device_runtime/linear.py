@@ -3,7 +3,7 @@
 import numpy as np
 from onnx import TensorProto, helper
 
-from fedcore.batching import Place, batches
+from fedcore.batching import StreamKey, batches
 from fedcore.loop import Loop
 from fedcore.params import ParamSchema, TensorSpec, VectorSpec
 from fedcore.plan import BlobRef, ExampleSpec, Field, PassPlan, Plan
@@ -119,7 +119,7 @@ def examples(n, seed=0):
     return {"x": x, "y": y}
 
 
-def reference(params, data, place, train=TRAIN, sweep=SWEEP):
+def reference(params, data, key, train=TRAIN, sweep=SWEEP):
     """The report in float64, batch by batch, without padding."""
     x, y = data["x"].astype(np.float64), data["y"].astype(np.float64)
 
@@ -129,11 +129,11 @@ def reference(params, data, place, train=TRAIN, sweep=SWEEP):
         return error @ x[real], np.array([len(real), 0.5 * (error**2).sum()])
 
     w, trained, swept = params.astype(np.float64), np.zeros(2), np.zeros(2)
-    for indices, mask in batches(train, len(x), place, 0):
+    for indices, mask in batches(train, len(x), key, 0):
         g, sums = gradient(w, indices, mask)
         w, trained = w - LEARNING_RATE * g / sums[0], trained + sums
     total = np.zeros(D)
-    for indices, mask in batches(sweep, len(x), place, 1):
+    for indices, mask in batches(sweep, len(x), key, 1):
         g, sums = gradient(params.astype(np.float64), indices, mask)
         total, swept = total + g, swept + sums
     n = len(x)
@@ -141,4 +141,4 @@ def reference(params, data, place, train=TRAIN, sweep=SWEEP):
 
 
 PARAMS = np.array([0.3, 0.2, -0.1], np.float32)
-PLACE = Place(seed=7, round=2, slot=3)
+KEY = StreamKey(seed=7, round=2, slot=3)

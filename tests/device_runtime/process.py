@@ -50,13 +50,13 @@ class World:
         assert code in {None, device.returncode}
         return json.loads(out)
 
-    def kept(self):
+    def stored(self):
         """What the state database says of the assignment, read from outside."""
         if not (self.state / "state.db").exists():
             return None
         with closing(sqlite3.connect(f"file:{self.state / 'state.db'}?mode=ro", uri=True)) as database:
             try:
-                row = database.execute("SELECT kept FROM assignment").fetchone()
+                row = database.execute("SELECT stored FROM assignment").fetchone()
             except sqlite3.OperationalError:
                 return None
         return json.loads(row[0]) if row else None

@@ -19,7 +19,7 @@ from tests.device_runtime.process import changed, held_at, kill, muster, until
 def test_killed_before_it_has_work_the_device_begins_anew(world, call):
     world.create()
     device, _ = held_at(world, call)
-    assert world.kept() is None
+    assert world.stored() is None
     kill(device)
     assert [entry.outcome for entry in read_journal(world.state)] == ["interrupted"]
     assert world.once()["outcome"] == "reported"
@@ -31,7 +31,7 @@ def test_killed_before_it_has_work_the_device_begins_anew(world, call):
 def test_killed_while_it_downloads_the_device_gives_up_and_then_serves_the_next_attempt(world, skip, plan):
     world.create()
     device, _ = held_at(world, "blob", skip=skip)
-    until(lambda: (world.kept() or {}).get("phase", "assigned") == "assigned")
+    until(lambda: (world.stored() or {}).get("phase", "assigned") == "assigned")
     kill(device)
     (entry,) = read_journal(world.state)
     assert (entry.outcome, entry.task, entry.plan or None, entry.steps) == ("interrupted", world.task, plan, 0)
@@ -53,9 +53,9 @@ def test_killed_while_it_trains_the_device_does_not_train_for_that_assignment_ag
     (entry,) = read_journal(world.state)
     assert (entry.outcome, entry.closed) == ("interrupted", None)
     assert entry.compute_s > 0.2
-    assert world.kept()["phase"] == "assigned"
+    assert world.stored()["phase"] == "assigned"
     assert world.once()["outcome"] == "aborted"
-    assert world.kept() is None
+    assert world.stored() is None
     assert world.road.reports == []
 
 
@@ -63,23 +63,23 @@ def test_killed_while_it_trains_the_device_does_not_train_for_that_assignment_ag
 def test_a_report_without_a_receipt_is_sent_again_as_it_was_and_counted_once(world, answered):
     world.create()
     device, _ = held_at(world, "report", answered=answered)
-    kept = world.kept()
-    assert kept["phase"] == "trained"
+    stored = world.stored()
+    assert stored["phase"] == "trained"
     kill(device)
     # Other examples now: the device must send what it trained, not train again.
     np.savez(world.folder / "mine.npz", **datasets.load("digits").shard(1))
     outcome = world.once()
-    assert (outcome["outcome"], outcome["round"], outcome["steps"]) == ("reported", 1, kept["steps"])
+    assert (outcome["outcome"], outcome["round"], outcome["steps"]) == ("reported", 1, stored["steps"])
     (path, first), (again, second) = world.road.reports
     assert (path, first) == (again, second)
     assert world.road.calls.count("check-in") == 1
     assert [(one["state"], one["reported"], one["assigned"]) for one in world.rounds()] == [("committed", 1, 1)]
-    assert world.kept()["phase"] == "uploaded"
+    assert world.stored()["phase"] == "uploaded"
     assert list(world.state.glob("*.report")) == []
     entries = read_journal(world.state)
     assert [entry.outcome for entry in entries] == ["interrupted", "reported"]
-    assert entries[1].receipt == kept["sha256"]
-    assert entries[1].assignment == entries[0].assignment == kept["given"]["assignment"]
+    assert entries[1].receipt == stored["sha256"]
+    assert entries[1].assignment == entries[0].assignment == stored["given"]["assignment"]
     assert world.once()["reason"] == "no-task"
 
 
@@ -110,7 +110,7 @@ def test_a_kept_report_that_the_coordinator_no_longer_takes_is_dropped(world):
     until(lambda: world.rounds()[0]["state"] == "abandoned")
     outcome = world.once()
     assert (outcome["outcome"], outcome["reason"]) == ("not-needed", "no-longer-needed")
-    assert world.kept() is None
+    assert world.stored() is None
     assert world.once()["reason"] == "no-task"
 
 
@@ -152,7 +152,7 @@ def test_told_to_stop_while_it_trains_the_device_gives_up_at_once(world, sign):
     _, err = device.communicate(timeout=30)
     assert device.returncode == {signal.SIGTERM: 143, signal.SIGINT: 130}[sign]
     assert "Traceback" not in err
-    assert world.kept() is None
+    assert world.stored() is None
     (entry,) = read_journal(world.state)
     assert (entry.outcome, entry.task) == ("stopped", world.task)
     assert world.rounds()[0]["abort_reasons"] == {"conditions": 1}

@@ -9,7 +9,7 @@ from device_runtime.conditions import Conditions
 from device_runtime.examples import open_examples
 from device_runtime.examples.collection import Collection
 from device_runtime.examples.store import ExampleStore
-from device_runtime.permission.offers import willing
+from device_runtime.permission.offers import acceptable_tasks
 from device_runtime.session import run_session
 from fedcore.plan import Field
 from fedcore.wire.messages import Accepted, Offer, RetryWindow, Willing, encode
@@ -30,7 +30,7 @@ def store(tmp_path):
 
 
 def takes(store, **rules):
-    return willing([Offer(task="t", collection="default", **rules)], store, PLUGGED) == ("t",)
+    return acceptable_tasks([Offer(task="t", collection="default", **rules)], store, PLUGGED) == ("t",)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_device_waits_for_a_task_whose_every_rule_it_knows_to_hold(store, rules,
 
 
 def test_condition_that_the_device_does_not_know_does_not_hold(store):
-    assert willing([Offer(task="t", collection="default", charging=True)], store, Conditions()) == ()
+    assert acceptable_tasks([Offer(task="t", collection="default", charging=True)], store, Conditions()) == ()
 
 
 def test_examples_without_a_time_are_never_recent(tmp_path):

@@ -8,8 +8,8 @@ from device_runtime.clock import Clock
 from device_runtime.errors import ConfigError, PlanRefused, PolicyForbids
 from device_runtime.permission.guard import Guard
 from device_runtime.permission.policy import PerDay, PlanLimits, Policy, policy_in
-from device_runtime.state.budget import DAY_S, Budget, Spent
 from device_runtime.state.database import open_database
+from device_runtime.state.spending import DAY_S, Spending, Spent
 from fedcore.loop import Loop
 from fedcore.params import VectorSpec
 from fedcore.plan import BlobRef
@@ -141,7 +141,7 @@ def test_the_default_allows_everything():
     guarded = check_plan(Policy(), spent=(1e9, 10**15, 10**6), to_move=10**15)
     guarded.check_in("anything")
     guarded.check_assignment(assignment(), moved=10**15)
-    assert guarded.shown({"any": 3}) == {"any": 3}
+    assert guarded.visible({"any": 3}) == {"any": 3}
     assert guarded.may_go_on()
 
 
@@ -251,7 +251,7 @@ def test_another_collection_is_refused_and_neither_counted_nor_told_of():
     with against("collections"):
         check_plan(policy, asked=asked)
     assert asked == []
-    assert guard(policy).shown({"default": 10, "typed": 3}) == {"typed": 3}
+    assert guard(policy).visible({"default": 10, "typed": 3}) == {"typed": 3}
 
 
 def test_work_stops_when_the_days_seconds_are_used_up():
@@ -280,7 +280,7 @@ class Time:
     def do(self, work):
         clock = Clock(lambda: self.wall, lambda: self.boot_s, self.boot)
         with open_database(self.folder, clock) as database:
-            return work(Budget(database, clock))
+            return work(Spending(database, clock))
 
     def add(self, *spent):
         self.do(lambda budget: budget.add(Spent(*spent)))
@@ -295,7 +295,7 @@ class Time:
 
 def test_however_many_sessions_there_were_the_day_remembers_their_sum_in_few_rows(tmp_path):
     with open_database(tmp_path, Clock()) as database:
-        budget = Budget(database, Clock())
+        budget = Spending(database, Clock())
         for _ in range(1500):
             budget.add(Spent(1.0, 10, 1))
         assert budget.spent() == Spent(1500.0, 15_000, 1500)

@@ -7,9 +7,13 @@ from msgspec.structs import replace
 from device_runtime.backends.onnxruntime import OnnxRuntime
 from device_runtime.errors import DeadlinePassed, NonFiniteReport, PlanRefused
 from device_runtime.runner import execute
+from device_runtime.work import decode_unweighted, encode_report
+from fedcore import checkpoint
 from fedcore.batching import noise
 from fedcore.loop import Loop
+from fedcore.plan import BlobRef
 from fedcore.report import ReportLayout, Segment
+from fedcore.wire.messages import Assignment
 from tests.device_runtime import linear
 
 
@@ -17,17 +21,22 @@ def load(blobs):
     return {name: OnnxRuntime().load(blob, name) for name, blob in blobs.items()}
 
 
+def weighed(result):
+    """The report as it would be uploaded."""
+    return linear.plan().report.weigh(result.values, result.weight)
+
+
 def run(plan, data, **more):
-    return execute(plan, load(linear.graphs()), {"params": linear.PARAMS}, data, linear.PLACE, **more)
+    return execute(plan, load(linear.graphs()), {"params": linear.PARAMS}, data, linear.KEY, **more)
 
 
 @pytest.mark.parametrize("n", [1, 4, 7, 30])
 def test_report_equals_plain_numpy_also_with_a_padded_last_batch(n):
     data = linear.examples(n)
     result = run(linear.plan(), data)
-    expected = linear.reference(linear.PARAMS, data, linear.PLACE)
-    np.testing.assert_allclose(result.report, expected, rtol=2e-6, atol=1e-5)
-    assert result.report.dtype == np.float32
+    expected = linear.reference(linear.PARAMS, data, linear.KEY)
+    np.testing.assert_allclose(weighed(result), expected, rtol=2e-6, atol=1e-5)
+    assert result.values.dtype == np.float32
     assert (result.examples, result.steps) == (n, 3 * -(-n // 4))
 
 
@@ -35,8 +44,8 @@ def test_a_step_limit_ends_a_pass_and_leaves_the_weight():
     train = Loop(batch_size=4, epochs=3, steps=2)
     data = linear.examples(10)
     result = run(linear.plan(train=train), data)
-    expected = linear.reference(linear.PARAMS, data, linear.PLACE, train)
-    np.testing.assert_allclose(result.report, expected, rtol=2e-6, atol=1e-5)
+    expected = linear.reference(linear.PARAMS, data, linear.KEY, train)
+    np.testing.assert_allclose(weighed(result), expected, rtol=2e-6, atol=1e-5)
     assert result.steps == 2 + 3
 
 
@@ -44,8 +53,20 @@ def test_every_pass_has_an_order_of_its_own():
     sweep = Loop(batch_size=4, steps=1)
     data = linear.examples(10)
     result = run(linear.plan(sweep=sweep), data)
-    expected = linear.reference(linear.PARAMS, data, linear.PLACE, sweep=sweep)
-    np.testing.assert_allclose(result.report, expected, rtol=2e-6, atol=1e-5)
+    expected = linear.reference(linear.PARAMS, data, linear.KEY, sweep=sweep)
+    np.testing.assert_allclose(weighed(result), expected, rtol=2e-6, atol=1e-5)
+
+
+def test_a_secure_round_stores_the_values_of_training_unweighted_bit_for_bit():
+    plan, result = linear.plan(), run(linear.plan(), linear.examples(7))
+    blob = BlobRef.of(b"")
+    clear = Assignment(
+        assignment="a", task="t", round=1, attempt=1, slot=0, seed=0, plan=blob, checkpoint=blob, report_within_s=1.0
+    )
+    stored = encode_report(replace(clear, secagg=b"M0"), plan, result)
+    assert decode_unweighted(stored, plan.report).tobytes() == result.values.tobytes()
+    uploaded = checkpoint.decode(encode_report(clear, plan, result), plan.report.wire)["report"]
+    assert uploaded.tobytes() == weighed(result).tobytes()
 
 
 class Eavesdropper:
@@ -65,28 +86,28 @@ def test_a_pass_with_noise_draws_for_every_step_by_its_index_over_all_epochs():
     plan = replace(plan, passes=(train, replace(sweep, noise=True)))
     graphs = load(linear.graphs())
     graphs["sweep.step"] = step = Eavesdropper(graphs["sweep.step"])
-    execute(plan, graphs, {"params": linear.PARAMS}, linear.examples(5), linear.PLACE)
-    expected = [noise(linear.PLACE, 1, index, 3) for index in range(4)]
+    execute(plan, graphs, {"params": linear.PARAMS}, linear.examples(5), linear.KEY)
+    expected = [noise(linear.KEY, 1, index, 3) for index in range(4)]
     np.testing.assert_array_equal(step.heard, expected)
 
 
 def test_the_same_work_gives_the_same_bytes_and_another_place_another_order():
     data = linear.examples(10)
     first, again = run(linear.plan(), data), run(linear.plan(), data)
-    assert first.report.tobytes() == again.report.tobytes()
+    assert first.values.tobytes() == again.values.tobytes()
     elsewhere = execute(
-        linear.plan(), load(linear.graphs()), {"params": linear.PARAMS}, data, replace(linear.PLACE, slot=4)
+        linear.plan(), load(linear.graphs()), {"params": linear.PARAMS}, data, replace(linear.KEY, slot=4)
     )
-    assert elsewhere.report[: linear.D].tobytes() != first.report[: linear.D].tobytes()
+    assert elsewhere.values[: linear.D].tobytes() != first.values[: linear.D].tobytes()
 
 
 def test_executables_serve_a_second_run_with_other_data():
     graphs = load(linear.graphs())
     for seed, n in ((1, 9), (2, 5)):
         data = linear.examples(n, seed)
-        result = execute(linear.plan(), dict(graphs), {"params": linear.PARAMS}, data, linear.PLACE)
-        expected = linear.reference(linear.PARAMS, data, linear.PLACE)
-        np.testing.assert_allclose(result.report, expected, rtol=2e-6, atol=1e-5)
+        result = execute(linear.plan(), dict(graphs), {"params": linear.PARAMS}, data, linear.KEY)
+        expected = linear.reference(linear.PARAMS, data, linear.KEY)
+        np.testing.assert_allclose(weighed(result), expected, rtol=2e-6, atol=1e-5)
 
 
 class Watched:
@@ -102,7 +123,7 @@ class Watched:
 
 def test_no_graph_ever_writes_into_what_it_reads():
     graphs = {name: Watched(one) for name, one in load(linear.graphs()).items()}
-    execute(linear.plan(), dict(graphs), {"params": linear.PARAMS}, linear.examples(10), linear.PLACE)
+    execute(linear.plan(), dict(graphs), {"params": linear.PARAMS}, linear.examples(10), linear.KEY)
     assert {name: len(one.calls) for name, one in graphs.items()} == {
         "train.begin": 1,
         "train.step": 6,
@@ -115,7 +136,7 @@ def test_no_graph_ever_writes_into_what_it_reads():
 
 def test_the_broadcast_and_the_examples_are_left_as_they_were():
     data, params = linear.examples(6), linear.PARAMS.copy()
-    execute(linear.plan(), load(linear.graphs()), {"params": params}, data, linear.PLACE)
+    execute(linear.plan(), load(linear.graphs()), {"params": params}, data, linear.KEY)
     np.testing.assert_array_equal(params, linear.PARAMS)
     np.testing.assert_array_equal(data["x"], linear.examples(6)["x"])
 
@@ -187,6 +208,6 @@ def test_a_graph_is_let_go_before_the_next_pass_and_the_report_ask_for_memory():
     others, seen = {}, {}
     graphs = {name: Witness(name, one, others, seen) for name, one in load(linear.graphs()).items()}
     others |= {name: weakref.ref(one) for name, one in graphs.items()}
-    execute(linear.plan(), graphs, {"params": linear.PARAMS}, linear.examples(10), linear.PLACE)
+    execute(linear.plan(), graphs, {"params": linear.PARAMS}, linear.examples(10), linear.KEY)
     assert seen["sweep.step"] == {"report"}
     assert seen["report"] == set()

@@ -11,9 +11,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from device_runtime.permission.policy import Policy
 from device_runtime.session import run_session
-from device_runtime.state.assignment import Kept
+from device_runtime.state.assignment import StoredAssignment
 from device_runtime.state.journal import read_journal
-from fedcore.masking import layout_hash, masked_segments, model_hash, session_number, task_hash
+from fedcore.masking import layout_hash, model_hash, session_number, task_hash
 from fedcore.wire.messages import Credential
 from secagg import keys
 from secagg.client import Client, SessionInput
@@ -36,14 +36,14 @@ def public(key):
 
 SERVER, AUTHORITY = private(1), private(2)
 SEGMENTS = tuple(
-    Segment(one.size, 26, 20, -1.0, 1.0, 1.0, one.reduction == "mean") for one in masked_segments(linear.plan().report)
+    Segment(one.size, 26, 20, -1.0, 1.0, 1.0, one.reduction == "mean") for one in linear.plan().report.unweighted
 )
 
 
 def terms(plan, checkpoint, **changes):
     """The content of M0 for the linear plan, with some fields changed."""
     fields = {
-        "mode": 1, "task": task_hash("t-1"), "round": session_number(linear.PLACE.round, 1), "deadline": 0,
+        "mode": 1, "task": task_hash("t-1"), "round": session_number(linear.KEY.round, 1), "deadline": 0,
         "n_max": 20, "min_sum": 8, "w_max": 100, "layout_hash": layout_hash(linear.plan().report),
         "model_hash": model_hash(plan, checkpoint), "segments": SEGMENTS,
     }  # fmt: skip
@@ -149,14 +149,14 @@ def test_round_and_state_are_durable_before_a_message_leaves(secure, config):
         with closing(sqlite3.connect(f"file:{config.state / 'state.db'}?mode=ro", uri=True)) as database:
             ((row,),) = database.execute("SELECT kept FROM assignment").fetchall()
             ((noted,),) = database.execute("SELECT number FROM answered").fetchall()
-        keep = msgspec.json.decode(row, type=Kept).keep
+        keep = msgspec.json.decode(row, type=StoredAssignment).secagg
         found.append((number, noted, ClientState.decode(keep).stage if keep else None))
         return others.answer(number, message)
 
     secure.aggregate = look
     run_session(config)
     stages = {1: None, 3: None, 5: ClientStage.MASKED, 7: ClientStage.CONFIRMED, 9: ClientStage.REVEALED}
-    noted = session_number(linear.PLACE.round, 1)
+    noted = session_number(linear.KEY.round, 1)
     assert found == [(number, noted, stage) for number, stage in stages.items()]
 
 

@@ -1,7 +1,9 @@
+import hashlib
 import json
 import os
 import sqlite3
 import tempfile
+import threading
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from importlib.metadata import version
@@ -17,8 +19,10 @@ from device_runtime.examples import Collection, ExampleStore
 from device_runtime.permission.policy import Policy
 from device_runtime.session import DeviceConfig, run_session
 from device_runtime.state.folder import only_session
+from fedcore import checkpoint
+from fedcore.conditions import StatedConditions
 from fedcore.plan import Field
-from fedcore.wire.messages import Receipt, Rejected, RetryWindow, StatedConditions, encode
+from fedcore.wire.messages import Receipt, Rejected, RetryWindow, encode
 from tests.device_runtime import linear
 from tests.device_runtime.coordinator import WINDOW, answer, cut, hang_up, refusal, report_of, status
 
@@ -48,6 +52,19 @@ def test_a_session_reports_once_what_numpy_computes(coordinator, config, example
     assert sum(outcome.phases.values()) == pytest.approx(outcome.seconds, rel=0.05)
     assert all(outcome.phases[phase] > 0 for phase in ("start", "wait", "fetch", "train", "upload"))
     assert outcome.phases["mask"] == 0
+
+
+def test_a_report_is_hashed_once_from_training_to_receipt(coordinator, config, monkeypatch):
+    hashed, device, sha256 = [], threading.get_ident(), hashlib.sha256
+
+    def counting(data=b"", **more):
+        if threading.get_ident() == device:  # the coordinator's thread hashes what it receives
+            hashed.append(bytes(data))
+        return sha256(data, **more)
+
+    monkeypatch.setattr(hashlib, "sha256", counting)
+    assert run_session(config).outcome == "reported"
+    assert hashed.count(checkpoint.encode({"report": coordinator.reports[0]})) == 1
 
 
 def test_a_check_in_says_what_the_device_can_and_has(coordinator, config):
@@ -422,7 +439,7 @@ def unprivileged():
 def test_a_row_that_cannot_be_read_is_set_aside_for_the_next_session(coordinator, config):
     run_session(config)
     with closing(sqlite3.connect(config.state / "state.db")) as database:
-        database.execute("UPDATE assignment SET kept = '{}'")
+        database.execute("UPDATE assignment SET stored = '{}'")
         database.commit()
     outcome = run_session(config)
     assert (outcome.outcome, outcome.reason) == ("failed", "state-unusable")

@@ -12,7 +12,7 @@ from device_runtime.errors import BadAnswer, ConfigError, Refused, Unreachable
 from device_runtime.protocol import transport as module
 from device_runtime.protocol.connection import Connections, address_of
 from device_runtime.protocol.transport import Transport
-from device_runtime.state.cache import Partial
+from device_runtime.state.cache import PartialDownload
 from fedcore import checkpoint
 from fedcore.plan import BlobRef
 from fedcore.wire.messages import Abort, CheckIn, RetryWindow, StatedCapabilities
@@ -62,7 +62,7 @@ def to(url, pauses):
 
 @pytest.fixture
 def partial(tmp_path):
-    return Partial(tmp_path / "partial")
+    return PartialDownload(tmp_path / "partial")
 
 
 @pytest.fixture
@@ -71,6 +71,10 @@ def transport(coordinator, pauses):
     with to(coordinator.url, pauses) as made:
         made.identity = Known()
         yield made
+
+
+def upload(transport, body):
+    return transport.report("a-1", body, BlobRef.of(body).sha256)
 
 
 def test_a_busy_coordinator_is_asked_again_later_and_later(coordinator, transport, pauses):
@@ -106,7 +110,7 @@ def test_three_retries_are_all_there_are_in_an_assignment(coordinator, transport
     transport.blob(given.plan, partial)
     coordinator.faults["blob"] = [cut, cut]
     with pytest.raises(Unreachable, match="blobs"):
-        transport.blob(given.checkpoint, Partial(tmp_path / "other"))
+        transport.blob(given.checkpoint, PartialDownload(tmp_path / "other"))
     assert coordinator.calls.count("blob") == 5
 
 
@@ -121,7 +125,7 @@ def test_an_assignment_starts_with_fresh_retries(coordinator, transport, partial
 def test_a_problem_keeps_its_slug_detail_and_window_and_is_not_repeated(coordinator, transport):
     coordinator.faults["report"] = [refusal("no-longer-needed", "the goal is met", RetryWindow(3, 4))]
     with pytest.raises(Refused, match="the goal is met") as caught:
-        transport.report("a-1", b"body")
+        upload(transport, b"body")
     refused = caught.value
     assert (refused.status, refused.slug, refused.retry) == (410, "no-longer-needed", RetryWindow(3, 4))
     assert coordinator.calls == ["report"]
@@ -187,7 +191,7 @@ def test_bytes_of_another_digest_are_refused(coordinator, transport, partial):
 def test_body_bytes_are_counted_both_ways_with_failed_attempts(coordinator, transport, partial):
     coordinator.faults["report"] = [status(503)]
     body = checkpoint.encode({"report": np.ones(11, np.float32)})
-    transport.report("a-1", body)
+    upload(transport, body)
     assert transport.bytes_up == 2 * len(body)
     receipt_bytes = transport.bytes_down - len(b"no")
     assert receipt_bytes > 64
@@ -270,7 +274,7 @@ def in_parts(monkeypatch):
 
 def test_a_large_report_goes_on_where_the_connection_was_cut(coordinator, transport, in_parts):
     coordinator.cuts = [30, 20]
-    receipt = transport.report("a-1", LARGE)
+    receipt = upload(transport, LARGE)
     assert receipt.sha256 == BlobRef.of(LARGE).sha256
     assert bytes(coordinator.parts) == LARGE
     assert coordinator.calls == ["offset", "cut", "offset", "cut", "offset", "report"]
@@ -279,33 +283,33 @@ def test_a_large_report_goes_on_where_the_connection_was_cut(coordinator, transp
 
 def test_a_later_session_sends_only_the_rest(coordinator, transport, in_parts):
     coordinator.parts += LARGE[:50]
-    transport.report("a-1", LARGE)
+    upload(transport, LARGE)
     assert coordinator.calls == ["offset", "report"]
     assert transport.bytes_up == len(LARGE) - 50
 
 
 def test_a_wrong_clock_does_not_lose_a_report_that_is_half_there(coordinator, transport, in_parts):
     transport.wall = lambda: time.time() - 10_000
-    transport.report("a-1", LARGE)
+    upload(transport, LARGE)
     assert (coordinator.calls, len(coordinator.stale)) == (["offset", "report"], 1)
 
 
 def test_an_offset_that_is_none_is_refused(coordinator, transport, in_parts):
     coordinator.parts += LARGE + b"more"
     with pytest.raises(BadAnswer, match="how much"):
-        transport.report("a-1", LARGE)
+        upload(transport, LARGE)
 
 
 @pytest.mark.parametrize("offset", ["9" * 5000, "-1", "", "x"])
 def test_an_offset_that_is_no_number_of_bytes_is_refused(coordinator, transport, in_parts, offset):
     coordinator.faults["offset"] = [status(204, Upload_Offset=offset)]
     with pytest.raises(BadAnswer, match="how much"):
-        transport.report("a-1", LARGE)
+        upload(transport, LARGE)
 
 
 def test_a_receipt_that_got_lost_is_asked_for_again_with_nothing_but_the_digest(coordinator, transport, in_parts):
     coordinator.unheard = 1
-    receipt = transport.report("a-1", LARGE)
+    receipt = upload(transport, LARGE)
     assert receipt.sha256 == BlobRef.of(LARGE).sha256
     assert coordinator.calls == ["offset", "report"] * 2
     assert (len(coordinator.reports), transport.bytes_up) == (1, len(LARGE))
@@ -317,32 +321,32 @@ def test_a_part_that_does_not_follow_is_sent_once_more_from_where_it_does(coordi
         refusal("mismatching-offset")(handler)
 
     coordinator.faults["report"] = [bytes_arrive_late]
-    transport.report("a-1", LARGE)
+    upload(transport, LARGE)
     assert coordinator.calls == ["offset", "report"] * 2
     assert bytes(coordinator.parts) == LARGE
     coordinator.parts, coordinator.counted = bytearray(), None
     coordinator.faults["report"] = [bytes_arrive_late] * 2
     with pytest.raises(Refused) as caught:
-        transport.report("a-2", LARGE)
+        transport.report("a-2", LARGE, BlobRef.of(LARGE).sha256)
     assert (caught.value.slug, caught.value.final) == ("mismatching-offset", True)
 
 
 def test_an_assignment_that_is_gone_is_so_for_head_too_and_no_fault_of_the_device(coordinator, transport, in_parts):
     coordinator.faults["offset"] = [refusal("unknown-assignment")]
     with pytest.raises(Refused) as caught:
-        transport.report("a-1", LARGE)
+        upload(transport, LARGE)
     refused = caught.value
     assert (refused.slug, refused.permanent, refused.final) == ("unknown-assignment", False, True)
 
 
 def test_a_device_that_is_not_known_any_more_when_it_asks_for_the_offset_enrols_again(coordinator, transport, in_parts):
     coordinator.faults["offset"] = [refusal("unknown-device")]
-    transport.report("a-1", LARGE)
+    upload(transport, LARGE)
     assert transport.identity.forgotten == 1
 
 
 def test_a_report_of_up_to_eight_mebibytes_goes_in_one_request(coordinator, transport):
-    transport.report("a-1", LARGE)
+    upload(transport, LARGE)
     assert coordinator.calls == ["report"]
     assert module.LARGEST_WHOLE == 8 << 20
 
@@ -354,7 +358,7 @@ def test_a_device_with_a_wrong_clock_signs_by_the_coordinators_and_asks_once_mor
     transport.wall = lambda: time.time() + wrong_s
     assert transport.check_in("phones", HELLO) == ACCEPTED
     asked = len(coordinator.stale)
-    transport.report("a-1", LARGE)
+    upload(transport, LARGE)
     assert (asked, len(coordinator.stale), pauses) == (1, 1, [])
 
 
@@ -397,10 +401,10 @@ def test_a_time_to_wait_that_is_no_time_ends_the_call(coordinator, transport, pa
 
 def test_a_body_that_was_corrupted_on_its_way_is_sent_once_more(coordinator, transport):
     coordinator.faults["report"] = [refusal("digest-mismatch")]
-    transport.report("a-1", LARGE)
+    upload(transport, LARGE)
     coordinator.faults["report"] = [refusal("digest-mismatch")] * 2
     with pytest.raises(Refused) as caught:
-        transport.report("a-2", LARGE)
+        transport.report("a-2", LARGE, BlobRef.of(LARGE).sha256)
     assert caught.value.final
     assert coordinator.calls == ["report"] * 4
 

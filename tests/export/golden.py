@@ -15,7 +15,7 @@ import torch
 
 from export.model import Model
 from export.models import MODELS, load
-from export.trial import Outcome, Trial
+from export.trial import Trial, TrialOutcome
 from fedcore.algorithms import create
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "golden.json"
@@ -46,7 +46,7 @@ def sketch(vector):
     return padded.reshape(-1, BUCKETS).sum(0)
 
 
-def travelled(work: Trial, outcome: Outcome) -> np.ndarray:
+def travelled(work: Trial, outcome: TrialOutcome) -> np.ndarray:
     """From the initial to the last parameters (D,)."""
     return outcome.last("train")["params"].astype(np.float64) - work.model.initial
 

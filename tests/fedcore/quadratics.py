@@ -5,7 +5,7 @@ Shapes: K clients, D parameters, B examples of a batch. Every function takes `(D
 
 import numpy as np
 
-from fedcore.batching import Place, batches
+from fedcore.batching import StreamKey, batches
 
 
 def gradient_oracle(examples_BD, mask_B):
@@ -20,12 +20,12 @@ def gradient_oracle(examples_BD, mask_B):
     return grad
 
 
-def run_device(algorithm, broadcast, examples_ND, place):
+def run_device(algorithm, broadcast, examples_ND, key):
     """What a device reports, by the loop of the plan's specification."""
     carries = {}
     for index, stage in enumerate(algorithm.passes):
         carry = stage.begin(broadcast)
-        for indices, mask in batches(stage.loop, len(examples_ND), place, index):
+        for indices, mask in batches(stage.loop, len(examples_ND), key, index):
             carry = stage.step(carry, broadcast, gradient_oracle(examples_ND[indices], mask.astype(np.float64)))
         carries[stage.name] = carry
     return algorithm.report(broadcast, carries)
@@ -58,5 +58,5 @@ def mean_report(algorithm, reports, counts):
 def run_round(algorithm, state, clients, seed=0, round=0):
     """The next state, after one round over `clients`, a list of `(n_i, D)` arrays."""
     broadcast = algorithm.broadcast(state)
-    reports = [run_device(algorithm, broadcast, a, Place(seed, round, slot)) for slot, a in enumerate(clients)]
+    reports = [run_device(algorithm, broadcast, a, StreamKey(seed, round, slot)) for slot, a in enumerate(clients)]
     return algorithm.update(state, mean_report(algorithm, reports, [len(a) for a in clients]))

@@ -13,7 +13,7 @@ from fedcore import algorithms
 from fedcore.algorithms.fed_adam import FedAdam
 from fedcore.algorithms.fed_avg import FedAvg
 from fedcore.algorithms.mime_lite import MimeLite
-from fedcore.batching import Place, permutation
+from fedcore.batching import StreamKey, permutation
 from fedcore.errors import InvalidSetting, UnknownAlgorithm
 from tests.fedcore.quadratics import gradient_oracle, mean_report, run_cohort, run_device, run_round
 
@@ -42,7 +42,7 @@ def x0():
 
 def ordered_batches(examples, slot, round):
     for epoch in range(EPOCHS):
-        order = permutation(Place(SEED, round, slot), 0, epoch, len(examples))
+        order = permutation(StreamKey(SEED, round, slot), 0, epoch, len(examples))
         for start in range(0, len(examples), BATCH):
             yield examples[order[start : start + BATCH]]
 
@@ -112,7 +112,7 @@ def test_five_rounds_agree_with_the_equations(algorithm, x0, clients):
 @pytest.mark.parametrize("algorithm", VARIANTS, ids=repr)
 def test_the_order_of_clients_does_not_matter(algorithm, x0, clients):
     broadcast = algorithm.broadcast(algorithm.init(x0))
-    reports = [run_device(algorithm, broadcast, a, Place(SEED, 0, slot)) for slot, a in enumerate(clients)]
+    reports = [run_device(algorithm, broadcast, a, StreamKey(SEED, 0, slot)) for slot, a in enumerate(clients)]
     counts = [len(a) for a in clients]
     forward, backward = mean_report(algorithm, reports, counts), mean_report(algorithm, reports[::-1], counts[::-1])
     for name, value in forward.items():
@@ -158,7 +158,7 @@ def test_no_function_writes_into_what_it_was_given(algorithm, x0, clients):
     kept = {name: value.copy() for name, value in (state | broadcast).items()}
     for value in (x0, *state.values(), *broadcast.values()):
         value.flags.writeable = False
-    report = run_device(algorithm, broadcast, clients[0], Place(SEED, 0, 0))
+    report = run_device(algorithm, broadcast, clients[0], StreamKey(SEED, 0, 0))
     for value in report.values():
         value.flags.writeable = False
     moved = algorithm.update(state, report)
@@ -195,7 +195,7 @@ def test_mimelite_moves_the_server_optimizer_once_from_gradients_at_the_received
 def test_mimelite_steps_with_the_optimizer_state_held_fixed(x0):
     algorithm = MimeLite(client_lr=0.5, epochs=3, batch_size=2)
     broadcast = {"params": x0, "m": np.full(D, 2.0)}
-    report = run_device(algorithm, broadcast, np.repeat(x0[None], 2, 0), Place(SEED, 0, 0))
+    report = run_device(algorithm, broadcast, np.repeat(x0[None], 2, 0), StreamKey(SEED, 0, 0))
     y = x0
     for _ in range(3):
         y = y - 0.5 * (0.9 * 2.0 + 0.1 * (y - x0))
@@ -206,7 +206,7 @@ def test_mimelite_steps_with_the_optimizer_state_held_fixed(x0):
 def test_the_full_batch_gradient_weighs_a_short_batch_by_its_size(x0, clients):
     algorithm = MimeLite(batch_size=BATCH)
     examples = clients[2]  # nine examples in batches of four: the last batch holds one
-    report = run_device(algorithm, algorithm.broadcast(algorithm.init(x0)), examples, Place(SEED, 0, 0))
+    report = run_device(algorithm, algorithm.broadcast(algorithm.init(x0)), examples, StreamKey(SEED, 0, 0))
     np.testing.assert_allclose(report["gradient"], x0 - examples.mean(0), rtol=1e-12)
     of_batches = np.mean([x0 - examples[start : start + BATCH].mean(0) for start in (0, 4, 8)], 0)
     assert np.abs(report["gradient"] - of_batches).max() > 1e-3
@@ -217,9 +217,9 @@ def test_a_cohort_at_once_is_a_loop_over_its_clients(algorithm, x0):
     examples_KND = np.random.default_rng(8).normal(size=(3, 7, D))
     state = run_round(algorithm, algorithm.init(x0), list(examples_KND), SEED)
     broadcast = algorithm.broadcast(state)
-    together = run_cohort(algorithm, broadcast, examples_KND, lambda k: Place(SEED, 1, k))
+    together = run_cohort(algorithm, broadcast, examples_KND, lambda k: StreamKey(SEED, 1, k))
     for k, examples in enumerate(examples_KND):
-        alone = run_device(algorithm, broadcast, examples, Place(SEED, 1, k))
+        alone = run_device(algorithm, broadcast, examples, StreamKey(SEED, 1, k))
         assert set(alone) == set(together)
         for name, value in alone.items():
             assert together[name][k].shape == value.shape

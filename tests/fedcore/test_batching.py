@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcore.batching import Place, batches, noise, permutation
+from fedcore.batching import StreamKey, batches, noise, permutation
 from fedcore.errors import PlanError
 from fedcore.loop import Loop
 
 FOLDER = Path(__file__).parents[1] / "vectors"
 VECTORS, NOISE = (json.loads((FOLDER / name).read_text()) for name in ("order.json", "noise.json"))
-PLACE = Place(seed=7, round=3, slot=2)
+KEY = StreamKey(seed=7, round=3, slot=2)
 LOOPS = st.builds(
     Loop,
     batch_size=st.integers(1, 9),
@@ -66,7 +66,7 @@ def test_the_philox_here_gives_the_known_answers_of_its_authors():
 @pytest.mark.parametrize("vector", VECTORS, ids=str)
 def test_order_is_the_published_one_and_the_specification_alone_reproduces_it(vector):
     seed, round, slot, pass_index, epoch = (vector[name] for name in ("seed", "round", "slot", "pass", "epoch"))
-    order = permutation(Place(seed, round, slot), pass_index, epoch, vector["examples"])
+    order = permutation(StreamKey(seed, round, slot), pass_index, epoch, vector["examples"])
     assert order.tolist() == vector["order"]
     assert order_by_the_specification(seed, round, slot, pass_index, epoch, vector["examples"]) == vector["order"]
 
@@ -74,20 +74,20 @@ def test_order_is_the_published_one_and_the_specification_alone_reproduces_it(ve
 @pytest.mark.parametrize("vector", NOISE, ids=str)
 def test_noise_is_the_published_one_and_the_specification_alone_reproduces_it(vector):
     seed, round, slot, pass_index, step = (vector[name] for name in ("seed", "round", "slot", "pass", "step"))
-    drawn = noise(Place(seed, round, slot), pass_index, step, vector["size"])
+    drawn = noise(StreamKey(seed, round, slot), pass_index, step, vector["size"])
     assert (drawn.dtype, drawn.tolist()) == (np.int32, vector["noise"])
     assert noise_by_the_specification(seed, round, slot, pass_index, step, vector["size"]) == vector["noise"]
 
 
 def test_every_part_of_the_key_changes_the_order():
     keys = [(7, 3, 2, 0, 0), (8, 3, 2, 0, 0), (7, 4, 2, 0, 0), (7, 3, 1, 0, 0), (7, 3, 2, 1, 0), (7, 3, 2, 0, 1)]
-    orders = {tuple(permutation(Place(*key[:3]), key[3], key[4], 40)) for key in keys}
+    orders = {tuple(permutation(StreamKey(*key[:3]), key[3], key[4], 40)) for key in keys}
     assert len(orders) == len(keys)
 
 
 @given(loop=LOOPS, examples=st.integers(0, 30))
 def test_every_sweep_visits_every_example_once_under_mask_one(loop, examples):
-    steps = list(batches(loop, examples, PLACE, 0))
+    steps = list(batches(loop, examples, KEY, 0))
     assert len(steps) == loop.step_count(examples)
     visited = np.concatenate([indices[mask == 1] for indices, mask in steps]) if steps else np.zeros(0, np.int64)
     for start in range(0, len(visited), max(examples, 1)):
@@ -99,7 +99,7 @@ def test_every_sweep_visits_every_example_once_under_mask_one(loop, examples):
 
 @given(loop=LOOPS, examples=st.integers(1, 30))
 def test_every_batch_has_the_full_size_and_padding_follows_the_real_examples(loop, examples):
-    for indices, mask in batches(loop, examples, PLACE, 0):
+    for indices, mask in batches(loop, examples, KEY, 0):
         real = int(mask.sum())
         assert indices.shape == mask.shape == (loop.batch_size,)
         assert (indices.dtype, mask.dtype) == (np.int64, np.float32)
@@ -109,28 +109,28 @@ def test_every_batch_has_the_full_size_and_padding_follows_the_real_examples(loo
 
 
 def test_a_sweep_ends_with_its_short_batch_and_the_next_begins_afresh():
-    masks = [mask.sum() for _, mask in batches(Loop(batch_size=4, epochs=2), 6, PLACE, 0)]
+    masks = [mask.sum() for _, mask in batches(Loop(batch_size=4, epochs=2), 6, KEY, 0)]
     assert masks == [4, 2, 4, 2]
 
 
 def test_steps_cap_all_epochs_together_and_do_not_extend_them():
     assert Loop(batch_size=4, epochs=2, steps=3).step_count(6) == 3
     assert Loop(batch_size=4, epochs=2, steps=99).step_count(6) == 4
-    assert len(list(batches(Loop(batch_size=4, epochs=2, steps=3), 6, PLACE, 0))) == 3
+    assert len(list(batches(Loop(batch_size=4, epochs=2, steps=3), 6, KEY, 0))) == 3
 
 
 def test_without_shuffling_examples_come_in_the_order_of_the_store():
-    steps = list(batches(Loop(batch_size=2, shuffle=False), 5, PLACE, 0))
+    steps = list(batches(Loop(batch_size=2, shuffle=False), 5, KEY, 0))
     assert [indices.tolist() for indices, _ in steps] == [[0, 1], [2, 3], [4, 4]]
 
 
 def test_every_epoch_has_its_own_order():
-    first, second = batches(Loop(batch_size=30, epochs=2), 30, PLACE, 0)
+    first, second = batches(Loop(batch_size=30, epochs=2), 30, KEY, 0)
     assert first[0].tolist() != second[0].tolist()
 
 
 def test_no_examples_give_no_batches():
-    assert list(batches(Loop(batch_size=4), 0, PLACE, 0)) == []
+    assert list(batches(Loop(batch_size=4), 0, KEY, 0)) == []
 
 
 @pytest.mark.parametrize("name", ["batch_size", "epochs", "steps"])

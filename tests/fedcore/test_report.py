@@ -17,7 +17,9 @@ DELTA, METRICS = np.array([1, -2], np.float32), np.array([4, 2, 1], np.float32)
 
 
 def report(scale=1.0, weight=4.0):
-    return LAYOUT.concatenate({"delta": DELTA * np.float32(scale), "train.metrics": METRICS}, weight)
+    return LAYOUT.weigh(
+        LAYOUT.concatenate({"delta": DELTA * np.float32(scale), "train.metrics": METRICS}, weight), weight
+    )
 
 
 def test_means_are_weighted_and_sums_are_not():
@@ -25,6 +27,14 @@ def test_means_are_weighted_and_sums_are_not():
     assert vector.dtype == np.float32
     assert vector.tolist() == [4, -8, 4, 4, 2, 1]
     assert LAYOUT.wire == (VectorSpec("report", 6),)
+
+
+def test_a_report_is_kept_unweighted_until_it_is_weighed():
+    values = LAYOUT.concatenate({"delta": DELTA, "train.metrics": METRICS}, 4.0)
+    assert values.dtype == np.float32
+    assert values.tolist() == [1, -2, 4, 2, 1]
+    assert LAYOUT.weigh(values, 4.0).tolist() == report().tolist()
+    assert values.tolist() == [1, -2, 4, 2, 1]
 
 
 def test_the_weight_is_the_examples_or_one():

@@ -3,6 +3,7 @@ import typing
 import msgspec
 import pytest
 
+from fedcore.conditions import StatedConditions
 from fedcore.errors import WireError
 from fedcore.plan import BlobRef, PlanSignature
 from fedcore.wire import messages
@@ -17,7 +18,6 @@ from fedcore.wire.messages import (
     Rejected,
     RetryWindow,
     StatedCapabilities,
-    StatedConditions,
     decode,
     encode,
 )

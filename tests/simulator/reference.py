@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from export.model import GradientOracle
-from fedcore.batching import Place, batches
+from fedcore.batching import StreamKey, batches
 
 
 def reference_round(model, algorithm, state, shards, number, seed):
@@ -15,7 +15,7 @@ def reference_round(model, algorithm, state, shards, number, seed):
         carries = {}
         for index, item in enumerate(algorithm.passes):
             carry = item.begin(broadcast)
-            for rows, mask in batches(item.loop, len(shard["y"]), Place(seed, number, slot), index):
+            for rows, mask in batches(item.loop, len(shard["y"]), StreamKey(seed, number, slot), index):
                 real = rows[mask == 1]  # truly short, where the engine pads and masks
                 batch = {name: torch.from_numpy(array[real]) for name, array in shard.items()}
                 carry = item.step(carry, broadcast, GradientOracle(model, batch, torch.ones(len(real))))

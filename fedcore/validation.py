@@ -1,13 +1,17 @@
-"""Structs whose values are checked however they were made, not only when they were decoded."""
+"""Types with bounds, and structs whose values are checked however they were made, not only when they were decoded."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 from fedcore.decoding import converter
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 
 S = TypeVar("S", bound=msgspec.Struct)
 _FIELDS: dict[type[msgspec.Struct], tuple[tuple[str, Callable[[object], Any]], ...]] = {}

@@ -1,4 +1,4 @@
-"""What a device used in the last day, apart from the journal, which forgets entries by their number."""
+"""The use of the last day, for a policy's limits; the journal forgets entries by their number."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PART_S = 3_600.0
 
 
 class Spent(msgspec.Struct, frozen=True):
-    """What sessions used: `seconds` of work on plans, `bytes` down and up, `sessions` by the assignments they got.
+    """The use of sessions: `seconds` of work on plans, `bytes` down and up, `sessions` by the assignments they got.
 
     An assignment that a killed session left and another brought to its end counts once.
     """
@@ -24,7 +24,7 @@ class Spent(msgspec.Struct, frozen=True):
     sessions: int = 0
 
 
-class Budget:
+class Spending:
     """The spending of the state folder that this process holds. Every method raises StateError.
 
     When a sum is forgotten is measured from boot, so setting the clock neither renews a day's budget nor uses it up.
@@ -35,7 +35,7 @@ class Budget:
         self._clock = clock
 
     def spent(self) -> Spent:
-        """What was used in the last day."""
+        """The use of the last day."""
         sums = Spent()
         with self._database.transaction():
             for number, until, seconds, size, sessions in self._database.execute("SELECT * FROM spent"):
@@ -48,7 +48,7 @@ class Budget:
         return sums
 
     def add(self, more: Spent) -> None:
-        """Remember what was used just now."""
+        """Count what was used just now."""
         for number, until in self._database.execute("SELECT id, until FROM spent ORDER BY id DESC LIMIT 1"):
             if _decode(until).remaining_s(self._clock) > DAY_S:
                 sums = "UPDATE spent SET seconds = seconds + ?, bytes = bytes + ?, sessions = sessions + ? WHERE id = ?"

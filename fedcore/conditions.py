@@ -1,0 +1,153 @@
+"""Conditions of a device, and the rules on them that a task or a device's owner sets: defined and evaluated here only.
+
+Their meaning: docs/device.md. How a device states them: docs/spec/wire.md §2. A condition that a rule asks for and
+that is not known does not hold.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from fedcore.decoding import converter
+from fedcore.validation import Count, Fraction, NotNegative, checked, misfit
+
+MEBIBYTE = 1 << 20
+
+
+class _Checked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Values that are checked however they were made. Raises ValueError naming the one that is wrong."""
+
+    def __post_init__(self) -> None:
+        found = misfit(self)
+        if found is not None:
+            name, value, words = found
+            raise ValueError(f"{name} = {value!r}: {words}")
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"{name} = {value}: it must be finite")
+
+
+class StatedConditions(msgspec.Struct, frozen=True, kw_only=True):
+    """The conditions that a device tells a coordinator; None is what it does not know.
+
+    `battery` is a fraction, to a tenth; `free_storage_mb` is in MiB, rounded down to a power of two.
+    """
+
+    charging: bool | None = None
+    idle: bool | None = None
+    unmetered: bool | None = None
+    battery: Fraction | None = None
+    free_storage_mb: Count | None = None
+
+    @property
+    def free_storage_bytes(self) -> int | None:
+        """The free storage in bytes."""
+        return None if self.free_storage_mb is None else self.free_storage_mb * MEBIBYTE
+
+
+@checked
+class Conditions(_Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One reading of a device; None is what the device does not know. Raises ValueError when a value is impossible.
+
+    `charging`: on external power. `idle`: other programs hardly use the processors. `unmetered`: bytes on the network
+    cost nothing. `battery` is a fraction, `thermal_headroom_c` the degrees Celsius left until the device slows down.
+    """
+
+    charging: bool | None = None
+    idle: bool | None = None
+    unmetered: bool | None = None
+    battery: Fraction | None = None
+    free_storage_bytes: Count | None = None
+    free_memory_bytes: Count | None = None
+    thermal_headroom_c: float | None = None
+
+    def stated(self) -> StatedConditions:
+        """The part that a coordinator is told. Levels are rounded: exact ones would help to recognise a device."""
+        storage = self.free_storage_bytes
+        return StatedConditions(
+            charging=self.charging,
+            idle=self.idle,
+            unmetered=self.unmetered,
+            battery=None if self.battery is None else round(self.battery, 1),
+            free_storage_mb=None if storage is None else rounded_mb(storage),
+        )
+
+
+ConditionSource = Callable[[], Conditions]
+"""Reads the conditions now. A host application that knows more than the operating system gives its own."""
+
+
+class ConditionRules(msgspec.Struct, frozen=True, kw_only=True):
+    """Rules on conditions that a task may set; by default there are none. `min_<name>` bounds `<name>` from below."""
+
+    charging: bool = False
+    idle: bool = False
+    unmetered: bool = False
+    min_battery: Fraction | None = None
+    min_free_storage_bytes: Count | None = None
+
+    def unmet(self, conditions: Conditions | StatedConditions) -> tuple[str, ...]:
+        """The reasons, in words, for which rules do not hold; empty when all do."""
+        return (*self._unmet_flags(conditions), *self._unmet_minima(conditions))
+
+    def _unmet_flags(self, conditions: Conditions | StatedConditions) -> Iterator[str]:
+        for name, (otherwise, question) in _FLAGS.items():
+            if getattr(self, name) and not (value := getattr(conditions, name)):
+                yield f"unknown: {question}" if value is None else otherwise
+
+    def _unmet_minima(self, conditions: Conditions | StatedConditions) -> Iterator[str]:
+        for name, (noun, words) in _MINIMA.items():
+            # Not every set of rules has all of them, nor every reading.
+            least, value = getattr(self, f"min_{name}", None), getattr(conditions, name, None)
+            if least is not None and (value is None or value < least):
+                yield f"unknown: {noun}" if value is None else f"{noun} {words(value)} is below {words(least)}"
+
+
+@checked
+class Requirements(ConditionRules, _Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Rules that a device's owner sets: what must hold for the device to train. By default nothing.
+
+    On a machine that never tells a condition, leave out its rule. Raises ValueError when a value is impossible.
+    """
+
+    min_free_memory_bytes: Count | None = None
+    min_thermal_headroom_c: NotNegative | None = None
+
+
+to_requirements = converter(Requirements, strict=False)
+"""Requirements from their names and values, as they are or in words. Raises msgspec.ValidationError."""
+
+
+def rounded_mb(size_bytes: int) -> int:
+    """MiB, rounded down to a power of two: an exact size would help to recognise a device."""
+    whole = size_bytes // MEBIBYTE
+    return 1 << (whole.bit_length() - 1) if whole else 0
+
+
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:.0f} %"
+
+
+def _megabytes(size_bytes: float) -> str:
+    return f"{size_bytes / 1e6:,.0f} MB"
+
+
+def _degrees(celsius: float) -> str:
+    return f"{celsius:.0f} °C"
+
+
+_FLAGS = {
+    "charging": ("not charging", "charging or not"),
+    "idle": ("in use", "in use or not"),
+    "unmetered": ("the network is metered", "network metered or not"),
+}
+_MINIMA: dict[str, tuple[str, Callable[[float], str]]] = {
+    "battery": ("battery", _percent),
+    "free_storage_bytes": ("free storage", _megabytes),
+    "free_memory_bytes": ("free memory", _megabytes),
+    "thermal_headroom_c": ("thermal headroom", _degrees),
+}
