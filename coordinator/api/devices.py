@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import Annotated, TypeVar
 
@@ -129,18 +130,22 @@ class DeviceApi:
             with self._limits.reports.reserve(limit):
                 message, digest = await read_hashed(request, limit)
                 signed(request).check(digest)
-                await self._ask(PutMessage(assignment, spoken, bytes(message), digest.hex()))
-            return await self._hear(assignment, spoken + 1, request)
+                wait_s, headers = preferred_wait(request, self._settings.max_wait_s)
+                taken = self._driver.submit(PutMessage(assignment, spoken, bytes(message), digest.hex()))
+                # Submitted at once, so that one turn of the driver serves both.
+                answer = self._driver.submit(AwaitMessage(assignment, spoken + 1, wait_s))
+                await asyncio.wrap_future(taken)
+            return await self._message(answer, headers, request)
 
     async def hear(self, assignment: str, number: Number, request: Request) -> Response:
         """Wait, as long as `Prefer: wait=N` says, for a message of the secure aggregation; 204 when none is there."""
         heard = _number(number)
         async with self._assignments.present(assignment, request):
-            return await self._hear(assignment, heard, request)
+            wait_s, headers = preferred_wait(request, self._settings.max_wait_s)
+            return await self._message(self._driver.submit(AwaitMessage(assignment, heard, wait_s)), headers, request)
 
-    async def _hear(self, assignment: str, number: int, request: Request) -> Response:
-        wait_s, headers = preferred_wait(request, self._settings.max_wait_s)
-        message = await while_connected(request, self._driver.submit(AwaitMessage(assignment, number, wait_s)))
+    async def _message(self, answer: Future[bytes | None], headers: dict[str, str], request: Request) -> Response:
+        message = await while_connected(request, answer)
         if message is None:
             return Response(status_code=204, headers=headers)
         return Response(message, media_type="application/octet-stream", headers=headers)

@@ -147,7 +147,7 @@ def test_round_and_state_are_durable_before_a_message_leaves(secure, config):
 
     def look(number, message):
         with closing(sqlite3.connect(f"file:{config.state / 'state.db'}?mode=ro", uri=True)) as database:
-            ((row,),) = database.execute("SELECT kept FROM assignment").fetchall()
+            ((row,),) = database.execute("SELECT stored FROM assignment").fetchall()
             ((noted,),) = database.execute("SELECT number FROM answered").fetchall()
         keep = msgspec.json.decode(row, type=StoredAssignment).secagg
         found.append((number, noted, ClientState.decode(keep).stage if keep else None))
