@@ -9,7 +9,7 @@ INSTALLED := .venv/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check format migration clean
+.PHONY: help install demo test check format migration filemap clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -34,6 +34,9 @@ format: $(INSTALLED) ## rewrite the sources in the one format, and mend what the
 
 migration: $(INSTALLED) ## write the initial migration and the tables of docs/database.md anew
 	$(BIN)/python -m tests.coordinator.make_migration
+
+filemap: $(INSTALLED) ## write the file map of docs/architecture.md anew
+	$(BIN)/python -m tests.make_file_map
 
 clean: ## remove .venv, caches and outputs
 	rm -rf .venv build dist out *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,4 +1,4 @@
-"""The service: composition."""
+"""The service composed: device API, admin API, dashboard and driver in one process."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Places at which a process can be made to die as by `kill -9`, so that tests see what a restart finds.
+"""Failpoints: places at which a test can kill a process as by `kill -9`, to see how a restart goes on.
 
-MUSTER_FAILPOINT names one, and after a colon the how-manieth time it is reached: `round.before-commit:2`. Nothing else
-turns them on, and while nothing does they cost one look into the environment. They are listed in docs/database.md.
+MUSTER_FAILPOINT names one, and after a colon its occurrence: `round.before-commit:2` is the second. Only this variable
+turns them on; without it they cost one look into the environment. They are listed in docs/database.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the service measures of itself, for Prometheus. No label ever names a device, a task or a population.
+"""Metrics of the service for Prometheus. No label ever names a device, a task or a population.
 
 The table of docs/operations.md lists every metric; a test holds the two equal.
 """

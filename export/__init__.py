@@ -1,1 +1,1 @@
-"""A torch model, its loss and an algorithm become an on-device plan of training graphs."""
+"""The exporter: a torch model, its loss and an algorithm become an on-device plan of training graphs."""

@@ -1,4 +1,4 @@
-"""From a model and an algorithm to a plan bundle: capture, write, certify, put together."""
+"""The build of a bundle from a model and an algorithm: capture, write, certify, put together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trace an algorithm's functions, with the model's loss and gradient inside, into graphs of primitive operators.
+"""Capture: an algorithm's functions, with the model's loss and gradient inside, as graphs of primitive operators.
 
 A captured graph is functional: all state in, all state out, weights never inside. The batch axis stays symbolic.
 """

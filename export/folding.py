@@ -1,4 +1,4 @@
-"""Compute at export what depends on no input: positions, causal masks, their comparisons."""
+"""Constant folding at export, of what depends on no input: positions, causal masks, their comparisons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The forms in which graphs reach devices: and who writes each."""
+"""Formats in which graphs reach devices, and the writer of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which layer of a model is at work, forward and backward: so that a message about an operator can name it."""
+"""The layer of a model that is at work, forward and backward, so that a message about an operator can name it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Proof that exported graphs compute what torch computes: the same steps on both, on a device's own runtime, compared.
+"""Proof that exported graphs compute what torch computes: the same steps on torch and on a device's own runtime.
 
 Parameters after several steps are compared, not one loss: a wrong gradient can hide behind one loss. What the numbers
 are relative to, and how large they may be: docs/models.md.

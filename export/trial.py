@@ -1,4 +1,4 @@
-"""The same steps of training for every runtime, and how far apart two of them end."""
+"""A trial: the same steps of training on every runtime, and how far apart two of them end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check a bundle from the outside: digests, and plan and certificate made again from the model's source."""
+"""Verification of a bundle from the outside: digests, and plan and certificate made again from the model's source."""
 
 from __future__ import annotations
 

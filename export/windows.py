@@ -1,4 +1,4 @@
-"""How the kernel of a convolution or a pool slides over its input."""
+"""Windows: how the kernel of a convolution or a pool slides over its input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every command of the stack in one application. Imports are lazy, so each command loads only what it runs."""
+"""The application of all commands. Imports are lazy, so each command loads only what it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`muster`: what a shell runs. A device's command runs here without the command framework that the others take."""
+"""The entry point of `muster`. A device's command runs here without the command framework that the others need."""
 
 from __future__ import annotations
 

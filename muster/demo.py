@@ -1,4 +1,4 @@
-"""The whole story on one machine: export, a coordinator, devices over HTTP, and the engine's replay as proof."""
+"""The demo on one machine: export, a coordinator, devices over HTTP, and the engine's replay as proof."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this installation can do, what it lacks, and how to get that. It asks files and programs, not libraries."""
+"""The examination of an installation: its abilities, and how to get those it lacks. It asks files and programs only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands print: one JSON object or a table on standard output, progress on standard error."""
+"""The output of commands: one JSON object or a table on standard output, progress on standard error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands print with nothing but the standard library: JSON, and tables in columns of spaces."""
+"""Output of commands that needs only the standard library and msgspec: JSON, and tables in columns of spaces."""
 
 from __future__ import annotations
 

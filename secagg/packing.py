@@ -1,4 +1,4 @@
-"""From a float vector to words that can be masked and added, and back from the sum. Spec: docs/spec/secagg.md §5."""
+"""Packing: from a float vector to words that can be masked and added, and back. Spec: docs/spec/secagg.md §5."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""A fleet of emulated devices over the real protocol, and a vectorised engine; they agree with each other."""
+"""The simulator: a vectorised engine, and a fleet of emulated devices on the real protocol that agrees with it."""

@@ -1,4 +1,4 @@
-"""Why a loss is not a finite number: the data, the model, or training."""
+"""Causes of a loss that is not a finite number: the data, the model, or training."""
 
 from __future__ import annotations
 

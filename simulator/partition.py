@@ -1,4 +1,4 @@
-"""Split a pooled data set over clients, non-IID on purpose."""
+"""Partition of a pooled data set over clients, non-IID on purpose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who asks at the admin port, and whether they may."""
+"""Access to the admin port: the token of a request, and its role."""
 
 from __future__ import annotations
 

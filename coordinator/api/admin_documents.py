@@ -1,4 +1,4 @@
-"""What the admin API refuses with, and what its OpenAPI document says of messages that msgspec reads and writes."""
+"""Problem types of the admin API, and the schemas of its OpenAPI document."""
 
 from __future__ import annotations
 

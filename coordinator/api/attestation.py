@@ -1,6 +1,7 @@
-"""Why to believe that a key belongs to a device, and not to whoever can send a request. Spec: docs/spec/wire.md §9.
+"""Attestation: evidence that a key belongs to a device, and not to anybody who can send a request.
 
-It is looked at once, when a device enrols. A further kind is a message in `fedcore.wire.messages`, and a case here.
+It is checked once, when a device enrols. Spec: docs/spec/wire.md §9. A further kind is a message in
+`fedcore.wire.messages`, and a case here.
 """
 
 from __future__ import annotations

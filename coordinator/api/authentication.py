@@ -1,4 +1,4 @@
-"""Whose request it is: every one that a device makes is signed, and held against that before its body is read.
+"""Authentication of devices: every request is signed, and its signature is checked before the body is read.
 
 Spec: docs/spec/wire.md §10.
 """

@@ -1,4 +1,4 @@
-"""A connection: uvicorn's, but that a body can be received straight into the memory that it stays in."""
+"""A connection of uvicorn that can receive a body straight into the memory where it stays."""
 
 from __future__ import annotations
 

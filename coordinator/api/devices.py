@@ -1,4 +1,4 @@
-"""What devices may ask. Spec: docs/spec/wire.md."""
+"""The endpoints of the device API. Spec: docs/spec/wire.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a device becomes known: its key is a row, and its key for secure aggregation is vouched for.
+"""Enrolment: a device's key gets a row, and its key for secure aggregation a credential.
 
 Spec: docs/spec/wire.md §9.
 """

@@ -1,4 +1,4 @@
-"""One of each message and header field, for the OpenAPI document."""
+"""Examples of every message and header field, for the OpenAPI documents."""
 
 from __future__ import annotations
 

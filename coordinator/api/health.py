@@ -1,4 +1,4 @@
-"""Whether the service lives, whether it should be sent work, and what it measures of itself."""
+"""Health checks and metrics: `/healthz`, `/readyz` and `/metrics`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often one caller may ask, and how many may wait at once. Counted in memory: each process for itself."""
+"""Limits of the device API: requests of a caller, requests in progress, memory for reports. Per process."""
 
 from __future__ import annotations
 

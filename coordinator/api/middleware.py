@@ -1,4 +1,4 @@
-"""What every request passes on its way in: a number for the log, the limits, the measurement."""
+"""Middleware of both ports: request ids for the log, limits, metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What the OpenAPI document says of messages that msgspec, not FastAPI, reads and writes, and of header fields."""
+"""The OpenAPI documents of both APIs. FastAPI knows the routes; this adds messages, header fields and problems.
+
+Messages are read and written by msgspec, which also makes their schemas.
+"""
 
 from __future__ import annotations
 

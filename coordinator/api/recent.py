@@ -1,4 +1,4 @@
-"""A bounded memory of what was looked up last."""
+"""A least-recently-used cache."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Which signatures are fresh, and which came before. Pure: time is an argument. Spec: docs/spec/wire.md §10.
+"""Replay protection: fresh signatures, each accepted once. Pure: time is an argument. Spec: docs/spec/wire.md §10.
 
-The memory is exact: what it forgot, and what it cannot know of, is not taken. So what was signed before this process
-began to answer is refused, unless an earlier process cannot have heard it; and when the clock is set back, so is what
-was signed as long ago as what was forgotten.
+No replay is ever accepted. A signature that was made before this process began to answer is refused, unless no earlier
+process can have accepted it. When the clock is set back, signatures as old as the forgotten ones are refused too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a report arrives: in one request, or in parts that a cut connection does not lose. Spec: docs/spec/wire.md §6."""
+"""Reports over HTTP: in one request, or in parts that survive a cut connection. Spec: docs/spec/wire.md §6."""
 
 from __future__ import annotations
 

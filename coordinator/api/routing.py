@@ -1,4 +1,4 @@
-"""Sends a device's request to the replica whose memory it is about. Spec: docs/spec/rounds.md §5.
+"""Forwarding of devices' requests to the replica that must answer them. Spec: docs/spec/rounds.md §5.
 
 A session or an assignment lives in the process that made it and is named after it; a check-in goes to the process that
 drives its population. Everything else is in the database, and any replica answers it.

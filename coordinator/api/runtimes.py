@@ -1,4 +1,4 @@
-"""Which runtimes devices say they have, for people to see."""
+"""Counts of the runtimes that devices state, for the dashboard."""
 
 from __future__ import annotations
 

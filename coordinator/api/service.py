@@ -1,4 +1,4 @@
-"""The parts of a coordinator that both of its APIs stand on."""
+"""The parts of a coordinator that both of its APIs use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may administer: bearer tokens, each with a role. The database holds a hash of a token, never the token."""
+"""Bearer tokens of the admin API, each with a role. The database holds only a hash of a token."""
 
 from __future__ import annotations
 

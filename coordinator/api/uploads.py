@@ -1,4 +1,4 @@
-"""Reports that arrive in several requests: in memory, bounded in all, never on disk. Spec: docs/spec/wire.md §6."""
+"""Uploads in parts: reports in memory, bounded in all, never on disk. Spec: docs/spec/wire.md §6."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Pages for whoever watches the service: made here, changed by nobody, and readable on a phone."""
+"""The dashboard: read-only pages for operators, made by the server and readable on a phone."""

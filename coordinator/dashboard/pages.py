@@ -1,4 +1,4 @@
-"""The dashboard: pages made here, kept live by server-sent events. They show, and change nothing."""
+"""The dashboard's routes: read-only pages, kept live by server-sent events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What pages show, as values: rows in, no HTML."""
+"""Values that the pages show: rows in, no HTML."""
 
 from __future__ import annotations
 

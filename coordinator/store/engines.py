@@ -1,4 +1,4 @@
-"""How each kind of database is opened: its driver, what makes it durable, and how its transactions begin.
+"""Engines: how each kind of database is opened, made durable, and begins its transactions.
 
 | | SQLite | PostgreSQL |
 |---|---|---|

@@ -1,4 +1,4 @@
-"""Rows that nobody needs any more, within one transaction. What is to be kept: coordinator.store.garbage_collection."""
+"""Rows that garbage collection reads and deletes, within one transaction. The rule: garbage_collection.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What drivers said of their tasks, and all else that is known of them, within one transaction."""
+"""Rows of observations, which drivers make of their tasks, within one transaction. The rule: rules/progress.py."""
 
 from __future__ import annotations
 

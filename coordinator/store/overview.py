@@ -1,4 +1,4 @@
-"""What the dashboard asks of the rows: few, whatever the service has been through."""
+"""Queries of the dashboard, within one transaction. Each reads few rows, however many rounds there were."""
 
 from __future__ import annotations
 

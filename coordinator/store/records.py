@@ -1,4 +1,4 @@
-"""What is read and written within one transaction, as typed values. Every change of state leaves a transition."""
+"""Rows as typed values, within one transaction. Every change of state leaves a transition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an operator does with tasks, directly on the store: the command line and the demo call nothing else."""
+"""Tasks on the store itself: the operations that the command line, the demo and the admin API call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is traced instead of an operator for ExecuTorch: a table for `capture`.
+"""Forms that are traced in the place of operators for ExecuTorch: a table for `capture`.
 
 XNNPACK has no comparisons, and sums fast over the middle axes of (N, H, W, C): hence the forms of normalisation and of
 the gradients of activations. Shapes: N batch, C channels, G groups, S positions.

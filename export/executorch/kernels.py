@@ -1,4 +1,4 @@
-"""Which operators a program may hold. What is not here is refused by name."""
+"""Kernels that a program may use. An operator that is not here is refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the reference models are trained for: the class of an example, or the next token at every place."""
+"""The two tasks of the reference models: the class of an example, or the next token at every place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo as a stranger runs it, and where its time goes."""
+"""`muster demo` as a command of its own: its wall and CPU time, and the phases that take it."""
 
 from __future__ import annotations
 

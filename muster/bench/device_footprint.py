@@ -1,4 +1,4 @@
-"""What a device costs: what its installation weighs, what starting it takes, and how much memory training takes.
+"""The footprint of a device: size of its installation, CPU time of its start, memory of its training.
 
 Muster's wheel and the device extra are installed into an empty folder, as an app would, and everything is measured with
 nothing else on the path. Training is one assignment of FedAvg on the EMNIST network: 100 examples in batches of 20,

@@ -1,4 +1,4 @@
-"""A fleet that means ill against a real coordinator: whether every round is won, and whether all accounts agree.
+"""A fleet of failing devices against a real coordinator: every round must be committed, and all accounts agree.
 
 The peer is the engine: given the reports that each round counted, it must reach the model that the coordinator has. A
 report that was counted twice, or not at all, would show.

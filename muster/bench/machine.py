@@ -1,4 +1,4 @@
-"""Where a benchmark ran."""
+"""The machine that a benchmark ran on."""
 
 from __future__ import annotations
 

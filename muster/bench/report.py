@@ -1,4 +1,4 @@
-"""What a report costs the coordinator, in CPU seconds, against what its body costs when nothing else is done.
+"""The CPU seconds of a report in the coordinator, against those of its body when nothing else is done.
 
 The yardstick is a plain loop on one thread: receive a body from a loopback socket into memory that is there already,
 take its SHA-256, and add its values, float32, to a float64 sum. Another process sends one body after the other on one

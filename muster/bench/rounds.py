@@ -1,4 +1,4 @@
-"""One round with many light devices: real HTTP, a coordinator in a process of its own, devices in this one.
+"""One round with many devices that do not train: real HTTP, a coordinator in a process of its own, devices in this one.
 
 Devices that never report, and devices that die in the middle of an upload, must not stall it: the round wants as many
 reports as there are other devices, less one in fifty for luck, and must have them long before its deadline.

@@ -1,7 +1,7 @@
-"""Rounds for as long as one likes, with devices that fall silent and die: does the coordinator's process stay as it is.
+"""Rounds for a long time, with devices that fall silent and die: memory, files and rows must not grow without end.
 
-Memory is looked at every few seconds, and a line is laid through what it was after a warm-up. When the last device has
-gone, nothing may be left: open files as many as before, no assignment that waits for a round which is over.
+Memory is sampled every few seconds, and a line is fitted to the samples after a warm-up. When the last device has
+gone, nothing may be left: as many open files as before, and no open assignment of a round that is over.
 """
 
 from __future__ import annotations

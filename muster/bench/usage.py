@@ -1,4 +1,4 @@
-"""What another process of this machine has used so far, from its CPU clock and /proc."""
+"""CPU time, memory and open files of another process of this machine, from its CPU clock and /proc."""
 
 from __future__ import annotations
 

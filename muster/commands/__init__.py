@@ -1,1 +1,1 @@
-"""One file per group of commands; each imports what it needs when it runs."""
+"""Commands, one file per group; each imports what it needs when it runs."""

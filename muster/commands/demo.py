@@ -1,4 +1,4 @@
-"""`muster demo`: the whole story on one machine."""
+"""`muster demo`: export, coordinator, devices and replay on one machine."""
 
 from __future__ import annotations
 

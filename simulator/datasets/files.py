@@ -1,4 +1,4 @@
-"""Read arrays of a data set from disk, with errors that name the file."""
+"""Arrays of a data set, read from disk, with errors that name the file."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The process from which emulated devices are forked: it has the device runtime loaded, and nothing else of ours.
+"""The process from which emulated devices are forked. Of Muster it has loaded the device runtime and nothing else.
 
 One line of JSON on standard input starts one session of one device, in an operating-system process that runs no other
 session meanwhile. One line on standard output says how it ended. Closing standard input ends all. The arguments name
-the backends to load. A process that has ended a session takes the next one, of whichever device: loading the runtime
-once and forking seldom is most of what makes a session cheap (docs/decisions/0007-forked-devices.md).
+the backends to load. A process that has ended a session takes the next one, of any device: a session is cheap because
+the runtime is loaded once and processes are seldom forked (docs/decisions/0007-forked-devices.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The processes from which devices are forked: one for each kind of machine, on this one or under qemu."""
+"""Fork servers of emulated devices: one process for each architecture, on this machine or under qemu."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Kinds of emulated devices: what they are like, how many there are of each, what goes wrong with them.
+"""Fleet profiles: the kinds of emulated devices, with their shares, speeds, faults and conditions.
 
-A fleet profile is a TOML file of kinds (docs/emulators.md). Everything is drawn by seed: traits once per device,
-failures once per session.
+A fleet profile is a TOML file of kinds (docs/emulators.md). Everything is drawn by seed: how a device is once per
+device, its failures once per session.
 """
 
 from __future__ import annotations

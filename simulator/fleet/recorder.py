@@ -1,6 +1,6 @@
-"""What emulated devices quantised, sent and revealed in secure rounds, written down beside them for who checks sums.
+"""Records of what emulated devices quantised, sent and revealed in secure rounds, for checks of the sums.
 
-The device runtime has no such thing and must not: a recorder is put into an emulated device's process from outside.
+The device runtime records none of this and must not: a recorder is put into a device's process from outside.
 """
 
 from __future__ import annotations

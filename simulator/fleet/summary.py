@@ -1,4 +1,4 @@
-"""What became of a fleet's sessions: how each ended, and the sums over a fleet."""
+"""Ends of a fleet's sessions, and the sums over a fleet."""
 
 from __future__ import annotations
 

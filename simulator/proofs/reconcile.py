@@ -1,6 +1,6 @@
-"""Whether a coordinator's rows, the journals of its devices and the fleet that ran them tell one story.
+"""Comparison of a coordinator's rows with the journals of its devices and the sessions of the fleet that ran them.
 
-Nothing is counted twice, nothing is claimed that was not counted, and no session is missing: killed ones included.
+No report may be counted twice, no receipt may be for one that was not counted, and no session may be missing.
 """
 
 from __future__ import annotations

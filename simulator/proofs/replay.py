@@ -1,6 +1,7 @@
-"""The keystone: the engine, replaying a fleet's cohorts, must reach the fleet's model within round-off.
+"""Replay of a fleet's cohorts in the engine, which must reach the fleet's model within round-off: the keystone.
 
-That of float32 in plain rounds; in secure ones that of the fixed-point numbers which are summed, see `rounding`.
+In plain rounds that is the round-off of float32; in secure rounds that of the fixed-point numbers which are summed, see
+`rounding_error`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What Alembic runs around the revisions: on the connection, and in the transaction, that `migrations` hands it."""
+"""Alembic's environment: it runs revisions on the connection that `migrations` gives it, in one transaction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How each traced operator is written in ONNX. One rule per operator; what is not in TABLE is refused by name."""
+"""Rules that write traced operators in ONNX, one per operator. An operator not in TABLE is refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What moves values, joins them or cuts them apart; and sizes."""
+"""Operators that move, join or cut values, and sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run a program of this machine, and say what it said when it fails."""
+"""Calls of programs of this machine, with errors that quote their output."""
 
 from __future__ import annotations
 

@@ -1,0 +1,78 @@
+"""Words have one home: an index of documents, a file map, and a glossary, each held against what there is."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.make_file_map import DOCUMENT, PACKAGES, document, modules
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [*(ROOT / "docs").rglob("*.md"), *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md"))]
+GLOSSARY = (ROOT / "docs" / "glossary.md").read_text()
+MODULES = [(f"{package}.{name}", path) for package in PACKAGES for name, path in modules(package).items()]
+WIDTH = 120
+QUESTIONS = ("What ", "Which ", "Who ", "Whose ", "Whether ", "Why ", "When ", "Where ", "How ", "For which ")
+CENTRAL = re.split(
+    r",\s+",
+    """population, device, example, collection, example store, host application, task, algorithm, operator, token,
+    plan, graph, format, schema, checkpoint, broadcast, report, segment, weight, receipt, blob, bundle, certificate,
+    footprint, budget, signer, release check, enrolment, attestation, credential, check-in, session, eligibility,
+    selection, assignment, slot, round, attempt, cohort, aggregate, server state, report goal, over-selection,
+    lost device, presence, hold, reporting deadline, retry window, pace steering, participation, progress,
+    observation, offer, driver, command, transaction, effect, commit, replica, lease, beat, membership, transition,
+    garbage collection, failpoint, policy, guard, journal, outcome, backend, retention, conditions, requirements,
+    pass, carry, loop, mask, noise, secure aggregation, secure round, group, roster, position, neighbour, share,
+    survivors, unmasking, engine, fleet, fork server, fleet profile, keystone test, replay, agreement,
+    reconciliation""",
+)
+
+
+def test_every_document_is_in_the_index_once():
+    index = (ROOT / "docs" / "README.md").read_text()
+    listed = [
+        (ROOT / "docs" / target).resolve() for target in re.findall(r"^\* \[[^\]]+\]\(([^)]+)\): \w", index, re.M)
+    ]
+    assert sorted(listed) == sorted(path.resolve() for path in DOCUMENTS if path != ROOT / "docs" / "README.md")
+
+
+def test_the_file_map_has_every_module_and_its_first_sentence():
+    assert document() == DOCUMENT.read_text(), "run `make filemap`"
+
+
+def test_no_module_docstring_opens_with_a_question():
+    openings = {str(path): ast.get_docstring(ast.parse(path.read_text())) or "Which words?" for _, path in MODULES}
+    assert [path for path, words in openings.items() if words.startswith(QUESTIONS)] == []
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_prose_is_wrapped(path):
+    prose = re.sub(r"^ *```.*?^ *```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    lines = [line for line in prose.splitlines() if not line.startswith(("|", "    ", "!"))]
+    assert [line for line in lines if len(line) > WIDTH] == []
+
+
+def entries():
+    """What the glossary says of every term, on one line."""
+    return re.findall(r"^\* \*\*([^*]+)\*\*: (.*?)(?=\n\*|\n\n|\Z)", GLOSSARY, re.MULTILINE | re.DOTALL)
+
+
+def test_the_glossary_names_code_that_exists():
+    known = set()
+    for package in PACKAGES:
+        for name, path in modules(package).items():
+            stem = name.removesuffix(".py").removesuffix("/").replace("/", ".")
+            known.add(package if name == "(the package)" else f"{package}.{stem}")
+            for node in ast.parse(path.read_text()).body:
+                targets = getattr(node, "targets", [getattr(node, "target", node)])
+                known |= {getattr(target, "name", None) or getattr(target, "id", None) for target in targets}
+    named = [name for _, text in entries() for name in re.findall(r"→\s`([^`]+)`", text)]
+    assert len(named) > 60
+    assert [name for name in named if name not in known] == []
+
+
+def test_the_glossary_has_the_central_nouns_each_once():
+    terms = [term for term, _ in entries()]
+    assert [term for term in CENTRAL if term not in terms] == []
+    assert len(terms) == len(set(terms))
