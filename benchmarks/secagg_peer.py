@@ -18,7 +18,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from muster.bench.secagg import Result, Workload, run
+from muster.bench.header import header
+from muster.bench.options import SecaggOptions
+from muster.bench.secagg import SecaggCosts, run
 
 FLOWER = "flwr==1.41.0"
 
@@ -41,10 +43,11 @@ def main() -> None:
     parser.add_argument("--venv", type=Path, default=Path(tempfile.gettempdir()) / f"muster-{FLOWER}")
     options = parser.parse_args()
 
-    def ours(signed: bool) -> Result:
-        return run(Workload(options.n, options.dim, options.dropout, signed), options.repeats, lambda _: None)
+    def ours(honest: bool) -> SecaggCosts:
+        work = {name: getattr(options, name) for name in ("n", "dim", "dropout", "repeats")}
+        return run(SecaggOptions(**work, honest=honest), lambda *_: None)
 
-    honest = ours(signed=False)
+    honest = ours(honest=True)
     work = {name: getattr(options, name) for name in ("n", "dim", "dropout", "repeats", "server_repeats")}
     work |= {"k": honest.k, "t": honest.t}
     command = [python_with_flower(options.venv), Path(__file__).with_name("secagg_flower.py"), json.dumps(work)]
@@ -52,9 +55,9 @@ def main() -> None:
     environment.pop("PYTHONPATH", None)
     found = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
     theirs = json.loads(found.splitlines()[-1])
-    active = ours(signed=True)
+    active = ours(honest=False)
     print(json.dumps({
-        "benchmark": "secagg_peer", "date": honest.date, "machine": honest.machine, "python": honest.python,
+        **header("secagg_peer"),
         "commit": commit(), "peer": FLOWER, "n": options.n, "k": honest.k, "t": honest.t, "dim": options.dim,
         "dropout": options.dropout, "peer_client_ms": theirs["client_ms"], "peer_server_s": theirs["server_s"],
         "peer_vector_bytes": theirs["vector_bytes"],

@@ -10,15 +10,14 @@ from fastapi import Depends, FastAPI
 from starlette.types import Lifespan
 
 from coordinator.api.access import Access
-from coordinator.api.admin import admin_router
-from coordinator.api.admin_documents import describe_admin_messages, install_admin_problems
+from coordinator.api.admin import ADMIN, admin_router
+from coordinator.api.admin_problems import install_admin_problems
 from coordinator.api.assignment_access import AssignmentAccess
 from coordinator.api.devices import DeviceApi
 from coordinator.api.health import health_router, metrics_router
 from coordinator.api.http import install_problems
-from coordinator.api.openapi import describe_messages
 from coordinator.api.reports import ReportApi
-from coordinator.api.routes import add_device_routes
+from coordinator.api.routes import DEVICES, add_device_routes
 from coordinator.api.service import Service
 from coordinator.dashboard.pages import dashboard_router
 from coordinator.store.garbage_collection import collect_forever
@@ -52,7 +51,7 @@ def device_app(service: Service) -> FastAPI:
     install_problems(app, service.settings.soon)
     add_device_routes(app.router, DeviceApi(service, assignments), reports, service.authenticator)
     app.include_router(health_router(service))
-    describe_messages(app)
+    DEVICES.complete(app)
     return app
 
 
@@ -60,13 +59,13 @@ def admin_app(service: Service) -> FastAPI:
     """What operators and their tools talk to."""
     app = _application("Muster coordinator: administration")
     install_problems(app, service.settings.soon)
-    install_admin_problems(app)
+    install_admin_problems(app, service.settings.soon)
     access = Access(service)
     app.include_router(health_router(service))
     app.include_router(metrics_router(service), dependencies=[Depends(access.viewer)])
     app.include_router(admin_router(service, access))
     app.include_router(dashboard_router(service, access))
-    describe_admin_messages(app)
+    ADMIN.complete(app)
     return app
 
 

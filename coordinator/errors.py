@@ -24,9 +24,9 @@ CoordinatorError
 │   ├── UnknownTask         no task has that id
 │   ├── UnknownRound        the task has no such round, or it was not committed
 │   └── TaskEnded           the task is over, or not in a state that the operation starts from
-└── Refusal                 what a device is told; each is one problem type of fedcore.wire.problems
+└── Refusal                 an answer to a device; each is one problem type of fedcore.wire.problems
     ├── MalformedMessage · UnknownPopulation · UnknownSession · UnknownAssignment · UnknownBlob
-    ├── Unauthenticated     whoever asks has not shown which device it is
+    ├── Unauthenticated     the request has no good signature of a device
     │   └── Unsigned · MalformedSignature · UnknownDevice · ForgedSignature · StaleSignature · ReplayedSignature
     ├── NotAttested · ForeignSession · ForeignAssignment
     ├── ConflictingReport · MismatchingOffset · DigestMismatch · InvalidReport · UnusableMessage
@@ -100,7 +100,7 @@ class NonFiniteState(CoordinatorError):
 
 
 class TokenError(CoordinatorError):
-    """A token is not what it should be."""
+    """A token is wrong, or may not do what was asked."""
 
 
 class InvalidToken(TokenError):
@@ -140,7 +140,7 @@ class TaskEnded(TaskError):
 
 
 class Refusal(CoordinatorError):
-    """What a device is told: `slug` names the problem type, the message is its detail."""
+    """A refusal of a device's request: `slug` names the problem type, the message is its detail."""
 
     slug: ClassVar[str]
     retriable: ClassVar[bool] = False
@@ -153,7 +153,7 @@ class MalformedMessage(Refusal):
 
 
 class Unauthenticated(Refusal):
-    """Whoever asks has not shown which device it is."""
+    """The request has no good signature of a device."""
 
 
 class Unsigned(Unauthenticated):
@@ -303,7 +303,7 @@ class Unavailable(Refusal):
 
 
 class TooManyRequests(Refusal):
-    """Whoever asks has asked too often; it is admitted again after `wait_s` seconds."""
+    """The caller has asked too often; it is admitted again after `wait_s` seconds."""
 
     slug = "too-many-requests"
     retriable = True

@@ -1,6 +1,6 @@
-"""The coordinator's own keys: it signs invitations to secure rounds with one, and enrols devices with the other.
+"""The coordinator's own keys: one signs invitations to secure rounds, the other enrols devices.
 
-All replicas have the same, from a file: what is only in memory of the processes is not in a copy of the database.
+All replicas have the same keys, from a file and never from the database, so that its copies do not hold them.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Keys:
 
     @classmethod
     def at(cls, path: Path) -> Keys:
-        """The keys in a file, made when missing, for its owner alone to read.
+        """The keys in a file, made when missing; only its owner may read it.
 
-        Whoever loses the file must have every device enrol anew: devices pin the public keys. Raises KeysDamaged.
+        When the file is lost, every device must enrol anew: devices pin the public keys. Raises KeysDamaged.
         """
         if not path.exists():
             _write(path, secrets.token_bytes(2 * _KEY_BYTES))
@@ -48,7 +48,7 @@ class Keys:
 
     @property
     def between_replicas(self) -> bytes:
-        """A secret that whoever has the keys has too: it authenticates what replicas pass on to each other."""
+        """A secret derived from the keys: it authenticates requests that replicas forward to each other."""
         derived = HKDF(SHA256(), _KEY_BYTES, salt=None, info=b"muster: requests passed on between replicas")
         return derived.derive(self.server.private_bytes_raw())
 

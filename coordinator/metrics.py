@@ -29,9 +29,9 @@ class Metrics:
         self.waiting = self._gauge("sessions_waiting", "sessions that wait for an assignment")
         self.rounds = self._counter("rounds", "rounds that ended, by state and reason", "state", "reason")
         self.reports = self._counter("reports", "reports that were counted; masked ones when their sum came out")
-        self.aborts = self._counter("aborts", "assignments that devices gave up, by reason", "reason")
+        self.aborts = self._counter("aborts", "assignments that devices aborted, by reason", "reason")
         self.unreported = self._counter(
-            "unreported", "assignments that ended without a report; those given up are apart", "state"
+            "unreported", "assignments that ended without a report, without the aborted ones", "state"
         )
         self.round_duration = self._histogram(
             "round_duration_seconds", "from opening to end, by state", _LONG_S, "state"
@@ -45,7 +45,9 @@ class Metrics:
         self.sent = self._counter("sent_bytes", "bytes of answers, by route; blobs are one of them", "route")
         self._of: dict[tuple[str, int], tuple[Histogram, Counter, Counter]] = {}
         self.problems = self._counter("problems", "problem documents, by route and type", "route", "problem")
-        self.shed = self._counter("shed_requests", "requests turned away under load, by what was full", "limit")
+        self.shed = self._counter(
+            "shed_requests", "requests refused under load, by the limit that was reached", "limit"
+        )
         self.stalled = self._gauge(
             "tasks_stalled", "tasks that make no progress, by reason; every replica counts all tasks", "reason"
         )

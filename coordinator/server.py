@@ -47,7 +47,7 @@ def serve(settings: Settings, on_ready: Callable[[Addresses], None] | None = Non
     """
 
     def ready(addresses: Addresses) -> None:
-        # What is loaded by now stays: the collector need not look through it again and again among what comes and goes.
+        # Objects that are loaded by now stay: Python's garbage collector need not look through them again and again.
         gc.collect()
         gc.freeze()
         gc.set_threshold(_GC_YOUNG)
@@ -95,7 +95,7 @@ class _Devices(uvicorn.Server):
         self._service = service = Service.open(settings)
         self._admin = _Admin(_config(RequestMiddleware(admin_app(service), service.metrics, settings.soon), settings))
         router = Router(FastPath(device_app(service)), service)
-        app = RequestMiddleware(router, service.metrics, settings.soon, service.limits, router.passed_on)
+        app = RequestMiddleware(router, service.metrics, settings.soon, service.limits, router.is_forwarded)
         super().__init__(_config(app, settings))
         self._on_ready = on_ready
 
@@ -166,7 +166,7 @@ def _config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
 @contextmanager
 def _listening(host: str, port: int, option: str) -> Iterator[socket.socket]:
     with _opened(host, port, option) as listener:
-        # Connections inherit it. asyncio sets it on sockets that it made itself alone; without it the second half of an
+        # Connections inherit it. asyncio sets it only on sockets that it made itself; without it the second half of an
         # answer waits for the acknowledgement of the first, which many systems hold back for 40 ms.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         yield listener

@@ -47,7 +47,7 @@ class Settings(BaseSettings):
         description="folder of plans, graphs, checkpoints and server states, or s3://…, gs://…, az://…",
     )
     role: Literal["all", "api", "driver"] = Field(
-        default="all", description="all; api: drive nothing, pass requests on; driver: answer other replicas alone"
+        default="all", description="all; api: drive nothing, pass requests on; driver: answer only other replicas"
     )
     replica_url: str | None = Field(
         default=None,
@@ -61,16 +61,14 @@ class Settings(BaseSettings):
     )
     host: str = Field(default="127.0.0.1", description="address on which devices are served")
     port: int = Field(default=8080, ge=0, le=65535, description="port for devices; 0 takes a free one")
-    accept_unattested: bool = Field(
-        default=False, description="enrol devices that prove nothing; for development alone"
-    )
+    accept_unattested: bool = Field(default=False, description="enrol devices without evidence; only for development")
     enrolment_secret_file: Path | None = Field(
         default=None, description="file with the secret that devices prove to know when they enrol"
     )
     admin_host: str = Field(default="127.0.0.1", description="address of the admin API and the dashboard")
     admin_port: int = Field(default=8081, ge=0, le=65535, description="their port; 0 takes a free one")
     loopback_viewer: bool = Field(
-        default=False, description="whoever reaches the admin port may look without a token; on loopback alone"
+        default=False, description="allow viewing at the admin port without a token; only on loopback"
     )
     tls_cert: Path | None = Field(default=None, description="certificate chain, PEM; with it both ports speak HTTPS")
     tls_key: Path | None = Field(default=None, description="its private key, PEM")
@@ -160,7 +158,7 @@ class Settings(BaseSettings):
 
     @property
     def retention(self) -> Retention:
-        """What a garbage collection keeps."""
+        """The retention of garbage collection."""
         return Retention(models=self.keep_models, assignments_s=86_400 * self.keep_assignments_days)
 
     @classmethod

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fedcore.algorithms.algorithm import Algorithm, Broadcast, Gradient, Report, State, Vector
 from fedcore.algorithms.fed_avg import FedAvg
-from fedcore.batching import Place, batches
+from fedcore.batching import StreamKey, batches
 
 DIGITS = Path(__file__).parents[1] / "simulator" / "datasets" / "digits.npz"
 P, C = 64, 10
@@ -44,13 +44,13 @@ def gradient(x_BP: Vector, y_B: Vector, mask_B: Vector) -> Gradient:
     return grad
 
 
-def train_on_device(algorithm: Algorithm, broadcast: Broadcast, examples: Examples, place: Place) -> Report:
+def train_on_device(algorithm: Algorithm, broadcast: Broadcast, examples: Examples, key: StreamKey) -> Report:
     """What a device reports: named vectors, for FedAvg how far its local training moved the model."""
     x_NP, y_N = examples
     carries = {}
     for index, stage in enumerate(algorithm.passes):  # FedAvg has one pass: SGD over the local examples
         carry = stage.begin(broadcast)
-        for rows, mask in batches(stage.loop, len(y_N), place, index):
+        for rows, mask in batches(stage.loop, len(y_N), key, index):
             carry = stage.step(carry, broadcast, gradient(x_NP[rows], y_N[rows], mask))
         carries[stage.name] = carry
     return algorithm.report(broadcast, carries)
@@ -62,7 +62,7 @@ def federated_round(algorithm: Algorithm, state: State, cohort: Sequence[Example
     summed: dict[str, Vector] = {}
     summed_weight = 0.0
     for slot, examples in enumerate(cohort):
-        report = train_on_device(algorithm, broadcast, examples, Place(seed=0, round=number, slot=slot))
+        report = train_on_device(algorithm, broadcast, examples, StreamKey(seed=0, round=number, slot=slot))
         weight = len(examples[1]) if algorithm.weighting == "examples" else 1
         for name, vector in report.items():  # the server needs no single report, only the weighted sum
             summed[name] = summed.get(name, 0) + weight * vector

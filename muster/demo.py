@@ -57,7 +57,7 @@ class DemoFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class DemoConfig:
-    """What to run. `devices` are awake at a time, of 60; every round wants a report of each.
+    """The configuration. `devices`, of 60, are active at a time; every round wants a report of each.
 
     plain: let the coordinator see every report, which it also does with fewer devices than secure aggregation needs.
     """
@@ -79,7 +79,7 @@ class DemoConfig:
 class AlgorithmResult:
     """One algorithm's run; bytes are per device that took part, over the whole run.
 
-    seconds: of the fleet. sessions: so many reported, and `phases` are their mean seconds (device_runtime/phases.py).
+    seconds: of the fleet. sessions: those that reported; `phases` are their mean seconds (device_runtime/phases.py).
     """
 
     algorithm: str
@@ -104,25 +104,29 @@ class DemoResult:
     round_steps: dict[str, float]
 
 
-Tell = Callable[[str, int, str], None]
+OnProgress = Callable[[str, int, str], None]
+"""Called with the name of an algorithm, its number of committed rounds, and a note."""
 
 
-def run_demo(config: DemoConfig, machines: Machines, started: Callable[[], LocalCoordinator], tell: Tell) -> DemoResult:
-    """Train with every algorithm in turn; `tell` hears algorithm, rounds done, and accuracy on held-out users.
+def run_demo(
+    config: DemoConfig, machines: Machines, started: Callable[[], LocalCoordinator], on_progress: OnProgress
+) -> DemoResult:
+    """Train with every algorithm in turn.
 
-    machines: where devices run. started: waits for the coordinator. Both start while this module is loaded and the
-    first plan exported. Each further plan is exported, and each run but the last replayed, while another one trains.
+    machines: the machines of the devices. started: waits for the coordinator. Both start while this module is loaded
+    and the first plan exported. Each further plan is exported, and each run but the last replayed, while another one
+    trains.
     """
     train, test = datasets.users(DATASET, None, DEVICES)
     with ThreadPoolExecutor(1) as beside:
         exports = {name: beside.submit(_export, config, name) for name in config.algorithms}
         local = started()
-        stage = Stage(config, local.store, local.url, machines, train, test)
+        trainer = Trainer(config, local.store, local.url, machines, train, test)
         results = []
         for name in config.algorithms:
-            tell(name, 0, "export")
-            run = stage.train_fleet(exports[name].result(), tell)
-            results.append(beside.submit(stage.result, run))
+            on_progress(name, 0, "export")
+            run = trainer.train_fleet(exports[name].result(), on_progress)
+            results.append(beside.submit(trainer.result, run))
         steps = _means(local.samples("muster_round_step_seconds"), "step")
         return DemoResult([result.result() for result in results], steps)
 
@@ -135,7 +139,7 @@ def _means(samples: Sequence[Sample], label: str) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """A plan, with what it was made of. `seconds`: how long that took."""
+    """A plan with its model and algorithm. `seconds`: the time of its export."""
 
     model: Model
     algorithm: Algorithm
@@ -162,8 +166,8 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
-    """What every algorithm's run shares."""
+class Trainer:
+    """Trains with one algorithm after the other: the parts that all their runs share."""
 
     config: DemoConfig
     store: CoordinatorStore
@@ -172,19 +176,19 @@ class Stage:
     train: Population
     test: Population
 
-    def train_fleet(self, exported: Exported, tell: Tell) -> Run:
+    def train_fleet(self, exported: Exported, on_progress: OnProgress) -> Run:
         """One algorithm's rounds. Raises DemoFailed when its task does not complete."""
         started = time.monotonic()
         model, name = exported.model, exported.algorithm.name
         task = self._create_task(exported)
         curve: list[float] = []
-        tell(name, 0, "first round")
+        on_progress(name, 0, "first round")
 
         def follow() -> None:
             for number in range(len(curve) + 1, self._committed(task) + 1):
                 params = self.store.checkpoint(task, number)["params"]
                 curve.append(overall(evaluate(model, params, self.test)["accuracy"], self.test))
-                tell(name, number, f"accuracy {curve[-1]:.3f}")
+                on_progress(name, number, f"accuracy {curve[-1]:.3f}")
 
         def on_session(session: Session) -> None:
             if session.outcome.round > len(curve):

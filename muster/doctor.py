@@ -28,7 +28,7 @@ CUDA_ASK_S = 20.0
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing: what was `found` (a version, a path; None if it is not there), what it is for, and how to get it.
+    """One thing: what was `found` (a version, a path; None if missing), its purpose, and how to get it.
 
     needed: `muster demo` does not run without it.
     """
@@ -41,7 +41,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """All findings, and whether what `muster demo` needs is there."""
+    """All findings, and whether those that `muster demo` needs are present."""
 
     core_works: bool
     findings: tuple[Finding, ...]

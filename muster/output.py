@@ -34,12 +34,12 @@ stderr = Console(stderr=True)
 
 
 def say_next(what: str, command: Sequence[object]) -> None:
-    """Tell people, on standard error, what to do next and the command that does it, ready to be typed."""
+    """Print the next step and its command, ready to be typed, on standard error."""
     typer.echo(f"next, {what}:\n  {shlex.join(map(str, command))}", err=True)
 
 
 class _Lines(Progress):
-    """Progress where there is no terminal: a line at the start, one at most every few seconds, one when it is done."""
+    """Progress without a terminal: a line at the start, one at most every few seconds, one at the end."""
 
     def __init__(self) -> None:
         super().__init__(console=stderr, disable=True)
@@ -87,7 +87,7 @@ def progress() -> Progress:
 
 
 class Say(Protocol):
-    """Tells what is being done now, and how many more of the things that are counted are done."""
+    """Shows a note about the present work, and adds `done` to the count of finished things."""
 
     def __call__(self, note: str, done: int = 0) -> None: ...
 

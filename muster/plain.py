@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 _GAP = "  "
-# A cell of a table may break a longer word, which is a path as a rule.
+# A longer word in a cell may be broken: it is a path as a rule.
 _WORD = 40
 
 
@@ -23,7 +23,7 @@ def emit(value: Any) -> None:
 
 
 def say(line: str) -> None:
-    """Print a line, at once: whoever reads it may be another program."""
+    """Print a line and flush it: the reader may be another program."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
@@ -52,7 +52,7 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None
 
 
 def words(value: object) -> str:
-    """A value for people: short floats, lists by commas, mappings as name=value of what is there, nothing as a dash."""
+    """A value for people: short floats, lists by commas, mappings as name=value without None, nothing as a dash."""
     if isinstance(value, Mapping):
         return ", ".join(f"{words(name)}={words(part)}" for name, part in value.items() if part is not None) or "–"
     if isinstance(value, list | tuple):
@@ -65,7 +65,7 @@ def words(value: object) -> str:
 
 
 def _room() -> float:
-    """How many characters fit in a line: a pipe has no end."""
+    """The width of a line in characters: without a limit in a pipe."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else math.inf
 
 

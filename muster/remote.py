@@ -1,4 +1,4 @@
-"""A coordinator's tasks over its admin API, with the methods and the errors of the store itself."""
+"""The client of the admin API: a coordinator's tasks, with the methods and the errors of the store itself."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from urllib.parse import quote
 import httpx2
 import msgspec
 
-from coordinator import errors
-from coordinator.api.admin import PREFIX
+from coordinator.api.admin import PREFIX, NewTask
+from coordinator.api.admin_problems import ADMIN_ERRORS
 from coordinator.rules.progress import Progress
 from coordinator.rules.state import RoundRecord, SessionShape, Task, Transition
 from coordinator.rules.task_settings import TaskSettings
 from fedcore.bundle import Bundle
 from fedcore.decoding import decoder
-from fedcore.errors import PlanError, WireError
+from fedcore.errors import WireError
 from fedcore.wire.problems import decode_problem
 
 T = TypeVar("T")
@@ -25,15 +25,6 @@ _TIMEOUT_S = 60.0
 _TASK, _TASKS = decoder(Task), decoder(list[Task])
 _PROGRESS, _PROGRESSES = decoder(Progress), decoder(list[Progress])
 _ROUNDS, _SESSIONS, _HISTORY = decoder(list[RoundRecord]), decoder(list[SessionShape]), decoder(list[Transition])
-_ERRORS: dict[str, type[Exception]] = {
-    "unknown-task": errors.UnknownTask,
-    "unknown-round": errors.UnknownRound,
-    "task-ended": errors.TaskEnded,
-    "invalid-task": errors.InvalidTask,
-    "invalid-bundle": PlanError,
-    "bad-token": errors.BadToken,
-    "role-lacking": errors.RoleLacking,
-}
 
 
 class RemoteError(Exception):
@@ -41,9 +32,9 @@ class RemoteError(Exception):
 
 
 class RemoteStore(AbstractContextManager["RemoteStore"]):
-    """The tasks of the coordinator whose admin API is at `url`; `token` says who asks.
+    """The tasks of the coordinator whose admin API is at `url`, for the holder of `token`.
 
-    Every method raises RemoteError, BadToken or RoleLacking, and what the store's method of the same name raises.
+    Every method raises RemoteError, BadToken or RoleLacking, and the errors of the store's method of the same name.
     """
 
     def __init__(self, url: str, token: str | None) -> None:
@@ -56,12 +47,12 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
         self._client.close()
 
     def register_task(self, bundle: Bundle, settings: TaskSettings) -> Task:
-        """Upload what the coordinator lacks of a bundle, and start a task on it."""
+        """Upload the blobs of a bundle that the coordinator lacks, and start a task on it."""
         for ref, data in bundle.blobs():
             path = f"/blobs/{ref.sha256}"
             if not self._client_request("HEAD", path).is_success:
                 self._ask("PUT", path, content=data)
-        new = {"manifest": bundle.manifest, "settings": settings}
+        new = NewTask(bundle.manifest, settings)
         return self._as(_TASK, "POST", "/tasks", content=msgspec.json.encode(new))
 
     def tasks(self) -> list[Task]:
@@ -82,11 +73,11 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
         return self._as(_ROUNDS, "GET", f"/tasks/{_quoted(task_id)}/rounds")
 
     def sessions(self, task_id: str) -> list[SessionShape]:
-        """What became of sessions: of the task's, and of those of its population that got no task."""
+        """Counts of sessions by their steps: those of the task, and those of its population that got no task."""
         return self._as(_SESSIONS, "GET", f"/tasks/{_quoted(task_id)}/sessions")
 
     def history(self, task_id: str) -> list[Transition]:
-        """What was done to a task, in order, and by whom."""
+        """Every change of a task's state, in order, with its cause."""
         return self._as(_HISTORY, "GET", f"/tasks/{_quoted(task_id)}/history")
 
     def model(self, task_id: str, number: int | None = None) -> bytes:
@@ -125,9 +116,9 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
             raise RemoteError(f"{response.url} is no address of an admin API (404); name the port for operators")
         if problem is None:
             raise RemoteError(f"{response.url} answered {response.status_code} {response.reason_phrase}")
-        if problem.slug not in _ERRORS:
-            raise RemoteError(f"{response.status_code} {problem.slug}: {problem.detail}")
-        raise _ERRORS[problem.slug](problem.detail)
+        if problem.slug in ADMIN_ERRORS:
+            raise ADMIN_ERRORS[problem.slug](problem.detail)
+        raise RemoteError(f"{response.status_code} {problem.slug}: {problem.detail}")
 
     def _client_request(self, method: str, path: str, **more: Any) -> httpx2.Response:
         try:

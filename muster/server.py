@@ -29,7 +29,7 @@ class ServerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LocalCoordinator:
-    """A coordinator process, and the store that it works on: where devices and operators ask."""
+    """A coordinator process: the URLs of its two ports, and the store that it works on."""
 
     url: str
     admin_url: str
@@ -39,7 +39,7 @@ class LocalCoordinator:
     store: CoordinatorStore
 
     def samples(self, metric: str) -> list[Sample]:
-        """What the process measured of itself so far under the name of a metric (docs/operations.md)."""
+        """The samples of one of the process's metrics so far (docs/operations.md)."""
         _, token = tokens.issue(self.store.database, "local", Role.VIEWER)
         answer = httpx2.get(f"{self.admin_url}/metrics", headers={"Authorization": f"Bearer {token}"})
         families = text_string_to_metric_families(answer.raise_for_status().text)
@@ -50,8 +50,8 @@ class LocalCoordinator:
 def local_coordinator(folder: Path, **settings: object) -> Iterator[LocalCoordinator]:
     """Run `muster coordinator serve` on a free loopback port, with all its files in `folder`, which is made if missing.
 
-    `settings` are further settings of the coordinator's. Devices need no attestation, ask as often as they can, and
-    without work are sent away for a fraction of a second: this is for one machine. Raises ServerError.
+    `settings` are further settings of the coordinator's. Devices need no attestation and have no rate limit, and
+    those without work come back after a fraction of a second: this is for one machine. Raises ServerError.
     """
     with starting_coordinator(folder, **settings) as ready:
         yield ready()
@@ -59,7 +59,7 @@ def local_coordinator(folder: Path, **settings: object) -> Iterator[LocalCoordin
 
 @contextmanager
 def starting_coordinator(folder: Path, **settings: object) -> Iterator[Callable[[], LocalCoordinator]]:
-    """As `local_coordinator`, but the block begins at once: the function that it gets waits until devices are served.
+    """As `local_coordinator`, but the block begins at once: it gets a function that waits until devices are served.
 
     That function raises ServerError.
     """

@@ -13,7 +13,7 @@ import pytest
 import typer
 from prometheus_client.metrics import MetricWrapperBase
 
-from coordinator.api.admin_documents import ADMIN_PROBLEMS
+from coordinator.api.admin_problems import ADMIN_PROBLEMS
 from coordinator.failpoints import FAILPOINTS
 from coordinator.metrics import Metrics
 from coordinator.rules.progress import Reason

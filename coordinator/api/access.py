@@ -29,7 +29,7 @@ class Access:
         self._loopback = service.settings.loopback_viewer
 
     def viewer(self, request: Request, credentials: Credentials) -> Token:
-        """Whoever may look; the request's state has the token as `token`. Raises BadToken."""
+        """The token of a viewer or an operator; the request's state keeps it as `token`. Raises BadToken."""
         request.state.token = token = self._whose(request, credentials)
         return token
 
@@ -41,13 +41,13 @@ class Access:
         raise BadToken("send a token: Authorization: Bearer muster_…; `muster coordinator token` makes one")
 
     def operator(self, request: Request, credentials: Credentials) -> Token:
-        """Whoever may change tasks. Raises BadToken or RoleLacking."""
+        """The token of an operator, who may change tasks. Raises BadToken or RoleLacking."""
         token = self.viewer(request, credentials)
         token.demand(Role.OPERATOR)
         return token
 
-    def onlooker(self, request: Request) -> Token | None:
-        """Whoever may look at pages, by the cookie that a login set; None for a stranger."""
+    def page_viewer(self, request: Request) -> Token | None:
+        """The token in the cookie that a login set; None without a good one."""
         text = request.cookies.get(COOKIE)
         if text is None:
             return _LOOPBACK if self._loopback and _names_this_machine(request) else None
@@ -56,13 +56,13 @@ class Access:
         except BadToken:
             return None
 
-    def knows(self, request: Request) -> bool:
-        """Whether whoever asks may look at pages."""
-        return self.onlooker(request) is not None
+    def may_view_pages(self, request: Request) -> bool:
+        """Whether the sender of a request may view pages."""
+        return self.page_viewer(request) is not None
 
-    def watcher(self, request: Request) -> None:
-        """Raises BadToken for whom pages do not know."""
-        if not self.knows(request):
+    def require_page_viewer(self, request: Request) -> None:
+        """Raise BadToken unless the sender of a request may view pages."""
+        if not self.may_view_pages(request):
             raise BadToken("log in first")
 
 

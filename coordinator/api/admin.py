@@ -1,8 +1,10 @@
-"""The admin API: what operators do with tasks, over HTTP. Roles, problem types and examples: docs/operations.md."""
+"""The admin API: tasks over HTTP, for operators. Roles, problem types and examples: docs/operations.md."""
 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
@@ -13,8 +15,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from coordinator.api.access import Access
-from coordinator.api.admin_documents import NewTask, answers, body
+from coordinator.api.admin_problems import ADMIN_PROBLEMS
 from coordinator.api.http import read_hashed
+from coordinator.api.openapi import BYTES, Answer, ApiDocument, BodyType
 from coordinator.api.service import Service
 from coordinator.errors import DigestMismatch, InvalidTask, MalformedMessage, UnknownBlob
 from coordinator.rules.progress import Progress
@@ -25,13 +28,25 @@ from fedcore.decoding import UNDECODABLE, decoder
 from fedcore.plan import Plan
 
 PREFIX = "/admin/v1"
-_BYTES = "application/octet-stream"
 RoundNumber: TypeAlias = Annotated[int, Query(ge=0, lt=2**31)]
-_ABOUT_TASK = ("bad-token", "unknown-task")
+
+
+class NewTask(msgspec.Struct, frozen=True):
+    """`POST /admin/v1/tasks`: a bundle, whose blobs were uploaded before, and the settings of its task."""
+
+    manifest: Manifest
+    settings: TaskSettings
+
+
+ADMIN = ApiDocument(
+    problems=ADMIN_PROBLEMS,
+    everywhere=("bad-token", "internal", "unavailable"),
+    messages=(NewTask, Progress, RoundRecord, SessionShape, Task, Transition),
+)
 
 
 class AdminApi:
-    """What operators may ask, as methods on HTTP requests. Those that are not `async` run in threads."""
+    """The endpoints of the admin API. Those that are not `async` run in threads."""
 
     def __init__(self, service: Service) -> None:
         self._store = service.store
@@ -60,16 +75,16 @@ class AdminApi:
         return _json(self._store.rounds(task))
 
     def sessions(self, task: str) -> Response:
-        """What became of sessions: of the task's, and of those of its population that got no task, as counts."""
+        """Counts of sessions by their steps: those of the task, and those of its population that got no task."""
         return _json(self._store.sessions(task))
 
     def history(self, task: str) -> Response:
-        """Every change of the task's state, in order: what was done, by whom, when."""
+        """Every change of the task's state, in order, with its cause and time."""
         return _json(self._store.history(task))
 
     def model(self, task: str, round: RoundNumber | None = None) -> Response:
         """The model after a committed round, by default the last, as named tensors in safetensors' format."""
-        return Response(self._store.model(task, round), media_type=_BYTES)
+        return Response(self._store.model(task, round), media_type=BYTES)
 
     async def upload(self, sha256: str, request: Request) -> Response:
         """Store a blob of a bundle. It is served to nobody before a task names it; unnamed ones are removed in time."""
@@ -84,7 +99,7 @@ class AdminApi:
     def present(self, sha256: str) -> Response:
         """Whether a blob is stored already and a row knows it, so that it need not be uploaded."""
         with self._store.database.reading() as records:
-            records.blob(sha256, public=False)  # what no row knows may be collected before a task names it
+            records.blob(sha256, public=False)  # bytes that no row names may be collected before a task names them
         if not self._store.blobs.has(sha256):
             raise UnknownBlob(f"there is no blob {sha256[:12]}…")
         return Response(status_code=204)
@@ -132,6 +147,7 @@ def admin_router(service: Service, access: Access) -> APIRouter:
 
 
 def _add_reading(router: APIRouter, api: AdminApi, access: Access) -> None:
+    add = partial(router.add_api_route, methods=["GET"], dependencies=[Depends(access.viewer)])
     for path, act, kind in (
         ("/tasks", api.tasks, list[Task]),
         ("/tasks/{task}", api.task, Task),
@@ -141,42 +157,27 @@ def _add_reading(router: APIRouter, api: AdminApi, access: Access) -> None:
         ("/tasks/{task}/sessions", api.sessions, list[SessionShape]),
         ("/tasks/{task}/history", api.history, list[Transition]),
     ):
-        refusals = _ABOUT_TASK if "{" in path else ("bad-token",)
-        responses = answers(200, "Found", {"application/json": kind}, *refusals)
-        router.add_api_route(path, act, methods=["GET"], dependencies=[Depends(access.viewer)], responses=responses)
-    router.add_api_route(
-        "/tasks/{task}/model",
-        api.model,
-        methods=["GET"],
-        dependencies=[Depends(access.viewer)],
-        responses=answers(200, "safetensors", {_BYTES: None}, *_ABOUT_TASK, "unknown-round", "malformed-message"),
-    )
+        problems = ("unknown-task",) if "{" in path else ()
+        add(path, act, **ADMIN.route({200: Answer("Found", (kind,))}, problems))
+    of_model = ("unknown-task", "unknown-round", "malformed-message")
+    add("/tasks/{task}/model", api.model, **ADMIN.route({200: Answer("safetensors", (BYTES,))}, of_model))
 
 
 def _add_changing(router: APIRouter, api: AdminApi, access: Access) -> None:
-    locked, task = ("bad-token", "role-lacking"), {"application/json": Task}
-    stored = answers(204, "Stored", None, *locked, "digest-mismatch", "too-large")
-    known = answers(204, "Stored already", None, *locked, "unknown-blob")
-    refusals = ("malformed-message", "too-large", "unknown-blob", "invalid-task", "invalid-bundle")
-    made = answers(201, "Created", task, *locked, *refusals)
-    moved = answers(200, "Done", task, *locked, "unknown-task", "task-ended")
-    for method, path, act, responses, extra in (
-        ("PUT", "/blobs/{sha256}", api.upload, stored, body(_BYTES)),
-        ("HEAD", "/blobs/{sha256}", api.present, known, None),
-        ("POST", "/tasks", api.create, made, body("application/json", NewTask)),
-        ("POST", "/tasks/{task}:pause", api.pause, moved, None),
-        ("POST", "/tasks/{task}:resume", api.resume, moved, None),
-        ("POST", "/tasks/{task}:cancel", api.cancel, moved, None),
-    ):
-        router.add_api_route(
-            path,
-            act,
-            methods=[method],
-            status_code=next(iter(responses)),
-            dependencies=[Depends(access.operator)],
-            responses=responses,
-            openapi_extra=extra,
-        )
+    def add(method: str, path: str, act: Callable[..., Any], about: dict[str, Any]) -> None:
+        router.add_api_route(path, act, methods=[method], dependencies=[Depends(access.operator)], **about)
+
+    def route(answer: dict[int, Answer], *problems: str, takes: BodyType | None = None) -> dict[str, Any]:
+        return ADMIN.route(answer, ("role-lacking", *problems), takes=takes)
+
+    stored, known = {204: Answer("Stored")}, {204: Answer("Stored already")}
+    add("PUT", "/blobs/{sha256}", api.upload, route(stored, "digest-mismatch", "too-large", takes=BYTES))
+    add("HEAD", "/blobs/{sha256}", api.present, route(known, "unknown-blob"))
+    problems = ("malformed-message", "too-large", "unknown-blob", "invalid-task", "invalid-bundle")
+    add("POST", "/tasks", api.create, route({201: Answer("Created", (Task,))}, *problems, takes=NewTask))
+    for verb, act in (("pause", api.pause), ("resume", api.resume), ("cancel", api.cancel)):
+        about = route({200: Answer("Done", (Task,))}, "unknown-task", "task-ended")
+        add("POST", f"/tasks/{{task}}:{verb}", act, about)
 
 
 def _by(request: Request) -> str:

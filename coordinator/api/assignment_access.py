@@ -11,7 +11,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 
 from coordinator.api.authentication import signed
-from coordinator.api.recent import Recent
+from coordinator.api.lru_cache import LruCache
 from coordinator.driver.presence import Presence
 from coordinator.errors import ForeignAssignment
 from coordinator.store.tasks import CoordinatorStore
@@ -36,7 +36,7 @@ class AssignmentAccess:
     def __init__(self, store: CoordinatorStore, presence: Presence) -> None:
         self._store = store
         self._presence = presence
-        self._parts: Recent[str, _Part] = Recent(REMEMBERED)
+        self._parts: LruCache[str, _Part] = LruCache(REMEMBERED)
 
     def remember(self, given: Assignment, device: str) -> None:
         """Remember an assignment that a device is given, so that its report need not ask the database."""

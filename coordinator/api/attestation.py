@@ -19,7 +19,7 @@ LEAST_SECRET_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Attestation:
-    """What this coordinator takes as evidence: none at all, a shared secret, or either."""
+    """The evidence that this coordinator accepts: none, a shared secret, or either."""
 
     accept_unattested: bool
     secret: bytes | None = field(default=None, repr=False)

@@ -13,7 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request as HttpRequest
 
 from coordinator.api.limits import RateLimit
-from coordinator.api.recent import Recent
+from coordinator.api.lru_cache import LruCache
 from coordinator.api.replays import Replays
 from coordinator.errors import (
     DigestMismatch,
@@ -39,7 +39,7 @@ _SIGNED = "muster.signed"
 
 @dataclass(frozen=True, slots=True)
 class Signed:
-    """Who signed a request: the device's id, or at enrolment the key itself. `digest` is of the body that must come."""
+    """The signer of a request: the device's id, or at enrolment the key itself. `digest` is that of the body."""
 
     keyid: str
     created: int
@@ -52,7 +52,7 @@ class Signed:
 
 
 class Authenticator:
-    """Lets signed requests in. Its methods run before a route's endpoint, and leave what they found in the request.
+    """Checks signatures. Its methods run before a route's endpoint, and keep the signer in the request's scope.
 
     limit: how often a device may ask, which also bounds its share of what is remembered.
     """
@@ -64,11 +64,11 @@ class Authenticator:
         self._limit = limit
         self._metrics = metrics
         self._clock = clock
-        self._keys: Recent[str, tuple[PublicKey, float]] = Recent(KEYS)
+        self._keys: LruCache[str, tuple[PublicKey, float]] = LruCache(KEYS)
         self._replays = Replays(REQUESTS)
 
     def begin(self) -> None:
-        """From now on this process answers, or answers for more: what others may have heard is not taken again."""
+        """Begin to answer, or to answer for more: signatures that another process may have accepted are refused."""
         self._replays.begin(self._clock())
 
     async def device(self, request: HttpRequest) -> None:
@@ -80,7 +80,7 @@ class Authenticator:
         self._admit(signature)
         request.scope[_SIGNED] = _signed(signature, about)
 
-    async def newcomer(self, request: HttpRequest) -> None:
+    async def new_device(self, request: HttpRequest) -> None:
         """Demand the signature of a key that names itself. Raises Unauthenticated.
 
         To enrol twice is the same as once, so these are not remembered: anybody can make keys, and fill a memory.
@@ -94,7 +94,7 @@ class Authenticator:
         request.scope[_SIGNED] = _signed(signature, about)
 
     def _admit(self, signature: Signature) -> None:
-        """Count a request that is a device's own: what others repeat is not counted against it."""
+        """Count a device's own request: replays by others are not counted against it."""
         try:
             self._limit.admit(signature.keyid)
             self._replays.remember(signature)
@@ -103,7 +103,7 @@ class Authenticator:
             raise
 
     def _read(self, request: HttpRequest) -> tuple[Signature, Request]:
-        """The signature of a request, which is of now and covers all that it must."""
+        """The signature of a request, which is fresh and covers all that it must."""
         fields = _fields(request)
         if "signature" not in fields or "signature-input" not in fields:
             raise Unsigned("sign the request with the device's key, as RFC 9421 and the device protocol say")
@@ -134,13 +134,13 @@ class Authenticator:
 
 
 def signed(request: HttpRequest) -> Signed:
-    """Who signed a request that came through the authenticator."""
-    who: Signed = request.scope[_SIGNED]
-    return who
+    """The signer of a request that an Authenticator has checked."""
+    signer: Signed = request.scope[_SIGNED]
+    return signer
 
 
 def _signed(signature: Signature, request: Request) -> Signed:
-    """Who signed, and what body must come. Raises MalformedSignature."""
+    """The signer, and the digest of the body. Raises MalformedSignature."""
     if DIGEST not in signature.covered:
         return Signed(signature.keyid, signature.created, None)
     digest = sha256_in(request.field(DIGEST))

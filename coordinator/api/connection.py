@@ -14,18 +14,18 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from coordinator.api.limits import memory_of
 
-FILL = "muster.fill"
-"""Where a request's scope has what receives the rest of its body into a `Body`: a `Fill`."""
+RECEIVE_INTO = "muster.receive_into"
+"""The key of a request's scope for a `ReceiveInto`."""
 _PIECE = 1 << 14
-"""Read at a time where a request may begin: its head, and the first of its body."""
+"""Bytes read at a time where a request may begin: its head, and the first of its body."""
 _CHUNK = 1 << 19
-"""Read at a time of a body: it is hashed next, out of the cache."""
+"""Bytes read at a time of a body: they are hashed next, out of the cache."""
 
 
 class Body:
-    """A body on its way into memory that is there already, and the SHA-256 of what has come.
+    """A body that arrives in memory allocated before, and the SHA-256 of the bytes so far.
 
-    grew_at: when something came last, by time.monotonic.
+    grew_at: the time of the last bytes, by time.monotonic.
     """
 
     def __init__(self, memory: memoryview) -> None:
@@ -36,7 +36,7 @@ class Body:
 
     @property
     def data(self) -> memoryview:
-        """What is there."""
+        """The bytes that have arrived."""
         return self._memory[: self.size]
 
     @property
@@ -51,7 +51,7 @@ class Body:
         self.size, self.grew_at = end, time.monotonic()
 
     def expect(self, size: int) -> None:
-        """Let it be at most so many bytes, which is no more than its memory has."""
+        """Limit the body to `size` bytes, at most those of its memory."""
         self._memory = self._memory[:size]
 
     def append(self, data: bytes) -> bool:
@@ -67,33 +67,33 @@ class Body:
         return self._digest.digest()
 
 
-Fill: TypeAlias = Callable[[Body], Awaitable[bool]]
-"""Receives the rest of a body into one that is as large as Content-Length says, and answers whether all of it is there.
+ReceiveInto: TypeAlias = Callable[[Body], Awaitable[bool]]
+"""Receives the rest of a request's body into a `Body` of Content-Length bytes; answers whether all of it arrived.
 
-If not, ASGI's `receive` has more to say.
+If not, ASGI's `receive` gives the rest.
 """
 
 
-class Together:
-    """A transport for an answer that has a body: its head is sent with the first of it, which is one call less."""
+class HeadBufferingTransport:
+    """A transport for an answer with a body: it sends the head with the first bytes of the body, in one call."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self._head: bytes | None = b""
 
     def write(self, data: bytes) -> None:
-        """Send, or wait for what belongs to it."""
+        """Send `data`, or keep a head until its body follows."""
         if self._head is None or (not self._head and data.startswith(b"HTTP/1.1 100 ")):
             self._transport.write(data)
         elif not self._head and b"\r\ncontent-length: " in data:
             self._head = data
         else:
-            # A stream says what it is at once: its first piece may take long.
+            # The head of a stream is sent at once: its first piece may take long.
             self._transport.write(self._head + data)
             self._head = None
 
     def close(self) -> None:
-        """Send what waits, and close."""
+        """Send the rest, and close."""
         if self._head:
             self._transport.write(self._head)
         self._transport.close()
@@ -104,7 +104,7 @@ class Together:
 
 
 class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
-    """What uvicorn serves a connection with. Bodies without `FILL` come as ASGI has it."""
+    """A protocol for uvicorn. A body that no route receives with `RECEIVE_INTO` comes through ASGI's `receive`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -112,7 +112,7 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
         self._piece = memoryview(b"")
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Where the transport reads to."""
+        """The memory that the transport reads into."""
         if self._body is not None:
             self._piece = self._body.free_space
         else:
@@ -121,7 +121,7 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
         return self._piece
 
     def buffer_updated(self, nbytes: int) -> None:
-        """The transport has read so many bytes."""
+        """Take the bytes that the transport has read."""
         piece, self._piece = self._piece[:nbytes], memoryview(b"")
         if self._body is None:
             self.data_received(piece)  # type: ignore[arg-type]  # any bytes-like object will do
@@ -131,21 +131,21 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
             self._end()
 
     def on_headers_complete(self) -> None:
-        """The parser has a request's head."""
+        """Offer RECEIVE_INTO to the request whose head was parsed."""
         before = self.cycle
         super().on_headers_complete()
         if self.cycle is not before:
-            cast("dict[str, Any]", self.scope)[FILL] = partial(self._fill, self.cycle)
+            cast("dict[str, Any]", self.scope)[RECEIVE_INTO] = partial(self._receive_into, self.cycle)
             if self.scope["method"] != "HEAD":
-                self.cycle.transport = cast("asyncio.Transport", Together(self.transport))
+                self.cycle.transport = cast("asyncio.Transport", HeadBufferingTransport(self.transport))
 
     def _end(self) -> None:
-        """Go on behind a body that the parser has not seen, with another parser."""
+        """Go on after a body that the parser has not seen, with a new parser."""
         self._body, self.parser = None, httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
         self.on_message_complete()
 
-    async def _fill(self, cycle: RequestResponseCycle, body: Body) -> bool:
+    async def _receive_into(self, cycle: RequestResponseCycle, body: Body) -> bool:
         if cycle.body or not cycle.more_body or cycle.disconnected:
             return False
         self._body = body
@@ -154,6 +154,6 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
             await cycle.message_event.wait()
         finally:
             if self._body is body:
-                # Given up: what is still to come of it would be taken for a request.
+                # Cancelled: the rest of the body would be parsed as a request.
                 self._body, cycle.keep_alive = None, False
         return not (cycle.more_body or cycle.disconnected)

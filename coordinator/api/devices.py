@@ -25,7 +25,7 @@ from coordinator.api.http import (
     read_message,
     while_connected,
 )
-from coordinator.api.recent import Recent
+from coordinator.api.lru_cache import LruCache
 from coordinator.api.reports import HEADER_BYTES
 from coordinator.api.service import Service
 from coordinator.commands import (
@@ -49,30 +49,30 @@ Number = Annotated[str, Path(pattern=f"^{_NUMBER.pattern}$")]
 
 
 class DeviceApi:
-    """What devices may ask, as methods on signed HTTP requests."""
+    """The endpoints, as methods on signed HTTP requests."""
 
     def __init__(self, service: Service, assignments: AssignmentAccess) -> None:
         self._assignments = assignments
         self._driver = service.driver
         self._store = service.store
         self._registry = service.registry
-        # One at a time: a crowd that enrols must not take all threads, nor stand between the driver and the database.
+        # One at a time: many enrolments at once must not take all threads, nor delay the driver at the database.
         self._enrolling = asyncio.Lock()
         self._settings = service.settings
         self._metrics = service.metrics
         self._limits = service.limits
         self._runtimes = service.runtimes
-        self._public: Recent[str, BlobRef] = Recent(REMEMBERED)
+        self._public: LruCache[str, BlobRef] = LruCache(REMEMBERED)
 
     async def enrol(self, request: Request) -> Response:
-        """Make whoever signed this a device, with an id and a credential for secure aggregation. May be repeated."""
+        """Enrol the signer as a device, with an id and a credential for secure aggregation. May be repeated."""
         message = await read_message(request, Enrol, self._settings.message_limit_bytes)
         who = signed(request)
         async with self._enrolling:
             return answer(await run_in_threadpool(self._registry.enrol, message, who.keyid, who.created))
 
     async def check_in(self, population: str, request: Request) -> Response:
-        """A device is willing to work: it gets a session, or a reason and a time to come back."""
+        """Check a device in: it gets a session, or a reason and a time to come back."""
         message = await read_message(request, CheckIn, self._settings.message_limit_bytes)
         command = CheckInDevice(population, signed(request).keyid, Eligibility.of(message))
         found: CheckInAnswer | None = self._driver.turn_away(command)
@@ -151,7 +151,7 @@ class DeviceApi:
         return Response(message, media_type="application/octet-stream", headers=headers)
 
     async def abort(self, assignment: str, request: Request) -> Response:
-        """Give an assignment up. May be repeated."""
+        """Abort an assignment. May be repeated."""
         await self._assignments.layout(assignment, request)
         message = await read_message(request, Abort, self._settings.message_limit_bytes)
         await self._ask(AbortAssignment(assignment, message))

@@ -32,7 +32,7 @@ class Registry:
         self._attestation = attestation
 
     def enrol(self, message: Enrol, key: str, created: int) -> Enrolled:
-        """Make whoever signed with `key` a device; its row is durable when this returns. May be repeated.
+        """Make the holder of `key` a device; its row is durable when this returns. May be repeated.
 
         `created` is when the request was signed. Raises NotAttested.
         """

@@ -67,7 +67,7 @@ EXAMPLES: dict[type[msgspec.Struct], msgspec.Struct] = {
     Receipt: Receipt(assignment=_ASSIGNMENT, task=_TASK, round=3, sha256=_PLAN.sha256),
     Abort: Abort("plan-refused", "the policy of this device"),
 }
-"""One of each message that a request or an answer is."""
+"""An example of each message."""
 
 _SHA256 = r"^sha-256=:[A-Za-z0-9+/]{43}=:$"
 _NUMBER = r"^[0-9]{1,15}$"
@@ -77,7 +77,7 @@ _TAG = r'^"[0-9a-f]{64}"$'
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A header field: what it means, an example, and the pattern of its values."""
+    """A header field: its meaning, an example, and the pattern of its values."""
 
     meaning: str
     example: str

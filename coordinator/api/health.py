@@ -7,7 +7,8 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.responses import JSONResponse, Response
 
-from coordinator.api.openapi import answers
+from coordinator.api.admin import ADMIN
+from coordinator.api.openapi import HEALTH, Answer
 from coordinator.api.service import Service
 from coordinator.errors import Unavailable
 
@@ -16,12 +17,12 @@ def health_router(service: Service) -> APIRouter:
     """`/healthz`: the process answers. `/readyz`: it can also serve devices."""
     router = APIRouter(tags=["health"])
 
-    @router.get("/healthz", responses=answers(200, "The process answers", problems=()))
+    @router.get("/healthz", **HEALTH.route({200: Answer("The process answers")}))
     async def healthz() -> Response:
         """The process answers."""
         return JSONResponse({"status": "ok"})
 
-    @router.get("/readyz", responses=answers(200, "Devices may come", problems=()))
+    @router.get("/readyz", **HEALTH.route({200: Answer("Devices may come")}))
     def readyz() -> Response:
         """The driver runs, the database can be read, others reach this replica, and no stop is under way."""
         if not service.driver.alive:
@@ -44,13 +45,13 @@ def metrics_router(service: Service) -> APIRouter:
     """`/metrics`, for Prometheus."""
     router = APIRouter(tags=["metrics"])
 
-    @router.get("/metrics", responses={200: {"content": {"text/plain": {}}}})
+    @router.get("/metrics", **ADMIN.route({200: Answer("The metrics", ("text/plain",))}))
     def read() -> Response:
-        """Everything that is measured, in Prometheus' text format."""
+        """All metrics, in Prometheus' text format."""
         try:
             service.metrics.tasks_are(service.store.progress())
         except SQLAlchemyError:
-            # The rest can be read while the database cannot, and nobody knows how the tasks are.
+            # The other metrics do not need the database; without it the state of the tasks is unknown.
             service.metrics.stalled.clear()
         return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 

@@ -1,4 +1,4 @@
-"""HTTP pieces that every route shares: bodies in, messages and problem documents out."""
+"""Parts of HTTP that all routes share: bodies in, messages and problem documents out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from coordinator.api.authentication import signed
-from coordinator.api.connection import FILL, Body
+from coordinator.api.connection import RECEIVE_INTO, Body
 from coordinator.api.limits import memory_of
 from coordinator.errors import (
     MalformedMessage,
@@ -34,36 +34,33 @@ from coordinator.errors import (
 from fedcore.errors import WireError
 from fedcore.wire import messages
 from fedcore.wire.messages import RetryWindow
-from fedcore.wire.problems import PROBLEM_FIELD, PROBLEM_TYPE, problem
+from fedcore.wire.problems import PROBLEM_FIELD, PROBLEM_TYPE, Problem, problem
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 _WAIT = re.compile(r'(?:^|,)\s*wait\s*=\s*"?([0-9]{1,9})"?\s*(?:$|[,;])', re.IGNORECASE)
 PROBLEM_OF = "muster.problem"
-"""Where a request's scope says of which type the problem document is that answered it."""
+"""The key of a request's scope for the type of the problem document that answered it."""
 _SLUG_OF_STATUS = {404: "unknown-resource", 405: "method-not-allowed", 413: "too-large"}
 
 
 async def read_body(request: Request, limit: int) -> memoryview:
-    """The whole body of a signed request. Raises TooLarge; DigestMismatch when it is not the one that was signed."""
+    """The whole body of a signed request. Raises TooLarge; DigestMismatch when another body was signed."""
     body, digest = await read_hashed(request, limit)
     signed(request).check(digest)
     return body
 
 
 async def read_hashed(request: Request, limit: int) -> tuple[memoryview, bytes]:
-    """The whole body, in memory that is made once, and its SHA-256, made as it comes. Raises TooLarge."""
+    """The whole body, in memory that is allocated once, and its SHA-256, computed as it comes. Raises TooLarge."""
     body = Body(memory_of(_declared(request, limit) or limit))
     await read_into(body, request, limit)
     return body.data, body.digest()
 
 
 async def read_into(body: Body, request: Request, limit: int) -> None:
-    """Let a whole body come into its memory of `limit` bytes.
-
-    Raises TooLarge as soon as it is known to pass that.
-    """
-    declared, fill = _declared(request, limit), request.scope.get(FILL)
+    """Receive a whole body into its memory of `limit` bytes. Raises TooLarge as soon as it is known to be larger."""
+    declared, receive_into = _declared(request, limit), request.scope.get(RECEIVE_INTO)
     body.expect(declared or limit)
     more = True
     while more:
@@ -73,8 +70,8 @@ async def read_into(body: Body, request: Request, limit: int) -> None:
         if not body.append(message.get("body", b"")):
             raise _too_large(limit)
         more = message.get("more_body", False)
-        if more and fill is not None and body.size < declared:
-            more = not await fill(body)
+        if more and receive_into is not None and body.size < declared:
+            more = not await receive_into(body)
 
 
 def _declared(request: Request, limit: int) -> int:
@@ -103,7 +100,7 @@ def read_as(data: memoryview, kind: type[T]) -> T:
 
 
 async def while_connected(request: Request, promise: Future[T]) -> T:
-    """What a promise gives, to a request whose body was read. Raises ClientDisconnect when its sender hangs up."""
+    """The result of a promise, for a request whose body was read. Raises ClientDisconnect when its sender hangs up."""
     kept, gone = asyncio.wrap_future(promise), asyncio.ensure_future(_disconnected(request))
     try:
         await asyncio.wait((kept, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -134,23 +131,21 @@ def answer(message: msgspec.Struct, headers: Mapping[str, str] | None = None) ->
     return Response(messages.encode(message), media_type="application/json", headers=headers)
 
 
-def refuse(
-    slug: str, detail: str, retry: RetryWindow | None = None, headers: Mapping[str, str] | None = None
-) -> Response:
-    """A problem document of a registered type."""
-    document = problem(slug, detail, retry)
-    given = {**(headers or {}), PROBLEM_FIELD: slug}
-    if retry is not None:
-        given["Retry-After"] = str(math.ceil(retry.min_s))
+def answer_problem(scope: Scope, document: Problem, headers: Mapping[str, str] | None = None) -> Response:
+    """A problem document; its type is noted in the request's scope."""
+    scope[PROBLEM_OF] = document.slug
+    given = {**(headers or {}), PROBLEM_FIELD: document.slug}
+    if document.retry is not None:
+        given["Retry-After"] = str(math.ceil(document.retry.min_s))
     return Response(messages.encode(document), document.status, given, media_type=PROBLEM_TYPE)
 
 
 def answer_refusal(scope: Scope, error: Refusal, retry: RetryWindow) -> Response:
-    """The problem document of a refusal, which the scope is told of."""
-    scope[PROBLEM_OF] = error.slug
+    """The problem document of a refusal; one that may be tried again says when."""
     if isinstance(error, TooManyRequests):
         retry = RetryWindow(error.wait_s, error.wait_s + retry.max_s)
-    return refuse(error.slug, str(error), retry if error.retriable else None, _about(error))
+    document = problem(error.slug, str(error), retry if error.retriable else None)
+    return answer_problem(scope, document, _about(error))
 
 
 def _about(error: Refusal) -> dict[str, str]:
@@ -168,7 +163,7 @@ def _about(error: Refusal) -> dict[str, str]:
 
 
 def install_problems(app: FastAPI, retry: RetryWindow) -> None:
-    """Make a problem document of everything that is raised, the framework's own errors included."""
+    """Answer every error with a problem document, the framework's own errors included."""
 
     async def refusal(request: Request, error: Exception) -> Response:
         assert isinstance(error, Refusal)  # noqa: S101 - registered for nothing else
@@ -176,17 +171,16 @@ def install_problems(app: FastAPI, retry: RetryWindow) -> None:
 
     async def framework(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)  # noqa: S101
-        request.scope[PROBLEM_OF] = slug = _SLUG_OF_STATUS.get(error.status_code, "malformed-message")
-        return refuse(slug, f"{request.method}: {error.detail}", headers=error.headers)
+        slug = _SLUG_OF_STATUS.get(error.status_code, "malformed-message")
+        return answer_problem(request.scope, problem(slug, f"{request.method}: {error.detail}"), error.headers)
 
     async def malformed(request: Request, error: Exception) -> Response:
-        request.scope[PROBLEM_OF] = "malformed-message"
-        return refuse("malformed-message", str(error) or "the body ended early")
+        document = problem("malformed-message", str(error) or "the body ended early")
+        return answer_problem(request.scope, document)
 
     async def bug(request: Request, error: Exception) -> Response:
         _LOG.error("unhandled %s", type(error).__name__)
-        request.scope[PROBLEM_OF] = "internal"
-        return refuse("internal", "the coordinator failed; its log says why", retry)
+        return answer_problem(request.scope, problem("internal", "the coordinator failed; its log says why", retry))
 
     app.add_exception_handler(Refusal, refusal)
     app.add_exception_handler(HTTPException, framework)

@@ -17,22 +17,22 @@ from coordinator.settings import Settings
 
 _WINDOW_S = 60.0
 _TURN_S = 0.25
-"""So long a turn of the event loop answers check-ins: a crowd that comes at once is served, a stream of them is not."""
+"""How long a turn of the event loop answers check-ins: a burst is served, a lasting overload is shed."""
 _MOST_CALLERS = 500_000
-"""Callers that are remembered, about 100 MB; beyond it the one that was quiet longest is forgotten."""
+"""Callers that are remembered, about 100 MB; beyond it the one that asked longest ago is forgotten."""
 _SPARE = 8
-"""Memory that is kept for the next reports is at most one part in so many of all that they may take."""
+"""The memory kept for the next reports is at most this part (1/8) of the whole budget."""
 
 
 def memory_of(size: int) -> memoryview:
-    """So many bytes, which are not zero: to make them so takes as long as a copy."""
+    """Memory of `size` bytes, not zeroed: zeroing takes as long as a copy."""
     return np.empty(size, np.uint8).data
 
 
 class RateLimit:
     """At most `per_minute` requests of each caller in any minute, by the generic cell rate algorithm (ITU-T I.371).
 
-    A caller is one number, the time at which its whole minute's worth is free again: constant time and memory per
+    A caller is one number, the time at which all its requests of a minute are free again: constant time and memory per
     request, also for a million callers (docs/decisions/0016-rate-limits.md). 0 per minute is no limit.
     """
 
@@ -47,7 +47,7 @@ class RateLimit:
             return
         now = self._clock()
         free_at = max(now, self._free_at.get(caller, now)) + self._interval_s
-        # The hair is for rounding: the last request of a full minute is one of those allowed.
+        # The margin is for rounding: the last request of a full minute is allowed.
         if free_at - now > _WINDOW_S + 1e-6:
             raise TooManyRequests(
                 "more requests than are allowed in a minute; come back later", free_at - now - _WINDOW_S
@@ -67,7 +67,7 @@ class ConnectionLimit:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """For the time of one request. Raises Unavailable."""
+        """Count a request while the block runs. Raises Unavailable."""
         if self.held >= self._most:
             raise Unavailable("as many requests as may be in progress are; come back later")
         self.held += 1
@@ -78,19 +78,19 @@ class ConnectionLimit:
 
 
 class CheckInShedder:
-    """Whether more check-ins come than are answered: then one turn of the event loop has work for a long time.
+    """Sheds check-ins when more come than can be answered: then one turn of the event loop takes long.
 
-    Requests that have arrived when a turn begins are answered in that turn, one after the other. What a turn does not
-    reach in time could only wait, and so would all that come meanwhile; it is sent away instead, at a small part of
-    the cost. Reports and whatever else a device already works for are not counted.
+    Requests that have arrived when a turn begins are answered in that turn, one after the other. A check-in that a
+    turn does not reach in time is refused, at a small part of the cost of an answer. Reports and other requests of
+    devices that have an assignment are never shed.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._began: float | None = None
 
-    def too_late(self) -> bool:
-        """Whether a check-in, in the event loop, is one that its turn did not reach in time."""
+    def must_shed(self) -> bool:
+        """Whether the turn of the event loop did not reach this check-in in time."""
         now = self._clock()
         if self._began is None:
             self._began = now
@@ -102,7 +102,7 @@ class CheckInShedder:
 
 
 class MemoryBudget:
-    """So many bytes of memory in all, for reports on their way into a sum."""
+    """Memory for reports that wait for their sum: `size` bytes in all."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -110,7 +110,7 @@ class MemoryBudget:
         self.taken = 0
 
     def take(self, size: int) -> None:
-        """Reserve so many bytes. Raises TooLarge when there are never that many, Unavailable when there are not now."""
+        """Reserve bytes. Raises TooLarge beyond the whole budget, Unavailable beyond its rest."""
         if size > self._size:
             raise TooLarge(f"reports take at most {self._size} bytes here")
         if self.taken + size > self._size:
@@ -125,7 +125,7 @@ class MemoryBudget:
 
     @contextmanager
     def reserve(self, size: int) -> Iterator[None]:
-        """Reserve so many bytes for a while. Raises what `take` does."""
+        """Reserve bytes while the block runs. Raises as `take` does."""
         self.take(size)
         try:
             yield
@@ -134,24 +134,24 @@ class MemoryBudget:
 
     @contextmanager
     def hold(self, size: int) -> Iterator[memoryview]:
-        """So many bytes for a while, which nobody may look at afterwards. Raises what `take` does.
+        """Memory of `size` bytes while the block runs; nobody may read it afterwards. Raises as `take` does.
 
-        They are used again: memory that is new costs its first touch, a tenth of what taking a report in does.
+        It is used again: the first touch of new memory costs a tenth of the time that a report takes.
         """
         with self.reserve(size):
             if self._spare and len(self._spare[0]) != size:
                 self._spare.clear()
             memory = self._spare.pop() if self._spare else memory_of(size)
             yield memory
-            # Not when the block failed: then somebody may look at it still.
+            # Not when the block failed: then somebody may still read it.
             if (len(self._spare) + 1) * size <= min(self._size // _SPARE, self._size - self.taken):
                 self._spare.append(memory)
 
 
 class Limits:
-    """Those of the device API: requests of an address, check-ins of a device, requests in progress, reports' bytes.
+    """All limits: requests of an address and of a device, check-ins, requests in progress, memory for reports.
 
-    sent_away: told of an assignment whose device asked for something, and for which there was no room.
+    sent_away: called with the assignment of a request that was refused because too many were in progress.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -165,7 +165,7 @@ class Limits:
 
 @lru_cache(maxsize=1 << 14)
 def caller_of(address: str) -> str | None:
-    """Whom an address stands for: itself, or the /64 that an IPv6 subscriber has; None, and no limit, for loopback.
+    """The caller of an address: itself, or the /64 of an IPv6 subscriber; None, and no limit, for loopback.
 
     Loopback is this machine: a fleet of emulated devices, or a proxy, which then stands for everyone.
     """

@@ -14,7 +14,7 @@ import structlog
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from coordinator.api.connection import FILL, Body, Fill
+from coordinator.api.connection import RECEIVE_INTO, Body, ReceiveInto
 from coordinator.api.http import PROBLEM_OF, answer_refusal
 from coordinator.api.limits import Limits, caller_of
 from coordinator.errors import MalformedMessage, TooManyRequests, Unavailable
@@ -24,15 +24,15 @@ from fedcore.wire.messages import RetryWindow
 _LOG = logging.getLogger(__name__)
 _ASSIGNMENT = re.compile("/v1/assignments/([^/:]+)")
 _OPEN = ("/healthz", "/readyz")
-"""Paths that no limit shuts: a supervisor must hear that the service lives when it is busiest."""
+"""Paths without limits: a supervisor must get an answer from a busy service too."""
 SILENCE_S = 60.0
-"""How long a body may pause. A device that lost its network says no goodbye, and what it holds here is others' too."""
+"""How long a body may pause: a device that lost its network does not close its connection, and holds memory here."""
 
 
 class RequestMiddleware:
-    """ASGI: measures every request, and with limits turns away what is too much before it is read or routed.
+    """ASGI: measures every request, and refuses those beyond the limits before they are read or routed.
 
-    of_replica: whether another replica passed a request on: then the limit of its address was applied there.
+    of_replica: whether another replica forwarded a request: then the limit of its address was applied there.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class RequestMiddleware:
         self._retry = retry
         self._limits = limits
         self._of_replica = of_replica
-        # Made once, and counted by this alone: what is sent away by the thousand must cost next to nothing.
+        # Made once, and counted by one metric only: a refusal must cost next to nothing when there are thousands.
         overrun = Unavailable("check-ins come faster than they are answered; come back later")
         self._overrun = answer_refusal({}, overrun, retry)
         self._overruns = metrics.shed.labels("check-ins")
@@ -58,26 +58,26 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        if self._limits is not None and scope["path"].endswith("/checkins") and self._limits.shedder.too_late():
+        if self._limits is not None and scope["path"].endswith("/checkins") and self._limits.shedder.must_shed():
             self._overruns.inc()
             await self._overrun(scope, receive, send)
             return
-        visit = _Visit(scope, receive, send)
+        measured = _MeasuredRequest(scope, receive, send)
         try:
             with self._admission(scope):
-                await self._app(scope, visit.receive, visit.send)
+                await self._app(scope, measured.receive, measured.send)
         except MalformedMessage as refusal:
-            await answer_refusal(scope, refusal, self._retry)(scope, receive, visit.send)
+            await answer_refusal(scope, refusal, self._retry)(scope, receive, measured.send)
         except (TooManyRequests, Unavailable) as refusal:
-            # Only the admission raises these: the application makes its own answers of its own.
+            # Only the admission raises these: the application answers its own refusals.
             self._metrics.shed.labels("address" if isinstance(refusal, TooManyRequests) else "connections").inc()
             found = _ASSIGNMENT.match(scope["path"])
             if self._limits is not None and found is not None:
-                # The device is there, though there is no room for it. Nobody else knows the assignment's id.
+                # The device is present, though it was refused. Nobody else knows the assignment's id.
                 self._limits.sent_away(found[1])
-            await answer_refusal(scope, refusal, self._retry)(scope, receive, visit.send)
+            await answer_refusal(scope, refusal, self._retry)(scope, receive, measured.send)
         finally:
-            visit.record(self._metrics)
+            measured.record(self._metrics)
 
     def _admission(self, scope: Scope) -> AbstractContextManager[None]:
         """Raises MalformedMessage, TooManyRequests or Unavailable."""
@@ -91,8 +91,8 @@ class RequestMiddleware:
         return self._limits.connections.hold()
 
 
-class _Visit:
-    """One request as it is read and answered: bytes, status, time. Whoever falls silent in a body has hung up."""
+class _MeasuredRequest:
+    """One request as it is read and answered: bytes, status, time. A body that pauses too long ends as a hang-up."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._scope, self._receive, self._send = scope, receive, send
@@ -100,15 +100,15 @@ class _Visit:
         self._received = self._sent = 0
         self._status = 500
         self._whole = False
-        if FILL in scope:
-            self._fill: Fill = scope[FILL]
-            scope[FILL] = self.fill
+        if RECEIVE_INTO in scope:
+            self._receive_into: ReceiveInto = scope[RECEIVE_INTO]
+            scope[RECEIVE_INTO] = self.receive_into
         self._id = f"{random.getrandbits(32):08x}"
         structlog.contextvars.bind_contextvars(request_id=self._id)
 
     async def receive(self) -> Message:
         if self._whole:
-            # Behind its body a request has nothing to say but goodbye, which may take as long as the answer.
+            # After its body only the disconnect can follow, which may take as long as the answer.
             return await self._receive()
         try:
             async with asyncio.timeout(SILENCE_S):
@@ -119,18 +119,18 @@ class _Visit:
         self._received += len(message.get("body", b""))
         return message
 
-    async def fill(self, body: Body) -> bool:
-        before, filling = body.size, asyncio.ensure_future(self._fill(body))
+    async def receive_into(self, body: Body) -> bool:
+        before, receiving = body.size, asyncio.ensure_future(self._receive_into(body))
         try:
-            while not filling.done():
+            while not receiving.done():
                 silent_s = time.monotonic() - body.grew_at
                 if silent_s >= SILENCE_S:
                     raise ClientDisconnect
-                await asyncio.wait((filling,), timeout=SILENCE_S - silent_s)
-            self._whole = filling.result()
+                await asyncio.wait((receiving,), timeout=SILENCE_S - silent_s)
+            self._whole = receiving.result()
             return self._whole
         finally:
-            filling.cancel()
+            receiving.cancel()
             self._received += body.size - before
 
     async def send(self, message: Message) -> None:
@@ -141,7 +141,7 @@ class _Visit:
         await self._send(message)
 
     def record(self, metrics: Metrics) -> None:
-        # The route's pattern, never the path: a path holds ids that are secrets, and without end of them.
+        # The route's pattern, never the path: a path holds ids, which are secret and too many for labels.
         route = getattr(self._scope.get("route"), "path", "none")
         seconds = time.perf_counter() - self._began
         metrics.requested(route, self._status, seconds, self._received, self._sent)

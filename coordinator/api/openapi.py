@@ -6,129 +6,134 @@ Messages are read and written by msgspec, which also makes their schemas.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 import msgspec
 from fastapi import FastAPI
 
 from coordinator.api.examples import EXAMPLES, FIELDS
 from fedcore.wire import messages
-from fedcore.wire.problems import PROBLEM_FIELD, PROBLEM_TYPE, PROBLEMS, Problem, problem
+from fedcore.wire.problems import PROBLEM_FIELD, PROBLEM_TYPE, PROBLEMS, URN, Problem, ProblemKind
 
 BYTES = "application/octet-stream"
-SIGNATURES = (
-    "unsigned", "malformed-signature", "unknown-device", "forged-signature", "stale-signature", "replayed-signature",
-)  # fmt: skip
-"""What any request of a device may be refused with."""
 ANYWHERE = ("too-many-requests", "internal", "unavailable")
-"""What any request at all may be refused with."""
-_PREFIX = "#/components/schemas/"
-_SECURITY = {
-    "device": {
-        "type": "http",
-        "scheme": "signature",
-        "description": "RFC 9421: the fields Signature-Input and Signature, as docs/spec/wire.md §10 says. "
-        "At enrolment, keyid is the public key itself.",
-    }
-}
+"""Problems of any request to the device port."""
+_REFERENCE = "#/components/schemas/{name}"
 
-Kind = type[msgspec.Struct] | str
-"""What a body is: a message, or bytes of a media type."""
+BodyType: TypeAlias = Any
+"""The type of a body: that of a message in JSON, or a media type for bytes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """An answer: what it means, what its body may be, and the header fields that it has."""
+class Answer:
+    """An answer in a document: its meaning, the types that its body may have, and its header fields."""
 
-    wording: str
-    kinds: tuple[Kind, ...] = ()
+    meaning: str
+    bodies: tuple[BodyType, ...] = ()
     fields: tuple[str, ...] = ()
 
 
-def signed_route(
-    answers: Mapping[int, Said], problems: tuple[str, ...], *, takes: Kind | None = None, fields: tuple[str, ...] = ()
-) -> dict[str, Any]:
-    """What a device's route is added with: its body, the header fields that it reads, its answers and problems."""
-    extra: dict[str, Any] = {"security": [{"device": []}]}
-    if takes is not None:
-        extra["requestBody"] = {"required": True, "content": _content((takes,))}
-    if fields:
-        extra["parameters"] = [{"name": name, "in": "header", **_field(name)} for name in fields]
-    said: dict[int | str, Any] = {
-        status: {
-            "description": one.wording,
-            "content": _content(one.kinds),
-            "headers": {name: _field(name) for name in one.fields},
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiDocument:
+    """The parts that all routes of an API share.
+
+    problems: its problem types by name. everywhere: those that any of its routes may answer with. messages: types
+    whose schemas the document has, with the types that they refer to. signatures: schemes by which every request is
+    signed; a scheme that FastAPI finds in a route's dependencies is none of them.
+    """
+
+    problems: Mapping[str, ProblemKind]
+    everywhere: tuple[str, ...]
+    messages: tuple[BodyType, ...] = ()
+    signatures: Mapping[str, Any] = field(default_factory=dict)
+
+    def route(
+        self,
+        answers: Mapping[int, Answer],
+        problems: tuple[str, ...] = (),
+        *,
+        takes: BodyType | None = None,
+        fields: tuple[str, ...] = (),
+    ) -> dict[str, Any]:
+        """The arguments of a route: its answers, the usual one first, its problems, its body, its header fields."""
+        extra: dict[str, Any] = {}
+        if self.signatures:
+            extra["security"] = [{name: []} for name in self.signatures]
+        if takes is not None:
+            extra["requestBody"] = {"required": True, "content": _content((takes,))}
+        if fields:
+            extra["parameters"] = [{"name": name, "in": "header", **_field(name)} for name in fields]
+        described = {
+            status: {
+                "description": answer.meaning,
+                "content": _content(answer.bodies),
+                "headers": {name: _field(name) for name in answer.fields},
+            }
+            for status, answer in answers.items()
         }
-        for status, one in answers.items()
-    }
-    return {"openapi_extra": extra, "responses": said | _refusals((*SIGNATURES, *problems, *ANYWHERE))}
+        responses = described | self._refusals((*problems, *self.everywhere))
+        return {"status_code": next(iter(answers)), "openapi_extra": extra, "responses": responses}
+
+    def _refusals(self, slugs: tuple[str, ...]) -> dict[int, Any]:
+        """Problem documents by status, with an example of each type."""
+        found: dict[int, Any] = {}
+        for slug in slugs:
+            kind = self.problems[slug]
+            examples: dict[str, Any] = {}
+            content = {PROBLEM_TYPE: {"schema": _schema(Problem), "examples": examples}}
+            headers = {PROBLEM_FIELD: _field(PROBLEM_FIELD)}
+            entry = found.setdefault(kind.status, {"description": "", "content": content, "headers": headers})
+            entry["description"] = "; ".join(filter(None, (entry["description"], slug)))
+            example = Problem(URN + slug, kind.title, kind.status, f"{kind.title}.")
+            entry["content"][PROBLEM_TYPE]["examples"][slug] = {"value": _plain(example)}
+        return found
+
+    def complete(self, app: FastAPI) -> None:
+        """Add the schemas of the messages, and the schemes of signatures, to an application's document."""
+        generate = app.openapi
+
+        def openapi() -> dict[str, Any]:
+            document = generate()
+            _, schemas = msgspec.json.schema_components((*self.messages, Problem), ref_template=_REFERENCE)
+            components = document.setdefault("components", {})
+            components.setdefault("schemas", {}).update(schemas)
+            components.setdefault("securitySchemes", {}).update(self.signatures)
+            return document
+
+        app.openapi = openapi  # type: ignore[method-assign]
 
 
-def answers(status: int, wording: str, *, problems: tuple[str, ...]) -> dict[int | str, Any]:
-    """The `responses` of a route that nobody signs for."""
-    return {status: {"description": wording}} | _refusals((*problems, *ANYWHERE))
+HEALTH = ApiDocument(problems=PROBLEMS, everywhere=ANYWHERE)
+"""Routes that both ports have, and that anybody may ask."""
 
 
-def describe_messages(app: FastAPI) -> None:
-    """Add the messages' schemas, and what signs requests, to the application's OpenAPI document."""
-    generate = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        document = generate()
-        _, schemas = msgspec.json.schema_components((*EXAMPLES, Problem), ref_template=_PREFIX + "{name}")
-        components = document.setdefault("components", {})
-        components.setdefault("schemas", {}).update(schemas)
-        components["securitySchemes"] = _SECURITY
-        return document
-
-    app.openapi = openapi  # type: ignore[method-assign]
-
-
-def _refusals(slugs: tuple[str, ...]) -> dict[int | str, Any]:
-    """Problem documents by status, with an example of each type."""
-    found: dict[int | str, Any] = {}
-    for slug in slugs:
-        kind = PROBLEMS[slug]
-        entry = found.setdefault(
-            kind.status,
-            {
-                "description": "",
-                "content": {PROBLEM_TYPE: {"schema": _schema(Problem), "examples": {}}},
-                "headers": {PROBLEM_FIELD: _field(PROBLEM_FIELD)},
-            },
-        )
-        entry["description"] = "; ".join(filter(None, (entry["description"], slug)))
-        entry["content"][PROBLEM_TYPE]["examples"][slug] = {"value": _plain(problem(slug, f"{kind.title}."))}
-    return found
-
-
-def _content(kinds: tuple[Kind, ...]) -> dict[str, Any]:
+def _content(bodies: tuple[BodyType, ...]) -> dict[str, Any]:
     """Bodies by media type."""
-    media = [kind for kind in kinds if isinstance(kind, str)]
-    found: dict[str, Any] = {kind: {"schema": {"type": "string", "format": "binary"}} for kind in media}
-    structs = [kind for kind in kinds if not isinstance(kind, str)]
-    if structs:
-        schemas = [_schema(kind) for kind in structs]
+    media = [body for body in bodies if isinstance(body, str)]
+    found: dict[str, Any] = {name: {"schema": {"type": "string", "format": "binary"}} for name in media}
+    types = [body for body in bodies if not isinstance(body, str)]
+    if types:
+        schemas = [_schema(one) for one in types]
         found["application/json"] = {
             "schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas},
-            "examples": {kind.__name__: {"value": _plain(EXAMPLES[kind])} for kind in structs},
+            "examples": {one.__name__: {"value": _plain(EXAMPLES[one])} for one in types if one in EXAMPLES},
         }
     return found
 
 
 def _field(name: str) -> dict[str, Any]:
-    field = FIELDS[name]
+    about = FIELDS[name]
     return {
-        "description": field.meaning,
-        "schema": {"type": "string", "pattern": field.pattern},
-        "example": field.example,
+        "description": about.meaning,
+        "schema": {"type": "string", "pattern": about.pattern},
+        "example": about.example,
     }
 
 
-def _schema(message: type[msgspec.Struct]) -> dict[str, Any]:
-    return {"$ref": _PREFIX + message.__name__}
+def _schema(body: BodyType) -> dict[str, Any]:
+    (schema,), _ = msgspec.json.schema_components([body], ref_template=_REFERENCE)
+    return schema
 
 
 def _plain(message: msgspec.Struct) -> Any:

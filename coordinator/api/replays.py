@@ -13,13 +13,13 @@ from coordinator.errors import MalformedSignature, ReplayedSignature, StaleSigna
 from fedcore.wire.signatures import WINDOW_S, Signature
 
 AHEAD_S = 1.0
-"""How far ahead of ours the clock of a device may be. As long, a process that just began refuses what others heard."""
+"""How far ahead a device's clock may be. For as long, a new process refuses what others may have accepted."""
 _KEY_BYTES = 16
 _SWEEP_S = 1.0
 
 
 class Replays:
-    """The signatures that were taken within the window, at most `limit`; `began` is when this process began to answer.
+    """The signatures accepted within the window, at most `limit`; `began` is when this process began to answer.
 
     Times are in seconds since 1970. Memory: about 100 bytes a signature, for five minutes.
     """
@@ -33,11 +33,11 @@ class Replays:
         self._swept = -math.inf
 
     def begin(self, now: float) -> None:
-        """From now on this process answers."""
+        """Begin to answer."""
         self._began = now
 
     def check(self, signature: Signature, now: float) -> None:
-        """Raise StaleSignature unless a signature is of now, MalformedSignature when it is good for too long."""
+        """Raise StaleSignature unless a signature is fresh, MalformedSignature when it is valid for too long."""
         if not 0 <= signature.expires - signature.created <= WINDOW_S:
             raise MalformedSignature(f"a signature is good for at most {WINDOW_S} s, from `created` to `expires`")
         if not now - WINDOW_S <= signature.created <= now + AHEAD_S:
@@ -46,9 +46,9 @@ class Replays:
             raise StaleSignature(f"the signature expired at {signature.expires}, and it is {now:.0f} here")
 
     def demand_new(self, signature: Signature, known_since: float, now: float) -> None:
-        """Raise ReplayedSignature, or StaleSignature when an earlier process may have taken it; also what `check` does.
+        """Raise ReplayedSignature, StaleSignature when an earlier process may have accepted it, or as `check` does.
 
-        `known_since` is when its key was enrolled. Nothing is remembered.
+        `known_since` is when its key was enrolled. The signature is not remembered yet.
         """
         self.check(signature, now)  # again: time may have passed since, and then it may be forgotten now
         self._sweep(now)
@@ -61,14 +61,14 @@ class Replays:
             raise ReplayedSignature("a request with this nonce came before; sign every request anew")
 
     def remember(self, signature: Signature) -> None:
-        """Take a signature that is new, once. Raises Unavailable when no more can be remembered."""
+        """Accept a new signature, once. Raises Unavailable when no more can be remembered."""
         if self._count >= self._limit:
             raise Unavailable("too many requests came within five minutes; come back later")
         self._seen.setdefault(signature.created, set()).add(_key(signature))
         self._count += 1
 
     def _sweep(self, now: float) -> None:
-        """Forget what is too old to be taken again; once a second is often enough."""
+        """Forget signatures that are too old to be accepted; once a second is often enough."""
         if 0 <= now - self._swept < _SWEEP_S:
             return
         for created in [created for created in self._seen if created < now - WINDOW_S]:
@@ -78,5 +78,5 @@ class Replays:
 
 
 def _key(signature: Signature) -> bytes:
-    """What is remembered of it."""
+    """The part of a signature that is remembered."""
     return hashlib.sha256(f"{signature.keyid} {signature.nonce}".encode()).digest()[:_KEY_BYTES]

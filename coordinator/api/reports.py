@@ -44,15 +44,15 @@ HEADER_BYTES = 4096
 """Room for a safetensors header around the one vector of a report."""
 _SMALL_BYTES = 1 << 22
 """Up to here, checking takes no more time than handing the work to a thread."""
-_LOOK = 1 << 16
-"""Values that are looked at together as they come."""
+_CHECKED_TOGETHER = 1 << 16
+"""Values that are checked together as they come."""
 _SWEEP_S = 1.0
 _NUMBER = re.compile(r"[0-9]{1,15}")
 _LAST = {"?0": False, "?1": True}
 
 
 class ReportApi:
-    """What devices may ask about the report of an assignment of theirs."""
+    """The endpoints for the report of an assignment."""
 
     def __init__(self, service: Service, assignments: AssignmentAccess) -> None:
         self._driver = service.driver
@@ -76,7 +76,7 @@ class ReportApi:
                 return answer(await self._count(assignment, digest, body.data, layout, finite=body.finite))
 
     async def head(self, assignment: str, request: Request) -> Response:
-        """How much of the report is here: Upload-Offset. Upload-Complete says whether it was counted."""
+        """Upload-Offset: the bytes of the report that have arrived. Upload-Complete: whether it was counted."""
         async with self._assignments.present(assignment, request):
             counted = await run_in_threadpool(self._counted, assignment)
         headers = {"Cache-Control": "no-store", "Upload-Complete": "?0" if counted is None else "?1"}
@@ -120,14 +120,14 @@ class ReportApi:
                 _LOG.error("reports in parts could not be looked through: %s", error)
 
     async def _finish(self, assignment: str, upload: Upload, layout: ReportLayout) -> Response:
-        """The receipt of a report that is here. Whoever asks for it again while it is counted waits with the first."""
+        """The receipt of a report that has arrived. A second request for it waits for the same receipt."""
         counting = self._counting.get(assignment)
         if counting is None:
             counting = self._counting[assignment] = asyncio.create_task(self._settle(assignment, upload, layout))
         return answer(await asyncio.shield(counting), {"Upload-Complete": "?1"})
 
     async def _settle(self, assignment: str, upload: Upload, layout: ReportLayout) -> Receipt:
-        """Count a report that is here. It stays here only when it could not be counted yet."""
+        """Count a report that has arrived. It is kept only when it cannot be counted yet."""
         try:
             if not upload.arrived:
                 raise DigestMismatch("the report does not have Upload-Length and Repr-Digest; send it again, from 0")
@@ -168,9 +168,9 @@ class ReportApi:
 
 
 class ReportBody(Body):
-    """A report on its way in, whose values are looked at while they are in the cache.
+    """A report that arrives, whose values are checked while they are in the cache.
 
-    Only of a report as `checkpoint.encode` makes it: of any other, `finite` says nothing.
+    `finite` holds only for a report as `checkpoint.encode` makes it.
     """
 
     def __init__(self, memory: memoryview, layout: ReportLayout) -> None:
@@ -181,15 +181,15 @@ class ReportBody(Body):
     def grow(self, count: int) -> None:
         """Take `count` bytes that were written to the beginning of `free_space`."""
         super().grow(count)
-        self._look(at_least=_LOOK)
+        self._check(at_least=_CHECKED_TOGETHER)
 
     @property
     def finite(self) -> bool:
         """Whether all values that have come are finite."""
-        self._look(at_least=1)
+        self._check(at_least=1)
         return self._finite
 
-    def _look(self, at_least: int) -> None:
+    def _check(self, at_least: int) -> None:
         whole = (self.size - self._checked) // FLOAT_BYTES
         if whole >= at_least:
             values = np.frombuffer(self.data, np.float32, whole, self._checked)
@@ -224,7 +224,7 @@ def _most(layout: ReportLayout) -> int:
 
 
 def _announced(request: Request) -> Part:
-    """What the header fields of a PATCH say. Raises MalformedMessage."""
+    """The part that the header fields of a PATCH announce. Raises MalformedMessage."""
     offset, length = (request.headers.get(name, "") for name in ("upload-offset", "upload-length"))
     last, sha256 = _LAST.get(request.headers.get("upload-complete", "")), sha256_in(request.headers.get("repr-digest"))
     if not _NUMBER.fullmatch(offset) or not _NUMBER.fullmatch(length) or last is None or sha256 is None:
@@ -235,7 +235,7 @@ def _announced(request: Request) -> Part:
 
 
 async def _append(request: Request, upload: Upload) -> None:
-    """Add a request's body to an upload as it comes; what came before a connection broke stays.
+    """Add a request's body to an upload as it comes; bytes that came before a connection broke stay.
 
     Raises DigestMismatch when the body is not the signed one.
     """

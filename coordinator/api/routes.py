@@ -13,12 +13,31 @@ from starlette.responses import Response
 
 from coordinator.api.authentication import Authenticator
 from coordinator.api.devices import DeviceApi
-from coordinator.api.openapi import BYTES, Said, signed_route
+from coordinator.api.examples import EXAMPLES
+from coordinator.api.openapi import ANYWHERE, BYTES, Answer, ApiDocument
 from coordinator.api.reports import ReportApi
 from fedcore.wire.messages import Abort, Accepted, Assignment, CheckIn, Enrol, Enrolled, Receipt, Rejected, Willing
+from fedcore.wire.problems import PROBLEMS
 
+SIGNATURES = (
+    "unsigned", "malformed-signature", "unknown-device", "forged-signature", "stale-signature", "replayed-signature",
+)  # fmt: skip
+"""Problems of any request that a device signs."""
+DEVICES = ApiDocument(
+    problems=PROBLEMS,
+    everywhere=(*SIGNATURES, *ANYWHERE),
+    messages=tuple(EXAMPLES),
+    signatures={
+        "device": {
+            "type": "http",
+            "scheme": "signature",
+            "description": "RFC 9421: the fields Signature-Input and Signature, as docs/spec/wire.md §10 says. "
+            "At enrolment, keyid is the public key itself.",
+        }
+    },
+)
 _BODY = ("malformed-message", "too-large", "digest-mismatch")
-"""What any request with a body may be refused with."""
+"""Problems of any request with a body."""
 _OWN = ("unknown-assignment", "foreign-assignment")
 _UPLOAD = ("Upload-Offset", "Upload-Length", "Upload-Complete", "Repr-Digest")
 Add = Callable[..., None]
@@ -35,7 +54,7 @@ class DeviceRoute(APIRoute):
     admit: Callable[[Request], Awaitable[None]]
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """What answers a request."""
+        """The function that answers a request."""
         admit, endpoint = self.admit, self.endpoint
 
         async def handle(request: Request) -> Response:
@@ -47,13 +66,13 @@ class DeviceRoute(APIRoute):
 
 
 def add_device_routes(router: APIRouter, api: DeviceApi, reports: ReportApi, authenticator: Authenticator) -> None:
-    """Add the routes of both to `router`: its own ones, since to look through a router within a router costs time."""
+    """Add the routes of both APIs to `router` itself: a router within a router would cost time."""
     add = partial(router.add_api_route, tags=["devices"], route_class_override=_behind(authenticator.device))
     _working(add, api)
     _reporting(add, api, reports)
     _aggregating(add, api)
-    _newcomers(
-        partial(router.add_api_route, tags=["devices"], route_class_override=_behind(authenticator.newcomer)), api
+    _enrolling(
+        partial(router.add_api_route, tags=["devices"], route_class_override=_behind(authenticator.new_device)), api
     )
 
 
@@ -61,63 +80,63 @@ def _behind(admit: Callable[[Request], Awaitable[None]]) -> type[DeviceRoute]:
     return type("DeviceRoute", (DeviceRoute,), {"admit": staticmethod(admit)})
 
 
-def _newcomers(add: Add, api: DeviceApi) -> None:
-    """Where devices enrol."""
-    said = {200: Said("Enrolled", (Enrolled,))}
-    about = signed_route(said, (*_BODY, "not-attested"), takes=Enrol, fields=_DIGEST)
+def _enrolling(add: Add, api: DeviceApi) -> None:
+    """Enrolment."""
+    said = {200: Answer("Enrolled", (Enrolled,))}
+    about = DEVICES.route(said, (*_BODY, "not-attested"), takes=Enrol, fields=_DIGEST)
     add("/v1/devices", api.enrol, methods=["POST"], **about)
 
 
 def _working(add: Add, api: DeviceApi) -> None:
-    """Where devices offer themselves, and fetch what they need."""
-    outcome = {200: Said("Outcome", (Accepted, Rejected))}
-    about = signed_route(outcome, (*_BODY, "unknown-population"), takes=CheckIn, fields=_DIGEST)
+    """Check-ins, assignments and downloads."""
+    outcome = {200: Answer("Outcome", (Accepted, Rejected))}
+    about = DEVICES.route(outcome, (*_BODY, "unknown-population"), takes=CheckIn, fields=_DIGEST)
     add("/v1/populations/{population}/checkins", api.check_in, methods=["POST"], **about)
-    assigned = {200: Said("Outcome", (Assignment, Rejected), _WAITED)}
+    assigned = {200: Answer("Outcome", (Assignment, Rejected), _WAITED)}
     problems = (*_BODY, "unknown-session", "foreign-session")
-    about = signed_route(assigned, problems, takes=Willing, fields=(*_DIGEST, *_WAIT))
+    about = DEVICES.route(assigned, problems, takes=Willing, fields=(*_DIGEST, *_WAIT))
     add("/v1/sessions/{session}/assignments", api.assign, methods=["POST"], **about)
     served = {
-        200: Said("The bytes", (BYTES,), ("ETag",)),
-        206: Said("Those that were asked for", (BYTES,), ("ETag", "Content-Range")),
-        304: Said("The device has it", (), ("ETag",)),
+        200: Answer("The bytes", (BYTES,), ("ETag",)),
+        206: Answer("The requested range", (BYTES,), ("ETag", "Content-Range")),
+        304: Answer("Not modified", (), ("ETag",)),
     }
     fields = ("Range", "If-Range", "If-None-Match")
-    about = signed_route(served, ("unknown-blob", "range-not-satisfiable"), fields=fields)
+    about = DEVICES.route(served, ("unknown-blob", "range-not-satisfiable"), fields=fields)
     add("/v1/blobs/{sha256}", api.blob, methods=["GET"], **about)
 
 
 def _reporting(add: Add, api: DeviceApi, reports: ReportApi) -> None:
-    """Where devices are there, and assignments end."""
-    held = {204: Said("Its report is still needed", (), _WAITED)}
-    about = signed_route(held, (*_OWN, "no-longer-needed"), fields=_WAIT)
-    add("/v1/assignments/{assignment}", api.hold, methods=["GET"], status_code=204, **about)
+    """Presence, reports and aborts."""
+    held = {204: Answer("Its report is still needed", (), _WAITED)}
+    about = DEVICES.route(held, (*_OWN, "no-longer-needed"), fields=_WAIT)
+    add("/v1/assignments/{assignment}", api.hold, methods=["GET"], **about)
     path = "/v1/assignments/{assignment}/report"
     ending = (*_BODY, *_OWN, "conflicting-report")
     counting = (*ending, "no-longer-needed", "invalid-report")
-    counted = {200: Said("Counted, once", (Receipt,))}
-    add(path, reports.put, methods=["PUT"], **signed_route(counted, counting, takes=BYTES, fields=_DIGEST))
-    here = {204: Said("How much is here", (), ("Upload-Offset", "Upload-Complete"))}
-    about = signed_route(here, (*_OWN, "no-longer-needed"))
-    add(path, reports.head, methods=["HEAD"], status_code=204, **about)
-    more = {204: Said("More is wanted", (), ("Upload-Offset", "Upload-Complete"))}
-    about = signed_route(
+    counted = {200: Answer("Counted, once", (Receipt,))}
+    add(path, reports.put, methods=["PUT"], **DEVICES.route(counted, counting, takes=BYTES, fields=_DIGEST))
+    here = {204: Answer("The part that has arrived", (), ("Upload-Offset", "Upload-Complete"))}
+    about = DEVICES.route(here, (*_OWN, "no-longer-needed"))
+    add(path, reports.head, methods=["HEAD"], **about)
+    more = {204: Answer("More is wanted", (), ("Upload-Offset", "Upload-Complete"))}
+    about = DEVICES.route(
         counted | more,
         (*counting, "mismatching-offset"),
         takes="application/partial-upload",
         fields=(*_DIGEST, *_UPLOAD),
     )
     add(path, reports.patch, methods=["PATCH"], **about)
-    about = signed_route({204: Said("Given up")}, ending, takes=Abort, fields=_DIGEST)
-    add("/v1/assignments/{assignment}:abort", api.abort, methods=["POST"], status_code=204, **about)
+    about = DEVICES.route({204: Answer("Aborted")}, ending, takes=Abort, fields=_DIGEST)
+    add("/v1/assignments/{assignment}:abort", api.abort, methods=["POST"], **about)
 
 
 def _aggregating(add: Add, api: DeviceApi) -> None:
-    """Where devices exchange the messages of secure aggregation."""
+    """Messages of secure aggregation."""
     path = "/v1/assignments/{assignment}/secagg/{number}"
-    heard = {200: Said("The next message", (BYTES,), _WAITED), 204: Said("It is not there yet", (), _WAITED)}
+    heard = {200: Answer("The next message", (BYTES,), _WAITED), 204: Answer("It is not there yet", (), _WAITED)}
     taken = (*_BODY, *_OWN, "no-longer-needed", "conflicting-report", "unusable-message")
-    about = signed_route(heard, taken, takes=BYTES, fields=(*_DIGEST, *_WAIT))
+    about = DEVICES.route(heard, taken, takes=BYTES, fields=(*_DIGEST, *_WAIT))
     add(path, api.say, methods=["PUT"], **about)
-    about = signed_route(heard, ("malformed-message", *_OWN, "no-longer-needed"), fields=_WAIT)
+    about = DEVICES.route(heard, ("malformed-message", *_OWN, "no-longer-needed"), fields=_WAIT)
     add(path, api.hear, methods=["GET"], **about)

@@ -32,7 +32,7 @@ FORWARDED = b"muster-forwarded"
 _POPULATION = re.compile(r"/v1/populations/([^/]+)/checkins")
 _MADE = re.compile(r"/v1/(?:sessions|assignments)/([^/:]+)(?:[/:].*)?")
 _HEALTH = re.compile(r"/(?:healthz|readyz)")
-# Of one connection alone (RFC 9110 §7.6.1), or said by every server itself.
+# Header fields of one connection only (RFC 9110 §7.6.1), or set by every server itself.
 _OF_ONE_HOP = frozenset({b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade"})
 _OF_EVERY_SERVER = _OF_ONE_HOP | {b"date", b"server"}
 _CONNECT_S, _SLACK_S = 2.0, 30.0
@@ -44,8 +44,8 @@ _KEPT_S = 2.0
 class Router:
     """ASGI middleware in front of the device API of one replica.
 
-    A request that is not this replica's is passed on, once, with path, Host and all headers as they came, and its
-    answer passed back. A secret that all replicas have proves that a request was passed on by one of them.
+    A request for another replica is forwarded, once, with path, Host and all headers as they came, and its answer is
+    passed back. A secret that all replicas have proves that one of them forwarded a request.
     """
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
@@ -69,25 +69,25 @@ class Router:
             finally:
                 await self._shared.aclose()
             return
-        if self.passed_on(scope) or _HEALTH.fullmatch(scope["path"]):
+        if self.is_forwarded(scope) or _HEALTH.fullmatch(scope["path"]):
             await self._app(scope, receive, send)
-        elif _forwarded(scope) is not None:
+        elif _proof_in(scope) is not None:
             await self._refuse(MalformedMessage("Muster-Forwarded is for replicas among themselves"), scope, send)
         elif not self._answers_devices:
-            await self._refuse(Unavailable("this replica answers other replicas alone"), scope, send)
-        elif (replica := await self._elsewhere(scope["path"])) is not None:
-            scope["route"] = _ELSEWHERE
-            await self._pass_on(replica, scope, receive, send)
+            await self._refuse(Unavailable("this replica answers only other replicas"), scope, send)
+        elif (replica := await self._other_replica(scope["path"])) is not None:
+            scope["route"] = _FORWARDED_ROUTE
+            await self._forward(replica, scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
-    def passed_on(self, scope: Scope) -> bool:
-        """Whether another replica passed a request on to this one: it says so, and can prove it."""
-        proof = _forwarded(scope)
+    def is_forwarded(self, scope: Scope) -> bool:
+        """Whether another replica forwarded a request to this one, with a good proof."""
+        proof = _proof_in(scope)
         return proof is not None and hmac.compare_digest(proof, self._proof(scope, self._membership.id))
 
-    async def _elsewhere(self, path: str) -> tuple[str, str] | None:
-        """Id and URL of the replica that a request is for; None when it is answered here, for want of another too."""
+    async def _other_replica(self, path: str) -> tuple[str, str] | None:
+        """Id and URL of the replica that must answer; None for this one, or when the other one is gone."""
         directory = self._membership.directory
         if found := _POPULATION.fullmatch(path):
             replica = directory.holders.get(found[1], "")
@@ -103,14 +103,14 @@ class Router:
             url = (await run_in_threadpool(self._membership.read_directory)).urls.get(replica)
         return None if url is None else (replica, url)
 
-    async def _pass_on(self, to: tuple[str, str], scope: Scope, receive: Receive, send: Send) -> None:
+    async def _forward(self, to: tuple[str, str], scope: Scope, receive: Receive, send: Send) -> None:
         replica, url = to
-        body = _Body(scope, receive)
+        body = _ForwardedBody(scope, receive)
         async with self._connections(scope["path"]) as client:
             request = client.build_request(
                 scope["method"],
                 url,
-                headers=[*_kept(scope["headers"], _OF_ONE_HOP), (FORWARDED, self._proof(scope, replica))],
+                headers=[*_headers_without(scope["headers"], _OF_ONE_HOP), (FORWARDED, self._proof(scope, replica))],
                 content=body if body.present else None,
                 extensions={"target": urlsplit(url).path.rstrip("/").encode() + _target(scope)},
             )
@@ -122,13 +122,13 @@ class Router:
                 await self._refuse(gone, scope, send)
             else:
                 if response is not None:
-                    await _pass_back(response, send)
+                    await _return_answer(response, send)
 
     @asynccontextmanager
     async def _connections(self, path: str) -> AsyncIterator[httpx2.AsyncClient]:
-        """What carries a request: shared connections when it is answered at once, as a check-in is, else its own.
+        """Connections for a request: shared ones when it is answered at once, as a check-in is, else its own.
 
-        What a pool does for one request grows with all that are under way in it: with 3,000 that wait it is 50 ms.
+        The time that a pool spends on a request grows with the requests in it: with 3,000 that wait it is 50 ms.
         """
         if _POPULATION.fullmatch(path):
             yield self._shared
@@ -145,14 +145,14 @@ class Router:
         )
 
     async def _answer(
-        self, sending: Coroutine[Any, Any, httpx2.Response], body: _Body, replica: str
+        self, sending: Coroutine[Any, Any, httpx2.Response], body: _ForwardedBody, replica: str
     ) -> httpx2.Response | None:
         """The other replica's answer; None when the device hung up, and then the connection is closed there too.
 
-        Raises httpx2.TransportError, also when the other replica is taken for gone while it is waited for, as one that
-        hangs is; ClientDisconnect.
+        Raises httpx2.TransportError, also when the other replica is declared gone while its answer is awaited;
+        ClientDisconnect.
         """
-        answering, leaving = asyncio.ensure_future(sending), asyncio.ensure_future(body.left())
+        answering, leaving = asyncio.ensure_future(sending), asyncio.ensure_future(body.disconnected())
         try:
             both = {answering, leaving}
             while not (await asyncio.wait(both, timeout=self._look_s, return_when=asyncio.FIRST_COMPLETED))[0]:
@@ -164,7 +164,7 @@ class Router:
             leaving.cancel()
 
     def _proof(self, scope: Scope, replica: str) -> bytes:
-        """What only a replica can say of a request to `replica`."""
+        """The proof that a replica forwarded a request to `replica`."""
         said = b" ".join((scope["method"].encode(), _target(scope), replica.encode()))
         return hmac.digest(self._secret, said, "sha256").hex().encode()
 
@@ -173,20 +173,20 @@ class Router:
 
 
 class _Route(NamedTuple):
-    """What a request's route is called where it is measured."""
+    """The name of a request's route in metrics."""
 
     path: str
 
 
-_ELSEWHERE = _Route("another replica")
+_FORWARDED_ROUTE = _Route("another replica")
 
 
 async def _nothing() -> Message:
     raise AssertionError("a refusal reads nothing")
 
 
-class _Body:
-    """The body of a request that is passed on piece by piece, and whether its sender is still there."""
+class _ForwardedBody:
+    """The body of a request that is forwarded piece by piece, and the disconnect of its sender."""
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         headers = dict(scope["headers"])
@@ -206,33 +206,32 @@ class _Body:
             yield message.get("body", b"")
         self._read.set()
 
-    async def left(self) -> None:
+    async def disconnected(self) -> None:
         """Return when the sender hangs up after its body."""
         await self._read.wait()
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
 
-async def _pass_back(response: httpx2.Response, send: Send) -> None:
-    headers = _kept(response.headers.raw, _OF_EVERY_SERVER)
+async def _return_answer(response: httpx2.Response, send: Send) -> None:
+    headers = _headers_without(response.headers.raw, _OF_EVERY_SERVER)
     try:
         await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
         async for chunk in response.aiter_raw():
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body"})
     except httpx2.TransportError:
-        _LOG.warning(
-            "an answer that was passed back broke off"
-        )  # the server closes the connection, as it is unfinished
+        # The server closes the connection, as the answer is unfinished.
+        _LOG.warning("another replica's answer broke off")
     finally:
         await response.aclose()
 
 
-def _kept(headers: Iterable[tuple[bytes, bytes]], but: AbstractSet[bytes]) -> list[tuple[bytes, bytes]]:
+def _headers_without(headers: Iterable[tuple[bytes, bytes]], but: AbstractSet[bytes]) -> list[tuple[bytes, bytes]]:
     return [(name.lower(), value) for name, value in headers if name.lower() not in but]
 
 
-def _forwarded(scope: Scope) -> bytes | None:
+def _proof_in(scope: Scope) -> bytes | None:
     return next((value for name, value in scope["headers"] if name == FORWARDED), None)
 
 

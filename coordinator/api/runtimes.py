@@ -9,7 +9,7 @@ OTHER = "other"
 
 
 class Runtimes:
-    """Check-ins by runtime since this process began. Devices may say anything: few kinds are kept, and none is long."""
+    """Check-ins by runtime since this process began. Devices may state anything: names are few, and none is long."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()

@@ -21,7 +21,7 @@ from coordinator.store.tasks import CoordinatorStore, open_coordinator_store
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """One process's parts: made, and not yet started."""
+    """The parts of one process: made, and not yet started."""
 
     settings: Settings
     store: CoordinatorStore

@@ -17,7 +17,7 @@ _NOBODY = hashlib.sha256(b"").hexdigest()
 
 
 def issue(database: Database, name: str, role: Role) -> tuple[Token, str]:
-    """A new token, and its text, which nobody can find out later. Raises InvalidToken for an unusable name."""
+    """A new token, and its text, which is stored nowhere. Raises InvalidToken for an unusable name."""
     if not _NAME.fullmatch(name):
         raise InvalidToken(f"name must be 1 to 60 letters, digits or any of . @ + - _, not {name!r}")
     token_id, secret = secrets.token_hex(4), secrets.token_urlsafe(32)
@@ -28,13 +28,13 @@ def issue(database: Database, name: str, role: Role) -> tuple[Token, str]:
 
 
 def tokens(database: Database) -> list[Token]:
-    """Every token, oldest first, those that were revoked too."""
+    """Every token, oldest first, revoked ones too."""
     with database.reading() as records:
         return [token for token, _ in records.tokens.all()]
 
 
 def revoke(database: Database, token_id: str) -> Token:
-    """Make a token worthless from now on; once is enough. Raises UnknownToken."""
+    """Revoke a token; again is the same as once. Raises UnknownToken."""
     with database.writing() as records:
         records.tokens.revoke(token_id)
         found = records.tokens.find(token_id)
@@ -44,7 +44,7 @@ def revoke(database: Database, token_id: str) -> Token:
 
 
 def authenticate(database: Database, text: str) -> Token:
-    """Whose token a text is. Raises BadToken, which does not say what is wrong with it."""
+    """The token of a text. Raises BadToken, which does not say what is wrong with it."""
     match = _TEXT.fullmatch(text)
     with database.reading() as records:
         found = records.tokens.find(match[1]) if match else None

@@ -12,9 +12,9 @@ from coordinator.errors import ConflictingReport, MalformedMessage, MismatchingO
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a request says that it brings: bytes from `offset` on, of a report of this digest and length.
+    """A part of a report, as its request announces it: bytes from `offset` on, and the report's digest and length.
 
-    last: whether nothing comes after them.
+    last: whether no part follows.
     """
 
     offset: int
@@ -24,7 +24,7 @@ class Part:
 
 
 class Upload:
-    """A report as far as it has arrived, hashed as it comes. One request at a time, its `writer`, adds to it."""
+    """A report that arrives in parts, hashed as it comes. Only one request at a time, its `writer`, adds to it."""
 
     def __init__(self, part: Part) -> None:
         self.sha256 = part.sha256
@@ -36,11 +36,11 @@ class Upload:
 
     @property
     def arrived(self) -> bool:
-        """Whether all of it is here, with the digest that it was announced with."""
+        """Whether all of it has arrived, with the announced digest."""
         return self.size == self.length and self._digest.digest() == self.sha256
 
     def append(self, writer: object, chunk: bytes) -> None:
-        """Add what follows. Raises MismatchingOffset when another request took over, MalformedMessage past the end."""
+        """Add bytes. Raises MismatchingOffset when another request took over, MalformedMessage past the end."""
         if self.writer is not writer:
             raise MismatchingOffset("another request took this upload over", self.size)
         end = self.size + len(chunk)
@@ -51,13 +51,13 @@ class Upload:
         self.size = end
 
     def close(self) -> None:
-        """Take no more, and let the memory go, whoever still holds this."""
+        """Take no more, and release the memory, though a request may still refer to this."""
         self.writer = None
         self.data = memoryview(b"")
 
 
 class Uploads:
-    """Every report that is half here, by assignment. It takes the bytes that were announced from `room`."""
+    """Unfinished reports by assignment. Their announced bytes are reserved in `room`."""
 
     def __init__(self, room: MemoryBudget) -> None:
         self._room = room
@@ -65,11 +65,11 @@ class Uploads:
 
     @property
     def assignments(self) -> list[str]:
-        """Whose reports are half here."""
+        """The assignments with an unfinished report."""
         return list(self._held)
 
     def size(self, assignment: str) -> int:
-        """How many bytes of a report are here. Whoever was sending is cut off, so that this stays so."""
+        """Bytes of a report that have arrived. A request that was sending is cut off, so that no more come."""
         upload = self._held.get(assignment)
         if upload is None:
             return 0
@@ -77,25 +77,25 @@ class Uploads:
         return upload.size
 
     def take(self, assignment: str, part: Part, writer: object) -> Upload:
-        """Let `writer` bring a part; whoever was sending is cut off.
+        """Let `writer` add a part; a request that was sending is cut off.
 
-        Raises MismatchingOffset, ConflictingReport when another report is half here, TooLarge, or Unavailable when
-        there is no room for one more.
+        Raises MismatchingOffset, ConflictingReport when another report has begun to arrive, TooLarge, or Unavailable
+        when there is no memory for one more.
         """
         size = self.size(assignment)
         if part.offset != size:
-            raise MismatchingOffset(f"{size} bytes of this report are here", size)
+            raise MismatchingOffset(f"{size} bytes of this report have arrived", size)
         upload = self._held.get(assignment)
         if upload is None:
             self._room.take(part.length)
             upload = self._held[assignment] = Upload(part)
         elif (upload.sha256, upload.length) != (part.sha256, part.length):
-            raise ConflictingReport("another report is half here for this assignment; a device sends one and no other")
+            raise ConflictingReport("another report has begun to arrive for this assignment; a device sends only one")
         upload.writer = writer
         return upload
 
     def drop(self, assignments: Iterable[str]) -> None:
-        """Forget reports that arrived, or that nobody waits for."""
+        """Forget reports that were counted or are needed no more."""
         for assignment in assignments:
             upload = self._held.pop(assignment, None)
             if upload is not None:

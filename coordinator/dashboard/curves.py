@@ -13,7 +13,7 @@ _MOST_POINTS = 160
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A place in the picture, and what it stands for."""
+    """A place in the picture, and its value."""
 
     x: float
     y: float

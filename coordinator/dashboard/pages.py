@@ -31,8 +31,8 @@ from coordinator.store.records import Records
 Look: TypeAlias = Callable[[Records], dict[str, Any]]
 _TICK_S = 1.0
 _REDRAW_S = 5.0
-"""After so long a page is drawn anew: it tells of seconds that pass. And a row may become visible after one of a
-greater id, which passed for the last."""
+"""The interval after which a page is drawn anew: it shows ages in seconds. And a row may become visible after another
+one of a greater id, which was taken for the last."""
 _MOST_STREAMS = 100
 _LOGIN_BYTES = 4096
 _SESSION_S = 12 * 3600
@@ -52,7 +52,7 @@ _HEADERS = {
 
 
 class Pages:
-    """The pages, as methods on requests. Whoever is not known sees the login alone."""
+    """The endpoints of the pages. Without a good token only the login is shown."""
 
     def __init__(self, service: Service, access: Access) -> None:
         self._database = service.store.database
@@ -75,7 +75,7 @@ class Pages:
         return self._page(request, "overview.html", self._overview)
 
     def task(self, request: Request, task: str) -> Response:
-        """One task: its round, its funnel, its learning curves, what was done to it."""
+        """One task: its round, its funnel, its learning curves, its history."""
         return self._page(request, "task.html", lambda records: self._task(records, task))
 
     async def overview_events(self, request: Request) -> AsyncIterator[ServerSentEvent]:
@@ -101,7 +101,7 @@ class Pages:
         except BadToken:
             return self._html("login.html", 401, wrong="That is no token of this coordinator, or it was revoked.")
         if token.role is not Role.VIEWER:
-            return self._html("login.html", 403, wrong="That is an operator's token. A page needs a viewer's alone.")
+            return self._html("login.html", 403, wrong="That is an operator's token. A page takes only a viewer's.")
         response = RedirectResponse("/", 303, headers=_HEADERS)
         secure = request.url.scheme == "https"
         response.set_cookie(COOKIE, text, max_age=_SESSION_S, httponly=True, samesite="strict", secure=secure)
@@ -121,7 +121,7 @@ class Pages:
         return Response(data, media_type=_STATIC[name], headers=_HEADERS | {"Cache-Control": "max-age=3600"})
 
     def _page(self, request: Request, template: str, look: Look) -> Response:
-        who = self._access.onlooker(request)
+        who = self._access.page_viewer(request)
         if who is None:
             return self._html("login.html", 401, wrong="")
         try:
@@ -136,8 +136,8 @@ class Pages:
         drawn_at, ending = -_REDRAW_S, False
         with suppress(UnknownTask):
             # Asked again every time: a token that was revoked sees nothing more.
-            while not ending and await run_in_threadpool(self._access.knows, request):
-                ending = self._driver.draining  # what is drawn once more says so
+            while not ending and await run_in_threadpool(self._access.may_view_pages, request):
+                ending = self._driver.draining  # the last drawing says so
                 if ending or time.monotonic() - drawn_at >= _REDRAW_S:
                     last = None
                 version, html = await run_in_threadpool(self._fragment, template, look, last)
@@ -174,12 +174,12 @@ class Pages:
 
 
 def dashboard_router(service: Service, access: Access) -> APIRouter:
-    """The pages' routes; no part of the API that `/openapi.json` describes."""
+    """The routes of the pages, which `/openapi.json` does not describe."""
     pages = Pages(service, access)
     router = APIRouter(include_in_schema=False)
     stream: dict[str, Any] = {
         "response_class": EventSourceResponse,
-        "dependencies": [Depends(access.watcher), Depends(pages.watching)],
+        "dependencies": [Depends(access.require_page_viewer), Depends(pages.watching)],
     }
     router.add_api_route("/", pages.overview)
     router.add_api_route("/events", pages.overview_events, **stream)

@@ -11,7 +11,7 @@ from coordinator.dashboard.curves import Curve, curves
 from coordinator.rules.progress import Progress
 from coordinator.rules.rounds import RoundState
 from coordinator.rules.state import LiveRound, SessionShape, Task, Transition
-from coordinator.store.overview import Totals
+from coordinator.store.overview_records import Totals
 from coordinator.store.records import Records
 
 _RECENT = 20
@@ -151,7 +151,7 @@ def _assignments(totals: Totals) -> tuple[Step, ...]:
     ended = (
         ("assigned", totals.assigned),
         ("reported", totals.reported),
-        ("gave up", totals.aborted),
+        ("aborted", totals.aborted),
         ("lost", totals.lost),
         ("not needed", totals.not_needed),
         ("expired", totals.expired),
@@ -160,14 +160,14 @@ def _assignments(totals: Totals) -> tuple[Step, ...]:
 
 
 def _passage(sessions: Sequence[SessionShape]) -> tuple[Step, ...]:
-    """How far sessions came."""
+    """Sessions by the steps that they reached."""
     everyone = sum(one.count for one in sessions)
     reached = [(step, sum(one.count for one in sessions if step in one.steps)) for step in _PASSAGE]
     return _shares([("checked in", everyone), *reached], everyone)
 
 
 def _rejections(sessions: Sequence[SessionShape]) -> dict[str, int]:
-    """How many sessions were sent away, by reason, most first."""
+    """Rejected sessions by reason, most first."""
     found = Counter[str]()
     for one in sessions:
         _, rejected, reason = one.steps[-1].partition("rejected: ")

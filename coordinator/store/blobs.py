@@ -1,4 +1,4 @@
-"""Immutable bytes, each named by the SHA-256 of what it holds: in a local folder, or in an object store.
+"""Blobs: immutable bytes named by their SHA-256, in a local folder or in an object store.
 
 An object store is named by its address: `s3://BUCKET/PREFIX`, `gs://…`, `az://…`, or `memory:///`, which ends with the
 process. Credentials, regions and endpoints are those of the usual environment (AWS_…, GOOGLE_…, AZURE_…).
@@ -29,7 +29,7 @@ Data: TypeAlias = bytes | memoryview
 _LOG = logging.getLogger(__name__)
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _OURS = re.compile(r"[0-9a-f]{64}|\.[0-9a-f]{16}\.tmp")
-"""Names of blobs, and of what a killed write left; everything else at the address belongs to somebody else."""
+"""Names of blobs and of the remains of killed writes; all other names at the address belong to somebody else."""
 _CHUNK = 1 << 18
 _AWAY = "the blobs cannot be reached now; come back later"
 _DELETING_S = 5
@@ -72,7 +72,7 @@ class Blobs:
     def put(self, data: Data) -> BlobRef:
         """Store `data`. The name appears only when the bytes are durable: a blob is whole or absent.
 
-        What is there already is written again: it is new then, and no collection takes it for long forgotten.
+        A blob that exists is written again: it is new then, and garbage collection spares it.
         """
         ref = BlobRef.of(data)
         reach("blob.before-write")
@@ -81,7 +81,7 @@ class Blobs:
         return ref
 
     def has(self, sha256: str) -> bool:
-        """Whether a blob is there. Raises UnknownBlob for what is no digest."""
+        """Whether a blob exists. Raises UnknownBlob for a name that is no digest."""
         name = _checked(sha256)
         with suppress(UnknownBlob), _finding(sha256):
             return bool(obstore.head(self._store, name))
@@ -94,7 +94,7 @@ class Blobs:
         return BlobRef(sha256, len(data)).check(data)
 
     def read(self, sha256: str, part: range) -> Iterator[bytes]:
-        """Some of a blob's bytes, in pieces and unchecked: who gets them checks the whole. Raises UnknownBlob."""
+        """A part of a blob's bytes, in pieces and unchecked: the receiver checks the whole. Raises UnknownBlob."""
         if not part:
             return iter(())
         with _finding(sha256):
@@ -102,16 +102,16 @@ class Blobs:
         return (bytes(piece) for piece in found.stream(_CHUNK))
 
     def stored(self) -> Iterator[StoredName]:
-        """Every blob that is stored, and what killed writes left; other files at the address are not ours."""
+        """Every stored blob, and the remains of killed writes; not the other files at the address."""
         with _reaching():
             for page in obstore.list(self._store):
                 ours = (one for one in page if _OURS.fullmatch(one["path"]))
                 yield from (StoredName(one["path"], one["last_modified"].timestamp()) for one in ours)
 
     def delete(self, names: Sequence[str]) -> int:
-        """Delete the first of what `stored` named, as many as a few seconds allow; answers how many.
+        """Delete names that `stored` gave, as many as a few seconds allow, from the first on; answers how many.
 
-        What is gone already counts too. Only for whoever knows that no row needs them.
+        A name that is gone already counts too. The caller must know that no row needs them.
         """
         return self._delete(names) if names else 0
 
@@ -124,7 +124,7 @@ class Blobs:
         return len(names)
 
     def _upload(self, name: str, data: Data) -> None:
-        with _reaching((BaseError, FileNotFoundError)):  # what is missing is the bucket
+        with _reaching((BaseError, FileNotFoundError)):  # the bucket is missing
             obstore.put(self._store, name, data)
 
 
@@ -148,12 +148,12 @@ def _delete_files(folder: Path, names: Sequence[str]) -> int:
 
 
 def _words(error: Exception) -> str:
-    """What a store said, on one line, without the library's own insides."""
+    """The message of a store's error on one line, without the library's debug text."""
     return " ".join(str(error).partition("Debug source:")[0].split())
 
 
 def _checked(sha256: str) -> str:
-    """The name of a blob: nothing but 64 hex digits, so that no name leads anywhere else. Raises UnknownBlob."""
+    """The name of a blob: only 64 hex digits, so that no name leads anywhere else. Raises UnknownBlob."""
     if not _DIGEST.fullmatch(sha256):
         raise UnknownBlob("a blob is named by the 64 lower-case hex digits of its SHA-256")
     return sha256

@@ -40,7 +40,7 @@ class Engines:
 
     @contextmanager
     def opening(self) -> Iterator[None]:
-        """Close everything when the block fails. Raises UnsupportedDatabase in the place of what a driver raises."""
+        """Close everything when the block fails. Raises UnsupportedDatabase in the place of a driver's error."""
         try:
             yield
         except sqlalchemy.exc.DBAPIError as error:
@@ -58,7 +58,7 @@ def sqlite_path(url: str) -> Path | None:
 
 
 def printable(url: str) -> str:
-    """An address without what may hold a password; *** when it is none."""
+    """An address without the parts that may hold a password; *** when it is not an address."""
     try:
         return _shown(sqlalchemy.make_url(url))
     except (sqlalchemy.exc.ArgumentError, ValueError):
@@ -109,7 +109,7 @@ def _begin(connection: Connection) -> None:
 
 
 def _postgresql(url: URL) -> Engines:
-    # The last one is for a process that is paused, or gone without a word, inside a transaction: its locks must go, so
+    # The last one is for a process that is paused, or disappeared, inside a transaction: its locks must go, so
     # that another replica can take its populations.
     ours = {"lock_timeout": f"{_WAIT_S}s", "timezone": "UTC", "idle_in_transaction_session_timeout": f"{_WAIT_S}s"}
     # Those of the address come after ours: they add to them, and win where they name the same.

@@ -1,10 +1,12 @@
-"""Garbage collection: models that newer rounds superseded, who took part long ago, and bytes that no row knows.
+"""Garbage collection: the rule for models, assignments and bytes that go, and the process that removes them.
 
-A row never points at a missing blob, whoever writes meanwhile. Bytes are deleted in a transaction that no transaction
-which adds a blob overlaps with, after a look at the rows; and whoever adds a blob looks at its bytes before it commits.
+Models go that newer rounds superseded, assignments of rounds that ended long ago, and bytes that no row names. The rows
+are read and deleted by garbage_records.py.
 
-So it is in a backup, rows first and bytes after them: what nothing points at any more keeps its row and its bytes for
-the grace.
+A row never points at a missing blob, also while others write. Bytes are deleted in a transaction that no transaction
+which adds a blob overlaps with, after a look at the rows; and a transaction that adds a blob looks for its bytes before
+it commits. The same holds in a backup, rows first and bytes after them: a blob that no row points at any more keeps its
+row and its bytes for the grace.
 """
 
 from __future__ import annotations
@@ -24,17 +26,17 @@ from coordinator.store.tasks import CoordinatorStore
 Stopped: TypeAlias = Callable[[], bool]
 _LOG = logging.getLogger(__name__)
 _BATCH = 100
-"""Bytes of so many blobs are deleted in one transaction: other writers wait for its end."""
+"""Blobs whose bytes are deleted in one transaction: other writers wait for its end."""
 _FIRST = 0.1
-"""The first collection comes after this part of the time between two."""
+"""The first collection comes after this fraction of the interval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """What is kept of every task: the models of the last `models` committed rounds; assignments for `assignments_s`.
+    """The retention of every task: the models of its last `models` committed rounds; assignments for `assignments_s`.
 
-    Assignments are kept for longer where a separation of participations still asks for them. grace_s: for how long
-    bytes are kept that nothing points at, or no row knows yet: while a backup is made, or a bundle is uploaded.
+    Assignments are kept for longer where a separation of participations still needs them. grace_s: how long bytes are
+    kept that no row points at or names yet: while a backup is made, or a bundle is uploaded.
     """
 
     models: int = 5
@@ -44,7 +46,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collected:
-    """What a collection removed: models of rounds, rows of blobs, stored objects, and assignments of devices."""
+    """The counts of a collection: models of rounds, rows of blobs, stored objects and assignments removed."""
 
     models: int
     rows: int
@@ -58,14 +60,14 @@ def superseded(committed: Iterable[int], keep: int) -> list[int]:
 
 
 def unknown(stored: Iterable[StoredName], known: Collection[str], before: float) -> list[str]:
-    """The names to delete: what no row knows and was written before that time, half-written bytes among them."""
+    """The names to delete: those that no row has and that were written before that time, partial writes too."""
     return [one.name for one in stored if one.name not in known and one.written_at < before]
 
 
 def collect(store: CoordinatorStore, retention: Retention, stopped: Stopped = lambda: False) -> Collected:
-    """Remove what nobody needs any more. Safe while coordinators run, and beside another collection.
+    """Collect garbage once. Safe while coordinators run, and beside another collection.
 
-    Once `stopped` says so it ends soon, and the next collection goes on.
+    When `stopped` answers true it ends soon, and the next collection continues.
     """
     models = assignments = 0
     for task in store.tasks():
@@ -84,9 +86,9 @@ def collect(store: CoordinatorStore, retention: Retention, stopped: Stopped = la
 
 
 async def collect_forever(store: CoordinatorStore, retention: Retention, every_s: float) -> None:
-    """Collect at such intervals, in a thread, which has ended when this has been cancelled.
+    """Collect every `every_s` seconds in a thread, which has ended once this has been cancelled.
 
-    What fails is logged, and tried again at the next time.
+    A failure is logged, and the collection is tried again at the next time.
     """
     await asyncio.sleep(_FIRST * every_s)
     while True:

@@ -1,4 +1,4 @@
-"""Revisions of the tables: which one a database is at, and how it gets to another. Alembic does the work.
+"""Migrations: the revision of a database's tables, and the way to another one. Alembic does the work.
 
 The revisions lie in the folder `revisions`. Nothing has been released, so there is one, which `make migration` writes
 anew from `tables.py` whenever a table changes.
@@ -29,7 +29,7 @@ _LOCK = 0x6D7573746572
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """What `migrate` did: the revisions before and after."""
+    """The revisions before and after `migrate`."""
 
     before: str
     after: str
@@ -38,7 +38,7 @@ class Migration:
 def migrate(url: str, to: str = HEAD) -> Migration:
     """Bring an existing database to revision `to`, up or down, in one transaction. No coordinator may run on it.
 
-    Going down loses what is in the tables and columns that go; BASE has none. Raises MissingStore and
+    Going down loses the contents of the tables and columns that go; BASE has none. Raises MissingStore and
     UnsupportedDatabase; WrongRevision when there is no such revision, or the database is at an unknown one.
     """
     engines = open_engines(url, create=False)

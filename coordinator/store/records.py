@@ -17,11 +17,11 @@ from coordinator.rules.progress import Progress, explain
 from coordinator.rules.rounds import FAILURES, AssignmentState, Round, RoundState, TaskState, move
 from coordinator.rules.state import AssignedDevice, AssignmentRecord, Device, RoundRecord, Snapshot, Task, Transition
 from coordinator.rules.task_settings import TaskSettings
-from coordinator.store.garbage import Garbage
-from coordinator.store.leases import LeaseRecords
-from coordinator.store.observations import ObservationRecords
-from coordinator.store.overview import Overview
-from coordinator.store.session_counts import SessionRecords
+from coordinator.store.garbage_records import GarbageRecords
+from coordinator.store.lease_records import LeaseRecords
+from coordinator.store.observation_records import ObservationRecords
+from coordinator.store.overview_records import OverviewRecords
+from coordinator.store.session_count_records import SessionCountRecords
 from coordinator.store.tables import (
     ASSIGNMENTS,
     BLOBS,
@@ -32,7 +32,7 @@ from coordinator.store.tables import (
     TASKS,
     TRANSITIONS,
 )
-from coordinator.store.tokens import TokenRecords
+from coordinator.store.token_records import TokenRecords
 from fedcore.bundle import AlgorithmRef
 from fedcore.decoding import converter
 from fedcore.plan import BlobRef, PlanSignature
@@ -64,8 +64,8 @@ _REPORT = (
 class Records:
     """One transaction. `at` is when everything in it happened, in seconds since 1970.
 
-    A task or an assignment that is read in a `writing` transaction stays as it was read until the end of it: what is
-    written rests on it. SQLite has one writer anyway; PostgreSQL locks the row.
+    A task or an assignment that is read in a `writing` transaction does not change until its end: its writes depend on
+    it. SQLite has one writer anyway; PostgreSQL locks the row.
     """
 
     def __init__(self, connection: Connection, at: float, *, writing: bool) -> None:
@@ -74,10 +74,10 @@ class Records:
         self.at = at
         self.leases = LeaseRecords(connection, at)
         self.tokens = TokenRecords(connection, at)
-        self.overview = Overview(connection)
+        self.overview = OverviewRecords(connection)
         self.observations = ObservationRecords(connection)
-        self.garbage = Garbage(connection, at)
-        self.sessions = SessionRecords(connection)
+        self.garbage = GarbageRecords(connection, at)
+        self.sessions = SessionCountRecords(connection)
 
     # --- devices
 
@@ -157,7 +157,7 @@ class Records:
         self._transition("task", task.id, task.state, to, cause)
 
     def history(self, task: Task) -> list[Transition]:
-        """Every change of a task's state, in order: what was done to it, and by whom."""
+        """Every change of a task's state, in order, with its cause."""
         of_task = (TRANSITIONS.c.entity == "task") & (TRANSITIONS.c.entity_id == task.id)
         columns = (TRANSITIONS.c.from_state, TRANSITIONS.c.to_state, TRANSITIONS.c.cause, TRANSITIONS.c.at)
         query = select(*columns).where(of_task).order_by(TRANSITIONS.c.id)
@@ -221,7 +221,7 @@ class Records:
             self._transition("round", row_id, before.state, after.state, cause)
 
     def finish_round(self, row_id: int, snapshot: Snapshot, metrics: dict[str, float]) -> None:
-        """Write what a committed round made."""
+        """Write the result of a committed round."""
         values = {"state_sha256": snapshot.state_sha256, "checkpoint_sha256": snapshot.checkpoint_sha256}
         self._connection.execute(update(ROUNDS).where(ROUNDS.c.id == row_id).values(**values, metrics=metrics))
 
@@ -253,7 +253,7 @@ class Records:
         return [_round(row, aborts.get(row.id, {})) for row in self._connection.execute(query)]
 
     def _abort_reasons(self, task_id: str) -> dict[int, dict[str, int]]:
-        """How many devices gave up, by reason, of every round of a task that saw any."""
+        """Aborted assignments by reason, of every round of a task that has any."""
         given_up = (ROUNDS.c.task == task_id) & (ASSIGNMENTS.c.state == AssignmentState.ABORTED)
         columns = (ASSIGNMENTS.c.round, ASSIGNMENTS.c.reason)
         query = select(*columns, func.count()).join(ROUNDS).where(given_up).group_by(*columns).order_by(*columns)
@@ -279,20 +279,21 @@ class Records:
         return _assignment(row)
 
     def assignments(self, ids: Collection[str]) -> dict[str, AssignmentRecord]:
-        """Those of these that there are, by id, in a transaction that writes."""
+        """The existing ones of these assignments by id, in a transaction that writes."""
         return {
             row.id: _assignment(row) for some in _slices(ids) for row in self._connection.execute(_GIVEN, {"ids": some})
         }
 
     def cohort(self, task_id: str, number: int, attempt: int) -> list[AssignmentRecord]:
-        """Everyone in one attempt at a round, by slot."""
+        """The assignments of one attempt at a round, by slot."""
         where = (ROUNDS.c.task == task_id) & (ROUNDS.c.number == number) & (ROUNDS.c.attempt == attempt)
         return [_assignment(row) for row in self._connection.execute(_ASSIGNED.where(where))]
 
     def participations(self, task_id: str, after: int, since: float) -> list[tuple[str, float, int]]:
-        """Who took part in rounds above number `after`, or that ended later than `since` or not yet, and stayed.
+        """Devices that took part, and stayed, in rounds above `after`, or that ended later than `since` or not yet.
 
-        Device, when it was assigned last, in seconds since 1970, and in which round. Abandoned rounds do not count.
+        Device, time of its last assignment in seconds since 1970, and number of that round. Abandoned rounds do not
+        count.
         """
         stayed = ASSIGNMENTS.c.state.not_in((AssignmentState.ABORTED, AssignmentState.LOST))
         counting = (ROUNDS.c.task == task_id) & (ROUNDS.c.state != RoundState.ABANDONED)
@@ -393,7 +394,7 @@ def _round(row: Row[Any], abort_reasons: dict[str, int]) -> RoundRecord:
 
 
 def _agrees(row: Row[Any], known: Round | None) -> bool:
-    """Whether a round is as far in the store as in memory: no state and no count is ever come back to."""
+    """Whether a round is as far in the store as in memory: no round returns to an earlier state or count."""
     return known is not None and all(getattr(row, name) == getattr(known, name) for name in ("state", *_COUNTS))
 
 

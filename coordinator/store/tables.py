@@ -51,10 +51,12 @@ def _blob(name: str, comment: str, *, null: bool = False) -> Column[Any]:
 REPLICAS = Table(
     "replicas",
     METADATA,
-    _column("id", String(8), comment="id of the process; what it makes is named after it", key=True),
+    _column("id", String(8), comment="id of the process; ids of its sessions and assignments begin with it", key=True),
     _column("url", Text, comment="where the other replicas reach it", unique=True),
     _column("keys", String(64), comment="digest of its public keys: all replicas have the same"),
-    _column("beat", BigInteger, comment="counts up while it lives; who sees it stand still takes it for gone"),
+    _column(
+        "beat", BigInteger, comment="counts up while it lives; once it stands still, others declare the replica gone"
+    ),
     _column("draining", Boolean, comment="whether it is about to stop, and takes no population"),
     _column("seen_at", Float, comment="seconds since 1970 at its last beat, by its own clock; for people"),
     comment="Coordinator processes that drive populations",
@@ -66,7 +68,7 @@ POPULATIONS = Table(
     _column("name", String(200), comment="name that devices check in under", key=True),
     _column("created_at", Float, comment="seconds since 1970"),
     # Not a foreign key: a replica that is gone has no row, and that is how its populations become free.
-    _column("holder", String(8), comment="replica that drives the population; null when nobody does", null=True),
+    _column("holder", String(8), comment="replica that drives the population; null when none does", null=True),
     _column("term", BigInteger, comment="counts the holders; what an earlier one still writes is refused"),
     Index("populations_of", "holder"),
     comment="Groups of devices that check in together, each with the lease of the one process that drives it",
@@ -76,7 +78,7 @@ DEVICES = Table(
     "devices",
     METADATA,
     _column("id", String(32), comment="made from the public key, which therefore has one id", key=True),
-    _column("algorithm", String(32), comment="what it signs with: ed25519 or ecdsa-p256-sha256"),
+    _column("algorithm", String(32), comment="signature algorithm: ed25519 or ecdsa-p256-sha256"),
     _column("public_key", String(200), comment="in base64url: 32 bytes, or an uncompressed point"),
     _column("attestation", String(32), comment="kind of evidence at enrolment: none or shared-secret"),
     _column("enrolled_at", Float, comment="seconds since 1970"),
@@ -120,14 +122,14 @@ TASKS = Table(
     _column("min_examples", Integer, comment="examples that a device must hold"),
     _column("min_separation_s", Float, comment="seconds between two participations of a device, at least"),
     _column("min_separation_rounds", Integer, comment="from one round of a device to its next, at least; 1 is none"),
-    _column("requires", JSON, comment="what a device must say of itself"),
-    _column("on_device", JSON, comment="what a device checks alone before it waits"),
+    _column("requires", JSON, comment="conditions that a device must state"),
+    _column("on_device", JSON, comment="conditions that a device checks by itself before it waits"),
     _column("seed", BigInteger, comment="key of every random number that a device draws"),
     _column("formats", JSON, comment="formats that the plan must have"),
     _column("budget", JSON, comment="the largest footprint that a device can bear; null where it is not bounded"),
     _column("secagg", JSON(none_as_null=True), comment="how reports are masked; null when they are not", null=True),
     _column("created_at", Float, comment="seconds since 1970"),
-    comment="What is to be learned, from whom, and how",
+    comment="Tasks: a plan, a population, and the settings of rounds",
 )
 
 OBSERVATIONS = Table(
@@ -147,9 +149,9 @@ OBSERVATIONS = Table(
     _column("silent", Integer, comment="devices of the round that were not heard of lately"),
     _column("silent_since", Float, comment="since when the first of them was not, in seconds since 1970", null=True),
     _column("phase", String(16), comment="phase of a secure round; empty without one"),
-    _column("answered", Integer, comment="devices that have sent what the phase waits for"),
-    _column("asked", Integer, comment="devices that it waits for, with those"),
-    comment="What drivers know of their tasks in memory alone, for whoever asks why one makes no progress",
+    _column("answered", Integer, comment="devices that have sent their message of the phase"),
+    _column("asked", Integer, comment="devices whose message the phase needs"),
+    comment="What drivers know of their tasks only in memory: why a task makes no progress",
 )
 
 SESSION_SHAPES = Table(
@@ -157,9 +159,9 @@ SESSION_SHAPES = Table(
     METADATA,
     _column("population", String(200), ForeignKey("populations.name"), comment="whose sessions", key=True),
     _column("task", String(32), comment="the task that they were assigned to; empty before there is one", key=True),
-    _column("shape", String(200), comment="what a device went through, in order", key=True),
-    _column("count", BigInteger, comment="sessions that went so"),
-    comment="What became of sessions, as counts; nothing of a single device",
+    _column("shape", String(200), comment="the steps of a session, in order", key=True),
+    _column("count", BigInteger, comment="sessions with these steps"),
+    comment="Counts of sessions by their steps; nothing of a single device",
 )
 
 ROUNDS = Table(
@@ -173,7 +175,7 @@ ROUNDS = Table(
     _column("reason", Text, comment="why it was abandoned; else empty"),
     _column("assigned", Integer, comment="devices given an assignment"),
     _column("reported", Integer, comment="reports folded into the sum"),
-    _column("aborted", Integer, comment="devices that gave up"),
+    _column("aborted", Integer, comment="devices that aborted"),
     _column("lost", Integer, comment="devices that vanished"),
     _column("expired", Integer, comment="devices that the deadline cut off"),
     _column("opened_at", Float, comment="when it could draw devices, in seconds since 1970; not when it began to wait"),
@@ -191,7 +193,7 @@ ASSIGNMENTS = Table(
     _column("id", String(32), comment="unguessable id", key=True),
     _column("round", _SERIAL, ForeignKey("rounds.id"), comment="the round"),
     _column("slot", Integer, comment="place in the cohort, from 0; keys the device's random numbers"),
-    _column("device", String(200), comment="whose part it is: the device that signed the check-in"),
+    _column("device", String(200), comment="the device that signed the check-in"),
     _column("state", String(16), comment="assigned, reported, aborted, lost, not-needed or expired"),
     _column("reason", Text, comment="why it was aborted; else empty"),
     _column("assigned_at", Float, comment="seconds since 1970"),
@@ -218,7 +220,7 @@ TOKENS = Table(
     _column("sha256", String(64), comment="hash of its secret part, hex; the token itself is never stored"),
     _column("created_at", Float, comment="seconds since 1970"),
     _column("revoked_at", Float, comment="seconds since 1970, once it is worthless", null=True),
-    comment="Who may administer the coordinator over HTTP",
+    comment="Tokens of the admin API",
 )
 
 TRANSITIONS = Table(
@@ -229,7 +231,7 @@ TRANSITIONS = Table(
     _column("entity_id", String(32), comment="its id"),
     _column("from_state", String(16), comment="state before; empty at creation"),
     _column("to_state", String(16), comment="state after"),
-    _column("cause", Text, comment="what brought it about"),
+    _column("cause", Text, comment="its cause"),
     _column("at", Float, comment="seconds since 1970"),
     Index("transitions_of", "entity", "entity_id"),
     comment="Every change of state, in order",

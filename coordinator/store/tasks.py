@@ -40,7 +40,7 @@ __all__ = [
 
 
 STORE = "an operator on the store"
-"""Who did what was done past the admin API, by whoever may write the coordinator's files."""
+"""The name in the history for changes without the admin API, by somebody who may write the coordinator's files."""
 
 
 class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
@@ -80,7 +80,7 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
         check_release(plan, bundle.certificate, settings)
         try:
             return self._start(bundle, algorithm.broadcast(state), settings, by)
-        except StoreConflict:  # a collection took what was there before; what is written now is new
+        except StoreConflict:  # a collection took older blobs; those written now are new
             return self._start(bundle, algorithm.broadcast(state), settings, by)
 
     def _start(self, bundle: Bundle, broadcast: Vectors, settings: TaskSettings, by: str) -> Task:
@@ -110,8 +110,8 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
     def add_blobs(self, records: Records, refs: Mapping[BlobRef, bool]) -> None:
         """Make stored blobs known; the values say whether devices may have them. Raises StoreConflict.
 
-        Bytes that no row knew may have been collected since they were stored. From the row on they are safe, so the
-        look comes after it.
+        Bytes that no row named may have been collected since they were stored. From the row on they are safe, so they
+        are looked for after it.
         """
         for ref, public in refs.items():
             records.add_blob(ref, public=public)
@@ -146,7 +146,7 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
         self._move(task_id, TaskState.CANCELLED, by)
 
     def history(self, task_id: str) -> list[Transition]:
-        """What was done to a task, in order, and by whom."""
+        """Every change of a task's state, in order, with its cause."""
         with self.database.reading() as records:
             return records.history(records.task(task_id))
 
@@ -156,12 +156,12 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
             return records.rounds(records.task(task_id).id)
 
     def sessions(self, task_id: str) -> list[SessionShape]:
-        """What became of sessions: of the task's, and of those of its population that got no task."""
+        """Counts of sessions by their steps: those of the task, and those of its population that got no task."""
         with self.database.reading() as records:
             return records.sessions.of(records.task(task_id))
 
     def cohort(self, task_id: str, number: int) -> list[AssignmentRecord]:
-        """Who took part in the last attempt at round `number`, by slot. Raises UnknownRound."""
+        """The assignments of the last attempt at round `number`, by slot. Raises UnknownRound."""
         with self.database.reading() as records:
             attempts = [r.attempt for r in records.rounds(records.task(task_id).id) if r.number == number]
             if not attempts:
@@ -201,7 +201,7 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
 def open_coordinator_store(
     database: str, blobs: str | Path, *, create: bool = True, clock: Callable[[], float] = time.time
 ) -> CoordinatorStore:
-    """Open the state in `database` (a URL) and `blobs` (a folder or a URL), making what is not there if `create`.
+    """Open the state in `database` (a URL) and `blobs` (a folder or a URL), making them if missing and `create`.
 
     Raises UnsupportedDatabase and WrongRevision; without `create`, MissingStore, so that a mistyped path is not taken
     for a new store.

@@ -1,1 +1,1 @@
-"""Benchmarks: each compares with a peer or a limit in the same run, and gives one JSON object."""
+"""Benchmarks: one module each, listed in `options.py`. Each compares with a peer or a limit in the same run."""

@@ -1,8 +1,8 @@
-"""Rejected check-ins: how many a coordinator answers per CPU second, and what it does when there are too many.
+"""Rejected check-ins: the rate at which a coordinator answers them per CPU second, and its behaviour under overload.
 
 The peer is a bare FastAPI route in a process of its own, that verifies and parses the same signed requests in the same
-run. Then check-ins come at 50, 100 and 200 % of what the coordinator can answer, at times that do not wait for answers,
-and once more at 50 %: it must shed what is too much with a time to come back, and recover.
+run. Then check-ins come at 50, 100 and 200 % of the saturation rate, at times that do not wait for answers, and once
+more at 50 %: the coordinator must shed the excess with a time to come back, and recover.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from itertools import cycle, islice
 from pathlib import Path
 from statistics import quantiles
@@ -26,10 +25,11 @@ import msgspec
 
 from coordinator.store.tasks import TaskSettings
 from fedcore.wire.signatures import PublicKey
-from muster.bench.machine import describe_machine
 from muster.bench.null_task import null_coordinator
 from muster.bench.open_loop import send_evenly
+from muster.bench.options import CheckinOptions
 from muster.bench.usage import Usage
+from muster.output import Say
 from muster.server import LocalCoordinator, ServerError
 from simulator.fleet.load import LoadConfig, LoadFleet
 
@@ -38,16 +38,6 @@ CALLERS = 16
 IN_PROGRESS = 256
 LOADS = (50, 100, 200, 50)
 TARGETS = {"ratio_to_bare": 0.60}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckinConfig:
-    """What to run. devices: who checks in, in turns. blocks: of `block_s` on either server, in turns; then loads."""
-
-    devices: int = 500
-    blocks: int = 3
-    block_s: float = 4.0
-    load_s: float = 8.0
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,17 +58,14 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     shed_p99_ms: float
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """A run of the benchmark, and where it was made.
+class CheckinCosts(msgspec.Struct, frozen=True, kw_only=True):
+    """Both servers, and the coordinator under load.
 
     per_cpu_second: rejected check-ins answered per CPU second of the server's process; bare: the same of the peer.
     saturation: per second of wall time, on a machine that the callers share. in_progress: requests that the
     coordinator may have in progress before it sheds.
     """
 
-    benchmark: str
-    date: str
-    machine: str
     devices: int
     per_cpu_second: float
     bare: float
@@ -89,33 +76,30 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     targets: dict[str, float]
 
 
-def run(config: CheckinConfig, on_progress: Callable[[str], None]) -> Result:
+def run(options: CheckinOptions, say: Say) -> CheckinCosts:
     """Measure both servers in turns, then load the coordinator."""
     # A task for which no light device holds enough examples: every one of them is rejected.
     settings = TaskSettings(population=POPULATION, goal=1, rounds=1, min_examples=1000)
     with null_coordinator(10, settings, connection_limit=IN_PROGRESS) as (server, _):
-        return asyncio.run(_run(config, server, on_progress))
+        return asyncio.run(_run(options, server, say))
 
 
-async def _run(config: CheckinConfig, server: LocalCoordinator, on_progress: Callable[[str], None]) -> Result:
-    async with LoadFleet(_light(server.url, config.devices)) as fleet:
-        on_progress("enrolling")
+async def _run(options: CheckinOptions, server: LocalCoordinator, say: Say) -> CheckinCosts:
+    async with LoadFleet(_light(server.url, options.devices)) as fleet:
+        say("enrolling")
         await fleet.enrol()
         keys = {device.signer.keyid: PublicKey.of(device.signer.key).text for device in fleet.devices}
         with _bare_route(keys) as peer:
             async with LoadFleet(_light(peer.url, 0)) as fleet_of_peer:
                 fleet_of_peer.devices = fleet.devices
-                ours, bare = await _in_turns(config, (fleet, server.pid), (fleet_of_peer, peer.pid), on_progress)
+                ours, bare = await _in_turns(options, (fleet, server.pid), (fleet_of_peer, peer.pid), say)
         saturation = ours.wall
         loads = []
         for percent in LOADS:
-            on_progress(f"{percent} % of {saturation:.0f} a second")
-            loads.append(await _load(fleet, saturation, percent, config.load_s))
-    return Result(
-        benchmark="checkin",
-        date=datetime.now(UTC).date().isoformat(),
-        machine=describe_machine(),
-        devices=config.devices,
+            say(f"{percent} % of {saturation:.0f} a second")
+            loads.append(await _load(fleet, saturation, percent, 2 * options.seconds))
+    return CheckinCosts(
+        devices=options.devices,
         per_cpu_second=ours.cpu,
         bare=bare.cpu,
         ratio_to_bare=ours.cpu / bare.cpu,
@@ -143,25 +127,22 @@ class _Rate:
 
 
 async def _in_turns(
-    config: CheckinConfig,
-    ours: tuple[LoadFleet, int],
-    peer: tuple[LoadFleet, int],
-    on_progress: Callable[[str], None],
+    options: CheckinOptions, ours: tuple[LoadFleet, int], peer: tuple[LoadFleet, int], say: Say
 ) -> tuple[_Rate, _Rate]:
-    """Both servers, each asked by as many callers as it can bear; the best block of each counts."""
+    """Both servers in turns, each at saturation; the best block of each counts."""
     for fleet, pid in (ours, peer):
-        await _closed_loop(fleet, pid, config.block_s / 4)
+        await _closed_loop(fleet, pid, options.seconds / 4)
     rates: tuple[list[_Rate], list[_Rate]] = [], []
-    for block in range(config.blocks):
+    for block in range(options.blocks):
         for (fleet, pid), found in zip((ours, peer), rates, strict=True):
-            on_progress(f"block {block + 1}")
-            found.append(await _closed_loop(fleet, pid, config.block_s))
+            say(f"block {block + 1}")
+            found.append(await _closed_loop(fleet, pid, options.seconds))
     best = [max(found, key=lambda rate: rate.cpu) for found in rates]
     return best[0], best[1]
 
 
 async def _closed_loop(fleet: LoadFleet, pid: int, seconds: float) -> _Rate:
-    """Callers that ask again as soon as they are answered. Raises Refusal when one is turned away."""
+    """Callers that ask again as soon as they are answered. Raises Refusal when one is refused."""
     answered, until = 0, time.perf_counter() + seconds
     turns = cycle(fleet.devices)
 
@@ -181,15 +162,15 @@ async def _load(fleet: LoadFleet, saturation: float, percent: int, seconds: floa
     rate = saturation * percent / 100
     address = urlsplit(fleet.config.coordinator)
     requests = [fleet.signed_check_in(device) for device in islice(cycle(fleet.devices), round(rate * seconds))]
-    heard = await send_evenly(address.hostname or "", address.port or 80, requests, rate)
-    answered, shed = heard.ms.get(200, []), [*heard.ms.get(429, []), *heard.ms.get(503, [])]
+    answers = await send_evenly(address.hostname or "", address.port or 80, requests, rate)
+    answered, shed = answers.ms.get(200, []), [*answers.ms.get(429, []), *answers.ms.get(503, [])]
     return Load(
         percent=percent,
-        offered=heard.offered,
-        answered=len(answered) / heard.wall_s,
-        shed=len(shed) / heard.wall_s,
+        offered=answers.offered,
+        answered=len(answered) / answers.wall_s,
+        shed=len(shed) / answers.wall_s,
         failed=len(requests) - len(answered) - len(shed),
-        told_when=heard.told_when,
+        told_when=answers.told_when,
         p50_ms=_quantile(answered, 50),
         p99_ms=_quantile(answered, 99),
         shed_p99_ms=_quantile(shed, 99),
@@ -210,7 +191,7 @@ def _bare_route(keys: dict[str, str]) -> Iterator[_Peer]:
     with tempfile.TemporaryDirectory(prefix="muster-bare-") as folder:
         file, ready = Path(folder) / "keys.json", Path(folder) / "bare.url"
         file.write_text(json.dumps(keys))
-        command = [sys.executable, "-m", "muster.bench.bare", str(file), str(ready)]
+        command = [sys.executable, "-m", "muster.bench.bare_route", str(file), str(ready)]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         try:
             while not ready.exists():

@@ -2,66 +2,66 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import subprocess
 import sys
 import tempfile
 import time
-from datetime import UTC, datetime
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from fedcore.decoding import decoder
-from muster.bench.machine import describe_machine
+from muster.bench.options import DemoOptions
+from muster.output import Say
 
 _DEMO = decoder(dict[str, Any])
 
 
 class DemoBroke(Exception):
-    """The demo did not come to its end; its own words say why."""
+    """The demo failed; the message ends with the last line of its standard error."""
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
+class DemoTimes(msgspec.Struct, frozen=True, kw_only=True):
     """One run of `muster demo`, start of the interpreter and all.
 
-    wall_s, cpu_s: of the command and of all processes that it started. phases: mean seconds, of a session on the device
-    and of a round in the coordinator, and of each algorithm's export and replay.
+    wall_s, cpu_s: of the command and of all processes that it started. accuracy: of each algorithm, on held-out users.
+    phases: mean seconds, of a session on the device and of a round in the coordinator, and of each algorithm's export
+    and replay.
     """
 
-    benchmark: str = "demo"
-    date: str
-    machine: str
-    cores: int
-    python: str
     wall_s: float
     cpu_s: float
+    accuracy: dict[str, float]
     phases: dict[str, dict[str, float]]
     demo: dict[str, Any]
 
 
-def run(rounds: int) -> Result:
-    """Run it with so many rounds for each algorithm. Raises DemoBroke."""
+def run(options: DemoOptions, say: Say) -> DemoTimes:
+    """Run the demo. Raises DemoBroke."""
     with tempfile.TemporaryDirectory(prefix="muster-bench-") as folder:
-        command = [sys.executable, "-m", "muster", "demo", "--json", "--rounds", str(rounds)]
+        command = [sys.executable, "-m", "muster", "demo", "--json", "--rounds", str(options.rounds)]
         before, started = _cpu_s(), time.monotonic()
-        ended = subprocess.run([*command, "--out", str(Path(folder) / "c.svg")], stdout=subprocess.PIPE, check=False)
+        printed = _printed([*command, "--out", str(Path(folder) / "curves.svg")], say)
         wall_s, cpu_s = time.monotonic() - started, _cpu_s() - before
-    if ended.returncode:
-        raise DemoBroke(f"muster demo ended with {ended.returncode}")
-    demo = _DEMO.decode(ended.stdout)
-    return Result(
-        date=datetime.now(UTC).date().isoformat(),
-        machine=describe_machine(),
-        cores=len(os.sched_getaffinity(0)),
-        python=sys.version.split()[0],
-        wall_s=wall_s,
-        cpu_s=cpu_s,
-        phases=_phases(demo),
-        demo=demo,
-    )
+    demo = _DEMO.decode(printed)
+    accuracy = {name: one["test_accuracy"] for name, one in demo["algorithms"].items()}
+    return DemoTimes(wall_s=wall_s, cpu_s=cpu_s, accuracy=accuracy, phases=_phases(demo), demo=demo)
+
+
+def _printed(command: Sequence[str], say: Say) -> str:
+    """The standard output of the command, once it has ended; its standard error is shown as progress."""
+    last = ""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None  # noqa: S101, PT018 - for the type checker
+        for line in process.stderr:
+            say(last := line.strip())
+        printed = process.stdout.read()
+    if process.returncode:
+        raise DemoBroke(f"muster demo ended with {process.returncode}: {last}")
+    return printed
 
 
 def _phases(demo: dict[str, Any]) -> dict[str, dict[str, float]]:

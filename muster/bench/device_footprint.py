@@ -11,8 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -25,7 +24,8 @@ from fedcore.algorithms import create
 from fedcore.bundle import Footprint
 from fedcore.decoding import decoder
 from fedcore.plan import BlobRef
-from muster.bench.machine import describe_machine
+from muster.bench.options import DeviceFootprintOptions
+from muster.output import Say
 from simulator.fleet.arm.calls import call
 from simulator.fleet.arm.wheel import build_wheel
 
@@ -44,8 +44,8 @@ print(time.process_time() - started)
 TARGETS = {"installed_mb": 170.0, "import_cpu_s": 0.5, "train_rss_mb": 120.0}
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """A run of the benchmark, and where it was made.
+class DeviceFootprint(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures of one installation.
 
     All megabytes are 2^20 bytes, as `du` and `free` count. installed_mb: files of the installation, without pip and
     Python; bytecode_mb is the part that Python makes of sources. import_cpu_s: loading the session and ONNX Runtime.
@@ -53,10 +53,6 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     `targets` are the most that the figures of their names may be.
     """
 
-    benchmark: str
-    date: str
-    machine: str
-    python: str
     installed_mb: float
     bytecode_mb: float
     import_cpu_s: float
@@ -65,23 +61,19 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     targets: dict[str, float]
 
 
-def run(progress: Callable[[str], None]) -> Result:
+def run(options: DeviceFootprintOptions, say: Say) -> DeviceFootprint:
     """Measure. Raises SysrootError when the wheel cannot be built or installed."""
     with tempfile.TemporaryDirectory(prefix="muster-footprint-") as place:
         target = Path(place) / "installed"
-        progress("install")
+        say("install")
         _install(target)
-        progress("import")
+        say("import")
         start_s = import_cpu_s(str(target))
         rss = {}
         for form in FORMATS:
-            progress(f"train on {FORMATS[form]}")
+            say(f"train on {FORMATS[form]}")
             rss[form] = train(str(target), form).peak_rss_mb
-        return Result(
-            benchmark="device_footprint",
-            date=datetime.now(UTC).strftime("%Y-%m-%d"),
-            machine=describe_machine(),
-            python=sys.version.split()[0],
+        return DeviceFootprint(
             installed_mb=size_mb(target, "*"),
             bytecode_mb=size_mb(target, "*.pyc"),
             import_cpu_s=start_s,
@@ -99,17 +91,17 @@ def _install(target: Path) -> None:
 
 
 def size_mb(folder: Path, pattern: str) -> float:
-    """Files below a folder whose name fits, in 2^20 bytes."""
+    """The size of the files below a folder whose names match, in 2^20 bytes."""
     return sum(path.stat().st_size for path in folder.rglob(pattern) if path.is_file()) / 2**20
 
 
 def import_cpu_s(path: str) -> float:
-    """CPU seconds that a device takes to start, with the packages on `path` and no others: the least of several."""
+    """CPU seconds of a device's start, with only the packages on `path`: the least of several."""
     return min(float(_python(path, ["-c", LOADS])) for _ in range(STARTS))
 
 
 def train(path: str, form: str) -> Footprint:
-    """What training takes in a process that has the packages on `path` and no others."""
+    """The footprint of training in a process that has only the packages on `path`."""
     plan, graphs = build_plan(Model(load(MODEL)), create("fedavg", {"batch_size": BATCH}), (form,))
     with tempfile.TemporaryDirectory(prefix="muster-plan-") as place:
         folder = Path(place)
@@ -121,7 +113,7 @@ def train(path: str, form: str) -> Footprint:
 
 
 def _python(path: str, arguments: Sequence[str]) -> str:
-    """What a fresh interpreter prints that finds the standard library and what is on `path`."""
+    """The standard output of a fresh interpreter with only the standard library and the packages on `path`."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     environment = {**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-S", "-P", *arguments]

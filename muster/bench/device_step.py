@@ -9,11 +9,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 
 import msgspec
 import numpy as np
-import onnxruntime
 import torch
 from torch.nn.utils import parameters_to_vector
 
@@ -21,10 +19,11 @@ from device_runtime.backends import BACKENDS, FORMATS
 from device_runtime.footprint import random_field
 from export.build import build_plan
 from export.model import Model
-from export.models import load
+from export.models import MODELS, load
 from fedcore.algorithms import create
 from fedcore.plan import Plan
-from muster.bench.machine import describe_machine
+from muster.bench.options import DeviceStepOptions
+from muster.output import Say
 
 LEARNING_RATE, BATCH = 0.1, 20
 BLOCK_S = 0.2
@@ -65,47 +64,37 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
     graph_bytes: int | None
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """A run of the benchmark, and where it was made."""
+class DeviceSteps(msgspec.Struct, frozen=True, kw_only=True):
+    """A step of every model on every runtime. runtimes: their versions."""
 
-    benchmark: str
-    date: str
-    machine: str
-    versions: dict[str, str]
     batch_size: int
+    runtimes: dict[str, str]
     steps: list[StepTime]
 
 
-def run(models: Sequence[str], forms: Sequence[str], blocks: int, progress: Callable[[str], None]) -> Result:
-    """Measure every model on torch and on the runtimes of `forms`, `blocks` times in turns."""
+def run(options: DeviceStepOptions, say: Say) -> DeviceSteps:
+    """Measure every model on torch and on the runtimes of the formats, in turns."""
     torch.set_num_threads(1)
-    steps = [step for name in models for step in _measure(name, forms, blocks, progress)]
-    versions = {"torch": str(torch.__version__), "onnxruntime": onnxruntime.__version__}
-    versions |= {FORMATS[form]: BACKENDS[FORMATS[form]]().runtime.split()[-1] for form in forms}
-    return Result(
-        benchmark="device_step",
-        date=datetime.now(UTC).strftime("%Y-%m-%d"),
-        machine=describe_machine(),
-        versions=versions,
-        batch_size=BATCH,
-        steps=steps,
-    )
+    forms = options.formats or list(FORMATS)
+    steps = [step for name in options.models or MODELS for step in _measure(name, forms, options.blocks, say)]
+    runtimes = {FORMATS[form]: BACKENDS[FORMATS[form]]().runtime.split()[-1] for form in forms}
+    return DeviceSteps(batch_size=BATCH, runtimes=runtimes, steps=steps)
 
 
-def _measure(name: str, forms: Sequence[str], blocks: int, progress: Callable[[str], None]) -> list[StepTime]:
+def _measure(name: str, forms: Sequence[str], blocks: int, say: Say) -> list[StepTime]:
     model, random = Model(load(name)), np.random.default_rng(0)
     batch = {item.name: random_field(item, BATCH, random) for item in model.spec.fields}
     runs: dict[str, Callable[[], object]] = {EAGER: _eager(model, batch)}
     costs: dict[str, float] = {}
     sizes: dict[str, int] = {}
     for form in forms:
-        progress(f"{name}: export as {form}")
+        say(f"{name}: export as {form}")
         started = time.process_time()
         plan, graphs = build_plan(model, create("fedavg", {"client_lr": LEARNING_RATE, "batch_size": BATCH}), (form,))
         costs[form] = time.process_time() - started
         sizes[form] = sum(len(graph) for graph in graphs[form].values())
         runs[form] = _exported(model, plan, form, graphs[form]["train.step"], batch)
-    progress(f"{name}: measure")
+    say(f"{name}: measure")
     best = _least(runs, blocks)
     return [
         StepTime(

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -21,60 +18,32 @@ from export.build import export_bundle
 from export.model import Model
 from export.models import load
 from fedcore.algorithms import create
-from muster.bench.machine import describe_machine
+from muster.bench.options import HostileFleetOptions
+from muster.output import Say
 from muster.server import local_coordinator
 from simulator import datasets
 from simulator.engine import Engine
 from simulator.fleet.fleet import Fleet, FleetConfig
 from simulator.fleet.profile import Kind, load_profile
-from simulator.fleet.summary import FleetSummary, Session
+from simulator.fleet.summary import FleetSummary
 from simulator.population import Population
 from simulator.proofs.reconcile import Reconciliation, reconcile
 from simulator.proofs.replay import counted_cohort, worst_difference
 
-# Smooth, so that the replay does not stray, and small: what is measured here is not training.
+# Smooth, so that the replay does not stray, and small: training is not measured here.
 MODEL, ALGORITHM, SETTINGS = "logreg", "fedavg", {"batch_size": 5, "epochs": 2, "client_lr": 0.05}
 POPULATION = "hostile"
-# Of float32 round-off, in the relative distance of two models; what the keystone test allows.
+# The bound of float32 round-off in the relative distance of two models, as in the keystone test.
 TOLERANCE = 1e-5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostileConfig:
-    """What to run: `devices` of a profile, all awake, for so many rounds. A round wants a quarter of them to report."""
-
-    profile: Path
-    devices: int = 40
-    rounds: int = 20
-    dataset: str = "digits"
-    data: Path | None = None
-    seed: int = 0
-
-    def settings(self) -> TaskSettings:
-        """The task. Twice the goal is selected, because so many fail."""
-        goal = max(1, self.devices // 4)
-        return TaskSettings(
-            population=POPULATION,
-            goal=goal,
-            minimum=max(1, goal // 2),
-            rounds=self.rounds,
-            over_selection=2.0,
-            selection_timeout_s=10.0,
-            reporting_deadline_s=10.0,
-            seed=self.seed,
-        )
-
-
-class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """A run of the benchmark, and where it was made.
+class HostileFleetOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome: attempts at rounds, endings of sessions, and the comparison of all accounts.
 
     committed and abandoned are attempts at rounds. agreement: the relative distance from the engine's model, the worst
     of all rounds. sound: whether every round was committed, all accounts agree, and the model is the engine's.
     """
 
-    benchmark: str
-    date: str
-    machine: str
     dataset: str
     devices: int
     committed: int
@@ -87,50 +56,63 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     reconcile: Reconciliation
 
 
-def run(config: HostileConfig, on_session: Callable[[Session], None]) -> Result:
+def run(options: HostileFleetOptions, say: Say) -> HostileFleetOutcome:
     """Run the fleet to the end of its task, and compare all accounts. Raises SimulatorError as a fleet does."""
-    kinds = load_profile(config.profile)
-    users, _ = datasets.users(config.dataset, config.data, config.devices)
-    dataset = datasets.describe(config.dataset)
-    model = Model(load(MODEL, dataset.shape, dataset.classes), config.seed)
-    engine = Engine(model, create(ALGORITHM, SETTINGS), users, seed=config.seed)
+    kinds = load_profile(options.profile)
+    users, _ = datasets.users(options.dataset, options.data, options.devices)
+    dataset = datasets.describe(options.dataset)
+    model = Model(load(MODEL, dataset.shape, dataset.classes), options.seed)
+    engine = Engine(model, create(ALGORITHM, SETTINGS), users, seed=options.seed)
     with tempfile.TemporaryDirectory(prefix="muster-hostile-") as place:
         folder = Path(place)
         bundle = export_bundle(model, create(ALGORITHM, SETTINGS), folder / "plan")
         with local_coordinator(folder) as local:
-            task = local.store.register_task(bundle, config.settings()).id
+            task = local.store.register_task(bundle, _settings(options)).id
             started = time.monotonic()
-            summary = _fleet(config, kinds, users, local.url, folder / "devices").run(on_session)
+            fleet = _fleet(options, kinds, users, local.url, folder / "devices")
+            summary = fleet.run(lambda session: say(f"{session.client}: {session.ending}", 1))
             seconds = time.monotonic() - started
             agreement = _agreement(engine, users, local.store, task, summary)
             found = reconcile(local.store, task, folder / "devices", summary)
             states = [one.state for one in local.store.rounds(task)]
     committed = states.count(RoundState.COMMITTED)
-    return Result(
-        benchmark="hostile_fleet",
-        date=datetime.now(UTC).date().isoformat(),
-        machine=describe_machine(),
-        dataset=config.dataset,
-        devices=config.devices,
+    return HostileFleetOutcome(
+        dataset=options.dataset,
+        devices=options.devices,
         committed=committed,
         abandoned=states.count(RoundState.ABANDONED),
         seconds=seconds,
         agreement=agreement,
-        sound=committed == config.rounds and not found.discrepancies and agreement < TOLERANCE,
+        sound=committed == options.rounds and not found.discrepancies and agreement < TOLERANCE,
         endings=dict(summary.endings.most_common()),
         kinds={kind: dict(counts.most_common()) for kind, counts in summary.by.items()},
         reconcile=found,
     )
 
 
-def _fleet(config: HostileConfig, kinds: tuple[Kind, ...], users: Population, url: str, folder: Path) -> Fleet:
+def _settings(options: HostileFleetOptions) -> TaskSettings:
+    """The task. Twice the goal is selected, because so many fail."""
+    goal = max(1, options.devices // 4)
+    return TaskSettings(
+        population=POPULATION,
+        goal=goal,
+        minimum=max(1, goal // 2),
+        rounds=options.rounds,
+        over_selection=2.0,
+        selection_timeout_s=10.0,
+        reporting_deadline_s=10.0,
+        seed=options.seed,
+    )
+
+
+def _fleet(options: HostileFleetOptions, kinds: tuple[Kind, ...], users: Population, url: str, folder: Path) -> Fleet:
     return Fleet(
         FleetConfig(
             coordinator=url,
             population=POPULATION,
             folder=folder,
-            concurrency=config.devices,
-            seed=config.seed,
+            concurrency=options.devices,
+            seed=options.seed,
             kinds=kinds,
         ),
         users,

@@ -24,7 +24,7 @@ FORMAT = "onnx"
 
 @contextmanager
 def null_coordinator(size: int, task: TaskSettings, **settings: object) -> Iterator[tuple[LocalCoordinator, str]]:
-    """A coordinator process with one such task on `size` parameters, in a folder that is thrown away; the task's id.
+    """A coordinator process with one such task on `size` parameters, in a temporary folder; the task's id.
 
     `settings` are the coordinator's. Raises ServerError.
     """
@@ -35,7 +35,7 @@ def null_coordinator(size: int, task: TaskSettings, **settings: object) -> Itera
 
 
 def null_bundle(folder: Path, size: int) -> Bundle:
-    """A bundle of FedAvg on `size` parameters, weighing devices alike. Its graphs are words, which nobody runs."""
+    """A bundle of FedAvg on `size` parameters, weighing devices alike. Its graphs are text, and never run."""
     params = VectorSpec("params", size)
     graphs = {name: name.encode() for name in ("train.begin", "train.step", "report")}
     metrics = Segment("train.metrics", 2, "sum", ("examples", "loss"))

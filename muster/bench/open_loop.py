@@ -1,4 +1,4 @@
-"""Requests at times that do not wait for answers; made beforehand, so that it is the server that is loaded."""
+"""Requests at fixed times that do not wait for answers. They are signed beforehand, so that only the server works."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _PATIENCE_S = 60.0
 
 
 @dataclass(slots=True)
-class Heard:
-    """What came back: milliseconds of answers by status, from when each request was due; broken connections.
+class Answers:
+    """All answers: their milliseconds by status, from the time at which each request was due; broken connections.
 
     told_when: whether each 429 and 503 said when to come back. offered, wall_s: requests sent per second, and seconds
     until the last answer.
@@ -29,36 +29,36 @@ class Heard:
 
     @property
     def count(self) -> int:
-        """Requests that are over."""
+        """Requests that were answered or broken."""
         return self.broken + sum(map(len, self.ms.values()))
 
 
-async def send_evenly(host: str, port: int, requests: Sequence[bytes], rate: float) -> Heard:
-    """Send these HTTP/1.1 requests, so many a second, on as many connections as it takes; wait for all answers."""
-    line, began = _Line(host, port), time.perf_counter()
+async def send_evenly(host: str, port: int, requests: Sequence[bytes], rate: float) -> Answers:
+    """Send these HTTP/1.1 requests, `rate` a second, on as many connections as needed; wait for all answers."""
+    pool, began = _Pool(host, port), time.perf_counter()
     for number, request in enumerate(requests):
         due = began + number / rate
         if (wait_s := due - time.perf_counter()) > 0:
             await asyncio.sleep(wait_s)
         elif number % 16 == 0:
-            await asyncio.sleep(0)  # late: answers have to be heard all the same
-        line.ask(request, due)
-    heard = line.heard
-    heard.offered = len(requests) / (time.perf_counter() - began)
+            await asyncio.sleep(0)  # late: answers must be received nevertheless
+        pool.ask(request, due)
+    answers = pool.answers
+    answers.offered = len(requests) / (time.perf_counter() - began)
     until = time.perf_counter() + _PATIENCE_S
-    while heard.count < len(requests) and time.perf_counter() < until:
+    while answers.count < len(requests) and time.perf_counter() < until:
         await asyncio.sleep(0.01)
-    heard.wall_s = time.perf_counter() - began
-    for connection in line.free:
+    answers.wall_s = time.perf_counter() - began
+    for connection in pool.free:
         connection.close()
-    return heard
+    return answers
 
 
-class _Line:
+class _Pool:
     """Connections to one server, of which those in `free` are idle."""
 
     def __init__(self, host: str, port: int) -> None:
-        self.heard = Heard()
+        self.answers = Answers()
         self.free: list[_Connection] = []
         self._host, self._port = host, port
         self._opening: set[asyncio.Task[None]] = set()
@@ -79,7 +79,7 @@ class _Line:
         try:
             _, connection = await loop.create_connection(lambda: _Connection(self), self._host, self._port)
         except OSError:
-            self.heard.broken += 1
+            self.answers.broken += 1
         else:
             connection.ask(request, due)
 
@@ -87,18 +87,18 @@ class _Line:
 class _Connection(asyncio.Protocol):
     """One request at a time."""
 
-    def __init__(self, line: _Line) -> None:
-        self._line = line
+    def __init__(self, pool: _Pool) -> None:
+        self._pool = pool
         self._due: float | None = None
         self._data = b""
 
     @property
     def closing(self) -> bool:
-        """Whether no more can be asked."""
+        """Whether no more requests can be sent."""
         return self._transport.is_closing()
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._transport.close()
 
     def ask(self, request: bytes, due: float) -> None:
@@ -117,13 +117,13 @@ class _Connection(asyncio.Protocol):
         if not end or self._due is None or (length is not None and len(body) < int(length[1])):
             return
         status = int(head[9:12])
-        self._line.heard.ms.setdefault(status, []).append(1e3 * (time.perf_counter() - self._due))
+        self._pool.answers.ms.setdefault(status, []).append(1e3 * (time.perf_counter() - self._due))
         if status in (429, 503) and not _RETRY_AFTER.search(head + b"\r\n"):
-            self._line.heard.told_when = False
+            self._pool.answers.told_when = False
         self._due = None
-        self._line.free.append(self)
+        self._pool.free.append(self)
 
     def connection_lost(self, _: Exception | None) -> None:
         if self._due is not None:
-            self._line.heard.broken += 1
+            self._pool.answers.broken += 1
             self._due = None

@@ -1,7 +1,7 @@
-"""A week of check-ins by counts: how many come, how many come in vain, and how long rounds wait for their devices.
+"""A week of check-ins, simulated by counts: check-ins, those in vain, and the time that rounds wait for devices.
 
-Devices are alike but for chance, so the simulation moves numbers of them: how many are due in each step, and how many
-were due while they could not come. A device can come while it is charged and idle, in stretches of two hours on
+Devices are alike but for chance, so the simulation moves numbers of them: those that are due in each step, and those
+that were due while they could not come. A device can come while it is charged and idle, in stretches of two hours on
 average; the share that can swings fourfold over the day. The windows come from the coordinator's own `pacing`.
 """
 
@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from coordinator.rules.pacing import HOUR_S, Demand, Pace, drawn, observe, window
 from fedcore.wire.messages import RetryWindow
-from muster.bench.machine import describe_machine
+from muster.bench.options import PacingOptions
+from muster.output import Say
 
 DAY_S = 24 * HOUR_S
 MEAN_SHARE, SWING = 0.25, 0.6
@@ -28,7 +29,7 @@ MEAN_SHARE, SWING = 0.25, 0.6
 STRETCH_S = 2 * HOUR_S
 WAIT_S, TIMEOUT_S, GATHER_S = 30.0, 60.0, 20.0
 FIXED = RetryWindow(5.0, 30.0)
-"""The window of a coordinator without pacing: what this one handed out before it had any."""
+"""The window of a coordinator without pacing."""
 BOUNDS = RetryWindow(5.0, DAY_S)
 
 
@@ -43,12 +44,13 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Course(msgspec.Struct, frozen=True, kw_only=True):
-    """What a week came to, after its first two days, in which the hours of the day are learned.
+    """The figures of a week, after its first two days, in which the hours of the day are learned.
 
     peak_to_mean: of arrivals, by minute and by hour. in_vain: share of check-ins that ended without an assignment.
     fill_s: from the moment when a round could draw to its draw. arrivals_per_s: each hour's mean.
     """
 
+    population: int
     paced: bool
     check_ins: int
     rounds: int
@@ -60,12 +62,12 @@ class Course(msgspec.Struct, frozen=True, kw_only=True):
     arrivals_per_s: list[float]
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """Courses of every scene, with and without pacing."""
+class PacingCourses(msgspec.Struct, frozen=True, kw_only=True):
+    """Two courses of every scene: without pacing, then with it."""
 
-    machine: str
     days: int
-    scenes: list[tuple[Scene, Course, Course]]
+    scenes: list[Scene]
+    courses: list[Course]
 
 
 SCENES = (
@@ -74,10 +76,17 @@ SCENES = (
 )
 
 
-def run(scenes: tuple[Scene, ...] = SCENES, days: int = 7, seed: int = 0) -> Result:
+def run(options: PacingOptions, say: Say) -> PacingCourses:
     """Simulate every scene twice, without pacing and with it."""
-    found = [(scene, course(scene, days, seed, paced=False), course(scene, days, seed, paced=True)) for scene in scenes]
-    return Result(machine=describe_machine(), days=days, scenes=found)
+    courses = []
+    for scene in SCENES:
+        for paced in (False, True):
+            say(f"{scene.population} devices, {'paced' if paced else 'a fixed window'}")
+            courses.append(course(scene, options.days, options.seed, paced=paced))
+    found = PacingCourses(days=options.days, scenes=list(SCENES), courses=courses)
+    if options.plot is not None:
+        options.plot.write_text(draw(found))
+    return found
 
 
 def course(scene: Scene, days: int, seed: int, *, paced: bool) -> Course:
@@ -92,6 +101,7 @@ def course(scene: Scene, days: int, seed: int, *, paced: bool) -> Course:
     minutes, hours = (_rates(came, scene.step_s, width_s) for width_s in (60.0, HOUR_S))
     given = sum(count for at, count in week.given if at >= from_day_3 * scene.step_s)
     return Course(
+        population=scene.population,
         paced=paced,
         check_ins=int(came.sum()),
         rounds=len(fills),
@@ -114,13 +124,13 @@ def _rates(came: NDArray[np.float64], step_s: float, width_s: float) -> NDArray[
 
 
 def share(at: float) -> float:
-    """Of all devices, those that can come: most at three in the night."""
+    """The share of devices that can come: it is largest at three in the night."""
     return MEAN_SHARE * (1 + SWING * math.cos(2 * math.pi * (at - 3 * HOUR_S) / DAY_S))
 
 
 @dataclass(slots=True)
 class _Week:
-    """The state of one simulation; `step` moves it on."""
+    """The state of one simulation."""
 
     scene: Scene
     paced: bool
@@ -145,11 +155,11 @@ class _Week:
         slots = int(2.5 * DAY_S / self.scene.step_s)
         self.due, self.still = np.zeros(slots, np.int64), np.zeros(slots)
         self.takes_s = self.scene.reporting_s
-        # The application is released: everybody looks in within the first hour.
+        # The application is released: every device checks in within the first hour.
         self._put(self.scene.population, RetryWindow(0.0, HOUR_S), 0.0)
 
     def step(self) -> None:
-        """Everything that happens within one step."""
+        """Simulate one step."""
         arrivals = self._arrive()
         self.came.append(arrivals)
         self.pace = observe(self.pace, float(arrivals), self.now, self._demand())
@@ -222,7 +232,7 @@ class _Week:
         return Demand(self.scene.cohort, max(0.0, ends - self.now), self.takes_s + GATHER_S, GATHER_S)
 
     def _put(self, count: int, when: RetryWindow, after_s: float) -> None:
-        """Let `count` devices be due at uniform times within a window."""
+        """Make `count` devices due at uniform times within a window."""
         step_s, slots = self.scene.step_s, len(self.due)
         first, last = (1 + int((after_s + edge) / step_s) for edge in (when.min_s, when.max_s))
         width = last - first + 1
@@ -236,12 +246,13 @@ class _Week:
         self.still[at] += counts * np.exp(-steps * step_s / STRETCH_S)
 
 
-def draw(result: Result) -> str:
+def draw(result: PacingCourses) -> str:
     """The arrivals of every scene, hour by hour, as SVG."""
     figure = Figure(figsize=(8, 3 * len(result.scenes)), layout="constrained")
     axes = figure.subplots(len(result.scenes), 1, squeeze=False)
-    for axis, (scene, plain, paced) in zip(axes[:, 0], result.scenes, strict=True):
-        for one, label in ((plain, "fixed window"), (paced, "paced")):
+    for axis, scene in zip(axes[:, 0], result.scenes, strict=True):
+        for one in (one for one in result.courses if one.population == scene.population):
+            label = "paced" if one.paced else "fixed window"
             axis.plot(np.arange(len(one.arrivals_per_s)) / 24, one.arrivals_per_s, label=label)
         axis.set(yscale="log", title=f"{scene.population:,} devices", xlabel="day", ylabel="check-ins per second")
         axis.legend()

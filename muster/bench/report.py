@@ -20,10 +20,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from statistics import median
 
 import msgspec
@@ -31,9 +29,10 @@ import numpy as np
 
 from coordinator.rules.rounds import RoundState
 from coordinator.store.tasks import TaskSettings
-from muster.bench.machine import describe_machine
 from muster.bench.null_task import null_coordinator
+from muster.bench.options import ReportOptions
 from muster.bench.usage import Usage
+from muster.output import Say
 from muster.server import LocalCoordinator
 from simulator.fleet.load import LoadConfig, LoadFleet
 
@@ -49,30 +48,6 @@ with socket.create_connection(("127.0.0.1", port)) as connection:
 """
 TARGETS = {1_000_000: 0.6, 40_000: 0.3}
 """The least that the ratio should be, by the values of a report."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportConfig:
-    """What to run for each size: `pairs` of the yardstick and of a round, with `devices` reports in either.
-
-    sizes: values of a report. uploading: how many devices send their reports at the same time.
-    """
-
-    sizes: tuple[int, ...] = tuple(TARGETS)
-    devices: int = 400
-    uploading: int = 20
-    pairs: int = 7
-
-    def settings(self) -> TaskSettings:
-        """The task: everybody is selected, everybody counts. One round more than is measured warms up."""
-        return TaskSettings(
-            population=POPULATION,
-            goal=self.devices,
-            rounds=self.pairs + 1,
-            over_selection=1.0,
-            selection_timeout_s=DEADLINE_S,
-            reporting_deadline_s=DEADLINE_S,
-        )
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +66,7 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """What reports of `size` values cost: medians over `pairs`.
+    """The cost of reports of `size` values: medians over `pairs`.
 
     target: the least that the ratio should be, if anything. server_before_mb, server_peak_mb: memory of the
     coordinator's process before the first report, and at most.
@@ -107,48 +82,54 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     server_peak_mb: float
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """A run of the benchmark, and where it was made."""
+class ReportCosts(msgspec.Struct, frozen=True, kw_only=True):
+    """The costs of reports of every size, `uploading` of them at a time."""
 
-    benchmark: str
-    date: str
-    machine: str
     devices: int
     uploading: int
     costs: list[Cost]
 
 
-def run(config: ReportConfig, on_progress: Callable[[str], None]) -> Result:
+def run(options: ReportOptions, say: Say) -> ReportCosts:
     """Measure. Raises ServerError when there is no coordinator."""
-    return Result(
-        benchmark="report",
-        date=datetime.now(UTC).date().isoformat(),
-        machine=describe_machine(),
-        devices=config.devices,
-        uploading=config.uploading,
-        costs=[asyncio.run(_measure(config, size, on_progress)) for size in config.sizes],
+    return ReportCosts(
+        devices=options.devices,
+        uploading=options.uploading,
+        costs=[asyncio.run(_measure(options, size, say)) for size in options.size or TARGETS],
     )
 
 
-async def _measure(config: ReportConfig, size: int, on_progress: Callable[[str], None]) -> Cost:
+def _settings(options: ReportOptions) -> TaskSettings:
+    """The task: everybody is selected, everybody counts. One round more than is measured warms up."""
+    return TaskSettings(
+        population=POPULATION,
+        goal=options.devices,
+        rounds=options.pairs + 1,
+        over_selection=1.0,
+        selection_timeout_s=DEADLINE_S,
+        reporting_deadline_s=DEADLINE_S,
+    )
+
+
+async def _measure(options: ReportOptions, size: int, say: Say) -> Cost:
     pairs: list[Pair] = []
-    with null_coordinator(size, config.settings()) as (server, task):
+    with null_coordinator(size, _settings(options)) as (server, task):
         light = LoadConfig(
             coordinator=server.url,
             population=POPULATION,
-            devices=config.devices,
-            uploading=config.uploading,
-            pause_s=DEADLINE_S,  # longer than a round: whoever has a receipt asks nothing more
+            devices=options.devices,
+            uploading=options.uploading,
+            pause_s=DEADLINE_S,  # longer than a round: a device with a receipt asks nothing more
         )
         async with LoadFleet(light) as fleet:
             await fleet.enrol()
             before = Usage.of(server.pid)
-            for number in range(config.pairs + 1):
-                on_progress(f"{size} values, {max(0, number - 1)} of {config.pairs} pairs")
-                parts = await asyncio.to_thread(yardstick, size, config.devices)
-                seconds = await fleet.run(lambda: _upload(fleet, server, task, config.devices))
+            for number in range(options.pairs + 1):
+                say(f"{size} values, {max(0, number - 1)} of {options.pairs} pairs")
+                parts = await asyncio.to_thread(yardstick, size, options.devices)
+                seconds = await fleet.run(lambda: _upload(fleet, server, task, options.devices))
                 if number > 0:
-                    pairs.append(_pair(parts, seconds, config.devices))
+                    pairs.append(_pair(parts, seconds, options.devices))
         after = Usage.of(server.pid)
     return Cost(
         size=size,
@@ -192,7 +173,7 @@ def _committed(server: LocalCoordinator, task: str) -> int:
 
 
 def yardstick(size: int, count: int) -> tuple[float, float, float]:
-    """CPU seconds of this thread for so many bodies of `size` values: received, hashed, added."""
+    """CPU seconds of this thread for `count` bodies of `size` values: received, hashed, added."""
     body = np.empty(4 * size, np.uint8).data
     values, total, spent = np.frombuffer(body, np.float32), np.zeros(size), [0.0, 0.0, 0.0]
     with socket.create_server(("127.0.0.1", 0)) as listener, _sending(listener, len(body), count) as receiving:
@@ -212,7 +193,7 @@ def yardstick(size: int, count: int) -> tuple[float, float, float]:
 
 @contextmanager
 def _sending(listener: socket.socket, size_bytes: int, count: int) -> Iterator[socket.socket]:
-    """A connection on which another process, as the coordinator's devices are, sends so many bodies."""
+    """A connection on which another process sends `count` bodies, as the coordinator's devices are one."""
     numbers = (listener.getsockname()[1], size_bytes, count)
     with subprocess.Popen([sys.executable, "-c", _SENDER, *map(str, numbers)]) as sender:
         try:

@@ -1,54 +1,28 @@
 """One round with many devices that do not train: real HTTP, a coordinator in a process of its own, devices in this one.
 
 Devices that never report, and devices that die in the middle of an upload, must not stall it: the round wants as many
-reports as there are other devices, less one in fifty for luck, and must have them long before its deadline.
+reports as there are other devices, less one in fifty as a reserve, and must have them long before its deadline.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import UTC, datetime
 
 import msgspec
 
 from coordinator.rules.rounds import RoundState
 from coordinator.store.tasks import CoordinatorStore, TaskSettings
-from muster.bench.machine import describe_machine
 from muster.bench.null_task import null_coordinator
+from muster.bench.options import RoundsOptions
 from muster.bench.usage import Usage
+from muster.output import Say
 from muster.server import LocalCoordinator
 from simulator.fleet.load import LoadConfig, LoadFleet
 
 POPULATION = "light"
 PATIENCE_S = 600.0
 SPARE = 50
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundsConfig:
-    """What to run: rounds of all `devices`, each reporting on `size` parameters."""
-
-    devices: int
-    rounds: int = 1
-    size: int = 1000
-    silent: float = 0.0
-    killed: float = 0.0
-
-    def settings(self) -> TaskSettings:
-        """The task: everybody is selected."""
-        gone = self.silent + self.killed
-        goal = max(1, round(self.devices * (1 - gone)) - (self.devices // SPARE if gone else 0))
-        return TaskSettings(
-            population=POPULATION,
-            goal=goal,
-            rounds=self.rounds,
-            over_selection=self.devices / goal,
-            selection_timeout_s=PATIENCE_S,
-            reporting_deadline_s=PATIENCE_S,
-        )
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,17 +33,14 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """A run of the benchmark, and where it was made.
+class RoundsOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome: attempts at rounds, and the time and memory that both sides used.
 
     committed, abandoned: attempts at rounds. server_idle_mb: the server's memory before the first device came.
-    server_peak_mb: at most. waiting_kb: what the server's memory grew by, per device, all of which wait at once. sound:
+    server_peak_mb: at most. waiting_kb: growth of the server's memory per device, all of which wait at once. sound:
     whether every round was committed at the first attempt.
     """
 
-    benchmark: str
-    date: str
-    machine: str
     devices: int
     size: int
     silent: float
@@ -89,54 +60,65 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     requests: dict[int, int]
 
 
-def run(config: RoundsConfig, on_progress: Callable[[str], None]) -> Result:
+def run(options: RoundsOptions, say: Say) -> RoundsOutcome:
     """Enrol the devices, then let them live until the task is completed, for PATIENCE_S a round at most."""
-    limit = 2 * config.devices
+    limit = 2 * options.devices
     bounds = {"connection_limit": limit, "queue_limit": limit, "max_wait_s": PATIENCE_S}
-    with null_coordinator(config.size, config.settings(), **bounds) as (server, task):
-        return asyncio.run(_run(config, server, task, on_progress))
+    with null_coordinator(options.size, _settings(options), **bounds) as (server, task):
+        return asyncio.run(_run(options, server, task, say))
 
 
-async def _run(config: RoundsConfig, server: LocalCoordinator, task: str, on_progress: Callable[[str], None]) -> Result:
+def _settings(options: RoundsOptions) -> TaskSettings:
+    """The task: everybody is selected."""
+    gone = options.silent + options.killed
+    goal = max(1, round(options.devices * (1 - gone)) - (options.devices // SPARE if gone else 0))
+    return TaskSettings(
+        population=POPULATION,
+        goal=goal,
+        rounds=options.rounds,
+        over_selection=options.devices / goal,
+        selection_timeout_s=PATIENCE_S,
+        reporting_deadline_s=PATIENCE_S,
+    )
+
+
+async def _run(options: RoundsOptions, server: LocalCoordinator, task: str, say: Say) -> RoundsOutcome:
     light = LoadConfig(
         coordinator=server.url,
         population=POPULATION,
-        devices=config.devices,
-        silent=config.silent,
-        killed=config.killed,
+        devices=options.devices,
+        silent=options.silent,
+        killed=options.killed,
         wait_s=PATIENCE_S,
     )
     async with LoadFleet(light) as fleet:
-        on_progress("enrolling")
+        say("enrolling")
         began = time.monotonic()
         await fleet.enrol()
         enrolled = time.monotonic()
         idle, own = Usage.of(server.pid), time.process_time()
-        await fleet.run(lambda: _completed(config, server.store, task, fleet, on_progress))
+        await fleet.run(lambda: _completed(options, server.store, task, fleet, say))
         seconds = time.monotonic() - enrolled
         used, own = Usage.of(server.pid), time.process_time() - own
     rounds = server.store.rounds(task)
     committed = sum(one.state is RoundState.COMMITTED for one in rounds)
     abandoned = sum(one.state is RoundState.ABANDONED for one in rounds)
     grown = used.peak_rss_mb - idle.rss_mb
-    return Result(
-        benchmark="rounds",
-        date=datetime.now(UTC).date().isoformat(),
-        machine=describe_machine(),
-        devices=config.devices,
-        size=config.size,
-        silent=config.silent,
-        killed=config.killed,
+    return RoundsOutcome(
+        devices=options.devices,
+        size=options.size,
+        silent=options.silent,
+        killed=options.killed,
         committed=committed,
         abandoned=abandoned,
-        sound=committed == config.rounds and not abandoned,
+        sound=committed == options.rounds and not abandoned,
         enrol_seconds=enrolled - began,
         seconds=seconds,
         server_cpu_s=used.cpu_s - idle.cpu_s,
         clients_cpu_s=own,
         server_idle_mb=idle.rss_mb,
         server_peak_mb=used.peak_rss_mb,
-        waiting_kb=1024 * grown / config.devices,
+        waiting_kb=1024 * grown / options.devices,
         rounds=[
             Round(assigned=one.assigned, reported=one.reported, seconds=one.seconds or 0.0)
             for one in rounds
@@ -147,13 +129,11 @@ async def _run(config: RoundsConfig, server: LocalCoordinator, task: str, on_pro
     )
 
 
-async def _completed(
-    config: RoundsConfig, store: CoordinatorStore, task: str, fleet: LoadFleet, on_progress: Callable[[str], None]
-) -> None:
-    until = time.monotonic() + config.rounds * PATIENCE_S
+async def _completed(options: RoundsOptions, store: CoordinatorStore, task: str, fleet: LoadFleet, say: Say) -> None:
+    until = time.monotonic() + options.rounds * PATIENCE_S
     while time.monotonic() < until:
         rounds = await asyncio.to_thread(store.rounds, task)
-        if sum(one.state is RoundState.COMMITTED for one in rounds) == config.rounds:
+        if sum(one.state is RoundState.COMMITTED for one in rounds) == options.rounds:
             return
-        on_progress(f"round {len(rounds)}, {fleet.endings['reported']} reports")
+        say(f"round {len(rounds)}, {fleet.endings['reported']} reports")
         await asyncio.sleep(0.25)

@@ -1,25 +1,23 @@
-"""Secure aggregation: what one device and the server compute in a session of n devices, on one thread.
+"""The cost of secure aggregation: the work of one device and of the server in a session of n devices, on one thread.
 
 The device is a real `Client` and runs every step from M0 to M9. Around it are only as many real devices as its session
 needs: everybody's M1, and the shares and confirmations of its own neighbours. Making those is not measured.
 
 The server's time is what happens once the last share is in, as in `Unmasking.run`: reconstruct secrets, derive keys,
 take all masks off the sum, check it, decode it. Its inputs are made here, from secrets drawn here, for a cohort of
-which a part dropped out after it shared; that the sum is right is the tests' business. `receive_ms` is what an upload
-costs on arrival: its hash, its signature, and its addition to the sum.
+which a part dropped out after it shared; tests check that the sum is right. `receive_ms` is the cost of an upload on
+arrival: its hash, its signature, and its addition to the sum.
 
 Times are CPU times, the least of several runs. `ctr_fraction` is how fast masks are added, as a part of how fast
-OpenSSL makes AES-256-CTR keystream alone, in the same process.
+OpenSSL only makes AES-256-CTR keystream, in the same process.
 """
 
 from __future__ import annotations
 
 import math
 import secrets
-import sys
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from functools import partial
 
 import msgspec
@@ -29,7 +27,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES256
 from cryptography.hazmat.primitives.ciphers.modes import CTR
 
-from muster.bench.machine import describe_machine
+from muster.bench.options import SecaggOptions
+from muster.output import Say
 from secagg import keys, packing, parameters
 from secagg.client import Client, SessionInput
 from secagg.graph import NeighbourGraph
@@ -63,23 +62,19 @@ from secagg.unmasking import RevealedShares, Unmasking
 FIELD_BITS = 21
 HASH, BEACON = bytes(32), bytes(32)
 RAW_CHUNKS = (1 << 16, 1 << 20)
-# What the figures may be, for a vector of 10^6 values of which a tenth of the devices drops out.
+# Bounds of the figures, for vectors of 10^6 values when a tenth of the devices drops out.
 TARGETS: dict[int, dict[str, float]] = {
     100: {"client_ms": 30.0, "server_s": 0.25, "bytes_up": 2.68e6, "ctr_fraction": 0.70},
     1000: {"client_ms": 80.0, "server_s": 7.0, "ctr_fraction": 0.70},
 }
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """A run of the benchmark, and where it was made.
+class SecaggCosts(msgspec.Struct, frozen=True, kw_only=True):
+    """The costs of one session, for a device and for the server.
 
     `targets` are the most that the figures of their names may be; of `ctr_fraction`, the least.
     """
 
-    benchmark: str
-    date: str
-    machine: str
-    python: str
     mode: str
     n: int
     k: int
@@ -112,32 +107,29 @@ class Workload(msgspec.Struct, frozen=True):
 
     @property
     def alive(self) -> frozenset[int]:
-        """Who uploads: position 0, which is measured, and the first of the others."""
+        """The devices that upload: position 0, which is measured, and the first of the others."""
         return frozenset(range(self.n - round(self.n * self.dropout)))
 
     def invite(self) -> Invite:
-        """What the session is about."""
+        """The invitation of the session."""
         mode = ACTIVE if self.signed else HONEST
         return Invite(mode, HASH, 1, 0, self.n, 2, 1000, HASH, HASH, (self.segment,))
 
 
-def run(workload: Workload, repeats: int, progress: Callable[[str], None]) -> Result:
+def run(options: SecaggOptions, say: Say) -> SecaggCosts:
     """Measure. Raises PolicyViolation for a cohort that is too small, HeadroomError for one that is too large."""
-    chosen = parameters.find(workload.n)
+    workload = Workload(options.n, options.dim, options.dropout, not options.honest)
+    chosen, repeats = parameters.find(workload.n), options.repeats
     client_s, sizes = math.inf, (0, 0)
     for number in range(repeats):
-        progress(f"device, run {number + 1} of {repeats}")
+        say(f"device, run {number + 1} of {repeats}")
         seconds, sizes = _client(workload)
         client_s = min(client_s, seconds)
-    progress("server")
+    say("server")
     server_s = _server(workload, chosen, repeats)
-    progress("kernel")
+    say("kernel")
     fraction, rate = _kernel(packing.word_count((workload.segment,)))
-    return Result(
-        benchmark="secagg",
-        date=datetime.now(UTC).strftime("%Y-%m-%d"),
-        machine=describe_machine(),
-        python=sys.version.split()[0],
+    return SecaggCosts(
         mode="active" if workload.signed else "honest",
         n=workload.n,
         k=chosen.k,
@@ -233,7 +225,7 @@ def _server(workload: Workload, chosen: GraphParameters, repeats: int) -> float:
 
 
 def _last_share_is_in(workload: Workload, chosen: GraphParameters) -> tuple[RevealedShares, Words]:
-    """What a server holds then: shares of every secret, and a sum under the masks that they take off."""
+    """The state of a server then: shares of every secret, and a sum under the masks that they remove."""
     n, alive, sid = workload.n, workload.alive, secrets.token_bytes(32)
     graph = NeighbourGraph(chosen, HASH, BEACON)
     near = [graph.neighbours(position) for position in range(n)]

@@ -1,10 +1,10 @@
-"""A fleet whose devices are killed in the middle of secure aggregations: sums stay exact, and nothing else is learnt.
+"""A fleet whose devices are killed in the middle of secure aggregations: the coordinator learns only exact sums.
 
 Devices are processes of the real device runtime, the coordinator is a process of its own, and a device dies by SIGKILL
-before or after one of its messages. Beside each device a recorder writes down what it quantised and what it sent
-(simulator/fleet/recorder.py). Against that the coordinator is held:
+before or after one of its messages. A recorder beside each device writes what it quantised and what it sent
+(simulator/fleet/recorder.py). The coordinator is compared with the recordings:
 
-* Every committed round's model is recomputed from the plain sum of what the counted devices quantised, bit for bit.
+* Every committed round's model is recomputed from the plain sum of the counted quantised reports, bit for bit.
 * In an attempt that was abandoned, no share was revealed; in one that was not, one kind of share of each device's.
 * No upload, and no quantised report, is in any file of the coordinator. Masked bytes are distributed evenly.
 
@@ -21,7 +21,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import reduce
 from itertools import chain
 from pathlib import Path
@@ -39,7 +38,8 @@ from export.models import load
 from fedcore.algorithms import create
 from fedcore.masking import reunite
 from fedcore.params import Float32
-from muster.bench.machine import describe_machine
+from muster.bench.options import SecaggFleetOptions
+from muster.output import Say
 from muster.server import local_coordinator
 from secagg import packing
 from simulator import datasets
@@ -64,36 +64,8 @@ MOST_UNEVEN = 5.0
 SAMPLE = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SecureFleetConfig:
-    """What to run: every round selects all `devices`, and a phase of it waits `phase_s` for them.
-
-    lost: attempts at rounds of the second task, which ends then.
-    """
-
-    devices: int = 100
-    rounds: int = 20
-    seed: int = 0
-    phase_s: float = 40.0
-    lost: int = 3
-
-    def settings(self, population: str, largest: int) -> TaskSettings:
-        """A task of the population, whose devices hold at most `largest` examples."""
-        return TaskSettings(
-            population=population,
-            goal=self.devices,
-            minimum=max(8, self.devices * 7 // 10),
-            rounds=self.rounds,
-            over_selection=1.0,
-            selection_timeout_s=3 * self.phase_s,
-            reporting_deadline_s=10 * self.phase_s,  # four phases follow the training
-            seed=self.seed,
-            secagg=Secagg(max_examples=largest, phase_s=self.phase_s),
-        )
-
-
-class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """A run of the benchmark, and where it was made.
+class SecaggFleetOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome: attempts at rounds, exactness of sums, and what the coordinator could learn.
 
     deaths: devices that were killed, by the message at which. exact: committed rounds whose model is that of the plain
     sum, bit for bit. gap_points: how far `accuracy` on held-out users is from `plain_accuracy`, that of the same
@@ -104,9 +76,6 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     those sought, that a file of the coordinator holds. sound: whether all of this is as it should be.
     """
 
-    benchmark: str
-    date: str
-    machine: str
     devices: int
     values: int
     committed: int
@@ -131,13 +100,17 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     sound: bool
 
 
-def run(config: SecureFleetConfig, on_session: Callable[[Session], None]) -> Result:
-    """Train to the end, lose a second task, and hold the coordinator against the recordings.
+def run(options: SecaggFleetOptions, say: Say) -> SecaggFleetOutcome:
+    """Train to the end, lose a second task, and compare the coordinator with the recordings.
 
     Raises SimulatorError as a fleet does.
     """
-    users, held_out = datasets.users(DATASET, None, config.devices)
-    model = Model(load(MODEL), config.seed)
+
+    def on_session(session: Session) -> None:
+        say(f"{session.client}: {session.ending}", 1)
+
+    users, held_out = datasets.users(DATASET, None, options.devices)
+    model = Model(load(MODEL), options.seed)
     with tempfile.TemporaryDirectory(prefix="muster-secagg-") as place:
         folder = Path(place)
         home = folder / "coordinator"
@@ -145,24 +118,39 @@ def run(config: SecureFleetConfig, on_session: Callable[[Session], None]) -> Res
         bundle = export_bundle(model, ALGORITHM, folder / "plan")
         with local_coordinator(home) as local:
             largest = int(users.sizes.max())
-            stage = _Stage(config, users, local.store, local.url, folder / "devices")
-            trained = local.store.register_task(bundle, config.settings("trained", largest)).id
+            fleet = _SecureFleet(options, users, local.store, local.url, folder / "devices")
+            trained = local.store.register_task(bundle, _settings(options, "trained", largest)).id
             started = time.monotonic()
-            summary = stage.fleet("trained", MORTAL).run(on_session)
+            summary = fleet.of("trained", MORTAL).run(on_session)
             seconds = time.monotonic() - started
-            lost = local.store.register_task(bundle, config.settings("lost", largest)).id
-            stage.lose(lost, on_session)
+            lost = local.store.register_task(bundle, _settings(options, "lost", largest)).id
+            fleet.lose(lost, on_session)
             account = _Account(local.store, (trained, lost), Recording(folder / "devices"))
-            engine = Engine(model, ALGORITHM, users, seed=config.seed)
+            engine = Engine(model, ALGORITHM, users, seed=options.seed)
             agreement = _replay(engine, users, local.store, trained, summary)
-            models = (local.store.checkpoint(trained, config.rounds)["params"], engine.state["params"])
+            models = (local.store.checkpoint(trained, options.rounds)["params"], engine.state["params"])
             accuracies = [overall(evaluate(model, one, held_out)["accuracy"], held_out) for one in models]
-            return _result(config, account, _Training(summary, seconds, agreement, accuracies), home)
+            return _outcome(options, account, _Training(summary, seconds, agreement, accuracies), home)
+
+
+def _settings(options: SecaggFleetOptions, population: str, largest: int) -> TaskSettings:
+    """A task of the population, whose devices hold at most `largest` examples."""
+    return TaskSettings(
+        population=population,
+        goal=options.devices,
+        minimum=max(8, options.devices * 7 // 10),
+        rounds=options.rounds,
+        over_selection=1.0,
+        selection_timeout_s=3 * options.phase_s,
+        reporting_deadline_s=10 * options.phase_s,  # four phases follow the training
+        seed=options.seed,
+        secagg=Secagg(max_examples=largest, phase_s=options.phase_s),
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class _Training:
-    """The task that came through: accuracies on held-out users are of its model, and of that without masks."""
+    """The completed task: accuracies on held-out users are those of its model, and of the model without masks."""
 
     summary: FleetSummary
     seconds: float
@@ -171,8 +159,8 @@ class _Training:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stage:
-    config: SecureFleetConfig
+class _SecureFleet:
+    options: SecaggFleetOptions
     users: Population
     store: CoordinatorStore
     url: str
@@ -184,20 +172,20 @@ class _Stage:
         def on_end(session: Session) -> None:
             on_session(session)
             ended = sum(one.state.ended for one in self.store.rounds(task))
-            if ended >= self.config.lost and self.store.task(task).state is TaskState.ACTIVE:
+            if ended >= self.options.lost and self.store.task(task).state is TaskState.ACTIVE:
                 self.store.cancel(task)
 
-        self.fleet("lost", DOOMED).run(on_end)
+        self.of("lost", DOOMED).run(on_end)
 
-    def fleet(self, population: str, kinds: tuple[Kind, ...]) -> Fleet:
+    def of(self, population: str, kinds: tuple[Kind, ...]) -> Fleet:
         return Fleet(
             FleetConfig(
                 coordinator=self.url,
                 population=population,
                 folder=self.folder / population,
-                concurrency=self.config.devices,
-                wait_s=4 * self.config.phase_s,
-                seed=self.config.seed,
+                concurrency=self.options.devices,
+                wait_s=4 * self.options.phase_s,
+                seed=self.options.seed,
                 kinds=kinds,
                 recorded=True,
             ),
@@ -207,7 +195,7 @@ class _Stage:
 
 @dataclass(frozen=True, slots=True)
 class _Account:
-    """What the coordinator's rows say of its tasks, held against the recordings."""
+    """The coordinator's rows of its tasks, compared with the recordings."""
 
     store: CoordinatorStore
     tasks: Sequence[str]
@@ -237,7 +225,7 @@ class _Account:
         return dict(sorted(Counter(chain.from_iterable(where)).items()))
 
     def exact(self) -> int:
-        """Committed rounds whose model is that of the plain sum of what the counted devices quantised."""
+        """Committed rounds whose model is that of the plain sum of the quantised reports."""
         return sum(
             np.array_equal(self.store.checkpoint(task, number)["params"], self._recomputed(task, number, names))
             for task, number, names in self.counted()
@@ -286,25 +274,22 @@ class _Account:
 
 
 def _replay(engine: Engine, users: Population, store: CoordinatorStore, task: str, summary: FleetSummary) -> float:
-    """Train once more without masks, from the reports that were counted; how far that ever is from the fleet."""
+    """Train again without masks, from the counted reports; the largest distance from the fleet's models."""
     numbers = range(1, store.task(task).settings.rounds + 1)
     cohorts = [counted_cohort(store, task, number, summary.clients) for number in numbers]
     return worst_difference(engine, users, cohorts, [store.checkpoint(task, n)["params"] for n in numbers])
 
 
-def _result(config: SecureFleetConfig, account: _Account, training: _Training, home: Path) -> Result:
+def _outcome(options: SecaggFleetOptions, account: _Account, training: _Training, home: Path) -> SecaggFleetOutcome:
     trained, lost = (account.states(task) for task in account.tasks)
     rounds = list(account.counted())
     exact, (uploads, uneven), (sought, found) = account.exact(), account.uneven(), account.found_in(home)
     accuracy, plain_accuracy = training.accuracies
     gap = 100 * abs(accuracy - plain_accuracy)
     shares, both = account.shares_of_failed(), account.both_kinds()
-    kept = len(rounds) == exact and trained["committed"] == config.rounds and not shares and not both
-    return Result(
-        benchmark="secagg_fleet",
-        date=datetime.now(UTC).date().isoformat(),
-        machine=describe_machine(),
-        devices=config.devices,
+    kept = len(rounds) == exact and trained["committed"] == options.rounds and not shares and not both
+    return SecaggFleetOutcome(
+        devices=options.devices,
         values=account.store.plan(account.store.task(account.tasks[0]).plan_sha256).report.size,
         committed=trained["committed"],
         abandoned=trained["abandoned"],

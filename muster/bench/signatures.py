@@ -8,11 +8,9 @@ are timed in turns in one process, in CPU time of one thread, and the least of e
 from __future__ import annotations
 
 import asyncio
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -26,7 +24,8 @@ from coordinator.api.limits import RateLimit
 from coordinator.metrics import Metrics
 from coordinator.store.tasks import open_coordinator_store
 from fedcore.wire.signatures import PrivateKey, PublicKey, Request, Signer, content_digest, sign
-from muster.bench.machine import describe_machine
+from muster.bench.options import SignaturesOptions
+from muster.output import Say
 
 BODY = b"x" * 300
 PATH = "/v1/populations/phones/checkins"
@@ -37,38 +36,28 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     """CPU microseconds of one algorithm: the authenticator and its peer, signing a request and its peer."""
 
     algorithm: str
-    gate_us: float
+    authenticate_us: float
     verify_us: float
-    gate_to_verify: float
+    authenticate_to_verify: float
     sign_request_us: float
     sign_us: float
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """A run of the benchmark, and where it was made."""
+class SignatureCosts(msgspec.Struct, frozen=True, kw_only=True):
+    """Both algorithms."""
 
-    benchmark: str
-    date: str
-    machine: str
-    python: str
     costs: list[Cost]
 
 
-def run(blocks: int, progress: Callable[[str], None]) -> Result:
-    """Measure both algorithms in so many turns of BLOCK requests."""
+def run(options: SignaturesOptions, say: Say) -> SignatureCosts:
+    """Measure both algorithms in turns of BLOCK requests."""
     keys: list[PrivateKey] = [Ed25519PrivateKey.generate(), generate_private_key(SECP256R1())]
     costs = []
     for key in keys:
-        progress(PublicKey.of(key).algorithm)
+        say(PublicKey.of(key).algorithm)
         with tempfile.TemporaryDirectory(prefix="muster-signatures-") as place:
-            costs.append(asyncio.run(_measure(key, blocks, Path(place))))
-    return Result(
-        benchmark="signatures",
-        date=datetime.now(UTC).strftime("%Y-%m-%d"),
-        machine=describe_machine(),
-        python=sys.version.split()[0],
-        costs=costs,
-    )
+            costs.append(asyncio.run(_measure(key, options.blocks, Path(place))))
+    return SignatureCosts(costs=costs)
 
 
 async def _measure(key: PrivateKey, blocks: int, folder: Path) -> Cost:
@@ -76,7 +65,7 @@ async def _measure(key: PrivateKey, blocks: int, folder: Path) -> Cost:
     signer = Signer(device_id(public.text), key)
     message = b"y" * len(BODY)
     signature = sign(key, message)
-    gate_s, verify_s, request_s, sign_s = ([] for _ in range(4))
+    authenticate_s, verify_s, request_s, sign_s = ([] for _ in range(4))
     with open_coordinator_store(f"sqlite:///{folder / 'm.db'}", folder / "blobs") as store:
         with store.database.writing() as records:
             records.add_device(signer.keyid, public.text, "none")
@@ -89,15 +78,17 @@ async def _measure(key: PrivateKey, blocks: int, folder: Path) -> Cost:
             began = time.process_time()
             for one in requests:
                 await authenticator.device(one)
-            gate_s.append(time.process_time() - began)
+            authenticate_s.append(time.process_time() - began)
             verify_s.append(_timed(lambda: public.check(signature, message)))
             sign_s.append(_timed(lambda: sign(key, message)))
-    gate_us, verify_us, request_us, sign_us = (_least_us(one) for one in (gate_s, verify_s, request_s, sign_s))
+    authenticate_us, verify_us, request_us, sign_us = (
+        _least_us(one) for one in (authenticate_s, verify_s, request_s, sign_s)
+    )
     return Cost(
         algorithm=public.algorithm,
-        gate_us=gate_us,
+        authenticate_us=authenticate_us,
         verify_us=verify_us,
-        gate_to_verify=gate_us / verify_us,
+        authenticate_to_verify=authenticate_us / verify_us,
         sign_request_us=request_us,
         sign_us=sign_us,
     )

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -20,54 +18,30 @@ import sqlalchemy
 from coordinator.rules.rounds import AssignmentState, RoundState
 from coordinator.store.tables import ASSIGNMENTS, ROUNDS
 from coordinator.store.tasks import CoordinatorStore, TaskSettings
-from muster.bench.machine import describe_machine
 from muster.bench.null_task import null_coordinator
+from muster.bench.options import SoakOptions
 from muster.bench.usage import Usage
+from muster.output import Say
 from muster.server import LocalCoordinator
 from simulator.fleet.load import LoadConfig, LoadFleet
 
 POPULATION = "light"
 SILENT, KILLED = 0.08, 0.2
 WARM_UP = 0.2
-"""Of the time: caches fill, and the allocator finds its size."""
+"""This part of the time: caches fill, and the allocator reaches its size."""
 EVERY_S = 5.0
 QUIET_S = 10.0
-"""So long after the last device has gone, its connections are closed."""
+"""Seconds after the last device until its connections are closed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SoakConfig:
-    """What to run: `devices` that rest a second between sessions, a third of which a round wants."""
-
-    minutes: float = 30.0
-    devices: int = 300
-    size: int = 10_000
-
-    def settings(self) -> TaskSettings:
-        """The task: more rounds than there is time for, each with more devices than it needs."""
-        goal = max(1, self.devices // 6)
-        return TaskSettings(
-            population=POPULATION,
-            goal=goal,
-            minimum=max(1, goal // 2),
-            rounds=1_000_000,
-            over_selection=2.0,
-            selection_timeout_s=10.0,
-            reporting_deadline_s=20.0,
-        )
-
-
-class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """A run of the benchmark, and where it was made.
+class SoakOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome: attempts at rounds, and memory, open files and rows of the coordinator.
 
     slope_mb_per_hour: of the server's memory after the warm-up, by least squares; rss_mb: a sample for every twentieth
     of the time. descriptors: open files before the first device, at most, and when all had gone. waiting_rows:
     assignments that wait, of rounds that have ended.
     """
 
-    benchmark: str
-    date: str
-    machine: str
     minutes: float
     devices: int
     size: int
@@ -89,19 +63,33 @@ class _Sample(NamedTuple):
     used: Usage
 
 
-def run(config: SoakConfig, on_progress: Callable[[str], None]) -> Result:
-    """Let the devices live for so long, then count what is left."""
-    with null_coordinator(config.size, config.settings()) as (server, task):
-        return asyncio.run(_run(config, server, task, on_progress))
+def run(options: SoakOptions, say: Say) -> SoakOutcome:
+    """Run the devices for the given time, then count what is left."""
+    with null_coordinator(options.size, _settings(options)) as (server, task):
+        return asyncio.run(_run(options, server, task, say))
 
 
-async def _run(config: SoakConfig, server: LocalCoordinator, task: str, on_progress: Callable[[str], None]) -> Result:
+def _settings(options: SoakOptions) -> TaskSettings:
+    """The task: more rounds than there is time for, each with more devices than it needs."""
+    goal = max(1, options.devices // 6)
+    return TaskSettings(
+        population=POPULATION,
+        goal=goal,
+        minimum=max(1, goal // 2),
+        rounds=1_000_000,
+        over_selection=2.0,
+        selection_timeout_s=10.0,
+        reporting_deadline_s=20.0,
+    )
+
+
+async def _run(options: SoakOptions, server: LocalCoordinator, task: str, say: Say) -> SoakOutcome:
     store = server.store
     before, samples = Usage.of(server.pid), []
     light = LoadConfig(
         coordinator=server.url,
         population=POPULATION,
-        devices=config.devices,
+        devices=options.devices,
         silent=SILENT,
         killed=KILLED,
         pause_s=1.0,
@@ -110,10 +98,10 @@ async def _run(config: SoakConfig, server: LocalCoordinator, task: str, on_progr
 
     async def watch() -> None:
         began = time.monotonic()
-        while (at_s := time.monotonic() - began) < 60 * config.minutes:
+        while (at_s := time.monotonic() - began) < 60 * options.minutes:
             samples.append(_Sample(at_s, Usage.of(server.pid)))
-            on_progress(f"{samples[-1].used.rss_mb:.0f} MB, {fleet.endings['reported']} reports")
-            await asyncio.sleep(min(EVERY_S, 6 * config.minutes))
+            say(f"{samples[-1].used.rss_mb:.0f} MB, {fleet.endings['reported']} reports")
+            await asyncio.sleep(min(EVERY_S, 6 * options.minutes))
 
     async with LoadFleet(light) as fleet:
         await fleet.enrol()
@@ -121,13 +109,10 @@ async def _run(config: SoakConfig, server: LocalCoordinator, task: str, on_progr
     store.cancel(task)
     await asyncio.sleep(QUIET_S)
     rounds = [one for one in store.rounds(task) if one.state is RoundState.COMMITTED]
-    return Result(
-        benchmark="soak",
-        date=datetime.now(UTC).date().isoformat(),
-        machine=describe_machine(),
-        minutes=config.minutes,
-        devices=config.devices,
-        size=config.size,
+    return SoakOutcome(
+        minutes=options.minutes,
+        devices=options.devices,
+        size=options.size,
         committed=len(rounds),
         abandoned=len(store.rounds(task)) - len(rounds),
         longest_round_s=max((one.seconds or 0.0 for one in rounds), default=0.0),
@@ -147,7 +132,7 @@ async def _run(config: SoakConfig, server: LocalCoordinator, task: str, on_progr
 
 
 def slope_per_hour(samples: Sequence[tuple[float, float]]) -> float:
-    """What a value gains in an hour: the line of least squares through (seconds, value) after the warm-up."""
+    """The slope of a value per hour: the line of least squares through (seconds, value) after the warm-up."""
     kept = np.array(samples[int(WARM_UP * len(samples)) :])
     return float(np.polyfit(kept[:, 0] / 3600, kept[:, 1], 1)[0]) if len(kept) > 1 else 0.0
 

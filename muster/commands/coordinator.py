@@ -39,10 +39,10 @@ def serve(
     ] = None,
     role: Annotated[
         str | None,
-        typer.Option(help="all; api: drive no rounds, pass requests on; driver: answer other replicas alone.  [all]"),
+        typer.Option(help="all; api: drive no rounds, pass requests on; driver: answer only other replicas.  [all]"),
     ] = None,
     accept_unattested: Annotated[
-        bool, typer.Option("--accept-unattested", help="Enrol devices that prove nothing; for development alone.")
+        bool, typer.Option("--accept-unattested", help="Enrol devices without evidence; only for development.")
     ] = False,
     enrolment_secret_file: Annotated[
         Path | None, typer.Option(help="File with the secret that devices prove to know when they enrol.")
@@ -103,7 +103,7 @@ def migrate(
 ) -> None:
     """Bring a database to the tables of this version.
 
-    Stop every coordinator on it and make a backup first. Going down loses what is in the tables and columns that go.
+    Stop every coordinator on it and make a backup first. Going down loses the contents of tables and columns that go.
     """
     from dataclasses import asdict
 
@@ -124,16 +124,16 @@ def collect(
         int | None, typer.Option(help="Rounds of each task whose models are kept.  [default: 5]")
     ] = None,
     keep_assignments_days: Annotated[
-        float | None, typer.Option(help="Days for which it is kept who took part.  [default: 30]")
+        float | None, typer.Option(help="Days for which assignments are kept.  [default: 30]")
     ] = None,
-    grace_h: Annotated[float, typer.Option(min=0.0, help="Hours for which bytes that no row knows are kept.")] = 24.0,
+    grace_h: Annotated[float, typer.Option(min=0.0, help="Hours for which bytes without a row are kept.")] = 24.0,
     json: Json = False,
 ) -> None:
-    """Remove what is no longer needed: the garbage collection.
+    """Collect garbage now.
 
-    That is models that newer rounds superseded, who took part long ago, and stored bytes that nothing points at. A
-    coordinator does so by itself once a day, as its settings say; this is for doing it now, while it runs or not. The
-    grace is for bundles that are being uploaded.
+    It removes models that newer rounds superseded, assignments of rounds that ended long ago, and stored bytes that no
+    row points at. A coordinator does so by itself once a day, as its settings say; this command works whether one runs
+    or not. The grace is for bundles that are being uploaded.
     """
     from dataclasses import asdict, replace
 
@@ -169,7 +169,7 @@ def show_config(config: Config = None, json: Json = False) -> None:
 
 @coordinator_app.command()
 def token(
-    name: Annotated[str, typer.Option(help="Whose it is; the history of a task names it.")],
+    name: Annotated[str, typer.Option(help="The holder's name; the history of a task shows it.")],
     role: Annotated[str, typer.Option(help="viewer looks; operator also creates and changes tasks.")] = "viewer",
     db: Database = None,
     json: Json = False,

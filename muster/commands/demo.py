@@ -17,13 +17,13 @@ from muster.output import Json, doing, emit, progress, show_table, stderr
 if TYPE_CHECKING:
     from muster.demo import AlgorithmResult, DemoResult
 
-IN_MEMORY, LEAST_FREE_BYTES = "/dev/shm", 1 << 29  # noqa: S108  # a fresh folder inside is made, for this user alone
+IN_MEMORY, LEAST_FREE_BYTES = "/dev/shm", 1 << 29  # noqa: S108  # a fresh folder inside is made, for this user only
 MASKED = (
     "What the coordinator saw: who took part and when, public keys, sealed shares, reports under masks that look "
     "random, and of every round the sum. It saw no report, weight or loss of a single device. But here it also "
     "enrolled the devices, so it had to be honest about who they are (docs/threat-model.md). --plain turns masking off."
 )
-IN_CLEAR = "What the coordinator saw: every report in clear, with its weight and its loss. It kept their sums alone."
+IN_CLEAR = "What the coordinator saw: every report in clear, with its weight and its loss. It kept only their sums."
 
 
 def demo(
@@ -49,7 +49,7 @@ def demo(
     """
     from fedcore.algorithms import create
 
-    # Whatever is wrong so far is said before torch is loaded, which takes seconds.
+    # Wrong options are reported before torch is loaded, which takes seconds.
     names = tuple(dict.fromkeys(name.strip() for name in algorithms.split(",")))
     for name in names:
         create(name)
@@ -73,11 +73,11 @@ def demo(
         bar = stack.enter_context(progress())
         lines = {name: bar.add_task(name, total=rounds, note="") for name in names}
 
-        def tell(name: str, number: int, note: str) -> None:
+        def on_progress(name: str, number: int, note: str) -> None:
             bar.update(lines[name], completed=number, note=note)
 
         config = DemoConfig(names, rounds, devices, folder, seed, plain)
-        result = run_demo(config, machines, started, tell)
+        result = run_demo(config, machines, started, on_progress)
     draw_curves({one.algorithm: one.curve for one in result.algorithms}, out)
     if json:
         emit(_summary(result, out) | {"secure_aggregation": config.secure})
@@ -87,10 +87,9 @@ def demo(
 
 
 def _in_memory() -> str | None:
-    """Where the demo's files go, or None for where temporary files go: in memory, if there is such a folder with room.
+    """The folder for the demo's files: in memory, if it has room; None for the usual folder of temporary files.
 
-    They are gone when the demo ends. Sixty phones do not wait for one disk, as sixty emulated devices do. Whoever sets
-    TMPDIR has said where.
+    Sixty phones do not wait for one disk, as sixty emulated devices would. A TMPDIR that the user set is respected.
     """
     if os.environ.get("TMPDIR"):
         return None

@@ -126,7 +126,7 @@ def run(given: argparse.Namespace) -> int:
 
 
 def log(given: argparse.Namespace) -> None:
-    """Show the device's journal: what was trained, when, for whom, what was sent, and how it ended."""
+    """Show the device's journal: every session with its task, times, bytes sent and outcome."""
     from device_runtime.state.journal import read_journal
 
     entries = read_journal(given.state)[-given.last :]

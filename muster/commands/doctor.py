@@ -1,4 +1,4 @@
-"""`muster doctor`: what this installation can do."""
+"""`muster doctor`: the examination of an installation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`muster device examples`: what is in a device's example store."""
+"""`muster device examples`: a device's example store."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def add_examples(top: Group) -> None:
     gone = group.command(delete)
     gone.add_argument("--collection", metavar="NAME", help="Delete this collection.")
     gone.add_argument(
-        "--before", type=_time, metavar="TIME", help="Delete what is older, in local time: 2026-01-31[T12:00[:00]]."
+        "--before", type=_time, metavar="TIME", help="Delete older examples, in local time: 2026-01-31[T12:00[:00]]."
     )
     gone.add_argument("--all", action="store_true", help="Delete all collections.")
     for command in (taken, group.command(list_, "list"), kept, gone):
@@ -85,7 +85,7 @@ def list_(given: argparse.Namespace) -> None:
 
 
 def keep(given: argparse.Namespace) -> None:
-    """Set how long a collection keeps its examples. What is over that goes now, and after every append; oldest first.
+    """Set how long a collection keeps its examples. The rest goes now, and after every append; oldest first.
 
     A limit that is not given is none: without any option, all examples are kept.
     """
@@ -100,15 +100,15 @@ def keep(given: argparse.Namespace) -> None:
 
 
 def delete(given: argparse.Namespace) -> None:
-    """Delete a collection, or what is older than a time, in one collection or all. The bytes are overwritten.
+    """Delete a collection, or examples older than a time, in one collection or all. The bytes are overwritten.
 
-    Give --collection, --before, or both; or --all alone.
+    Give --collection, --before, or both; or only --all.
     """
     from device_runtime.examples import ExampleStore
     from device_runtime.examples.store import FILE
 
     if given.all == (given.collection is not None or given.before is not None):
-        given.usage("give --collection, --before, or both; or --all alone")
+        given.usage("give --collection, --before, or both; or only --all")
     before = None if given.before is None else given.before.timestamp()
     removed = ExampleStore(given.store / FILE).delete(given.collection, before)
     return emit({"removed": removed}) if given.json else show_fields({"removed": removed})

@@ -1,4 +1,4 @@
-"""`muster export` and `muster plan`: make a plan bundle, look into one, check one, sign one."""
+"""`muster export` and `muster plan`: make, show, verify and sign plan bundles."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def export(
 ) -> None:
     """Turn a torch model and an algorithm into a plan bundle.
 
-    The bundle holds training graphs: of the model, its loss and what the algorithm makes of them.
+    The bundle holds training graphs: of the model, its loss and the algorithm.
 
     Graphs are plain ONNX for stock ONNX Runtime, or ExecuTorch programs. Each format is compared with torch on the
     runtime that devices have. Your own model is a function without arguments that returns an export.model.ModelSpec:
@@ -53,7 +53,7 @@ def export(
     """
     from fedcore.algorithms import ALGORITHMS, create
 
-    # Whatever is wrong so far is said before torch is loaded, which takes seconds.
+    # Wrong options are reported before torch is loaded, which takes seconds.
     chosen = create(algorithm, parse_settings(settings))
     if not (force or every or list_models):
         _refuse_to_replace(out)
@@ -147,7 +147,7 @@ def _export_all(order: _Order, out: Path, json: bool) -> None:
 
 
 def _row(model: str, name: str, evidence: Evidence, seconds: float) -> dict[str, Any]:
-    """What is told of one model in one format."""
+    """The row of one model in one format."""
     return {
         "model": model,
         "format": name,
@@ -177,7 +177,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 @plan_app.command()
 def show(bundle: BundlePath, json: Json = False) -> None:
-    """Say what a bundle contains and what it demands of a device."""
+    """Show a bundle's contents and its demands on a device."""
     from fedcore.bundle import Bundle
 
     _describe(Bundle(bundle), json)

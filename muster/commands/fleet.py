@@ -45,14 +45,14 @@ def run(
     backends: Backends = None,
     archs: Archs = None,
     sessions: Sessions = None,
-    seed: Annotated[int, typer.Option(help="Seed of who wakes when, and of what a profile has drawn.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the devices' times, and of a profile's draws.")] = 0,
     json: Json = False,
 ) -> None:
     """Run devices until the coordinator has no more work for them.
 
     Every device is an operating-system process with the real device runtime; it holds one training user's examples and
     speaks the device protocol. --concurrency must reach the task's goal times its over-selection. Devices of another
-    architecture run under qemu in what `muster fleet sysroot` makes. A --profile names its kinds' architectures and
+    architecture run under qemu in the sysroot of `muster fleet sysroot`. A --profile names its kinds' architectures and
     backends itself.
     """
     from simulator import datasets
@@ -136,10 +136,10 @@ def sysroot(
     out: Annotated[Path | None, typer.Option(help="The folder to make, if not the one where a fleet looks.")] = None,
     json: Json = False,
 ) -> None:
-    """Make what emulated ARM devices run in.
+    """Make the sysroot of emulated ARM devices.
 
     It comes from Debian and PyPI, and needs no root: see docs/emulators.md. The first time takes a minute and 150 MB of
-    downloads; again, only what is missing or changed is made.
+    downloads; again, only missing or changed parts are made.
     """
     from simulator.fleet.arm.sysroot import ARCH, build
 

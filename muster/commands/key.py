@@ -19,7 +19,7 @@ def new(
 ) -> None:
     """Write a new private key, and print the public key.
 
-    Its owner alone may read the file. The public key is what a device's policy names.
+    Only its owner may read the file. A device's policy names the public key.
     """
     from fedcore.signing import SigningKey
 

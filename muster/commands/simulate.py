@@ -72,7 +72,7 @@ def simulate(
 
 
 def _options(path: Path | None, flags: dict[str, Any], settings: dict[str, object]) -> dict[str, Any]:
-    """What the file says, and over it what the flags say. A wrong algorithm is said before torch is loaded."""
+    """The options of the file, overridden by the flags. A wrong algorithm is reported before torch is loaded."""
     from fedcore.algorithms import create
 
     values: dict[str, Any] = {}

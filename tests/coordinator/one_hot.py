@@ -20,7 +20,7 @@ from contextlib import closing, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from muster.bench.machine import describe_machine
+from muster.bench.header import header
 from tests.coordinator.one_hot_world import Operation, Violation, World
 from tests.coordinator.postgres import binaries, cluster
 
@@ -100,7 +100,7 @@ def main() -> None:
         "cpu_s": cpu_s,
         "done": dict(total.most_common()),
     }
-    print(json.dumps({"benchmark": "one_hot", "machine": describe_machine(), **figures}))
+    print(json.dumps({**header("one_hot"), **figures}))
 
 
 if __name__ == "__main__":

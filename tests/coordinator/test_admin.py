@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import sqlalchemy
 
-from coordinator.api.admin_documents import ADMIN_PROBLEMS
+from coordinator.api.admin_problems import ADMIN_PROBLEMS
 from coordinator.api.tokens import authenticate, issue, revoke, tokens
 from coordinator.errors import BadToken, InvalidToken, StoreConflict, UnknownToken
 from coordinator.rules.rounds import TaskState
@@ -18,7 +18,7 @@ from coordinator.rules.state import Role, Task
 from coordinator.server import serving_both
 from coordinator.settings import Settings
 from coordinator.store.tables import TOKENS
-from fedcore.wire.problems import PROBLEM_TYPE, Problem
+from fedcore.wire.problems import PROBLEM_FIELD, PROBLEM_TYPE, Problem
 from tests.coordinator.bundles import START, make_bundle
 
 SETTINGS = {"population": "phones", "goal": 2, "rounds": 1}
@@ -48,6 +48,7 @@ def refused(response, slug):
     assert response.headers["content-type"] == PROBLEM_TYPE
     document = msgspec.json.decode(response.content, type=Problem)
     assert (document.slug, document.status) == (slug, response.status_code)
+    assert response.headers[PROBLEM_FIELD] == slug
     assert document.title == ADMIN_PROBLEMS[slug].title
     assert document.status == ADMIN_PROBLEMS[slug].status
     return document.detail
@@ -162,7 +163,9 @@ def test_a_collection_that_takes_blobs_time_and_again_is_answered_try_later(tmp_
     monkeypatch.setattr("coordinator.store.tasks.CoordinatorStore.add_blobs", gone)
     with admin(Role.OPERATOR) as client:
         upload(client, bundle)
-        refused(create(client, bundle), "unavailable")
+        answer = create(client, bundle)
+        refused(answer, "unavailable")
+        assert int(answer.headers["Retry-After"]) >= 1
 
 
 def test_unusable_uploads_bundles_and_settings_are_refused_and_leave_no_task(store, tmp_path, admin):
@@ -215,6 +218,10 @@ def test_openapi_describes_every_route_with_its_lock_and_every_message(admin):
         assert found["description"], path
         assert ("security" in found) is not (path in ("/healthz", "/readyz")), path
         assert "503" in found["responses"] or path == "/metrics", path
+    contents = [answer.get("content", {}) for found in operations.values() for answer in found["responses"].values()]
+    examples = {slug for content in contents for slug in content.get(PROBLEM_TYPE, {}).get("examples", ())}
+    nowhere = {"unknown-resource", "method-not-allowed"}
+    assert examples - {"too-many-requests"} == ADMIN_PROBLEMS.keys() - nowhere
     schemas = document["components"]["schemas"]
     named = set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(document)))
     assert named <= set(schemas)

@@ -12,7 +12,7 @@ import pytest
 import safetensors.numpy
 
 from coordinator.api import middleware
-from coordinator.api.connection import Body, Together
+from coordinator.api.connection import Body, HeadBufferingTransport
 from coordinator.api.limits import MemoryBudget
 from coordinator.api.reports import ReportApi
 from coordinator.errors import Unavailable
@@ -284,7 +284,7 @@ class Wire:
 )
 def test_an_answers_head_waits_for_its_body_and_for_nothing_else(written, sent):
     wire = Wire()
-    answer = Together(wire)
+    answer = HeadBufferingTransport(wire)
     for number, data in enumerate(written):
         answer.write(data)
         assert b"".join(wire.sent) == b"".join(written)[: len(b"".join(wire.sent))]
@@ -295,7 +295,7 @@ def test_an_answers_head_waits_for_its_body_and_for_nothing_else(written, sent):
 
 def test_a_head_without_a_body_is_sent_before_the_end():
     wire = Wire()
-    answer = Together(wire)
+    answer = HeadBufferingTransport(wire)
     answer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\n")
     answer.close()
     assert wire.sent == [b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\n", None]

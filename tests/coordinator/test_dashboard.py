@@ -265,7 +265,7 @@ def test_what_pages_show_is_what_the_rows_say(store, register, desk):
         "tablets": [idle],
     }
     counts = {step.name: (step.count, round(step.percent)) for step in page.assignments}
-    assert counts == {"assigned": (3, 100), "reported": (1, 33), "gave up": (1, 33)} | {
+    assert counts == {"assigned": (3, 100), "reported": (1, 33), "aborted": (1, 33)} | {
         "lost": (0, 0),
         "not needed": (1, 33),
         "expired": (0, 0),

@@ -31,10 +31,10 @@ def test_a_turn_of_the_loop_answers_check_ins_for_so_long_and_the_next_one_does_
     async def turns():
         late = []
         for clock.now in (0.0, 0.2, 0.3):
-            late.append(shedder.too_late())
+            late.append(shedder.must_shed())
         await asyncio.sleep(0)
         for clock.now in (0.4, 0.6):
-            late.append(shedder.too_late())
+            late.append(shedder.must_shed())
         return late
 
     assert asyncio.run(turns()) == [False, False, True, False, False]

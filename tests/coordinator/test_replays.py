@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.api.recent import Recent
+from coordinator.api.lru_cache import LruCache
 from coordinator.api.replays import AHEAD_S, Replays
 from coordinator.errors import MalformedSignature, ReplayedSignature, StaleSignature, Unavailable
 from fedcore.wire.signatures import WINDOW_S, Signature
@@ -111,7 +111,7 @@ def test_when_the_clock_is_set_back_what_was_forgotten_is_stale_and_says_when_a_
 
 
 def test_the_oldest_that_nobody_asked_for_is_forgotten_first():
-    recent = Recent(2)
+    recent = LruCache(2)
     assert [recent.put(key, key) for key in "ab"] == ["a", "b"]
     assert recent.get("a") == "a"
     recent.put("c", "c")

@@ -1,14 +1,103 @@
-"""Two of the benchmarks, in small: a report, and a device but for its installation, which needs pip and PyPI."""
+"""The runner of benchmarks, and two of them in small: a report, and a device without its installation by pip."""
 
+import dataclasses
+import json
 import os
 import subprocess
+import sys
 import sysconfig
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Annotated, get_type_hints
 
+import msgspec
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from muster.bench.device_footprint import TARGETS, import_cpu_s, size_mb, train
-from muster.bench.report import ReportConfig, run
+from muster.bench.options import BENCHMARKS, ReportOptions
+from muster.bench.report import run
+from muster.bench.runner import command_of
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """Help of the command."""
+
+    count: Annotated[int, typer.Option(min=1)] = 3
+    hidden: int = 4
+
+
+class Row(msgspec.Struct):
+    name: str
+    values: list[list[int]]
+    ms: float
+
+
+class Figures(msgspec.Struct):
+    count: int
+    sound: bool
+    many: list[int]
+    nested: dict[str, dict[str, int]]
+    rows: list[Row]
+    targets: dict[str, float]
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    """Runs the command of a benchmark that is sound with an even count."""
+
+    def run(options, say):
+        say("half of it")
+        rows = [Row("a", [[1]], 1.5), Row("b", [[2]], 2.5)]
+        nested = {"fast": {"done": 1}, "slow": {"done": 2}}
+        even = options.count % 2 == 0
+        return Figures(options.count + options.hidden, even, list(range(99)), nested, rows, {"count": 9.0})
+
+    monkeypatch.setitem(sys.modules, "muster.bench.small", SimpleNamespace(run=run))
+    app = typer.Typer()
+    app.command()(command_of("small", Options))
+    return lambda *options: CliRunner().invoke(app, options)
+
+
+def test_json_of_a_benchmark_is_the_header_and_then_its_figures(bench):
+    done = bench("--count", "2", "--json")
+    assert done.exit_code == 0
+    found = json.loads(done.stdout)
+    assert list(found)[:5] == ["benchmark", "date", "machine", "cores", "versions"]
+    assert list(found)[5:] == list(Figures.__struct_fields__)
+    assert (found["benchmark"], found["count"], len(found["many"])) == ("small", 6, 99)
+    assert found["versions"].keys() >= {"python", "muster-fl", "numpy"}
+
+
+def test_table_of_a_benchmark_has_single_figures_targets_and_records(bench):
+    done = bench("--count", "2")
+    assert "half of it" in done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert ["figure", "value", "target"] in lines
+    assert ["count", "6", "9"] in lines
+    assert ["nested.slow", "done=2", "–"] in lines
+    assert ["name", "ms"] in lines
+    assert ["b", "2.5"] in lines
+    assert "many" not in done.stdout
+
+
+def test_command_of_a_benchmark_fails_when_its_result_is_not_sound(bench):
+    assert bench("--count", "3").exit_code == 1
+
+
+def test_only_fields_with_an_option_are_options_of_the_command(bench):
+    assert bench("--count", "0").exit_code == 2
+    assert bench("--hidden", "1").exit_code == 2
+    assert "Help of the command." in bench("--help").stdout
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_every_benchmark_takes_its_own_options(name):
+    assert get_type_hints(import_module(f"muster.bench.{name}").run)["options"] is BENCHMARKS[name]
+
 
 HERE = os.pathsep.join([str(Path(__file__).parents[2]), sysconfig.get_path("purelib")])
 
@@ -33,8 +122,8 @@ def test_sizes_are_those_of_files_in_all_folders(tmp_path):
 
 
 def test_a_report_is_measured_against_its_body_received_hashed_and_added():
-    config = ReportConfig(sizes=(2000,), devices=6, uploading=3, pairs=2)
-    (cost,) = run(config, lambda _: None).costs
+    options = ReportOptions(size=[2000], devices=6, uploading=3, pairs=2)
+    (cost,) = run(options, lambda *_: None).costs
     assert [pair.coordinator_ms > pair.yardstick_ms > 0 for pair in cost.pairs] == [True, True]
     assert 0 < cost.ratio < 1
     assert cost.target is None

@@ -14,7 +14,8 @@ from export.build import export_bundle
 from export.model import Model
 from export.models import load
 from fedcore.algorithms import create
-from muster.bench.hostile_fleet import HostileConfig, run
+from muster.bench.hostile_fleet import run
+from muster.bench.options import HostileFleetOptions
 from muster.server import local_coordinator
 from simulator import datasets
 from simulator.fleet.fleet import Fleet, FleetConfig, state_folder
@@ -25,7 +26,7 @@ PROFILE = Path(__file__).parents[2] / "examples" / "fleet-hostile.toml"
 
 
 def test_devices_that_fall_silent_die_and_are_unplugged_do_not_stop_a_task(capsys):
-    result = run(HostileConfig(profile=PROFILE, devices=16, rounds=4), lambda session: None)
+    result = run(HostileFleetOptions(profile=PROFILE, devices=16, rounds=4), lambda *_: None)
     with capsys.disabled():
         print(f"\nhostile: {result.endings} in {result.seconds:.0f} s, {result.agreement:.1e} from the engine")
     # A report that was counted twice, or not at all, would move the model.

@@ -2,13 +2,14 @@
 
 import os
 
-from muster.bench.rounds import RoundsConfig, run
+from muster.bench.options import RoundsOptions
+from muster.bench.rounds import run
 from muster.bench.soak import slope_per_hour
 from muster.bench.usage import Usage
 
 
 def test_round_with_silent_and_dying_devices_is_won_at_its_first_attempt():
-    result = run(RoundsConfig(devices=25, size=50, silent=0.08, killed=0.2), lambda doing: None)
+    result = run(RoundsOptions(devices=25, size=50, silent=0.08, killed=0.2), lambda *_: None)
     assert result.sound
     assert [(one.assigned, one.reported) for one in result.rounds] == [(25, 18)]
     assert result.endings["reported"] == 18

@@ -1,10 +1,11 @@
 """A fleet that is killed in the middle of secure aggregations. A hundred devices: `muster bench secagg_fleet`."""
 
-from muster.bench.secagg_fleet import SecureFleetConfig, run
+from muster.bench.options import SecaggFleetOptions
+from muster.bench.secagg_fleet import run
 
 
 def test_sums_of_a_killed_fleet_are_exact_and_nothing_else_is_learnt(capsys):
-    result = run(SecureFleetConfig(devices=10, rounds=1, seed=28, phase_s=4.0, lost=1), lambda session: None)
+    result = run(SecaggFleetOptions(devices=10, rounds=1, seed=28, phase_s=4.0, lost=1), lambda *_: None)
     with capsys.disabled():
         print(f"\nsecure fleet: {result.deaths}, {result.failed} in {result.seconds:.0f} s")
     assert result.sound, result

@@ -40,7 +40,7 @@ def upgrade() -> None:
             "algorithm",
             sa.String(length=32),
             nullable=False,
-            comment="what it signs with: ed25519 or ecdsa-p256-sha256",
+            comment="signature algorithm: ed25519 or ecdsa-p256-sha256",
         ),
         sa.Column(
             "public_key",
@@ -66,7 +66,7 @@ def upgrade() -> None:
             "holder",
             sa.String(length=8),
             nullable=True,
-            comment="replica that drives the population; null when nobody does",
+            comment="replica that drives the population; null when none does",
         ),
         sa.Column(
             "term",
@@ -81,7 +81,10 @@ def upgrade() -> None:
     op.create_table(
         "replicas",
         sa.Column(
-            "id", sa.String(length=8), nullable=False, comment="id of the process; what it makes is named after it"
+            "id",
+            sa.String(length=8),
+            nullable=False,
+            comment="id of the process; ids of its sessions and assignments begin with it",
         ),
         sa.Column("url", sa.Text(), nullable=False, comment="where the other replicas reach it"),
         sa.Column(
@@ -94,7 +97,7 @@ def upgrade() -> None:
             "beat",
             sa.BigInteger(),
             nullable=False,
-            comment="counts up while it lives; who sees it stand still takes it for gone",
+            comment="counts up while it lives; once it stands still, others declare the replica gone",
         ),
         sa.Column(
             "draining", sa.Boolean(), nullable=False, comment="whether it is about to stop, and takes no population"
@@ -123,7 +126,7 @@ def upgrade() -> None:
         sa.Column("created_at", sa.Float(), nullable=False, comment="seconds since 1970"),
         sa.Column("revoked_at", sa.Float(), nullable=True, comment="seconds since 1970, once it is worthless"),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_tokens")),
-        comment="Who may administer the coordinator over HTTP",
+        comment="Tokens of the admin API",
     )
     op.create_table(
         "transitions",
@@ -137,7 +140,7 @@ def upgrade() -> None:
         sa.Column("entity_id", sa.String(length=32), nullable=False, comment="its id"),
         sa.Column("from_state", sa.String(length=16), nullable=False, comment="state before; empty at creation"),
         sa.Column("to_state", sa.String(length=16), nullable=False, comment="state after"),
-        sa.Column("cause", sa.Text(), nullable=False, comment="what brought it about"),
+        sa.Column("cause", sa.Text(), nullable=False, comment="its cause"),
         sa.Column("at", sa.Float(), nullable=False, comment="seconds since 1970"),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_transitions")),
         comment="Every change of state, in order",
@@ -152,11 +155,11 @@ def upgrade() -> None:
             nullable=False,
             comment="the task that they were assigned to; empty before there is one",
         ),
-        sa.Column("shape", sa.String(length=200), nullable=False, comment="what a device went through, in order"),
-        sa.Column("count", sa.BigInteger(), nullable=False, comment="sessions that went so"),
+        sa.Column("shape", sa.String(length=200), nullable=False, comment="the steps of a session, in order"),
+        sa.Column("count", sa.BigInteger(), nullable=False, comment="sessions with these steps"),
         sa.ForeignKeyConstraint(["population"], ["populations.name"], name=op.f("fk_session_shapes_population")),
         sa.PrimaryKeyConstraint("population", "task", "shape", name=op.f("pk_session_shapes")),
-        comment="What became of sessions, as counts; nothing of a single device",
+        comment="Counts of sessions by their steps; nothing of a single device",
     )
     op.create_table(
         "tasks",
@@ -208,8 +211,10 @@ def upgrade() -> None:
             nullable=False,
             comment="from one round of a device to its next, at least; 1 is none",
         ),
-        sa.Column("requires", sa.JSON(), nullable=False, comment="what a device must say of itself"),
-        sa.Column("on_device", sa.JSON(), nullable=False, comment="what a device checks alone before it waits"),
+        sa.Column("requires", sa.JSON(), nullable=False, comment="conditions that a device must state"),
+        sa.Column(
+            "on_device", sa.JSON(), nullable=False, comment="conditions that a device checks by itself before it waits"
+        ),
         sa.Column("seed", sa.BigInteger(), nullable=False, comment="key of every random number that a device draws"),
         sa.Column("formats", sa.JSON(), nullable=False, comment="formats that the plan must have"),
         sa.Column(
@@ -230,7 +235,7 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["population"], ["populations.name"], name=op.f("fk_tasks_population")),
         sa.ForeignKeyConstraint(["state_sha256"], ["blobs.sha256"], name=op.f("fk_tasks_state_sha256")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_tasks")),
-        comment="What is to be learned, from whom, and how",
+        comment="Tasks: a plan, a population, and the settings of rounds",
     )
     op.create_table(
         "observations",
@@ -276,11 +281,13 @@ def upgrade() -> None:
             comment="since when the first of them was not, in seconds since 1970",
         ),
         sa.Column("phase", sa.String(length=16), nullable=False, comment="phase of a secure round; empty without one"),
-        sa.Column("answered", sa.Integer(), nullable=False, comment="devices that have sent what the phase waits for"),
-        sa.Column("asked", sa.Integer(), nullable=False, comment="devices that it waits for, with those"),
+        sa.Column(
+            "answered", sa.Integer(), nullable=False, comment="devices that have sent their message of the phase"
+        ),
+        sa.Column("asked", sa.Integer(), nullable=False, comment="devices whose message the phase needs"),
         sa.ForeignKeyConstraint(["task"], ["tasks.id"], name=op.f("fk_observations_task")),
         sa.PrimaryKeyConstraint("task", name=op.f("pk_observations")),
-        comment="What drivers know of their tasks in memory alone, for whoever asks why one makes no progress",
+        comment="What drivers know of their tasks only in memory: why a task makes no progress",
     )
     op.create_table(
         "rounds",
@@ -302,7 +309,7 @@ def upgrade() -> None:
         sa.Column("reason", sa.Text(), nullable=False, comment="why it was abandoned; else empty"),
         sa.Column("assigned", sa.Integer(), nullable=False, comment="devices given an assignment"),
         sa.Column("reported", sa.Integer(), nullable=False, comment="reports folded into the sum"),
-        sa.Column("aborted", sa.Integer(), nullable=False, comment="devices that gave up"),
+        sa.Column("aborted", sa.Integer(), nullable=False, comment="devices that aborted"),
         sa.Column("lost", sa.Integer(), nullable=False, comment="devices that vanished"),
         sa.Column("expired", sa.Integer(), nullable=False, comment="devices that the deadline cut off"),
         sa.Column(
@@ -339,12 +346,7 @@ def upgrade() -> None:
             nullable=False,
             comment="place in the cohort, from 0; keys the device's random numbers",
         ),
-        sa.Column(
-            "device",
-            sa.String(length=200),
-            nullable=False,
-            comment="whose part it is: the device that signed the check-in",
-        ),
+        sa.Column("device", sa.String(length=200), nullable=False, comment="the device that signed the check-in"),
         sa.Column(
             "state",
             sa.String(length=16),

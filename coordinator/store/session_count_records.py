@@ -1,4 +1,4 @@
-"""Rows of session counts, within one transaction. What they count: coordinator.session_counts."""
+"""Rows of session counts, within one transaction. Their meaning: coordinator.session_counts."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def _adding(new: postgresql.Insert | sqlite.Insert) -> Insert:
 _ADD = {"postgresql": _adding(postgresql.insert(SESSION_SHAPES)), "sqlite": _adding(sqlite.insert(SESSION_SHAPES))}
 
 
-class SessionRecords:
-    """What a transaction may do to the counts of sessions."""
+class SessionCountRecords:
+    """The operations on session counts."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -34,7 +34,7 @@ class SessionRecords:
             self._connection.execute(_ADD[self._connection.dialect.name], rows)
 
     def of(self, task: Task) -> list[SessionShape]:
-        """What became of the sessions of a task, and of those of its population that got none; most frequent first."""
+        """The counts of a task, and those of its population without a task; most frequent first."""
         mine = (SESSION_SHAPES.c.population == task.settings.population) & SESSION_SHAPES.c.task.in_(("", task.id))
         query = select(SESSION_SHAPES).where(mine).order_by(SESSION_SHAPES.c["count"].desc(), SESSION_SHAPES.c.shape)
         return [SessionShape(row.task, row.shape, row[3]) for row in self._connection.execute(query)]

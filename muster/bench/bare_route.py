@@ -1,6 +1,8 @@
-"""A bare route for check-ins: reads the body, verifies the signature, parses the message, says no, and nothing else.
+"""A bare route for check-ins: it reads the body, verifies the signature, parses the message and rejects it.
 
-python -m muster.bench.bare KEYS READY    KEYS: a JSON object of public keys by device; READY: where to write the URL
+    python -m muster.bench.bare_route KEYS READY
+
+KEYS: a file with a JSON object of public keys by device. READY: the file to write the URL to.
 """
 
 from __future__ import annotations

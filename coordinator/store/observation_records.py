@@ -15,13 +15,13 @@ from coordinator.store.tables import OBSERVATIONS, POPULATIONS, REPLICAS, ROUNDS
 
 
 class ObservationRecords:
-    """What a transaction may do to observations. `at` is when it happened, in seconds since 1970."""
+    """The operations on observations, and the situations of tasks that are made of them."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def write(self, task: str, replica: str, seen: Observation) -> None:
-        """Write what a driver knows of a task, in the place of what was known; times are in seconds since 1970."""
+        """Write a driver's observation of a task in the place of the last one; times are in seconds since 1970."""
         values = {"replica": replica, **asdict(seen)}
         changed = update(OBSERVATIONS).where(OBSERVATIONS.c.task == task)
         more = {"version": OBSERVATIONS.c.version + 1}
@@ -33,7 +33,7 @@ class ObservationRecords:
         return self._connection.scalar(select(func.sum(OBSERVATIONS.c.version))) or 0
 
     def situations(self, tasks: Sequence[Task], live: Iterable[LiveRound]) -> list[Situation]:
-        """All that is known of these tasks. live: the rounds that have not ended, of a task in their order."""
+        """The situations of these tasks. live: the rounds that have not ended, of a task in their order."""
         running: dict[str, LiveRound] = {}
         for round_ in live:
             running.setdefault(round_.task, round_)
@@ -58,7 +58,7 @@ class ObservationRecords:
         return {row[0]: row[1] for row in self._connection.execute(query)}
 
     def _ended(self) -> dict[str, LastAttempt]:
-        """Of each task the attempt that was opened last of those that ended."""
+        """The last ended attempt of each task."""
         newest = select(func.max(ROUNDS.c.id)).where(ROUNDS.c.ended_at.is_not(None)).group_by(ROUNDS.c.task)
         query = select(ROUNDS.c.task, ROUNDS.c.number, ROUNDS.c.reason, ROUNDS.c.ended_at).where(
             ROUNDS.c.id.in_(newest)
@@ -67,13 +67,13 @@ class ObservationRecords:
         return {row.task: LastAttempt(number=row.number, reason=row.reason, ended_at=row.ended_at) for row in rows}
 
     def _drivers(self) -> dict[str, tuple[str, float]]:
-        """Which replica drives each population, and its last beat, of populations that one drives."""
+        """The replica that drives each population, and the time of its last beat."""
         query = select(POPULATIONS.c.name, REPLICAS.c.id, REPLICAS.c.seen_at)
         present = query.join(REPLICAS, POPULATIONS.c.holder == REPLICAS.c.id)
         return {name: (replica, seen_at) for name, replica, seen_at in self._connection.execute(present)}
 
     def _observed(self) -> dict[tuple[str, str | None], Observation]:
-        """What was said of each task, and by which replica."""
+        """The observation of each task by each replica."""
         names = Observation.__dataclass_fields__
         return {
             (row.task, row.replica): Observation(**{name: getattr(row, name) for name in names})

@@ -18,7 +18,7 @@ _ENDED = [state for state in RoundState if state.ended]
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What became of a task's assignments in the rounds that ended; attempts by how they ended."""
+    """Counts of a task: its assignments in rounds that ended, by outcome, and its attempts, by outcome."""
 
     assigned: int
     reported: int
@@ -30,18 +30,18 @@ class Totals:
 
     @property
     def not_needed(self) -> int:
-        """Devices whose report their round did without."""
+        """Devices whose report was not needed."""
         return self.assigned - self.reported - self.aborted - self.lost - self.expired
 
 
-class Overview:
-    """Reading alone, within one transaction."""
+class OverviewRecords:
+    """The queries; nothing is written."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def version(self) -> int:
-        """A number that changes of state make grow; those that are committed out of their order may not."""
+        """A number that grows with changes of state; a change committed out of order may leave it."""
         return self._connection.scalar(select(func.max(TRANSITIONS.c.id))) or 0
 
     def live(self) -> list[LiveRound]:
@@ -83,7 +83,7 @@ class Overview:
         return self._connection.execute(select(ROUNDS).where(ended).order_by(ROUNDS.c.id.desc()).limit(most)).all()
 
     def abort_reasons(self, rounds: Sequence[int]) -> dict[str, int]:
-        """How many devices gave up in these rounds (row ids), by reason, most first."""
+        """Aborted assignments of these rounds (row ids) by reason, most first."""
         given_up = ASSIGNMENTS.c.round.in_(rounds) & (ASSIGNMENTS.c.state == AssignmentState.ABORTED)
         count = func.count()
         query = select(ASSIGNMENTS.c.reason, count).where(given_up).group_by(ASSIGNMENTS.c.reason)

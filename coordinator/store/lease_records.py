@@ -1,4 +1,4 @@
-"""Rows of replicas and of the leases that they hold, within one transaction. Who should do what: rules.leases."""
+"""Rows of replicas and of their leases, within one transaction. The rule: coordinator.rules.leases."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _HELD = _HELD.with_for_update(read=True)
 
 
 class LeaseRecords:
-    """What a transaction may do to replicas and leases. `at` is when it happened, in seconds since 1970."""
+    """The operations on these rows. `at` is the time of the transaction, in seconds since 1970."""
 
     def __init__(self, connection: Connection, at: float) -> None:
         self._connection = connection
         self._at = at
 
     def replicas(self) -> list[Replica]:
-        """Every process that is not known to be gone."""
+        """Every replica with a row."""
         names = Replica.__dataclass_fields__
         query = select(*(REPLICAS.c[name] for name in names))
         return [Replica(**row._mapping) for row in self._connection.execute(query)]
@@ -39,7 +39,7 @@ class LeaseRecords:
         self._connection.execute(insert(REPLICAS).values(**asdict(me), seen_at=self._at))
 
     def beat(self, me: Replica) -> bool:
-        """Say that `me` lives; false when it was taken for gone."""
+        """Write that `me` lives; false when its row is gone: another replica declared it gone."""
         values = {"beat": me.beat, "draining": me.draining, "seen_at": self._at}
         return self._connection.execute(update(REPLICAS).where(REPLICAS.c.id == me.id).values(**values)).rowcount == 1
 
@@ -49,7 +49,7 @@ class LeaseRecords:
         self._connection.execute(delete(REPLICAS).where((REPLICAS.c.id == replica) & same))
 
     def take(self, lease: Lease, holder: str) -> bool:
-        """Make `holder` hold a lease that nobody present holds; false when somebody else was first."""
+        """Give `holder` a lease that no present replica holds; false when another one was first."""
         present = select(REPLICAS.c.id).where(REPLICAS.c.id != holder)
         free = POPULATIONS.c.holder.is_(None) | POPULATIONS.c.holder.not_in(present)
         values = {"holder": holder, "term": lease.term + 1}
@@ -57,16 +57,16 @@ class LeaseRecords:
         return self._connection.execute(query).rowcount == 1
 
     def release(self, lease: Lease) -> None:
-        """Let a lease go. Its term stays, so that nobody ever holds it under the same one."""
+        """Release a lease. Its term stays, so that no replica ever holds it under the same term."""
         self._connection.execute(update(POPULATIONS).where(_of(lease)).values(holder=None))
 
     def fence(self, holder: str, held: Mapping[str, int]) -> None:
-        """Hold on to every lease of `held` (terms by population) until the transaction ends.
+        """Hold every lease of `held` (terms by population) until the transaction ends.
 
-        Raises LeaseLost when somebody else took one: then nothing may be written that rests on it.
+        Raises LeaseLost when another replica took one: then nothing may be written that depends on it.
         """
-        # The lock makes whoever takes a lease wait for this transaction, or this one see that it was taken. In SQLite,
-        # where one transaction writes at a time, there is nothing to lock.
+        # Because of the lock, a replica that takes a lease waits for this transaction, or this one sees it taken.
+        # SQLite needs no lock: one transaction writes at a time.
         found = {row.name: row.term for row in self._connection.execute(_HELD, {"by": holder})}
         lost = {population for population, term in held.items() if found.get(population) != term}
         if lost:

@@ -1,4 +1,4 @@
-"""Rows of tokens, within one transaction. What tokens are for: coordinator.api.tokens."""
+"""Rows of tokens, within one transaction. Their use: coordinator.api.tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from coordinator.store.tables import TOKENS
 
 
 class TokenRecords:
-    """What a transaction may do to tokens. `at` is when it happened, in seconds since 1970."""
+    """The operations on tokens. `at` is the time of the transaction, in seconds since 1970."""
 
     def __init__(self, connection: Connection, at: float) -> None:
         self._connection = connection
@@ -34,7 +34,7 @@ class TokenRecords:
         return [_token(row) for row in rows]
 
     def revoke(self, token_id: str) -> None:
-        """Note that a token is worthless from now on, unless it is already."""
+        """Revoke a token, unless it is revoked already."""
         still_good = (TOKENS.c.id == token_id) & TOKENS.c.revoked_at.is_(None)
         self._connection.execute(update(TOKENS).where(still_good).values(revoked_at=self._at))
 

@@ -9,22 +9,22 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class Recent(Generic[K, V]):
-    """The `limit` pairs that were asked for last. For one thread, and for what never changes once it is known."""
+class LruCache(Generic[K, V]):
+    """At most `limit` pairs, those used last. For one thread, and for values that never change."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._pairs: OrderedDict[K, V] = OrderedDict()
 
     def get(self, key: K) -> V | None:
-        """The value of a key, if it is still here."""
+        """The value of a key; None when it is not cached."""
         found = self._pairs.get(key)
         if found is not None:
             self._pairs.move_to_end(key)
         return found
 
     def put(self, key: K, value: V) -> V:
-        """Remember a value, which is also the answer; the pair that was longest not asked for may go."""
+        """Cache a value and answer it; the pair that was used longest ago may go."""
         self._pairs[key] = value
         self._pairs.move_to_end(key)
         if len(self._pairs) > self._limit:

@@ -11,19 +11,19 @@ from coordinator.rules.rounds import RoundState
 from coordinator.store.tables import ASSIGNMENTS, BLOBS, METADATA, REPORTS, ROUNDS, TRANSITIONS
 
 
-class Garbage:
-    """Reading and deleting, within one transaction; `at` is its time, in seconds since 1970."""
+class GarbageRecords:
+    """The operations on these rows. `at` is the time of the transaction, in seconds since 1970."""
 
     def __init__(self, connection: Connection, at: float) -> None:
         self._connection = connection
         self._at = at
 
     def known_blobs(self, names: Collection[str]) -> set[str]:
-        """Which of `names` are blobs with a row; until the transaction ends nobody else adds or removes one."""
-        self._keep_others_from_blobs()
+        """Those of `names` that are blobs with a row; until the transaction ends no other one adds or removes any."""
+        self._lock_blobs()
         return set(self._connection.scalars(select(BLOBS.c.sha256).where(BLOBS.c.sha256.in_(names))))
 
-    def _keep_others_from_blobs(self) -> None:
+    def _lock_blobs(self) -> None:
         if self._connection.dialect.name == "postgresql":
             # SQLite has one writer anyway.
             self._connection.execute(text("LOCK TABLE blobs IN SHARE ROW EXCLUSIVE MODE"))
@@ -34,8 +34,8 @@ class Garbage:
         return list(self._connection.scalars(select(ROUNDS.c.number).where(kept)))
 
     def forget_models(self, task_id: str, numbers: Collection[int]) -> None:
-        """Let committed rounds point at their models no more; blobs that nothing points at by then are so from now."""
-        self._keep_others_from_blobs()
+        """Remove the models of committed rounds; note the time at blobs that no row points at any more."""
+        self._lock_blobs()
         of_rounds = (ROUNDS.c.task == task_id) & ROUNDS.c.number.in_(numbers) & ROUNDS.c.checkpoint_sha256.is_not(None)
         found = self._connection.execute(select(ROUNDS.c.state_sha256, ROUNDS.c.checkpoint_sha256).where(of_rounds))
         let_go = {digest for row in found for digest in row}
@@ -48,13 +48,13 @@ class Garbage:
 
     def forget_blobs(self, age_s: float) -> int:
         """Remove the rows of blobs at which nothing has pointed for that long; answers how many."""
-        self._keep_others_from_blobs()
+        self._lock_blobs()
         return self._connection.execute(delete(BLOBS).where(BLOBS.c.unneeded_at < self._at - age_s)).rowcount
 
     def rounds_with_cohorts(self, task_id: str, age_s: float, within: int) -> list[int]:
         """Row ids of rounds that ended over `age_s` ago, whose assignments are still there.
 
-        The last `within` committed rounds of the task, and whatever came after them, are not among them.
+        The last `within` committed rounds of the task, and all later ones, are not among them.
         """
         of_task = ROUNDS.c.task == task_id
         committed = select(func.max(ROUNDS.c.number)).where(of_task & (ROUNDS.c.state == RoundState.COMMITTED))

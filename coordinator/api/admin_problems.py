@@ -1,0 +1,76 @@
+"""The problem types of the admin API. One table for both ends: the server answers with them, its client raises them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+
+from coordinator.api.http import answer_problem, answer_refusal
+from coordinator.errors import (
+    BadToken,
+    InvalidTask,
+    RoleLacking,
+    StoreConflict,
+    TaskEnded,
+    Unavailable,
+    UnknownRound,
+    UnknownTask,
+)
+from fedcore.errors import FedcoreError
+from fedcore.wire.messages import RetryWindow
+from fedcore.wire.problems import PROBLEMS, URN, Problem, ProblemKind
+
+
+@dataclass(frozen=True, slots=True)
+class AdminProblem:
+    """A problem type that only the admin API has, and the error of the store that it stands for."""
+
+    error: type[Exception]
+    kind: ProblemKind
+
+
+_OWN = {
+    "bad-token": AdminProblem(BadToken, ProblemKind(401, "The token is missing, none of this coordinator, or revoked")),
+    "role-lacking": AdminProblem(RoleLacking, ProblemKind(403, "The token's role does not allow this")),
+    "unknown-task": AdminProblem(UnknownTask, ProblemKind(404, "No task has this id")),
+    "unknown-round": AdminProblem(
+        UnknownRound, ProblemKind(404, "The task has no such round, or it was not committed")
+    ),
+    "task-ended": AdminProblem(
+        TaskEnded, ProblemKind(409, "The task is over, or not in a state that this starts from")
+    ),
+    "invalid-task": AdminProblem(
+        InvalidTask, ProblemKind(422, "The settings contradict each other, or do not fit the bundle")
+    ),
+    "invalid-bundle": AdminProblem(
+        FedcoreError, ProblemKind(422, "The bundle is damaged, or its algorithm or signature is not good")
+    ),
+}
+_SHARED = (
+    "malformed-message", "unknown-resource", "method-not-allowed", "unknown-blob", "too-large", "digest-mismatch",
+    "internal", "unavailable",
+)  # fmt: skip
+ADMIN_ERRORS = {slug: one.error for slug, one in _OWN.items()}
+"""The errors that have a problem type of their own, by the type's name."""
+ADMIN_PROBLEMS = {slug: one.kind for slug, one in _OWN.items()} | {slug: PROBLEMS[slug] for slug in _SHARED}
+"""Every problem type of the admin API."""
+
+
+def install_admin_problems(app: FastAPI, retry: RetryWindow) -> None:
+    """Make a problem document of the errors that the store and bundles raise."""
+
+    async def refusal(request: Request, error: Exception) -> Response:
+        slug = next(slug for slug, kind in ADMIN_ERRORS.items() if isinstance(error, kind))
+        kind = ADMIN_PROBLEMS[slug]
+        headers = {"WWW-Authenticate": "Bearer"} if kind.status == 401 else {}
+        return answer_problem(request.scope, Problem(URN + slug, kind.title, kind.status, str(error)), headers)
+
+    async def conflict(request: Request, error: Exception) -> Response:
+        return answer_refusal(request.scope, Unavailable(str(error)), retry)
+
+    for kind in ADMIN_ERRORS.values():
+        app.add_exception_handler(kind, refusal)
+    app.add_exception_handler(StoreConflict, conflict)
