@@ -20,7 +20,7 @@ demo: $(DEMO) ## train on handwritten digits: a real coordinator, emulated devic
 	$(BIN)/muster demo $(ARGS)
 
 test: $(INSTALLED) ## run all tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 check: $(INSTALLED) ## formatting, lint, types, and which package may import which
 	$(BIN)/ruff format --check .

@@ -7,6 +7,7 @@ import errno
 import gc
 import logging
 import math
+import random
 import socket
 import threading
 import time
@@ -39,8 +40,12 @@ class Addresses(NamedTuple):
     admin: str
 
 
-def serve(settings: Settings, on_ready: Callable[[Addresses], None] | None = None) -> None:
+def serve(
+    settings: Settings, on_ready: Callable[[Addresses], None] | None = None, source: random.Random | None = None
+) -> None:
     """Serve until SIGTERM or SIGINT, then finish gracefully. `on_ready` is called once requests are answered.
+
+    source: the chance by which cohorts are drawn; the system's own if not given.
 
     Raises KeysDiffer, before anything is changed, when a coordinator with other keys runs on the database; CannotListen
     when a port is taken.
@@ -54,7 +59,7 @@ def serve(settings: Settings, on_ready: Callable[[Addresses], None] | None = Non
         if on_ready is not None:
             on_ready(addresses)
 
-    _Devices(settings, ready).run()
+    _Devices(Service.open(settings, source), ready).run()
 
 
 @contextmanager
@@ -74,7 +79,7 @@ def serving_both(settings: Settings) -> Iterator[Addresses]:
         found.append(addresses)
         ready.set()
 
-    server = _Devices(settings, on_ready)
+    server = _Devices(Service.open(settings), on_ready)
     thread = threading.Thread(target=server.run, name="coordinator")
     thread.start()
     try:
@@ -90,9 +95,9 @@ def serving_both(settings: Settings) -> Iterator[Addresses]:
 class _Devices(uvicorn.Server):
     """The device API; it starts the admin API too, and stops it last, so that a stop can be watched."""
 
-    def __init__(self, settings: Settings, on_ready: Callable[[Addresses], None]) -> None:
-        self._settings = settings
-        self._service = service = Service.open(settings)
+    def __init__(self, service: Service, on_ready: Callable[[Addresses], None]) -> None:
+        self._service = service
+        self._settings = settings = service.settings
         self._admin = _Admin(_config(RequestMiddleware(admin_app(service), service.metrics, settings.soon), settings))
         router = Router(FastPath(device_app(service)), service)
         app = RequestMiddleware(router, service.metrics, settings.soon, service.limits, router.is_forwarded)

@@ -24,7 +24,7 @@ from secagg.parameters import LEAST_COHORT
 from simulator import datasets
 from simulator.engine import Engine, evaluate
 from simulator.fleet.fleet import Fleet, FleetConfig
-from simulator.fleet.fork_servers import Machines
+from simulator.fleet.fork_servers import ForkServers
 from simulator.fleet.summary import FleetSummary, Session
 from simulator.population import Population
 from simulator.proofs.replay import counted_cohort, worst_difference
@@ -109,19 +109,18 @@ OnProgress = Callable[[str, int, str], None]
 
 
 def run_demo(
-    config: DemoConfig, machines: Machines, started: Callable[[], LocalCoordinator], on_progress: OnProgress
+    config: DemoConfig, servers: ForkServers, started: Callable[[], LocalCoordinator], on_progress: OnProgress
 ) -> DemoResult:
     """Train with every algorithm in turn.
 
-    machines: the machines of the devices. started: waits for the coordinator. Both start while this module is loaded
-    and the first plan exported. Each further plan is exported, and each run but the last replayed, while another one
-    trains.
+    servers: where devices run. started: waits for the coordinator. Both start while this module is loaded and the first
+    plan exported. Each further plan is exported, and each run but the last replayed, while another one trains.
     """
     train, test = datasets.users(DATASET, None, DEVICES)
     with ThreadPoolExecutor(1) as beside:
         exports = {name: beside.submit(_export, config, name) for name in config.algorithms}
         local = started()
-        trainer = Trainer(config, local.store, local.url, machines, train, test)
+        trainer = Trainer(config, local.store, local.url, servers, train, test)
         results = []
         for name in config.algorithms:
             on_progress(name, 0, "export")
@@ -172,7 +171,7 @@ class Trainer:
     config: DemoConfig
     store: CoordinatorStore
     url: str
-    machines: Machines
+    servers: ForkServers
     train: Population
     test: Population
 
@@ -201,7 +200,7 @@ class Trainer:
             concurrency=self.config.devices,
             seed=self.config.seed,
         )
-        summary = Fleet(fleet, self.train).run(on_session, self.machines)
+        summary = Fleet(fleet, self.train).run(on_session, self.servers)
         follow()
         seconds = time.monotonic() - started
         if len(curve) < self.config.rounds:

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,14 @@ from coordinator.rules.state import Role
 from coordinator.store.tasks import CoordinatorStore, open_coordinator_store
 
 START_TIMEOUT_S = 30.0
+FOR_ONE_MACHINE: Mapping[str, object] = {
+    "admin_port": 0,
+    "accept_unattested": True,
+    "device_limit_per_minute": 0,
+    "retry_min_s": 0.1,
+    "retry_max_s": 0.5,
+}
+"""Settings of a coordinator whose devices are on its own machine: they need no attestation, and ask often."""
 _STOP_TIMEOUT_S = 60.0
 
 
@@ -69,12 +77,10 @@ def starting_coordinator(folder: Path, **settings: object) -> Iterator[Callable[
     ready.unlink(missing_ok=True)
     command = [sys.executable, "-m", "muster", "coordinator", "serve", "--port", "0", "--db", database]
     command += ["--blobs", str(blobs), "--ready-file", str(ready)]
-    environment = {**os.environ, "MUSTER_ADMIN_PORT": "0", "MUSTER_RETRY_MIN_S": "0.1", "MUSTER_RETRY_MAX_S": "0.5"}
-    environment |= {"MUSTER_ACCEPT_UNATTESTED": "1", "MUSTER_DEVICE_LIMIT_PER_MINUTE": "0"}
-    environment |= {f"MUSTER_{name.upper()}": str(value) for name, value in settings.items()}
+    given = {f"MUSTER_{name.upper()}": str(value) for name, value in {**FOR_ONE_MACHINE, **settings}.items()}
     with open_coordinator_store(database, blobs) as store:
         with log.open("wb") as output:
-            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=os.environ | given)
         deadline = time.monotonic() + START_TIMEOUT_S
 
         def started() -> LocalCoordinator:

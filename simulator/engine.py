@@ -36,7 +36,7 @@ CONVOLVED_TOGETHER = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """What a round did: per-example means by `pass.metric`, and how many clients were left out as non-finite."""
+    """The result of a round: per-example means by `pass.metric`, and how many clients were left out as non-finite."""
 
     metrics: dict[str, float]
     excluded: int
@@ -44,7 +44,7 @@ class RoundResult:
 
 @dataclass(slots=True)
 class _Sums:
-    """What a round adds up, in float64."""
+    """The sums of a round, in float64."""
 
     report: dict[str, Tensor] = field(default_factory=dict)
     metrics: dict[str, Tensor] = field(default_factory=dict)
@@ -164,7 +164,7 @@ class Engine:
             yield np.stack([rows for rows, _ in active]), np.stack([mask for _, mask in active])
 
     def _noise(self, index: int, step: int, size: int, clients: Sequence[tuple[int, StreamKey]]) -> Tensor | None:
-        """What the clients' dropout draws from in this step, int32 (A, B), or None when nothing is dropped."""
+        """The seeds of the clients' dropout in this step, int32 (A, B), or None when nothing is dropped."""
         if not self._model.noisy:
             return None
         return torch.from_numpy(np.stack([noise(key, index, step, size) for _, key in clients])).to(self._device)
@@ -196,7 +196,7 @@ class CohortOracle:
                 gradients, (loss_K, self.sums_KM) = gradient(tensors, self._batch, self._mask_KB, self._noise_KB)
         except ExportError:
             raise
-        except Exception as error:  # whatever the user's own code raises
+        except Exception as error:  # anything that the user's own code raises
             raise EngineError(f"the model {self._model.spec.name} does not run here: {reason(error)}") from error
         flat_KD = torch.cat([gradient.flatten(1) for gradient in gradients.values()], 1)
         return loss_K[:, None], flat_KD, self.sums_KM[:, :1]

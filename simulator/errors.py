@@ -6,7 +6,7 @@ SimulatorError
 ├── Diverged            training left the finite numbers
 ├── FleetError          the fleet of emulated devices cannot run, or stopped making progress
 ├── ProfileError        a fleet profile cannot be read, or a kind of device has an unknown key or a bad value
-└── SysrootError        what emulated ARM devices run in is missing, or cannot be made here
+└── SysrootError        the sysroot of emulated ARM devices is missing, or cannot be made here
 """
 
 
@@ -35,4 +35,4 @@ class ProfileError(SimulatorError):
 
 
 class SysrootError(SimulatorError):
-    """What emulated ARM devices run in is missing, or cannot be made here."""
+    """The sysroot of emulated ARM devices is missing, or cannot be made here."""

@@ -26,7 +26,7 @@ PERCENTILES = (5, 25, 50, 75, 95)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationConfig:
-    """What to simulate. `evaluate_every` rounds the model is measured on held-out users; the last round always is."""
+    """Settings of a simulation. Held-out users measure the model every `evaluate_every` rounds and after the last."""
 
     model: str
     dataset: str = "digits"
@@ -78,7 +78,7 @@ class SimulationResult:
 def simulate(
     config: SimulationConfig, on_round: Callable[[int, dict[str, float]], None] = lambda number, metrics: None
 ) -> SimulationResult:
-    """Run a simulation; `on_round` hears every round's number and metrics.
+    """Run a simulation; `on_round` is called with every round's number and metrics.
 
     Raises SimulatorError, ExportError or AlgorithmError, naming what is wrong, before any work.
     """

@@ -1,5 +1,6 @@
 """Shared by all tests: one thread per process, and where real data lies, if anywhere."""
 
+import fcntl
 import os
 import platform
 import shutil
@@ -12,6 +13,7 @@ import torch
 from device_runtime.errors import ConfigError
 from device_runtime.native.build import build
 from device_runtime.native.library import FOLDER, default_folder, shim_name
+from tests.coordinator.fork_server import coordinator_fork_server
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A shell that runs the tests in the background ignores SIGINT, and every process that they start would too.
@@ -32,6 +34,13 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(autouse=True, scope="session")
 def one_thread():
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def coordinators():
+    """What coordinator processes are forked from."""
+    with coordinator_fork_server() as opened:
+        yield opened
 
 
 @pytest.fixture
@@ -55,6 +64,12 @@ def built(arch, folder):
         raise
 
 
+def of_all_workers(tmp_path_factory):
+    """This run's temporary folder, which the workers of pytest-xdist share."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
 @pytest.fixture(scope="session")
 def executorch(tmp_path_factory):
     """ExecuTorch's library, for this process and those it starts: the user's own if current, else a fresh one."""
@@ -62,7 +77,10 @@ def executorch(tmp_path_factory):
     folder = default_folder(arch)
     with pytest.MonkeyPatch.context() as patch:
         if not (folder / shim_name(arch)).is_file():
-            folder = tmp_path_factory.mktemp("executorch")
-            built(arch, folder)
+            folder = of_all_workers(tmp_path_factory) / "executorch"
+            with folder.with_suffix(".lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)  # one builds, the others wait for it
+                if not (folder / shim_name(arch)).is_file():
+                    built(arch, folder)
         patch.setenv(FOLDER, str(folder))
         yield folder

@@ -4,7 +4,6 @@ import ast
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -12,8 +11,8 @@ from fedcore.wire.messages import Accepted, Offer, RetryWindow, encode
 from fedcore.wire.problems import problem
 from tests.fedcore.test_plan import make_plan
 from tests.fedcore.test_wire import ASSIGNMENT, CHECK_IN
+from tests.tree import ROOT, files
 
-ROOT = Path(__file__).parents[1]
 HOME = "fedcore/decoding.py"
 # These describe a type: `checked` does so for the class that it decorates.
 MAKERS = {"decoder", "converter", "checked"}
@@ -59,10 +58,8 @@ FIRST = {
 
 
 def sources():
-    for path in sorted(ROOT.rglob("*.py")):
-        place = path.relative_to(ROOT)
-        if not place.parts[0].startswith(".") and place.parts[0] not in ("tests", "build", "dist", "out"):
-            yield str(place), path.read_text("utf-8")
+    places = ((path.relative_to(ROOT), path) for path in files(".py"))
+    yield from ((str(place), path.read_text("utf-8")) for place, path in places if place.parts[0] != "tests")
 
 
 def left_outside(source):

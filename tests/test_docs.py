@@ -6,7 +6,6 @@ import re
 import shlex
 import subprocess
 import typing
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -27,18 +26,11 @@ from fedcore.wire.problems import PROBLEMS
 from muster.app import app
 from muster.commands.device import parser as device_parser
 from simulator.fleet.profile import Kind
+from tests.tree import ROOT, files
 
-ROOT = Path(__file__).parents[1]
-SKIPPED = {"build", "dist", "out", "node_modules"}
 MACHINE_PATH = re.compile(r"(?<![\w.:~\-/}])/(?:home|root|work|Users|mnt)/\w+")
 LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-
-
-def files(*suffixes):
-    found = (path for path in ROOT.rglob("*") if path.suffix in suffixes or path.name in suffixes)
-    inside = ((path, path.relative_to(ROOT).parts) for path in found)
-    return [p for p, parts in inside if p.is_file() and not any(x in SKIPPED or x.startswith(".") for x in parts)]
 
 
 def read(name):
@@ -74,14 +66,14 @@ def test_every_reason_is_documented_and_no_other(start, reasons):
 
 
 def test_every_reason_to_abandon_a_round_is_documented():
-    sources = "".join(path.read_text() for path in files(".py") if path.is_relative_to(ROOT / "coordinator"))
+    sources = "".join(path.read_text() for path in (ROOT / "coordinator").rglob("*.py"))
     found = set(re.findall(r'(?:_abandon\(.*?|Abandon\(|abandon_unfinished_rounds\(.*?, )"([a-z-]+)"', sources))
     listed = {row[0] for row in rows(section(read("docs/spec/rounds.md"), "§4"))[2:]}
     assert found
     assert found == listed
 
 
-def test_every_algorithm_setting_is_documented_with_its_default_and_no_other():
+def test_every_algorithm_setting_is_documented_with_its_default():
     header, _, *body = rows(section(read("docs/algorithms.md"), "Settings"))
     documented = {
         (name, row[0]): row[column] for row in body for column, name in enumerate(header) if name in ALGORITHMS
@@ -106,7 +98,7 @@ def test_every_failpoint_is_documented_and_no_other():
     assert dict(rows(section(read("docs/database.md"), "Failpoints"))[2:]) == FAILPOINTS
 
 
-def test_every_setting_of_the_service_is_documented_with_its_default_and_no_other():
+def test_every_setting_of_the_service_is_documented_with_its_default():
     documented = {row[0]: row[1:] for row in rows(section(read("docs/operations.md"), "Settings"))[2:]}
     actual = {}
     for name, field in Settings.model_fields.items():
@@ -136,7 +128,7 @@ def test_every_metric_is_documented_with_its_labels_and_no_other():
     assert documented == actual
 
 
-def test_every_key_of_a_fleet_profile_is_documented_with_its_default_and_no_other():
+def test_every_key_of_a_fleet_profile_is_documented_with_its_default():
     documented = {row[0]: row[1] for row in rows(section(read("docs/emulators.md"), "Profiles"))[2:] if len(row) == 3}
     in_words = {"conditions": "unknown", "requirements": "none", "bandwidth": "no limit", "arch": "this machine's"}
     actual = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 
 from coordinator.api.attestation import Attestation
@@ -36,13 +37,17 @@ class Service:
     authenticator: Authenticator
 
     @classmethod
-    def open(cls, settings: Settings) -> Service:
-        """The parts that `settings` ask for. Raises UnsupportedDatabase, WrongRevision, MissingStore or BadSecret."""
+    def open(cls, settings: Settings, source: random.Random | None = None) -> Service:
+        """The parts that `settings` ask for. `source` draws cohorts; it is the system's own if not given.
+
+        Raises UnsupportedDatabase, WrongRevision, MissingStore or BadSecret.
+        """
         store = open_coordinator_store(settings.database, settings.blobs)
         keys, limits, unmasker = Keys.at(settings.keys_file), Limits(settings), Unmasker()
         replica = ReplicaConfig(keys=keys.fingerprint, lease_s=settings.lease_s, drives=settings.role != "api")
         membership = Membership(store, replica)
-        driver = Driver(membership, SecureRoundFactory(keys, unmasker), settings.retry, settings.queue_limit)
+        secure = SecureRoundFactory(keys, unmasker)
+        driver = Driver(membership, secure, settings.retry, settings.queue_limit, source=source)
         driver.metrics.watch(driver.queue_depth, lambda: limits.connections.held)
         registry = Registry(store, keys, Attestation.of(settings.accept_unattested, settings.enrolment_secret_file))
         authenticator = Authenticator(store, limits.device, driver.metrics)

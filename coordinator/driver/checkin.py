@@ -143,7 +143,10 @@ class CheckIns:
 
     def wait(self, command: AwaitAssignment, answer: Future[Any], now: float) -> None:
         """Park `answer` until there is one. Raises UnknownSession or ForeignSession."""
-        self._sessions.wait(command, answer, now)
+        session = self._sessions.wait(command, answer, now)
+        if session is not None and not _has_offer(session, self._open.values()):
+            # The task was over between check-in and this request, when `learn` found nobody to send away.
+            self.send_away([session], "no-task", now)
 
     def cancel_wait(self, command: CancelWait, now: float) -> None:
         """End a wait whose connection is gone."""

@@ -74,11 +74,11 @@ class Sessions:
         self._devices[population, device] = session_id
         return session_id, older
 
-    def wait(self, command: AwaitAssignment, answer: Future[Any], now: float) -> None:
-        """Park `answer` until the session is given an assignment or rejected.
+    def wait(self, command: AwaitAssignment, answer: Future[Any], now: float) -> Session | None:
+        """Park `answer` until the session, which is returned, is given an assignment or rejected.
 
-        A session that was given one already gets it again: the first answer may have been lost on its way.
-        Raises UnknownSession or ForeignSession.
+        A session that was given one already gets it again: the first answer may have been lost on its way. Then None
+        is returned. Raises UnknownSession or ForeignSession.
         """
         session = self._sessions.get(command.session)
         if session is None or (session.assignment is not None and session.until <= now):
@@ -87,12 +87,13 @@ class Sessions:
             raise ForeignSession("the session is another device's; check in for one of your own")
         if session.assignment is not None:
             settle(answer, msgspec.structs.replace(session.assignment, report_within_s=session.until - now))
-            return
+            return None
         if session.answer is not None:
             raise UnknownSession("the session waits already, on another connection")
         session.answer, session.until, session.tasks = answer, now + command.wait_s, command.tasks
         self._waiting[session.population][session.id] = session
         session.reach("waited")
+        return session
 
     def cancel_wait(self, command: CancelWait, now: float) -> None:
         """Stop waiting, if it is that wait that goes on."""

@@ -85,7 +85,7 @@ def run(options: HostileFleetOptions, say: Say) -> HostileFleetOutcome:
         agreement=agreement,
         sound=committed == options.rounds and not found.discrepancies and agreement < TOLERANCE,
         endings=dict(summary.endings.most_common()),
-        kinds={kind: dict(counts.most_common()) for kind, counts in summary.by.items()},
+        kinds={kind: dict(counts.most_common()) for kind, counts in summary.by_kind.items()},
         reconcile=found,
     )
 

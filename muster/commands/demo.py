@@ -60,10 +60,10 @@ def demo(
         with doing("load libraries"):
             # Coordinator and devices start meanwhile, on another core.
             from muster.server import starting_coordinator
-            from simulator.fleet.fork_servers import HERE, emulators
+            from simulator.fleet.fork_servers import HERE, fork_servers
 
             started = stack.enter_context(starting_coordinator(folder))
-            machines = stack.enter_context(emulators({HERE: ["onnxruntime"]}))
+            servers = stack.enter_context(fork_servers({HERE: ["onnxruntime"]}))
             import torch
 
             from muster.curves import draw_curves
@@ -77,7 +77,7 @@ def demo(
             bar.update(lines[name], completed=number, note=note)
 
         config = DemoConfig(names, rounds, devices, folder, seed, plain)
-        result = run_demo(config, machines, started, on_progress)
+        result = run_demo(config, servers, started, on_progress)
     draw_curves({one.algorithm: one.curve for one in result.algorithms}, out)
     if json:
         emit(_summary(result, out) | {"secure_aggregation": config.secure})

@@ -78,10 +78,10 @@ def run(
 
 def _kinds(profile: Path | None, archs: list[str] | None, backends: list[str] | None) -> tuple[Kind, ...]:
     from simulator.fleet.fork_servers import HERE
-    from simulator.fleet.profile import load_profile, take_turns
+    from simulator.fleet.profile import equal_kinds, load_profile
 
     if profile is None:
-        return take_turns(archs or [HERE], backends or ["onnxruntime"])
+        return equal_kinds(archs or [HERE], backends or ["onnxruntime"])
     if archs or backends:
         raise typer.BadParameter("it names architectures and backends itself", param_hint="--profile")
     return load_profile(profile)
@@ -105,7 +105,8 @@ def _watched(fleet: Fleet, sessions: int | None) -> FleetSummary:
 
 def _facts(summary: FleetSummary) -> dict[str, object]:
     kinds = {
-        kind: {"devices": count, "endings": dict(summary.by.get(kind, {}))} for kind, count in summary.devices.items()
+        kind: {"devices": count, "endings": dict(summary.by_kind.get(kind, {}))}
+        for kind, count in summary.devices.items()
     }
     return {
         "devices": summary.devices.total(),
@@ -119,7 +120,7 @@ def _facts(summary: FleetSummary) -> dict[str, object]:
 
 
 def _show(summary: FleetSummary) -> None:
-    columns = [(kind, summary.by.get(kind, Counter())) for kind in summary.devices]
+    columns = [(kind, summary.by_kind.get(kind, Counter())) for kind in summary.devices]
     rows = [
         (ending, *(counts[ending] for _, counts in columns), count) for ending, count in summary.endings.most_common()
     ]

@@ -1,7 +1,7 @@
 """Faults of an emulated device: a throttled transport, a slow backend, a wrong clock, conditions, a planned failure.
 
-The device runtime is handed these from outside and cannot tell. Nothing here is modelled: bytes wait for their turn, a
-slow step takes its time, and a device that dies is killed.
+The device runtime is handed these from outside and cannot tell. Nothing is simulated: bytes are delayed, a slow step
+takes longer, and a device that dies is a process that is killed.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from fedcore.plan import REPORT, step_graph
 from secagg.message_type import MessageType
 from simulator.fleet.recorder import Recorder
 
-# Bytes cross a slow road in pieces of so many seconds.
-TURN_S = 0.1
-# Where a device says its part in a secure aggregation: docs/spec/wire.md §8.
-SAID = re.compile(r"/assignments/(?P<assignment>[^/]+)/secagg/(?P<number>\d+)$")
+# A throttled body is sent in pieces that take so many seconds.
+PIECE_S = 0.1
+# The path of a device's message in a secure aggregation: docs/spec/wire.md §8.
+SECAGG_MESSAGE = re.compile(r"/assignments/(?P<assignment>[^/]+)/secagg/(?P<number>\d+)$")
 
 
 class Flapping(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Good conditions and bad ones in turns, for so many seconds in the mean."""
+    """Good and bad conditions, one after the other, each for so many seconds on average."""
 
     up_s: float
     down_s: float
@@ -60,11 +60,11 @@ class EmulatedConditions(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         return constant(self.constant or Conditions())
 
 
-class Traits(msgspec.Struct, frozen=True, kw_only=True):
-    """What a device is like for as long as its fleet runs.
+class EmulatedDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """How one device differs from the machine that it runs on, for as long as its fleet runs.
 
-    bandwidth: bytes per second each way; None is what the machine gives. slow_down: how many times as long a training
-    step takes. clock_skew_s: how far its wall clock is ahead. seed: of its conditions.
+    bandwidth: bytes per second each way; None is that of the machine. slow_down: how many times as long a training step
+    takes. clock_skew_s: seconds by which its wall clock is ahead. seed: of its conditions.
     """
 
     bandwidth: float | None = None
@@ -75,29 +75,29 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True):
     requirements: Requirements = Requirements()
 
     def source(self, began: float) -> ConditionSource:
-        """Its conditions, which began at that time of the machine's monotonic clock."""
+        """The source of its conditions, which began at that time of the machine's monotonic clock."""
         if self.conditions is None:
             return Conditions
         return self.conditions.source(self.seed, lambda: time.monotonic() - began)
 
     def clock(self) -> Clock:
-        """Its clock: wrong about the date, right about the time since boot."""
+        """A clock with the wrong date and the right time since boot."""
         return Clock(wall=lambda: time.time() + self.clock_skew_s)
 
 
 class PlannedDeath(msgspec.Struct, frozen=True):
-    """The place in a secure aggregation where a process is killed: at this message, sent and answered or not."""
+    """The message of a secure aggregation at which a process is killed, before it is sent or once it is answered."""
 
     message: MessageType
     sent: bool
 
 
 class PlannedFailure(msgspec.Struct, frozen=True):
-    """What befalls a device in one session.
+    """The failure of a device in one session, drawn before the session begins.
 
-    silent: from the answer that may hold an assignment on, nothing gets through. dies_after: the training step, counted
-    from 1, after which its process is killed; with fewer steps it is killed before it makes its report. dies_at: where
-    it is killed in a secure round.
+    silent: no request leaves the device after the answer that may hold an assignment. dies_after: the training step,
+    counted from 1, after which the process is killed; with fewer steps it is killed before it makes its report.
+    dies_at: the message of a secure round at which the process is killed.
     """
 
     silent: bool = False
@@ -105,46 +105,48 @@ class PlannedFailure(msgspec.Struct, frozen=True):
     dies_at: PlannedDeath | None = None
 
     @property
-    def deadly(self) -> bool:
-        """Whether the process is to be killed."""
+    def kills(self) -> bool:
+        """Whether it kills the process."""
         return self.dies_after is not None or self.dies_at is not None
 
 
-def connect(traits: Traits, failure: PlannedFailure, recorder: Recorder | None = None) -> Callable[[str], Transport]:
-    """What makes the device's way to its coordinator."""
-    if traits.bandwidth is None and not failure.silent and failure.dies_at is None and recorder is None:
+def connect(
+    device: EmulatedDevice, failure: PlannedFailure, recorder: Recorder | None = None
+) -> Callable[[str], Transport]:
+    """The function that opens the device's transport to its coordinator."""
+    if device.bandwidth is None and not failure.silent and failure.dies_at is None and recorder is None:
         return Transport.to
 
     def over(carrier: Carrier) -> Carrier:
-        if traits.bandwidth is not None or failure.silent:
-            carrier = ThrottledTransport(carrier, traits.bandwidth, breaks=failure.silent)
-        return WatchedTransport(carrier, failure.dies_at, recorder) if failure.dies_at or recorder else carrier
+        if device.bandwidth is not None or failure.silent:
+            carrier = ThrottledTransport(carrier, device.bandwidth, breaks=failure.silent)
+        return RecordedTransport(carrier, failure.dies_at, recorder) if failure.dies_at or recorder else carrier
 
     return partial(Transport.to, over=over)
 
 
-def load_backend(traits: Traits, failure: PlannedFailure, engines: BackendCache) -> Callable[[str], Backend]:
-    """What makes the device's engine, out of those that its process has."""
-    if traits.slow_down == 1 and failure.dies_after is None:
-        return engines.open
-    return lambda name: SlowBackend(engines.open(name), traits.slow_down, failure.dies_after)
+def load_backend(device: EmulatedDevice, failure: PlannedFailure, cache: BackendCache) -> Callable[[str], Backend]:
+    """The function that gives the device its backend, out of the cache of its process."""
+    if device.slow_down == 1 and failure.dies_after is None:
+        return cache.open
+    return lambda name: SlowBackend(cache.open(name), device.slow_down, failure.dies_after)
 
 
 class BackendCache:
-    """The engines of a process that runs one session after the other, with the graphs that they loaded."""
+    """Backends of a process that runs one session after the other, with the graphs that they loaded."""
 
     def __init__(self) -> None:
-        self._engines: dict[str, Backend] = {}
+        self._backends: dict[str, Backend] = {}
 
     def open(self, name: str) -> Backend:
-        """The engine of this name. Raises ConfigError when there is none, or it cannot be loaded here."""
-        if name not in self._engines:
-            self._engines[name] = _Keeping(open_backend(name))
-        return self._engines[name]
+        """The backend of this name. Raises ConfigError when there is none, or it cannot be loaded here."""
+        if name not in self._backends:
+            self._backends[name] = _CachedBackend(open_backend(name))
+        return self._backends[name]
 
 
-class _Keeping:
-    """An engine that loads each graph once. Devices of many sessions in a process would otherwise mostly load."""
+class _CachedBackend:
+    """A backend that loads each graph once: with many sessions in a process, loading would take most of the time."""
 
     def __init__(self, backend: Backend) -> None:
         self.format, self.runtime = backend.format, backend.runtime
@@ -152,14 +154,14 @@ class _Keeping:
         self._loaded: dict[tuple[str, bytes], Executable] = {}
 
     def load(self, graph: bytes, name: str = "graph") -> Executable:
-        """The graph, loaded by now. Raises PlanRefused when the engine cannot read it."""
+        """The graph, loaded. Raises PlanRefused when the backend cannot read it."""
         if (name, graph) not in self._loaded:
             self._loaded[name, graph] = self._backend.load(graph, name)
         return self._loaded[name, graph]
 
 
 class ThrottledTransport:
-    """A carrier whose bodies move at `bytes_per_s`, each way, and which `breaks` once an assignment came over it."""
+    """A carrier of `bytes_per_s` each way, which `breaks` for good once it has delivered an assignment."""
 
     def __init__(self, carrier: Carrier, bytes_per_s: float | None, *, breaks: bool = False) -> None:
         self._carrier = carrier
@@ -168,24 +170,24 @@ class ThrottledTransport:
         self._broken = False
 
     def send(self, request: HttpRequest) -> HttpResponse:
-        """Carry one request."""
+        """Send one request."""
         if self._broken:
             raise ConnectionFailed("the network is gone")
-        response = self._carrier.send(replace(request, body=self.paced(request.body)))
+        response = self._carrier.send(replace(request, body=self.throttled(request.body)))
         if self._breaks and request.target.endswith("/assignments") and response.status == 200:
             self._broken = True
         return _Throttled(response, self)
 
     def close(self) -> None:
-        """Close the carrier."""
+        """Close the carrier below."""
         self._carrier.close()
 
-    def paced(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
+    def throttled(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
         """The same bytes, each at its time."""
         if self._bytes_per_s is None:
             yield from pieces
             return
-        size = max(1, int(self._bytes_per_s * TURN_S))
+        size = max(1, int(self._bytes_per_s * PIECE_S))
         due = time.monotonic()
         for chunk in pieces:
             for start in range(0, len(chunk), size):
@@ -202,14 +204,14 @@ class _Throttled:
         self._transport = transport
 
     def __iter__(self) -> Iterator[bytes]:
-        return self._transport.paced(self._response)
+        return self._transport.throttled(self._response)
 
     def close(self) -> None:
         self._response.close()
 
 
-class WatchedTransport:
-    """A carrier whose messages of secure aggregations are recorded, and one of which may kill the process."""
+class RecordedTransport:
+    """A carrier that records the messages of secure aggregations, and may kill the process at one of them."""
 
     def __init__(self, carrier: Carrier, dies_at: PlannedDeath | None, recorder: Recorder | None) -> None:
         self._carrier = carrier
@@ -217,69 +219,69 @@ class WatchedTransport:
         self._recorder = recorder
 
     def send(self, request: HttpRequest) -> HttpResponse:
-        """Carry one request."""
-        said = SAID.search(request.target) if request.method == "PUT" else None
-        if said is None:
+        """Send one request."""
+        found = SECAGG_MESSAGE.search(request.target) if request.method == "PUT" else None
+        if found is None:
             return self._carrier.send(request)
-        assignment, number = said["assignment"], MessageType(int(said["number"]))
+        assignment, number = found["assignment"], MessageType(int(found["number"]))
         self._die(assignment, PlannedDeath(number, sent=False))
         body = b"".join(request.body)
         if self._recorder is not None:
-            self._recorder.hear(assignment, number, body)
+            self._recorder.record_message(assignment, number, body)
         response = self._carrier.send(replace(request, body=[body]))
         self._die(assignment, PlannedDeath(number, sent=True))
         return response
 
     def close(self) -> None:
-        """Close the carrier."""
+        """Close the carrier below."""
         self._carrier.close()
 
     def _die(self, assignment: str, here: PlannedDeath) -> None:
         if here == self._dies_at:
             if self._recorder is not None:
-                self._recorder.see_die(assignment, here.message, sent=here.sent)
+                self._recorder.record_death(assignment, here.message, sent=here.sent)
             os.kill(os.getpid(), signal.SIGKILL)
 
 
 class SlowBackend:
-    """An engine whose training steps take `slow_down` times as long as measured, and that may not live to the end."""
+    """A backend whose training steps take `slow_down` times as long, and whose process is killed after `dies_after`."""
 
     def __init__(self, backend: Backend, slow_down: float, dies_after: int | None) -> None:
         self._backend = backend
-        self._rest = slow_down - 1
+        self._extra = slow_down - 1
         self._steps_left = dies_after
 
     @property
     def format(self) -> str:
-        """The engine's own."""
+        """That of the backend below."""
         return self._backend.format
 
     @property
     def runtime(self) -> str:
-        """The engine's own."""
+        """That of the backend below."""
         return self._backend.runtime
 
     def load(self, graph: bytes, name: str = "graph") -> Executable:
-        """Prepare a graph. Raises PlanRefused when the engine cannot read it."""
+        """Prepare a graph. Raises PlanRefused when the backend cannot read it."""
         executable = self._backend.load(graph, name)
         if name.endswith(step_graph("")):
-            return _Graph(executable, after=self._rested)
-        return _Graph(executable, before=self._die) if name == REPORT else executable
+            return _HookedGraph(executable, after=self._after_step)
+        return _HookedGraph(executable, before=self._die) if name == REPORT else executable
 
-    def _rested(self, step_s: float) -> None:
+    def _after_step(self, step_s: float) -> None:
         if self._steps_left is not None:
             self._steps_left -= 1
             if self._steps_left == 0:
                 self._die()
-        time.sleep(self._rest * step_s)
+        time.sleep(self._extra * step_s)
 
     def _die(self) -> None:
         if self._steps_left is not None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-class _Graph:
-    """A graph with something to happen before it runs, or after; the latter hears how many seconds it took."""
+class _HookedGraph:
+    """A graph with a function to call before each run, and one to call after it with the seconds that the run took."""
 
     def __init__(
         self,

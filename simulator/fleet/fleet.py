@@ -18,30 +18,30 @@ from device_runtime.scheduler import default_window
 from fedcore.names import offered
 from fedcore.wire.messages import RetryWindow
 from simulator.errors import FleetError, ProfileError
-from simulator.fleet.faults import PlannedFailure, Traits
+from simulator.fleet.faults import EmulatedDevice, PlannedFailure
 from simulator.fleet.fork_server import Ended, Start
-from simulator.fleet.fork_servers import DIED, HERE, Ends, Machines, architectures, emulators
-from simulator.fleet.profile import Kind, share_out, take_turns
+from simulator.fleet.fork_servers import DIED, HERE, EndedSessions, ForkServers, architectures, fork_servers
+from simulator.fleet.profile import Kind, assign_kinds, equal_kinds
 from simulator.fleet.summary import FleetSummary, Session
 from simulator.population import Population
 
 # So many failed sessions before the first good one, and so long without one later, mean that there is no coordinator.
 MAX_FAILURES = 20
-PATIENCE_S = 60.0
-# So long without a report, while sessions end, means that there will be none: devices that never may work, or all die.
+NO_SUCCESS_S = 60.0
+# So long without a report, while sessions end, means that there will be none: devices never may work, or all die.
 NO_REPORT_S = 3600.0
-# A device that failed, or may not work now, comes back after so long: minutes would be right for a phone and wrong for
-# who watches a fleet.
-SOON = RetryWindow(0.5, 2.0)
+# A device that failed, or may not work now, comes back after so long. A phone would wait for minutes, which is too long
+# for a person who watches a fleet.
+RETRY_SOON = RetryWindow(0.5, 2.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetConfig:
     """Which devices, and where they check in. At most `concurrency` devices are awake at a time.
 
-    kinds: what devices there are, shared out by weight. seed: of whatever is drawn. wait_s: how long a device waits to
-    be selected. sessions: end after so many. recorded: what devices quantise, send and reveal in secure rounds is
-    written down in their folders (recorder.py).
+    kinds: the kinds of devices, in shares by weight. seed: of everything that is drawn. wait_s: how long a device waits
+    to be selected. sessions: end after so many. recorded: devices record in their folders what they quantise, send and
+    reveal in secure rounds (recorder.py).
     """
 
     coordinator: str
@@ -52,16 +52,16 @@ class FleetConfig:
     wait_s: float = 30.0
     seed: int = 0
     recorded: bool = False
-    kinds: tuple[Kind, ...] = take_turns((HERE,), ("onnxruntime",))
+    kinds: tuple[Kind, ...] = equal_kinds((HERE,), ("onnxruntime",))
 
 
 @dataclass(slots=True)
 class _Device:
-    """One device: what it is, how many sessions it began and what befalls the last, and when it wakes next."""
+    """One device: its kind and faults, how many sessions it began, the failure of the last, and when it wakes next."""
 
     client: str
     kind: Kind
-    traits: Traits
+    emulated: EmulatedDevice
     sessions: int = 0
     failure: PlannedFailure = field(default_factory=PlannedFailure)
     awake: bool = False
@@ -80,8 +80,8 @@ class Fleet:
         self._config = config
         self._random = random.Random(config.seed)
         self._devices = {
-            client: _Device(client, kind, kind.traits(random.Random(f"{config.seed} {client}")))
-            for client, kind in zip(population.clients, share_out(config.kinds, len(population)), strict=True)
+            client: _Device(client, kind, kind.draw_device(random.Random(f"{config.seed} {client}")))
+            for client, kind in zip(population.clients, assign_kinds(config.kinds, len(population)), strict=True)
         }
         self._began = time.monotonic()
         self._failures = 0
@@ -94,26 +94,26 @@ class Fleet:
             np.savez(folder / "examples.npz", **population.shard(index))  # type: ignore[arg-type]
 
     def run(
-        self, on_session: Callable[[Session], None] = lambda session: None, machines: Machines | None = None
+        self, on_session: Callable[[Session], None] = lambda session: None, servers: ForkServers | None = None
     ) -> FleetSummary:
         """Wake devices until the population has no more work, or `sessions` have ended.
 
-        machines: where they run, if that is there already. A device process that dies is a session like any other.
-        Raises FleetError when session after session fails:
-        there is no coordinator, say, or no such population; and when every device is refused for good. Raises
-        SysrootError when devices of an architecture cannot run here.
+        servers: where they run; fork servers of their own if not given. A device process that dies is a session like
+        any other. Raises FleetError when session after session fails: there is no coordinator, say, or no such
+        population; and when every device is refused for good. Raises SysrootError when devices of an architecture
+        cannot run here.
         """
-        if machines is not None:
-            return self._run(on_session, machines)
+        if servers is not None:
+            return self._run(on_session, servers)
         loaded: dict[str, list[str]] = {}
         for arch, backend in dict.fromkeys((one.kind.arch, one.kind.backend) for one in self._devices.values()):
             loaded.setdefault(arch, []).append(backend)
-        with emulators(loaded) as made:
+        with fork_servers(loaded) as made:
             return self._run(on_session, made)
 
-    def _run(self, on_session: Callable[[Session], None], machines: Machines) -> FleetSummary:
+    def _run(self, on_session: Callable[[Session], None], servers: ForkServers) -> FleetSummary:
         summary = FleetSummary(Counter(device.kind.name for device in self._devices.values()))
-        wake, ended = machines
+        start_session, ended = servers
         awake, started = 0, 0
         self._began = self._last_report = time.monotonic()
         while True:
@@ -121,22 +121,22 @@ class Fleet:
                 device = self._next()
                 if device is None:
                     break
-                wake(device.kind.arch, self._start(device))
+                start_session(device.kind.arch, self._start(device))
                 awake, started = awake + 1, started + 1
             if awake == 0 and (self._done or started == self._config.sessions):
                 return summary
             report = self._wait(ended, full=awake == self._config.concurrency)
             if report is not None:
                 awake -= 1
-                session = self._settle(report)
+                session = self._end_session(report)
                 summary.add(session)
                 on_session(session)
-                self._check_hope(session)
+                self._check_progress(session)
 
     def _start(self, device: _Device) -> Start:
         config, folder = self._config, self._config.folder / device.client
         device.awake, device.sessions = True, device.sessions + 1
-        device.failure = device.kind.failure(random.Random(f"{config.seed} {device.client} {device.sessions}"))
+        device.failure = device.kind.draw_failure(random.Random(f"{config.seed} {device.client} {device.sessions}"))
         return Start(
             client=device.client,
             coordinator=config.coordinator,
@@ -146,7 +146,7 @@ class Fleet:
             wait_s=config.wait_s,
             backend=device.kind.backend,
             began=self._began,
-            traits=device.traits,
+            device=device.emulated,
             failure=device.failure,
             recorder=str(config.folder / device.client / "recorded") if config.recorded else None,
         )
@@ -157,7 +157,7 @@ class Fleet:
         ready = [device for device in self._devices.values() if not device.awake and device.wakes_at <= now]
         return self._random.choice(ready) if ready else None
 
-    def _wait(self, ended: Ends, *, full: bool) -> Ended | None:
+    def _wait(self, ended: EndedSessions, *, full: bool) -> Ended | None:
         """The next ended session, or None when a sleeping device may wake first."""
         now = time.monotonic()
         sleepers = () if full else (device.wakes_at for device in self._devices.values() if not device.awake)
@@ -170,18 +170,18 @@ class Fleet:
             raise FleetError(DIED)
         return report
 
-    def _settle(self, report: Ended) -> Session:
-        """Put the device to sleep for its retry window, and notice the end of work."""
+    def _end_session(self, report: Ended) -> Session:
+        """Put the device to sleep for its retry window, and note when there is no more work."""
         device = self._devices[report.client]
         session = Session.of(report, device.kind, device.failure)
         window = _retry_window(session.outcome)
         device.awake = False
         device.wakes_at = time.monotonic() + self._random.uniform(window.min_s, window.max_s)
-        device.refused = _is_for_good(session.outcome)
+        device.refused = _is_final(session.outcome)
         self._done = self._done or session.outcome.reason == "no-task"
         return session
 
-    def _check_hope(self, session: Session) -> None:
+    def _check_progress(self, session: Session) -> None:
         """Raise FleetError when there is no coordinator, none that wants any of these devices, or never a report."""
         now = time.monotonic()
         last = f"the last: {session.ending}: {session.outcome.detail}"
@@ -189,7 +189,7 @@ class Fleet:
             self._last_report = now
         elif now - self._last_report > NO_REPORT_S and not self._done:
             raise FleetError(f"no device reported for {NO_REPORT_S / 60:g} minutes; {last}")
-        if session.struck or self._done:
+        if session.planned or self._done:
             return
         if all(device.refused for device in self._devices.values()):
             raise FleetError(f"every device is refused for good, all {len(self._devices)}; {last}")
@@ -197,15 +197,15 @@ class Fleet:
             self._failures, self._last_success = 0, now
             return
         self._failures += 1
-        hopeless = self._failures >= min(MAX_FAILURES, len(self._devices))
+        stuck = self._failures >= min(MAX_FAILURES, len(self._devices))
         if self._last_success is not None:
-            hopeless = hopeless and now - self._last_success > PATIENCE_S
-        if hopeless:
+            stuck = stuck and now - self._last_success > NO_SUCCESS_S
+        if stuck:
             raise FleetError(f"{self._failures} sessions in a row failed; {last}")
 
 
 def state_folder(folder: Path, client: str) -> Path:
-    """Where, in a fleet's folder, a client's device keeps its state."""
+    """The state folder of a client's device, in a fleet's folder."""
     return folder / client / "state"
 
 
@@ -215,8 +215,8 @@ def _check(what: str, names: list[str], known: tuple[str, ...]) -> None:
         raise ProfileError(f"no {what} is called {', '.join(map(repr, unknown))}; {offered(', '.join(unknown), known)}")
 
 
-def _is_for_good(outcome: Outcome) -> bool:
-    # What an emulated device holds never grows, so too few examples stay too few.
+def _is_final(outcome: Outcome) -> bool:
+    # An emulated device gets no new examples, so too few stay too few.
     return outcome.retryable == "permanent" or outcome.reason == "not-eligible"
 
 
@@ -226,4 +226,4 @@ def _retry_window(outcome: Outcome) -> RetryWindow:
     if outcome.outcome in {"reported", "not-needed"}:
         return RetryWindow(0.0, 0.0)
     passes = outcome.retryable == "transient" or outcome.reason == "conditions"
-    return SOON if passes else default_window(outcome)
+    return RETRY_SOON if passes else default_window(outcome)

@@ -31,14 +31,15 @@ from fedcore.batching import StreamKey, permutation
 from fedcore.decoding import decoder
 from secagg.keys import PairKey
 from simulator.fleet import faults
-from simulator.fleet.faults import BackendCache, PlannedFailure, Traits
+from simulator.fleet.faults import BackendCache, EmulatedDevice, PlannedFailure
 from simulator.fleet.recorder import Recorder
 
 
 class Start(msgspec.Struct, frozen=True):
-    """Start one session of one device, of a fleet that `began` at that time of the machine's monotonic clock.
+    """A command to start one session of one device.
 
-    recorder: the folder in which to write down what it quantises, sends and reveals in a secure round, if any.
+    began: the start of its fleet on the machine's monotonic clock. recorder: the folder for records of what it
+    quantises, sends and reveals in a secure round, if any.
     """
 
     client: str
@@ -49,13 +50,13 @@ class Start(msgspec.Struct, frozen=True):
     wait_s: float
     backend: str
     began: float
-    traits: Traits
+    device: EmulatedDevice
     failure: PlannedFailure
     recorder: str | None = None
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """How a session ended; `outcome` is missing when the process died first, with `exit_code` negative for a signal."""
+    """The end of a session. `outcome` is None when the process died first; `exit_code` is negative for a signal."""
 
     client: str
     outcome: Outcome | None
@@ -67,13 +68,13 @@ _START, _OUTCOME = decoder(Start), decoder(Outcome)
 
 @dataclass(slots=True)
 class _Worker:
-    """A forked process: where it reads sessions, where it says how they ended, and whose session it runs, if any."""
+    """A forked process, the pipes of its commands and results, and the client whose session it runs, if any."""
 
     pid: int
     commands: int
     results: int
     client: str | None = None
-    said: bytes = b""
+    received: bytes = b""
 
 
 class ForkServer:
@@ -98,7 +99,7 @@ class ForkServer:
         while True:
             for key, _ in self._selector.select():
                 if key.fd in self._workers:
-                    self._hear(self._workers[key.fd])
+                    self._receive(self._workers[key.fd])
                     continue
                 chunk = os.read(key.fd, 1 << 16)
                 if not chunk:
@@ -118,29 +119,29 @@ class ForkServer:
         commands, results = os.pipe(), os.pipe()
         pid = os.fork()
         if pid == 0:
-            # Whoever keeps an end of another's pipe keeps it open.
+            # A pipe stays open as long as any process keeps an end of it.
             ours = [end for other in self._workers.values() for end in (other.commands, other.results)]
             for end in (commands[1], results[0], *ours):
                 os.close(end)
-            _be_devices(commands[0], results[1])
+            _run_sessions(commands[0], results[1])
         os.close(commands[0])
         os.close(results[1])
         worker = self._workers[results[0]] = _Worker(pid, commands[1], results[0])
         self._selector.register(worker.results, selectors.EVENT_READ)
         return worker
 
-    def _hear(self, worker: _Worker) -> None:
-        """Relay what a process said: how a session ended, or by closing its pipe that the process did."""
+    def _receive(self, worker: _Worker) -> None:
+        """Relay the end of a session, or that of a process, which closes its pipe."""
         chunk = os.read(worker.results, 1 << 16)
-        worker.said += chunk
+        worker.received += chunk
         if not chunk:
-            self._bury(worker)
-        elif worker.said.endswith(b"\n"):
-            _relay(Ended(worker.client or "", _OUTCOME.decode(worker.said), 0))
-            worker.client, worker.said = None, b""
+            self._reap(worker)
+        elif worker.received.endswith(b"\n"):
+            _relay(Ended(worker.client or "", _OUTCOME.decode(worker.received), 0))
+            worker.client, worker.received = None, b""
             self._idle.append(worker)
 
-    def _bury(self, worker: _Worker) -> None:
+    def _reap(self, worker: _Worker) -> None:
         self._selector.unregister(worker.results)
         del self._workers[worker.results]
         os.close(worker.commands)
@@ -163,14 +164,14 @@ def _relay(ended: Ended) -> None:
     os.write(sys.stdout.fileno(), msgspec.json.encode(ended) + b"\n")
 
 
-def _be_devices(commands: int, results: int) -> NoReturn:
-    """The forked child: sessions, one after the other, until there are no more; then out without the parent's clean-up.
+def _run_sessions(commands: int, results: int) -> NoReturn:
+    """Run sessions in the forked child, one after the other, until there are no more; skip the parent's clean-up.
 
-    Told to end, it tells its coordinator, as a device does.
+    On SIGTERM it gives up its assignment, as a device does.
     """
-    code, engines = 1, BackendCache()
+    code, cache = 1, BackendCache()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    # The pipes of the emulator are not the device's: a print would corrupt its words, an open end outlive it.
+    # The pipes are the fork server's: a print would corrupt its output, and an open end would outlive it.
     nowhere = os.open(os.devnull, os.O_RDWR)
     os.dup2(nowhere, 0)
     os.dup2(nowhere, 1)
@@ -178,7 +179,7 @@ def _be_devices(commands: int, results: int) -> NoReturn:
         with os.fdopen(commands, "rb") as lines:
             for line in lines:
                 start = _START.decode(line)
-                outcome = run_session(_config(start, engines), start.traits.clock())
+                outcome = run_session(_config(start, cache), start.device.clock())
                 os.write(results, msgspec.json.encode(outcome) + b"\n")
         code = 0
     except SystemExit:
@@ -187,10 +188,10 @@ def _be_devices(commands: int, results: int) -> NoReturn:
         os._exit(code)
 
 
-def _config(start: Start, engines: BackendCache) -> DeviceConfig:
+def _config(start: Start, cache: BackendCache) -> DeviceConfig:
     recorder = None if start.recorder is None else Recorder(Path(start.recorder))
     if recorder is not None:
-        recorder.attend()
+        recorder.record_quantised()
     return DeviceConfig(
         coordinator=start.coordinator,
         population=start.population,
@@ -198,14 +199,14 @@ def _config(start: Start, engines: BackendCache) -> DeviceConfig:
         state=Path(start.state),
         wait_s=start.wait_s,
         backend=start.backend,
-        conditions=start.traits.source(start.began),
-        requirements=start.traits.requirements,
-        connect=faults.connect(start.traits, start.failure, recorder),
-        load_backend=faults.load_backend(start.traits, start.failure, engines),
+        conditions=start.device.source(start.began),
+        requirements=start.device.requirements,
+        connect=faults.connect(start.device, start.failure, recorder),
+        load_backend=faults.load_backend(start.device, start.failure, cache),
     )
 
 
-def _warm() -> None:
+def _preload() -> None:
     """Do once what the first session of a process would, so that every child inherits it: a quarter of its work."""
     with Transport.to("http://localhost"):
         pass  # the HTTP library loads half of itself with its first client
@@ -215,7 +216,7 @@ def _warm() -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the fleet decides when to stop
-    _warm()
+    _preload()
     try:
         for name in sys.argv[1:]:
             BACKENDS[name]()

@@ -21,36 +21,36 @@ from simulator.fleet.fork_server import Ended, Start
 _ENDED = decoder(Ended)
 
 HERE: str = platform.machine()
-DIED = "the emulator process died; its last words are on standard error"
+DIED = "the fork server of emulated devices died; standard error says why"
 
-Wake = Callable[[str, Start], None]
-"""Wake a device on a machine of this architecture."""
-Ends = queue.SimpleQueue[Ended | None]
-"""How sessions ended, of all machines; None once a process is gone."""
-Machines = tuple[Wake, Ends]
+StartSession = Callable[[str, Start], None]
+"""Starts a session in the fork server of an architecture."""
+EndedSessions = queue.SimpleQueue[Ended | None]
+"""Ends of sessions, of all fork servers; None once a fork server has died."""
+ForkServers = tuple[StartSession, EndedSessions]
 """Where devices run, for one fleet at a time."""
 
 
 def architectures() -> tuple[str, ...]:
-    """What devices can be: this machine's own architecture first, then those that can be emulated."""
+    """The architectures of devices: this machine's own first, then those that can be emulated."""
     return tuple(dict.fromkeys((HERE, sysroot.ARCH)))
 
 
 @contextlib.contextmanager
-def emulators(backends: Mapping[str, Sequence[str]]) -> Iterator[Machines]:
-    """An emulator process for every architecture in `backends`, which says what each loads for its devices.
+def fork_servers(backends: Mapping[str, Sequence[str]]) -> Iterator[ForkServers]:
+    """A fork server for every architecture in `backends`, which names the backends that each loads for its devices.
 
     Raises SysrootError when an architecture cannot be emulated here yet, or not with these backends.
     """
-    ends: Ends = queue.SimpleQueue()
+    ended: EndedSessions = queue.SimpleQueue()
     commands = {arch: _command(arch, names) for arch, names in backends.items()}
     with contextlib.ExitStack() as stack:
-        wakes = {arch: stack.enter_context(_process(*command, ends)) for arch, command in commands.items()}
-        yield lambda arch, start: wakes[arch](start), ends
+        starts = {arch: stack.enter_context(_process(*command, ended)) for arch, command in commands.items()}
+        yield lambda arch, start: starts[arch](start), ended
 
 
 def _command(arch: str, backends: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """The command line and the environment of an emulator."""
+    """The command line and the environment of a fork server."""
     arguments = ["-m", "simulator.fleet.fork_server", *backends]
     if arch == HERE:
         return [sys.executable, *arguments], {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -60,18 +60,20 @@ def _command(arch: str, backends: Sequence[str]) -> tuple[list[str], dict[str, s
 
 
 @contextlib.contextmanager
-def _process(command: list[str], environment: dict[str, str], ends: Ends) -> Iterator[Callable[[Start], None]]:
+def _process(
+    command: list[str], environment: dict[str, str], ended: EndedSessions
+) -> Iterator[Callable[[Start], None]]:
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
     stdin, stdout = process.stdin, process.stdout
     if stdin is None or stdout is None:
-        raise FleetError("the emulator process has no pipes")
+        raise FleetError("the fork server has no pipes")
 
     def read() -> None:
         for line in stdout:
-            ends.put(_ENDED.decode(line))
-        ends.put(None)
+            ended.put(_ENDED.decode(line))
+        ended.put(None)
 
-    def wake(start: Start) -> None:
+    def send(start: Start) -> None:
         try:
             stdin.write(msgspec.json.encode(start) + b"\n")
             stdin.flush()
@@ -81,7 +83,7 @@ def _process(command: list[str], environment: dict[str, str], ends: Ends) -> Ite
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
     try:
-        yield wake
+        yield send
     finally:
         with contextlib.suppress(BrokenPipeError):
             stdin.close()

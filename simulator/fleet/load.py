@@ -1,7 +1,7 @@
-"""Thousands of devices in one process: the real protocol over real HTTP, each with a key of its own, and no training.
+"""Load for a coordinator: thousands of devices in one process, which speak the real protocol and do not train.
 
-What a light device does not have is a state folder, a guard, a journal and a runtime: its report is zeros. It is for
-loading a coordinator with more devices than a machine could run (docs/performance.md).
+Each device signs with a key of its own over real HTTP. It has no state folder, policy, journal or runtime, and its
+report is zeros. So one machine can load a coordinator with more devices than it could run (docs/performance.md).
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ from fedcore.wire.messages import (
 from fedcore.wire.signatures import DIGEST, PublicKey, Request, Signer, content_digest
 
 T = TypeVar("T")
-Manner: TypeAlias = Literal["steady", "silent", "killed"]
+Behaviour: TypeAlias = Literal["steady", "silent", "killed"]
 RETRIES = 3
 RETRIED = frozenset({429, 503})
 ENROLLING = 16
 _HOLD_SHARE = 0.2
 _JSON, _BYTES = "application/json", "application/octet-stream"
-_CAPABILITIES = StatedCapabilities(runtime="muster-light", version="1", engine="none", formats=("onnx",))
+_CAPABILITIES = StatedCapabilities(runtime="muster-load", version="1", engine="none", formats=("onnx",))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadConfig:
     """Which devices. silent: the share of them that never report; killed: of those that die in the middle of an upload.
 
-    Either share is of the devices, not of the sessions: a device keeps its manner. uploading: how many send reports at
-    the same time; the others wait for their turn. pause_s: how long one rests between a receipt and its next check-in.
-    seed: of manners and delays.
+    Either share is of the devices, not of the sessions: a device keeps its behaviour. uploading: how many send reports
+    at the same time. pause_s: how long one rests between a receipt and its next check-in. seed: of behaviours and
+    delays.
     """
 
     coordinator: str
@@ -75,7 +75,7 @@ class LoadDevice:
     """One device: how it signs, and how it ends its sessions."""
 
     signer: Signer
-    manner: Manner
+    behaviour: Behaviour
 
 
 class Refusal(Exception):
@@ -115,8 +115,8 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
         self.trained = 0
         self.may_upload = asyncio.Event()
         self.may_upload.set()
-        self._learning = asyncio.Lock()
-        self._turn_to_upload = asyncio.Semaphore(config.uploading)
+        self._cache_lock = asyncio.Lock()
+        self._uploads = asyncio.Semaphore(config.uploading)
         self._over = asyncio.Event()
 
     async def __aenter__(self) -> LoadFleet:
@@ -137,26 +137,26 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
         """Make every device known to the coordinator, a few at a time."""
         turn = asyncio.Semaphore(ENROLLING)
 
-        async def one(manner: Manner) -> LoadDevice:
+        async def one(behaviour: Behaviour) -> LoadDevice:
             async with turn:
-                return await self._enrol(manner)
+                return await self._enrol(behaviour)
 
         shares = [1 - self.config.silent - self.config.killed, self.config.silent, self.config.killed]
-        manners = _share_out(("steady", "silent", "killed"), shares, self.config.devices)
-        self.devices += await asyncio.gather(*map(one, manners))
+        behaviours = _behaviours(("steady", "silent", "killed"), shares, self.config.devices)
+        self.devices += await asyncio.gather(*map(one, behaviours))
         self._random.shuffle(self.devices)
 
     async def run(self, while_: Callable[[], Awaitable[T]]) -> T:
-        """Let every device live until `while_` has ended; what it gives. Sessions in progress are cut off then."""
+        """Run every device until `while_` has ended, and return its result. Sessions in progress are cut off then."""
         self._over.clear()
-        lives = [asyncio.create_task(self._live(device)) for device in self.devices]
+        tasks = [asyncio.create_task(self._run(device)) for device in self.devices]
         try:
             return await while_()
         finally:
             self._over.set()
-            for life in lives:
-                life.cancel()
-            await asyncio.gather(*lives, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def check_in(self, device: LoadDevice) -> Accepted | Rejected:
         """One check-in, asked once. Raises Refusal, or aiohttp's errors."""
@@ -164,7 +164,7 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
         return answer
 
     def signed_check_in(self, device: LoadDevice) -> bytes:
-        """A check-in as it goes over the wire, for whoever sends it by other means within five minutes."""
+        """A signed check-in as bytes, for a client of another kind to send within five minutes."""
         call = self._checking_in()
         fields = {"Host": self._authority, "Content-Length": str(len(call.body))} | self._headers(device, call)
         lines = [f"{call.method} {call.path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
@@ -174,14 +174,14 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
         path = f"/v1/populations/{self.config.population}/checkins"
         return _Call("POST", path, encode(CheckIn(capabilities=_CAPABILITIES, examples={"default": 10})))
 
-    async def _enrol(self, manner: Manner) -> LoadDevice:
+    async def _enrol(self, behaviour: Behaviour) -> LoadDevice:
         key = Ed25519PrivateKey.generate()
-        newcomer = LoadDevice(Signer(PublicKey.of(key).text, key), manner)
+        newcomer = LoadDevice(Signer(PublicKey.of(key).text, key), behaviour)
         call = _Call("POST", "/v1/devices", encode(Enrol(attestation=Unattested())))
-        known: Enrolled = await self._again(lambda: self._message(newcomer, call, Enrolled))
-        return LoadDevice(Signer(known.device, key), manner)
+        known: Enrolled = await self._retrying(lambda: self._message(newcomer, call, Enrolled))
+        return LoadDevice(Signer(known.device, key), behaviour)
 
-    async def _live(self, device: LoadDevice) -> None:
+    async def _run(self, device: LoadDevice) -> None:
         while not self._over.is_set():
             try:
                 ending, rest_s = await self._session(device)
@@ -194,14 +194,14 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
 
     async def _session(self, device: LoadDevice) -> tuple[str, float]:
         """One session; how it ended, and how long the device rests after it."""
-        arrived = await self._again(lambda: self.check_in(device))
+        arrived = await self._retrying(lambda: self.check_in(device))
         if isinstance(arrived, Rejected):
-            return arrived.reason, self._within(arrived)
+            return arrived.reason, self._delay_s(arrived)
         call = _Call("POST", f"/v1/sessions/{arrived.session}/assignments", prefer_s=self.config.wait_s)
-        given: AssignmentAnswer = await self._again(lambda: self._message(device, call, AssignmentAnswer))
+        given: AssignmentAnswer = await self._retrying(lambda: self._message(device, call, AssignmentAnswer))
         if isinstance(given, Rejected):
-            return given.reason, self._within(given)
-        if device.manner == "silent":
+            return given.reason, self._delay_s(given)
+        if device.behaviour == "silent":
             await self._report(device, given)
             return "silent", given.report_within_s
         held = asyncio.create_task(self._hold(device, given))
@@ -211,7 +211,7 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
             held.cancel()
 
     async def _hold(self, device: LoadDevice, given: Assignment) -> None:
-        """Be there as long as the session goes on; whoever is not needed any more hears it when it sends its report."""
+        """Hold the assignment during the session; a device that is not needed learns so when it sends its report."""
         wait_s = _HOLD_SHARE * (given.lost_after_s or given.report_within_s)
         call = _Call("GET", f"/v1/assignments/{given.assignment}", prefer_s=self.config.wait_s)
         while True:
@@ -227,16 +227,16 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
     async def _work(self, device: LoadDevice, given: Assignment) -> tuple[str, float]:
         body, digest = await self._report(device, given)
         upload = _Call("PUT", f"/v1/assignments/{given.assignment}/report", body, digest)
-        if device.manner == "killed":
+        if device.behaviour == "killed":
             await self._die_uploading(device, upload)
             return "killed", given.report_within_s
         self.trained += 1
         await self.may_upload.wait()
-        async with self._turn_to_upload:
-            await self._again(lambda: self._message(device, upload, Receipt))
+        async with self._uploads:
+            await self._retrying(lambda: self._message(device, upload, Receipt))
         return "reported", self.config.pause_s
 
-    def _within(self, rejected: Rejected) -> float:
+    def _delay_s(self, rejected: Rejected) -> float:
         return self._random.uniform(rejected.retry.min_s, rejected.retry.max_s)
 
     async def _report(self, device: LoadDevice, given: Assignment) -> tuple[bytes, str]:
@@ -245,7 +245,7 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
         One device fetches the plan for all. Every device asks for the checkpoint, and gets it unless another has it.
         """
         model, plan = given.checkpoint, given.plan.sha256
-        async with self._learning:
+        async with self._cache_lock:
             if plan not in self._plans:
                 layout = Plan.decode(await self._blob(device, given.plan)).report
                 zeros = np.zeros(layout.size - 1, np.float32)
@@ -260,13 +260,13 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
         return self._plans[plan]
 
     async def _blob(self, device: LoadDevice, ref: BlobRef, *, known: bool = False) -> bytes:
-        """A blob's bytes; none when they are known and have not changed, as ever."""
+        """A blob's bytes; none when they are known, since blobs never change."""
         call = _Call("GET", f"/v1/blobs/{ref.sha256}", known=f'"{ref.sha256}"' if known else "")
-        data: bytes = await self._again(lambda: self._ask(device, call))
+        data: bytes = await self._retrying(lambda: self._ask(device, call))
         return data if known else ref.check(data)
 
     async def _die_uploading(self, device: LoadDevice, call: _Call) -> None:
-        """Send half a body, and hang up."""
+        """Send half a body, then close the connection."""
 
         async def half() -> AsyncIterator[bytes]:
             yield call.body[: len(call.body) // 2]
@@ -280,8 +280,8 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
         except (aiohttp.ClientError, OSError):
             self.requests[0] += 1
 
-    async def _again(self, ask: Callable[[], Awaitable[Any]]) -> Any:
-        """What `ask` gives, asked again as the protocol allows: on 429, 503 and broken connections, three times."""
+    async def _retrying(self, ask: Callable[[], Awaitable[Any]]) -> Any:
+        """The answer to `ask`, retried as the protocol allows: on 429, 503 and broken connections, three times."""
         for attempt in range(RETRIES + 1):
             wait_s = 0.5 * 2**attempt * self._random.uniform(0.5, 1.0)
             try:
@@ -327,7 +327,11 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
         return headers | device.signer.headers(about, int(time.time()))
 
 
-def _share_out(manners: tuple[Manner, ...], shares: list[float], count: int) -> list[Manner]:
-    """So many manners, by shares, the rest steady."""
-    dealt = [manner for manner, share in zip(manners[1:], shares[1:], strict=True) for _ in range(round(share * count))]
+def _behaviours(behaviours: tuple[Behaviour, ...], shares: list[float], count: int) -> list[Behaviour]:
+    """The behaviours of `count` devices, by shares; the rest are steady."""
+    dealt = [
+        behaviour
+        for behaviour, share in zip(behaviours[1:], shares[1:], strict=True)
+        for _ in range(round(share * count))
+    ]
     return [*dealt, *["steady"] * (count - len(dealt))]  # type: ignore[list-item]

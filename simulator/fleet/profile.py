@@ -25,13 +25,13 @@ from fedcore.decoding import converter
 from fedcore.names import offered
 from secagg.message_type import DEVICE_MESSAGES
 from simulator.errors import ProfileError
-from simulator.fleet.faults import EmulatedConditions, PlannedDeath, PlannedFailure, Traits
+from simulator.fleet.faults import EmulatedConditions, EmulatedDevice, PlannedDeath, PlannedFailure
 from simulator.fleet.fork_servers import HERE, architectures
 
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
-Span = float | tuple[float, float]
+Range = float | tuple[float, float]
 """A number, or the least and the most of what is drawn for each device."""
-# What a machine can act out: beyond these, times and sums leave the numbers.
+# Limits of what a machine can emulate: beyond these, times and sums overflow.
 BOUNDS = {
     "weight": (1e-6, 1e6),
     "bandwidth": (1.0, 1e12),
@@ -39,7 +39,7 @@ BOUNDS = {
     "clock_skew_s": (-1e9, 1e9),
     "drop_out_step": (1.0, 1e9),
 }
-# A seed of what a device draws for itself.
+# How many seeds there are for what a device draws for itself.
 SEEDS = 2**32
 
 
@@ -54,9 +54,9 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     weight: float = 1.0
     arch: str = HERE
     backend: str = "onnxruntime"
-    bandwidth: Span | None = None
-    slow_down: Span = 1.0
-    clock_skew_s: Span = 0.0
+    bandwidth: Range | None = None
+    slow_down: Range = 1.0
+    clock_skew_s: Range = 0.0
     silence: Share = 0.0
     drop_out: Share = 0.0
     drop_out_step: int | tuple[int, int] = (1, 10)
@@ -87,19 +87,19 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         if low < least or high > most:
             raise ValueError(f"{key} = {_shown(value)}: it must be at least {least:g} and at most {most:g}")
 
-    def traits(self, rng: random.Random) -> Traits:
-        """What one device of this kind is like."""
-        return Traits(
-            bandwidth=None if self.bandwidth is None else _even_in_logarithm(rng, self.bandwidth),
-            slow_down=_even_in_logarithm(rng, self.slow_down),
+    def draw_device(self, rng: random.Random) -> EmulatedDevice:
+        """Draw one device of this kind."""
+        return EmulatedDevice(
+            bandwidth=None if self.bandwidth is None else _log_uniform(rng, self.bandwidth),
+            slow_down=_log_uniform(rng, self.slow_down),
             clock_skew_s=rng.uniform(*_ends(self.clock_skew_s)),
             seed=rng.randrange(SEEDS),
             conditions=self.conditions,
             requirements=self.requirements,
         )
 
-    def failure(self, rng: random.Random) -> PlannedFailure:
-        """What befalls a device of this kind in one session."""
+    def draw_failure(self, rng: random.Random) -> PlannedFailure:
+        """Draw the failure of a device of this kind in one session; most often it is none."""
         drawn, step = rng.random(), rng.randint(*map(int, _ends(self.drop_out_step)))
         death = PlannedDeath(rng.choice(DEVICE_MESSAGES), sent=rng.random() < 0.5)
         if drawn < self.silence:
@@ -113,16 +113,16 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         )
 
 
-def take_turns(archs: Sequence[str], backends: Sequence[str]) -> tuple[Kind, ...]:
-    """A kind of every architecture with every backend, all in equal shares; the backend changes first."""
+def equal_kinds(archs: Sequence[str], backends: Sequence[str]) -> tuple[Kind, ...]:
+    """A kind for every architecture with every backend, in equal shares; the backend changes first."""
     return tuple(
         Kind(name=f"{arch} {backend}", arch=arch, backend=backend)
         for arch, backend in itertools.product(archs, backends)
     )
 
 
-def share_out(kinds: Sequence[Kind], count: int) -> list[Kind]:
-    """The kind of each of `count` devices, evenly mixed; equal weights take turns.
+def assign_kinds(kinds: Sequence[Kind], count: int) -> list[Kind]:
+    """The kind of each of `count` devices, evenly mixed; kinds of equal weight alternate.
 
     Smooth weighted round-robin: of the first n devices, each kind has its share of n to within about one.
     """
@@ -173,7 +173,7 @@ def _kind(path: Path, number: int, values: dict[str, Any]) -> Kind:
             conditions = replace(conditions, trace=str(path.absolute().parent / conditions.trace))
         if conditions.constant is not None and (unmet := kind.requirements.unmet(conditions.constant)):
             raise ConfigError(f"its constant conditions never meet its requirements: {'; '.join(unmet)}")
-        conditions.source(0, lambda: 0.0)  # whatever is wrong with it is better told now than by every device
+        conditions.source(0, lambda: 0.0)  # an error is better raised here than by every device
         return replace(kind, conditions=conditions)
     except (msgspec.ValidationError, ConfigError) as error:
         name = values.get("name", number)
@@ -187,14 +187,14 @@ def _known(values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _ends(value: Span) -> tuple[float, float]:
+def _ends(value: Range) -> tuple[float, float]:
     return value if isinstance(value, tuple) else (value, value)
 
 
-def _even_in_logarithm(rng: random.Random, value: Span) -> float:
+def _log_uniform(rng: random.Random, value: Range) -> float:
     low, high = map(math.log, _ends(value))
     return math.exp(rng.uniform(low, high)) if low < high else _ends(value)[0]
 
 
-def _shown(value: Span) -> str:
+def _shown(value: Range) -> str:
     return f"[{value[0]:g}, {value[1]:g}]" if isinstance(value, tuple) else f"{value:g}"

@@ -23,7 +23,7 @@ from secagg.messages import SIGNATURE_BYTES, Unmask
 from secagg.packing import Segment
 
 SESSION = slice(2, 34)
-"""Where a message names its session."""
+"""The bytes of a message that name its session."""
 ENCODE = packing.encode
 
 
@@ -33,36 +33,36 @@ class Recorder:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        # A session that goes on where another was killed says the same again, or should: both are kept.
+        # A session that goes on where another was killed sends the same again, or should: both are kept.
         self._session = f"{os.getpid()}-{time.time_ns()}"
         self._quantised: dict[str, NDArray[np.generic]] = {}
 
-    def attend(self) -> None:
-        """From now on see what this process quantises, before it is masked."""
+    def record_quantised(self) -> None:
+        """Record from now on what this process quantises, before it is masked."""
 
-        def seen(segments: Sequence[Segment], vector_D: NDArray[np.float32], weight: int, w_max: int) -> Words:
+        def encode(segments: Sequence[Segment], vector_D: NDArray[np.float32], weight: int, w_max: int) -> Words:
             words = ENCODE(segments, vector_D, weight, w_max)
             terms = json.dumps([[asdict(segment) for segment in segments], w_max])
             self._quantised = {"words": words.copy(), "terms": np.array(terms)}
             return words
 
-        packing.encode = seen
+        packing.encode = encode
 
-    def hear(self, assignment: str, number: MessageType, message: bytes) -> None:
-        """Write down a message that is about to leave, if it holds a masked report or shares."""
+    def record_message(self, assignment: str, number: MessageType, message: bytes) -> None:
+        """Record a message that is about to be sent, if it holds a masked report or shares."""
         if number == MessageType.MASKED and self._quantised:
             np.savez(self._folder / f"{assignment}.quantised.npz", **self._quantised)  # type: ignore[arg-type]
         if number in {MessageType.MASKED, MessageType.UNMASK}:
             (self._folder / f"{assignment}.M{number}.{self._session}").write_bytes(message)
 
-    def see_die(self, assignment: str, number: MessageType, *, sent: bool) -> None:
-        """Write down that the process is killed at a message."""
+    def record_death(self, assignment: str, number: MessageType, *, sent: bool) -> None:
+        """Record that the process is killed at a message."""
         (self._folder / f"{assignment}.died.{self._session}").write_text(f"{'after' if sent else 'before'} M{number}")
 
 
 @dataclass(frozen=True, slots=True)
 class Quantised:
-    """A report as it was before it was masked: words (W,), and what they mean."""
+    """A report before it was masked: words (W,), and the segments and largest weight by which they are decoded."""
 
     words: Words
     segments: tuple[Segment, ...]
@@ -70,7 +70,7 @@ class Quantised:
 
 
 class Recording:
-    """All that was written down below a folder, once whoever writes there has ended."""
+    """All records below a folder, to be read once the recording processes have ended."""
 
     def __init__(self, folder: Path) -> None:
         self._files: dict[str, dict[Path, str]] = defaultdict(dict)
@@ -80,7 +80,7 @@ class Recording:
         self._quantised = {assignment: path for path, assignment in self._files["quantised"].items()}
 
     def quantised(self, assignment: str) -> Quantised:
-        """What an assignment's device quantised last."""
+        """The report that an assignment's device quantised last."""
         with np.load(self._quantised[assignment]) as file:
             segments, w_max = json.loads(file["terms"].item())
             return Quantised(file["words"], tuple(Segment(**one) for one in segments), w_max)
@@ -100,7 +100,7 @@ class Recording:
             yield assignment, session, Unmask.decode(message, session).shares
 
     def deaths(self) -> dict[str, list[str]]:
-        """At which messages processes were killed, by assignment."""
+        """The messages at which processes were killed, by assignment."""
         found = defaultdict(list)
         for path, assignment in self._files["died"].items():
             found[assignment].append(path.read_text())

@@ -30,21 +30,21 @@ class Session:
 
     @classmethod
     def of(cls, ended: Ended, kind: Kind, failure: PlannedFailure) -> Session:
-        """What a process that ended stands for; one that died is "failed: process-died" unless the fleet killed it."""
+        """The session of a process that ended; one that died is "failed: process-died" unless the fleet killed it."""
         died = Outcome(reason="process-died", detail=f"exit code {ended.exit_code}", retryable="transient")
         outcome = ended.outcome or replace(died, arch=kind.arch, backend=kind.backend)
         return cls(ended.client, kind.name, _ending(ended, outcome, failure), outcome)
 
     @property
-    def struck(self) -> bool:
+    def planned(self) -> bool:
         """Whether it ended as planned, which says nothing of the device or the coordinator."""
         return self.ending in {"killed", "silent"}
 
 
 def _ending(ended: Ended, outcome: Outcome, failure: PlannedFailure) -> str:
-    if failure.deadly and ended.exit_code == -signal.SIGKILL:
+    if failure.kills and ended.exit_code == -signal.SIGKILL:
         return "killed"
-    # What it had to say never left it: that the road was gone, or before it noticed, that conditions failed.
+    # Nothing of this left the device: that the network was gone, or before it noticed, that conditions failed.
     if failure.silent and outcome.task and outcome.reason in {"unreachable", "conditions"}:
         return "silent"
     if outcome.outcome in {"reported", "not-needed"}:
@@ -57,15 +57,14 @@ class FleetSummary:
     """Sums over the sessions of a fleet.
 
     devices: how many there are of each kind. sessions: how many each client ran. endings: sessions by how they ended;
-    `by` has the same for every kind.
-    clients: the client behind each device id. participants: the clients that ever reported. phases: seconds of wall
-    time of the sessions that reported (device_runtime/phases.py).
+    `by_kind` has the same for every kind. clients: the client behind each device id. participants: the clients that
+    ever reported. phases: seconds of wall time of the sessions that reported (device_runtime/phases.py).
     """
 
     devices: Counter[str]
     sessions: Counter[str] = field(default_factory=Counter)
     endings: Counter[str] = field(default_factory=Counter)
-    by: dict[str, Counter[str]] = field(default_factory=dict)
+    by_kind: dict[str, Counter[str]] = field(default_factory=dict)
     bytes_up: int = 0
     bytes_down: int = 0
     clients: dict[str, str] = field(default_factory=dict)
@@ -77,7 +76,7 @@ class FleetSummary:
         outcome = session.outcome
         self.sessions[session.client] += 1
         self.endings[session.ending] += 1
-        self.by.setdefault(session.kind, Counter())[session.ending] += 1
+        self.by_kind.setdefault(session.kind, Counter())[session.ending] += 1
         self.bytes_up += outcome.bytes_up
         self.bytes_down += outcome.bytes_down
         if outcome.device:

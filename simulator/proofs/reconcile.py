@@ -20,11 +20,11 @@ from simulator.fleet.summary import FleetSummary
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reconciliation:
-    """What was found.
+    """The result of a comparison.
 
     assignments, accepted: rows of the coordinator, reports among them. sessions: what the fleet ran. journalled: what
     the devices' journals hold; interrupted are those that were killed. receipts: reports that the devices know were
-    counted. discrepancies: in words; empty when everything agrees.
+    counted. discrepancies: sentences; empty when everything agrees.
     """
 
     assignments: int
@@ -37,7 +37,7 @@ class Reconciliation:
 
 
 def reconcile(store: CoordinatorStore, task: str, folder: Path, summary: FleetSummary) -> Reconciliation:
-    """Compare the rows of `task` with the journals under a fleet's `folder`. All devices served this task alone."""
+    """Compare the rows of `task`, the only one that the devices served, with the journals under a fleet's `folder`."""
     rounds = _rounds(store, task)
     seats = [seat for _, cohort in rounds for seat in cohort]
     journals = {client: read_journal(state_folder(folder, client)) for client in summary.sessions}

@@ -19,17 +19,17 @@ from simulator.engine import Engine
 from simulator.population import Population
 
 Cohort = Mapping[int, str]
-"""Client by slot: whose reports a round counted."""
+"""Clients by slot, of the reports that a round counted."""
 
 
 def counted_cohort(store: CoordinatorStore, task: str, number: int, clients: Mapping[str, str]) -> Cohort:
-    """Whose reports round `number` counted; `clients` names the client behind each device id."""
+    """The cohort whose reports round `number` counted; `clients` names the client behind each device id."""
     seats = store.cohort(task, number)
     return {seat.slot: clients[seat.device] for seat in seats if seat.state is AssignmentState.REPORTED}
 
 
-def rounding(secagg: Secagg, layout: ReportLayout, examples: Sequence[int]) -> float:
-    """How far, in l2, secure aggregation may put the mean of reports from the exact one, by rounding alone.
+def rounding_error(secagg: Secagg, layout: ReportLayout, examples: Sequence[int]) -> float:
+    """How far, in l2, secure aggregation may put the mean of reports from the exact one only by rounding.
 
     It is the root of the expected square, at its worst, for devices with so many examples each; over thousands of
     values it hardly varies. Clipping comes on top. Source: docs/spec/wire.md §8.

@@ -19,7 +19,7 @@ from fedcore.wire import messages
 from fedcore.wire.messages import Assignment, CheckIn
 from tests.coordinator.bundles import START, report_body
 from tests.coordinator.devices import CAPABILITIES, speaking_to
-from tests.coordinator.nursery import Nursery
+from tests.coordinator.fork_server import CoordinatorForkServer, runs, urls
 from tests.coordinator.test_api import digest_of
 
 LEASE_S = 2.0
@@ -43,17 +43,15 @@ class Replica:
 
     def ended(self) -> None:
         """Return when it is no more."""
-        with suppress(ProcessLookupError):
-            while True:
-                os.kill(self.pid, 0)
-                time.sleep(0.005)
+        while runs(self.pid):
+            time.sleep(0.005)
 
 
 class Replicas:
     """The replicas on a database that a test started."""
 
-    def __init__(self, nursery: Nursery, folder: Path, store, database: str) -> None:
-        self._nursery = nursery
+    def __init__(self, coordinators: CoordinatorForkServer, folder: Path, store, database: str) -> None:
+        self._coordinators = coordinators
         self._folder = folder
         self._store = store
         self._database = database
@@ -66,9 +64,8 @@ class Replicas:
         given = {"database": self._database, "blobs": str(self._folder / "blobs"), "keys": str(self._folder / "keys")}
         given |= {"port": 0, "admin_port": 0, "lease_s": LEASE_S, "retry_min_s": 0.02, "retry_max_s": 0.05}
         given |= {"device_limit_per_minute": 0}
-        pid = self._nursery.start(ready, given | settings, environment or {})
-        until(lambda: ready.exists() and ready.read_text())
-        self.alive.append(Replica(pid, ready.read_text()))
+        pid = self._coordinators.fork(ready, given | settings, environment or {})
+        self.alive.append(Replica(pid, urls(pid, ready)[0]))
         return self.alive[-1]
 
     def holder(self, population: str = "phones") -> Replica | None:
@@ -85,9 +82,9 @@ class Replicas:
 
 
 @contextmanager
-def replicas_on(nursery: Nursery, folder: Path, store, database: str) -> Iterator[Replicas]:
+def replicas_on(coordinators: CoordinatorForkServer, folder: Path, store, database: str) -> Iterator[Replicas]:
     """No replica yet, and the means to start some; all are killed in the end."""
-    replicas = Replicas(nursery, folder, store, database)
+    replicas = Replicas(coordinators, folder, store, database)
     try:
         yield replicas
     finally:

@@ -155,7 +155,7 @@ def test_only_a_blob_that_a_row_knows_need_not_be_uploaded(store, tmp_path, admi
         assert client.head(address).status_code == 404
 
 
-def test_a_collection_that_takes_blobs_time_and_again_is_answered_try_later(tmp_path, admin, monkeypatch):
+def test_blobs_collected_time_and_again_are_answered_try_later(tmp_path, admin, monkeypatch):
     def gone(*_):
         raise StoreConflict("a blob was collected before a row knew it; try again")
 
@@ -168,7 +168,7 @@ def test_a_collection_that_takes_blobs_time_and_again_is_answered_try_later(tmp_
         assert int(answer.headers["Retry-After"]) >= 1
 
 
-def test_unusable_uploads_bundles_and_settings_are_refused_and_leave_no_task(store, tmp_path, admin):
+def test_unusable_uploads_bundles_and_settings_leave_no_task(store, tmp_path, admin):
     bundle, damaged = (
         make_bundle(tmp_path / "good"),
         make_bundle(tmp_path / "damaged", settings={"no_such": 1}, state={"params": START}),
@@ -228,7 +228,7 @@ def test_openapi_describes_every_route_with_its_lock_and_every_message(admin):
     assert {"NewTask", "Task", "TaskSettings", "RoundRecord", "Transition", "Problem", "Manifest"} <= set(schemas)
 
 
-def test_loopback_looks_without_a_token_only_where_that_is_set_and_only_for_its_own_pages(register, admin):
+def test_loopback_needs_no_token_where_set_and_for_its_own_pages(register, admin):
     task = register()
     with admin(loopback_viewer=True) as client:
         assert client.get("/admin/v1/tasks").status_code == 200

@@ -14,7 +14,7 @@ PLAN = make_plan()
 FEDAVG = algorithms.create("fedavg")
 
 
-def test_sum_is_float64_so_that_small_reports_are_not_lost_beside_large_ones():
+def test_sum_is_float64_so_small_reports_are_not_lost_beside_large():
     total = ReportSum(2)
     for _ in range(1000):
         total.add(np.array([1.0, 1e-9], np.float32))

@@ -12,7 +12,7 @@ from tests.coordinator.conftest import states
 pytestmark = pytest.mark.every_engine
 
 
-def test_next_round_collects_devices_while_one_reports_and_starts_when_it_commits(store, register, desk):
+def test_next_round_collects_devices_while_one_reports(store, register, desk):
     task = register(goal=1)
     (running,) = desk.assign("a")
     pipelined = desk.wait("b", seconds=1000)
@@ -26,7 +26,7 @@ def test_next_round_collects_devices_while_one_reports_and_starts_when_it_commit
     assert store.rounds(task)[0].seconds is not None
 
 
-def test_round_that_waited_behind_an_abandoned_one_becomes_its_next_attempt(store, register, desk):
+def test_round_behind_an_abandoned_one_becomes_its_next_attempt(store, register, desk):
     task = register(goal=1, rounds=3)
     (first,) = desk.assign("a")
     waiting = desk.wait("b", seconds=1000)
@@ -56,7 +56,7 @@ def test_nobody_waits_for_a_round_after_the_last(store, register, desk):
     assert states(store, task) == [(1, 1, "committed", "")]
 
 
-def test_selection_that_outlasted_its_timeout_behind_a_round_takes_who_is_there(store, register, desk):
+def test_selection_timed_out_behind_a_round_takes_who_is_there(store, register, desk):
     register(goal=4, minimum=2, selection_timeout_s=60, rounds=3)
     first = desk.assign("a", "b", "c", "d")
     waiting = [desk.wait(name, seconds=1000) for name in ("e", "f", "g")]
@@ -67,7 +67,7 @@ def test_selection_that_outlasted_its_timeout_behind_a_round_takes_who_is_there(
     assert {future.result(timeout=0).round for future in waiting} == {2}
 
 
-def test_selection_with_too_few_behind_a_round_has_its_whole_timeout_when_it_may_begin(store, register, desk):
+def test_selection_with_too_few_behind_a_round_has_its_whole_timeout(store, register, desk):
     register(goal=2, selection_timeout_s=60, rounds=3)
     first = desk.assign("a", "b")
     early = desk.wait("c", seconds=1000)
@@ -89,7 +89,7 @@ def test_cancelling_ends_the_round_that_runs_and_the_one_behind_it(store, regist
     assert len(states(store, task)) == 2
 
 
-def test_device_of_the_running_round_is_not_drawn_again_before_it_reports_or_is_let_go(store, register, desk):
+def test_device_of_a_running_round_is_not_drawn_again_meanwhile(store, register, desk):
     register(goal=1, over_selection=2, rounds=9)
     register(goal=1, over_selection=2, rounds=9)
     first = desk.assign("a", "b")
@@ -107,7 +107,7 @@ def fail(desk, *devices):
         desk.give_up(assignment)
 
 
-def test_failing_attempts_come_ever_slower_and_then_the_task_is_paused_with_a_reason(store, register, desk):
+def test_failing_attempts_slow_down_and_then_pause_the_task(store, register, desk):
     task = register(goal=1, max_attempts=4)
     fail(desk, "a")
     fail(desk, "a")
@@ -124,7 +124,7 @@ def test_failing_attempts_come_ever_slower_and_then_the_task_is_paused_with_a_re
     assert desk.arrive("a").reason == "no-task"
 
 
-def test_task_that_its_last_allowed_failure_pauses_draws_nobody_for_the_round_behind(store, register, desk):
+def test_task_paused_by_its_last_failure_draws_nobody_behind_it(store, register, desk):
     task = register(goal=1, max_attempts=1)
     (only,) = desk.assign("a")
     waiting = desk.wait("b", seconds=1000)
@@ -135,9 +135,7 @@ def test_task_that_its_last_allowed_failure_pauses_draws_nobody_for_the_round_be
 
 
 @pytest.mark.parametrize(("end", "reason"), [("pause", "paused"), ("cancel", "cancelled")])
-def test_nobody_is_drawn_for_a_task_that_was_paused_or_cancelled_since_the_last_look(
-    store, register, desk, end, reason
-):
+def test_nobody_is_drawn_for_a_task_just_paused_or_cancelled(store, register, desk, end, reason):
     task = register(goal=1)
     (running,) = desk.assign("a")
     waiting = desk.wait("b", seconds=1000)

@@ -109,7 +109,7 @@ def proof(key, at, secret=SECRET):
     return Enrol(attestation=SharedSecret(shared_secret_proof(secret, PublicKey.of(key).text, at)))
 
 
-def test_a_coordinator_with_a_secret_enrols_who_proves_to_know_it_and_nobody_else(store, tmp_path):
+def test_enrolment_secret_admits_only_devices_that_prove_it(store, tmp_path):
     (tmp_path / "secret").write_bytes(SECRET + b"\n")
     place = {"database": f"sqlite:///{tmp_path}/state.db", "blobs": tmp_path / "blobs", "port": 0}
     key, other, now = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate(), int(time.time())
@@ -215,7 +215,7 @@ def test_an_enrolment_that_came_before_is_the_same_again(client, rows):
     assert len(rows()[0]) == 1
 
 
-def test_what_the_last_driver_of_a_population_heard_is_not_taken_by_the_next(store, tmp_path):
+def test_request_heard_by_the_last_driver_is_refused_by_the_next(store, tmp_path):
     place = {"database": f"sqlite:///{tmp_path}/state.db", "blobs": tmp_path / "blobs"}
     service = Service.open(Settings(**place))
     assert (
@@ -237,7 +237,7 @@ def _seconds(date):
     return time.mktime(time.strptime(date, "%a, %d %b %Y %H:%M:%S GMT")) - time.timezone
 
 
-def test_a_session_and_an_assignment_are_for_the_device_that_they_were_given_to(store, register, client, rows):
+def test_session_and_assignment_belong_to_their_device(store, register, client, rows):
     task = register(goal=1)
     session = check_in(client, "a").json()["session"]
     refused(ask(client, session, "b"), "foreign-session")
@@ -257,7 +257,7 @@ def test_a_session_and_an_assignment_are_for_the_device_that_they_were_given_to(
     assert [seat.device for seat in store.cohort(task, 1)] == [client.devices.id("a")]
 
 
-def test_a_body_other_than_the_signed_one_is_refused_before_it_is_read_as_a_report(register, client):
+def test_body_other_than_the_signed_one_is_refused_unread(register, client):
     register(goal=1)
     (given,) = assign(client, "a")
     url = f"/v1/assignments/{given.assignment}/report"

@@ -139,7 +139,7 @@ def test_whoever_waits_to_be_told_to_send_a_body_is_told(register_large, client)
         assert next(answers) == given.assignment
 
 
-def test_a_body_that_is_not_the_signed_one_counts_nothing_and_the_next_one_does(register_large, client):
+def test_body_other_than_the_signed_one_counts_nothing(register_large, client):
     register_large(goal=1, rounds=1)
     (given,) = assign(client, "a")
     body = report(2)
@@ -192,7 +192,7 @@ def fail_with(memory):
     raise BufferError
 
 
-def test_memory_is_used_again_for_reports_of_its_size_and_not_when_one_failed():
+def test_memory_is_reused_for_reports_of_its_size_unless_one_failed():
     room = MemoryBudget(1000)
     with room.hold(20) as first:
         first[:] = b"x" * 20

@@ -44,7 +44,7 @@ def test_idle_task_and_rejected_check_ins_write_nothing(store, register, desk):
     assert store.rounds(task)[0].number == 1
 
 
-def test_device_that_lacks_only_a_format_is_told_which_ones_would_get_it_work(store, register, desk, tmp_path):
+def test_device_that_lacks_only_a_format_is_told_which_would_do(store, register, desk, tmp_path):
     register(make_bundle(tmp_path / "both", plan=make_plan(formats=("onnx", "executorch"))), formats=("executorch",))
     large = register(make_bundle(tmp_path / "other", plan=make_plan(formats=("coreml",))), formats=("coreml",))
     unsupported = Rejected("unsupported-format", RETRY, ("coreml", "executorch", "onnx"))
@@ -56,7 +56,7 @@ def test_device_that_lacks_only_a_format_is_told_which_ones_would_get_it_work(st
     assert desk.arrive("a", formats=("tflite",), examples={"default": 0}) == Rejected("not-eligible", RETRY)
 
 
-def test_device_is_offered_the_tasks_whose_rules_it_meets_with_what_it_checks_alone(register, desk):
+def test_device_is_offered_only_tasks_whose_rules_it_meets(register, desk):
     alone = OnDevice(charging=True, min_examples=3, max_example_age_s=60)
     asking = register(on_device=alone)
     register(requires=Requires(unmetered=True))
@@ -182,3 +182,12 @@ def test_lost_assignment_is_told_again_with_the_time_that_is_left(register, desk
     desk.pass_time(20)
     again = desk.ask(AwaitAssignment(session, "a", 1))
     assert (again.assignment, first.report_within_s, again.report_within_s) == (first.assignment, 60, 40)
+
+
+@pytest.mark.parametrize("end", ["pause", "cancel"])
+def test_device_that_begins_to_wait_once_its_task_is_over_is_sent_away(store, register, desk, end):
+    task = register(goal=1)
+    session = desk.arrive("a").session
+    getattr(store, end)(task)
+    desk.pass_time(1)
+    assert desk.ask(AwaitAssignment(session, "a", 30.0)).reason == "no-task"

@@ -79,7 +79,7 @@ def test_same_source_draws_the_same_cohorts(register, store, new_desk):
     assert drawn[0] == drawn[1]
 
 
-def test_selection_timeout_with_too_few_is_tried_again_as_the_next_attempt(store, register, desk):
+def test_selection_timeout_with_too_few_becomes_the_next_attempt(store, register, desk):
     task = register(goal=2, selection_timeout_s=5)
     alone = desk.wait("a")
     desk.pass_time(5)
@@ -182,7 +182,7 @@ def test_unknown_assignment_is_refused(register, desk):
             desk.ask(request)
 
 
-def test_restart_abandons_the_running_round_and_runs_it_again_from_the_same_model(store, register, new_desk):
+def test_restart_runs_the_running_round_again_from_the_same_model(store, register, new_desk):
     task = register(goal=2, rounds=1)
     before = new_desk()
     first, second = before.assign("a", "b")
@@ -278,7 +278,7 @@ def test_selection_that_could_not_be_stored_leaves_the_devices_waiting(store, re
     assert len(store.rounds(task)) == 1
 
 
-def test_round_that_could_not_be_committed_keeps_its_sum_and_is_committed_later(store, register, desk, monkeypatch):
+def test_round_that_failed_to_commit_keeps_its_sum_for_later(store, register, desk, monkeypatch):
     task = register(goal=1)
     (assignment,) = desk.assign("a")
 
@@ -293,7 +293,7 @@ def test_round_that_could_not_be_committed_keeps_its_sum_and_is_committed_later(
     np.testing.assert_array_equal(store.checkpoint(task, 1)["params"], START + np.array([1, 0, 0, 0]))
 
 
-def test_another_coordinator_on_the_same_store_is_noticed_and_counts_nothing(store, register, new_desk):
+def test_second_coordinator_on_a_store_is_noticed_and_counts_nothing(store, register, new_desk):
     register(goal=1)
     first = new_desk()
     (assignment,) = first.assign("a")

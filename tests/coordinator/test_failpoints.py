@@ -82,8 +82,8 @@ class Learners(Phones):
 
 
 @pytest.fixture
-def replicas(nursery, store, database, tmp_path):
-    with replicas_on(nursery, tmp_path, store, database) as started:
+def replicas(coordinators, store, database, tmp_path):
+    with replicas_on(coordinators, tmp_path, store, database) as started:
         yield started
 
 
@@ -111,7 +111,7 @@ def train(store, task, replicas, failpoint):
     [("sqlite", ""), ("postgresql", ""), *SOME, *REST],
     indirect=["database"],
 )
-def test_training_that_was_killed_ends_with_the_model_of_an_undisturbed_one(store, register, replicas, failpoint):
+def test_killed_training_ends_with_the_model_of_an_undisturbed_one(store, register, replicas, failpoint):
     task = register(goal=GOAL, rounds=ROUNDS)
     receipts = train(store, task, replicas, failpoint)
     assert store.checkpoint(task)["params"].tobytes() == trained().tobytes()

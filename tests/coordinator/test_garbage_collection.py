@@ -145,7 +145,7 @@ def test_what_is_new_stays_and_what_a_killed_write_left_goes(store, register, tm
     assert files(tmp_path) == known(store)
 
 
-def test_a_model_keeps_its_bytes_for_the_grace_after_its_row_points_nowhere(store, register, desk, tmp_path):
+def test_model_keeps_its_bytes_for_the_grace_after_its_row(store, register, desk, tmp_path):
     """A backup takes the rows first: whatever they point at is still there when the bytes are copied."""
     task = register(goal=1, rounds=5)
     train(desk, 4)
@@ -200,7 +200,7 @@ def test_bytes_collected_time_and_again_are_missed(store, bundle, monkeypatch):
     assert known(store) == set()
 
 
-def test_what_a_slow_store_does_not_delete_at_once_goes_in_more_transactions(store, monkeypatch, tmp_path):
+def test_slow_store_deletes_in_more_than_one_transaction(store, monkeypatch, tmp_path):
     monkeypatch.setattr("coordinator.store.blobs._DELETING_S", 0)
     for number in range(5):
         store.blobs.put(bytes([number]))

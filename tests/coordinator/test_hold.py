@@ -47,10 +47,8 @@ def test_device_that_is_one_too_many_hears_it_at_once(register, client):
     with ThreadPoolExecutor(1) as pool:
         held = pool.submit(hold, client, spare)
         sleep(0.3)
-        began = monotonic()
         assert report(client, quick).status_code == 200
-        refused(held.result(timeout=PATIENCE_S), "no-longer-needed")
-        assert monotonic() - began < LONG_S - 1
+        refused(held.result(timeout=PATIENCE_S), "no-longer-needed")  # a hold that lasts its time ends with 204
     refused(hold(client, spare, 0), "no-longer-needed")
     refused(hold(client, quick, 0), "no-longer-needed")
 

@@ -67,7 +67,7 @@ def test_idle_populations_are_given_up_before_those_with_a_running_round():
     assert chosen == LeaseChanges(give_back=frozenset("c"))
 
 
-def test_draining_replica_leaves_everything_takes_nothing_and_is_not_counted():
+def test_draining_replica_gives_up_all_leases_and_is_not_counted():
     leases = [Lease("a", "me", 1), Lease("b", None, 1)]
     draining = replica("me", draining=True)
     assert lease_changes(draining, [], leases, {"a"}, set()) == LeaseChanges(give_back=frozenset("a"))
@@ -79,7 +79,7 @@ def test_lease_that_this_process_does_not_remember_is_taken_again():
     assert lease_changes(replica("me"), [], [lease], set(), set()) == LeaseChanges(take=(lease,))
 
 
-def test_replica_is_gone_when_its_beat_stood_still_for_the_lease_time_whatever_its_clock_says():
+def test_replica_without_a_beat_for_the_lease_time_is_gone():
     beats = observe_beats({}, [replica("x", 7), replica("y", 7)], 100.0)
     beats = observe_beats(beats, [replica("x", 7), replica("y", 8)], 109.0)
     assert gone(beats, 109.0, LEASE_S) == {}
@@ -136,7 +136,7 @@ def test_driver_that_slept_past_its_lease_commits_nothing(store, register, desks
     assert store.checkpoint(task)["params"].tolist() == [1, 3, 3, 4]
 
 
-def test_a_replica_says_when_it_takes_a_population_that_another_may_have_answered_for(register, desks):
+def test_replica_says_when_it_takes_another_ones_population(register, desks):
     first, second = desks
     told = []
     for desk in desks:

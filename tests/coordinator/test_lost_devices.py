@@ -32,9 +32,7 @@ def test_waiting_device_takes_the_place_of_a_lost_one(store, register, desk):
     assert [one.state for one in store.cohort(task, 1)][lost.slot] is AssignmentState.LOST
 
 
-def test_round_without_anybody_to_replace_a_lost_device_is_tried_again_at_once_with_whoever_comes(
-    store, register, desk
-):
+def test_round_without_a_replacement_is_tried_again_at_once(store, register, desk):
     task = register(goal=2)
     here, _ = desk.assign("a", "b")
     desk.report(here)
@@ -68,7 +66,7 @@ def test_round_that_needs_no_more_ends_without_its_lost_devices(store, register,
     assert states(store, task) == [(1, 1, "committed", "")]
 
 
-def test_attempts_of_which_devices_vanished_after_some_reported_do_not_pause_the_task(store, register, desk):
+def test_attempts_that_only_lost_devices_do_not_pause_the_task(store, register, desk):
     task = register(goal=2, max_attempts=2)
     for _ in range(4):
         here, _ = desk.assign("a", "b")
@@ -78,7 +76,7 @@ def test_attempts_of_which_devices_vanished_after_some_reported_do_not_pause_the
     assert store.task(task).state is TaskState.ACTIVE
 
 
-def test_attempts_of_which_every_device_vanished_fail_as_a_plan_that_kills_devices_does(store, register, desk):
+def test_attempts_that_lost_every_device_count_as_failures(store, register, desk):
     task = register(goal=2, max_attempts=2)
     for _ in range(2):
         desk.assign("a", "b")
@@ -118,7 +116,7 @@ def test_lost_devices_are_counted_apart(store, register, desk):
     assert gone.assignment != spare.assignment
 
 
-def test_device_sent_away_while_a_round_wants_replacements_comes_back_at_once(register, desk):
+def test_device_sent_away_while_a_round_lacks_some_returns_at_once(register, desk):
     register(goal=2, rounds=9, reporting_deadline_s=3600)
     here, _ = desk.assign("a", "b")
     desk.pass_time(0.5)
@@ -161,7 +159,7 @@ def test_secure_round_below_its_minimum_is_tried_again_at_once(store, register, 
     assert {one.given.attempt for one in again} == {2}
 
 
-def test_device_takes_the_place_of_the_last_one_that_a_secure_round_waits_for(store, register, desk):
+def test_device_replaces_the_last_one_a_secure_round_waits_for(store, register, desk):
     task = register(**SECURE)
     devices = seat(desk)
     run(devices[1:], ("advertise",))
@@ -183,7 +181,7 @@ def test_driver_recovers_from_a_failed_transaction_while_devices_are_lost(store,
     assert [state for _, _, state, _ in states(store, task)] == ["abandoned"]
 
 
-def test_device_joins_a_secure_round_in_the_place_of_one_that_vanished_while_it_trained(store, register, desk):
+def test_device_replaces_one_lost_in_training_in_a_secure_round(store, register, desk):
     task = register(**SECURE)
     devices = seat(desk)
     run(devices[2:], ("advertise",))

@@ -15,7 +15,7 @@ def test_whatever_happens_exactly_the_holders_of_receipts_are_counted(seed, tmp_
     assert done["rounds committed"] >= 3
 
 
-def test_report_whose_commit_is_in_doubt_costs_the_attempt_and_is_never_lost_from_a_sum(store, register, desk):
+def test_report_whose_commit_is_in_doubt_costs_the_attempt(store, register, desk):
     task = register(goal=3, minimum=2, rounds=1)
     first, second, _ = desk.assign("a", "b", "c")
     disk = Disk(store.database, lambda: desk.now)

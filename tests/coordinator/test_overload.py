@@ -24,7 +24,7 @@ class Clock:
         return self.now
 
 
-def test_a_turn_of_the_loop_answers_check_ins_for_so_long_and_the_next_one_does_again():
+def test_turn_of_the_loop_answers_check_ins_for_a_bounded_time():
     clock = Clock()
     shedder = CheckInShedder(clock)
 
@@ -40,7 +40,7 @@ def test_a_turn_of_the_loop_answers_check_ins_for_so_long_and_the_next_one_does_
     assert asyncio.run(turns()) == [False, False, True, False, False]
 
 
-def test_check_ins_alone_are_shed_by_503_with_the_time_to_come_back_and_counted():
+def test_only_check_ins_are_shed_by_503_with_a_time_to_return():
     clock, metrics, limits = Clock(), Metrics(), Limits(Settings())
     limits.shedder = CheckInShedder(clock)
 

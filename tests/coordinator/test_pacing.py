@@ -25,12 +25,12 @@ def send_away(pace, times, demand=DEMAND):
     return pace, found
 
 
-def test_devices_of_a_small_population_come_back_together_when_the_next_selection_opens():
+def test_devices_of_a_small_population_return_for_the_next_selection():
     _, found = send_away(Pace(0.0), 160)
     assert set(found) == {RetryWindow(290.0, 310.0)}
 
 
-def test_devices_beyond_the_places_of_a_round_are_spread_as_rounds_consume_them():
+def test_devices_beyond_a_rounds_places_are_spread_over_later_rounds():
     pace, found = send_away(Pace(0.0), 160 + 1600)
     middles = [(one.min_s + one.max_s) / 2 for one in found[160:]]
     assert middles == sorted(middles)
@@ -45,7 +45,7 @@ def test_draw_frees_the_places_of_the_next_round():
     assert window(replace(pace, queued=1.0), DEMAND, BOUNDS)[1].min_s > 200
 
 
-def test_places_of_an_opening_that_passed_without_a_draw_come_free_as_devices_have_come():
+def test_places_of_an_opening_without_a_draw_come_free():
     pace, _ = send_away(Pace(0.0), 160)
     open_now = replace(DEMAND, opens_in_s=0.0)
     assert observe(pace, 0, 300.0, DEMAND).booked == 160
@@ -98,7 +98,7 @@ def test_every_window_is_within_the_bounds(queued, cohort, opens_in_s, every_s, 
             assert bounds.min_s <= found.min_s <= found.max_s <= bounds.max_s
 
 
-def test_paced_population_makes_a_twentieth_of_the_check_ins_for_three_quarters_of_the_rounds_at_least():
+def test_pacing_costs_a_quarter_of_rounds_and_saves_most_check_ins():
     scene = Scene(population=20_000, cohort=400, minimum=300, reporting_s=300.0, step_s=30.0)
     fixed, paced = (course(scene, 1, 0, paced=one) for one in (False, True))
     assert paced.check_ins < fixed.check_ins / 20

@@ -48,7 +48,7 @@ def test_device_rests_for_the_rounds_that_the_task_asks(register, desk):
         served.append(name)
 
 
-def test_device_that_waits_behind_a_round_is_not_drawn_for_another_attempt_at_that_round_too_soon(register, desk):
+def test_device_behind_a_round_is_not_drawn_for_its_retry_too_soon(register, desk):
     register(goal=1, rounds=9, min_separation_rounds=2)
     run(desk, "d")
     desk.assign("silent")
@@ -63,7 +63,7 @@ def test_device_that_waits_behind_a_round_is_not_drawn_for_another_attempt_at_th
     assert resting.result(timeout=0).round == 3
 
 
-def test_device_that_waits_for_another_task_is_not_drawn_for_the_one_it_rests_from(store, register, desk):
+def test_device_waiting_for_a_task_is_not_drawn_for_one_it_rests_from(store, register, desk):
     resting = register(goal=1, rounds=9, min_separation_s=1000)
     run(desk, "a")
     register(goal=2, rounds=9)
@@ -81,7 +81,7 @@ def test_participation_while_its_round_still_runs_counts(register, desk):
     assert [outcome(desk.arrive(name)) for name in ("a", "c")] == ["resting", "accepted"]
 
 
-def test_device_that_gave_up_and_devices_of_an_abandoned_round_may_come_at_once(register, desk):
+def test_device_whose_report_was_not_counted_may_come_at_once(register, desk):
     register(goal=2, minimum=1, over_selection=1, rounds=9, min_separation_s=1000)
     first, second = seated(desk, "a", "b")
     desk.give_up(first)

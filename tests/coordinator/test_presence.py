@@ -55,7 +55,7 @@ def test_open_request_keeps_a_device_and_its_end_begins_the_time_anew(watch):
     assert watch.pass_time(1) == {1: ["a"]}
 
 
-def test_broken_connection_leaves_less_time_unless_another_request_is_open(watch):
+def test_broken_connection_leaves_less_time_unless_another_is_open(watch):
     watch.book.begin("a")
     watch.book.begin("a")
     watch.book.begin("b")

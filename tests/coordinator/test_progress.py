@@ -69,7 +69,7 @@ def test_task_that_no_coordinator_drives_or_has_looked_at_says_so(store, registe
     assert said(store, second) == ("selecting", "round 1: 0 of 2 devices wait")
 
 
-def test_driver_that_is_silent_is_named_and_one_that_took_over_speaks_for_itself(store, register, desk, clock):
+def test_silent_driver_is_named_until_another_takes_over(store, register, desk, clock):
     task = register()
     at_length(desk, 12)
     desk.now += 35
@@ -152,7 +152,7 @@ def test_devices_that_wait_are_counted_by_what_keeps_them_from_a_task(store, reg
     assert said(store, task) == ("none-eligible", f"{needs}; {waiting}")
 
 
-def test_device_that_rests_is_counted_while_it_waits_and_when_it_is_rejected(store, register, desk):
+def test_resting_device_is_counted_waiting_and_rejected(store, register, desk):
     task = register(goal=1, min_separation_s=3600)
     desk.report(*desk.assign("a"))
     at_length(desk, 30)
@@ -170,7 +170,7 @@ def test_device_that_rests_is_counted_while_it_waits_and_when_it_is_rejected(sto
     assert "; 1 waits and is not eligible: 1 resting after taking part" in said(store, task)[1]
 
 
-def test_selection_is_expected_at_first_and_has_too_few_when_it_is_tried_again(store, register, desk):
+def test_selection_is_expected_first_and_too_few_on_its_retry(store, register, desk):
     task = register(goal=3, minimum=2, selection_timeout_s=60)
     desk.wait("a", seconds=30)
     at_length(desk, 20)
@@ -206,9 +206,7 @@ def test_reports_and_seconds_of_a_round_are_those_of_now(store, register, desk):
     assert said(store, task)[0] == "no-devices"
 
 
-def test_round_waits_for_devices_that_are_silent_and_goes_on_without_those_it_has_lost(
-    store, register, desk, monkeypatch
-):
+def test_round_waits_for_silent_devices_and_not_for_lost_ones(store, register, desk, monkeypatch):
     task = register(goal=4, minimum=1)
     monkeypatch.setattr("coordinator.driver.presence._LEAST_S", 60.0)
     here, *_ = (one.result(timeout=0) for one in [desk.wait(name) for name in "abcd"])
@@ -289,7 +287,7 @@ def test_secure_round_says_which_phase_it_is_in_and_who_has_answered(store, regi
     assert said(store, task) == ("reporting", "round 1: 5 of 8 devices have sent their shares, 594 s left")
 
 
-def test_while_nothing_but_time_passes_nothing_is_written_and_seconds_count_on(store, register, desk):
+def test_progress_is_not_written_while_only_time_passes(store, register, desk):
     task, other = register(), register(population="tablets", goal=1)
     desk.arrive("a", formats=("other",))
     busy = desk.wait("b", population="tablets").result(timeout=0)

@@ -54,7 +54,7 @@ def test_format_that_the_plan_lacks_is_named_with_those_it_has():
 
 
 @pytest.mark.parametrize("found", [{}, {"onnx": replace(EVIDENCE, parity=())}])
-def test_format_without_evidence_is_refused_also_when_the_task_does_not_name_it(found):
+def test_format_without_evidence_is_refused_even_when_not_named(found):
     settings = TaskSettings(population="p", goal=1, rounds=1, formats=("executorch",))
     certificate = Certificate("hand", {"executorch": EVIDENCE, **found})
     with pytest.raises(InvalidTask, match="no evidence for format 'onnx'"):
@@ -64,7 +64,7 @@ def test_format_without_evidence_is_refused_also_when_the_task_does_not_name_it(
 @pytest.mark.parametrize(
     ("l2", "tolerance"), [(2e-5, 1e-5), (math.nan, 1e-5), (math.inf, 1e-5), (math.inf, math.inf), (1e-6, math.nan)]
 )
-def test_parity_that_does_not_keep_its_tolerance_is_refused_by_graph_and_format(l2, tolerance):
+def test_parity_beyond_its_tolerance_is_refused_by_graph_and_format(l2, tolerance):
     parity = (Parity("report", 3, l2, 1e-7), *EVIDENCE.parity)
     with pytest.raises(InvalidTask, match="graph 'report' in format 'onnx' is "):
         check({"onnx": replace(EVIDENCE, parity=parity, tolerance=tolerance)})

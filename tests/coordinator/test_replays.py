@@ -48,7 +48,7 @@ def test_a_signature_that_has_expired_or_is_good_for_too_long_is_refused():
             Replays(10).check(signature(lasts=lasts), NOW)
 
 
-def test_what_an_earlier_process_may_have_taken_is_refused_and_says_when_a_fresh_one_will_do():
+def test_request_an_earlier_process_may_have_taken_is_refused():
     replays = Replays(10)
     replays.begin(NOW + 0.25)
     for created in (NOW - 10, NOW, NOW + 1):
@@ -64,7 +64,7 @@ def test_a_device_that_enrolled_since_is_taken_at_once():
     take(replays, signature(NOW), NOW + 0.5, since=NOW + 0.3)
 
 
-def test_when_no_more_can_be_remembered_requests_are_turned_away_until_the_oldest_are_too_old():
+def test_requests_beyond_the_memory_of_replays_are_turned_away():
     replays = Replays(3)
     for number in range(3):
         take(replays, signature(nonce=str(number)))
@@ -91,7 +91,7 @@ def test_nothing_is_taken_twice_however_time_passes_and_clocks_are_set(requests)
         assert now - WINDOW_S <= one.created <= now + AHEAD_S
 
 
-def test_a_signature_that_grew_old_while_its_key_was_looked_up_is_not_taken():
+def test_signature_that_grew_old_during_key_lookup_is_refused():
     replays, one = Replays(10), signature(NOW - WINDOW_S + 1)
     take(replays, one)
     replays.check(one, NOW)
@@ -99,7 +99,7 @@ def test_a_signature_that_grew_old_while_its_key_was_looked_up_is_not_taken():
         replays.demand_new(one, ALWAYS, NOW + 2)
 
 
-def test_when_the_clock_is_set_back_what_was_forgotten_is_stale_and_says_when_a_fresh_one_will_do():
+def test_forgotten_signature_is_stale_after_the_clock_is_set_back():
     replays, one = Replays(2), signature(NOW)
     take(replays, one)
     ahead = NOW + 3600

@@ -21,8 +21,8 @@ GOAL = 4
 
 
 @pytest.fixture
-def replicas(nursery, store, database, tmp_path):
-    with replicas_on(nursery, tmp_path, store, database) as started:
+def replicas(coordinators, store, database, tmp_path):
+    with replicas_on(coordinators, tmp_path, store, database) as started:
         yield started
 
 
@@ -136,7 +136,7 @@ def test_holder_that_slept_past_its_lease_commits_nothing(store, register, repli
     ]
 
 
-def test_replica_that_cannot_be_reached_is_not_waited_for_and_what_it_knew_ends_with_it(store, register, replicas):
+def test_unreachable_replica_is_not_waited_for_and_its_sessions_end(store, register, replicas):
     register(goal=1, rounds=2)
     lost = replicas.start(lease_s=60)
     until(lambda: replicas.holder() is lost)
@@ -156,7 +156,7 @@ def test_replica_that_cannot_be_reached_is_not_waited_for_and_what_it_knew_ends_
         assert check_in(client).json()["outcome"] == "accepted"
 
 
-def test_populations_move_to_others_at_once_when_a_replica_is_told_to_stop(store, register, replicas):
+def test_populations_of_a_stopping_replica_move_at_once(store, register, replicas):
     register(goal=1)
     stopping = replicas.start(lease_s=60)
     until(lambda: replicas.holder() is stopping)

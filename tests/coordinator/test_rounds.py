@@ -66,7 +66,7 @@ def test_selection_timeout_takes_who_is_there_from_the_minimum_on():
     assert (selected.state, effects) == (RoundState.CONFIGURING, (Select(4),))
 
 
-def test_selection_timeout_with_too_few_devices_abandons_and_turns_them_away():
+def test_selection_timeout_with_too_few_turns_devices_away():
     abandoned, effects = step(open_round(POLICY, 0), Waiting(3), 5)
     assert (abandoned.state, abandoned.reason) == (RoundState.ABANDONED, "too-few-devices")
     assert effects == (TurnAway(),)
@@ -150,7 +150,7 @@ def test_no_more_than_a_cohort_is_replaced_and_nobody_late_in_the_round():
     assert after(reporting(13), Lost(13)).missing(41) == 0
 
 
-def test_round_that_cannot_come_to_its_minimum_waits_a_moment_for_replacements_and_then_ends():
+def test_round_short_of_its_minimum_waits_briefly_for_replacements():
     round_ = after(reporting(13), Lost(10))
     assert after(round_, Waiting(0), now=12.9).state is RoundState.REPORTING
     assert after(round_, Waiting(0), now=13).state is RoundState.ABANDONED
@@ -158,7 +158,7 @@ def test_round_that_cannot_come_to_its_minimum_waits_a_moment_for_replacements_a
     assert after(round_, Configured(1), Waiting(0), now=13).state is RoundState.REPORTING
 
 
-def test_round_ends_at_once_when_its_minimum_cannot_be_met_and_nobody_can_join():
+def test_round_ends_at_once_when_its_minimum_is_out_of_reach():
     assert after(reporting(13), *[Aborted()] * 9).state is RoundState.REPORTING
     ended, effects = step(after(reporting(13), *[Aborted()] * 9), Aborted(), 10)
     assert (ended.state, ended.reason) == (RoundState.ABANDONED, "too-few-reports")
@@ -176,7 +176,7 @@ def test_round_ends_at_once_when_its_minimum_cannot_be_met_and_nobody_can_join()
     ],
     ids=["nobody carried it out", "somebody trained", "somebody reported", "they gave up"],
 )
-def test_attempt_fails_unless_the_plan_was_carried_out_and_devices_only_vanished(events, reason):
+def test_attempt_fails_unless_some_reported_and_devices_only_vanished(events, reason):
     ended = after(reporting(13), *events, Tick())
     assert (ended.state, ended.reason) == (RoundState.ABANDONED, reason)
     assert (reason in FAILURES) is (reason == "too-few-reports")

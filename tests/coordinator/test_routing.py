@@ -112,7 +112,7 @@ def test_request_and_answer_are_passed_on_as_they_are(store, register, pair):
     assert len(answer.headers.get_list("date")) == 1
 
 
-def test_proof_that_a_request_was_passed_on_is_for_that_request_and_its_receiver_alone(store, pair):
+def test_forwarding_proof_holds_for_one_request_and_one_receiver(store, pair):
     _, other = pair
     echo = Echo()
     with peer(store, echo):
@@ -142,7 +142,7 @@ def test_what_was_passed_on_once_is_not_passed_on_again(store, register, pair, t
         assert len(echo.asked) == asked
 
 
-def test_waiting_device_that_hangs_up_is_not_waited_for_behind_another_replica(register, pair):
+def test_wait_ends_when_the_device_hangs_up_behind_another_replica(register, pair):
     holder, other = pair
     register(goal=2, selection_timeout_s=60)
     until(lambda: check_in(other).status_code == 200)

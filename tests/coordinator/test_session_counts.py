@@ -43,7 +43,7 @@ def seat(store, task, given):
     return next(one.device for one in store.cohort(task, given.round) if one.id == given.assignment)
 
 
-def test_device_that_comes_back_while_its_round_still_runs_is_counted_by_how_its_assignment_ends(store, register, desk):
+def test_device_back_during_its_round_is_counted_by_its_assignment(store, register, desk):
     task = register(goal=3, rounds=9)
     by_device = {seat(store, task, given): given for given in desk.assign("a", "b", "c")}
     desk.report(by_device["a"])
@@ -61,7 +61,7 @@ def test_device_that_comes_back_while_its_round_still_runs_is_counted_by_how_its
     }
 
 
-def test_device_that_takes_part_in_two_populations_at_once_is_counted_in_each(store, register, desk):
+def test_device_in_two_populations_at_once_is_counted_in_each(store, register, desk):
     tasks = {name: register(population=name, goal=2, rounds=9) for name in ("phones", "tablets")}
     given = {}
     for name in tasks:
@@ -101,7 +101,7 @@ def test_a_clean_stop_loses_no_count(store, register, desk):
     }
 
 
-def test_rejections_are_counted_without_a_transaction_of_their_own_and_survive_one_that_fails(store, register, desk):
+def test_rejections_are_counted_in_other_transactions_and_not_lost(store, register, desk):
     task = register(min_examples=50, goal=1, rounds=9)
     with store.database.engine.connect() as observer:
         before = observer.exec_driver_sql("PRAGMA data_version").scalar()

@@ -21,7 +21,7 @@ def toml(tmp_path, monkeypatch):
     return write
 
 
-def test_settings_come_from_arguments_then_environment_then_file_and_say_so(toml, monkeypatch):
+def test_settings_come_from_arguments_then_environment_then_file(toml, monkeypatch):
     path = toml('port = 1\nhost = "0.0.0.0"\nmax_wait_s = 7\n')
     monkeypatch.setenv("MUSTER_PORT", "2")
     monkeypatch.setenv("MUSTER_HOST", "::1")
@@ -76,7 +76,7 @@ def test_the_constructor_checks_too():
         Settings(port=70000)
 
 
-def test_config_shows_settings_without_passwords_and_wrong_ones_end_with_two(monkeypatch):
+def test_config_shows_settings_without_passwords_and_refuses_wrong(monkeypatch):
     for url, shows in (
         ("postgresql://muster:s3cret@db/muster", "muster:***@db/muster"),
         ("postgresql://muster:a/s3cret@db/muster", "muster:***@db/muster"),

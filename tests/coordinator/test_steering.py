@@ -21,7 +21,7 @@ def desk(store):
     return Desk(store, retry=BOUNDS)
 
 
-def test_device_that_was_not_drawn_comes_back_when_the_round_that_reports_should_end(register, desk):
+def test_device_not_drawn_returns_when_the_running_round_should_end(register, desk):
     register(goal=1, rounds=9, reporting_deadline_s=600)
     (running,) = desk.assign("a")
     waiting = desk.wait("b", seconds=30)
@@ -36,7 +36,7 @@ def test_device_that_was_not_drawn_comes_back_when_the_round_that_reports_should
     desk.report(second)
 
 
-def test_round_that_ran_while_its_task_was_paused_teaches_how_long_rounds_take(store, register):
+def test_round_of_a_paused_task_counts_for_how_long_rounds_take(store, register):
     # Long after its clock began: the population must not be sent away for as long as the coordinator has run.
     desk = Desk(store, retry=BOUNDS, now=50_000.0)
     task = register(goal=1, rounds=9, reporting_deadline_s=600)
@@ -52,7 +52,7 @@ def test_round_that_ran_while_its_task_was_paused_teaches_how_long_rounds_take(s
     assert waiting.result(timeout=0).retry == RetryWindow(60.0, 80.0)
 
 
-def test_devices_turned_away_from_a_selection_with_too_few_come_back_together_at_once(register, desk):
+def test_devices_of_a_selection_with_too_few_return_together_at_once(register, desk):
     register(goal=3, selection_timeout_s=60)
     waiting = [desk.wait(name, seconds=500) for name in "ab"]
     desk.pass_time(60)
@@ -64,7 +64,7 @@ def test_device_that_no_task_can_use_stays_away_for_a_minute_or_so(register, des
     assert desk.arrive("a").retry == RetryWindow(45.0, 75.0)
 
 
-def test_device_that_takes_part_and_one_that_rests_come_back_after_their_rest(register, desk):
+def test_devices_that_took_part_or_rest_return_after_their_rest(register, desk):
     register(goal=1, rounds=9, min_separation_s=3600)
     assert desk.arrive("a").retry.min_s == 3600
     desk.report(*desk.assign("a"))
@@ -82,7 +82,7 @@ def test_device_that_takes_part_and_one_that_rests_come_back_after_their_rest(re
     ],
     ids=["superseded", "left", "resting"],
 )
-def test_visits_of_which_no_device_comes_back_for_the_next_round_take_no_place_in_it(register, desk, visit):
+def test_visits_without_a_return_take_no_place_in_the_next_round(register, desk, visit):
     register(goal=5, rounds=9, min_separation_rounds=3, reporting_deadline_s=600)  # eight places
     given = desk.assign("a", "b", "c", "d", "e")
     desk.pass_time(500)
@@ -108,7 +108,7 @@ def test_rest_in_rounds_is_told_in_the_time_that_rounds_take(register, desk):
     assert desk.arrive("a").retry.min_s == pytest.approx(3 * (100 + 20))
 
 
-def test_hopeless_check_in_is_answered_while_the_driver_is_busy_and_others_are_left_to_it(register, desk):
+def test_hopeless_check_in_is_answered_while_the_driver_is_busy(register, desk):
     register(min_examples=50, min_separation_s=3600, rounds=9, goal=1)
     hopeless, hopeful = (arrival("a", {"default": held}) for held in (10, 50))
     assert desk.driver.turn_away(hopeless) is None  # nothing is known yet, not even the population

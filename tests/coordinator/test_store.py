@@ -137,7 +137,7 @@ def test_processes_that_start_together_make_the_tables_once(empty):
 
 
 @pytest.mark.parametrize("create", [True, False])
-def test_database_of_another_revision_is_refused_by_name_and_left_as_it_is(empty, create):
+def test_database_of_another_revision_is_refused_and_left_as_it_is(empty, create):
     Database(empty).close()
     with connected(empty) as connection:
         connection.execute(sqlalchemy.text("UPDATE alembic_version SET version_num = '9999'"))

@@ -34,7 +34,7 @@ def test_registered_task_starts_from_the_bundles_model(store, register):
     assert store.rounds(task.id) == []
 
 
-def test_server_state_and_certificate_are_not_public_but_plan_graphs_and_checkpoint_are(store, register, tmp_path):
+def test_public_blobs_are_plan_graphs_and_checkpoint_only(store, register, tmp_path):
     bundle = make_bundle(tmp_path / "adam", algorithm="fedadam")
     task = store.task(register(bundle))
     secret = {bundle.manifest.state.sha256, bundle.manifest.certificate.sha256}
@@ -115,7 +115,7 @@ def test_plan_that_does_not_pass_the_release_check_registers_nothing(store, regi
     assert store.tasks() == []
 
 
-def test_altered_blob_unknown_algorithm_and_foreign_state_register_nothing(store, register, tmp_path):
+def test_altered_blob_unknown_algorithm_or_state_register_nothing(store, register, tmp_path):
     altered = make_bundle(tmp_path / "altered")
     (altered.folder / "blobs" / altered.manifest.plan.sha256).write_bytes(b"{}")
     strange = make_bundle(tmp_path / "strange", algorithm="fedavg", settings={"no_such": 1}, state={"params": START})

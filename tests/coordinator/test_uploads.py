@@ -124,7 +124,7 @@ def test_what_came_before_a_connection_broke_stays(client, given):
     assert patch(client, given, 90).status_code == 200
 
 
-def test_a_report_that_is_not_the_announced_one_is_thrown_away_and_the_right_one_counts(client, given):
+def test_report_other_than_the_announced_one_is_dropped(client, given):
     patch(client, given, 0, HALF, "?0")
     refused(patch(client, given, HALF, body=BODY[:-1] + b"\1"), "conflicting-report")
     refused(patch(client, given, HALF, len(BODY) - 1), "digest-mismatch")
@@ -166,7 +166,7 @@ def test_what_a_part_says_of_itself_is_signed(client, given):
     refused(client.send(request), "malformed-signature")
 
 
-def test_a_report_that_is_too_large_or_anothers_or_unwanted_is_refused_before_it_is_sent(client, given):
+def test_report_too_large_foreign_or_unwanted_is_refused_unsent(client, given):
     large = b"x" * 100_000
     refused(patch(client, given, 0, body=large), "too-large")
     client.devices.of[given] = "b"
@@ -180,9 +180,7 @@ def test_a_report_that_is_too_large_or_anothers_or_unwanted_is_refused_before_it
     assert head(client, "nobody").status_code == 404
 
 
-def test_reports_on_their_way_take_no_more_memory_than_they_may_and_it_is_let_go_with_their_assignments(
-    store, register, database, tmp_path
-):
+def test_reports_in_transit_keep_to_their_memory_and_release_it(store, register, database, tmp_path):
     register(goal=3, minimum=2, rounds=1)
     place = {"database": database, "keys": tmp_path / "keys", "blobs": tmp_path / "blobs", "port": 0}
     with serving(Settings(**place, reports_bytes=9000)) as url, speaking_to(url) as client:
@@ -201,9 +199,7 @@ def test_reports_on_their_way_take_no_more_memory_than_they_may_and_it_is_let_go
 
 
 @pytest.mark.parametrize("method", ["PUT", "PATCH"])
-def test_a_device_that_falls_silent_in_a_body_is_not_waited_for_and_its_room_is_anothers(
-    register, database, tmp_path, monkeypatch, method
-):
+def test_device_silent_in_mid_body_loses_its_place_to_another(register, database, tmp_path, monkeypatch, method):
     register(goal=2, rounds=1)
     place = {"database": database, "keys": tmp_path / "keys", "blobs": tmp_path / "blobs", "port": 0}
     with serving(Settings(**place, reports_bytes=4200 + len(BODY))) as url, speaking_to(url) as client:
@@ -219,9 +215,7 @@ def test_a_device_that_falls_silent_in_a_body_is_not_waited_for_and_its_room_is_
             assert put(client, theirs, BODY).status_code == 200
 
 
-def test_a_receipt_that_is_asked_for_again_while_the_report_is_counted_is_of_the_same_counting(
-    client, given, monkeypatch
-):
+def test_receipt_asked_for_again_is_of_the_same_counting(client, given, monkeypatch):
     counting, may_end, times = threading.Event(), threading.Event(), []
 
     def slowly(data, layout, **known):
@@ -331,9 +325,7 @@ class Known:
         self.signer = lambda _: signer
 
 
-def test_a_devices_upload_over_a_road_that_breaks_arrives_once_and_goes_on_where_it_was(
-    store, register, client, tmp_path
-):
+def test_upload_over_a_breaking_connection_resumes_and_arrives_once(store, register, client, tmp_path):
     plan = make_plan(2_500_000)
     start = np.zeros(2_500_000, np.float32)
     task = register(make_bundle(tmp_path / "large", plan=plan, start=start), goal=1, rounds=1)
@@ -383,7 +375,7 @@ def test_uploads_are_bounded_in_all_by_what_was_announced():
     assert uploads.assignments == ["b", "c"]
 
 
-def test_the_memory_of_an_upload_goes_with_it_though_a_request_still_holds_it():
+def test_memory_of_an_upload_is_freed_while_a_request_holds_it():
     uploads, writer = Uploads(MemoryBudget(100)), object()
     upload = uploads.take("a", part(), writer)
     upload.append(writer, b"abc")

@@ -3,7 +3,6 @@ import pytest
 
 from device_runtime.protocol import transport
 from device_runtime.session import DeviceConfig
-from muster.server import local_coordinator
 from simulator import datasets
 from tests.device_runtime import linear
 from tests.device_runtime.coordinator import serving
@@ -49,7 +48,7 @@ def plans(tmp_path_factory):
 
 
 @pytest.fixture
-def world(tmp_path, plans):
+def world(tmp_path, coordinators, plans):
     np.savez(tmp_path / "mine.npz", **datasets.load("digits").shard(0))
-    with local_coordinator(tmp_path) as local, road_to(local.url) as road:
+    with coordinators.local(tmp_path) as local, road_to(local.url) as road:
         yield World(tmp_path, plans, road, ["--db", local.database, "--blobs", local.blobs])

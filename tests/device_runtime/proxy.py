@@ -1,4 +1,4 @@
-"""A road to a real coordinator on which a test can stand: it sees every call, and may hold, slow, cut or change it."""
+"""A proxy of a real coordinator that tests control: it sees every call, and may hold, slow, cut or change it."""
 
 import http.client
 import random
@@ -64,7 +64,7 @@ class Weather:
         return bytes(changed)
 
 
-class ThrottledTransport:
+class Proxy:
     """`before[call]` and `after[call]` are played first, one per call: before it is passed on, or before its answer is.
 
     `change[call]` alters an answer's body; `slow_s` is waited after every `piece` bytes of a blob. `weather` befalls
@@ -176,7 +176,7 @@ class Server(ThreadingHTTPServer):
 def road_to(coordinator):
     """A road to the coordinator at this URL; it begins at `url`."""
     with Server(("127.0.0.1", 0), Handler) as server:
-        server.road = ThrottledTransport(coordinator)
+        server.road = Proxy(coordinator)
         server.road.url = f"http://127.0.0.1:{server.server_port}"
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()

@@ -181,7 +181,7 @@ def test_all_reasons_are_given_at_once():
     assert len(STRICT.unmet(Conditions())) == 7
 
 
-def test_a_coordinator_hears_the_battery_in_tenths_and_storage_in_powers_of_two():
+def test_coordinator_is_told_battery_in_tenths_storage_in_powers_of_two():
     stated = msgspec.to_builtins(msgspec.structs.replace(GOOD, battery=0.8437, idle=None).stated())
     assert stated == {"charging": True, "idle": None, "unmetered": True, "battery": 0.8, "free_storage_mb": 512}
 

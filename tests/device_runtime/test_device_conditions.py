@@ -57,7 +57,7 @@ def test_conditions_that_fail_during_training_end_it(world):
     assert world.road.reports == []
 
 
-def test_conditions_that_fail_within_a_download_end_it_and_a_later_session_fetches_the_rest(world):
+def test_download_ended_by_conditions_is_resumed_by_a_later_session(world):
     world.create()
     world.road.slow_s, world.road.piece = 0.2, 10  # so that all the time goes into the first blob
     with world.start("--once", "--require", "charging", *lasting(world.folder, 6)) as device:
@@ -80,7 +80,7 @@ def test_conditions_that_fail_within_a_download_end_it_and_a_later_session_fetch
         ("", "unknown field ``"),
     ],
 )
-def test_a_requirement_that_is_none_is_a_usage_error_that_says_what_there_is(world, words, part):
+def test_unknown_requirement_is_a_usage_error_that_lists_the_known(world, words, part):
     with world.start("--require", words) as device:
         _, err = device.communicate(timeout=30)
     assert device.returncode == 2

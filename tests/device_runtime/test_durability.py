@@ -28,7 +28,7 @@ def test_killed_before_it_has_work_the_device_begins_anew(world, call):
 
 
 @pytest.mark.parametrize(("skip", "plan"), [(0, None), (2, "logreg-fedavg")])
-def test_killed_while_it_downloads_the_device_gives_up_and_then_serves_the_next_attempt(world, skip, plan):
+def test_device_killed_in_a_download_serves_the_next_attempt(world, skip, plan):
     world.create()
     device, _ = held_at(world, "blob", skip=skip)
     until(lambda: (world.stored() or {}).get("phase", "assigned") == "assigned")
@@ -43,7 +43,7 @@ def test_killed_while_it_downloads_the_device_gives_up_and_then_serves_the_next_
     assert (second["state"], second["reported"]) == ("committed", 1)
 
 
-def test_killed_while_it_trains_the_device_does_not_train_for_that_assignment_again(world):
+def test_device_killed_in_training_does_not_train_for_it_again(world):
     world.create("long")
     device = world.start("--once")
     until(lambda: world.road.calls.count("blob") >= 5 and read_journal(world.state)[-1].plan)
@@ -60,7 +60,7 @@ def test_killed_while_it_trains_the_device_does_not_train_for_that_assignment_ag
 
 
 @pytest.mark.parametrize("answered", [False, True])
-def test_a_report_without_a_receipt_is_sent_again_as_it_was_and_counted_once(world, answered):
+def test_report_without_a_receipt_is_sent_again_and_counted_once(world, answered):
     world.create()
     device, _ = held_at(world, "report", answered=answered)
     stored = world.stored()
@@ -125,7 +125,7 @@ def test_a_damaged_kept_report_is_never_sent(world):
     assert world.once()["outcome"] == "reported"
 
 
-def test_a_coordinator_that_is_down_when_the_report_is_ready_gets_it_later(world):
+def test_coordinator_that_is_down_gets_the_report_later(world):
     world.create()
     target = world.road.target
 

@@ -21,14 +21,13 @@ from export.model import Model
 from export.models import load
 from fedcore.algorithms import create
 from muster.commands.device import parser, run
-from muster.server import local_coordinator
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def test_the_host_app_trains_on_what_it_recorded(tmp_path):
+def test_the_host_app_trains_on_what_it_recorded(coordinators, tmp_path):
     bundle = export_bundle(Model(load("logreg")), create("fedavg", {"batch_size": 5}), tmp_path / "plan")
-    with local_coordinator(tmp_path) as local:
+    with coordinators.local(tmp_path) as local:
         task = local.store.register_task(
             bundle, TaskSettings(population="digits", goal=1, rounds=2, over_selection=1.0)
         ).id

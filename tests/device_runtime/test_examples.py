@@ -192,7 +192,7 @@ def test_an_odd_file_is_invalid_examples_whatever_is_odd_about_it(tmp_path, odd)
 
 
 @pytest.mark.parametrize("left", [{"x": np.zeros((0, 2, 3), np.float32)}, {"x": np.zeros((0, 2, 3), np.float64)}])
-def test_examples_that_go_after_they_were_counted_are_too_few_or_refused_by_name(tmp_path, left, monkeypatch):
+def test_examples_gone_after_counting_are_too_few_or_refused_by_name(tmp_path, left, monkeypatch):
     columns = arrays(0) | left
     np.savez(tmp_path / "examples.npz", **columns)
     monkeypatch.setattr(NpzFile, "count", lambda self, collection: 5)

@@ -79,7 +79,7 @@ def test_a_training_loop_that_swaps_two_sets_of_buffers_follows_torch(load):
         np.testing.assert_allclose(value, reference, rtol=1e-4, atol=1e-5)
 
 
-def test_memory_that_was_freed_and_given_out_again_is_not_taken_for_the_old(load):
+def test_memory_freed_and_allocated_again_is_not_taken_for_the_old(load):
     loaded, d = load(), np.zeros(4, F)
     for value in range(50):
         loaded.run({"c": np.full(4, value, F)}, {"d": d})
@@ -191,7 +191,7 @@ def test_an_operator_that_fails_says_so_and_spares_the_process(executorch, capfd
     assert capfd.readouterr() == ("", "")
 
 
-def test_an_operator_that_the_runtime_lacks_is_named_when_the_plan_is_loaded(executorch):
+def test_operator_the_runtime_lacks_is_named_when_the_plan_is_loaded(executorch):
     lacking = program(lambda a: (torch.sort(a)[0],), (torch.zeros(4),), ["a"], ["b"])
     with pytest.raises(PlanRefused, match=r"cannot load graph 'report': .*aten::sort"):
         ExecuTorch().load(lacking, "report")

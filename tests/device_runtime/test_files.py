@@ -171,7 +171,7 @@ def test_commands_import_list_and_delete(tmp_path):
     assert json.loads(muster("delete", "--store", store, "--all", "--json").stdout) == {"removed": 3}
 
 
-def test_an_import_goes_on_in_a_new_store_and_says_where_the_damaged_one_is(tmp_path):
+def test_import_goes_on_in_a_new_store_and_names_the_damaged_one(tmp_path):
     store = ExampleStore.open(tmp_path / "store")
     import_file(store, npz(tmp_path / "mine"))
     store.path.write_bytes(store.path.read_bytes()[:4096] + b"\xff" * 20_000)

@@ -21,7 +21,6 @@ from fedcore.algorithms import create
 from fedcore.params import ParamSchema, TensorSpec
 from fedcore.plan import Field
 from fedcore.signing import SigningKey
-from muster.server import local_coordinator
 from tests.device_runtime.coordinator import status
 
 OTHER = "ed25519:11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"
@@ -53,13 +52,13 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory):
+def world(tmp_path_factory, coordinators):
     folder = tmp_path_factory.mktemp("world")
     key = SigningKey.new(folder / "key.pem")
     model, algorithm = Model(load("logreg")), create("fedavg", {"batch_size": 5, "epochs": 2})
     signed = export_bundle(model, algorithm, folder / "signed").sign(key)
     unsigned = export_bundle(model, algorithm, folder / "unsigned")
-    with local_coordinator(folder) as local:
+    with coordinators.local(folder) as local:
         yield World(local.url, local.store, key, signed, unsigned)
 
 
@@ -146,13 +145,13 @@ def test_what_is_against_the_policy_is_given_up_by_the_rules_name(world, device,
     refused(world, task, device(population, policy).run_once(), rule)
 
 
-def test_a_round_is_held_to_the_reports_with_which_it_may_count_and_not_to_its_goal(world, device):
+def test_round_is_judged_by_its_minimum_of_reports_not_its_goal(world, device):
     task, population = world.task(goal=3, minimum=1)
     refused(world, task, device(population, Policy(min_cohort=2)).run_once(), "min_cohort", "count with 1 reports")
     assert device(population, Policy(min_cohort=1)).run_once().outcome == "reported"
 
 
-def test_a_collection_that_is_not_allowed_is_neither_trained_on_nor_mentioned(world, device):
+def test_forbidden_collection_is_neither_trained_on_nor_mentioned(world, device):
     task, population = world.task()
     outcome = device(population, Policy(collections=("typed",))).run_once()
     assert (outcome.outcome, outcome.reason) == ("rejected", "not-eligible")
@@ -165,7 +164,7 @@ def test_another_population_is_not_called(world, device):
 
 
 @pytest.mark.parametrize("limit", [{"sessions": 1}, {"bytes": 20_000}, {"compute_seconds": 1e-3}])
-def test_a_days_budget_outlasts_the_process_and_then_keeps_the_device_away(world, device, limit):
+def test_daily_budget_outlasts_the_process_and_keeps_the_device_away(world, device, limit):
     _, population = world.task()
     (rule,) = limit
     policy, outcomes = Policy(per_day=PerDay(**limit)), []
@@ -200,7 +199,7 @@ def test_the_plan_is_checked_before_graphs_and_checkpoint_are_fetched(coordinato
     assert coordinator.calls == ["check-in", "assignment", "blob", "abort"]
 
 
-def test_the_policy_of_the_state_folder_holds_and_a_bad_one_stops_the_device(coordinator, config):
+def test_policy_of_the_state_folder_holds_and_a_bad_one_is_an_error(coordinator, config):
     config.state.mkdir()
     path = config.state / "policy.toml"
     path.write_text('populations = ["tablets"]')

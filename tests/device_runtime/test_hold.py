@@ -61,7 +61,7 @@ def test_work_that_is_done_at_once_asks_nothing_more(coordinator, config):
     assert "hold" not in coordinator.calls
 
 
-def test_device_that_is_not_needed_any_more_stops_within_one_batch_and_sends_nothing(coordinator, config, slow):
+def test_device_not_needed_stops_within_one_batch_and_sends_nothing(coordinator, config, slow):
     coordinator.faults["hold"] = [refusal("no-longer-needed", retry=WINDOW)]
     outcome = run_session(working(config, slow))
     assert (outcome.outcome, outcome.reason, outcome.retry) == ("not-needed", "no-longer-needed", WINDOW)

@@ -23,7 +23,7 @@ def reject(coordinator, reason="no-task", times=1):
     coordinator.faults["check-in"] += [answer(encode(Rejected(reason, WINDOW)))] * times
 
 
-def test_an_entry_says_what_was_trained_for_whom_with_what_and_what_was_sent(coordinator, config):
+def test_entry_says_what_was_trained_for_whom_and_what_was_sent(coordinator, config):
     outcome = run_session(config)
     (entry,) = read_journal(config.state)
     assert (entry.coordinator, entry.population) == (coordinator.url, "phones")
@@ -46,7 +46,7 @@ def test_sessions_without_work_and_refusals_are_in_the_journal(coordinator, conf
     assert (second.outcome, second.reason) == ("rejected", "no-task")
 
 
-def test_sessions_without_work_in_a_row_are_one_entry_and_those_with_work_are_not(coordinator, config):
+def test_consecutive_sessions_without_work_are_one_entry(coordinator, config):
     reject(coordinator, times=3)
     sent = sum(run_session(config).bytes_up for _ in range(3))
     run_session(config)
@@ -91,7 +91,7 @@ def replace_entry(entry, **changes):
     return type(entry)(**{name: getattr(entry, name) for name in entry.__struct_fields__} | changes)
 
 
-def test_an_open_entry_is_running_while_its_session_holds_the_folder_and_interrupted_after(config):
+def test_open_entry_is_running_with_its_session_and_interrupted_after(config):
     with only_session(config.state), open_database(config.state, Clock()) as database:
         Journal(database, Clock()).open("c", "p")
         assert [entry.outcome for entry in read_journal(config.state)] == ["running"]
@@ -123,7 +123,7 @@ def test_people_read_the_journal_as_a_table_and_programs_as_json(coordinator, co
     assert [entry["outcome"] for entry in json.loads(show(config, "--json", "--last", "1"))] == ["rejected"]
 
 
-def test_a_condition_that_failed_is_told_to_the_owner_and_not_to_the_coordinator(coordinator, config, monkeypatch):
+def test_failed_condition_is_told_to_the_owner_not_the_coordinator(coordinator, config, monkeypatch):
     monkeypatch.setattr(session, "LOOK_EVERY_S", 0.0)
     levels = iter([0.9, 0.9, 0.9])
     source = lambda: Conditions(battery=next(levels, 0.07))  # noqa: E731

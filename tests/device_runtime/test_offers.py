@@ -77,7 +77,7 @@ def test_device_says_which_tasks_it_is_willing_for(coordinator, config):
     assert coordinator.willing == [Willing(tasks=("t-1",))]
 
 
-def test_device_that_is_willing_for_nothing_asks_for_nothing_and_comes_back_in_the_window(coordinator, config):
+def test_device_willing_for_nothing_comes_back_in_the_window(coordinator, config):
     offered(coordinator, Offer(task="t-1", collection="default", min_battery=0.9))
     outcome = run_session(replace(config, conditions=lambda: Conditions(battery=0.2)))
     assert (outcome.outcome, outcome.reason, outcome.retry) == ("rejected", "unwilling", RetryWindow(70, 80))

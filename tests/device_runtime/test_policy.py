@@ -170,7 +170,7 @@ def test_a_days_budget_that_is_used_up_keeps_the_device_away(limit, spent, rule)
 
 
 @pytest.mark.parametrize(("minimum", "fine"), [(20, True), (21, True), (19, False), (0, False), (None, False)])
-def test_a_round_that_may_count_with_too_few_reports_or_does_not_say_is_refused(minimum, fine):
+def test_round_whose_minimum_is_too_low_or_missing_is_refused(minimum, fine):
     guarded = guard(Policy(min_cohort=20))
     if fine:
         guarded.check_assignment(assignment(minimum=minimum), 0)
@@ -293,7 +293,7 @@ class Time:
         return self.do(lambda budget: budget.spent())
 
 
-def test_however_many_sessions_there_were_the_day_remembers_their_sum_in_few_rows(tmp_path):
+def test_day_keeps_the_sum_of_many_sessions_in_few_rows(tmp_path):
     with open_database(tmp_path, Clock()) as database:
         budget = Spending(database, Clock())
         for _ in range(1500):
@@ -324,7 +324,7 @@ def test_a_clock_that_is_set_neither_renews_the_day_nor_uses_it_up(tmp_path, jum
     assert time.spent == Spent()
 
 
-def test_after_a_reboot_with_a_clock_that_fell_back_the_day_ends_all_the_same(tmp_path):
+def test_day_ends_after_a_reboot_with_a_clock_that_fell_back(tmp_path):
     time = Time(tmp_path)
     time.add(5.0, 10, 1)
     time.boot, time.boot_s, time.wall = "next", 1.0, time.wall - 1e8

@@ -57,7 +57,7 @@ def test_every_pass_has_an_order_of_its_own():
     np.testing.assert_allclose(weighed(result), expected, rtol=2e-6, atol=1e-5)
 
 
-def test_a_secure_round_stores_the_values_of_training_unweighted_bit_for_bit():
+def test_a_secure_round_stores_unweighted_values_bit_for_bit():
     plan, result = linear.plan(), run(linear.plan(), linear.examples(7))
     blob = BlobRef.of(b"")
     clear = Assignment(
@@ -80,7 +80,7 @@ class Eavesdropper:
         self.graph.run(inputs, outputs)
 
 
-def test_a_pass_with_noise_draws_for_every_step_by_its_index_over_all_epochs():
+def test_noise_is_drawn_for_every_step_by_its_index_over_all_epochs():
     plan = linear.plan(sweep=Loop(batch_size=3, epochs=2))
     train, sweep = plan.passes
     plan = replace(plan, passes=(train, replace(sweep, noise=True)))
@@ -91,7 +91,7 @@ def test_a_pass_with_noise_draws_for_every_step_by_its_index_over_all_epochs():
     np.testing.assert_array_equal(step.heard, expected)
 
 
-def test_the_same_work_gives_the_same_bytes_and_another_place_another_order():
+def test_same_work_gives_the_same_bytes_another_place_another_order():
     data = linear.examples(10)
     first, again = run(linear.plan(), data), run(linear.plan(), data)
     assert first.values.tobytes() == again.values.tobytes()
@@ -204,7 +204,7 @@ class Witness:
         self.graph.run(inputs, outputs)
 
 
-def test_a_graph_is_let_go_before_the_next_pass_and_the_report_ask_for_memory():
+def test_graph_is_freed_before_the_next_pass_and_the_report():
     others, seen = {}, {}
     graphs = {name: Witness(name, one, others, seen) for name, one in load(linear.graphs()).items()}
     others |= {name: weakref.ref(one) for name, one in graphs.items()}

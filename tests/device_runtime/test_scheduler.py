@@ -109,7 +109,7 @@ def test_a_wall_clock_that_is_set_changes_no_wait(coordinator, config, jump_s):
     assert 500 <= run(config, time, 1).waits[0] <= 600
 
 
-def test_after_a_reboot_with_a_clock_that_fell_back_the_wait_is_never_longer_than_it_was(coordinator, config):
+def test_reboot_with_a_clock_that_fell_back_never_lengthens_the_wait(coordinator, config):
     time = Time()
     reject(coordinator, 1, RetryWindow(500.0, 600.0))
     run(config, time, 1)
@@ -152,7 +152,7 @@ def test_once_does_not_wait(coordinator, config):
 CHARGING = Requirements(charging=True)
 
 
-def test_while_conditions_do_not_hold_they_are_looked_at_each_minute_and_nothing_is_sent(coordinator, config):
+def test_unmet_conditions_are_read_each_minute_and_nothing_is_sent(coordinator, config):
     states = iter([False] * 3)
     config = replace(config, conditions=lambda: Conditions(charging=next(states, True)), requirements=CHARGING)
     time = Time()
@@ -214,7 +214,7 @@ def test_a_kept_moment_of_negative_length_is_now():
 
 
 @pytest.mark.parametrize("source", [lambda: 1 / 0, lambda: None, lambda: Conditions(battery=15)])
-def test_a_source_of_conditions_that_fails_tells_nothing_and_the_owner_hears_of_it(coordinator, config, source):
+def test_failing_source_of_conditions_is_reported_to_the_owner(coordinator, config, source):
     blind = replace(config, conditions=source, requirements=CHARGING)
     outcome = run_session(blind)
     assert (outcome.outcome, outcome.detail) == ("not-now", "unknown: charging or not")

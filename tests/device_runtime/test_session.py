@@ -79,7 +79,7 @@ def test_a_check_in_says_what_the_device_can_and_has(coordinator, config):
     assert outcome.device == "d-0"
 
 
-def test_a_check_in_states_the_conditions_that_were_held_against_the_requirements(coordinator, config):
+def test_check_in_states_the_conditions_that_were_checked(coordinator, config):
     readings = iter([Conditions(charging=True, unmetered=False, battery=0.7345, free_storage_bytes=5 << 20)])
     config = replace(config, conditions=lambda: next(readings, PLUGGED), requirements=Requirements(charging=True))
     assert run_session(config).outcome == "reported"
@@ -147,7 +147,7 @@ def test_a_device_whose_format_nobody_wants_says_which_and_what_to_do(coordinato
     assert (coordinator.calls, coordinator.aborts) == (["check-in"], [])
 
 
-def test_a_device_without_examples_checks_in_all_the_same_and_gives_up_when_assigned(coordinator, config):
+def test_device_without_examples_checks_in_and_gives_up_when_assigned(coordinator, config):
     np.savez(config.examples, **linear.examples(0))
     outcome = run_session(config)
     assert coordinator.checkins[0].examples == {"default": 0}
@@ -281,7 +281,7 @@ def test_an_invalid_report_frees_the_slot(coordinator, config):
     assert [abort.reason for abort in coordinator.aborts] == ["runtime-failed"]
 
 
-def test_an_abort_that_does_not_arrive_leaves_the_first_failure_in_the_outcome(coordinator, config):
+def test_abort_that_is_lost_leaves_the_first_failure_in_the_outcome(coordinator, config):
     coordinator.offer(b"{", {}, {"params": linear.PARAMS})
     coordinator.faults["abort"] = [status(500)]
     outcome = run_session(config)
@@ -399,7 +399,7 @@ def begin(sha256, count):
     return fault
 
 
-def test_an_assignment_that_comes_again_after_its_receipt_is_not_trained_again(coordinator, config):
+def test_assignment_seen_again_after_its_receipt_is_not_trained_again(coordinator, config):
     run_session(config)
     coordinator.faults["assignment"] = [answer(encode(coordinator.assignment()))]
     outcome = run_session(config)
@@ -488,7 +488,7 @@ def test_an_assignment_without_plain_names_is_refused(coordinator, config, field
     assert (outcome.reason, outcome.detail.isprintable()) == ("bad-answer", True)
 
 
-def test_blobs_longest_unused_go_when_they_take_more_than_the_policy_allows(coordinator, config):
+def test_blobs_longest_unused_go_when_the_cache_exceeds_the_policy(coordinator, config):
     run_session(config)
     blobs = config.state / "blobs"
     sizes = [path.stat().st_size for path in blobs.iterdir()]

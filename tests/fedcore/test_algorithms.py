@@ -120,9 +120,7 @@ def test_the_order_of_clients_does_not_matter(algorithm, x0, clients):
 
 
 @pytest.mark.parametrize("algorithm", VARIANTS, ids=repr)
-def test_one_client_as_two_of_half_the_size_with_the_same_data_changes_nothing_under_example_weights(
-    algorithm, x0, clients
-):
+def test_client_split_in_two_halves_changes_nothing_by_example_weights(algorithm, x0, clients):
     whole_batch = dataclasses.replace(algorithm, batch_size=64, weighting="examples")
     half, others = clients[0], clients[1:]
     state = whole_batch.init(x0)
@@ -139,7 +137,7 @@ def test_one_client_as_two_counts_twice_under_uniform_weights(x0, clients):
     assert np.abs(joined["params"] - split["params"]).max() > 0.01
 
 
-def test_fedavg_with_one_full_batch_step_is_a_gradient_step_on_all_examples(x0, clients):
+def test_fedavg_of_one_full_batch_step_is_a_gradient_step_on_all(x0, clients):
     state = run_round(FedAvg(client_lr=0.25, batch_size=64), {"params": x0}, clients)
     gradient = x0 - np.concatenate(clients).mean(0)
     np.testing.assert_allclose(state["params"], x0 - 0.25 * gradient, rtol=1e-12)
@@ -179,7 +177,7 @@ def test_fedadam_is_not_the_adam_of_optimizer_libraries(x0):
 
 
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])
-def test_mimelite_moves_the_server_optimizer_once_from_gradients_at_the_received_model(optimizer, x0, clients):
+def test_mimelite_moves_its_optimizer_by_gradients_at_the_old_model(optimizer, x0, clients):
     states = []
     for epochs, client_lr in ((1, 0.01), (7, 0.2)):
         algorithm = MimeLite(optimizer=optimizer, client_lr=client_lr, epochs=epochs, batch_size=BATCH)

@@ -64,7 +64,7 @@ def test_the_philox_here_gives_the_known_answers_of_its_authors():
 
 
 @pytest.mark.parametrize("vector", VECTORS, ids=str)
-def test_order_is_the_published_one_and_the_specification_alone_reproduces_it(vector):
+def test_order_follows_the_specification_and_its_published_vectors(vector):
     seed, round, slot, pass_index, epoch = (vector[name] for name in ("seed", "round", "slot", "pass", "epoch"))
     order = permutation(StreamKey(seed, round, slot), pass_index, epoch, vector["examples"])
     assert order.tolist() == vector["order"]
@@ -72,7 +72,7 @@ def test_order_is_the_published_one_and_the_specification_alone_reproduces_it(ve
 
 
 @pytest.mark.parametrize("vector", NOISE, ids=str)
-def test_noise_is_the_published_one_and_the_specification_alone_reproduces_it(vector):
+def test_noise_follows_the_specification_and_its_published_vectors(vector):
     seed, round, slot, pass_index, step = (vector[name] for name in ("seed", "round", "slot", "pass", "step"))
     drawn = noise(StreamKey(seed, round, slot), pass_index, step, vector["size"])
     assert (drawn.dtype, drawn.tolist()) == (np.int32, vector["noise"])
@@ -98,7 +98,7 @@ def test_every_sweep_visits_every_example_once_under_mask_one(loop, examples):
 
 
 @given(loop=LOOPS, examples=st.integers(1, 30))
-def test_every_batch_has_the_full_size_and_padding_follows_the_real_examples(loop, examples):
+def test_every_batch_is_full_and_padding_follows_real_examples(loop, examples):
     for indices, mask in batches(loop, examples, KEY, 0):
         real = int(mask.sum())
         assert indices.shape == mask.shape == (loop.batch_size,)

@@ -99,7 +99,7 @@ def test_view_is_what_decode_gives_and_copies_nothing_of_the_usual_bytes():
     assert seen[-1] == 9
 
 
-def test_view_takes_other_spellings_of_the_same_vector_and_refuses_another():
+def test_view_takes_other_spellings_of_a_vector_and_refuses_another():
     spec, vector = VectorSpec("report", 5), np.arange(5, dtype=np.float32)
     data = encode({"report": vector})
     size = int.from_bytes(data[:8], "little")

@@ -263,7 +263,7 @@ def test_no_text_makes_the_parser_fail_in_another_way(input_, value):
         Signature.parse(f"device={input_}", f"device=:{value}:")
 
 
-def test_a_signature_over_what_the_request_lacks_or_cannot_be_text_is_refused():
+def test_signature_over_missing_or_non_text_fields_is_refused():
     found = parsed(GOOD)
     for other in (request(body=b""), request(**{"content-digest": "sha-256=:é:"})):
         with pytest.raises(MalformedSignature):

@@ -21,8 +21,6 @@ from export.models import MODELS
 from fedcore.plan import BlobRef
 from fedcore.signing import SigningKey
 from muster.app import app
-from muster.cli import main
-from muster.server import local_coordinator
 from simulator import datasets
 from tests.export import models as user_models
 
@@ -125,7 +123,7 @@ def test_bench_of_the_coordinator_runs_and_prints_one_json_object(options, figur
     assert json.loads(result.stdout)[figure]
 
 
-def test_plans_are_signed_at_export_or_later_and_every_command_says_by_whom(plan, tmp_path):
+def test_plans_are_signed_at_export_or_later_and_commands_say_by_whom(plan, typed, tmp_path):
     keys = [tmp_path / "a.pem", tmp_path / "b.pem"]
     first, second = (json.loads(in_process("key", "new", "--out", key, "--json").stdout)["signer"] for key in keys)
     folder = tmp_path / "signed"
@@ -140,10 +138,10 @@ def test_plans_are_signed_at_export_or_later_and_every_command_says_by_whom(plan
     open_coordinator_store(where[1], where[3]).close()
     task = ["task", "create", "--plan", folder, "--population", "p", "--goal", 3, "--rounds", 2, *where, "--json"]
     assert json.loads(in_process(*task).stdout)["signer"] == second
-    assert muster("key", "new", "--out", keys[0])[:2] == (1, "")
+    assert typed("key", "new", "--out", keys[0])[:2] == (1, "")
 
 
-def test_a_signature_of_another_plan_is_refused_by_every_command(plan, tmp_path):
+def test_a_signature_of_another_plan_is_refused_by_every_command(plan, typed, tmp_path):
     key, folder = tmp_path / "key.pem", tmp_path / "plan"
     assert in_process("key", "new", "--out", key).stdout.startswith("ed25519:")
     shutil.copytree(plan[0], folder)
@@ -154,18 +152,18 @@ def test_a_signature_of_another_plan_is_refused_by_every_command(plan, tmp_path)
     open_coordinator_store(where[1], where[3]).close()
     task = ["task", "create", "--plan", folder, "--population", "p", "--goal", 3, "--rounds", 2, *where]
     for command in (["plan", "show", folder], ["plan", "verify", folder], task):
-        status, out, err = muster(*command)
+        status, out, err = typed(*command)
         assert (status, out) == (1, "")
         assert "does not have the signature of ed25519:" in " ".join(err.split())
 
 
-def test_a_database_is_migrated_and_every_other_command_refuses_it_until_then(tmp_path):
+def test_old_database_is_refused_by_every_command_until_migrated(typed, tmp_path):
     database = ["--db", f"sqlite:///{tmp_path / 'm.db'}"]
     assert in_process("coordinator", "migrate", *database).exit_code == 1
     open_coordinator_store(database[1], tmp_path / "blobs").close()
     down = in_process("coordinator", "migrate", *database, "--to", "base", "--json")
     assert json.loads(down.stdout) == {"before": "0001", "after": "base"}
-    assert muster("task", "list", *database, "--blobs", tmp_path / "blobs")[0] == 1
+    assert typed("task", "list", *database, "--blobs", tmp_path / "blobs")[0] == 1
     assert json.loads(in_process("coordinator", "migrate", *database, "--json").stdout)["after"] == "0001"
     assert in_process("task", "list", *database, "--blobs", tmp_path / "blobs").exit_code == 0
     collected = in_process("coordinator", "collect", *database, "--blobs", tmp_path / "blobs", "--json")
@@ -234,21 +232,16 @@ def test_tasks_are_created_listed_paused_resumed_and_cancelled(plan, tmp_path):
         (("coordinator", "serve", "--db", "mysql://x"), 1, "a database is given as sqlite:///PATH or postgresql://"),
     ],
 )
-def test_mistakes_get_one_clear_line_and_an_exit_code(arguments, code, words, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["muster", *arguments])
-    monkeypatch.setenv("COLUMNS", "200")
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == code
-    captured = capsys.readouterr()
-    assert words in " ".join(captured.err.split())
-    assert captured.out == ""
+def test_mistakes_get_one_clear_line_and_an_exit_code(arguments, code, words, typed):
+    status, out, err = typed(*arguments)
+    assert (status, out) == (code, "")
+    assert words in " ".join(err.split())
 
 
-def test_simulate_reads_a_file_and_flags_win(tmp_path):
+def test_simulate_reads_a_file_and_flags_win(typed, tmp_path):
     config = tmp_path / "run.toml"
     config.write_text('model = "logreg"\nalgorithm = "mimelite"\nrounds = 9\ncohort = 4\n[settings]\nclient_lr = 0.2\n')
-    status, out, err = muster("simulate", config, "--rounds", 2, "--set", "beta1=0.5", "--json")
+    status, out, err = typed("simulate", config, "--rounds", 2, "--set", "beta1=0.5", "--json")
     assert status == 0, err
     result = json.loads(out)
     assert (result["rounds"], result["cohort"], result["algorithm"]) == (2, 4, "mimelite")
@@ -264,10 +257,10 @@ def test_simulate_reads_a_file_and_flags_win(tmp_path):
         assert (result.exit_code, words in result.output) == (2, True), result.output
 
 
-def test_one_device_run_by_hand_reports(plan, tmp_path):
+def test_one_device_run_by_hand_reports(plan, coordinators, tmp_path):
     np.savez(tmp_path / "mine.npz", **datasets.load("digits").shard(0))
     create = ["task", "create", "--plan", plan[0], "--population", "p", "--goal", 1, "--rounds", 1]
-    with local_coordinator(tmp_path) as local:
+    with coordinators.local(tmp_path) as local:
         where = ["--db", local.database, "--blobs", local.blobs]
         assert in_process(*create, "--over-selection", 1, *where).exit_code == 0
         device = ["device", "run", "--coordinator", local.url, "--population", "p", "--examples", tmp_path / "mine.npz"]
@@ -282,7 +275,7 @@ def test_one_device_run_by_hand_reports(plan, tmp_path):
 
 
 def test_a_terminated_demo_leaves_no_process_and_no_folder(tmp_path):
-    command = [sys.executable, "-m", "muster", "demo", "--out", str(tmp_path / "a.svg")]
+    command = [sys.executable, "-m", "muster", "demo", "--algorithms", "fedavg", "--out", str(tmp_path / "a.svg")]
     process = subprocess.Popen(
         command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "TMPDIR": str(tmp_path)}
     )
@@ -359,9 +352,9 @@ def test_every_command_has_help_with_an_example_of_what_it_does():
         assert len(result.stdout.splitlines()) > 5, name
 
 
-def test_a_coordinator_with_other_keys_than_one_that_runs_does_not_start(tmp_path, monkeypatch):
+def test_a_coordinator_with_other_keys_than_one_that_runs_does_not_start(coordinators, tmp_path, monkeypatch):
     monkeypatch.setenv("MUSTER_LEASE_S", "1")
-    with local_coordinator(tmp_path) as local:
+    with coordinators.local(tmp_path, lease_s=1) as local:
         monkeypatch.setenv("MUSTER_KEYS", str(tmp_path / "other.keys"))
         monkeypatch.setenv("MUSTER_ADMIN_PORT", "0")
         where = ["--db", local.database, "--blobs", local.blobs]

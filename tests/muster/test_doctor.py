@@ -27,7 +27,7 @@ def findings():
     return result.exit_code, facts["core_works"], {one["name"]: one for one in facts["findings"]}
 
 
-def test_a_whole_installation_can_run_the_demo_and_every_package_has_its_version():
+def test_full_installation_runs_the_demo_and_lists_versions():
     code, works, found = findings()
     assert (code, works) == (0, True)
     for name in ("numpy", "torch", "onnxruntime", "fastapi"):

@@ -100,7 +100,7 @@ def test_next_steps_name_the_store_that_was_given_and_programs_hear_none(tmp_pat
     ("options", "warned"),
     [([], True), (["--accept-unattested"], False), (["--enrolment-secret-file", "secret"], False)],
 )
-def test_a_coordinator_that_can_enrol_nobody_says_so_and_names_the_options(tmp_path, options, warned):
+def test_coordinator_that_can_enrol_nobody_names_the_options(tmp_path, options, warned):
     (tmp_path / "secret").write_text("0123456789abcdef")
     with serving(tmp_path, *options, MUSTER_ACCEPT_UNATTESTED="0") as said:
         line = [line for line in said.splitlines() if "no new device can enrol" in line]
@@ -163,8 +163,8 @@ def test_the_version_is_that_of_the_package():
 
 
 @pytest.mark.parametrize("words", [[], ["task"], ["task", "create"], ["device"], ["device", "run"]])
-def test_short_and_long_options_for_help_are_one(words):
-    assert muster(*words, "-h") == muster(*words, "--help")
+def test_short_and_long_options_for_help_are_one(words, typed):
+    assert typed(*words, "-h") == typed(*words, "--help")
 
 
 @pytest.mark.parametrize(
@@ -183,11 +183,11 @@ def test_the_shell_completes_commands_and_options(line, words):
     assert sorted(done.stdout.split()) == words
 
 
-def test_export_replaces_a_plan_when_told_to_and_leaves_nothing_of_the_old(tmp_path):
+def test_export_replaces_a_plan_when_told_to_and_clears_the_old(tmp_path, typed):
     folder = tmp_path / "plan"
     assert in_process("export", "logreg", "--out", folder).exit_code == 0
     before = {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-    refused = muster("export", "mlp", "--out", folder)
+    refused = typed("export", "mlp", "--out", folder)
     assert refused[:2] == (2, "")
     assert f"{folder} holds a plan already; name another folder, or replace the plan with --force" in " ".join(
         refused[2].split()
@@ -211,7 +211,7 @@ def test_export_of_all_replaces_no_plan_unless_told_to(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["logreg"]
 
 
-def test_a_checkpoint_replaces_a_file_only_when_told_to(tmp_path):
+def test_a_checkpoint_replaces_a_file_only_when_told_to(tmp_path, typed):
     where = ["--db", f"sqlite:///{tmp_path / 'm.db'}", "--blobs", tmp_path / "b"]
     open_coordinator_store(where[1], where[3]).close()
     words = ["task", "create", "--plan", make_bundle(tmp_path / "plan").folder, "--population", "p", "--goal", 3]
@@ -219,7 +219,7 @@ def test_a_checkpoint_replaces_a_file_only_when_told_to(tmp_path):
     out = tmp_path / "model.safetensors"
     out.write_text("mine" * 1000)
     save = ["task", "checkpoint", task, "--out", out, *where]
-    status, _, err = muster(*save)
+    status, _, err = typed(*save)
     assert status == 2
     assert f"{out} exists; name another file, or replace it with --force" in " ".join(err.split())
     assert out.read_text() == "mine" * 1000

@@ -10,7 +10,6 @@ import pytest
 from coordinator.rules.state import AssignedDevice
 from coordinator.rules.task_settings import Secagg, TaskSettings
 from coordinator.store.tasks import open_coordinator_store
-from muster.server import local_coordinator
 from tests.coordinator.bundles import make_bundle, make_plan
 from tests.muster.test_cli import in_process, muster
 
@@ -115,9 +114,9 @@ def test_rules_on_devices_are_kept_and_shown_in_words(bundle, where):
         (["--max-rss-mb", "-1"], "peak_rss_mb must be a finite number above 0, not -1.0"),
     ],
 )
-def test_plan_that_the_devices_cannot_bear_is_a_usage_error_and_no_task(bundle, where, options, words):
+def test_plan_that_the_devices_cannot_bear_is_a_usage_error_and_no_task(bundle, where, options, words, typed):
     arguments = ["--plan", bundle, "--population", "p", "--goal", 3, "--rounds", 2]
-    status, out, err = muster("task", "create", *arguments, *options, *where)
+    status, out, err = typed("task", "create", *arguments, *options, *where)
     assert (status, out) == (2, "")
     assert words in " ".join(err.split())
     assert json.loads(in_process("task", "list", *where, "--json").stdout) == []
@@ -154,12 +153,12 @@ def test_metrics_show_why_devices_gave_up(bundle, where):
     assert "invalid-examples=1, plan-refused=2" in out
 
 
-def test_device_that_runs_another_format_is_told_at_check_in_over_http(where, tmp_path):
+def test_device_that_runs_another_format_is_told_at_check_in_over_http(where, coordinators, tmp_path):
     bundle = make_bundle(tmp_path / "executorch", plan=make_plan(formats=("executorch",)))
     np.savez(tmp_path / "mine.npz", x=np.zeros((3, 2), np.float32))
     made = create(bundle.folder, "--format", "executorch", *where)
     assert made.exit_code == 0, made.output
-    with local_coordinator(tmp_path) as local:
+    with coordinators.local(tmp_path) as local:
         device = ["device", "run", "--coordinator", local.url, "--population", "p", "--examples", tmp_path / "mine.npz"]
         device += ["--state", tmp_path / "state", "--once"]
         status, out, err = muster(*device)

@@ -81,7 +81,7 @@ def test_values_are_clamped_to_their_range():
     assert sums.tolist() == [0, 255, 255]
 
 
-def test_a_long_segment_is_scaled_to_its_norm_and_a_short_one_is_left_alone():
+def test_long_segment_is_scaled_to_its_norm_and_a_short_one_is_not():
     segment = Segment(2, 32, 20, -10.0, 10.0, norm=5.0)
     for values, expected in (((6, 8), (3, 4)), ((0.3, 0.4), (0.3, 0.4)), ((3e38, 0), (5, 0))):
         _, sums = summed((segment,), [(vector(*values), 1)])

@@ -9,7 +9,7 @@ import msgspec
 import device_runtime.protocol.secure  # noqa: F401  # loaded once, before devices are forked
 from device_runtime.backends import BACKENDS
 from device_runtime.session import DeviceConfig, run_session
-from simulator.fleet.faults import PlannedDeath, PlannedFailure, Traits, connect
+from simulator.fleet.faults import EmulatedDevice, PlannedDeath, PlannedFailure, connect
 from simulator.fleet.recorder import Recorder
 
 BACKENDS["onnxruntime"]()
@@ -18,13 +18,13 @@ BACKENDS["onnxruntime"]()
 def be_device(folder: Path, url: str, dies: tuple[str, int] | None = None) -> None:
     """One session; the process is killed before or after message `dies[1]`."""
     recorder = Recorder(folder / "recorded")
-    recorder.attend()
+    recorder.record_quantised()
     failure = PlannedFailure(dies_at=PlannedDeath(dies[1], sent=dies[0] == "after")) if dies else PlannedFailure()
     config = DeviceConfig(
         coordinator=url,
         population="p",
         examples=folder / "examples.npz",
         state=folder / "state",
-        connect=connect(Traits(), failure, recorder),
+        connect=connect(EmulatedDevice(), failure, recorder),
     )
     (folder / "outcome.json").write_bytes(msgspec.json.encode(run_session(config)))

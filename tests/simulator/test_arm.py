@@ -22,9 +22,10 @@ from simulator.fleet.arm.calls import call
 from simulator.fleet.arm.wheel import build_wheel
 from simulator.fleet.fleet import Fleet, FleetConfig
 from simulator.fleet.fork_servers import HERE
-from simulator.fleet.profile import Kind, take_turns
-from tests.simulator.test_fleet import fleet, task
-from tests.simulator.test_keystone import SEED, TOLERANCE, federate
+from simulator.fleet.profile import Kind, equal_kinds
+from tests.simulator.federation import SEED
+from tests.simulator.test_fleet import fleet
+from tests.simulator.test_keystone import TOLERANCE
 
 RUNTIME = ("onnxruntime",)
 MADE_NOW = pytest.mark.timeout(600)
@@ -43,51 +44,51 @@ def machine():
 
 
 @MADE_NOW
-def test_arm_and_x86_devices_on_both_runtimes_train_one_model(machine, executorch, tmp_path, capsys):
+def test_arm_and_x86_devices_on_both_runtimes_train_one_model(machine, executorch, federate, capsys):
     if "executorch" not in machine.backends:
         pytest.skip("no ExecuTorch for ARM devices: no compiler aarch64-linux-gnu-g++")
     users, _ = datasets.users("digits", None, 8)
     model = Model(load("digits_cnn", (1, 8, 8), 10), SEED)
     algorithm = create("mimelite", {"batch_size": 5, "weighting": "examples"})
     backends = {"onnx": "onnxruntime", "executorch": "executorch"}
-    run = federate(model, algorithm, users, backends, tmp_path, archs=("x86_64", "aarch64"), rounds=2)
+    run = federate(model, algorithm, users, backends, archs=("x86_64", "aarch64"), rounds=2)
     with capsys.disabled():
         print(f"\nx86-64 and ARM on both runtimes: {run.difference:.1e} relative l2 from the engine after 2 rounds")
     assert run.difference < TOLERANCE
-    # Two devices of each kind, in both rounds; the architecture is what the device's own machine said.
+    # Two devices of each kind, in both rounds.
     kinds = [f"{arch} {backend}" for arch in ("x86_64", "aarch64") for backend in ("onnxruntime", "executorch")]
-    assert {kind: counts["reported"] for kind, counts in run.by.items()} == dict.fromkeys(kinds, 4)
+    assert run.reported == dict.fromkeys(kinds, 4)
 
 
 @pytest.mark.long
 @MADE_NOW
-def test_eight_arm_devices_train_two_rounds_within_three_minutes_of_one_core(machine, tmp_path, capsys):
+def test_eight_arm_devices_train_two_rounds_in_three_core_minutes(machine, federate, capsys):
     users, _ = datasets.users("digits", None, 8)
     model, algorithm = Model(load("mlp", (1, 8, 8), 10), SEED), create("fedavg", {"batch_size": 10})
     started, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    run = federate(model, algorithm, users, {"onnx": "onnxruntime"}, tmp_path, archs=("aarch64",), rounds=2)
+    run = federate(model, algorithm, users, {"onnx": "onnxruntime"}, archs=("aarch64",), rounds=2)
     wall_s, after = time.monotonic() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
-    # The emulators, their devices and the coordinator; wall time would depend on who else uses the machine.
+    # The fork servers and their devices; wall time would depend on who else uses the machine.
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     with capsys.disabled():
         print(
             f"\neight ARM devices, two rounds: {cpu_s:.0f} CPU s, {wall_s:.0f} s; {run.difference:.1e} from the engine"
         )
     assert run.difference < TOLERANCE
-    assert run.by["aarch64 onnxruntime"]["reported"] == 16
+    assert run.reported == {"aarch64 onnxruntime": 16}
     assert cpu_s < 180
 
 
 @MADE_NOW
-def test_an_arm_device_can_be_slow_silent_and_killed(machine, tmp_path):
+def test_an_arm_device_can_be_slow_silent_and_killed(machine, task, tmp_path):
     users, _ = datasets.users("digits", None, 3)
     kinds = tuple(
         Kind(name=name, arch="aarch64", bandwidth=1_000_000, slow_down=2, clock_skew_s=3600, **fault)
         for name, fault in {"well": {}, "silent": {"silence": 1}, "killed": {"drop_out": 1}}.items()
     )
-    with task(tmp_path, goal=3, minimum=1, over_selection=1.0, reporting_deadline_s=60.0) as (_, url, _):
+    with task(goal=3, minimum=1, over_selection=1.0, reporting_deadline_s=60.0) as (_, url, _):
         summary = fleet(tmp_path, url, users, concurrency=3, sessions=3, kinds=kinds).run()
-    assert summary.by == {"well": {"reported": 1}, "silent": {"silent": 1}, "killed": {"killed": 1}}
+    assert summary.by_kind == {"well": {"reported": 1}, "silent": {"silent": 1}, "killed": {"killed": 1}}
 
 
 @pytest.mark.long
@@ -124,7 +125,7 @@ def test_a_sysroot_that_is_not_there_is_asked_for_by_name(tmp_path, monkeypatch)
     monkeypatch.setenv(arm.FOLDER, str(tmp_path / "nowhere"))
     users, _ = datasets.users("digits", None, 2)
     config = FleetConfig(
-        coordinator="http://127.0.0.1:9", population="p", folder=tmp_path, kinds=take_turns((_other(),), RUNTIME)
+        coordinator="http://127.0.0.1:9", population="p", folder=tmp_path, kinds=equal_kinds((_other(),), RUNTIME)
     )
     with pytest.raises(SysrootError, match=r"no sysroot .*nowhere: run `muster fleet sysroot`"):
         Fleet(config, users).run()
@@ -141,7 +142,7 @@ def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path):
 def test_an_unknown_architecture_is_refused_with_those_that_there_are(tmp_path):
     users, _ = datasets.users("digits", None, 2)
     config = FleetConfig(
-        coordinator="http://127.0.0.1:9", population="p", folder=tmp_path, kinds=take_turns(("riscv64",), RUNTIME)
+        coordinator="http://127.0.0.1:9", population="p", folder=tmp_path, kinds=equal_kinds(("riscv64",), RUNTIME)
     )
     with pytest.raises(ProfileError, match=r"'riscv64'; there are .*aarch64"):
         Fleet(config, users)

@@ -83,7 +83,7 @@ def test_slots_key_the_order_of_examples_and_nothing_else():
     assert not np.allclose(after([1, 3], [4, 9]), after([1, 3], [9, 4]), rtol=0, atol=1e-7)
 
 
-def test_a_client_whose_training_diverges_counts_neither_in_value_nor_in_weight():
+def test_diverging_client_counts_neither_in_value_nor_in_weight():
     population, model, algorithm = uneven(), Model(load("logreg")), create("fedavg", {"batch_size": 5})
     broken = {name: array.copy() for name, array in population.fields.items()}
     broken["x"][population.starts[1]] = np.inf

@@ -1,4 +1,4 @@
-"""What an emulated device stands on is real: bytes that wait, steps that take longer, a clock that is off."""
+"""Faults of emulated devices are real: bytes are delayed, steps take longer, the clock is wrong."""
 
 import threading
 import time
@@ -16,11 +16,11 @@ from device_runtime.protocol.transport import Transport
 from simulator.fleet.faults import (
     BackendCache,
     EmulatedConditions,
+    EmulatedDevice,
     Flapping,
     PlannedFailure,
     SlowBackend,
     ThrottledTransport,
-    Traits,
     connect,
     load_backend,
 )
@@ -52,7 +52,7 @@ class Echo(BaseHTTPRequestHandler):
 def road(**how):
     server = ThreadingHTTPServer(("127.0.0.1", 0), Echo)
     server.received = 0
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     address = address_of(f"http://127.0.0.1:{server.server_port}")
     with closing(ThrottledTransport(Connections(address), **how)) as carrier:
@@ -75,6 +75,14 @@ def seconds(do):
     return time.monotonic() - started
 
 
+@pytest.fixture
+def sleeps(monkeypatch):
+    """Seconds for which something asked to sleep, which nothing does."""
+    asked = []
+    monkeypatch.setattr("simulator.fleet.faults.time.sleep", asked.append)
+    return asked
+
+
 def test_bytes_wait_for_their_turn_in_both_directions():
     with road(bytes_per_s=100_000.0) as (ask, server):
         assert seconds(lambda: ask("GET", "/blob")) >= 0.5
@@ -82,12 +90,13 @@ def test_bytes_wait_for_their_turn_in_both_directions():
         assert server.received == SIZE
 
 
-def test_a_road_without_a_bandwidth_is_as_fast_as_the_machine():
+def test_a_transport_without_a_bandwidth_never_waits(sleeps):
     with road(bytes_per_s=None) as (ask, _):
-        assert seconds(lambda: ask("GET", "/blob")) < 0.5
+        ask("GET", "/blob")
+    assert sleeps == []
 
 
-def test_a_road_that_breaks_does_so_when_the_assignment_is_there():
+def test_a_transport_that_breaks_does_so_when_the_assignment_is_there():
     with road(bytes_per_s=None, breaks=True) as (ask, server):
         assert ask("POST", "/v1/populations/p/checkins", b"hello") == b"ok"
         assert ask("POST", "/v1/sessions/s/assignments") == b"ok"
@@ -97,63 +106,67 @@ def test_a_road_that_breaks_does_so_when_the_assignment_is_there():
 
 
 class Slow:
-    """An engine whose graphs take two hundredths of a second."""
+    """A backend whose graphs take two hundredths of a second on the clock of `faults`."""
 
-    format, runtime = "slow", "slow 1"
+    format, runtime, now = "slow", "slow 1", 0.0
 
     def load(self, graph, name="graph"):
         return self
 
     def run(self, inputs, outputs):
-        time.sleep(0.02)
+        self.now += 0.02
 
 
 @pytest.mark.parametrize(("name", "factor"), [("train.step", 5), ("train.begin", 1), ("report", 1)])
-def test_training_steps_take_their_factor_longer_and_nothing_else_does(name, factor):
-    graph = SlowBackend(Slow(), 5.0, None).load(b"", name)
-    least = 5 * factor * 0.02
-    assert least <= seconds(lambda: [graph.run({}, {}) for _ in range(5)]) < 3 * least
+def test_training_steps_take_their_factor_longer_and_nothing_else_does(name, factor, sleeps, monkeypatch):
+    slow = Slow()
+    monkeypatch.setattr("simulator.fleet.faults.time.perf_counter", lambda: slow.now)
+    graph = SlowBackend(slow, 5.0, None).load(b"", name)
+    for _ in range(5):
+        graph.run({}, {})
+    assert slow.now == pytest.approx(5 * 0.02)
+    assert sum(sleeps) == pytest.approx(5 * 0.02 * (factor - 1))
 
 
-def test_a_strained_engine_is_the_same_engine_to_the_coordinator():
-    strained, plain = (
-        load_backend(Traits(slow_down=2.0), PlannedFailure(), BackendCache())("onnxruntime"),
+def test_a_slow_backend_is_the_same_backend_to_the_coordinator():
+    slow, plain = (
+        load_backend(EmulatedDevice(slow_down=2.0), PlannedFailure(), BackendCache())("onnxruntime"),
         open_backend("onnxruntime"),
     )
-    assert (strained.format, strained.runtime) == (plain.format, plain.runtime)
+    assert (slow.format, slow.runtime) == (plain.format, plain.runtime)
     with pytest.raises(ConfigError, match="'tflite'"):
-        load_backend(Traits(slow_down=2.0), PlannedFailure(), BackendCache())("tflite")
+        load_backend(EmulatedDevice(slow_down=2.0), PlannedFailure(), BackendCache())("tflite")
 
 
-def test_a_device_without_traits_stands_on_what_a_real_one_does():
-    assert connect(Traits(), PlannedFailure()) == Transport.to
-    assert load_backend(Traits(), PlannedFailure(), engines := BackendCache()) == engines.open
-    assert Traits().source(0.0)() == Conditions()
+def test_a_device_without_faults_has_what_a_real_one_has():
+    assert connect(EmulatedDevice(), PlannedFailure()) == Transport.to
+    assert load_backend(EmulatedDevice(), PlannedFailure(), cache := BackendCache()) == cache.open
+    assert EmulatedDevice().source(0.0)() == Conditions()
 
 
-def test_a_road_to_what_is_no_coordinator_is_refused_as_ever():
+def test_a_throttled_transport_refuses_the_same_urls():
     with pytest.raises(ConfigError, match="https:// or http://"):
-        connect(Traits(bandwidth=1e6), PlannedFailure())("ftp://example.org")
+        connect(EmulatedDevice(bandwidth=1e6), PlannedFailure())("ftp://example.org")
 
 
 def test_a_clock_that_is_off_is_off_by_date_alone():
-    clock = Traits(clock_skew_s=-3600.0).clock()
-    assert clock.wall() == pytest.approx(time.time() - 3600, abs=1)
-    assert clock.since_boot() == pytest.approx(Traits().clock().since_boot(), abs=1)
+    clock, right = EmulatedDevice(clock_skew_s=-3600.0).clock(), EmulatedDevice().clock()
+    assert right.wall() <= clock.wall() + 3600 <= right.wall()
+    assert right.since_boot() <= clock.since_boot() <= right.since_boot()
 
 
 def test_conditions_begin_with_the_fleet_and_not_with_the_machine(tmp_path):
     (tmp_path / "trace.json").write_text('[[10, {"charging": true}], [1000, {"charging": false}]]')
-    traits = Traits(conditions=EmulatedConditions(trace=str(tmp_path / "trace.json")))
+    device = EmulatedDevice(conditions=EmulatedConditions(trace=str(tmp_path / "trace.json")))
     now = time.monotonic()
-    assert traits.source(now)().charging is True
-    assert traits.source(now - 500)().charging is False
+    assert device.source(now)().charging is True
+    assert device.source(now - 500)().charging is False
 
 
 def test_flapping_follows_the_devices_seed():
     def readings(seed):
-        traits = Traits(seed=seed, conditions=EmulatedConditions(flapping=Flapping(1.0, 1.0)))
+        device = EmulatedDevice(seed=seed, conditions=EmulatedConditions(flapping=Flapping(1.0, 1.0)))
         now = time.monotonic()
-        return [traits.source(now - second)().charging for second in np.arange(0.05, 60)]
+        return [device.source(now - second)().charging for second in np.arange(0.05, 60)]
 
     assert readings(1) == readings(1) != readings(2)

@@ -5,7 +5,7 @@ import os
 import re
 import signal
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from threading import Thread
 
 import numpy as np
@@ -13,34 +13,19 @@ import pytest
 from typer.testing import CliRunner
 
 from coordinator.rules.rounds import AssignmentState, RoundState, TaskState
-from coordinator.store.tasks import TaskSettings
 from device_runtime.conditions import Conditions, Requirements
 from device_runtime.state.journal import read_journal
-from export.build import export_bundle
-from export.model import Model
-from export.models import load
-from fedcore.algorithms import create
 from muster.app import app
-from muster.server import local_coordinator
 from simulator import datasets
 from simulator.errors import FleetError
 from simulator.fleet.faults import EmulatedConditions
 from simulator.fleet.fleet import Fleet, FleetConfig, state_folder
-from simulator.fleet.fork_servers import HERE, emulators
-from simulator.fleet.profile import Kind, take_turns
-
-
-@contextmanager
-def task(folder, **settings):
-    """A coordinator process with one task; gives its store, its URL and the task's id."""
-    bundle = export_bundle(Model(load("logreg")), create("fedavg", {"batch_size": 5}), folder / "plan")
-    given = {"population": "p", "goal": 5, "rounds": 2, "over_selection": 1.2, "selection_timeout_s": 2.0} | settings
-    with local_coordinator(folder) as local:
-        yield local.store, local.url, local.store.register_task(bundle, TaskSettings(**given)).id
+from simulator.fleet.fork_servers import HERE, fork_servers
+from simulator.fleet.profile import Kind, equal_kinds
 
 
 def processes():
-    """ForkServer processes of this machine, each with its parent."""
+    """Fork servers and devices of this machine, each with its parent."""
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
         try:
             with open(f"/proc/{pid}/cmdline", "rb") as line, open(f"/proc/{pid}/stat") as stat:
@@ -48,6 +33,12 @@ def processes():
                     yield pid, int(stat.read().rpartition(")")[2].split()[1])
         except (FileNotFoundError, ProcessLookupError):
             continue
+
+
+def own_devices():
+    """Device processes of this process's fleets: children of a fork server, which is a child of this process."""
+    parents = dict(processes())
+    return {pid for pid, parent in parents.items() if parents.get(parent) == os.getpid()}
 
 
 def fleet(folder, url, users, **settings):
@@ -66,13 +57,13 @@ def wait_until(holds):
         time.sleep(0.02)
 
 
-def test_a_device_with_nan_examples_aborts_with_a_reason_and_the_round_goes_on(tmp_path):
+def test_device_with_nan_examples_aborts_and_the_round_goes_on(task, servers, tmp_path):
     users, _ = datasets.users("digits", None, 6)
     users.fields["x"][users.starts[2]] = np.nan
     outcomes = []
-    with task(tmp_path) as (store, url, task_id):
+    with task() as (store, url, task_id):
         devices = fleet(tmp_path, url, users, concurrency=6)
-        summary = devices.run(lambda session: outcomes.append((session.client, session.outcome)))
+        summary = devices.run(lambda session: outcomes.append((session.client, session.outcome)), servers)
         seats = [seat for number in (1, 2) for seat in store.cohort(task_id, number)]
         assert store.task(task_id).state is TaskState.COMPLETED
         assert np.isfinite(store.checkpoint(task_id)["params"]).all()
@@ -86,21 +77,18 @@ def test_a_device_with_nan_examples_aborts_with_a_reason_and_the_round_goes_on(t
     assert len(summary.participants) == 5
 
 
-def test_devices_are_separate_processes_and_a_killed_one_is_counted_by_nobody(tmp_path):
+def test_devices_are_processes_and_a_killed_one_is_not_counted(task, tmp_path):
     users, _ = datasets.users("digits", None, 6)
-    killed = []
+    others, killed = own_devices(), []
 
     def kill_one():
-        # Devices are children of the emulator, which is a child of this process.
         while not killed:
-            parents = dict(processes())
-            devices = [pid for pid, parent in parents.items() if parents.get(parent) == os.getpid()]
-            if devices:
-                os.kill(devices[0], signal.SIGKILL)
-                killed.append(devices[0])
+            if devices := own_devices() - others:
+                killed.append(devices.pop())
+                os.kill(killed[0], signal.SIGKILL)
             time.sleep(0.005)
 
-    with task(tmp_path, goal=4, minimum=2, rounds=1, reporting_deadline_s=5.0) as (store, url, task_id):
+    with task(goal=4, minimum=2, rounds=1, reporting_deadline_s=5.0) as (store, url, task_id):
         killer = Thread(target=kill_one)
         killer.start()
         outcomes = []
@@ -113,27 +101,23 @@ def test_devices_are_separate_processes_and_a_killed_one_is_counted_by_nobody(tm
     assert record.reported == sum(outcome.outcome == "reported" for outcome in outcomes)
 
 
-def test_a_process_runs_one_session_after_the_other(tmp_path):
+def test_a_process_runs_one_session_after_the_other(task, tmp_path):
     users, _ = datasets.users("digits", None, 6)
-    seen = set()
-    with task(tmp_path, goal=2, minimum=1, rounds=50, over_selection=1.0) as (_, url, _):
-
-        def look(_session):
-            parents = dict(processes())
-            seen.update(pid for pid, parent in parents.items() if parents.get(parent) == os.getpid())
-
-        summary = fleet(tmp_path, url, users, concurrency=2, sessions=10).run(look)
+    others, seen = own_devices(), set()
+    with task(goal=2, minimum=1, rounds=50, over_selection=1.0) as (_, url, _):
+        devices = fleet(tmp_path, url, users, concurrency=2, sessions=10)
+        summary = devices.run(lambda session: seen.update(own_devices() - others))
     assert summary.endings == {"reported": 10}
     assert len(seen) == 2
 
 
-def test_a_device_whose_fleet_is_told_to_stop_says_so(tmp_path):
+def test_a_device_whose_fleet_is_told_to_stop_says_so(task, tmp_path):
     users, _ = datasets.users("digits", None, 4)
-    with task(tmp_path, goal=4, minimum=1, over_selection=1.0, rounds=1) as (store, url, task_id):
+    with task(goal=4, minimum=1, over_selection=1.0, rounds=1) as (store, url, task_id):
         kinds = (Kind(name="slow", slow_down=10_000.0),)
         devices = fleet(tmp_path, url, users, concurrency=4, kinds=kinds)
-        with emulators({HERE: ["onnxruntime"]}) as machines:
-            running = Thread(target=lambda: suppressed(devices.run, machines=machines))
+        with fork_servers({HERE: ["onnxruntime"]}) as servers:
+            running = Thread(target=lambda: suppressed(devices.run, servers=servers))
             running.start()
             wait_until(lambda: store.rounds(task_id) and len(store.cohort(task_id, 1)) == 4)
             time.sleep(1)
@@ -142,14 +126,14 @@ def test_a_device_whose_fleet_is_told_to_stop_says_so(tmp_path):
     assert {(seat.state, seat.reason) for seat in seats} == {(AssignmentState.ABORTED, "conditions")}
 
 
-def test_silent_devices_do_not_stall_a_round(tmp_path):
+def test_silent_devices_do_not_stall_a_round(task, servers, tmp_path):
     users, _ = datasets.users("digits", None, 6)
-    with task(tmp_path, goal=6, minimum=3, rounds=1, over_selection=1.0, selection_timeout_s=1.0) as (
+    with task(goal=6, minimum=3, rounds=1, over_selection=1.0, selection_timeout_s=1.0) as (
         store,
         url,
         task_id,
     ):
-        fleet(tmp_path, url, users.subset(range(4)), concurrency=4).run()
+        fleet(tmp_path, url, users.subset(range(4)), concurrency=4).run(servers=servers)
         record = store.rounds(task_id)[-1]
     assert record.state is RoundState.COMMITTED
     assert (record.assigned, record.reported) == (4, 4)
@@ -161,57 +145,62 @@ def test_a_fleet_without_a_coordinator_says_so(tmp_path):
         fleet(tmp_path, "http://127.0.0.1:9", users, concurrency=25).run()
 
 
-def test_an_unknown_population_is_named(tmp_path):
+def test_an_unknown_population_is_named(task, tmp_path):
     users, _ = datasets.users("digits", None, 25)
-    with task(tmp_path, population="other") as (_, url, _), pytest.raises(FleetError, match=r"unknown-population.*'p'"):
+    with task(population="other") as (_, url, _), pytest.raises(FleetError, match=r"unknown-population.*'p'"):
         fleet(tmp_path, url, users, concurrency=25).run()
 
 
-def test_a_fleet_stops_after_as_many_sessions_as_asked(tmp_path):
+def test_a_fleet_stops_after_as_many_sessions_as_asked(task, servers, tmp_path):
     users, _ = datasets.users("digits", None, 6)
-    with task(tmp_path, goal=2, rounds=50, over_selection=1.0) as (_, url, _):
-        summary = fleet(tmp_path, url, users, concurrency=4, sessions=6, wait_s=2.0).run()
+    with task(goal=2, rounds=50, over_selection=1.0) as (_, url, _):
+        summary = fleet(tmp_path, url, users, concurrency=4, sessions=6, wait_s=2.0).run(servers=servers)
     assert sum(summary.endings.values()) == 6
 
 
-def test_a_fleet_whose_every_device_runs_the_wrong_format_ends_and_says_what_to_do(tmp_path, executorch):
+def test_fleet_of_the_wrong_format_ends_and_says_what_to_do(task, tmp_path, executorch):
     users, _ = datasets.users("digits", None, 4)
-    with task(tmp_path) as (_, url, _), pytest.raises(FleetError) as refused:
-        fleet(tmp_path, url, users, concurrency=4, kinds=take_turns((HERE,), ("executorch",))).run()
+    with task() as (_, url, _), pytest.raises(FleetError) as refused:
+        fleet(tmp_path, url, users, concurrency=4, kinds=equal_kinds((HERE,), ("executorch",))).run()
     assert "every device is refused for good, all 4" in str(refused.value)
     assert "unsupported-format" in str(refused.value)
     assert "--backend onnxruntime" in str(refused.value)
 
 
-def test_a_fleet_whose_every_device_holds_too_little_ends(tmp_path):
+def test_a_fleet_whose_every_device_holds_too_little_ends(task, tmp_path):
     users, _ = datasets.users("digits", None, 4)
-    with task(tmp_path, min_examples=10_000) as (_, url, _), pytest.raises(FleetError, match="not-eligible"):
+    with task(min_examples=10_000) as (_, url, _), pytest.raises(FleetError, match="not-eligible"):
         fleet(tmp_path, url, users, concurrency=2).run()
 
 
-def test_devices_that_are_refused_do_not_end_a_fleet_in_which_others_work(tmp_path, executorch):
+def test_devices_that_are_refused_do_not_end_a_fleet_in_which_others_work(task, tmp_path, executorch):
     users, _ = datasets.users("digits", None, 4)
-    kinds = take_turns((HERE,), ("onnxruntime", "executorch"))
-    with task(tmp_path, goal=2, over_selection=1.0) as (store, url, task_id):
+    kinds = equal_kinds((HERE,), ("onnxruntime", "executorch"))
+    with task(goal=2, over_selection=1.0) as (store, url, task_id):
         summary = fleet(tmp_path, url, users, concurrency=4, kinds=kinds).run()
         assert store.task(task_id).state is TaskState.COMPLETED
-    assert summary.by[kinds[0].name]["reported"] == 4
-    assert set(summary.by[kinds[1].name]) <= {"rejected: unsupported-format", "rejected: no-task"}
+    assert summary.by_kind[kinds[0].name]["reported"] == 4
+    assert set(summary.by_kind[kinds[1].name]) <= {"rejected: unsupported-format", "rejected: no-task"}
 
 
-def strike(tmp_path, **what):
-    """Four sessions, all of one kind: its summary, the seats of round 1, and the devices' journals."""
-    users, _ = datasets.users("digits", None, 4)
-    with task(tmp_path, goal=4, over_selection=1.0, reporting_deadline_s=60.0) as (store, url, task_id):
-        kinds = (Kind(name="struck", **what),)
-        summary = fleet(tmp_path, url, users, concurrency=4, sessions=4, kinds=kinds).run()
-        seats = store.cohort(task_id, 1) if store.rounds(task_id) else []
-    return summary, seats, [read_journal(state_folder(tmp_path / "devices", client)) for client in users.clients]
+@pytest.fixture
+def run_faulty(task, servers, tmp_path):
+    """Four sessions of devices of one kind: their summary, the seats of round 1, and the devices' journals."""
+
+    def run(**what):
+        users, _ = datasets.users("digits", None, 4)
+        with task(goal=4, over_selection=1.0, reporting_deadline_s=60.0) as (store, url, task_id):
+            kinds = (Kind(name="faulty", **what),)
+            summary = fleet(tmp_path, url, users, concurrency=4, sessions=4, kinds=kinds).run(servers=servers)
+            seats = store.cohort(task_id, 1) if store.rounds(task_id) else []
+        return summary, seats, [read_journal(state_folder(tmp_path / "devices", client)) for client in users.clients]
+
+    return run
 
 
-def test_a_silent_device_neither_reports_nor_gives_up(tmp_path):
-    summary, seats, journals = strike(tmp_path, silence=1.0)
-    assert summary.by == {"struck": {"silent": 4}}
+def test_a_silent_device_neither_reports_nor_gives_up(run_faulty):
+    summary, seats, journals = run_faulty(silence=1.0)
+    assert summary.by_kind == {"faulty": {"silent": 4}}
     assert {seat.state for seat in seats} == {AssignmentState.ASSIGNED}
     assert [[(entry.outcome, entry.reason) for entry in journal] for journal in journals] == [
         [("failed", "unreachable")]
@@ -219,9 +208,9 @@ def test_a_silent_device_neither_reports_nor_gives_up(tmp_path):
 
 
 @pytest.mark.parametrize("step", [1, 10_000])
-def test_a_device_that_drops_out_is_killed_while_it_trains(tmp_path, step):
-    summary, seats, journals = strike(tmp_path, drop_out=1.0, drop_out_step=step)
-    assert summary.by == {"struck": {"killed": 4}}
+def test_a_device_that_drops_out_is_killed_while_it_trains(run_faulty, step):
+    summary, seats, journals = run_faulty(drop_out=1.0, drop_out_step=step)
+    assert summary.by_kind == {"faulty": {"killed": 4}}
     assert {seat.state for seat in seats} == {AssignmentState.ASSIGNED}
     for (entry,) in journals:
         assert (entry.outcome, entry.closed, entry.receipt) == ("interrupted", None, "")
@@ -229,31 +218,31 @@ def test_a_device_that_drops_out_is_killed_while_it_trains(tmp_path, step):
         assert entry.assignment in {seat.id for seat in seats}
 
 
-def test_a_device_whose_conditions_do_not_hold_stays_away_and_says_why(tmp_path):
+def test_a_device_whose_conditions_do_not_hold_stays_away_and_says_why(run_faulty):
     unplugged = EmulatedConditions(constant=Conditions(charging=False))
-    summary, seats, journals = strike(tmp_path, conditions=unplugged, requirements=Requirements(charging=True))
+    summary, seats, journals = run_faulty(conditions=unplugged, requirements=Requirements(charging=True))
     assert summary.endings == {"not-now: conditions": 4}
     assert seats == []
     assert sum(entry.times for journal in journals for entry in journal) == 4
     assert {entry.detail for journal in journals for entry in journal} == {"not charging"}
 
 
-def test_a_fleet_in_which_nobody_ever_reports_ends(tmp_path, monkeypatch):
+def test_a_fleet_in_which_nobody_ever_reports_ends(task, tmp_path, monkeypatch):
     monkeypatch.setattr("simulator.fleet.fleet.NO_REPORT_S", 1.0)
     users, _ = datasets.users("digits", None, 2)
     unplugged = EmulatedConditions(constant=Conditions(charging=False))
     kinds = (Kind(name="k", conditions=unplugged, requirements=Requirements(charging=True)),)
-    with task(tmp_path) as (_, url, _), pytest.raises(FleetError, match=r"no device reported for .*not charging"):
+    with task() as (_, url, _), pytest.raises(FleetError, match=r"no device reported for .*not charging"):
         fleet(tmp_path, url, users, concurrency=2, kinds=kinds, sessions=50).run()
 
 
-def test_a_device_whose_clock_is_off_reports_all_the_same(tmp_path):
-    summary, _, journals = strike(tmp_path, clock_skew_s=86_400.0)
+def test_a_device_whose_clock_is_off_reports_all_the_same(run_faulty):
+    summary, _, journals = run_faulty(clock_skew_s=86_400.0)
     assert summary.endings == {"reported": 4}
     assert all(entry.opened > time.time() + 80_000 for journal in journals for entry in journal)
 
 
-def test_the_command_tells_what_became_of_every_kind_to_people_and_to_programs(tmp_path):
+def test_command_reports_every_kind_as_a_table_and_as_json(task, tmp_path):
     (tmp_path / "fleet.toml").write_text(
         "[[kind]]\nname = 'well'\nweight = 3\n[[kind]]\nname = 'doomed'\ndrop_out = 1\n"
     )
@@ -264,7 +253,7 @@ def test_the_command_tells_what_became_of_every_kind_to_people_and_to_programs(t
         assert result.exit_code == 0, result.output
         return result.stdout
 
-    with task(tmp_path, goal=3, over_selection=4 / 3, rounds=2) as (_, url, _):
+    with task(goal=3, over_selection=4 / 3, rounds=2) as (_, url, _):
         facts = json.loads(muster_fleet(url, "--sessions", "4", "--json"))
         table = muster_fleet(url, "--sessions", "4")
     well, doomed = ({"devices": 3, "endings": {"reported": 3}}, {"devices": 1, "endings": {"killed": 1}})

@@ -10,7 +10,7 @@ from simulator.errors import DatasetError, EngineError
 from simulator.partition import dirichlet
 
 
-def test_dirichlet_gives_every_example_to_exactly_one_client_in_equal_shares():
+def test_dirichlet_gives_every_example_to_one_client_in_equal_shares():
     labels = np.repeat(np.arange(10), 37)
     shards = dirichlet(labels, 23, 0.3, seed=1)
     assert sorted(np.concatenate(shards).tolist()) == list(range(370))

@@ -11,7 +11,7 @@ from device_runtime.conditions import Conditions, Requirements
 from simulator.errors import ProfileError
 from simulator.fleet.faults import PlannedFailure
 from simulator.fleet.fork_servers import HERE
-from simulator.fleet.profile import Kind, load_profile, share_out, take_turns
+from simulator.fleet.profile import Kind, assign_kinds, equal_kinds, load_profile
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -27,7 +27,7 @@ def test_the_example_profiles_are_profiles(path):
     kinds = load_profile(path)
     assert len(kinds) > 1
     for kind in kinds:
-        kind.traits(random.Random(0)).source(0.0)()
+        kind.draw_device(random.Random(0)).source(0.0)()
 
 
 def test_a_profile_says_what_its_kinds_are(tmp_path):
@@ -54,13 +54,13 @@ def test_a_profile_says_what_its_kinds_are(tmp_path):
         )
     )
     assert new == Kind(name="new", arch=HERE, backend="onnxruntime")
-    traits = old.traits(random.Random(1))
-    assert 10_000 <= traits.bandwidth <= 20_000
-    assert (traits.slow_down, traits.clock_skew_s) == (4.0, -30.0)
-    assert traits.requirements == Requirements(charging=True, min_battery=0.2)
+    device = old.draw_device(random.Random(1))
+    assert 10_000 <= device.bandwidth <= 20_000
+    assert (device.slow_down, device.clock_skew_s) == (4.0, -30.0)
+    assert device.requirements == Requirements(charging=True, min_battery=0.2)
     # The trace is found wherever the devices run.
-    assert Path(traits.conditions.trace) == tmp_path / "day.json"
-    assert traits.source(0.0)() == Conditions(charging=True)
+    assert Path(device.conditions.trace) == tmp_path / "day.json"
+    assert device.source(0.0)() == Conditions(charging=True)
 
 
 @pytest.mark.parametrize(
@@ -116,38 +116,38 @@ def test_a_profile_that_is_not_there_is_named(tmp_path):
         load_profile(tmp_path / "nowhere.toml")
 
 
-def test_kinds_are_shared_out_by_weight_and_evenly_mixed():
+def test_kinds_are_assigned_by_weight_and_evenly_mixed():
     kinds = [Kind(name="a", weight=5), Kind(name="b", weight=3), Kind(name="c", weight=2)]
-    names = [kind.name for kind in share_out(kinds, 40)]
+    names = [kind.name for kind in assign_kinds(kinds, 40)]
     assert Counter(names) == {"a": 20, "b": 12, "c": 8}
     assert all(Counter(names[start : start + 10]) == {"a": 5, "b": 3, "c": 2} for start in range(0, 40, 10))
 
 
-def test_equal_kinds_take_turns_and_the_backend_changes_first():
-    kinds = take_turns(("x", "y"), ("m", "n"))
-    assert [kind.name for kind in share_out(kinds, 6)] == ["x m", "x n", "y m", "y n", "x m", "x n"]
+def test_equal_kinds_alternate_and_the_backend_changes_first():
+    kinds = equal_kinds(("x", "y"), ("m", "n"))
+    assert [kind.name for kind in assign_kinds(kinds, 6)] == ["x m", "x n", "y m", "y n", "x m", "x n"]
 
 
-def test_the_same_seed_draws_the_same_device_and_the_same_fate():
+def test_the_same_seed_draws_the_same_device_and_the_same_failures():
     kind = Kind(name="a", bandwidth=(1e3, 1e6), slow_down=(1, 9), clock_skew_s=(-9, 9), silence=0.3, drop_out=0.3)
-    assert kind.traits(random.Random("7 alice")) == kind.traits(random.Random("7 alice"))
-    assert kind.traits(random.Random("7 alice")) != kind.traits(random.Random("7 bob"))
-    failures = [[kind.failure(random.Random(f"{seed} alice {n}")) for n in range(20)] for seed in (7, 7, 8)]
+    assert kind.draw_device(random.Random("7 alice")) == kind.draw_device(random.Random("7 alice"))
+    assert kind.draw_device(random.Random("7 alice")) != kind.draw_device(random.Random("7 bob"))
+    failures = [[kind.draw_failure(random.Random(f"{seed} alice {n}")) for n in range(20)] for seed in (7, 7, 8)]
     assert failures[0] == failures[1] != failures[2]
 
 
-def test_fates_come_as_often_as_the_profile_says():
+def test_failures_come_as_often_as_the_profile_says():
     kind = Kind(name="a", silence=0.2, drop_out=0.1, drop_out_step=(2, 4))
-    failures = [kind.failure(random.Random(f"0 a {number}")) for number in range(5000)]
+    failures = [kind.draw_failure(random.Random(f"0 a {number}")) for number in range(5000)]
     assert 900 < sum(failure.silent for failure in failures) < 1100
     deaths = Counter(failure.dies_after for failure in failures if failure.dies_after is not None)
     assert set(deaths) == {2, 3, 4}
     assert 425 < deaths.total() < 575
     assert not any(failure.silent and failure.dies_after for failure in failures)
-    assert Kind(name="b").failure(random.Random(0)) == PlannedFailure()
+    assert Kind(name="b").draw_failure(random.Random(0)) == PlannedFailure()
 
 
 def test_bandwidth_is_drawn_evenly_over_orders_of_magnitude():
     kind = Kind(name="a", bandwidth=(1e3, 1e7))
-    drawn = [kind.traits(random.Random(seed)).bandwidth for seed in range(1000)]
+    drawn = [kind.draw_device(random.Random(seed)).bandwidth for seed in range(1000)]
     assert 0.5e5 < statistics.median(drawn) < 2e5

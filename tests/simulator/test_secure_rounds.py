@@ -24,7 +24,6 @@ from export.model import Model
 from export.models import load
 from fedcore.algorithms import create
 from fedcore.masking import reunite
-from muster.server import local_coordinator
 from secagg import packing
 from secagg.messages import SessionResult
 from simulator import datasets
@@ -91,8 +90,8 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path, bundle):
-    with local_coordinator(tmp_path) as local:
+def world(tmp_path, coordinators, bundle):
+    with coordinators.local(tmp_path) as local:
         yield lambda rounds, phase_s: World(tmp_path, local.store, local.url, bundle, rounds, phase_s)
 
 

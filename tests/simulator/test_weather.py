@@ -6,7 +6,6 @@ from export.build import export_bundle
 from export.model import Model
 from export.models import load
 from fedcore.algorithms import create
-from muster.server import local_coordinator
 from simulator import datasets
 from simulator.engine import Engine
 from simulator.fleet.fleet import Fleet, FleetConfig
@@ -18,7 +17,7 @@ ALGORITHM, ROUNDS, DEVICES = {"batch_size": 5, "client_lr": 0.05}, 3, 5
 STORM = {"cut_up": 0.06, "cut_down": 0.06, "flip_up": 0.04, "flip_down": 0.04, "twice": 0.1, "late": 0.1}
 
 
-def test_slow_cut_corrupted_repeated_and_reordered_requests_change_no_count(tmp_path, capsys):
+def test_slow_cut_repeated_and_reordered_requests_change_no_count(coordinators, servers, tmp_path, capsys):
     users, _ = datasets.users("digits", None, DEVICES)
     model, algorithm = Model(load("logreg"), 0), create("fedavg", ALGORITHM)
     bundle = export_bundle(model, algorithm, tmp_path / "plan")
@@ -32,12 +31,12 @@ def test_slow_cut_corrupted_repeated_and_reordered_requests_change_no_count(tmp_
         reporting_deadline_s=10.0,
         max_attempts=100,
     )
-    with local_coordinator(tmp_path) as local, road_to(local.url) as road:
+    with coordinators.local(tmp_path) as local, road_to(local.url) as road:
         store = local.store
         road.weather = Weather(1, latency_s=0.01, bytes_per_s=1e6, **STORM)
         task = store.register_task(bundle, settings).id
         config = FleetConfig(coordinator=road.url, population="p", folder=tmp_path / "devices", concurrency=DEVICES)
-        summary = Fleet(config, users).run()
+        summary = Fleet(config, users).run(servers=servers)
         numbers = [one.number for one in store.rounds(task) if one.state is RoundState.COMMITTED]
         cohorts = [counted_cohort(store, task, number, summary.clients) for number in numbers]
         models = [store.checkpoint(task, number)["params"] for number in numbers]

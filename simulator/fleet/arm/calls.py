@@ -10,7 +10,7 @@ from simulator.errors import SysrootError
 
 
 def call(command: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
-    """What the program printed. Raises SysrootError, with the program's own reason, when it is missing or fails."""
+    """Run a program and return its output. Raises SysrootError with the reason when it is missing or fails."""
     try:
         done = subprocess.run(
             command,

@@ -1,7 +1,7 @@
-"""Debian packages of any architecture and release, fetched and unpacked by a user without rights: nothing is installed.
+"""Debian packages of any architecture and release, fetched and unpacked without root: nothing is installed.
 
-apt does the work, with lists and a state of its own, so that it checks signatures as ever and leaves the machine's
-packages alone.
+apt does the work, with lists and a state of its own, so that it checks signatures as usual and does not touch the
+machine's packages.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from simulator.fleet.arm.calls import call
 
 MIRROR = "http://deb.debian.org/debian"
 KEYS = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
-# What a machine says about the way to its mirror. The rest of its settings may hold hooks that need root.
+# Settings of the network to the mirror. The rest of its settings may hold hooks that need root.
 NETWORK = re.compile(r"Acquire::(https?|Retries|ForceIPv[46])\b.*")
 
 

@@ -74,7 +74,7 @@ class Sysroot:
 
     @property
     def backends(self) -> tuple[str, ...]:
-        """What devices can run here."""
+        """The backends that devices can run here."""
         has_executorch = (self.folder / "executorch" / shim_name(ARCH)).is_file()
         return ("onnxruntime", "executorch") if has_executorch else ("onnxruntime",)
 
@@ -127,7 +127,7 @@ def build(out: Path | None = None, tell: Tell = lambda doing: None) -> Built:
     program that failed and what it said.
     """
     folder = (out or default_folder()).absolute()
-    with _alone(folder):
+    with _locked(folder):
         if not _current(folder):
             _make_base(folder, tell)
         sources = folder / f"muster-{source_digest()}"
@@ -154,7 +154,7 @@ def _current(folder: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _locked(folder: Path) -> Iterator[None]:
     """Let one process at a time build in `folder`; the lock ends with its process."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_name(f".{folder.name}.lock").open("w") as lock:
@@ -199,5 +199,5 @@ def _make_executorch(sysroot: Sysroot, tell: Tell) -> str:
         try:
             executorch.build(ARCH, sysroot.folder / "executorch")
         except ConfigError as error:
-            return f"devices run ONNX Runtime alone: {error}"
+            return f"devices run only ONNX Runtime: {error}"
     return ""

@@ -19,7 +19,7 @@ BESIDE = ("pyproject.toml", "README.md", "LICENSE")
 
 
 def device_requirements() -> list[str]:
-    """What a device needs beside Muster's own wheel. Raises SysrootError without a source tree."""
+    """The packages that a device needs beside Muster's own wheel. Raises SysrootError without a source tree."""
     project = _pyproject()["project"]
     return [*project["dependencies"], *project["optional-dependencies"]["device"]]
 

@@ -1,0 +1,121 @@
+"""A process that has loaded the coordinator and forks others: that takes a hundredth of the time of a start."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from coordinator.store.tasks import open_coordinator_store
+from muster.server import FOR_ONE_MACHINE, LocalCoordinator
+
+PROGRAM = "from tests.coordinator.fork_server import main; main()"
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 60.0
+
+
+class SeededSource(random.Random):
+    """Draws by its seed and by which devices wait, not by which of them came first."""
+
+    def sample(self, population, k, *, counts=None):
+        return super().sample(sorted(population, key=lambda session: session.device), k, counts=counts)
+
+
+class CoordinatorForkServer:
+    """Starts coordinator processes; the caller of `fork` also ends what it started."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def fork(self, ready: Path, settings: dict[str, object], environment: dict[str, str], seed: int | None = None):
+        """The id of a process that writes its URLs, for devices and for operators, into `ready` once it answers.
+
+        A `seed` fixes which of the waiting devices are drawn, and in which order.
+        """
+        self._process.stdin.write(json.dumps([str(ready), settings, environment, seed]) + "\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
+
+    @contextmanager
+    def local(self, folder: Path, seed: int | None = None, **settings: object) -> Iterator[LocalCoordinator]:
+        """As `muster.server.local_coordinator`; `seed` is that of `fork`."""
+        folder.mkdir(parents=True, exist_ok=True)
+        database, blobs, ready = f"sqlite:///{folder / 'muster.db'}", folder / "blobs", folder / "coordinator.url"
+        ready.unlink(missing_ok=True)
+        given = {"database": database, "blobs": str(blobs), "port": 0} | FOR_ONE_MACHINE | settings
+        with open_coordinator_store(database, blobs) as store:
+            pid = self.fork(ready, given, {}, seed)
+            try:
+                devices, operators = urls(pid, ready)
+                yield LocalCoordinator(devices, operators, pid, database, blobs, store)
+            finally:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)
+                wait_until(lambda: not runs(pid))
+
+
+@contextmanager
+def coordinator_fork_server() -> Iterator[CoordinatorForkServer]:
+    """A fork server for as long as the block runs."""
+    command = [sys.executable, "-c", PROGRAM]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        yield CoordinatorForkServer(process)
+        process.stdin.close()
+
+
+def urls(pid: int, ready: Path) -> list[str]:
+    """Where a process answers, for devices and for operators, once it does."""
+    wait_until(lambda: not runs(pid) or (ready.exists() and ready.read_text()))
+    assert ready.exists(), "the coordinator ended before it answered; its log is on standard error"
+    return ready.read_text().splitlines()
+
+
+def runs(pid: int) -> bool:
+    """Whether there is such a process: the fork server leaves none behind that has ended."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def wait_until(condition) -> None:
+    """Return once `condition` holds."""
+    limit = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < limit, "this did not come about"
+        time.sleep(0.005)
+
+
+def main() -> None:
+    """Fork a coordinator for every line of standard input, and say its process id."""
+    from coordinator.server import serve  # noqa: PLC0415 - what the tests' own process need not load
+    from coordinator.settings import Settings  # noqa: PLC0415
+    from tests.coordinator.ticks import shorten_ticks  # noqa: PLC0415
+
+    shorten_ticks()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel buries the dead
+    for line in sys.stdin:
+        ready, settings, environment, seed = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            os.environ |= environment
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            source = None if seed is None else SeededSource(seed)
+            serve(Settings(**settings), functools.partial(write_urls, Path(ready)), source)
+            os._exit(0)
+        print(pid, flush=True)
+
+
+def write_urls(ready: Path, addresses: tuple[str, str]) -> None:
+    """Say where a coordinator answers."""
+    ready.write_text("\n".join(addresses))

@@ -1,0 +1,20 @@
+import sys
+
+import pytest
+
+from muster.cli import main
+
+
+@pytest.fixture
+def typed(monkeypatch, capsys):
+    """What a shell sees of a command, without a process of its own: exit code, output and error output."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["muster", *map(str, arguments)])
+        monkeypatch.setenv("COLUMNS", "200")
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return ended.value.code, *capsys.readouterr()
+
+    return run

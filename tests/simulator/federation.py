@@ -1,0 +1,75 @@
+"""The same cohorts, drawn by seed, on a fleet over HTTP and in the engine."""
+
+import hashlib
+from collections import Counter
+from typing import NamedTuple
+
+import numpy as np
+
+from coordinator.rules.rounds import TaskState
+from coordinator.store.tasks import TaskSettings
+from export.build import export_bundle
+from simulator.engine import Engine
+from simulator.fleet.fleet import Fleet, FleetConfig, state_folder
+from simulator.fleet.fork_servers import HERE, fork_servers
+from simulator.fleet.profile import equal_kinds
+from simulator.proofs.replay import Cohort, counted_cohort, worst_difference
+from tests.coordinator.fork_server import wait_until
+
+ROUNDS, GOAL, SEED = 3, 8, 11
+
+
+class Run(NamedTuple):
+    """What came of a fleet; `reported` counts reports by kind of device."""
+
+    difference: float
+    ways: list[float]
+    cohorts: list[Cohort]
+    reported: Counter[str]
+
+
+def federated(
+    folder, coordinators, model, algorithm, users, backends, *, archs=(HERE,), rounds=ROUNDS, secagg=None, goal=GOAL
+):
+    """Rounds of seeded cohorts on a fleet whose files are in `folder`, and their distance from the engine's model.
+
+    backends: the runtime for every format; devices of a cohort alternate in them, and in `archs`.
+    """
+    bundle = export_bundle(model, algorithm, folder / "plan", targets=tuple(backends))
+    kinds, loaded = equal_kinds(archs, tuple(backends.values())), dict.fromkeys(archs, tuple(backends.values()))
+    with coordinators.local(folder, seed=SEED) as local, fork_servers(loaded) as servers:
+        task_settings = TaskSettings(
+            population="p", goal=goal, rounds=rounds, over_selection=1.0, seed=SEED, secagg=secagg
+        )
+        task = local.store.register_task(bundle, task_settings).id
+        config = FleetConfig(
+            coordinator=local.url,
+            population="p",
+            folder=folder / "devices",
+            concurrency=goal,
+            sessions=goal,
+            kinds=kinds,
+        )
+        give_keys(config.folder, users)
+        numbers = range(1, rounds + 1)
+        clients, reported = {}, Counter()
+        for number in numbers:
+            summary = Fleet(config, users.subset(users.sample(goal, SEED, number))).run(servers=servers)
+            clients |= summary.clients
+            reported += Counter({kind: endings["reported"] for kind, endings in summary.by_kind.items()})
+        wait_until(lambda: local.store.task(task).state is TaskState.COMPLETED)  # the last receipt comes before that
+        cohorts = [counted_cohort(local.store, task, number, clients) for number in numbers]
+        fleet = [local.store.checkpoint(task, number)["params"] for number in numbers]
+    assert [len(cohort) for cohort in cohorts] == [goal] * rounds
+    assert reported.total() == goal * rounds
+    engine = Engine(model, algorithm, users, seed=SEED)
+    ways = [float(np.linalg.norm(params - engine.state["params"])) for params in fleet]
+    return Run(worst_difference(engine, users, cohorts, fleet), ways, cohorts, reported)
+
+
+def give_keys(folder, users):
+    """Keys of devices by client, so that the coordinator knows every device by the same name in every run."""
+    for client in users.clients:
+        state = state_folder(folder, client)
+        state.mkdir(parents=True)
+        (state / "device-key").write_text(hashlib.sha256(client.encode()).hexdigest())
