@@ -10,14 +10,14 @@ from fastapi import Depends, FastAPI
 from starlette.types import Lifespan
 
 from coordinator.api.access import Access
-from coordinator.api.admin import ADMIN, admin_router
 from coordinator.api.admin_problems import install_admin_problems
+from coordinator.api.admin_routes import ADMIN, admin_router
 from coordinator.api.assignment_access import AssignmentAccess
-from coordinator.api.devices import DeviceApi
+from coordinator.api.device_endpoints import DeviceApi
+from coordinator.api.device_routes import DEVICES, add_device_routes
 from coordinator.api.health import health_router, metrics_router
 from coordinator.api.http import install_problems
 from coordinator.api.reports import ReportApi
-from coordinator.api.routes import DEVICES, add_device_routes
 from coordinator.api.service import Service
 from coordinator.dashboard.pages import dashboard_router
 from coordinator.store.garbage_collection import collect_forever

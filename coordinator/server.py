@@ -21,7 +21,7 @@ from starlette.types import ASGIApp
 from coordinator.api.connection import Connection
 from coordinator.api.fast_path import FastPath
 from coordinator.api.middleware import RequestMiddleware
-from coordinator.api.routing import Router
+from coordinator.api.replica_routing import Router
 from coordinator.api.service import Service
 from coordinator.app import admin_app, device_app
 from coordinator.errors import CannotListen

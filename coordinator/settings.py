@@ -21,7 +21,7 @@ from pydantic_settings import (
 )
 
 from coordinator.errors import InvalidSettings, MissingStore
-from coordinator.store.engines import printable, sqlite_path
+from coordinator.store.database_engines import printable, sqlite_path
 from coordinator.store.garbage_collection import Retention
 from fedcore.wire.messages import RetryWindow
 

@@ -40,8 +40,8 @@ from device_runtime.errors import (
 from device_runtime.examples import ExampleSource, open_examples
 from device_runtime.outcome import Outcome, failed
 from device_runtime.permission.guard import Guard
-from device_runtime.permission.offers import acceptable_tasks
 from device_runtime.permission.policy import Policy, policy_in
+from device_runtime.permission.task_acceptance import acceptable_tasks
 from device_runtime.phases import Phases
 from device_runtime.protocol.enrolment import Enrolments
 from device_runtime.protocol.hold import Hold

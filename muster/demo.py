@@ -27,7 +27,7 @@ from simulator.fleet.fleet import Fleet, FleetConfig
 from simulator.fleet.fork_servers import ForkServers
 from simulator.fleet.summary import FleetSummary, Session
 from simulator.population import Population
-from simulator.proofs.replay import counted_cohort, worst_difference
+from simulator.proofs.fleet_against_engine import counted_cohort, worst_difference
 from simulator.simulation import overall
 
 MODEL, DATASET, DEVICES = "digits_cnn", "digits", 60

@@ -10,10 +10,10 @@ from urllib.parse import quote
 import httpx2
 import msgspec
 
-from coordinator.api.admin import PREFIX, NewTask
 from coordinator.api.admin_problems import ADMIN_ERRORS
+from coordinator.api.admin_routes import PREFIX, NewTask
+from coordinator.rules.entities import RoundRecord, SessionShape, Task, Transition
 from coordinator.rules.progress import Progress
-from coordinator.rules.state import RoundRecord, SessionShape, Task, Transition
 from coordinator.rules.task_settings import TaskSettings
 from fedcore.bundle import Bundle
 from fedcore.decoding import decoder

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from coordinator.api import tokens
-from coordinator.rules.state import Role
+from coordinator.rules.entities import Role
 from coordinator.store.tasks import CoordinatorStore, open_coordinator_store
 
 START_TIMEOUT_S = 30.0

@@ -26,7 +26,7 @@ from fedcore.algorithms.algorithm import Algorithm, Broadcast, Carry, Pass, Repo
 from fedcore.batching import StreamKey, batches, noise
 from fedcore.params import Float32
 from fedcore.report import weight_of
-from simulator.divergence import cause
+from simulator.diagnose_loss import cause
 from simulator.errors import Diverged, EngineError
 from simulator.population import Population
 

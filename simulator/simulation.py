@@ -16,7 +16,7 @@ from export.models import load as load_model
 from fedcore.algorithms import create
 from fedcore.decoding import converter
 from simulator import datasets
-from simulator.divergence import cause
+from simulator.diagnose_loss import cause
 from simulator.engine import Engine, evaluate
 from simulator.errors import Diverged, EngineError
 from simulator.population import Population

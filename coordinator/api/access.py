@@ -12,7 +12,7 @@ from starlette.requests import Request
 from coordinator.api.service import Service
 from coordinator.api.tokens import authenticate
 from coordinator.errors import BadToken
-from coordinator.rules.state import Role, Token
+from coordinator.rules.entities import Role, Token
 
 COOKIE = "muster-viewer"
 _BEARER = HTTPBearer(auto_error=False, description="A token that `muster coordinator token` printed.")

@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from coordinator.api.authentication import signed
 from coordinator.api.lru_cache import LruCache
-from coordinator.driver.presence import Presence
+from coordinator.driver.device_presence import Presence
 from coordinator.errors import ForeignAssignment
 from coordinator.store.tasks import CoordinatorStore
 from fedcore.report import ReportLayout

@@ -25,7 +25,7 @@ from coordinator.errors import (
     Unsigned,
 )
 from coordinator.metrics import Metrics
-from coordinator.rules.state import Device
+from coordinator.rules.entities import Device
 from coordinator.store.tasks import CoordinatorStore
 from fedcore import errors
 from fedcore.wire.signatures import COVERED, DIGEST, SIGNED_FIELDS, PublicKey, Request, Signature, sha256_in

@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from coordinator.api.routes import DeviceRoute
+from coordinator.api.device_routes import DeviceRoute
 from coordinator.errors import Refusal
 
 

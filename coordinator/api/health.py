@@ -7,7 +7,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.responses import JSONResponse, Response
 
-from coordinator.api.admin import ADMIN
+from coordinator.api.admin_routes import ADMIN
 from coordinator.api.openapi import HEALTH, Answer
 from coordinator.api.service import Service
 from coordinator.errors import Unavailable

@@ -11,11 +11,11 @@ from coordinator.api.enrolment import Registry
 from coordinator.api.limits import Limits
 from coordinator.api.runtimes import Runtimes
 from coordinator.driver.driver import Driver
-from coordinator.driver.membership import Membership, ReplicaConfig
+from coordinator.driver.replica_membership import Membership, ReplicaConfig
 from coordinator.keys import Keys
 from coordinator.metrics import Metrics
 from coordinator.secure.round import SecureRoundFactory
-from coordinator.secure.unmasking import Unmasker
+from coordinator.secure.unmask_workers import Unmasker
 from coordinator.settings import Settings
 from coordinator.store.tasks import CoordinatorStore, open_coordinator_store
 

@@ -8,7 +8,7 @@ import re
 import secrets
 
 from coordinator.errors import BadToken, InvalidToken, UnknownToken
-from coordinator.rules.state import Role, Token
+from coordinator.rules.entities import Role, Token
 from coordinator.store.database import Database
 
 _TEXT = re.compile(r"muster_([0-9a-f]{8})_([A-Za-z0-9_-]{43})")

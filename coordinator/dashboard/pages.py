@@ -25,7 +25,7 @@ from coordinator.api.tokens import authenticate
 from coordinator.dashboard.curves import HEIGHT, WIDTH
 from coordinator.dashboard.views import date, populations, task_page
 from coordinator.errors import BadToken, UnknownTask
-from coordinator.rules.state import Role
+from coordinator.rules.entities import Role
 from coordinator.store.records import Records
 
 Look: TypeAlias = Callable[[Records], dict[str, Any]]

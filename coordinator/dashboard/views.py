@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from coordinator.dashboard.curves import Curve, curves
+from coordinator.rules.entities import LiveRound, SessionShape, Task, Transition
 from coordinator.rules.progress import Progress
 from coordinator.rules.rounds import RoundState
-from coordinator.rules.state import LiveRound, SessionShape, Task, Transition
 from coordinator.store.overview_records import Totals
 from coordinator.store.records import Records
 

@@ -27,14 +27,14 @@ from coordinator.commands import (
     QueuedCommand,
     settle,
 )
-from coordinator.driver.answering import answer_from_memory
-from coordinator.driver.closing import RoundCloser
-from coordinator.driver.membership import Membership
-from coordinator.driver.memory import Memory
+from coordinator.driver.answer_commands import answer_from_memory
+from coordinator.driver.close_rounds import RoundCloser
+from coordinator.driver.in_memory_state import Memory
 from coordinator.driver.observation import Observer
-from coordinator.driver.polling import Poller
+from coordinator.driver.poll_store import Poller
+from coordinator.driver.replica_membership import Membership
 from coordinator.driver.selector import Selector
-from coordinator.driver.writer import Lost, Writer
+from coordinator.driver.write_transactions import Lost, Writer
 from coordinator.errors import Unavailable
 from coordinator.metrics import Metrics
 from coordinator.secure.round import SecureRoundFactory

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from msgspec import structs
 
-from coordinator.driver.membership import Membership
+from coordinator.driver.replica_membership import Membership
 from coordinator.errors import UnknownBlob
+from coordinator.rules.entities import Task
 from coordinator.rules.rounds import TaskState
 from coordinator.rules.selection import Needs
-from coordinator.rules.state import Task
 from coordinator.rules.task_settings import TaskSettings
 from fedcore.errors import FedcoreError
 from fedcore.plan import Plan

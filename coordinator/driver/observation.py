@@ -11,11 +11,11 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from coordinator.driver.arrivals import Arrivals
+from coordinator.driver.device_presence import Presence
 from coordinator.driver.loading import LoadedTask
-from coordinator.driver.membership import Membership
 from coordinator.driver.open_rounds import OpenRound, OpenRounds
-from coordinator.driver.presence import Presence
+from coordinator.driver.recent_check_ins import Arrivals
+from coordinator.driver.replica_membership import Membership
 from coordinator.driver.selector import Selector
 from coordinator.rules.progress import GRACE_S, Observation
 from coordinator.rules.rounds import RoundState

@@ -6,8 +6,8 @@ from collections.abc import Callable, Container, Iterator, Sized
 from dataclasses import dataclass, field
 
 from coordinator.driver.loading import LoadedTask
+from coordinator.rules.entities import Snapshot
 from coordinator.rules.rounds import Abandon, Event, Revealed, Round, RoundState, Tick, Waiting
-from coordinator.rules.state import Snapshot
 from coordinator.secure.round import SecureRound
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from coordinator.driver.loading import LoadedTask
 from coordinator.driver.open_rounds import OpenRound, OpenRounds
-from coordinator.driver.participation import ParticipationLimit
+from coordinator.driver.recent_participation import ParticipationLimit
 from coordinator.driver.sessions import Session, Sessions
 from coordinator.rules.rounds import RoundState, step
 from coordinator.rules.selection import draw

@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.commands import AbortAssignment, CountReport
-from coordinator.driver.assigning import common_part, for_device, invite
 from coordinator.driver.effects import (
     AssignmentEnded,
     DevicesDrawn,
@@ -28,10 +27,12 @@ from coordinator.driver.effects import (
 )
 from coordinator.driver.failed_attempts import note_failure
 from coordinator.driver.loading import LoadedTask
+from coordinator.driver.make_assignments import common_part, for_device, invite
 from coordinator.driver.open_rounds import OpenRound, OpenRounds
 from coordinator.driver.selector import Selector
 from coordinator.driver.sessions import Session
 from coordinator.errors import ConflictingReport, InvalidReport, NoLongerNeeded, Refusal, UnknownAssignment
+from coordinator.rules.entities import AssignedDevice, AssignmentRecord
 from coordinator.rules.leases import new_id
 from coordinator.rules.rounds import (
     FAILURES,
@@ -51,7 +52,6 @@ from coordinator.rules.rounds import (
     open_round,
     step,
 )
-from coordinator.rules.state import AssignedDevice, AssignmentRecord
 from coordinator.store.records import Records
 from fedcore.wire.messages import Receipt
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TypeAlias
 
+from coordinator.rules.entities import LiveRound, Task
 from coordinator.rules.rounds import RoundPolicy, RoundState, TaskState
-from coordinator.rules.state import LiveRound, Task
 
 GRACE_S = 10.0
 """How long nothing may happen, where something should, before a task counts as stalled."""

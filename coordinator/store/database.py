@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from coordinator.store.engines import open_engines
+from coordinator.store.database_engines import open_engines
 from coordinator.store.migrations import check_revision, make_tables
 from coordinator.store.records import Records
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TypeAlias
 
-from coordinator.rules.state import Task
+from coordinator.rules.entities import Task
 from coordinator.store.blobs import StoredName
 from coordinator.store.tasks import CoordinatorStore
 

@@ -15,7 +15,7 @@ from sqlalchemy.engine import Connection
 
 from coordinator.errors import MissingStore, WrongRevision
 from coordinator.failpoints import reach
-from coordinator.store.engines import Engines, open_engines
+from coordinator.store.database_engines import Engines, open_engines
 
 HEAD = "0001"
 """The revision that this code works with."""

@@ -8,9 +8,9 @@ from dataclasses import asdict
 from sqlalchemy import func, insert, select, update
 from sqlalchemy.engine import Connection
 
+from coordinator.rules.entities import LiveRound, Task
 from coordinator.rules.progress import LastAttempt, Observation, Situation
 from coordinator.rules.rounds import RoundState
-from coordinator.rules.state import LiveRound, Task
 from coordinator.store.tables import OBSERVATIONS, POPULATIONS, REPLICAS, ROUNDS
 
 

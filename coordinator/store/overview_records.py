@@ -9,8 +9,8 @@ from typing import Any
 from sqlalchemy import String, cast, func, select
 from sqlalchemy.engine import Connection
 
+from coordinator.rules.entities import LiveRound
 from coordinator.rules.rounds import AssignmentState, RoundState
-from coordinator.rules.state import LiveRound
 from coordinator.store.tables import ASSIGNMENTS, ROUNDS, TRANSITIONS
 
 _ENDED = [state for state in RoundState if state.ended]

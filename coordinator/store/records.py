@@ -13,9 +13,9 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
 from coordinator.errors import StoreConflict, UnknownAssignment, UnknownBlob, UnknownRound, UnknownTask
+from coordinator.rules.entities import AssignedDevice, AssignmentRecord, Device, RoundRecord, Snapshot, Task, Transition
 from coordinator.rules.progress import Progress, explain
 from coordinator.rules.rounds import FAILURES, AssignmentState, Round, RoundState, TaskState, move
-from coordinator.rules.state import AssignedDevice, AssignmentRecord, Device, RoundRecord, Snapshot, Task, Transition
 from coordinator.rules.task_settings import TaskSettings
 from coordinator.store.garbage_records import GarbageRecords
 from coordinator.store.lease_records import LeaseRecords

@@ -6,7 +6,7 @@ from sqlalchemy import Insert, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
-from coordinator.rules.state import SessionShape, Task
+from coordinator.rules.entities import SessionShape, Task
 from coordinator.session_counts import Counts
 from coordinator.store.tables import SESSION_SHAPES
 

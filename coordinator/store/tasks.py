@@ -15,10 +15,10 @@ from coordinator.errors import InvalidTask, StoreConflict, TaskEnded, Unexpected
 from coordinator.failpoints import reach
 from coordinator.rules.aggregation import Vectors, check_fit, state_specs
 from coordinator.rules.eligibility import OnDevice, Requires
+from coordinator.rules.entities import AssignmentRecord, RoundRecord, SessionShape, Snapshot, Task, Transition
 from coordinator.rules.progress import Progress
 from coordinator.rules.release import check_release
 from coordinator.rules.rounds import TaskState
-from coordinator.rules.state import AssignmentRecord, RoundRecord, SessionShape, Snapshot, Task, Transition
 from coordinator.rules.task_settings import FootprintBudget, Secagg, TaskSettings
 from coordinator.store.blobs import Blobs
 from coordinator.store.database import Database

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Row, insert, select, update
 from sqlalchemy.engine import Connection
 
-from coordinator.rules.state import Role, Token
+from coordinator.rules.entities import Role, Token
 from coordinator.store.tables import TOKENS
 
 

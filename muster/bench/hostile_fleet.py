@@ -27,8 +27,8 @@ from simulator.fleet.fleet import Fleet, FleetConfig
 from simulator.fleet.profile import Kind, load_profile
 from simulator.fleet.summary import FleetSummary
 from simulator.population import Population
+from simulator.proofs.fleet_against_engine import counted_cohort, worst_difference
 from simulator.proofs.reconcile import Reconciliation, reconcile
-from simulator.proofs.replay import counted_cohort, worst_difference
 
 # Smooth, so that the replay does not stray, and small: training is not measured here.
 MODEL, ALGORITHM, SETTINGS = "logreg", "fedavg", {"batch_size": 5, "epochs": 2, "client_lr": 0.05}

@@ -29,8 +29,8 @@ import msgspec
 import numpy as np
 
 from coordinator.rules.aggregation import aggregate
+from coordinator.rules.entities import AssignmentRecord, RoundRecord
 from coordinator.rules.rounds import AssignmentState, RoundState, TaskState
-from coordinator.rules.state import AssignmentRecord, RoundRecord
 from coordinator.store.tasks import CoordinatorStore, Secagg, TaskSettings
 from export.build import export_bundle
 from export.model import Model
@@ -49,7 +49,7 @@ from simulator.fleet.profile import Kind
 from simulator.fleet.recorder import Recording
 from simulator.fleet.summary import FleetSummary, Session
 from simulator.population import Population
-from simulator.proofs.replay import counted_cohort, worst_difference
+from simulator.proofs.fleet_against_engine import counted_cohort, worst_difference
 from simulator.simulation import overall
 
 MODEL, DATASET = "digits_cnn", "digits"

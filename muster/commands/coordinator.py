@@ -17,7 +17,7 @@ from muster.commands.task import FIRST_TASK, Blobs, Database, given_again, locat
 from muster.output import Json, emit, say_next, show_fields, show_table
 
 if TYPE_CHECKING:
-    from coordinator.rules.state import Token
+    from coordinator.rules.entities import Token
     from coordinator.server import Addresses
 
 coordinator_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Run the coordinator.")
@@ -181,7 +181,7 @@ def token(
     Run it where the database can be reached. `muster task --coordinator URL` takes the token from MUSTER_TOKEN.
     """
     from coordinator.api.tokens import issue
-    from coordinator.rules.state import Role
+    from coordinator.rules.entities import Role
     from coordinator.store.database import Database as Store
 
     if role not in set(Role):

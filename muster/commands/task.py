@@ -18,8 +18,8 @@ from muster.commands.task_options import DEADLINE, Default, secagg_setting, sett
 from muster.output import Json, emit, say_next, show_fields, show_table
 
 if TYPE_CHECKING:
+    from coordinator.rules.entities import RoundRecord, Task
     from coordinator.rules.progress import Progress
-    from coordinator.rules.state import RoundRecord, Task
     from coordinator.settings import Settings
     from coordinator.store.tasks import CoordinatorStore
     from muster.remote import RemoteStore
@@ -126,7 +126,7 @@ def create(
     """
     from coordinator.store.tasks import CoordinatorStore, FootprintBudget, OnDevice, Requires, Secagg, TaskSettings
     from fedcore.bundle import Bundle
-    from muster.rules import parse_rules
+    from muster.device_rules import parse_rules
 
     settings = TaskSettings(
         population=population,

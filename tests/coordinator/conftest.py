@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.commands import AbortAssignment, AwaitAssignment, CheckInDevice, CountReport, QueuedCommand
 from coordinator.driver.driver import Driver
-from coordinator.driver.membership import Membership, ReplicaConfig
+from coordinator.driver.replica_membership import Membership, ReplicaConfig
 from coordinator.errors import UnknownRound
 from coordinator.keys import Keys
 from coordinator.rules.selection import Eligibility

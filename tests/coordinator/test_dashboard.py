@@ -16,7 +16,7 @@ from coordinator.api.runtimes import OTHER, Runtimes
 from coordinator.api.tokens import issue, revoke
 from coordinator.dashboard.curves import HEIGHT, WIDTH, curves
 from coordinator.dashboard.views import populations, task_page
-from coordinator.rules.state import Role
+from coordinator.rules.entities import Role
 from coordinator.server import serving_both
 from coordinator.settings import Settings
 from tests.coordinator.bundles import make_bundle, report_body

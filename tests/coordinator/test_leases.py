@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from coordinator.commands import AwaitAssignment
-from coordinator.driver.membership import Membership, ReplicaConfig
+from coordinator.driver.replica_membership import Membership, ReplicaConfig
 from coordinator.errors import KeysDiffer, LeaseLost, NoLongerNeeded, Unavailable, UnknownSession
 from coordinator.rules.leases import (
     Lease,

@@ -24,7 +24,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from coordinator.api.tokens import issue
-from coordinator.rules.state import Role
+from coordinator.rules.entities import Role
 from coordinator.server import serving_both
 from coordinator.settings import Settings
 from fedcore.wire import messages

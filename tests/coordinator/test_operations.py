@@ -23,7 +23,7 @@ from coordinator.api import authentication
 from coordinator.api.limits import RateLimit, caller_of
 from coordinator.api.tokens import issue
 from coordinator.errors import TooManyRequests
-from coordinator.rules.state import Role
+from coordinator.rules.entities import Role
 from coordinator.server import serving_both
 from coordinator.settings import Settings
 from tests.coordinator.bundles import report_body

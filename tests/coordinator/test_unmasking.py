@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 
-from coordinator.secure.unmasking import Unmasker
+from coordinator.secure.unmask_workers import Unmasker
 from secagg.errors import UnmaskCheckFailed
 from secagg.packing import Segment
 from tests.secagg.cohort import Cohort, integers, invitation
@@ -53,7 +53,7 @@ def test_a_refusal_of_another_process_is_the_refusal_that_it_was(unmasker):
 
 PARENT = textwrap.dedent("""
     import multiprocessing, time
-    from coordinator.secure.unmasking import Unmasker
+    from coordinator.secure.unmask_workers import Unmasker
     from tests.coordinator.test_unmasking import make_work
 
     if __name__ == "__main__":

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from coordinator.rules.state import AssignedDevice
+from coordinator.rules.entities import AssignedDevice
 from coordinator.store.tasks import open_coordinator_store
 from tests.coordinator.bundles import make_bundle
 from tests.muster.terminal import on_terminal

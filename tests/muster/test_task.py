@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from coordinator.rules.state import AssignedDevice
+from coordinator.rules.entities import AssignedDevice
 from coordinator.rules.task_settings import Secagg, TaskSettings
 from coordinator.store.tasks import open_coordinator_store
 from tests.coordinator.bundles import make_bundle, make_plan

@@ -18,7 +18,7 @@ from fedcore.bundle import Bundle
 from simulator import datasets
 from simulator.engine import Engine
 from simulator.fleet.fork_servers import HERE
-from simulator.proofs.replay import rounding_error, worst_difference
+from simulator.proofs.fleet_against_engine import rounding_error, worst_difference
 from tests.coordinator.fork_server import SeededSource
 from tests.simulator.federation import GOAL, ROUNDS, SEED
 

@@ -9,8 +9,8 @@ from fedcore.algorithms import create
 from simulator import datasets
 from simulator.engine import Engine
 from simulator.fleet.fleet import Fleet, FleetConfig
+from simulator.proofs.fleet_against_engine import counted_cohort, worst_difference
 from simulator.proofs.reconcile import reconcile
-from simulator.proofs.replay import counted_cohort, worst_difference
 from tests.device_runtime.proxy import Weather, road_to
 
 ALGORITHM, ROUNDS, DEVICES = {"batch_size": 5, "client_lr": 0.05}, 3, 5

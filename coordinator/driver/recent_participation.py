@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from coordinator.rules.state import Task
+from coordinator.rules.entities import Task
 from coordinator.rules.task_settings import Separation
 from coordinator.store.records import Records
 

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from coordinator.api.authentication import Authenticator
-from coordinator.api.devices import DeviceApi
+from coordinator.api.device_endpoints import DeviceApi
 from coordinator.api.examples import EXAMPLES
 from coordinator.api.openapi import ANYWHERE, BYTES, Answer, ApiDocument
 from coordinator.api.reports import ReportApi

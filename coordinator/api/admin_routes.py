@@ -20,8 +20,8 @@ from coordinator.api.http import read_hashed
 from coordinator.api.openapi import BYTES, Answer, ApiDocument, BodyType
 from coordinator.api.service import Service
 from coordinator.errors import DigestMismatch, InvalidTask, MalformedMessage, UnknownBlob
+from coordinator.rules.entities import RoundRecord, SessionShape, Task, Token, Transition
 from coordinator.rules.progress import Progress
-from coordinator.rules.state import RoundRecord, SessionShape, Task, Token, Transition
 from coordinator.rules.task_settings import TaskSettings
 from fedcore.bundle import Bundle, Manifest
 from fedcore.decoding import UNDECODABLE, decoder

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import msgspec
 
+from coordinator.driver.device_presence import lost_after_s
 from coordinator.driver.open_rounds import OpenRound
-from coordinator.driver.presence import lost_after_s
-from coordinator.rules.state import AssignedDevice
+from coordinator.rules.entities import AssignedDevice
 from coordinator.secure.round import SecureRoundFactory, SecureRoundSettings, invitation
 from coordinator.store.records import Records
 from fedcore.wire.messages import Assignment

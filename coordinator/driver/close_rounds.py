@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coordinator.driver.commit import commit_round
-from coordinator.driver.membership import Membership
-from coordinator.driver.memory import Memory
-from coordinator.driver.writer import Writer
+from coordinator.driver.commit_round import commit_round
+from coordinator.driver.in_memory_state import Memory
+from coordinator.driver.replica_membership import Membership
+from coordinator.driver.write_transactions import Writer
 from coordinator.metrics import Metrics
 from coordinator.rules.rounds import RoundState
 

@@ -9,9 +9,9 @@ from itertools import chain
 from typing import Any, TypeAlias
 
 from coordinator.commands import AbortAssignment, CountReport, settle
-from coordinator.driver.adoption import Adopter
-from coordinator.driver.membership import Membership
-from coordinator.driver.memory import Memory
+from coordinator.driver.apply_effects import Adopter
+from coordinator.driver.in_memory_state import Memory
+from coordinator.driver.replica_membership import Membership
 from coordinator.driver.selector import Selector
 from coordinator.driver.transaction import Transaction
 from coordinator.errors import LeaseLost, StoreConflict, Unavailable

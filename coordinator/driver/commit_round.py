@@ -7,13 +7,13 @@ import logging
 from prometheus_client import Histogram
 
 from coordinator.driver.failed_attempts import note_failure
-from coordinator.driver.membership import Membership
 from coordinator.driver.open_rounds import OpenRound
+from coordinator.driver.replica_membership import Membership
 from coordinator.errors import NonFiniteState
 from coordinator.failpoints import reach
 from coordinator.rules.aggregation import ReportSum, aggregate, state_specs
+from coordinator.rules.entities import Snapshot
 from coordinator.rules.rounds import Abandon, Aggregated, Round, TaskState, step
-from coordinator.rules.state import Snapshot
 from coordinator.store.records import Records
 from coordinator.store.tasks import CoordinatorStore
 from fedcore import algorithms, checkpoint

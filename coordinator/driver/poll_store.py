@@ -7,9 +7,9 @@ import threading
 from collections.abc import Sequence
 
 from coordinator.commands import CheckInDevice, QueuedCommand
+from coordinator.driver.in_memory_state import Memory
 from coordinator.driver.loading import load_task
-from coordinator.driver.membership import Membership
-from coordinator.driver.memory import Memory
+from coordinator.driver.replica_membership import Membership
 from coordinator.metrics import Metrics
 from coordinator.rules.rounds import TaskState
 

@@ -12,7 +12,7 @@ from coordinator.driver.effects import (
     ReportsCounted,
     RoundMoved,
 )
-from coordinator.driver.memory import Memory
+from coordinator.driver.in_memory_state import Memory
 from coordinator.driver.transaction import Transaction
 from coordinator.metrics import Metrics
 from coordinator.rules.aggregation import ReportSum

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from coordinator.driver.checkin import CheckIns
+from coordinator.driver.check_in import CheckIns
+from coordinator.driver.device_presence import Presence
 from coordinator.driver.loading import LoadedTask
 from coordinator.driver.open_rounds import OpenRounds
-from coordinator.driver.participation import ParticipationLimit
-from coordinator.driver.presence import Presence
+from coordinator.driver.pace_steering import Steering
+from coordinator.driver.recent_participation import ParticipationLimit
 from coordinator.driver.secure_rounds import SecureRounds
 from coordinator.driver.sessions import Sessions
-from coordinator.driver.steering import Steering
 from coordinator.errors import Unavailable
 from coordinator.rules.aggregation import ReportSum
 from coordinator.session_counts import SessionCounts

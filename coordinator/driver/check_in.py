@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from coordinator.commands import AwaitAssignment, CancelWait, CheckInDevice
-from coordinator.driver.arrivals import Arrivals
 from coordinator.driver.loading import LoadedTask
 from coordinator.driver.open_rounds import OpenRounds
-from coordinator.driver.participation import ParticipationLimit
+from coordinator.driver.pace_steering import Steering
+from coordinator.driver.recent_check_ins import Arrivals
+from coordinator.driver.recent_participation import ParticipationLimit
 from coordinator.driver.sessions import Session, Sessions
-from coordinator.driver.steering import Steering
 from coordinator.errors import Unavailable, UnknownPopulation
 from coordinator.rules.selection import formats_wanted
 from coordinator.session_counts import SessionCounts
