@@ -67,12 +67,17 @@ class CountReport(Command[Receipt]):
 
 @dataclass(frozen=True, slots=True)
 class PutMessage(Command[None]):
-    """A device's message of that number, with its SHA-256, in the secure aggregation of its assignment's round."""
+    """A device's message of that number, with its SHA-256, in the secure aggregation of its assignment's round.
+
+    then: once the message is taken, what waits for the one of the next number, for `wait_s` seconds.
+    """
 
     assignment: str
     number: int
     message: bytes
     sha256: str
+    wait_s: float = 0.0
+    then: Future[bytes | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import asyncio
 import re
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 from typing import Annotated, TypeVar
 
 from fastapi import Path
@@ -127,15 +128,19 @@ class DeviceApi:
             if spoken == MessageType.MASKED:
                 # A masked report takes at most half a word per value, and a word for each segment and the checks.
                 limit = 4 * layout.size + 8 * len(layout.segments) + HEADER_BYTES
+            wait_s, headers = preferred_wait(request, self._settings.max_wait_s)
+            coming: Future[bytes | None] = Future()
+            # Only the driver's thread ends it from here on, so nobody can cancel it under its hands.
+            coming.set_running_or_notify_cancel()
             with self._limits.reports.reserve(limit):
-                message, digest = await read_hashed(request, limit)
-                signed(request).check(digest)
-                wait_s, headers = preferred_wait(request, self._settings.max_wait_s)
-                taken = self._driver.submit(PutMessage(assignment, spoken, bytes(message), digest.hex()))
-                # Submitted at once, so that one turn of the driver serves both.
-                answer = self._driver.submit(AwaitMessage(assignment, spoken + 1, wait_s))
-                await asyncio.wrap_future(taken)
-            return await self._message(answer, headers, request)
+                await self._put(PutMessage(assignment, spoken, b"", "", wait_s, coming), request, limit)
+            return await self._message(coming, headers, request)
+
+    async def _put(self, command: PutMessage, request: Request, limit: int) -> None:
+        """Read the message of a command, and have it taken. Nothing holds its bytes while the next one is awaited."""
+        message, digest = await read_hashed(request, limit)
+        signed(request).check(digest)
+        await self._ask(replace(command, message=bytes(message), sha256=digest.hex()))
 
     async def hear(self, assignment: str, number: Number, request: Request) -> Response:
         """Wait, as long as `Prefer: wait=N` says, for a message of the secure aggregation; 204 when none is there."""

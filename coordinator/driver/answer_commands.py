@@ -29,7 +29,10 @@ def answer_from_memory(memory: Memory, queued: QueuedCommand, now: float) -> Non
                 memory.check_ins.cancel_wait(command, now)
                 settle(future, None)
             case PutMessage(assignment) as command:
-                memory.secure.of(assignment).receive(command, now)
+                round_ = memory.secure.of(assignment)
+                round_.receive(command, now)
+                if command.then is not None:
+                    round_.wait(AwaitMessage(assignment, command.number + 1, command.wait_s), command.then, now)
                 settle(future, None)
             case AwaitMessage(assignment) as command:
                 memory.secure.of(assignment).wait(command, future, now)

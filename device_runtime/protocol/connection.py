@@ -7,21 +7,29 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import io
 import re
 import select
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, cast
 from urllib.parse import urlsplit
 
 from device_runtime.errors import ConfigError
 
 PORTS = {"http": 80, "https": 443}
 PIECE = 1 << 16
+IDLE_S = 5.0
+"""Seconds for which an idle connection is kept: a network that changed since would swallow a request without a word."""
+MOST_UNSEEN = 1 << 18
+"""Bytes of an answer that are not its body: heads, lengths of chunks, trailers."""
 _HOST = re.compile(r"[A-Za-z0-9._~%:-]+")
+_BODILESS = frozenset({204, 304})
+_BLANK = re.compile(r"[\x00-\x20\x7f]")
 
 
 class ConnectionFailed(Exception):
@@ -56,8 +64,8 @@ def address_of(coordinator: str) -> Address:
         raise ConfigError(f"coordinator {coordinator!r} is not a URL: {error}") from error
     if parts.scheme not in PORTS or not _HOST.fullmatch(host):
         raise ConfigError(f"coordinator {coordinator!r} must start with https:// or http://, and name a host")
-    if port == 0 or parts.query or parts.fragment:
-        raise ConfigError(f"coordinator {coordinator!r} may have a port from 1 to 65535 and a path, and no more")
+    if port == 0 or parts.query or parts.fragment or _BLANK.search(parts.path):
+        raise ConfigError(f"coordinator {coordinator!r} has more than a host, a port from 1 to 65535 and a path")
     return Address(parts.scheme, host, port or PORTS[parts.scheme], parts.path.rstrip("/"))
 
 
@@ -103,7 +111,7 @@ class Connections:
         # Loading trusted certificates costs more CPU than the rest of a session: without TLS there are none.
         self._trusted = ssl.create_default_context() if address.scheme == "https" else None
         self._lock = threading.Lock()
-        self._idle: list[_Connection] = []
+        self._idle: list[tuple[_Connection, float]] = []
         self._all: set[_Connection] = set()
 
     def send(self, request: HttpRequest) -> HttpResponse:
@@ -126,8 +134,8 @@ class Connections:
     def _connection(self) -> _Connection:
         with self._lock:
             while self._idle:
-                connection = self._idle.pop()
-                if connection.alive:
+                connection, since = self._idle.pop()
+                if connection.alive and time.monotonic() - since < IDLE_S:
                     return connection
                 self._all.discard(connection)
                 connection.end()
@@ -139,16 +147,60 @@ class Connections:
     def _give_back(self, connection: _Connection, kept: bool) -> None:
         with self._lock:
             if kept and connection in self._all:
-                self._idle.append(connection)
+                self._idle.append((connection, time.monotonic()))
                 return
             self._all.discard(connection)
         connection.end()
 
 
+class _Source(io.RawIOBase):
+    """The bytes of an answer: MOST_UNSEEN beside its body, and each piece of that within the time-out.
+
+    The library reads heads, lengths of chunks and trailers without end, if there is none.
+    """
+
+    def __init__(self, raw: io.RawIOBase, timeout_s: float) -> None:
+        self._raw = raw
+        self._timeout_s = timeout_s
+        self._left, self._until = MOST_UNSEEN, time.monotonic() + timeout_s
+
+    def seen(self, count: int) -> None:
+        """So many bytes were of the body; the next piece has its own time."""
+        self._left, self._until = self._left + count, time.monotonic() + self._timeout_s
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        if time.monotonic() > self._until:
+            raise TimeoutError("the answer took too long")
+        count = self._raw.readinto(buffer) or 0
+        self._left -= count
+        if self._left < 0:
+            raise http.client.HTTPException("the answer is mostly not its body")
+        return count
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+class _BoundedResponse(http.client.HTTPResponse):
+    """The library's answer, read from a `_Source`."""
+
+    def __init__(self, sock: socket.socket, *args: Any, **more: Any) -> None:
+        super().__init__(sock, *args, **more)
+        self.fp.close()
+        self.source = _Source(sock.makefile("rb", buffering=0), sock.gettimeout() or 0.0)
+        self.fp = io.BufferedReader(self.source, PIECE)
+
+
 class _Connection(http.client.HTTPConnection):
     """The library's connection, but that the head of a request leaves with the first piece of its body."""
 
+    response_class = _BoundedResponse
     _head: bytes | None = None
+    _socket: socket.socket | None = None
 
     @property
     def alive(self) -> bool:
@@ -159,13 +211,14 @@ class _Connection(http.client.HTTPConnection):
         poll.register(self.sock, select.POLLIN)
         return not poll.poll(0)
 
-    def ask(self, request: HttpRequest) -> http.client.HTTPResponse:
+    def ask(self, request: HttpRequest) -> _BoundedResponse:
         """Send a request; answers with the head of the response."""
         self.timeout = request.timeout_s
         if self.sock is None:
             self.connect()
         else:
             self.sock.settimeout(request.timeout_s)
+        self._socket = self.sock
         self.putrequest(request.method, request.target, skip_host=True, skip_accept_encoding=True)
         for name, value in request.headers.items():
             self.putheader(name, value)
@@ -178,20 +231,27 @@ class _Connection(http.client.HTTPConnection):
             self.send(head + next(pieces, b""))
             for piece in pieces:
                 self.send(piece)
-        return self.getresponse()
+        answer = cast("_BoundedResponse", self.getresponse())
+        while 100 <= answer.status < 200:
+            # An interim answer: the one that counts follows it.
+            answer.headers = None  # type: ignore[assignment]  # as `begin` asks for
+            answer.begin()
+        return answer
 
     def send(self, data: bytes) -> None:  # type: ignore[override]  # nothing else is sent here
-        """Send bytes, or keep them back when they are a head."""
-        if self._head is None:
-            super().send(data)
-        else:
+        """Send bytes, or keep them back when they are a head. The time-out is that of each wait."""
+        if self._head is not None:
             self._head += data
+            return
+        rest = memoryview(data)
+        while rest:
+            rest = rest[self.sock.send(rest) :]
 
     def end(self) -> None:
         """Close it, and let a thread that waits for it go on."""
-        if self.sock is not None:
+        if self._socket is not None:
             with contextlib.suppress(OSError):
-                self.sock.shutdown(socket.SHUT_RDWR)
+                self._socket.shutdown(socket.SHUT_RDWR)
         self.close()
 
 
@@ -200,7 +260,7 @@ class _TlsConnection(_Connection, http.client.HTTPSConnection):
 
 
 class _Response:
-    def __init__(self, answer: http.client.HTTPResponse, done: Callable[[bool], None]) -> None:
+    def __init__(self, answer: _BoundedResponse, done: Callable[[bool], None]) -> None:
         self.status = answer.status
         self.headers: Mapping[str, str] = {name.lower(): value for name, value in answer.getheaders()}
         self._answer = answer
@@ -209,7 +269,8 @@ class _Response:
 
     def __iter__(self) -> Iterator[bytes]:
         with _failing():
-            while piece := self._answer.read1(PIECE):
+            while self.status not in _BODILESS and (piece := self._answer.read1(PIECE)):
+                self._answer.source.seen(len(piece))
                 yield piece
             if self._answer.length:
                 raise http.client.IncompleteRead(b"", self._answer.length)
@@ -227,3 +288,6 @@ def _failing() -> Iterator[None]:
         yield
     except (OSError, http.client.HTTPException) as error:
         raise ConnectionFailed(str(error) or type(error).__name__) from error
+    except (AttributeError, ValueError) as error:
+        # The library's, when another thread closes what this one reads.
+        raise ConnectionFailed(f"the connection was closed: {error}") from error

@@ -44,7 +44,7 @@ from fedcore.wire.messages import (
     Willing,
     encode,
 )
-from fedcore.wire.signatures import Request, Signer, content_digest, digest_field
+from fedcore.wire.signatures import KEY_ID, Request, Signer, content_digest, digest_field
 
 T = TypeVar("T")
 RETRIES = 3
@@ -229,6 +229,9 @@ class Transport:
             return self._attempt(_Call("POST", "/v1/devices", content, JSON, signer=newcomer, created=created))
 
         enrolled: Enrolled = answers.decode_answer("POST /v1/devices", self._retrying(ask), Enrolled)
+        if not KEY_ID.fullmatch(enrolled.device):
+            # It is kept, and goes into the signature of every request.
+            raise BadAnswer("the coordinator gave this device an id that no signature can name", permanent=True)
         return enrolled
 
     def hold(self, assignment: str, wait_s: float) -> None:

@@ -43,7 +43,9 @@ _LONGEST = 2048
 _ITEM = r'"[a-z@][a-z0-9-]*"'
 _INPUT = re.compile(rf"([a-z*][a-z0-9_.*-]*)=(\(({_ITEM}(?: {_ITEM})*)\)((?:;[a-z]+=[^;]+)+))")
 _PARAMETERS = {"created", "expires", "nonce", "keyid"}
-_PARAMETER = re.compile(r';(created|expires)=([0-9]{1,15})|;(nonce|keyid)="([A-Za-z0-9_.:=+/-]{1,200})"')
+KEY_ID = re.compile(r"[A-Za-z0-9_.:=+/-]{1,200}")
+"""Ids that a signature can name."""
+_PARAMETER = re.compile(rf';(created|expires)=([0-9]{{1,15}})|;(nonce|keyid)="({KEY_ID.pattern})"')
 _VALUE = re.compile(r"([a-z*][a-z0-9_.*-]*)=:([A-Za-z0-9+/]+=*):")
 _DIGEST = re.compile(r"(?:^|,)\s*sha-256=:([A-Za-z0-9+/]{43}=):\s*(?:$|[,;])")
 

@@ -10,8 +10,8 @@ from device_runtime.errors import ConfigError
 from device_runtime.session import run_session
 from device_runtime.state.journal import read_journal
 from fedcore.wire.attestation import shared_secret_proof
-from fedcore.wire.messages import SharedSecret, Unattested
-from tests.device_runtime.coordinator import refusal
+from fedcore.wire.messages import Enrolled, SharedSecret, Unattested, encode
+from tests.device_runtime.coordinator import answer, refusal
 
 SECRET = b"a secret of the whole fleet"
 
@@ -31,6 +31,13 @@ def test_a_device_that_the_coordinator_forgot_enrols_again_and_goes_on(coordinat
     assert (outcome.outcome, outcome.device) == ("reported", "d-1")
     assert len(coordinator.enrolments) == 2
     assert run_session(config).device == "d-1"
+
+
+def test_an_id_that_no_signature_can_name_is_refused_and_not_kept(coordinator, config):
+    coordinator.faults["enrol"] = [answer(encode(Enrolled("d\n0", None)))]
+    outcome = run_session(config)
+    assert (outcome.reason, "no signature can name" in outcome.detail) == ("bad-answer", True)
+    assert run_session(config).outcome == "reported"
 
 
 def test_another_key_is_another_device(coordinator, config):

@@ -230,12 +230,16 @@ def test_what_is_no_url_is_a_fault_of_the_configuration(url):
 
 
 def test_a_device_that_stops_does_not_wait_to_ask_again(coordinator, config):
-    coordinator.faults["check-in"] = [status(503, Retry_After="60")] * 4
     stop = threading.Event()
+
+    def busy(handler):
+        stop.set()
+        status(503, Retry_After="60")(handler)
+
+    coordinator.faults["check-in"] = [busy] * 4
     device = Device(config.coordinator, "phones", config.examples, config.state)
     running = threading.Thread(target=device.run_forever, args=(stop,), daemon=True)
     running.start()
-    threading.Timer(0.5, stop.set).start()
     running.join(30)
     assert not running.is_alive()
     assert coordinator.calls == ["check-in"]
