@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 
@@ -65,6 +66,9 @@ def main() -> None:
             raise
         sys.stderr.write(f"error: {error}\n")
         sys.exit(EXIT_USAGE if type(error).__name__ in USAGE_ERRORS else EXIT_FAILED)
+    finally:
+        # The interpreter's last collection of garbage looks at every object: a second, where torch was loaded.
+        gc.freeze()
 
 
 def _run() -> None:

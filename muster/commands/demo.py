@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from muster.output import Json, doing, emit, progress, show_table, stderr
+from muster.output import Json, emit, loading, progress, show_table, stderr
 
 if TYPE_CHECKING:
     from muster.demo import AlgorithmResult, DemoResult
@@ -57,7 +57,7 @@ def demo(
         raise typer.BadParameter(f"there is no folder {out.parent}", param_hint="--out")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="muster-demo-", dir=_in_memory())))
-        with doing("load libraries"):
+        with loading():
             # Coordinator and devices start meanwhile, on another core.
             from muster.server import starting_coordinator
             from simulator.fleet.fork_servers import HERE, fork_servers

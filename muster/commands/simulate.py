@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from muster.output import Json, Settings, doing, emit, parse_settings, progress, show_fields
+from muster.output import Json, Settings, emit, loading, parse_settings, progress, show_fields
 
 if TYPE_CHECKING:
     from simulator.simulation import SimulationConfig
@@ -49,7 +49,7 @@ def simulate(
         "seed": seed,
     }
     options = _options(config, flags, parse_settings(settings))
-    with doing("load libraries"):
+    with loading():
         import torch
 
         from simulator.simulation import simulate as run
