@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request as HttpRequest
+from starlette.requests import Request
 
 from coordinator.api.limits import RateLimit
 from coordinator.api.lru_cache import LruCache
@@ -28,7 +28,7 @@ from coordinator.metrics import Metrics
 from coordinator.rules.entities import Device
 from coordinator.store.tasks import CoordinatorStore
 from fedcore import errors
-from fedcore.wire.signatures import COVERED, DIGEST, SIGNED_FIELDS, PublicKey, Request, Signature, sha256_in
+from fedcore.wire.signatures import COVERED, DIGEST, SIGNED_FIELDS, PublicKey, SignableRequest, Signature, sha256_in
 
 KEYS = 1 << 16
 """Public keys kept in memory, at about 600 bytes each."""
@@ -71,7 +71,7 @@ class Authenticator:
         """Begin to answer, or to answer for more: signatures that another process may have accepted are refused."""
         self._replays.begin(self._clock())
 
-    async def device(self, request: HttpRequest) -> None:
+    async def device(self, request: Request) -> None:
         """Demand an enrolled device's signature. Raises Unauthenticated, TooManyRequests or Unavailable."""
         signature, about = self._read(request)
         key, since = self._keys.get(signature.keyid) or await self._find(signature.keyid)
@@ -80,7 +80,7 @@ class Authenticator:
         self._admit(signature)
         request.scope[_SIGNED] = _signed(signature, about)
 
-    async def new_device(self, request: HttpRequest) -> None:
+    async def new_device(self, request: Request) -> None:
         """Demand the signature of a key that names itself. Raises Unauthenticated.
 
         To enrol twice is the same as once, so these are not remembered: anybody can make keys, and fill a memory.
@@ -102,7 +102,7 @@ class Authenticator:
             self._metrics.shed.labels("device" if isinstance(refusal, TooManyRequests) else "signatures").inc()
             raise
 
-    def _read(self, request: HttpRequest) -> tuple[Signature, Request]:
+    def _read(self, request: Request) -> tuple[Signature, SignableRequest]:
         """The signature of a request, which is fresh and covers all that it must."""
         fields = _fields(request)
         if "signature" not in fields or "signature-input" not in fields:
@@ -119,7 +119,7 @@ class Authenticator:
         self._replays.check(signature, self._clock())
         path, query = request.scope["raw_path"].decode("latin-1"), request.scope["query_string"].decode("latin-1")
         target = f"{path}?{query}" if query else path
-        return signature, Request(request.method, fields.get("host", ""), target, fields.get)
+        return signature, SignableRequest(request.method, fields.get("host", ""), target, fields.get)
 
     async def _find(self, device: str) -> tuple[PublicKey, float]:
         found = await run_in_threadpool(self._look_up, device)
@@ -133,13 +133,13 @@ class Authenticator:
         return found
 
 
-def signed(request: HttpRequest) -> Signed:
+def signed(request: Request) -> Signed:
     """The signer of a request that an Authenticator has checked."""
     signer: Signed = request.scope[_SIGNED]
     return signer
 
 
-def _signed(signature: Signature, request: Request) -> Signed:
+def _signed(signature: Signature, request: SignableRequest) -> Signed:
     """The signer, and the digest of the body. Raises MalformedSignature."""
     if DIGEST not in signature.covered:
         return Signed(signature.keyid, signature.created, None)
@@ -149,7 +149,7 @@ def _signed(signature: Signature, request: Request) -> Signed:
     return Signed(signature.keyid, signature.created, digest)
 
 
-def _check(signature: Signature, request: Request, key: PublicKey) -> None:
+def _check(signature: Signature, request: SignableRequest, key: PublicKey) -> None:
     try:
         signature.check(request, key)
     except errors.MalformedSignature as error:
@@ -158,7 +158,7 @@ def _check(signature: Signature, request: Request, key: PublicKey) -> None:
         raise ForgedSignature(str(error)) from error
 
 
-def _fields(request: HttpRequest) -> dict[str, str]:
+def _fields(request: Request) -> dict[str, str]:
     """The header fields by lower-case name, lines of one name joined as RFC 9110 joins them."""
     found: dict[str, str] = {}
     for name, value in request.scope["headers"]:

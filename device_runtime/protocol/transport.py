@@ -44,7 +44,7 @@ from fedcore.wire.messages import (
     Willing,
     encode,
 )
-from fedcore.wire.signatures import KEY_ID, Request, Signer, content_digest, digest_field
+from fedcore.wire.signatures import KEY_ID, SignableRequest, Signer, content_digest, digest_field
 
 T = TypeVar("T")
 RETRIES = 3
@@ -385,7 +385,7 @@ class Transport:
             signer = self.identity.signer(self)
         target = self._address.path + call.path
         if signer is not None:
-            about = Request(call.method, self._address.authority, target, headers.get)
+            about = SignableRequest(call.method, self._address.authority, target, headers.get)
             headers |= signer.headers(about, self._now() if call.created is None else call.created)
         return HttpRequest(call.method, target, headers, self._counted(call.content), self._allowed_s(call))
 

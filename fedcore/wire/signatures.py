@@ -106,7 +106,7 @@ class Signer:
     keyid: str
     key: PrivateKey
 
-    def headers(self, request: Request, created: int) -> dict[str, str]:
+    def headers(self, request: SignableRequest, created: int) -> dict[str, str]:
         """The two header fields of a fresh signature over a request, good for five minutes from `created`."""
         covered = (*COVERED, *(name for name in SIGNED_FIELDS if request.field(name) is not None))
         items = " ".join(f'"{name}"' for name in covered)
@@ -117,7 +117,7 @@ class Signer:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class SignableRequest:
     """The parts of a request that can be signed. `target`: path and query as they are sent; `field`: gives a header."""
 
     method: str
@@ -175,7 +175,7 @@ class Signature:
         times = {"created": int(given["created"]), "expires": int(given["expires"])}
         return cls(covered=covered, nonce=given["nonce"], keyid=given["keyid"], text=found[2], value=data, **times)
 
-    def check(self, request: Request, key: PublicKey) -> None:
+    def check(self, request: SignableRequest, key: PublicKey) -> None:
         """Raise ForgedSignature unless the key made this signature over this request; MalformedSignature as above."""
         key.check(self.value, signature_base(request.values(self.covered), self.text))
 

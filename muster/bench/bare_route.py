@@ -15,11 +15,11 @@ from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI
-from starlette.requests import Request as HttpRequest
+from starlette.requests import Request
 from starlette.responses import Response
 
 from fedcore.wire.messages import CheckIn, Rejected, RetryWindow, decode, encode
-from fedcore.wire.signatures import PublicKey, Request, Signature, sha256_in
+from fedcore.wire.signatures import PublicKey, SignableRequest, Signature, sha256_in
 
 
 def bare_app(keys: dict[str, PublicKey]) -> FastAPI:
@@ -28,10 +28,10 @@ def bare_app(keys: dict[str, PublicKey]) -> FastAPI:
     no = encode(Rejected("no-task", RetryWindow(1.0, 2.0)))
 
     @app.post("/v1/populations/{population}/checkins")
-    async def check_in(request: HttpRequest) -> Response:
+    async def check_in(request: Request) -> Response:
         body, fields = await request.body(), request.headers
         signature = Signature.parse(fields["signature-input"], fields["signature"])
-        about = Request(request.method, fields["host"], request.scope["raw_path"].decode(), fields.get)
+        about = SignableRequest(request.method, fields["host"], request.scope["raw_path"].decode(), fields.get)
         signature.check(about, keys[signature.keyid])
         if sha256_in(fields["content-digest"]) != hashlib.sha256(body).digest():
             return Response(status_code=422)

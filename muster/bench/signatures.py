@@ -23,7 +23,7 @@ from coordinator.api.enrolment import device_id
 from coordinator.api.limits import RateLimit
 from coordinator.metrics import Metrics
 from coordinator.store.tasks import open_coordinator_store
-from fedcore.wire.signatures import PrivateKey, PublicKey, Request, Signer, content_digest, sign
+from fedcore.wire.signatures import PrivateKey, PublicKey, SignableRequest, Signer, content_digest, sign
 from muster.bench.options import SignaturesOptions
 from muster.output import Say
 
@@ -97,7 +97,7 @@ async def _measure(key: PrivateKey, blocks: int, folder: Path) -> Cost:
 def _request(signer: Signer) -> HttpRequest:
     """A fresh request of a device, as the coordinator has it before its body came."""
     fields = {"host": "fl.example.org", "content-length": str(len(BODY)), "content-digest": content_digest(BODY)}
-    about = Request("POST", fields["host"], PATH, fields.get)
+    about = SignableRequest("POST", fields["host"], PATH, fields.get)
     fields |= {name.lower(): value for name, value in signer.headers(about, int(time.time())).items()}
     scope = {
         "type": "http",

@@ -38,7 +38,7 @@ from fedcore.wire.messages import (
     decode,
     encode,
 )
-from fedcore.wire.signatures import DIGEST, PublicKey, Request, Signer, content_digest
+from fedcore.wire.signatures import DIGEST, PublicKey, SignableRequest, Signer, content_digest
 
 T = TypeVar("T")
 Behaviour: TypeAlias = Literal["steady", "silent", "killed"]
@@ -323,7 +323,7 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
         if call.known:
             headers["If-None-Match"] = call.known
         digest = headers.get("Content-Digest")
-        about = Request(call.method, self._authority, call.path, {DIGEST: digest}.get)
+        about = SignableRequest(call.method, self._authority, call.path, {DIGEST: digest}.get)
         return headers | device.signer.headers(about, int(time.time()))
 
 

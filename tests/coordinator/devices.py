@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedcore.wire import messages
 from fedcore.wire.messages import Enrol, Enrolled, StatedCapabilities, Unattested
-from fedcore.wire.signatures import PublicKey, Request, Signer, content_digest
+from fedcore.wire.signatures import PublicKey, SignableRequest, Signer, content_digest
 
 CAPABILITIES = StatedCapabilities(runtime="test", version="1", engine="none", formats=("onnx",))
 
@@ -33,7 +33,9 @@ class SignedBy(httpx2.Auth):
             yield request
 
     def sign(self, request):
-        about = Request(request.method, request.headers["host"], request.url.raw_path.decode(), request.headers.get)
+        about = SignableRequest(
+            request.method, request.headers["host"], request.url.raw_path.decode(), request.headers.get
+        )
         request.headers.update(self.signer.headers(about, self.now()))
 
 

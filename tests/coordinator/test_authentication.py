@@ -23,7 +23,7 @@ from coordinator.store.database import Database
 from fedcore.wire import messages
 from fedcore.wire.attestation import shared_secret_proof
 from fedcore.wire.messages import CheckIn, Enrol, Enrolled, SharedSecret, Unattested
-from fedcore.wire.signatures import PublicKey, Request, Signer, content_digest
+from fedcore.wire.signatures import PublicKey, SignableRequest, Signer, content_digest
 from tests.coordinator.bundles import report_body
 from tests.coordinator.devices import CAPABILITIES, SignedBy, enrol
 from tests.coordinator.test_api import abort, ask, assign, check_in, put, refused
@@ -50,7 +50,7 @@ def rows(tmp_path, store):
 def fields(signer, method, url, body=b"", now=None):
     """The header fields of a signed request to a URL."""
     given = {"content-digest": content_digest(body)} if body else {}
-    about = Request(method, f"{url.host}:{url.port}", url.raw_path.decode(), given.get)
+    about = SignableRequest(method, f"{url.host}:{url.port}", url.raw_path.decode(), given.get)
     return given | signer.headers(about, int(time.time()) if now is None else now)
 
 

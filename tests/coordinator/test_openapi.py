@@ -29,7 +29,7 @@ from coordinator.server import serving_both
 from coordinator.settings import Settings
 from fedcore.wire import messages
 from fedcore.wire.messages import CheckIn
-from fedcore.wire.signatures import PublicKey, Request, Signer, content_digest
+from fedcore.wire.signatures import PublicKey, SignableRequest, Signer, content_digest
 from tests.coordinator.devices import CAPABILITIES, Devices
 
 EXAMPLES = int(os.environ.get("MUSTER_EXAMPLES", "5"))
@@ -71,7 +71,7 @@ class Signs(AuthBase):
         body = request.body.encode() if isinstance(request.body, str) else request.body
         if body:
             request.headers["Content-Digest"] = content_digest(body)
-        about = Request(request.method, urlsplit(request.url).netloc, request.path_url, request.headers.get)
+        about = SignableRequest(request.method, urlsplit(request.url).netloc, request.path_url, request.headers.get)
         signer = self.newcomer if request.path_url == "/v1/devices" else self.signer
         request.headers.update(signer.headers(about, int(time.time())))
         return request

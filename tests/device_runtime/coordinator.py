@@ -27,7 +27,7 @@ from fedcore.wire.messages import (
     encode,
 )
 from fedcore.wire.problems import PROBLEM_FIELD, PROBLEM_TYPE, problem
-from fedcore.wire.signatures import COVERED, SIGNED_FIELDS, PublicKey, Request, Signature, content_digest
+from fedcore.wire.signatures import COVERED, SIGNED_FIELDS, PublicKey, SignableRequest, Signature, content_digest
 from tests.device_runtime import linear
 
 WINDOW = RetryWindow(11.0, 12.0)
@@ -133,7 +133,7 @@ class Coordinator:
         assert signature.nonce not in self.nonces
         self.nonces.add(signature.nonce)
         key = signature.keyid if path == "/v1/devices" else self.keys[signature.keyid]
-        signature.check(Request(method, headers["Host"], path, headers.get), PublicKey.parse(key))
+        signature.check(SignableRequest(method, headers["Host"], path, headers.get), PublicKey.parse(key))
         return signature
 
     def answer_secure(self, method, path, body, signature):

@@ -23,7 +23,7 @@ from fedcore.errors import ForgedSignature, InvalidKey, MalformedSignature, Wire
 from fedcore.wire.signatures import (
     COVERED,
     PublicKey,
-    Request,
+    SignableRequest,
     Signature,
     Signer,
     content_digest,
@@ -40,7 +40,7 @@ KEYS = pytest.mark.parametrize("key", [ED25519, P256], ids=["ed25519", "p256"])
 
 def request(method="PUT", target="/v1/assignments/a%2Fb/report?x=1", body=b"report", **fields):
     given = {"content-digest": content_digest(body)} | fields if body else fields
-    return Request(method, "Fl.example.org:8443", target, given.get)
+    return SignableRequest(method, "Fl.example.org:8443", target, given.get)
 
 
 def parsed(headers):
@@ -112,7 +112,7 @@ def test_the_vectors_hold(vector):
 
 def outcome(vector):
     """What becomes of a vector: good, or the name of the error."""
-    about = Request(vector["method"], vector["host"], vector["target"], vector["fields"].get)
+    about = SignableRequest(vector["method"], vector["host"], vector["target"], vector["fields"].get)
     try:
         found = Signature.parse(vector["signature_input"], vector["signature"])
         assert signature_base(about.values(found.covered), found.text).decode() == vector["base"]
@@ -157,7 +157,7 @@ def test_what_we_sign_another_implementation_verifies(key, method, name, query, 
     target = f"/v1/blobs/{name}%20{'?' if query else ''}{query}"
     fields = {"content-digest": content_digest(body)} if body else {}
     headers = Signer("device-1", key).headers(
-        Request(method, "fl.example.org", target, fields.get), int(datetime.now(UTC).timestamp())
+        SignableRequest(method, "fl.example.org", target, fields.get), int(datetime.now(UTC).timestamp())
     )
     message = Message(method, "fl.example.org", target, fields | headers)
     verifier = HTTPMessageVerifier(signature_algorithm=algorithm_of(key), key_resolver=Keys(key))
@@ -186,7 +186,7 @@ def test_what_another_implementation_signs_we_verify(key, method, name, query, b
     found = parsed(message.headers)
     assert (found.covered, found.keyid, found.nonce) == (covered, "device-1", "abc")
     assert (found.created, found.expires) == (1_700_000_000, 1_700_000_300)
-    found.check(Request(method, "fl.example.org", target, message.headers.get), PublicKey.of(key))
+    found.check(SignableRequest(method, "fl.example.org", target, message.headers.get), PublicKey.of(key))
 
 
 # --- what must not pass
@@ -201,7 +201,7 @@ def test_what_another_implementation_signs_we_verify(key, method, name, query, b
         request(target="/v1/assignments/a/b/report?x=1"),
         request(target="/v1/assignments/other/report?x=1"),
         request(body=b"Report"),
-        Request("PUT", "evil.example.org", request().target, request().field),
+        SignableRequest("PUT", "evil.example.org", request().target, request().field),
     ],
 )
 def test_a_signature_is_for_one_request_alone(key, changed):
