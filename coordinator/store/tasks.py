@@ -206,4 +206,9 @@ def open_coordinator_store(
     Raises UnsupportedDatabase and WrongRevision; without `create`, MissingStore, so that a mistyped path is not taken
     for a new store.
     """
-    return CoordinatorStore(Database(database, clock, create=create), Blobs(blobs, create=create))
+    opened = Database(database, clock, create=create)
+    try:
+        return CoordinatorStore(opened, Blobs(blobs, create=create))
+    except BaseException:
+        opened.close()
+        raise
