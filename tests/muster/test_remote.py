@@ -4,6 +4,7 @@ import json
 import os
 import re
 import threading
+import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
@@ -66,6 +67,10 @@ def test_commands_say_the_same_through_the_api_as_on_the_store(served, tmp_path)
     for one in assign(devices, "a", "b", "c"):
         put(devices, one.assignment, report_body([1, 0, 0, 0], 1))
     committed(store, task, 1)
+    # The driver publishes what it observes a moment later: until then the two would be asked about different moments.
+    deadline = time.monotonic() + 20
+    while "0 of 3 devices wait" not in in_process("task", "show", task, *here).output and time.monotonic() < deadline:
+        time.sleep(0.05)
     for command in ("list", "show", "metrics", "history", "pause", "resume", "checkpoint"):
         for options in ([], ["--json"]):
             words = ["task", command, *([] if command == "list" else [task]), *options]
