@@ -65,13 +65,18 @@ def address_of(coordinator: str) -> Address:
     if parts.scheme not in PORTS or not _HOST.fullmatch(host):
         raise ConfigError(f"coordinator {coordinator!r} must start with https:// or http://, and name a host")
     if port == 0 or parts.query or parts.fragment or _BLANK.search(parts.path):
-        raise ConfigError(f"coordinator {coordinator!r} has more than a host, a port from 1 to 65535 and a path")
+        raise ConfigError(
+            f"coordinator {coordinator!r} may have a host, a port from 1 to 65535, a path without blanks, and no more"
+        )
     return Address(parts.scheme, host, port or PORTS[parts.scheme], parts.path.rstrip("/"))
 
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """A request. `headers` say how long the body is, which comes in pieces. timeout_s: for each wait on the network."""
+    """A request. `headers` say how long the body is, which comes in pieces.
+
+    timeout_s: for each wait on the network, for the head of the answer, and for each piece of its body.
+    """
 
     method: str
     target: str
@@ -118,8 +123,8 @@ class Connections:
         """The answer to a request, as soon as its head is here. Raises ConnectionFailed."""
         connection = self._connection()
         try:
-            with _failing():
-                return _Response(connection.ask(request), lambda kept: self._give_back(connection, kept))
+            with connection.failing():
+                return _Response(connection.ask(request), connection, self._give_back)
         except BaseException:
             self._give_back(connection, kept=False)
             raise
@@ -201,6 +206,7 @@ class _Connection(http.client.HTTPConnection):
     response_class = _BoundedResponse
     _head: bytes | None = None
     _socket: socket.socket | None = None
+    _ended = False
 
     @property
     def alive(self) -> bool:
@@ -247,8 +253,22 @@ class _Connection(http.client.HTTPConnection):
         while rest:
             rest = rest[self.sock.send(rest) :]
 
+    @contextlib.contextmanager
+    def failing(self) -> Iterator[None]:
+        """A block whose errors of network and HTTP become ConnectionFailed."""
+        try:
+            yield
+        except (OSError, http.client.HTTPException) as error:
+            raise ConnectionFailed(str(error) or type(error).__name__) from error
+        except (AttributeError, ValueError) as error:
+            if not self._ended:
+                raise
+            # The library's, when another thread closes what this one reads.
+            raise ConnectionFailed("the connection was closed") from error
+
     def end(self) -> None:
         """Close it, and let a thread that waits for it go on."""
+        self._ended = True
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
@@ -260,15 +280,18 @@ class _TlsConnection(_Connection, http.client.HTTPSConnection):
 
 
 class _Response:
-    def __init__(self, answer: _BoundedResponse, done: Callable[[bool], None]) -> None:
+    def __init__(
+        self, answer: _BoundedResponse, connection: _Connection, give_back: Callable[[_Connection, bool], None]
+    ) -> None:
         self.status = answer.status
         self.headers: Mapping[str, str] = {name.lower(): value for name, value in answer.getheaders()}
         self._answer = answer
-        self._done = done
+        self._connection = connection
+        self._give_back = give_back
         self._whole = False
 
     def __iter__(self) -> Iterator[bytes]:
-        with _failing():
+        with self._connection.failing():
             while self.status not in _BODILESS and (piece := self._answer.read1(PIECE)):
                 self._answer.source.seen(len(piece))
                 yield piece
@@ -279,15 +302,4 @@ class _Response:
     def close(self) -> None:
         kept = self._whole and not self._answer.will_close
         self._answer.close()
-        self._done(kept)
-
-
-@contextlib.contextmanager
-def _failing() -> Iterator[None]:
-    try:
-        yield
-    except (OSError, http.client.HTTPException) as error:
-        raise ConnectionFailed(str(error) or type(error).__name__) from error
-    except (AttributeError, ValueError) as error:
-        # The library's, when another thread closes what this one reads.
-        raise ConnectionFailed(f"the connection was closed: {error}") from error
+        self._give_back(self._connection, kept)

@@ -6,19 +6,19 @@ Spec: docs/spec/wire.md.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 from urllib.parse import quote
 
 from device_runtime.errors import BadAnswer, Refused, Unreachable
 from device_runtime.protocol import answers
 from device_runtime.protocol.answers import Answer
+from device_runtime.protocol.attempts import Attempts
 from device_runtime.protocol.connection import (
     PIECE,
     Address,
@@ -46,16 +46,10 @@ from fedcore.wire.messages import (
 )
 from fedcore.wire.signatures import KEY_ID, SignableRequest, Signer, content_digest, digest_field
 
-T = TypeVar("T")
-RETRIES = 3
-RETRIED_STATUSES = frozenset({429, 503})
 # A body that arrived damaged, or an upload that began elsewhere: the next attempt asks for the offset anew.
 SENT_AGAIN = frozenset({"digest-mismatch", "mismatching-offset"})
-FIRST_DELAY_S = 0.5
-LONGEST_DELAY_S = 60.0
 TIMEOUT_S = 30.0
 LEAVING_S = 2.0
-LONGEST_NAP_S = 0.25
 LARGEST_MESSAGE = 1 << 20
 JSON = {"content-type": "application/json"}
 BYTES = {"content-type": "application/octet-stream"}
@@ -131,9 +125,7 @@ class Transport:
         self._ahead_s = 0.0
         self._address = address
         self._carrier = carrier
-        self._sleep = sleep
-        self._rng = rng or random.Random()
-        self._retries = RETRIES
+        self._attempts = Attempts(self._mend, self._told_to_stop, sleep, rng or random.Random())
         self.spoke_at = -math.inf
         """When a call about an assignment ended last, by the monotonic clock; infinity while there is one."""
 
@@ -187,7 +179,7 @@ class Transport:
         answer: AssignmentAnswer = self._message(
             _Call("POST", path, encode(Willing(tasks=tasks)), headers, timeout_s=wait_s + TIMEOUT_S), AssignmentAnswer
         )
-        self._retries = RETRIES
+        self._attempts.renew()
         if isinstance(answer, Rejected):
             return answers.printable(answer)
         answers.check_names(answer)
@@ -201,7 +193,7 @@ class Transport:
         """
         if partial.size < ref.size or not ref.size:
             try:
-                self._retrying(lambda: self._append(ref, partial, watch))
+                self._attempts.make(lambda: self._append(ref, partial, watch))
             except Refused as error:
                 if error.slug == "range-not-satisfiable":
                     partial.clear()  # it is no beginning of what the coordinator has
@@ -228,7 +220,7 @@ class Transport:
             content = encode(message(created))
             return self._attempt(_Call("POST", "/v1/devices", content, JSON, signer=newcomer, created=created))
 
-        enrolled: Enrolled = answers.decode_answer("POST /v1/devices", self._retrying(ask), Enrolled)
+        enrolled: Enrolled = answers.decode_answer("POST /v1/devices", self._attempts.make(ask), Enrolled)
         if not KEY_ID.fullmatch(enrolled.device):
             # It is kept, and goes into the signature of every request.
             raise BadAnswer("the coordinator gave this device an id that no signature can name", permanent=True)
@@ -284,29 +276,11 @@ class Transport:
             rest = memoryview(body)[start:]
             return self._attempt(_Call("PATCH", path, rest, headers, sha256="" if start else sha256))
 
-        receipt: Receipt = answers.decode_answer(f"PATCH {path}", self._retrying(bring_the_rest), Receipt)
+        receipt: Receipt = answers.decode_answer(f"PATCH {path}", self._attempts.make(bring_the_rest), Receipt)
         return receipt
 
     def _send(self, call: _Call) -> Answer:
-        return self._retrying(lambda: self._attempt(call))
-
-    def _retrying(self, attempt_once: Callable[[], T]) -> T:
-        """The result of an attempt, after as many attempts as the rules allow."""
-        mended: set[str] = set()
-        for attempt in itertools.count():
-            try:
-                return attempt_once()
-            except (Unreachable, Refused) as error:
-                if isinstance(error, Refused) and error.slug not in mended and self._mend(error):
-                    mended.add(error.slug)
-                    continue
-                asked_s = error.after_s if isinstance(error, Refused) else 0.0
-                if not _passes(error) or self._retries == 0 or asked_s > LONGEST_DELAY_S:
-                    raise
-                self._retries -= 1
-                if not self._pause(max(asked_s, FIRST_DELAY_S * 2**attempt * self._rng.uniform(0.5, 1.0))):
-                    raise
-        raise AssertionError("unreachable")
+        return self._attempts.make(lambda: self._attempt(call))
 
     def _mend(self, error: Refused) -> bool:
         """Do what makes the same call worth another attempt at once; False when there is no such thing."""
@@ -320,12 +294,8 @@ class Transport:
             return True
         return False
 
-    def _pause(self, seconds: float) -> bool:
-        """Sleep; False as soon as the device is told to stop."""
-        while seconds > 0 and not self.stopping():
-            self._sleep(min(seconds, LONGEST_NAP_S))
-            seconds -= LONGEST_NAP_S
-        return not self.stopping()
+    def _told_to_stop(self) -> bool:
+        return self.stopping()
 
     def _attempt(self, call: _Call) -> Answer:
         of_assignment = call.path.startswith(_ASSIGNMENTS)
@@ -416,14 +386,6 @@ class Transport:
             if len(body) > LARGEST_MESSAGE:
                 raise BadAnswer(f"{call.name}: the answer is longer than {LARGEST_MESSAGE} bytes")
         return bytes(body)
-
-
-def _passes(error: Unreachable | Refused) -> bool:
-    """Whether the same call may be answered later in this session."""
-    if isinstance(error, Unreachable) or error.status in RETRIED_STATUSES:
-        return True
-    # The coordinator has just begun. The device's clock is not at fault, and better than Date, which is up to 2 s late.
-    return error.slug == "stale-signature" and error.after_s > 0
 
 
 def _secagg(assignment: str, number: int) -> str:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from device_runtime.protocol import transport
+from device_runtime.protocol import attempts
 from device_runtime.session import DeviceConfig
 from simulator import datasets
 from tests.device_runtime import linear
@@ -27,7 +27,7 @@ def examples():
 @pytest.fixture
 def config(coordinator, examples, tmp_path, monkeypatch):
     """A device with ten examples that does not dawdle between attempts."""
-    monkeypatch.setattr(transport, "FIRST_DELAY_S", 0.001)
+    monkeypatch.setattr(attempts, "FIRST_DELAY_S", 0.001)
     np.savez(tmp_path / "examples.npz", **examples)
     return DeviceConfig(
         coordinator=coordinator.url,

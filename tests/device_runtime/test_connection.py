@@ -9,6 +9,7 @@ import pytest
 from device_runtime.errors import ConfigError
 from device_runtime.protocol import connection
 from device_runtime.protocol.connection import ConnectionFailed, Connections, HttpRequest, address_of
+from tests.device_runtime.process import until
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
@@ -122,7 +123,7 @@ def test_a_connection_that_idled_is_not_used_again(serve, monkeypatch):
 
 
 def test_closing_ends_a_wait_in_another_thread(serve):
-    _, connections = serve([])
+    server, connections = serve([])
     failed = []
 
     def wait():
@@ -133,8 +134,7 @@ def test_closing_ends_a_wait_in_another_thread(serve):
 
     waiting = threading.Thread(target=wait, daemon=True)
     waiting.start()
-    while not connections._all or not all(one._socket for one in connections._all):
-        pass
+    until(lambda: server.requests)
     connections.close()
     waiting.join(30)
     assert len(failed) == 1
