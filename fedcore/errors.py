@@ -6,6 +6,7 @@ FedcoreError
 │   ├── DigestMismatch      bytes do not have the digest that names them
 │   └── BadSignature        a plan does not have the signature that it is said to have
 ├── InvalidKey              a key is malformed, or a file that should hold one does not
+├── BrokenSuccession        no chain of signatures leads from the pinned key to the one that is shown
 ├── WireError               a message is malformed or of an unknown version
 │   ├── MalformedSignature  a request's signature is not of the form that this protocol has, or covers too little
 │   └── ForgedSignature     a request's signature was not made by its key over it
@@ -38,6 +39,10 @@ class BadSignature(PlanError):
 
 class InvalidKey(FedcoreError):
     """A key is malformed, or a file that should hold one does not."""
+
+
+class BrokenSuccession(FedcoreError):
+    """No chain of signatures leads from the pinned key to the one that is shown."""
 
 
 class WireError(FedcoreError):
