@@ -108,7 +108,7 @@ class ReportLayout(msgspec.Struct, frozen=True):
     def weigh(self, values_V: Float32, weight: float) -> Float32:
         """The report (L,) as it is uploaded: mean segments of `values_V` times the weight, and the weight itself."""
         report_L, start = np.empty(self.size, np.float32), 0
-        for segment, where in self._slices():
+        for segment, where in self.slices():
             if segment.name == WEIGHT:
                 report_L[where] = weight
                 continue
@@ -127,7 +127,7 @@ class ReportLayout(msgspec.Struct, frozen=True):
             raise ReportError(f"a report has {self.size} values, not {list(vector.shape)}")
         if not finite and not all_finite(vector):
             raise ReportError("the report holds a number that is not finite")
-        weight = float(next(vector[where][0] for segment, where in self._slices() if segment.name == WEIGHT))
+        weight = float(next(vector[where][0] for segment, where in self.slices() if segment.name == WEIGHT))
         allowed = weight == 1 if self.weighting == "uniform" else weight > 0
         if not allowed:
             raise ReportError(f"a device cannot weigh {weight} under {self.weighting!r} weighting")
@@ -139,7 +139,7 @@ class ReportLayout(msgspec.Struct, frozen=True):
         """
         if summed.shape != (self.size,):
             raise ReportError(f"a report has {self.size} values, not {list(summed.shape)}")
-        parts = {segment.name: (segment, summed[where]) for segment, where in self._slices()}
+        parts = {segment.name: (segment, summed[where]) for segment, where in self.slices()}
         weight = parts[WEIGHT][1]
         if not float(weight[0]) > 0:
             raise ReportError(f"the summed weight is {float(weight[0])}, expected a positive number")
@@ -162,7 +162,8 @@ class ReportLayout(msgspec.Struct, frozen=True):
         """The number that a device multiplies a segment by."""
         return np.float32(weight if segment.reduction == "mean" else 1)
 
-    def _slices(self) -> list[tuple[Segment, slice]]:
+    def slices(self) -> list[tuple[Segment, slice]]:
+        """Every segment with its range in the report vector."""
         start, ranges = 0, []
         for segment in self.segments:
             ranges.append((segment, slice(start, start + segment.size)))

@@ -97,6 +97,10 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
         """End the task and abandon its running round."""
         self._ask("POST", f"/tasks/{_quoted(task_id)}:cancel")
 
+    def roll_back(self, task_id: str, number: int) -> None:
+        """Let a paused task go on from the model after round `number`; 0 is the start."""
+        self._ask("POST", f"/tasks/{_quoted(task_id)}:rollback", params={"round": str(number)})
+
     def _as(self, kind: msgspec.json.Decoder[T], method: str, path: str, **more: Any) -> T:
         response = self._ask(method, path, **more)
         try:

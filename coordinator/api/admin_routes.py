@@ -125,6 +125,11 @@ class AdminApi:
         self._store.cancel(task, _by(request))
         return _json(self._store.task(task))
 
+    def roll_back(self, task: str, round: RoundNumber, request: Request) -> Response:
+        """Let a paused task go on from the model after an earlier round; 0 is the start."""
+        self._store.roll_back(task, round, _by(request))
+        return _json(self._store.task(task))
+
     def _register(self, new: NewTask, by: str) -> Task:
         with tempfile.TemporaryDirectory(prefix="muster-bundle-") as folder:
             bundle = Bundle.write(Path(folder), new.manifest, self._blobs(new.manifest))
@@ -178,6 +183,8 @@ def _add_changing(router: APIRouter, api: AdminApi, access: Access) -> None:
     for verb, act in (("pause", api.pause), ("resume", api.resume), ("cancel", api.cancel)):
         about = route({200: Answer("Done", (Task,))}, "unknown-task", "task-ended")
         add("POST", f"/tasks/{{task}}:{verb}", act, about)
+    about = route({200: Answer("Done", (Task,))}, "unknown-task", "unknown-round", "task-ended", "malformed-message")
+    add("POST", "/tasks/{task}:rollback", api.roll_back, about)
 
 
 def _by(request: Request) -> str:

@@ -30,8 +30,9 @@ def commit_round(
 
     Answers how it ended, and for how many seconds the task must open no other, which is 0 but after failed attempts.
 
-    A state that is no longer finite also fails the task: another attempt from the same checkpoint would likely end
-    there too. When anything raises (the disk is full, say), the round is as it was and can be closed later.
+    A state that is no longer finite also pauses the task: another attempt from the same checkpoint would likely end
+    there too, and an operator may go back to an earlier model. When anything raises (the disk is full, say), the round
+    is as it was and can be closed later.
     """
     try:
         with steps.labels("update").time():
@@ -42,7 +43,7 @@ def commit_round(
             value = _end(records, running, Abandon("invalid-aggregate"), now)
             return value, note_failure(records, running, "invalid-aggregate")
     except NonFiniteState as error:
-        return _fail(membership, running, str(error), now), 0.0
+        return _pause(membership, running, str(error), now), 0.0
     with steps.labels("commit").time(), membership.writing() as records:
         task = records.task(running.task.id)
         if task.state not in (TaskState.ACTIVE, TaskState.PAUSED):
@@ -71,13 +72,13 @@ def _next_model(
     return refs[0], refs[1], made.metrics
 
 
-def _fail(membership: Membership, running: OpenRound, words: str, now: float) -> Round:
+def _pause(membership: Membership, running: OpenRound, words: str, now: float) -> Round:
     with membership.writing() as records:
         value = _end(records, running, Abandon("non-finite-state"), now)
         task = records.task(running.task.id)
-        if task.state in (TaskState.ACTIVE, TaskState.PAUSED):
-            _LOG.error("task %s failed in round %d: %s", task.id, running.number, words)
-            records.move_task(task, TaskState.FAILED, "non-finite-state", words)
+        _LOG.error("round %d of task %s has no finite model: %s", running.number, task.id, words)
+        if task.state is TaskState.ACTIVE:
+            records.move_task(task, TaskState.PAUSED, "non-finite-state", f"round {running.number}: {words}")
     return value
 
 

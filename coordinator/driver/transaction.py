@@ -133,7 +133,8 @@ class Transaction:
             raise InvalidReport("this round takes only masked reports, as messages of its secure aggregation")
         self._digests[found.id] = command.sha256
         self._assignments[found.id] = replace(found, state=AssignmentState.REPORTED, report_sha256=command.sha256)
-        self._vectors[round_.id].append(command.vector)
+        task = round_.task
+        self._vectors[round_.id].append(task.settings.clear.bound(command.vector, task.plan.report))
         self._end(round_, found, AssignmentState.REPORTED)
         self._step(round_, Reported())
         return receipt

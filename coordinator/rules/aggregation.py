@@ -71,8 +71,8 @@ def aggregate(layout: ReportLayout, algorithm: Algorithm, state: Vectors, total_
             largest = max(float(np.abs(mean).max()) for mean in means)
             raise NonFiniteState(
                 f"after the update, vector {name!r} of the server state holds a non-finite number; the reports were "
-                f"finite, and the largest value of their mean was {largest:.2g}: training diverged (a lower client_lr "
-                "or server_lr is the likely remedy)"
+                f"finite, and the largest value of their mean was {largest:.2g}: training diverged, or a report was "
+                "false; roll the task back to an earlier round, lower max_norm, client_lr or server_lr in a new one"
             )
     return Aggregate(rounded, algorithm.broadcast(rounded), layout.metrics(parts))
 

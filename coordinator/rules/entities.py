@@ -20,6 +20,11 @@ class Snapshot:
     state_sha256: str
     checkpoint_sha256: str
 
+    @property
+    def blobs(self) -> tuple[tuple[str, bool], ...]:
+        """Both digests, each with whether devices may have the blob."""
+        return (self.state_sha256, False), (self.checkpoint_sha256, True)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:

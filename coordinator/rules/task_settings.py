@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from coordinator.rules.clear_reports import ClearReports
 from coordinator.rules.eligibility import OnDevice, Requires, demand
 from coordinator.rules.rounds import RoundPolicy
 from secagg.parameters import LEAST_COHORT
@@ -88,7 +89,7 @@ class TaskSettings:
 
     seed: key of every random number that a device draws. formats: formats that the plan must have, because a runtime of
     the population needs them. budget: the largest footprint that its devices can bear. secagg: how reports are masked,
-    so that the coordinator sees only sums; None lets it see every report.
+    so that the coordinator sees only sums; None lets it see every report, and then `clear` bounds each of them.
 
     Raises InvalidTask naming the setting and what it may be.
     """
@@ -110,6 +111,7 @@ class TaskSettings:
     formats: tuple[str, ...] = ("onnx",)
     budget: FootprintBudget = field(default_factory=FootprintBudget)
     secagg: Secagg | None = None
+    clear: ClearReports = field(default_factory=ClearReports)
 
     def __post_init__(self) -> None:
         for name in ("goal", "rounds", "max_attempts", "min_examples", "min_separation_rounds"):

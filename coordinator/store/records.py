@@ -178,6 +178,21 @@ class Records:
 
     # --- rounds
 
+    def roll_back(self, task: Task, to: Snapshot, cause: str) -> None:
+        """Commit the next round of a task, without devices and with the model of an earlier one.
+
+        Numbers never go back: devices refuse rounds that are older than those which they know. The task gets as many
+        rounds more as it lost.
+        """
+        number = self.snapshot(task).number + 1
+        values: dict[str, Any] = {**dict.fromkeys(_COUNTS, 0), "reason": cause, "metrics": {}}
+        values |= {"state_sha256": to.state_sha256, "checkpoint_sha256": to.checkpoint_sha256}
+        values |= {"task": task.id, "number": number, "attempt": self._next_attempt(task.id, number)}
+        row_id = self._insert(ROUNDS, state=RoundState.COMMITTED, opened_at=self.at, ended_at=self.at, **values)
+        self._transition("round", row_id, "", RoundState.COMMITTED, cause)
+        self._guarded(TASKS, task.id, task.state, {"rounds": task.settings.rounds + number - to.number})
+        self._transition("task", task.id, task.state, task.state, cause)
+
     def add_round(self, task_id: str, number: int) -> tuple[int, int]:
         """Write a new round that selects; answers its row id and its attempt, one more than the last."""
         attempt = self._next_attempt(task_id, number)

@@ -145,6 +145,28 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
         """End the task and abandon its running round. Raises TaskEnded when it is over already."""
         self._move(task_id, TaskState.CANCELLED, by)
 
+    def roll_back(self, task_id: str, number: int, by: str = STORE) -> None:
+        """Let a paused task go on from the model after round `number`; 0 is the start.
+
+        The history keeps the rounds since, and a round without devices is committed after them, with that model. Raises
+        TaskEnded unless the task is paused and its last round has ended; UnknownRound when the model is not there.
+        """
+        with self.database.writing() as records:
+            task = records.task(task_id)
+            if task.state is not TaskState.PAUSED:
+                raise TaskEnded(f"task {task_id} is {task.state}; pause it, then roll it back")
+            running = [one.number for one in records.overview.live() if one.task == task_id]
+            if running:
+                raise TaskEnded(
+                    f"round {running[0]} of task {task_id} still runs; roll the task back when it has ended"
+                )
+            to = records.snapshot(task, number)
+            refs = {records.blob(digest, public=False): public for digest, public in to.blobs}
+            if not all(self.blobs.has(ref.sha256) for ref in refs):
+                raise UnknownRound(f"the model after round {number} of task {task_id} is not among the blobs any more")
+            self.add_blobs(records, refs)
+            records.roll_back(task, to, f"rolled back to the model after round {number} by {by}")
+
     def history(self, task_id: str) -> list[Transition]:
         """Every change of a task's state, in order, with its cause."""
         with self.database.reading() as records:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from muster.cli import EXIT_TERMINATED
-from muster.commands.task import FIRST_TASK, Blobs, Database, given_again, located
+from muster.commands.stores import Blobs, Database, given_again, located
+from muster.commands.task import FIRST_TASK
 from muster.output import Json, emit, say_next, show_fields, show_table
 
 if TYPE_CHECKING:

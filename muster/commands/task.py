@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
-from contextlib import AbstractContextManager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from muster.commands.task_options import DEADLINE, Default, secagg_setting, setting
+from muster.commands.stores import Blobs, Database, Remote, given_again, located, open_store
+from muster.commands.task_options import DEADLINE, Default, clear_setting, secagg_setting, setting
 from muster.output import Json, emit, say_next, show_fields, show_table
 
 if TYPE_CHECKING:
@@ -30,23 +29,6 @@ task_app = typer.Typer(
     help="Create and operate tasks.\n\n"
     "Run it where the coordinator's files are, or over HTTP with --coordinator and a token in MUSTER_TOKEN.",
 )
-Database = Annotated[
-    str | None, typer.Option("--db", help="The coordinator's database.  [default: as its settings say]")
-]
-Blobs = Annotated[
-    str | None,
-    typer.Option(
-        "--blobs",
-        help="The coordinator's blobs: a folder, s3://…, gs://… or az://…  [default: as its settings say]",
-    ),
-]
-Remote = Annotated[
-    str | None,
-    typer.Option(
-        envvar="MUSTER_COORDINATOR",
-        help="URL of a coordinator's port for operators, instead of --db and --blobs; the token is in MUSTER_TOKEN.",
-    ),
-]
 TaskId = Annotated[str, typer.Argument(metavar="TASK", help="The task's id, from `muster task list`.")]
 
 # What next steps suggest where nobody has said yet what they want.
@@ -100,6 +82,8 @@ def create(
     max_rss_mb: Annotated[float | None, typer.Option(help="Memory that a device can spare, in MB.")] = None,
     max_step_ms: Annotated[float | None, typer.Option(help="CPU time that a step may take, in ms.")] = None,
     max_graph_mb: Annotated[float | None, typer.Option(help="Size that all graphs may have, in MB.")] = None,
+    max_norm: Annotated[float, clear_setting("max_norm", "the longest update, as an L2 norm.")],
+    max_weight: Annotated[float, clear_setting("max_weight", "the greatest weight of a report.")],
     secagg: Annotated[
         bool, typer.Option("--secagg", help="Sum reports under secure aggregation: the coordinator sees no single one.")
     ] = False,
@@ -124,6 +108,7 @@ def create(
     A population in which too few devices meet --require, or too many rest after taking part (--min-separation-…), fills
     no round: `muster task metrics` shows what becomes of them.
     """
+    from coordinator.rules.clear_reports import ClearReports
     from coordinator.store.tasks import CoordinatorStore, FootprintBudget, OnDevice, Requires, Secagg, TaskSettings
     from fedcore.bundle import Bundle
     from muster.device_rules import parse_rules
@@ -149,13 +134,14 @@ def create(
             step_cpu_ms=max_step_ms,
             graph_bytes=None if max_graph_mb is None else max_graph_mb * 1e6,
         ),
+        clear=ClearReports(max_norm=max_norm, max_weight=max_weight),
     )
     if secagg:
         masking = Secagg(
             clip_norm=clip_norm, bits=bits, max_examples=max_examples, phase_s=phase_s, group_size=group_size
         )
         settings = dataclasses.replace(settings, secagg=masking)
-    with _store(db, blobs, coordinator) as store:
+    with open_store(db, blobs, coordinator) as store:
         task = store.register_task(Bundle(plan), settings)
         _describe(store, task.id, json)
         url = _devices_url(store, located(db)) if isinstance(store, CoordinatorStore) else None
@@ -166,7 +152,7 @@ def create(
 @task_app.command("list")
 def list_tasks(db: Database = None, blobs: Blobs = None, coordinator: Remote = None, json: Json = False) -> None:
     """List every task, oldest first, and why each is where it is."""
-    with _store(db, blobs, coordinator) as store:
+    with open_store(db, blobs, coordinator) as store:
         tasks, progress = store.tasks(), {one.task: one for one in store.progress()}
     if json:
         emit([_facts(task, progress[task.id]) for task in tasks])
@@ -181,7 +167,7 @@ def show(
     task: TaskId, db: Database = None, blobs: Blobs = None, coordinator: Remote = None, json: Json = False
 ) -> None:
     """Show a task's settings and state, and why it is where it is."""
-    with _store(db, blobs, coordinator) as store:
+    with open_store(db, blobs, coordinator) as store:
         _describe(store, task, json)
 
 
@@ -194,7 +180,7 @@ def metrics(
     How many reported, why devices gave up, how training went. Then what became of sessions, step by step, as counts: of
     this task's, and of those of its population without one.
     """
-    with _store(db, blobs, coordinator) as store:
+    with open_store(db, blobs, coordinator) as store:
         rounds, sessions = store.rounds(task), store.sessions(task)
     if json:
         emit({"rounds": [asdict(record) for record in rounds], "sessions": [asdict(shape) for shape in sessions]})
@@ -209,7 +195,7 @@ def history(
     task: TaskId, db: Database = None, blobs: Blobs = None, coordinator: Remote = None, json: Json = False
 ) -> None:
     """Show what was done to a task, by whom and when."""
-    with _store(db, blobs, coordinator) as store:
+    with open_store(db, blobs, coordinator) as store:
         changes = store.history(task)
     if json:
         emit([dataclasses.asdict(change) for change in changes])
@@ -223,7 +209,7 @@ def pause(
     task: TaskId, db: Database = None, blobs: Blobs = None, coordinator: Remote = None, json: Json = False
 ) -> None:
     """Open no new round; the running one finishes."""
-    with _store(db, blobs, coordinator) as store:
+    with open_store(db, blobs, coordinator) as store:
         store.pause(task)
         _describe(store, task, json)
 
@@ -233,7 +219,7 @@ def resume(
     task: TaskId, db: Database = None, blobs: Blobs = None, coordinator: Remote = None, json: Json = False
 ) -> None:
     """Take up a paused task."""
-    with _store(db, blobs, coordinator) as store:
+    with open_store(db, blobs, coordinator) as store:
         store.resume(task)
         _describe(store, task, json)
 
@@ -246,8 +232,27 @@ def cancel(
 
     What was committed stays.
     """
-    with _store(db, blobs, coordinator) as store:
+    with open_store(db, blobs, coordinator) as store:
         store.cancel(task)
+        _describe(store, task, json)
+
+
+@task_app.command()
+def rollback(
+    task: TaskId,
+    round_number: Annotated[int, typer.Option("--round", min=0, help="After which round; 0 is the start.")],
+    db: Database = None,
+    blobs: Blobs = None,
+    coordinator: Remote = None,
+    json: Json = False,
+) -> None:
+    """Go back to the model after an earlier round.
+
+    The task must be paused, and goes on from that model when it is resumed. What was committed since stays in its
+    history; its models are removed in time, as those of every task are.
+    """
+    with open_store(db, blobs, coordinator) as store:
+        store.roll_back(task, round_number)
         _describe(store, task, json)
 
 
@@ -270,7 +275,7 @@ def checkpoint(
 
     if out.is_file() and not force:
         raise typer.BadParameter(f"{out} exists; name another file, or replace it with --force", param_hint="--out")
-    with _store(db, blobs, coordinator) as store:
+    with open_store(db, blobs, coordinator) as store:
         model = store.model(task, round_number)
     out.write_bytes(model)
     size = sum(tensor.size for tensor in safetensors.numpy.load(model).values())
@@ -279,32 +284,6 @@ def checkpoint(
         emit(facts)
     else:
         show_fields(facts)
-
-
-def given_again(**options: str | None) -> list[str]:
-    """The options that were given, as they are typed: for the commands that come next."""
-    return [word for name, value in options.items() if value is not None for word in (f"--{name}", value)]
-
-
-def located(db: str | None, blobs: str | None = None, **more: object) -> Settings:
-    """The coordinator's settings, from where it takes them itself: what is given here, MUSTER_…, the settings file."""
-    from coordinator.settings import load_settings
-
-    given = {"database": db, "blobs": blobs, **more}
-    return load_settings({name: value for name, value in given.items() if value is not None})
-
-
-def _store(
-    db: str | None, blobs: str | None, coordinator: str | None
-) -> AbstractContextManager[CoordinatorStore | RemoteStore]:
-    if coordinator is not None:
-        from muster.remote import RemoteStore
-
-        return RemoteStore(coordinator, os.environ.get("MUSTER_TOKEN"))
-    from coordinator.store.tasks import open_coordinator_store
-
-    settings = located(db, blobs)
-    return open_coordinator_store(settings.database, settings.blobs, create=False)
 
 
 def _say_next(task: Task, url: str | None, where: list[str]) -> None:

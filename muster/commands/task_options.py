@@ -11,16 +11,19 @@ DEADLINE = "How long a round waits for reports. With --secagg, 4 × phase-s of i
 
 
 class Default:
-    """The default of a setting, read when it is asked for: to list the commands must load nothing heavy."""
+    """The default of a setting, read when it is asked for: to list the commands must load nothing heavy.
 
-    def __init__(self, name: str, *, secagg: bool = False) -> None:
-        self._name, self._secagg = name, secagg
+    part: the part of TaskSettings that has it, if it is not TaskSettings itself.
+    """
+
+    def __init__(self, name: str, part: str = "TaskSettings") -> None:
+        self._name, self._part = name, part
 
     def __call__(self) -> Any:
         """The value."""
-        from coordinator.rules.task_settings import Secagg, TaskSettings
+        from coordinator.rules import task_settings
 
-        fields = dataclasses.fields(Secagg if self._secagg else TaskSettings)
+        fields = dataclasses.fields(getattr(task_settings, self._part))
         return next(field.default for field in fields if field.name == self._name)
 
     def __str__(self) -> str:
@@ -35,4 +38,9 @@ def setting(name: str, about: str) -> Any:
 
 def secagg_setting(name: str, about: str) -> Any:
     """An option for a field of Secagg, with its default."""
-    return typer.Option(help=f"With --secagg: {about}", default_factory=Default(name, secagg=True))
+    return typer.Option(help=f"With --secagg: {about}", default_factory=Default(name, "Secagg"))
+
+
+def clear_setting(name: str, about: str) -> Any:
+    """An option for a field of ClearReports, with its default."""
+    return typer.Option(help=f"Without --secagg: {about}", default_factory=Default(name, "ClearReports"))

@@ -104,7 +104,7 @@ def test_viewer_looks_and_changes_nothing(store, register, bundle, admin):
         for path in ("", f"/{task}", f"/{task}/progress", f"/{task}/rounds", f"/{task}/history", f"/{task}/model"):
             assert client.get(f"/admin/v1/tasks{path}").status_code == 200
         assert client.get("/metrics").status_code == 200
-        for verb in ("pause", "resume", "cancel"):
+        for verb in ("pause", "resume", "rollback", "cancel"):
             detail = refused(client.post(f"/admin/v1/tasks/{task}:{verb}"), "role-lacking")
             assert "operator" in detail
         refused(create(client, bundle), "role-lacking")
@@ -128,6 +128,12 @@ def test_operator_creates_and_moves_a_task_and_the_history_names_whom(store, tmp
         assert client.get("/admin/v1/tasks").json() == [made.json()]
         for verb, state in (("pause", "paused"), ("resume", "active"), ("cancel", "cancelled")):
             assert client.post(f"/admin/v1/tasks/{task.id}:{verb}").json()["state"] == state
+            if verb == "pause":
+                rollback = f"/admin/v1/tasks/{task.id}:rollback"
+                refused(client.post(rollback, params={"round": 1}), "unknown-round")
+                refused(client.post(rollback, params={"round": -1}), "malformed-message")
+                refused(client.post(rollback), "malformed-message")
+                assert client.post(rollback, params={"round": 0}).json()["settings"]["rounds"] == 2
         refused(client.post(f"/admin/v1/tasks/{task.id}:cancel"), "task-ended")
         counted = 'muster_problems_total{problem="task-ended",route="/admin/v1/tasks/{task}:cancel"} 1.0'
         assert counted in client.get("/metrics").text
@@ -137,6 +143,7 @@ def test_operator_creates_and_moves_a_task_and_the_history_names_whom(store, tmp
     assert [(row["after"], row["cause"]) for row in history] == [
         ("active", f"created by {who}"),
         ("paused", who),
+        ("paused", f"rolled back to the model after round 0 by {who}"),
         ("active", who),
         ("cancelled", who),
     ]

@@ -234,14 +234,17 @@ def test_round_of_a_task_cancelled_since_the_last_look_is_not_committed(store, r
     np.testing.assert_array_equal(store.checkpoint(task)["params"], START)
 
 
-def test_model_that_is_no_longer_finite_fails_the_task_and_says_so(store, register, desk, tmp_path):
-    bundle = make_bundle(tmp_path / "huge", start=np.full(4, 3e38, np.float32))
-    task = register(bundle, goal=1)
-    desk.report(*desk.assign("a"), delta=[3e38, 0, 0, 0])
-    failed = store.task(task)
-    assert (failed.state, states(store, task)) == (TaskState.FAILED, [(1, 1, "abandoned", "non-finite-state")])
-    assert "'params'" in failed.reason
-    np.testing.assert_array_equal(store.checkpoint(task)["params"], np.full(4, 3e38, np.float32))
+def test_model_that_is_no_longer_finite_pauses_the_task_and_says_so(store, register, desk, tmp_path):
+    task = register(make_bundle(tmp_path / "huge", settings={"server_lr": 1e38}), goal=1)
+    desk.report(*desk.assign("a"), delta=[100, 0, 0, 0])
+    paused = store.task(task)
+    assert (paused.state, states(store, task)) == (TaskState.PAUSED, [(1, 1, "abandoned", "non-finite-state")])
+    assert paused.reason.startswith("round 1: after the update, vector 'params'")
+    assert paused.reason in store.progress(task)[0].sentence
+    np.testing.assert_array_equal(store.checkpoint(task)["params"], START)
+    store.resume(task)
+    desk.turn()
+    assert len(desk.assign("b")) == 1
 
 
 def test_sum_without_weight_abandons_the_round_only(store, register, desk):

@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import httpx2
 import pytest
 
+from coordinator.errors import UnknownRound
 from coordinator.server import serving_both
 from coordinator.settings import Settings
 from coordinator.store.tasks import open_coordinator_store
@@ -87,6 +88,22 @@ def test_commands_say_the_same_through_the_api_as_on_the_store(served, tmp_path)
         assert failure(in_process("task", *words, *there)) == failure(in_process("task", *words, *here))
     refused = ["task", "create", "--plan", bundle.folder, "--population", "p", "--goal", 0, "--rounds", 1]
     assert failure(in_process(*refused, *there)) == failure(in_process(*refused, *here))
+
+
+def test_rollback_is_the_same_through_the_api_as_on_the_store(served, tmp_path):
+    here, there, store, _ = served
+    task = json.loads(create(make_bundle(tmp_path / "plan").folder, there, "--json").stdout)["task"]
+    in_process("task", "pause", task, *there)
+    for where in (here, there):
+        rolled = in_process("task", "rollback", task, "--round", 0, *where, "--json")
+        assert json.loads(rolled.stdout)["state"] == "paused"
+    rounds = store.rounds(task)
+    assert [(one.number, one.reason.partition(" by ")[0]) for one in rounds] == [
+        (number, "rolled back to the model after round 0") for number in (1, 2)
+    ]
+    refused = [failure(in_process("task", "rollback", task, "--round", 99, *where)) for where in (here, there)]
+    assert refused[0] == refused[1]
+    assert refused[0][0] is UnknownRound
 
 
 def test_what_keeps_a_command_from_the_coordinator_is_named(served, monkeypatch):

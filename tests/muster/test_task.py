@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from coordinator.rules.entities import AssignedDevice
-from coordinator.rules.task_settings import Secagg, TaskSettings
+from coordinator.rules.task_settings import ClearReports, Secagg, TaskSettings
 from coordinator.store.tasks import open_coordinator_store
 from tests.coordinator.bundles import make_bundle, make_plan
 from tests.muster.test_cli import in_process, muster
@@ -45,12 +45,13 @@ def test_options_that_are_not_given_are_the_defaults_of_the_settings(bundle, whe
     times = ("selection_timeout_s", "reporting_deadline_s", "min_separation_s")
     task = defaults_of(TaskSettings, *times, "over_selection", "max_attempts", "min_examples", "seed")
     secagg = defaults_of(Secagg, "clip_norm", "bits", "max_examples", "phase_s", "group_size")
+    clear = defaults_of(ClearReports, "max_norm", "max_weight")
     facts = json.loads(create(bundle, "--goal", 9, "--secagg", *where, "--json").stdout)
     assert {name: facts[name] for name in task} == task
-    assert facts["secagg"] == secagg
+    assert (facts["secagg"], facts["clear"]) == (secagg, clear)
     assert facts["formats"] == ["onnx"]
     listed = " ".join(in_process("task", "create", "--help").stdout.split())
-    for name, default in (task | secagg).items():
+    for name, default in (task | secagg | clear).items():
         option = name.replace("_", "-")
         assert re.search(rf"--{option} <\w+> .*?\[default: ([^\]]+)\]", listed)[1] == str(default)
 

@@ -1,0 +1,60 @@
+"""Reports in clear: the bounds on each of them, so that no single device decides the next model. Pure.
+
+Legend: L values of a report. Spec: docs/spec/rounds.md §8.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator.rules.eligibility import demand
+from fedcore.report import WEIGHT, ReportLayout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClearReports:
+    """The bounds on a report of a task without secure aggregation.
+
+    max_norm: the L2 norm to which a longer mean segment is scaled down. max_weight: the weight that a report with a
+    greater one counts with. No honest device is expected to meet the defaults.
+
+    Raises InvalidTask naming the setting and what it may be.
+    """
+
+    max_norm: float = 1000.0
+    max_weight: float = 10_000.0
+
+    def __post_init__(self) -> None:
+        demand(1e-6 <= self.max_norm <= 1e6, "max_norm", "from 1e-6 to 1e6", self.max_norm)
+        demand(1 <= self.max_weight <= 2**31, "max_weight", "from 1 to 2**31", self.max_weight)
+
+    def bound(self, report_L: NDArray[np.floating[Any]], layout: ReportLayout) -> NDArray[np.floating[Any]]:
+        """A report (L,) within the bounds: the same array when it is, else a copy that is scaled down.
+
+        A weight that is too great scales the whole report, so that means and metrics count as those of the lower one.
+        """
+        slices = layout.slices()
+        weight = next(float(report_L[where][0]) for segment, where in slices if segment.name == WEIGHT)
+        heavy = weight > self.max_weight
+        longest = self.max_norm * weight
+        norms = [(where, _norm(report_L[where])) for segment, where in slices if segment.reduction == "mean"]
+        long = [(where, norm) for where, norm in norms if norm > longest]
+        if not heavy and not long:
+            return report_L
+        bounded_L = report_L.astype(np.float64)
+        for where, norm in long:
+            bounded_L[where] *= longest / norm
+        if heavy:
+            bounded_L *= self.max_weight / weight
+        return bounded_L
+
+
+def _norm(values: NDArray[np.floating[Any]]) -> float:
+    """The L2 norm; in the values' own precision, as long as that has room for it."""
+    with np.errstate(over="ignore"):
+        quick = float(np.sqrt(values @ values))
+    return quick if np.isfinite(quick) else float(np.linalg.norm(values.astype(np.float64)))

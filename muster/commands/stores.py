@@ -1,0 +1,59 @@
+"""Stores of a coordinator that commands work on: the options that name one, and its opening, here or over HTTP."""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from coordinator.settings import Settings
+    from coordinator.store.tasks import CoordinatorStore
+    from muster.remote import RemoteStore
+
+Database = Annotated[
+    str | None, typer.Option("--db", help="The coordinator's database.  [default: as its settings say]")
+]
+Blobs = Annotated[
+    str | None,
+    typer.Option(
+        "--blobs",
+        help="The coordinator's blobs: a folder, s3://…, gs://… or az://…  [default: as its settings say]",
+    ),
+]
+Remote = Annotated[
+    str | None,
+    typer.Option(
+        envvar="MUSTER_COORDINATOR",
+        help="URL of a coordinator's port for operators, instead of --db and --blobs; the token is in MUSTER_TOKEN.",
+    ),
+]
+
+
+def given_again(**options: str | None) -> list[str]:
+    """The options that were given, as they are typed: for the commands that come next."""
+    return [word for name, value in options.items() if value is not None for word in (f"--{name}", value)]
+
+
+def located(db: str | None, blobs: str | None = None, **more: object) -> Settings:
+    """The coordinator's settings, from where it takes them itself: what is given here, MUSTER_…, the settings file."""
+    from coordinator.settings import load_settings
+
+    given = {"database": db, "blobs": blobs, **more}
+    return load_settings({name: value for name, value in given.items() if value is not None})
+
+
+def open_store(
+    db: str | None, blobs: str | None, coordinator: str | None
+) -> AbstractContextManager[CoordinatorStore | RemoteStore]:
+    """The coordinator's own store, or what its admin API makes of it for the holder of MUSTER_TOKEN."""
+    if coordinator is not None:
+        from muster.remote import RemoteStore
+
+        return RemoteStore(coordinator, os.environ.get("MUSTER_TOKEN"))
+    from coordinator.store.tasks import open_coordinator_store
+
+    settings = located(db, blobs)
+    return open_coordinator_store(settings.database, settings.blobs, create=False)
