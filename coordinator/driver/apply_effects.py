@@ -75,4 +75,4 @@ class Adopter:
             memory.sessions.assign(session, given, effect.until)
         memory.participation.add(round_.task.id, [session.device for session, _ in effect.assignments], now)
         if not replacements:
-            memory.steering.drawn(round_.task, now)
+            memory.steering.drawn(round_.task, len(effect.assignments), now)

@@ -68,8 +68,11 @@ class CheckIns:
         """
         tasks = tuple(tasks)
         active = {name: tuple(task for task in tasks if task.active and task.population == name) for name in driven}
+        known = {task.id for there in self._known.active.values() for task in there}
         self._known = _Snapshot(populations, frozenset(driven), active)
         self._steering.learn(tasks, rounds, now)
+        # A device that nobody needed may be the one for a new task.
+        self._steering.forget_returns({task.population for task in tasks if task.active and task.id not in known})
         before, self._open = self._open, {task.id: task for task in tasks if task.active or rounds.selects(task)}
         if before.keys() - self._open.keys():
             left = [one for one in self._sessions.waiting() if not _has_offer(one, self._open.values())]
@@ -84,12 +87,8 @@ class CheckIns:
         known = self._known
         if self.closed or command.population not in known.driven:
             return None
-        found = self._offers(known, command, now)
-        if isinstance(found, Rejected):
-            self._steering.arrived(command.population, now)
-            self._session_counts.count(command.population, "", [f"rejected: {found.reason}"])
-            return found
-        return None
+        found = self._early(command, now) or self._offers(known, command, now)
+        return self._counted(command, found) if isinstance(found, Rejected) else None
 
     def check_in(self, command: CheckInDevice, now: float) -> CheckInAnswer:
         """Start a session, or say why not.
@@ -100,15 +99,12 @@ class CheckIns:
             raise UnknownPopulation(f"no population is called {command.population!r}")
         if command.population not in self._known.driven:
             raise Unavailable("another replica is taking this population over; ask again")
-        self._steering.arrived(command.population, now)
-        offers: list[LoadedTask] | Rejected
-        if self.closed:
-            offers = self._rejected(command.population, "shutting-down", now)
-        else:
-            offers = self._offers(self._known, command, now)
+        rejected = self._early(command, now)
+        if rejected is None and self.closed:
+            rejected = self._rejected(command.population, command.device, "shutting-down", now)
+        offers = rejected or self._offers(self._known, command, now)
         if isinstance(offers, Rejected):
-            self._session_counts.count(command.population, "", [f"rejected: {offers.reason}"])
-            return offers
+            return self._counted(command, offers)
         self.arrivals.accepted(command.population, now)
         session, older = self._sessions.enter(command.population, command.device, command.eligibility, now)
         rest_s = min(task.settings.min_separation_s for task in offers)
@@ -118,13 +114,22 @@ class CheckIns:
             self._sessions.reject(older, Rejected("superseded", retry))
         return Accepted(session, tuple(task.offer for task in offers), retry)
 
+    def _early(self, command: CheckInDevice, now: float) -> Rejected | None:
+        """The answer to a device that was told to stay away for longer: what is left of that."""
+        left = self._steering.early(command.population, command.device, now)
+        return None if left is None else Rejected("too-early", left)
+
+    def _counted(self, command: CheckInDevice, rejected: Rejected) -> Rejected:
+        self._session_counts.count(command.population, "", [f"rejected: {rejected.reason}"])
+        return rejected
+
     def _offers(self, known: _Snapshot, command: CheckInDevice, now: float) -> list[LoadedTask] | Rejected:
         """The tasks that a device may wait for, one at least; or why there is none.
 
         An accepted device comes here twice, since tasks may have changed while its command was queued. It is judged
         once: `Eligibility` keeps the result.
         """
-        name = command.population
+        name, device = command.population, command.device
         active = known.active.get(name, ())
         obstacles = {task.id: command.eligibility.obstacle(task.id, task.needs) for task in active}
         fitting = [task for task in active if not obstacles[task.id]]
@@ -132,14 +137,14 @@ class CheckIns:
             self.arrivals.rejected(obstacles, now)
             formats = formats_wanted((task.needs, obstacles[task.id]) for task in active)
             if formats:
-                return Rejected("unsupported-format", self._steering.idle(name, now), tuple(sorted(formats)))
-            return self._rejected(name, "not-eligible" if active else "no-task", now)
-        offered = [task for task in fitting if not self._participation.is_resting(task.id, command.device, now)]
+                return Rejected("unsupported-format", self._steering.idle(name, device, now), tuple(sorted(formats)))
+            return self._rejected(name, device, "not-eligible" if active else "no-task", now)
+        offered = [task for task in fitting if not self._participation.is_resting(task.id, device, now)]
         if offered:
             return offered
         self.arrivals.rejected({task: obstacle or "resting" for task, obstacle in obstacles.items()}, now)
-        left = [self._participation.remaining(task.id, command.device, now) for task in fitting]
-        return Rejected("resting", self._steering.rested(name, *min(left), now))
+        left = [self._participation.remaining(task.id, device, now) for task in fitting]
+        return Rejected("resting", self._steering.rested(name, device, *min(left), now))
 
     def wait(self, command: AwaitAssignment, answer: Future[Any], now: float) -> None:
         """Park `answer` until there is one. Raises UnknownSession or ForeignSession."""
@@ -159,12 +164,13 @@ class CheckIns:
                 # Its device gets no answer, so it is not expected back.
                 self._sessions.leave(session)
             else:
-                self._sessions.reject(session, self._rejected(session.population, reason, now))
+                self._sessions.reject(session, self._rejected(session.population, session.device, reason, now))
 
     def forget(self, populations: frozenset[str], now: float) -> None:
         """Drop populations that another process drives now: their devices come back, and reach it."""
         self._known = replace(self._known, driven=self._known.driven - populations)
         self.send_away(self._sessions.of(populations), "shutting-down", now)
+        self._steering.forget_returns(populations)
 
     def dismiss(self, now: float) -> None:
         """Send away the devices whose time is up; once closed, all that wait."""
@@ -172,10 +178,10 @@ class CheckIns:
         if self.closed:
             self.send_away(list(self._sessions.waiting()), "shutting-down", now)
 
-    def _rejected(self, population: str, reason: RejectionReason, now: float) -> Rejected:
+    def _rejected(self, population: str, device: str, reason: RejectionReason, now: float) -> Rejected:
         useful = reason in ("not-selected", "shutting-down")
         when = self._steering.needed if useful else self._steering.idle
-        return Rejected(reason, when(population, now))
+        return Rejected(reason, when(population, device, now))
 
 
 def _has_offer(session: Session, tasks: Iterable[LoadedTask]) -> bool:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
+from coordinator.driver.expected_returns import ExpectedReturns
 from coordinator.driver.loading import LoadedTask
 from coordinator.driver.open_rounds import OpenRounds
 from coordinator.rules.pacing import Demand, Pace, drawn, idle_window, observe, window
@@ -35,12 +37,17 @@ class _Population:
 
 @dataclass(slots=True)
 class Steering:
-    """Tells devices when to come back, within `bounds`. From any thread."""
+    """Tells devices when to come back, within `bounds`, and knows who comes earlier. From any thread.
+
+    A visit is counted when it is over: the device was drawn, or sent away until a time before which no other visit of
+    it counts.
+    """
 
     bounds: RetryWindow
     _round_times: dict[str, _RoundTimes] = field(default_factory=dict)
     _populations: dict[str, _Population] = field(default_factory=dict)
-    _lock: threading.RLock = field(default_factory=threading.RLock)
+    _returns: ExpectedReturns = field(default_factory=ExpectedReturns)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def learn(self, tasks: Iterable[LoadedTask], rounds: OpenRounds, now: float) -> None:
         """Take over the demand of these tasks, whose rounds stand so."""
@@ -56,17 +63,22 @@ class Steering:
                 one.demand = self._demand(by_population.get(name, ()), rounds, now)
                 one.opening = now + (one.demand.opens_in_s if one.demand else 0.0)
 
-    def arrived(self, population: str, now: float) -> None:
-        """Count a device that checked in."""
+    def early(self, population: str, device: str, now: float) -> RetryWindow | None:
+        """When a device that comes before its time may come; None for one that may come now. It changes nothing."""
         with self._lock:
-            one = self._at(population, now)
-            one.pace = observe(one.pace, 1.0, now, one.demand)
+            left = self._returns.left(population, device, now)
+        return None if left is None else self._bounded(left)
 
-    def drawn(self, task: LoadedTask, now: float) -> None:
-        """Note that a cohort was drawn for a task."""
+    def forget_returns(self, populations: AbstractSet[str]) -> None:
+        """Let every device of these populations come: there is something new for them, or another process drives."""
+        with self._lock:
+            self._returns.forget(populations)
+
+    def drawn(self, task: LoadedTask, devices: int, now: float) -> None:
+        """Note that a cohort of so many devices was drawn for a task."""
         with self._lock:
             self._times(task.id).drawn_at = now
-            one = self._at(task.population, now)
+            one = self._at(task.population, now, float(devices))
             one.pace = drawn(one.pace)
 
     def ended(self, task: LoadedTask, now: float) -> None:
@@ -79,42 +91,51 @@ class Steering:
             before_s = took_s if times.takes_s is None else times.takes_s
             times.takes_s = before_s + _WEIGHT * (took_s - before_s)
 
-    def needed(self, population: str, now: float) -> RetryWindow:
-        """The window for a device that rounds could use."""
+    def needed(self, population: str, device: str, now: float) -> RetryWindow:
+        """The window for a device that rounds could use, which is sent away."""
         with self._lock:
-            one = self._at(population, now)
+            one = self._at(population, now, 1.0)
             demand = self._upcoming(one, now)
-            if demand is None:
-                return self.idle(population, now)
-            one.pace, found = window(one.pace, demand, self.bounds)
-            return found
+            one.pace, found = window(one.pace, demand, self.bounds) if demand else idle_window(one.pace, self.bounds)
+            return self._expect(population, device, found, now)
+
+    def idle(self, population: str, device: str, now: float) -> RetryWindow:
+        """The window for a device that no round could use, which is sent away."""
+        with self._lock:
+            one = self._at(population, now, 1.0)
+            one.pace, found = idle_window(one.pace, self.bounds)
+            return self._expect(population, device, found, now)
+
+    def rested(self, population: str, device: str, rest_s: float, rounds: int, now: float) -> RetryWindow:
+        """The window for a device that rests, for so many seconds and rounds, and is sent away. It takes no place."""
+        with self._lock:
+            one = self._at(population, now, 1.0)
+            rounds_s = rounds * one.demand.every_s if one.demand else 0.0
+            return self._expect(population, device, self._after(one, max(rest_s, rounds_s), now), now)
 
     def after(self, population: str, rest_s: float, now: float) -> RetryWindow:
-        """The window for a device that takes part now, or rests: after its rest. It takes no place."""
+        """The window for a device that takes part now: after its rest. It takes no place, and may come earlier."""
         with self._lock:
-            one = self._at(population, now)
-            demand = self._upcoming(one, now)
-            _, found = window(one.pace, demand, self.bounds) if demand else idle_window(one.pace, self.bounds)
-            return self._not_before(rest_s, found)
+            return self._after(self._at(population, now), rest_s, now)
 
-    def rested(self, population: str, rest_s: float, rounds: int, now: float) -> RetryWindow:
-        """The window for a device that rests, for so many seconds and rounds."""
-        with self._lock:
-            one = self._at(population, now)
-            rounds_s = rounds * one.demand.every_s if one.demand else 0.0
-            return self.after(population, max(rest_s, rounds_s), now)
+    def _after(self, one: _Population, rest_s: float, now: float) -> RetryWindow:
+        demand = self._upcoming(one, now)
+        _, found = window(one.pace, demand, self.bounds) if demand else idle_window(one.pace, self.bounds)
+        first = min(max(found.min_s, rest_s), max(self.bounds.max_s, found.min_s))
+        return RetryWindow(first, max(first, min(first + found.max_s - found.min_s, self.bounds.max_s)))
 
-    def idle(self, population: str, now: float) -> RetryWindow:
-        """The window for a device that no round could use."""
-        with self._lock:
-            one = self._at(population, now)
-            one.pace, found = idle_window(one.pace, self.bounds)
-            return found
+    def _expect(self, population: str, device: str, found: RetryWindow, now: float) -> RetryWindow:
+        self._returns.expect(population, device, found, now)
+        return found
 
-    def _at(self, name: str, now: float) -> _Population:
-        """The state of a population, as of now."""
+    def _bounded(self, left: RetryWindow) -> RetryWindow:
+        first = max(left.min_s, self.bounds.min_s)
+        return RetryWindow(first, max(left.max_s, first))
+
+    def _at(self, name: str, now: float, arrivals: float = 0.0) -> _Population:
+        """The state of a population, as of now, after so many arrivals."""
         one = self._populations.setdefault(name, _Population(Pace(now)))
-        one.pace = observe(one.pace, 0.0, now, one.demand)
+        one.pace = observe(one.pace, arrivals, now, one.demand)
         return one
 
     def _upcoming(self, one: _Population, now: float) -> Demand | None:
@@ -122,10 +143,6 @@ class Steering:
             return None
         opens_in_s = max(0.0, one.opening - now)
         return Demand(one.demand.cohort, opens_in_s, one.demand.every_s, one.demand.gather_s)
-
-    def _not_before(self, rest_s: float, found: RetryWindow) -> RetryWindow:
-        first = min(max(found.min_s, rest_s), max(self.bounds.max_s, found.min_s))
-        return RetryWindow(first, max(first, min(first + found.max_s - found.min_s, self.bounds.max_s)))
 
     def _times(self, task: str) -> _RoundTimes:
         return self._round_times.setdefault(task, _RoundTimes())

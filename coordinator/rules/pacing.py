@@ -6,7 +6,8 @@ brought back together when the next selection opens, a large one spread so that 
 Both come of one rule. A round has HEADROOM × cohort places. As long as there are places, a device that is sent away is
 told to be there when the next selection opens. One that comes when they are gone is put at the end of a queue that
 moves at the pace at which rounds are opened. The length of this queue is the estimate of the population's size: all
-devices of a large population stand in it. Nothing is known of a single one.
+devices of a large population stand in it. Devices that no round can use have a queue of their own, so that they keep
+nobody else away.
 """
 
 from __future__ import annotations
@@ -58,13 +59,15 @@ class Demand:
 class Pace:
     """The arrivals of a population, as of `at`, in seconds from anywhere.
 
-    queued: devices that stand in the queue. booked: devices that were told to be there at `opening`.
+    queued: devices that stand in the queue; idle: those that no round can use, in theirs. booked: devices that were
+    told to be there at `opening`.
     showing: of the devices due in each hour of the day, how many come, as a ratio; above 1 where others come late.
     due, came: devices of this hour, so far.
     """
 
     at: float
     queued: float = 0.0
+    idle: float = 0.0
     booked: float = 0.0
     opening: float = 0.0
     showing: tuple[float, ...] = (1.0,) * HOURS
@@ -77,11 +80,18 @@ def observe(pace: Pace, arrivals: float, now: float, demand: Demand | None) -> P
     hour, passed_s = _hour(pace.at), now - pace.at
     per_s = IDLE_PER_S if demand is None else demand.per_s / pace.showing[hour]
     moved = min(pace.queued, per_s * passed_s)
+    idle_moved = min(pace.idle, IDLE_PER_S * passed_s)
     # A device that was told to be there has come by the end of the opening, and is booked again if it was sent away.
     since_s = min(passed_s, max(0.0, now - pace.opening))
     booked = pace.booked if demand is None else pace.booked * math.exp(-since_s / demand.gather_s)
     pace = replace(
-        pace, at=now, queued=pace.queued - moved, booked=booked, due=pace.due + moved, came=pace.came + arrivals
+        pace,
+        at=now,
+        queued=pace.queued - moved,
+        idle=pace.idle - idle_moved,
+        booked=booked,
+        due=pace.due + moved + idle_moved,
+        came=pace.came + arrivals,
     )
     return pace if _hour(now) == hour else _learn(pace, hour)
 
@@ -114,8 +124,8 @@ def window(pace: Pace, demand: Demand, bounds: RetryWindow, devices: float = 1.0
 
 def idle_window(pace: Pace, bounds: RetryWindow) -> tuple[Pace, RetryWindow]:
     """When a device that no round could use should come back, and the pace that knows of it."""
-    pace = replace(pace, queued=pace.queued + 1.0)
-    return pace, _spread(max(IDLE_S, pace.queued / IDLE_PER_S), bounds)
+    pace = replace(pace, idle=pace.idle + 1.0)
+    return pace, _spread(max(IDLE_S, pace.idle / IDLE_PER_S), bounds)
 
 
 def _queue_s(pace: Pace, demand: Demand) -> float:

@@ -22,8 +22,9 @@ Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
 RejectionReason = Literal[
-    "no-task", "not-eligible", "unsupported-format", "resting", "not-selected", "superseded", "shutting-down"
-]
+    "no-task", "not-eligible", "unsupported-format", "resting", "not-selected", "superseded", "too-early",
+    "shutting-down",
+]  # fmt: skip
 """The reason for which a device gets no work now. The meaning of each: docs/spec/wire.md §3."""
 
 AbortReason = Literal[

@@ -28,7 +28,7 @@ from tests.coordinator.devices import CAPABILITIES, speaking_to
 from tests.coordinator.postgres import binaries, cluster
 from tests.coordinator.ticks import shorten_ticks
 
-RETRY = RetryWindow(0.1, 0.1)
+RETRY = RetryWindow(0.0, 0.0)
 KEYS = Keys(*(Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32) for number in (1, 2)))
 
 

@@ -108,8 +108,10 @@ def test_wait_is_capped_applied_and_answered_when_nothing_comes(register, client
     assert monotonic() - started > 0.9
     assert answer.headers["preference-applied"] == "wait=1"
     assert answer.json() == {"outcome": "rejected", "reason": "not-selected", "retry": {"min_s": 3.0, "max_s": 3.0}}
-    session = check_in(client).json()["session"]
-    assert "preference-applied" not in ask(client, session).headers
+    early = check_in(client).json()
+    assert (early["reason"], early["retry"]) == ("too-early", {"min_s": 3.0, "max_s": 3.0})
+    session = check_in(client, "b").json()["session"]
+    assert "preference-applied" not in ask(client, session, "b").headers
 
 
 def test_device_without_a_fitting_format_hears_which_would_fit(register, client):

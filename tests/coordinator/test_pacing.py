@@ -76,13 +76,21 @@ def test_hours_in_which_few_of_the_due_come_get_more_of_them():
     assert (found.min_s + found.max_s) / 2 == pytest.approx(300 + HOUR_S, rel=0.02)
 
 
+def test_devices_that_nobody_needs_put_nobody_else_off():
+    pace, _ = send_away(Pace(0.0), 160 + 16)
+    alone = window(pace, DEMAND, BOUNDS)[1]
+    for _ in range(1000):
+        pace, _ = idle_window(pace, BOUNDS)
+    assert window(pace, DEMAND, BOUNDS)[1] == alone
+
+
 def test_hour_that_saw_hardly_anybody_teaches_nothing():
     assert observe(Pace(0.0, queued=1.0), 50, HOUR_S, DEMAND).showing == (1.0,) * 24
 
 
 def test_devices_that_nobody_needs_stay_away_the_longer_the_more_they_are():
     _, few = idle_window(Pace(0.0), BOUNDS)
-    _, many = idle_window(Pace(0.0, queued=36_000.0), BOUNDS)
+    _, many = idle_window(Pace(0.0, idle=36_000.0), BOUNDS)
     assert (few.min_s, few.max_s) == (45.0, 75.0)
     assert many.max_s == pytest.approx(1.25 * 3600, rel=0.01)
 

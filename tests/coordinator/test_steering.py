@@ -30,7 +30,7 @@ def test_device_not_drawn_returns_when_the_running_round_should_end(register, de
     assert waiting.result(timeout=0).retry == RetryWindow(190.0, 210.0)
     desk.report(running)
     (second,) = desk.assign("c")
-    waiting = desk.wait("b", seconds=30)
+    waiting = desk.wait("d", seconds=30)
     desk.pass_time(30)
     assert waiting.result(timeout=0).retry == RetryWindow(60.0, 80.0)
     desk.report(second)
@@ -110,13 +110,13 @@ def test_rest_in_rounds_is_told_in_the_time_that_rounds_take(register, desk):
 
 def test_hopeless_check_in_is_answered_while_the_driver_is_busy(register, desk):
     register(min_examples=50, min_separation_s=3600, rounds=9, goal=1)
-    hopeless, hopeful = (arrival("a", {"default": held}) for held in (10, 50))
+    hopeless, hopeful = arrival("b", {"default": 10}), arrival("a", {"default": 50})
     assert desk.driver.turn_away(hopeless) is None  # nothing is known yet, not even the population
     desk.pass_time(1)
     with desk.store.database.writing():
         rejected = desk.driver.turn_away(hopeless)
         assert desk.driver.turn_away(hopeful) is None
-    assert rejected.reason == desk.arrive("a").reason == "not-eligible"
+    assert rejected.reason == desk.arrive("c").reason == "not-eligible"
     (future,) = desk.turn(AwaitAssignment(desk.ask(hopeful).session, "a", 5))
     desk.report(future.result(timeout=0))
     assert desk.driver.turn_away(hopeful).reason == "resting"
