@@ -10,19 +10,14 @@ os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 import onnxruntime
 from numpy.typing import NDArray
-from onnxruntime.capi import onnxruntime_pybind11_state as engine
 
 from device_runtime.backends.backend import Arrays, Edge, Executable, address
+from device_runtime.backends.onnx_check import check_graph
 from device_runtime.errors import PlanRefused, RuntimeFailed
 
 KEPT = 2
 # Larger graphs are loaded without a plan for their buffers.
 PLANNED_BYTES = 128 * 1024
-# ONNX Runtime's statuses are exceptions without a common base; its binding calls raise RuntimeError.
-FAILURES: tuple[type[Exception], ...] = (
-    RuntimeError,
-    *(kind for kind in vars(engine).values() if isinstance(kind, type) and issubclass(kind, Exception)),
-)
 
 
 class OnnxRuntime:
@@ -32,12 +27,14 @@ class OnnxRuntime:
     runtime = f"onnxruntime {onnxruntime.__version__}"
 
     def load(self, graph: bytes, name: str = "graph") -> Executable:
-        """Prepare a graph. Raises PlanRefused when ONNX Runtime cannot read it."""
+        """Prepare a graph. Raises PlanRefused when no plan may hold it, or ONNX Runtime cannot read it."""
+        check_graph(graph, name)
+        # ONNX Runtime's statuses are exceptions without a common base, and its own texts need not be UTF-8.
         try:
             session = onnxruntime.InferenceSession(graph, _options(len(graph)), providers=["CPUExecutionProvider"])
-        except FAILURES as error:
+            return _Graph(session, name)
+        except Exception as error:
             raise PlanRefused(f"ONNX Runtime cannot load graph {name!r}: {error}") from error
-        return _Graph(session, name)
 
 
 class _Graph:
@@ -57,17 +54,18 @@ class _Graph:
         self._edge.check_names(inputs, outputs)
         arrays = [*(inputs[name] for name in self._edge.wanted), *outputs.values()]
         key = (*map(id, arrays), *outputs)
+        if key not in self._kept:
+            self._edge.check_memory(inputs, outputs)
         try:
             if key not in self._kept:
                 if len(self._kept) == KEPT:
                     self._kept.clear()
                 self._kept[key] = self._bind(inputs, outputs), arrays
             self._session.run_with_iobinding(self._kept[key][0])
-        except FAILURES as error:
+        except Exception as error:
             raise RuntimeFailed(f"graph {self._edge.name!r} failed", str(error)) from error
 
     def _bind(self, inputs: Arrays, outputs: Arrays) -> onnxruntime.IOBinding:
-        self._edge.check_memory(inputs, outputs)
         binding = self._session.io_binding()
         for name in self._edge.wanted:
             array = inputs[name]

@@ -1,0 +1,174 @@
+"""The check of an ONNX graph before ONNX Runtime sees its bytes. The rules: docs/spec/plan.md §2.1.
+
+A graph is data from elsewhere, and ONNX Runtime runs far more than a plan needs: loops that do not end, operators of
+other domains, tensors in files. So the protobuf bytes are walked here along a table of all fields that a plan's graph
+may have. Messages of the table do not contain themselves, so the depth is bounded by the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from device_runtime.errors import PlanRefused
+
+OPSET = 18
+_LIST = """
+    Abs Add And Cast Ceil Clip Concat Conv ConvTranspose Cos Div Equal Erf Exp Expand Floor Gather GatherElements Gemm
+    Greater GreaterOrEqual Identity Less LessOrEqual Log LogSoftmax MatMul Max MaxPool Min Mod Mul Neg Not Or Pad Pow
+    Reciprocal ReduceMax ReduceMean ReduceMin ReduceSum Relu Reshape ScatterElements ScatterND Shape Sigmoid Sign Sin
+    Size Slice Softmax Split Sqrt Squeeze Sub Tanh Tile TopK Transpose Unsqueeze Where
+"""
+OPERATORS = frozenset(_LIST.split())
+"""The operators that a plan may use, all of ONNX's own domain: those that the exporter writes."""
+
+# Element types by ONNX's numbers: float32, uint8, int32, int64, bool, float64.
+ELEMENTS = frozenset({1, 2, 6, 7, 9, 11})
+MOST_NODES = 100_000
+MOST_FIELDS = 3_000_000
+
+# Wire types of protobuf.
+_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
+_WIDTHS = {_FIXED64: 8, _FIXED32: 4}
+# Kinds of fields: a number, an element type, a text, bytes or a list of numbers; any other is a message of that name.
+_NUMBER, _ELEMENT, _TEXT, _BYTES = "number", "element", "text", "bytes"
+_FIELDS: Mapping[str, Mapping[int, tuple[str, str]]] = {
+    "model": {
+        1: ("ir_version", _NUMBER),
+        2: ("producer_name", _TEXT),
+        3: ("producer_version", _TEXT),
+        7: ("graph", "graph"),
+        8: ("opset_import", "opset"),
+    },
+    "opset": {1: ("domain", _TEXT), 2: ("version", _NUMBER)},
+    "graph": {
+        1: ("node", "node"),
+        2: ("name", _TEXT),
+        5: ("initializer", "tensor"),
+        11: ("input", "value"),
+        12: ("output", "value"),
+        13: ("value_info", "value"),
+    },
+    "node": {
+        1: ("input", _TEXT),
+        2: ("output", _TEXT),
+        3: ("name", _TEXT),
+        4: ("op_type", _TEXT),
+        5: ("attribute", "attribute"),
+        7: ("domain", _TEXT),
+    },
+    "attribute": {
+        1: ("name", _TEXT),
+        2: ("f", _NUMBER),
+        3: ("i", _NUMBER),
+        4: ("s", _TEXT),
+        7: ("floats", _BYTES),
+        8: ("ints", _BYTES),
+        20: ("type", _NUMBER),
+    },
+    "tensor": {
+        1: ("dims", _BYTES),
+        2: ("data_type", _ELEMENT),
+        4: ("float_data", _BYTES),
+        5: ("int32_data", _BYTES),
+        7: ("int64_data", _BYTES),
+        8: ("name", _TEXT),
+        9: ("raw_data", _BYTES),
+        10: ("double_data", _BYTES),
+    },
+    "value": {1: ("name", _TEXT), 2: ("type", "type")},
+    "type": {1: ("tensor_type", "tensor type")},
+    "tensor type": {1: ("elem_type", _ELEMENT), 2: ("shape", "shape")},
+    "shape": {1: ("dim", "dimension")},
+    "dimension": {1: ("dim_value", _NUMBER), 2: ("dim_param", _TEXT)},
+}
+
+
+def check_graph(graph: bytes, name: str) -> None:
+    """Raise PlanRefused, calling the graph `name`, unless its bytes are an ONNX model that a plan may hold."""
+    try:
+        _Walk(graph).message("model", 0, len(graph))
+    except _Unfit as error:
+        raise PlanRefused(f"cannot load graph {name!r}: {error}") from error
+
+
+class _Unfit(Exception):
+    """The reason to refuse a graph."""
+
+
+class _Walk:
+    """One walk over the bytes of a model."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._nodes = self._fields = 0
+
+    def message(self, kind: str, at: int, end: int) -> None:
+        """Check the message between two places of the bytes."""
+        self._nodes += kind == "node"
+        if self._nodes > MOST_NODES:
+            raise _Unfit(f"it has more than {MOST_NODES:,} nodes")
+        known = _FIELDS[kind]
+        for number, wire, start, stop in self._split(at, end):
+            if number not in known:
+                raise _Unfit(f"its {kind} has a field {number} that a plan's graph does not have")
+            field, inner = known[number]
+            if inner in _FIELDS:
+                if wire != _LENGTH:
+                    raise _Unfit(f"{field} of its {kind} is no message")
+                self.message(inner, start, stop)
+            else:
+                self._value(f"{kind}.{field}", inner, wire, start, stop)
+
+    def _value(self, field: str, kind: str, wire: int, start: int, stop: int) -> None:
+        if kind == _TEXT:
+            self._text(field, wire, start, stop)
+        elif kind == _ELEMENT or field == "opset.version":
+            number = self._varint(start, stop)[0] if wire == _VARINT else None
+            if kind == _ELEMENT and number not in ELEMENTS:
+                raise _Unfit(f"{field} is {number}, which is no type of a plan's tensors")
+            if kind == _NUMBER and number != OPSET:
+                raise _Unfit(f"it is of opset {number}, a plan's graphs are of opset {OPSET}")
+
+    def _text(self, field: str, wire: int, start: int, stop: int) -> None:
+        try:
+            text = self._data[start:stop].decode() if wire == _LENGTH else None
+        except UnicodeDecodeError:
+            text = None
+        if text is None:
+            raise _Unfit(f"{field} is not text in UTF-8")
+        if field == "node.op_type" and text not in OPERATORS:
+            raise _Unfit(f"operator {text!r} is none that a plan may use")
+        if field in {"node.domain", "opset.domain"} and text:
+            raise _Unfit(f"{field} is {text!r}, a plan's operators are ONNX's own")
+
+    def _split(self, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+        """The fields of a message: number, wire type, and the places where their content begins and ends."""
+        while at < end:
+            self._fields += 1
+            if self._fields > MOST_FIELDS:
+                raise _Unfit(f"it has more than {MOST_FIELDS:,} fields")
+            tag, start = self._varint(at, end)
+            wire = tag & 7
+            if wire == _VARINT:
+                _, at = self._varint(start, end)
+            elif wire == _LENGTH:
+                size, start = self._varint(start, end)
+                at = start + size
+            elif wire in _WIDTHS:
+                at = start + _WIDTHS[wire]
+            else:
+                raise _Unfit(f"there is no wire type {wire}")
+            if at > end:
+                raise _Unfit("a field ends behind its message")
+            yield tag >> 3, wire, start, at
+
+    def _varint(self, at: int, end: int) -> tuple[int, int]:
+        """The number that begins at a place, and the place behind it."""
+        value, shift = 0, 0
+        for place in range(at, min(at + 10, end)):
+            byte = self._data[place]
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value, place + 1
+            shift += 7
+        raise _Unfit("a number does not end")

@@ -1,0 +1,180 @@
+"""What an ONNX graph may be on a device: refused before ONNX Runtime sees it, and found out by the walk alone."""
+
+import random
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from device_runtime.backends import onnx_check
+from device_runtime.backends.onnx_check import OPERATORS, check_graph
+from device_runtime.backends.onnxruntime import OnnxRuntime
+from device_runtime.errors import PlanRefused
+from device_runtime.session import run_session
+from tests.device_runtime import linear
+
+FLOAT = TensorProto.FLOAT
+VALUES = [helper.make_tensor_value_info(name, FLOAT, [2]) for name in ("c", "d")]
+
+
+def model(nodes, constants=(), domains=("",), **more):
+    graph = helper.make_graph(nodes, "g", VALUES[:1], VALUES[1:], constants)
+    opsets = [helper.make_opsetid(domain, 18) for domain in domains]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10, **more)
+
+
+def endless(trips=2**62):
+    """A loop of so many trips: a few hundred bytes that a runtime would be busy with for ages."""
+    add = helper.make_node("Add", ["v", "v"], ["w"])
+    going = [helper.make_node("Identity", ["go"], ["on"]), add]
+    some = [("i", TensorProto.INT64, []), ("go", TensorProto.BOOL, []), ("v", FLOAT, [2])]
+    ends = [("on", TensorProto.BOOL, []), ("w", FLOAT, [2])]
+    body = helper.make_graph(
+        going,
+        "b",
+        [helper.make_tensor_value_info(*one) for one in some],
+        [helper.make_tensor_value_info(*one) for one in ends],
+    )
+    constants = [numpy_helper.from_array(np.array(trips), "trips"), numpy_helper.from_array(np.array(True), "yes")]
+    return model([helper.make_node("Loop", ["trips", "yes", "c"], ["d"], body=body)], constants)
+
+
+def named(name):
+    """A graph whose input has that name, as bytes that need not be text."""
+    data = model([helper.make_node("Identity", ["c"], ["d"])]).SerializeToString()
+    return data.replace(b"\n\x01c", b"\n\x01" + name)
+
+
+def branching():
+    inner = helper.make_graph(
+        [helper.make_node("Identity", ["c"], ["e"])], "b", [], [helper.make_tensor_value_info("e", FLOAT, [2])]
+    )
+    yes = numpy_helper.from_array(np.array(True), "yes")
+    return model([helper.make_node("If", ["yes"], ["d"], then_branch=inner, else_branch=inner)], [yes])
+
+
+def with_function():
+    function = helper.make_function(
+        "", "Relu", ["x"], ["y"], [helper.make_node("Neg", ["x"], ["y"])], [helper.make_opsetid("", 18)]
+    )
+    return model([helper.make_node("Relu", ["c"], ["d"])], functions=[function])
+
+
+def outside():
+    tensor = TensorProto(name="w", data_type=FLOAT, dims=[2], data_location=TensorProto.EXTERNAL)
+    tensor.external_data.add(key="location", value="diary.txt")
+    return model([helper.make_node("Add", ["c", "w"], ["d"])], [tensor])
+
+
+def texts():
+    return model(
+        [helper.make_node("Identity", ["c"], ["d"])], [helper.make_tensor("w", TensorProto.STRING, [1], [b"x"])]
+    )
+
+
+REFUSED = {
+    "Loop": (endless(), "operator 'Loop'"),
+    "If": (branching(), "operator 'If'"),
+    "a body under the name of another operator": (
+        model([helper.make_node("Relu", ["c"], ["d"], body=endless().graph)]),
+        "its attribute has a field 6",
+    ),
+    "an operator of another domain": (
+        model([helper.make_node("Relu", ["c"], ["d"], domain="com.microsoft")], domains=("",)),
+        "node.domain is 'com.microsoft'",
+    ),
+    "another domain": (model([helper.make_node("Relu", ["c"], ["d"])], domains=("", "a.b")), "opset.domain is 'a.b'"),
+    "a function of its own": (with_function(), "its model has a field 25"),
+    "external data": (outside(), "its tensor has a field 1[34]"),
+    "texts as values": (texts(), "its tensor has a field 6|data_type is 8"),
+    "metadata": (model([], producer_name="p", doc_string="x"), "its model has a field 6"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_graph_with_more_than_plans_use_is_refused_before_it_is_loaded(what):
+    graph, words = REFUSED[what]
+    with pytest.raises(PlanRefused, match=f"cannot load graph 'train.step': .*({words})"):
+        OnnxRuntime().load(graph.SerializeToString(), "train.step")
+
+
+def test_a_device_refuses_a_loop_and_tells_the_coordinator(coordinator, config):
+    graphs = linear.graphs() | {"train.begin": endless().SerializeToString()}
+    coordinator.offer(linear.plan(graphs), graphs, {"params": linear.PARAMS})
+    outcome = run_session(config)
+    assert (outcome.outcome, outcome.reason) == ("aborted", "plan-refused")
+    assert "'Loop'" in coordinator.aborts[0].detail
+
+
+@pytest.mark.parametrize("name", [b"\xff", b"\xc3", b"\x80"])
+def test_a_name_that_is_no_text_is_an_outcome_and_no_exception(coordinator, config, name):
+    graphs = linear.graphs() | {"train.begin": named(name)}
+    coordinator.offer(linear.plan(graphs), graphs, {"params": linear.PARAMS})
+    outcome = run_session(config)
+    assert (outcome.outcome, outcome.reason) == ("aborted", "plan-refused")
+    assert "not text" in outcome.detail
+
+
+def test_the_specification_lists_the_operators():
+    text = (Path(__file__).parents[2] / "docs" / "spec" / "plan.md").read_text()
+    listed = re.search(r"the operators of an ONNX graph.*?\n\n    (.*?)\n\n", text, re.DOTALL).group(1)
+    assert listed.split() == sorted(OPERATORS)
+
+
+@pytest.mark.parametrize(
+    ("bound", "words"), [("MOST_NODES", "more than 3 nodes"), ("MOST_FIELDS", "more than 3 fields")]
+)
+def test_more_than_any_plan_has_is_refused(bound, words, monkeypatch):
+    graph = model([helper.make_node("Neg", ["c"], ["d"]) for _ in range(4)]).SerializeToString()
+    check_graph(graph, "g")
+    monkeypatch.setattr(onnx_check, bound, 3)
+    with pytest.raises(PlanRefused, match=words):
+        check_graph(graph, "g")
+
+
+def test_damaged_bytes_are_refused_or_are_a_graph_of_known_operators():
+    """ONNX's own parser must find nothing in what the walk lets pass that the walk would not have."""
+    draw, passed = random.Random(0), 0
+    sources = [*linear.graphs().values(), *(graph.SerializeToString() for graph, _ in REFUSED.values())]
+    for _ in range(6_000):
+        data = bytearray(draw.choice(sources))
+        for _ in range(draw.randint(1, 4)):
+            at = draw.randrange(len(data))
+            match draw.randrange(4):
+                case 0:
+                    data[at] = draw.randrange(256)
+                case 1:
+                    data[at] ^= 1 << draw.randrange(8)
+                case 2:
+                    del data[at : at + draw.randint(1, 8)]
+                case _:
+                    data[at:at] = data[draw.randrange(len(data)) :][: draw.randint(1, 30)]
+            data = data or bytearray(1)
+        try:
+            check_graph(bytes(data), "g")
+        except PlanRefused:
+            continue
+        try:
+            found = onnx.load_model_from_string(bytes(data))
+        except Exception:  # ONNX Runtime refuses what the parser of protobuf does
+            continue
+        passed += 1
+        assert {node.op_type for node in found.graph.node} <= OPERATORS | {""}
+        assert not any(node.domain for node in found.graph.node)
+        assert not any(one.HasField("g") or one.graphs for node in found.graph.node for one in node.attribute)
+        assert not found.functions
+        assert not any(tensor.external_data for tensor in found.graph.initializer)
+    assert passed > 100
+
+
+def test_random_bytes_never_end_the_walk_otherwise_than_by_a_refusal():
+    draw = random.Random(1)
+    for _ in range(3_000):
+        data = draw.randbytes(draw.randint(1, 60))
+        with pytest.raises(PlanRefused):
+            check_graph(b"\x3a\xff" + data, "g")
+        with pytest.raises(PlanRefused):
+            check_graph(data + b"\x0b", "g")
