@@ -3,8 +3,8 @@
     client = Client(identity, policy, SessionInput(vector, weight, model_hash, layout_hash, credential, last_round))
     reply = client.receive(message)
 
-`receive` takes every message of the server, in the order M0, M2, M4, M6, M8, M10 (without M8 in mode honest), and gives
-the message to send next. For that the host owes the session two things:
+`receive` takes every message of the server, in the order M0, M2, M4, M6, M8, M10, M12 (without M10 in mode honest), and
+gives the message to send next. For that the host owes the session two things:
 
 * `reply.keep`, if there is one, is durable before `reply.message` leaves.
 * The round is noted, durably, before M1 leaves: `last_round` of every later session of the task is at least this round.
@@ -16,7 +16,7 @@ only let go of secrets, not overwrite them.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -48,9 +48,11 @@ from secagg.messages import (
     SHARE_BYTES,
     UNSIGNED,
     Advertise,
+    Complaints,
     Confirm,
     Confirmations,
     Deliver,
+    Included,
     Invite,
     Masked,
     Roster,
@@ -120,7 +122,17 @@ class _Shared:
     box_secrets: Mapping[int, bytes]
 
 
-_State: TypeAlias = SessionInput | _Advertised | _Shared | ClientState
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """The state between M5 and M6. delivered: U0. peers: the neighbours in it whose boxes opened, with their shares."""
+
+    before: _Shared
+    delivered: frozenset[int]
+    peers: tuple[Peer, ...]
+    accused: frozenset[int]
+
+
+_State: TypeAlias = SessionInput | _Advertised | _Shared | _Opened | ClientState
 _Step: TypeAlias = tuple[_State | None, Reply]
 """The state after a message, None when the session is over, and the reply."""
 
@@ -144,9 +156,9 @@ class Client:
 
     @property
     def result(self) -> SessionResult:
-        """The server's signed result of the session. Raises OutOfOrder before M10 was received."""
+        """The server's signed result of the session. Raises OutOfOrder before M12 was received."""
         if self._result is None:
-            raise OutOfOrder("the session has no result: M10 has not come")
+            raise OutOfOrder("the session has no result: M12 has not come")
         return self._result
 
     def receive(self, message: bytes) -> Reply:
@@ -155,7 +167,7 @@ class Client:
         self._state, reply = self._step(state, message)
         return reply
 
-    def _step(self, state: _State | None, message: bytes) -> _Step:
+    def _step(self, state: _State | None, message: bytes) -> _Step:  # noqa: PLR0911 - one return per message
         if state is None:
             raise OutOfOrder("the session is over: this device answers nothing more")
         number = MessageType.of(message)
@@ -165,7 +177,9 @@ class Client:
             case _Advertised() as advertised, MessageType.ROSTER:
                 return self._share(advertised, message)
             case _Shared() as shared, MessageType.DELIVER:
-                return self._mask(shared, message)
+                return _open_boxes(shared, message)
+            case _Opened() as opened, MessageType.INCLUDED:
+                return self._mask(opened, message)
             case ClientState() as masked, MessageType.SURVIVORS:
                 return self._confirm(masked, message)
             case ClientState() as masked, MessageType.CONFIRMATIONS:
@@ -200,10 +214,10 @@ class Client:
         after = _Shared(state.given, state.invite, roster, sid, seed, mask_secrets, box_secrets)
         return after, Reply(Shares(commitment(sid, own, seed), boxes).encode(sid))
 
-    def _mask(self, state: _Shared, message: bytes) -> _Step:
-        """M4 to M5. The device's own secrets are then gone."""
+    def _mask(self, opened: _Opened, message: bytes) -> _Step:
+        """M6 to M7. The device's own secrets are then gone."""
+        state, kept = opened.before, _included(opened, message)
         invite, sid, own = state.invite, state.sid, state.roster.position
-        kept = _delivered(state, message)
         words = packing.encode(invite.segments, state.given.vector, state.given.weight, invite.w_max)
         pairs = (pair_mask(sid, own, peer.position, state.mask_secrets[peer.position]) for peer in kept.peers)
         add_masks(words, [self_mask(sid, own, state.seed), *pairs])
@@ -212,8 +226,8 @@ class Client:
         return kept, Reply(Masked(data, signature).encode(sid), kept.encode())
 
     def _confirm(self, kept: ClientState, message: bytes) -> _Step:
-        """M6 to M7, or to M9 in mode honest. The same M6 again gets the same answer, another M6 gets none."""
-        alive = Survivors.decode(message, kept.sid, kept.n).alive
+        """M8 to M9, or to M11 in mode honest. The same M8 again gets the same answer, another M8 gets none."""
+        alive = Survivors.decode(message, kept.sid, kept.n).devices
         if kept.stage is not ClientStage.MASKED and alive != kept.alive:
             raise _second_view(kept)
         _check_survivors(kept, alive)
@@ -224,14 +238,14 @@ class Client:
         return settled, Reply(Confirm(signature).encode(settled.sid), settled.encode())
 
     def _check_and_reveal(self, kept: ClientState, message: bytes) -> _Step:
-        """M8 to M9: one share of every neighbour."""
+        """M10 to M11: one share of every neighbour."""
         if kept.stage is ClientStage.MASKED or kept.mode != ACTIVE:
             raise OutOfOrder("confirmations came before survivors were settled, or in mode honest")
         self._check_confirmations(kept, Confirmations.decode(message, kept.sid))
         return _reveal(kept)
 
     def _finish(self, kept: ClientState, message: bytes) -> _Step:
-        """M10. All that the device still held is forgotten, and the host can delete what it kept."""
+        """M12. All that the device still held is forgotten, and the host can delete what it kept."""
         found = SessionResult.decode(message, kept.sid)
         if kept.mode == ACTIVE:
             keys.verify(self._policy.server_key, found.signature, "result", kept.sid, found.body())
@@ -278,23 +292,45 @@ class Client:
                 )
 
 
-def _delivered(state: _Shared, message: bytes) -> ClientState:
-    """The state to keep after M4: the shares of every neighbour that is left."""
-    roster, own = state.roster, state.roster.position
+def _open_boxes(state: _Shared, message: bytes) -> _Step:
+    """M4 to M5: the shares of every neighbour whose box opens, and complaints about the others."""
+    roster = state.roster
     found = Deliver.decode(message, state.sid, roster.n, [peer.position for peer in roster.neighbours])
-    if own not in found.shared:
-        raise SelfMarkedDead(f"position {own} sent its shares, but is listed as gone")
-    if len(found.boxes) < roster.t:
-        raise TooFewNeighbours(f"{len(found.boxes)} neighbours are left, and {roster.t} must be")
-    if len(found.shared) < state.invite.min_sum:
-        raise BelowThreshold(f"{len(found.shared)} devices shared, and {state.invite.min_sum} must")
-    peers = tuple(
-        _open(state, peer, found.boxes[peer.position]) for peer in roster.neighbours if peer.position in found.boxes
-    )
+    _check_shared(state, found.shared, found.boxes)
+    peers, accused = [], set()
+    for entry in roster.neighbours:
+        if entry.position in found.boxes:
+            try:
+                peers.append(_open(state, entry, found.boxes[entry.position]))
+            except BadCiphertext:
+                accused.add(entry.position)
+    opened = _Opened(state, found.shared, tuple(peers), frozenset(accused))
+    return opened, Reply(Complaints(opened.accused).encode(state.sid, roster.n))
+
+
+def _included(opened: _Opened, message: bytes) -> ClientState:
+    """The state to keep after M6: the shares of every neighbour that the session goes on with."""
+    state, roster = opened.before, opened.before.roster
+    shared = Included.decode(message, state.sid, roster.n).devices
+    if not shared <= opened.delivered:
+        raise InconsistentSurvivors("devices are included that never shared", shared - opened.delivered)
+    if shared & opened.accused:
+        raise BadCiphertext("devices are included whose boxes did not open", shared & opened.accused)
+    peers = tuple(peer for peer in opened.peers if peer.position in shared)
+    _check_shared(state, shared, peers)
     return ClientState(
-        sid=state.sid, mode=state.invite.mode, n=roster.n, t=roster.t, min_sum=state.invite.min_sum, position=own,
-        shared=found.shared, peers=peers,
+        sid=state.sid, mode=state.invite.mode, n=roster.n, t=roster.t, min_sum=state.invite.min_sum,
+        position=roster.position, shared=shared, peers=peers,
     )  # fmt: skip
+
+
+def _check_shared(state: _Shared, shared: frozenset[int], neighbours: Sized) -> None:
+    if state.roster.position not in shared:
+        raise SelfMarkedDead(f"position {state.roster.position} sent its shares, but is listed as gone")
+    if len(neighbours) < state.roster.t:
+        raise TooFewNeighbours(f"{len(neighbours)} neighbours are left, and {state.roster.t} must be")
+    if len(shared) < state.invite.min_sum:
+        raise BelowThreshold(f"{len(shared)} devices shared, and {state.invite.min_sum} must")
 
 
 def _open(state: _Shared, peer: RosterEntry, box: bytes) -> Peer:

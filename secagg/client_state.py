@@ -73,7 +73,7 @@ class ClientState:
         return replace(self, stage=ClientStage.REVEALED, peers=tuple(peers))
 
     def unmask(self) -> bytes:
-        """M9: the seed's share of every peer that survived, the mask key's share of the others."""
+        """M11: the seed's share of every peer that survived, the mask key's share of the others."""
         shares = {
             peer.position: (SEED_SHARE, peer.seed_share) if peer.position in self.alive else (KEY_SHARE, peer.key_share)
             for peer in self.peers

@@ -15,12 +15,14 @@ class MessageType(IntEnum):
     ROSTER = 2
     SHARES = 3
     DELIVER = 4
-    MASKED = 5
-    SURVIVORS = 6
-    CONFIRM = 7
-    CONFIRMATIONS = 8
-    UNMASK = 9
-    RESULT = 10
+    COMPLAINTS = 5
+    INCLUDED = 6
+    MASKED = 7
+    SURVIVORS = 8
+    CONFIRM = 9
+    CONFIRMATIONS = 10
+    UNMASK = 11
+    RESULT = 12
 
     @classmethod
     def of(cls, message: bytes) -> MessageType:

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from secagg.encoding import DIGEST_BYTES, Reader, ascending, bitmap, head, open_message
 from secagg.errors import Malformed, UnsupportedSuite
@@ -217,7 +217,7 @@ class Shares:
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """M4. The devices that shared (U1), and the boxes of those among the neighbours, by position."""
+    """M4. The devices that shared (U0), and the boxes of those among the neighbours, by position."""
 
     shared: frozenset[int]
     boxes: dict[int, bytes]
@@ -239,8 +239,51 @@ class Deliver:
 
 
 @dataclass(frozen=True, slots=True)
+class _Devices:
+    """A message that is a set of positions, and nothing else."""
+
+    devices: frozenset[int]
+
+    TYPE: ClassVar[MessageType]
+    NAME: ClassVar[str]
+
+    def encode(self, sid: bytes, n: int) -> bytes:
+        """The message."""
+        return head(self.TYPE, sid) + bitmap(self.devices, n)
+
+    @classmethod
+    def decode(cls, data: bytes, sid: bytes, n: int) -> Self:
+        """The inverse of `encode`."""
+        reader = open_message(data, cls.TYPE, cls.NAME, sid)
+        found = cls(reader.bitmap(n))
+        reader.close()
+        return found
+
+
+class Complaints(_Devices):
+    """M5. The neighbours whose boxes did not open."""
+
+    __slots__ = ()
+    TYPE, NAME = MessageType.COMPLAINTS, "the complaints"
+
+
+class Included(_Devices):
+    """M6. The devices that the session goes on with (U1), now that the boxes were opened."""
+
+    __slots__ = ()
+    TYPE, NAME = MessageType.INCLUDED, "the included devices"
+
+
+class Survivors(_Devices):
+    """M8. The devices that uploaded (U2)."""
+
+    __slots__ = ()
+    TYPE, NAME = MessageType.SURVIVORS, "the survivor set"
+
+
+@dataclass(frozen=True, slots=True)
 class Masked:
-    """M5. Masked words as little-endian bytes, and a signature over their hash."""
+    """M7. Masked words as little-endian bytes, and a signature over their hash."""
 
     words: bytes
     signature: bytes
@@ -260,35 +303,14 @@ class Masked:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class Survivors:
-    """M6. The devices that uploaded (U2)."""
-
-    alive: frozenset[int]
-
-    TYPE: ClassVar = MessageType.SURVIVORS
-
-    def encode(self, sid: bytes, n: int) -> bytes:
-        """The message."""
-        return head(self.TYPE, sid) + bitmap(self.alive, n)
-
-    @classmethod
-    def decode(cls, data: bytes, sid: bytes, n: int) -> Survivors:
-        """The inverse of `encode`."""
-        reader = open_message(data, cls.TYPE, "the survivor set", sid)
-        found = cls(reader.bitmap(n))
-        reader.close()
-        return found
-
-
 def survivors_digest(shared: frozenset[int], alive: frozenset[int], n: int) -> bytes:
-    """The digest that a device signs in M7, of U1 and U2."""
+    """The digest that a device signs in M9, of U1 and U2."""
     return sha256(bitmap(shared, n) + bitmap(alive, n))
 
 
 @dataclass(frozen=True, slots=True)
 class Confirm:
-    """M7. A device's signature over the survivor set that it was shown."""
+    """M9. A device's signature over the survivor set that it was shown."""
 
     signature: bytes
 
@@ -309,7 +331,7 @@ class Confirm:
 
 @dataclass(frozen=True, slots=True)
 class Confirmations:
-    """M8. The confirmations of neighbours: digest and signature by position."""
+    """M10. The confirmations of neighbours: digest and signature by position."""
 
     signed: dict[int, tuple[bytes, bytes]]
 
@@ -334,7 +356,7 @@ class Confirmations:
 
 @dataclass(frozen=True, slots=True)
 class Unmask:
-    """M9. One share of every neighbour in U1: (kind, share) by position."""
+    """M11. One share of every neighbour in U1: (kind, share) by position."""
 
     shares: dict[int, tuple[int, int]]
 
@@ -362,7 +384,7 @@ class Unmask:
 
 @dataclass(frozen=True, slots=True)
 class SessionResult:
-    """M10. The end of a session, signed by the server."""
+    """M12. The end of a session, signed by the server."""
 
     status: int
     aggregate_hash: bytes

@@ -9,12 +9,14 @@
     server.advance().messages               M4 by slot
     server.receive(slot, M5)  …
     server.advance().messages               M6 by slot
-    server.receive(slot, M7)  …             not in mode honest
-    server.advance().messages               M8 by slot; not in mode honest
-    server.receive(slot, M9)  …
+    server.receive(slot, M7)  …
+    server.advance().messages               M8 by slot
+    server.receive(slot, M9)  …             not in mode honest
+    server.advance().messages               M10 by slot; not in mode honest
+    server.receive(slot, M11)  …
     work = server.advance().unmasking       all that is left to do: a value, for any process
     server.settle(work.run())
-    server.results()                        M10 by slot, also after a failure
+    server.results()                        M12 by slot, also after a failure
 
 A cohort that is too large for one session is divided once it has advertised: `server.divide(groups)` gives a session of
 its own for each group.
@@ -26,13 +28,13 @@ ends the session. Memory is one vector and a little for each device, however man
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from enum import IntEnum
+from dataclasses import replace
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from secagg import keys, packing, parameters
+from secagg.complaints import leave_out
 from secagg.encoding import DIGEST_BYTES
 from secagg.errors import (
     BadShare,
@@ -57,9 +59,11 @@ from secagg.messages import (
     SEED_SHARE,
     UNSIGNED,
     Advertise,
+    Complaints,
     Confirm,
     Confirmations,
     Deliver,
+    Included,
     Invite,
     Masked,
     Roster,
@@ -72,38 +76,9 @@ from secagg.messages import (
 )
 from secagg.parameters import GraphParameters
 from secagg.session import check_advertisement, check_distinct, session_id
+from secagg.session_phase import PhaseEnd, SessionPhase
 from secagg.shamir import PRIME
 from secagg.unmasking import RevealedShares, UnmaskedSum, Unmasking
-
-
-class SessionPhase(IntEnum):
-    """A phase of a session, by the message that is due: a device's, or the server's own when it waits for none."""
-
-    ADVERTISING = MessageType.ADVERTISE
-    DRAWING = MessageType.ROSTER
-    SHARING = MessageType.SHARES
-    UPLOADING = MessageType.MASKED
-    CONFIRMING = MessageType.CONFIRM
-    REVEALING = MessageType.UNMASK
-    OVER = MessageType.RESULT
-
-    @property
-    def due(self) -> MessageType:
-        """The message that is due."""
-        return MessageType(self)
-
-
-@dataclass(frozen=True, slots=True)
-class PhaseEnd:
-    """The end of a phase.
-
-    messages: the next message by slot, to the devices that are still there. roster_root: the root of the roster, at the
-    end of advertising. unmasking: the work that gives the sum, at the end of the session.
-    """
-
-    messages: Mapping[int, bytes] = field(default_factory=dict)
-    roster_root: bytes | None = None
-    unmasking: Unmasking | None = None
 
 
 class Server:
@@ -132,6 +107,8 @@ class Server:
         self._devices: tuple[Advertise, ...] = ()
         self._neighbours: list[list[int]] = []
         self._shares: dict[int, Shares] = {}
+        self._accused: dict[int, frozenset[int]] = {}
+        self._suspects: frozenset[int] = frozenset()
         self._uploads: dict[int, bytes] = {}
         self._confirmed: dict[int, bytes] = {}
         self._revealed: dict[int, dict[int, int]] = {}
@@ -150,6 +127,7 @@ class Server:
             raise OutOfOrder(f"slot {slot} is not on the roster")
         take = {
             SessionPhase.SHARING: self._take_shares,
+            SessionPhase.OPENING: self._take_complaints,
             SessionPhase.UPLOADING: self._take_upload,
             SessionPhase.CONFIRMING: self._take_confirmation,
             SessionPhase.REVEALING: self._take_revealed,
@@ -179,6 +157,7 @@ class Server:
             SessionPhase.ADVERTISING: self._fix_roster,
             SessionPhase.DRAWING: lambda: self._open_roster(beacon),
             SessionPhase.SHARING: self._deliver,
+            SessionPhase.OPENING: self._include,
             SessionPhase.UPLOADING: self._fix_survivors,
             SessionPhase.CONFIRMING: self._pass_confirmations,
             SessionPhase.REVEALING: self._unmask,
@@ -199,7 +178,7 @@ class Server:
         self._sum = found
 
     def results(self) -> dict[int, bytes]:
-        """M10 by slot, once the session is over, for the whole roster; nothing if there never was one."""
+        """M12 by slot, once the session is over, for the whole roster; nothing if there never was one."""
         if self.phase is not SessionPhase.OVER:
             raise OutOfOrder("the session goes on, so there is no result")
         if not self._neighbours:
@@ -209,6 +188,15 @@ class Server:
         unsigned = SessionResult(status, digest, Tree(leaves).root)
         signed = replace(unsigned, signature=self._sign("result", self._sid, unsigned.body()))
         return dict.fromkeys(self._slots, signed.encode(self._sid))
+
+    @property
+    def suspects(self) -> frozenset[int]:
+        """The slots of the devices that were left out for complaints: as many corrupt ones among them as honest."""
+        return self.slots(self._suspects)
+
+    def slots(self, positions: Iterable[int]) -> frozenset[int]:
+        """The slots of devices by their positions in the roster, as errors and sums name them."""
+        return frozenset(self._slots[position] for position in positions)
 
     def abort(self) -> None:
         """End the session without a sum, in any phase."""
@@ -244,9 +232,18 @@ class Server:
         self._once(position, self._shares)
         self._shares[position] = found
 
+    def _take_complaints(self, position: int, message: bytes) -> None:
+        if position not in self._shares:
+            raise OutOfOrder(f"position {position} shared no secrets, so it was sent no boxes")
+        accused = Complaints.decode(message, self._sid, self._parameters.n).devices
+        if not accused <= self._shares.keys() & set(self._neighbours[position]):
+            raise Malformed(f"position {position} complains about devices whose boxes it was not sent")
+        self._once(position, self._accused)
+        self._accused[position] = accused
+
     def _take_upload(self, position: int, message: bytes) -> None:
         if position not in self._shared:
-            raise OutOfOrder(f"position {position} shared no secrets, so its mask could not be removed")
+            raise OutOfOrder(f"position {position} is not included, so its mask could not be removed")
         self._once(position, self._uploads)
         try:
             found = Masked.decode(message, self._sid, packing.word_count(self._invite.segments))
@@ -323,26 +320,35 @@ class Server:
 
     def _deliver(self) -> tuple[SessionPhase, PhaseEnd]:
         """M4."""
-        self._shared = frozenset(self._shares)
-        self._check_enough(self._shared)
+        shared = frozenset(self._shares)
+        self._check_enough(shared)
         boxes = {
             (sender, receiver): box
             for sender, shares in self._shares.items()
             for receiver, box in zip(self._neighbours[sender], shares.boxes, strict=True)
         }
         self._shares = {position: Shares(shares.commitment, ()) for position, shares in self._shares.items()}
-        self._masked_sum = np.zeros(packing.word_count(self._invite.segments), np.uint64)
         messages = {
             position: Deliver(
-                self._shared,
-                {peer: boxes[peer, position] for peer in self._neighbours[position] if peer in self._shared},
+                shared, {peer: boxes[peer, position] for peer in self._neighbours[position] if peer in shared}
             ).encode(self._sid, self._parameters.n)
-            for position in self._shared
+            for position in shared
         }
-        return SessionPhase.UPLOADING, self._by_slot(messages)
+        return SessionPhase.OPENING, self._by_slot(messages)
+
+    def _include(self) -> tuple[SessionPhase, PhaseEnd]:
+        """M6."""
+        opened = frozenset(self._accused)
+        among = {position: accused & opened for position, accused in self._accused.items()}
+        self._suspects = leave_out(among, self._parameters)
+        self._shared = opened - self._suspects
+        self._check_enough(self._shared)
+        self._masked_sum = np.zeros(packing.word_count(self._invite.segments), np.uint64)
+        message = Included(self._shared).encode(self._sid, self._parameters.n)
+        return SessionPhase.UPLOADING, self._by_slot(dict.fromkeys(self._shared, message))
 
     def _fix_survivors(self) -> tuple[SessionPhase, PhaseEnd]:
-        """M6."""
+        """M8."""
         self._alive = frozenset(self._uploads)
         self._check_enough(self._alive)
         for position in self._shared:
@@ -359,7 +365,7 @@ class Server:
         return then, self._by_slot(dict.fromkeys(self._alive, message))
 
     def _pass_confirmations(self) -> tuple[SessionPhase, PhaseEnd]:
-        """M8."""
+        """M10."""
         messages = {}
         for position in self._confirmed:
             peers = [peer for peer in self._neighbours[position] if peer in self._confirmed]

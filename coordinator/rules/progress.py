@@ -66,6 +66,7 @@ _PHASES = {
     "advertising": "have trained",
     "drawing": "have trained",
     "sharing": "have sent their shares",
+    "opening": "have opened the boxes of shares",
     "uploading": "have sent their masked reports",
     "confirming": "have confirmed the survivors",
     "revealing": "have revealed their shares",

@@ -12,7 +12,7 @@ from secagg.parameters import LEAST_COHORT
 
 LEAST_GROUP, MOST_GROUP = 2 * LEAST_COHORT, 500
 """Bounds on the size of a group in a secure round: a group of one too many, halved, still holds LEAST_COHORT."""
-PHASES_AFTER_TRAINING = 4
+PHASES_AFTER_TRAINING = 5
 """Phases of a secure round that follow the training: shares, masked reports, confirmations, shares revealed."""
 
 

@@ -16,7 +16,8 @@ from typing import TypeAlias
 
 from secagg.encoding import DIGEST_BYTES
 from secagg.errors import BelowThreshold, SecaggError
-from secagg.server import PhaseEnd, Server, SessionPhase
+from secagg.server import Server
+from secagg.session_phase import PhaseEnd, SessionPhase
 from secagg.unmasking import UnmaskedSum, Unmasking
 
 _LOG = logging.getLogger(__name__)
@@ -143,7 +144,7 @@ class Group:
         return True
 
     def stop(self, reason: str) -> Mapping[int, bytes]:
-        """End the session: from here on no share has any use. Results (M10) by slot."""
+        """End the session: from here on no share has any use. Results (M12) by slot."""
         if self._unmasking is not None:
             self._unmasking.cancel()
         if not self.over:

@@ -36,7 +36,8 @@ from secagg.message_type import MessageType
 from secagg.messages import ACTIVE, Invite
 from secagg.packing import Segment
 from secagg.parameters import LEAST_COHORT
-from secagg.server import Server, SessionPhase
+from secagg.server import Server
+from secagg.session_phase import SessionPhase
 
 # Metric sums are fixed-point numbers with three bits behind the point: counts are exact, and sums reach 65,535.
 SUM_BITS, SUM_STEP = 20, 0.125
@@ -244,7 +245,7 @@ class SecureRound:
         self._listeners = [one for one in waiting if not self._answered(*one, now)]
 
     def finish(self, now: float) -> None:
-        """The round is over: release no share any more, and hand out results (M10). May be repeated."""
+        """The round is over: release no share any more, and hand out results (M12). May be repeated."""
         if self.ended_at is None:
             self.ended_at = now
             for group in self._groups:
@@ -297,7 +298,7 @@ class SecureRound:
     def _say(self, number: MessageType, messages: Mapping[int, bytes]) -> None:
         self._outbox |= {(slot, number): message for slot, message in messages.items()}
         if number <= MessageType.SURVIVORS:
-            # A device that is sent this has answered the message before it, and one that stops before M5 gives up.
+            # A device that is sent this has answered the message before it, and one that stops before M7 gives up.
             for slot in messages:
                 self._outbox.pop((slot, number - 2), None)
 

@@ -79,7 +79,7 @@ class SecureDelivery:
             self._accept(self._policy_and_credential()[0], given, layout)
 
     def run(self, stored: StoredAssignment) -> tuple[StoredAssignment, SessionResult, bytes]:
-        """Take part to the end, from where an earlier process was stopped. What is kept by then, the result, and M10.
+        """Take part to the end, from where an earlier process was stopped. What is kept by then, the result, and M12.
 
         Raises SecaggRefused, ReportLost, DeadlinePassed, StateError or TransportError.
         """
@@ -104,7 +104,7 @@ class SecureDelivery:
         return Client(self.enrolments.identity, policy, brought), given.secagg or b""
 
     def _resume(self, stored: StoredAssignment) -> tuple[Client, bytes]:
-        """The client of a session in which the masked report may have left, and M6."""
+        """The client of a session in which the masked report may have left, and M8."""
         client = Client.restore(self.enrolments.identity, self._policy_and_credential()[0], stored.secagg)
         with self.phase("upload"):
             return client, self._hear(stored, MessageType.SURVIVORS)

@@ -1,6 +1,6 @@
 """The cost of secure aggregation: the work of one device and of the server in a session of n devices, on one thread.
 
-The device is a real `Client` and runs every step from M0 to M9. Around it are only as many real devices as its session
+The device is a real `Client` and runs every step from M0 to M11. Around it are only as many real devices as its session
 needs: everybody's M1, and the shares and confirmations of its own neighbours. Making those is not measured.
 
 The server's time is what happens once the last share is in, as in `Unmasking.run`: reconstruct secrets, derive keys,
@@ -43,6 +43,7 @@ from secagg.messages import (
     Advertise,
     Confirmations,
     Deliver,
+    Included,
     Invite,
     Masked,
     Roster,
@@ -191,6 +192,7 @@ def _client(workload: Workload) -> tuple[float, tuple[int, int]]:
     everyone = frozenset(range(n))
     boxes = {position: _box_for_0(clients[position], rosters[position], sid, invite) for position in near}
     watch.step(device, Deliver(everyone, boxes).encode(sid, n))
+    watch.step(device, Included(everyone).encode(sid, n))
     watch.step(device, Survivors(workload.alive).encode(sid, n))
     if workload.signed:
         digest = survivors_digest(everyone, workload.alive, n)
@@ -202,7 +204,7 @@ def _client(workload: Workload) -> tuple[float, tuple[int, int]]:
 
 
 def _answer(client: Client, message: bytes) -> bytes:
-    """A device's answer; there is one to every message but M10."""
+    """A device's answer; there is one to every message but M12."""
     return client.receive(message).message or b""
 
 

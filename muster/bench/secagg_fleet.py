@@ -142,7 +142,7 @@ def _settings(options: SecaggFleetOptions, population: str, largest: int) -> Tas
         rounds=options.rounds,
         over_selection=1.0,
         selection_timeout_s=3 * options.phase_s,
-        reporting_deadline_s=10 * options.phase_s,  # four phases follow the training
+        reporting_deadline_s=10 * options.phase_s,  # five phases follow the training
         seed=options.seed,
         secagg=Secagg(max_examples=largest, phase_s=options.phase_s),
     )

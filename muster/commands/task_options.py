@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-DEADLINE = "How long a round waits for reports. With --secagg, 4 × phase-s of it are for the phases after the training."
+DEADLINE = "How long a round waits for reports. With --secagg, 5 × phase-s of it are for the phases after the training."
 
 
 class Default:

@@ -93,7 +93,7 @@ class Recording:
         }
 
     def shares(self) -> Iterator[tuple[str, bytes, dict[int, tuple[int, int]]]]:
-        """The assignment, the session and the shares (kind and share, by position of their owner) in every M9 sent."""
+        """The assignment, the session and the shares (kind and share, by position of their owner) in every M11 sent."""
         for path, assignment in self._files[f"M{MessageType.UNMASK}"].items():
             message = path.read_bytes()
             session = message[SESSION]

@@ -134,7 +134,7 @@ def test_draining_coordinator_takes_nobody_for_lost(store, register, desk):
     assert states(store, task)[0] == (1, 1, "committed", "")
 
 
-@pytest.mark.parametrize("after", range(1, 5))
+@pytest.mark.parametrize("after", range(1, 6))
 def test_secure_round_goes_on_without_a_device_that_vanishes_in_any_phase(store, register, desk, after):
     task = register(**SECURE | {"goal": 9, "minimum": 8, "selection_timeout_s": 600})
     devices = seat(desk, [*NAMES, "d8"])
@@ -144,7 +144,7 @@ def test_secure_round_goes_on_without_a_device_that_vanishes_in_any_phase(store,
     run(devices[1:], PHASES[after + 1 :])
     desk.turn()
     assert states(store, task) == [(1, 1, "committed", "")]
-    in_the_sum = after >= 3
+    in_the_sum = after >= 4
     state = AssignmentState.REPORTED if in_the_sum else AssignmentState.LOST
     assert next(one.state for one in store.cohort(task, 1) if one.id == devices[0].given.assignment) is state
 
@@ -167,7 +167,7 @@ def test_device_replaces_the_last_one_a_secure_round_waits_for(store, register, 
     desk.live(6, *(one.given for one in devices[1:]))
     late = Device(desk, waiting.result(timeout=0), [0.5, -0.25, 0, 1], weight=2)
     run([late], ("advertise",))
-    run([*devices[1:], late], ("share", "upload", "confirm", "reveal"))
+    run([*devices[1:], late], PHASES[1:])
     assert states(store, task) == [(1, 1, "committed", "")]
 
 
@@ -190,6 +190,6 @@ def test_device_replaces_one_lost_in_training_in_a_secure_round(store, register,
     late = Device(desk, waiting.result(timeout=0), [0.5, -0.25, 0, 1], weight=2)
     assert (late.given.slot, late.given.secagg) == (8, devices[0].given.secagg)
     run([devices[1], late], ("advertise",))
-    run([*devices[1:], late], ("share", "upload", "confirm", "reveal"))
+    run([*devices[1:], late], PHASES[1:])
     assert states(store, task) == [(1, 1, "committed", "")]
     assert store.rounds(task)[0].reported == 8

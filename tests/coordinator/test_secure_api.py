@@ -84,7 +84,7 @@ def test_only_assignments_of_secure_rounds_have_messages(register, client):
     (plain,) = assign(client, "a")
     assert plain.secagg is None
     refused(hear(client, plain.assignment, 2), "no-longer-needed")
-    refused(say(client, plain.assignment, 5, b"\5"), "no-longer-needed")
+    refused(say(client, plain.assignment, 7, b"\7"), "no-longer-needed")
     refused(hear(client, "nobody", 2), "unknown-assignment")
     refused(say(client, "nobody", 1, b"\1"), "unknown-assignment")
     refused(hear(client, "nobody", "two"), "malformed-message")

@@ -59,13 +59,13 @@ def test_an_invitation_tells_what_a_groups_sum_may_be(register, desk):
     assert (invite.n_max, invite.min_sum) == (16, 8)
 
 
-@pytest.mark.parametrize("phase", range(1, 5))
+@pytest.mark.parametrize("phase", range(1, 6))
 def test_a_group_that_fails_does_not_sink_the_round(store, register, desk, phase):
     task = register(**DIVIDED)
     _, (unlucky, lucky) = seat_all(desk)
     run(unlucky + lucky, PHASES[1:phase])
     run(unlucky[5:] + lucky, PHASES[phase : phase + 1])
-    alone = 3 if phase < 3 else 5  # how far a group comes while the other waits for its devices
+    alone = 4 if phase < 4 else 6  # how far a group comes while the other waits for its devices
     run(lucky, PHASES[phase + 1 : alone])
     desk.pass_time(5)
     run(lucky, PHASES[max(phase + 1, alone) :])
@@ -81,25 +81,25 @@ def test_a_group_that_fails_does_not_sink_the_round(store, register, desk, phase
 def test_no_group_hears_who_survived_before_all_have_their_reports(register, desk):
     register(**DIVIDED)
     _, (early, late) = seat_all(desk)
-    run(early + late, PHASES[1:2])
-    run(early, PHASES[2:3])
-    run(late[1:], PHASES[2:3])
-    assert early[0].hear(6) is None
-    run(late[:1], PHASES[2:3])
-    assert early[0].hear(6) is not None
+    run(early + late, PHASES[1:3])
+    run(early, PHASES[3:4])
+    run(late[1:], PHASES[3:4])
+    assert early[0].hear(8) is None
+    run(late[:1], PHASES[3:4])
+    assert early[0].hear(8) is not None
 
 
 def test_with_too_few_in_all_groups_no_share_is_asked_for(store, register, desk):
     task = register(**DIVIDED | {"minimum": 22})
     devices, groups = seat_all(desk)
-    run(devices, PHASES[1:2])
+    run(devices, PHASES[1:3])
     there = [device for group in groups for device in group[2:]]
-    run(there, PHASES[2:3])
+    run(there, PHASES[3:4])
     desk.pass_time(5)
     assert [one.reason for one in store.rounds(task)] == ["too-few-reports"]
     for device in there:
         with pytest.raises(NoLongerNeeded):
-            device.hear(6)
+            device.hear(8)
 
 
 def test_a_group_whose_masks_do_not_come_off_is_left_out(store, register, new_desk):

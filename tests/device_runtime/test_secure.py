@@ -137,7 +137,7 @@ def test_a_device_takes_part_to_the_end_and_keeps_the_result(secure, config):
     secure.aggregate = Aggregator(terms(secure.plan, secure.checkpoint)).answer
     outcome = run_session(config)
     assert (outcome.outcome, outcome.reason) == ("reported", "")
-    assert [number for number, _ in secure.said] == [1, 3, 5, 7, 9]
+    assert [number for number, _ in secure.said] == [1, 3, 5, 7, 9, 11]
     result = bytes.fromhex(read_journal(config.state)[-1].result)
     assert SessionResult.decode(result, session_of(result)).summed
 
@@ -155,12 +155,14 @@ def test_round_and_state_are_durable_before_a_message_leaves(secure, config):
 
     secure.aggregate = look
     run_session(config)
-    stages = {1: None, 3: None, 5: ClientStage.MASKED, 7: ClientStage.CONFIRMED, 9: ClientStage.REVEALED}
+    stages = {
+        1: None, 3: None, 5: None, 7: ClientStage.MASKED, 9: ClientStage.CONFIRMED, 11: ClientStage.REVEALED
+    }  # fmt: skip
     noted = session_number(linear.KEY.round, 1)
     assert found == [(number, noted, stage) for number, stage in stages.items()]
 
 
-@pytest.mark.parametrize("number", [1, 3, 5, 7, 9])
+@pytest.mark.parametrize("number", [1, 3, 5, 7, 9, 11])
 def test_a_coordinator_that_repeats_itself_gets_no_second_answer(secure, config, number):
     secure.aggregate = Aggregator(terms(secure.plan, secure.checkpoint), repeats=number).answer
     outcome = run_session(config)

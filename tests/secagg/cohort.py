@@ -117,20 +117,27 @@ class Cohort:
         self.deliveries = self.server.advance().messages
         return self.deliveries
 
-    def upload(self, deliveries, without=()):
+    def open(self, deliveries, without=()):
         """Up to M6."""
         self.answer(deliveries, without)
         return self.server.advance().messages
 
+    def upload(self, included, without=()):
+        """Up to M8; M4 may come in the place of M6, and then everybody answers it."""
+        if MessageType.of(next(iter(included.values()))) is MessageType.DELIVER:
+            included = self.open(included)
+        self.answer(included, without)
+        return self.server.advance().messages
+
     def confirm(self, survivors, without=()):
-        """Up to M8; in mode honest nothing happens."""
+        """Up to M10; in mode honest nothing happens."""
         if self.invite.mode != ACTIVE:
             return survivors
         self.answer(survivors, without)
         return self.server.advance().messages
 
     def reveal(self, messages, without=()):
-        """Up to M9."""
+        """Up to M11."""
         self.answer(messages, without)
 
     def unmask(self, *workers):
@@ -139,10 +146,10 @@ class Cohort:
         self.server.settle(found)
         return found
 
-    def run(self, gone=((), (), (), (), ())):
-        """A whole session; `gone` says who is missing at M1, M3, M5, M7 and M9."""
-        survivors = self.upload(self.share(self.advertise(gone[0]), gone[1]), gone[2])
-        self.reveal(self.confirm(survivors, gone[3]), gone[4])
+    def run(self, gone=((), (), (), (), (), ())):
+        """A whole session; `gone` says who is missing at M1, M3, M5, M7, M9 and M11."""
+        included = self.open(self.share(self.advertise(gone[0]), gone[1]), gone[2])
+        self.reveal(self.confirm(self.upload(included, gone[3]), gone[4]), gone[5])
         return self.unmask()
 
     @property

@@ -17,7 +17,7 @@ from tests.secagg.cohort import AUTHORITY, BEACON, SERVER, Cohort, invitation
 
 PATH = Path(__file__).parents[1] / "vectors" / "secagg" / "transcript.json"
 SEGMENTS = (Segment(4, 21, 14, -1.0, 1.0, norm=1.5, weighted=True), Segment(3, 16, 8, 0.0, 255.0))
-GONE = {"M3": [12], "M5": [15]}
+GONE = {"M3": [12], "M7": [15]}
 
 
 class Chance:
@@ -48,7 +48,7 @@ def transcript():
     invite = invitation(SEGMENTS, n_max=100, min_sum=4, w_max=64)
     slots = range(10, 18)
     cohort = Cohort(8, invite, vectors={slot: vector(slot) for slot in slots}, weights={slot: slot for slot in slots})
-    sent = {name: {} for name in ("M1", "M3", "M5", "M7", "M9")}
+    sent = {name: {} for name in ("M1", "M3", "M5", "M7", "M9", "M11")}
     got = {}
 
     def answer(name, messages, gone=()):
@@ -63,11 +63,12 @@ def transcript():
         root = answer("M1", dict.fromkeys(slots, cohort.server.invitation)).roster_root
         got["M2"] = cohort.rosters = cohort.server.advance(BEACON).messages
         got["M4"] = cohort.deliveries = answer("M3", got["M2"], GONE["M3"]).messages
-        got["M6"] = answer("M5", got["M4"], GONE["M5"]).messages
-        got["M8"] = answer("M7", got["M6"]).messages
-        found = answer("M9", got["M8"]).unmasking.run()
+        got["M6"] = answer("M5", got["M4"]).messages
+        got["M8"] = answer("M7", got["M6"], GONE["M7"]).messages
+        got["M10"] = answer("M9", got["M8"]).messages
+        found = answer("M11", got["M10"]).unmasking.run()
     cohort.server.settle(found)
-    got["M10"] = cohort.server.results()
+    got["M12"] = cohort.server.results()
     return {
         "chance": Chance.__doc__,
         "server_private_key": raw(SERVER),

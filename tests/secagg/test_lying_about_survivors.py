@@ -20,6 +20,7 @@ from secagg.messages import (
     HONEST,
     Confirm,
     Confirmations,
+    Included,
     SessionResult,
     Survivors,
     survivors_digest,
@@ -30,7 +31,6 @@ from tests.secagg.cohort import (
     Cohort,
     dies,
     invitation,
-    only,
 )
 
 
@@ -49,10 +49,10 @@ def test_survivors_without_oneself_or_enough_others_are_refused(uploaded, victim
 
 def test_a_sum_over_fewer_than_promised_is_refused():
     cohort = Cohort(9, invitation(min_sum=9))
-    deliveries = cohort.share(cohort.advertise())
+    included = cohort.open(cohort.share(cohort.advertise()))
     sid, first, second = cohort.sid, cohort.clients[10], cohort.clients[11]
-    dies(first, BelowThreshold, only(cohort.delivery(10), frozenset(range(8)), sid))
-    second.receive(deliveries[11])
+    dies(first, BelowThreshold, Included(frozenset(range(8))).encode(sid, 9))
+    second.receive(included[11])
     dies(second, BelowThreshold, Survivors(frozenset(range(8))).encode(sid, 9))
 
 
@@ -173,5 +173,5 @@ def test_a_receipt_that_the_server_did_not_sign_is_refused(uploaded, victim, cha
 def test_messages_of_another_session_are_refused_at_every_step(uploaded, victim):
     confirmed = copy(victim)
     confirmed.receive(uploaded.survivors[VICTIM])
-    for client, number in ((copy(victim), 6), (confirmed, 8), (victim, 10)):
+    for client, number in ((copy(victim), 8), (confirmed, 10), (victim, 12)):
         dies(client, WrongSession, bytes([number, 1]) + bytes(300))

@@ -68,7 +68,7 @@ def test_a_bad_advertisement_is_refused_and_the_rest_goes_on(cohort):
     refuses(server, BadSignature, 11, advertisement(cohort, 11, credential=strange))
     refuses(server, BadSignature, 11, advertisement(cohort, 11)[:-128] + bytes(64) + first[-64:])
     refuses(server, WrongSession, 11, b"\1\1" + bytes(300))
-    for junk in (b"", b"\0", b"\2\1", b"\x0b\1", advertisement(cohort, 11) + b"\0"):
+    for junk in (b"", b"\0", b"\2\1", b"\x0d\1", advertisement(cohort, 11) + b"\0"):
         refuses(server, Malformed, 11, junk)
     for slot in cohort.everyone(without=(10,)):
         server.receive(slot, advertisement(cohort, slot))
@@ -82,9 +82,9 @@ def test_a_roster_is_never_larger_than_devices_were_told():
 
 
 def test_an_upload_counts_once_whole_and_signed(cohort):
-    deliveries = cohort.share(cohort.advertise(), without=(18,))
+    included = cohort.open(cohort.share(cohort.advertise(), without=(18,)))
     server = cohort.server
-    uploads = {slot: cohort.clients[slot].receive(message).message for slot, message in deliveries.items()}
+    uploads = {slot: cohort.clients[slot].receive(message).message for slot, message in included.items()}
     flipped = uploads[10][:50] + bytes([uploads[10][50] ^ 1]) + uploads[10][51:]
     for wrong in (flipped, uploads[10][:-1], uploads[10] + b"\0", uploads[11]):
         refuses(server, BadVector, 10, wrong)
@@ -204,7 +204,7 @@ def test_too_few_shares_end_the_session(cohort):
 def test_a_mask_that_does_not_cancel_lets_no_number_out():
     """A device adds another mask than it should, as one does that holds another model."""
     cohort = Cohort(9, invitation(mode=HONEST, min_sum=3))
-    for slot, message in cohort.share(cohort.advertise()).items():
+    for slot, message in cohort.open(cohort.share(cohort.advertise())).items():
         right = cohort.clients[slot].receive(message).message
         found = Masked.decode(right, cohort.sid, word_count(cohort.invite.segments))
         words = np.frombuffer(found.words, LITTLE) + stream(bytes(32), word_count(cohort.invite.segments))

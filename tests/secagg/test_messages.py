@@ -13,9 +13,11 @@ from secagg.errors import Malformed, SecaggError, UnsupportedSuite, WrongSession
 from secagg.message_type import DEVICE_MESSAGES, MessageType
 from secagg.messages import (
     Advertise,
+    Complaints,
     Confirm,
     Confirmations,
     Deliver,
+    Included,
     Invite,
     Masked,
     Roster,
@@ -69,27 +71,37 @@ CASES = {
         lambda found: found.encode(SID, N),
     ),
     "M5": (
+        Complaints(frozenset({1})).encode(SID, N),
+        lambda data: Complaints.decode(data, SID, N),
+        lambda found: found.encode(SID, N),
+    ),
+    "M6": (
+        Included(U1).encode(SID, N),
+        lambda data: Included.decode(data, SID, N),
+        lambda found: found.encode(SID, N),
+    ),
+    "M7": (
         Masked(some(40), some(64)).encode(SID),
         lambda data: Masked.decode(data, SID, 5),
         lambda found: found.encode(SID),
     ),
-    "M6": (
+    "M8": (
         Survivors(U1).encode(SID, N),
         lambda data: Survivors.decode(data, SID, N),
         lambda found: found.encode(SID, N),
     ),
-    "M7": (Confirm(some(64)).encode(SID), lambda data: Confirm.decode(data, SID), lambda found: found.encode(SID)),
-    "M8": (
+    "M9": (Confirm(some(64)).encode(SID), lambda data: Confirm.decode(data, SID), lambda found: found.encode(SID)),
+    "M10": (
         Confirmations(SIGNED).encode(SID),
         lambda data: Confirmations.decode(data, SID),
         lambda found: found.encode(SID),
     ),
-    "M9": (
+    "M11": (
         Unmask({1: (0, 2**256 - 1), 4: (1, 3)}).encode(SID),
         lambda data: Unmask.decode(data, SID),
         lambda found: found.encode(SID),
     ),
-    "M10": (
+    "M12": (
         SessionResult(1, some(32), some(32, 1), some(64)).encode(SID),
         lambda data: SessionResult.decode(data, SID),
         lambda found: found.encode(SID),
@@ -161,7 +173,7 @@ def test_messages_have_the_names_and_senders_of_the_specification():
 
 def test_a_message_says_its_type_in_its_first_byte():
     assert [MessageType.of(data) for data, _, _ in list(CASES.values())[:-1]] == list(MessageType)
-    for wrong in (b"", b"\x0b", b"\xff\1"):
+    for wrong in (b"", b"\x0d", b"\xff\1"):
         with pytest.raises(Malformed, match="does not exist"):
             MessageType.of(wrong)
 

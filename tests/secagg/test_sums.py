@@ -13,7 +13,7 @@ from secagg.packing import Segment
 from secagg.parameters import GraphParameters
 from tests.secagg.cohort import EXACT, Cohort, integers, invitation
 
-STAGES = ("M1", "M3", "M5", "M7", "M9")
+STAGES = ("M1", "M3", "M5", "M7", "M9", "M11")
 SMALL = invitation(mode=HONEST, segments=(Segment(3, 16, 8, 0.0, 255.0),), min_sum=2)
 
 
@@ -23,12 +23,12 @@ def complete(t):
 
 def enough(sizes, n, t, min_sum):
     """Whether a complete graph of those who came to M1, M3, … can end in a sum; sizes count who is left."""
-    joined, shared, uploaded, confirmed, revealed = sizes
-    if joined < max(min_sum, t + 1) or min(shared, uploaded) < min_sum:
+    joined, shared, opened, uploaded, confirmed, revealed = sizes
+    if joined < max(min_sum, t + 1) or min(shared, opened, uploaded) < min_sum:
         return False
     # A survivor's own share is nobody's, so t others must be there; a dropped device has all survivors.
-    return min(shared, uploaded, confirmed, revealed) - 1 >= t or (
-        min(shared, uploaded, confirmed) - 1 >= t and revealed >= t + 1
+    return min(opened, uploaded, confirmed, revealed) - 1 >= t or (
+        min(opened, uploaded, confirmed) - 1 >= t and revealed >= t + 1
     )
 
 
@@ -45,11 +45,11 @@ def check(n, t, invite, gone):
     if not enough(sizes, n, t, invite.min_sum):
         with pytest.raises((BelowThreshold, TooFewNeighbours)):
             cohort.run(gone)
-        if not enough([*sizes[:4], sizes[3]], n, t, invite.min_sum):
+        if not enough([*sizes[:5], sizes[4]], n, t, invite.min_sum):
             assert not cohort.revealed
         return False
     found = cohort.run(gone)
-    summed = [slot for slot in slots if slot not in chain(*gone[:3])]
+    summed = [slot for slot in slots if slot not in chain(*gone[:4])]
     assert (found.total.devices, found.total.weight, found.culprits) == (len(summed), sum(summed), frozenset())
     np.testing.assert_array_equal(found.total.sums, cohort.total(summed))
     return True
@@ -59,25 +59,25 @@ def subsets(n):
     return chain.from_iterable(combinations(range(n), size) for size in range(n + 1))
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 4])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3, 5])
 def test_every_set_of_seven_may_leave_at_every_stage(stage):
-    outcomes = [check(7, 4, SMALL, [() if place != stage else missing for place in range(5)]) for missing in subsets(7)]
+    outcomes = [check(7, 4, SMALL, [() if place != stage else missing for place in range(6)]) for missing in subsets(7)]
     assert outcomes.count(True) == 29  # with four of six shares, two may leave
 
 
 def test_every_mix_of_stages_among_four_devices():
     outcomes = []
-    for leaves in product((0, 1, 2, 4, None), repeat=4):
-        gone = [tuple(place for place in range(4) if leaves[place] == stage) for stage in range(5)]
+    for leaves in product((1, 2, 3, 5, None), repeat=4):
+        gone = [tuple(place for place in range(4) if leaves[place] == stage) for stage in range(6)]
         outcomes.append(check(4, 2, SMALL, gone))
     assert 0 < outcomes.count(True) < len(outcomes)
 
 
-@pytest.mark.parametrize("stage", range(5))
+@pytest.mark.parametrize("stage", range(6))
 def test_every_set_of_five_may_leave_at_every_stage_of_active_mode(stage):
     invite = invitation(mode=ACTIVE, segments=SMALL.segments, min_sum=2)
     for missing in subsets(5):
-        check(5, 3, invite, [() if place != stage else missing for place in range(5)])
+        check(5, 3, invite, [() if place != stage else missing for place in range(6)])
 
 
 @pytest.mark.parametrize(
@@ -88,10 +88,10 @@ def test_random_devices_leave_a_real_cohort_at_random_stages(n, mode, seed):
     vectors = integers(range(10, 10 + n), 5, seed)
     cohort = Cohort(n, invitation(mode=mode, min_sum=n // 2), vectors=vectors)
     leaving = made.choice(list(cohort.clients), max(n // 12, 1), replace=False).tolist()
-    stages = made.integers(0, 5, len(leaving)).tolist()
-    gone = [[slot for slot, at in zip(leaving, stages, strict=True) if at == stage] for stage in range(5)]
+    stages = made.integers(0, 6, len(leaving)).tolist()
+    gone = [[slot for slot, at in zip(leaving, stages, strict=True) if at == stage] for stage in range(6)]
     found = cohort.run(gone)
-    summed = [slot for slot in cohort.clients if slot not in chain(*gone[:3])]
+    summed = [slot for slot in cohort.clients if slot not in chain(*gone[:4])]
     assert found.total.devices == len(summed)
     np.testing.assert_array_equal(found.total.sums, sum(vectors[slot].astype(np.float64) for slot in summed))
 
@@ -156,7 +156,7 @@ def test_groups_of_a_divided_cohort_are_sessions_of_their_own_and_add_up():
 
 def test_everyone_gets_a_signed_receipt_of_the_same_sum():
     cohort = Cohort(8, invitation(segments=EXACT))
-    found = cohort.run(((), (), (12,), (), ()))
+    found = cohort.run(((), (), (), (12,), (), ()))
     results = cohort.server.results()
     ends = [cohort.clients[slot].receive(message) for slot, message in results.items() if slot != 12]
     assert ends == [Reply(done=True)] * 7

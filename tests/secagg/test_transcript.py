@@ -33,7 +33,7 @@ def test_the_sum_of_the_vectors_is_that_of_the_devices():
 def test_the_reference_takes_one_masked_vector_apart():
     """Slot 10's upload, from its drawn numbers: self mask and pair masks off, what is left is its weight and fields."""
     sid, drawn = bytes.fromhex(FROZEN["sid"]), [bytes.fromhex(value) for value in FROZEN["drawn"]["10"]]
-    body = bytes.fromhex(FROZEN["sent"]["M5"]["10"])[34:-64]
+    body = bytes.fromhex(FROZEN["sent"]["M7"]["10"])[34:-64]
     words = [int.from_bytes(body[place : place + 8], "little") for place in range(0, len(body), 8)]
     mask_key, seed = drawn[0], int.from_bytes(drawn[2], "little") % (2**256 - 189)
     masks = [(reference.hkdf(seed.to_bytes(32, "little"), sid, b"muster.secagg.v1.self\0" + bytes(4)), -1)]

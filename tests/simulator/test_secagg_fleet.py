@@ -10,6 +10,6 @@ def test_sums_of_a_killed_fleet_are_exact_and_nothing_else_is_learnt(capsys):
         print(f"\nsecure fleet: {result.deaths}, {result.failed} in {result.seconds:.0f} s")
     assert result.sound, result
     assert result.committed == 1
-    assert result.deaths == {"before M5": 1}
+    assert result.deaths == {"before M7": 1}
     assert result.sought == 2 * result.uploads > 0
     assert sum(result.failed.values()) >= 1

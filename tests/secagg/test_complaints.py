@@ -1,0 +1,220 @@
+"""Boxes that do not open cost a session those who lie about them, and no honest device more than that."""
+
+from copy import copy
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from secagg import keys
+from secagg.complaints import leave_out
+from secagg.errors import (
+    BadCiphertext,
+    BelowThreshold,
+    InconsistentSurvivors,
+    Malformed,
+    OutOfOrder,
+    SelfMarkedDead,
+    TooFewNeighbours,
+)
+from secagg.messages import (
+    BOX_BYTES,
+    Complaints,
+    Confirmations,
+    Deliver,
+    Included,
+    Shares,
+    Survivors,
+    Unmask,
+    survivors_digest,
+)
+from secagg.parameters import find
+from tests.secagg.cohort import VICTIM, Cohort, dies, invitation, session_of
+
+N = 20
+LIAR = 15
+
+
+def positions(slots):
+    return frozenset(slot - 10 for slot in slots)
+
+
+def shared_with_false_boxes(cohort, victims):
+    """M4, when the liar's boxes open for none of these slots."""
+    cohort.answer(cohort.advertise(), without=(LIAR,))
+    message = cohort.clients[LIAR].receive(cohort.rosters[LIAR]).message
+    near = [entry.position + 10 for entry in cohort.roster(LIAR).neighbours]
+    found = Shares.decode(message, session_of(message), len(near))
+    boxes = tuple(bytes(BOX_BYTES) if slot in victims else box for slot, box in zip(near, found.boxes, strict=True))
+    cohort.server.receive(LIAR, replace(found, boxes=boxes).encode(session_of(message)))
+    cohort.deliveries = cohort.server.advance().messages
+    return cohort.deliveries
+
+
+def sums_without(cohort, included, gone):
+    """The session goes on to the sum of everybody else."""
+    survivors = cohort.upload(included)
+    assert set(survivors) == set(cohort.clients) - gone
+    cohort.reveal(cohort.confirm(survivors))
+    np.testing.assert_array_equal(cohort.unmask().total.sums, cohort.total(survivors))
+
+
+@pytest.mark.parametrize("spoilt", [19, 10, 5])
+def test_a_device_whose_boxes_do_not_open_leaves_alone(spoilt):
+    """Once, each of its neighbours left in its place, and so every attempt at the round ended."""
+    cohort = Cohort(N, invitation(min_sum=N - 1))
+    victims = [slot for slot in cohort.clients if slot != LIAR][:spoilt]
+    included = cohort.open(shared_with_false_boxes(cohort, victims))
+    assert cohort.server.suspects == {LIAR}
+    sums_without(cohort, included, {LIAR})
+
+
+def test_a_device_that_accuses_everybody_leaves_alone():
+    cohort = Cohort(N, invitation(min_sum=N - 1))
+    cohort.answer(cohort.share(cohort.advertise()), without=(LIAR,))
+    cohort.server.receive(LIAR, Complaints(positions(cohort.clients) - {LIAR - 10}).encode(cohort.sid, N))
+    sums_without(cohort, cohort.server.advance().messages, {LIAR})
+
+
+def test_one_box_that_does_not_open_costs_its_sender_and_its_receiver():
+    cohort = Cohort(N, invitation(min_sum=N - 2))
+    included = cohort.open(shared_with_false_boxes(cohort, [VICTIM]))
+    assert cohort.server.suspects == {LIAR, VICTIM}
+    sums_without(cohort, included, {LIAR, VICTIM})
+
+
+def test_complaints_about_devices_that_left_meanwhile_cost_nobody():
+    cohort = Cohort(N, invitation(min_sum=N - 1))
+    included = cohort.open(shared_with_false_boxes(cohort, [VICTIM]), without=(LIAR,))
+    assert not cohort.server.suspects
+    sums_without(cohort, included, {LIAR})
+
+
+def test_a_complaint_about_a_box_that_was_never_sent_is_refused():
+    cohort = Cohort(N, invitation(min_sum=8))
+    cohort.share(cohort.advertise(), without=(11,))
+    for wrong in ({0}, {1}):  # itself, and a device that shared nothing
+        with pytest.raises(Malformed):
+            cohort.server.receive(10, Complaints(frozenset(wrong)).encode(cohort.sid, N))
+    with pytest.raises(OutOfOrder):
+        cohort.server.receive(11, Complaints(frozenset()).encode(cohort.sid, N))
+    sums_without(cohort, cohort.open(cohort.deliveries), {11})
+
+
+@given(data=st.data(), n=st.sampled_from([8, 13, 20, 40]))
+@settings(max_examples=200, deadline=None)
+def test_no_more_honest_devices_leave_than_corrupt_ones(data, n):
+    """Whatever up to a fifth of the devices say, or send, together."""
+    chosen = find(n)
+    most = max(2, -(-n // 5))
+    corrupt = data.draw(st.sets(st.integers(0, n - 1), max_size=most))
+    pairs = st.tuples(st.integers(0, n - 1), st.integers(0, n - 1))
+    said = [(a, b) for a, b in data.draw(st.lists(pairs, max_size=3 * n)) if a != b and {a, b} & corrupt]
+    complaints = {}
+    for accuser, accused in said:
+        complaints.setdefault(accuser, set()).add(accused)
+    left_out = leave_out(complaints, chosen)
+    assert len(left_out - corrupt) <= len(left_out & corrupt)
+    assert all({a, b} & left_out for a, b in said)
+
+
+# --- a server that lies about it
+
+
+@pytest.fixture
+def opened(delivered):
+    """Nine devices, of which all but the victim have opened their boxes."""
+    delivered.answer(delivered.deliveries, without=(VICTIM,))
+    return delivered
+
+
+def spoilt(cohort, senders):
+    """The victim's M4, in which the boxes of these positions were damaged."""
+    found = cohort.delivery(VICTIM)
+    boxes = {peer: bytes(BOX_BYTES) if peer in senders else box for peer, box in found.boxes.items()}
+    return Deliver(found.shared, boxes).encode(cohort.sid, 9)
+
+
+def test_a_device_goes_on_with_nobody_whose_box_did_not_open(opened, victim):
+    accused = Complaints.decode(victim.receive(spoilt(opened, {3})).message, opened.sid, 9).devices
+    assert accused == {3}
+    included = Included(frozenset(range(9))).encode(opened.sid, 9)
+    assert dies(victim, BadCiphertext, included).culprits == (3,)
+
+
+def test_damaged_boxes_leave_a_device_no_fewer_neighbours_than_t(opened, victim):
+    """Eight neighbours, of which six must stay: with three fewer the device does not mask, and has told nothing."""
+    everyone = frozenset(range(9))
+    for senders in combinations(range(1, 9), 3):
+        client = copy(victim)
+        client.receive(spoilt(opened, senders))
+        dies(client, TooFewNeighbours, Included(everyone - set(senders)).encode(opened.sid, 9))
+    victim.receive(spoilt(opened, {1, 2}))
+    assert victim.receive(Included(everyone - {1, 2}).encode(opened.sid, 9)).message[0] == 7
+
+
+@pytest.mark.parametrize(
+    ("error", "included"),
+    [
+        (SelfMarkedDead, range(1, 9)),
+        (TooFewNeighbours, range(6)),
+        (SelfMarkedDead, ()),
+    ],
+)
+def test_a_device_is_included_with_t_neighbours_or_says_nothing(opened, victim, error, included):
+    victim.receive(opened.deliveries[VICTIM])
+    dies(victim, error, Included(frozenset(included)).encode(opened.sid, 9))
+
+
+def test_a_device_goes_on_with_as_many_devices_as_it_was_promised():
+    cohort = Cohort(9, invitation(min_sum=9))
+    client = cohort.clients[VICTIM]
+    client.receive(cohort.share(cohort.advertise())[VICTIM])
+    dies(client, BelowThreshold, Included(frozenset(range(8))).encode(cohort.sid, 9))
+
+
+def test_nobody_is_included_who_did_not_share(cohort, victim):
+    cohort.share(cohort.advertise(), without=(18,))
+    victim.receive(cohort.deliveries[VICTIM])
+    dies(victim, InconsistentSurvivors, Included(frozenset(range(9))).encode(cohort.sid, 9))
+
+
+def test_a_device_masks_for_one_set_of_devices(opened, victim):
+    victim.receive(opened.deliveries[VICTIM])
+    victim.receive(Included(frozenset(range(9))).encode(opened.sid, 9))
+    dies(victim, OutOfOrder, Included(frozenset(range(8))).encode(opened.sid, 9))
+
+
+def test_two_sets_of_included_devices_do_not_open_both_secrets(opened, victim):
+    """Half of the devices are told that the victim's boxes did not open, and half that it dropped out later.
+
+    The first hold shares of it and reveal none; the others see that too few signed what they were shown.
+    """
+    everyone, sid = frozenset(range(9)), opened.sid
+    halves, alive = (range(1, 5), range(5, 9)), everyone - {0}
+    victim.receive(opened.deliveries[VICTIM])
+    for half, shared in zip(halves, (alive, everyone), strict=True):
+        digest = survivors_digest(shared, alive, 9)
+        signed = {p: (digest, keys.sign(opened.identities[10 + p], "survivors", sid, digest)) for p in half}
+        for position in half:
+            client = opened.clients[10 + position]
+            client.receive(Included(shared).encode(sid, 9))
+            client.receive(Survivors(alive).encode(sid, 9))
+            others = {peer: entry for peer, entry in signed.items() if peer != position}
+            dies(client, BelowThreshold, Confirmations(others).encode(sid))
+
+
+def test_a_device_that_was_left_out_is_in_nobodys_shares(opened, victim):
+    """Both its secrets reached its neighbours, and none of its shares leaves one of them again."""
+    everyone, sid = frozenset(range(9)), opened.sid
+    victim.receive(opened.deliveries[VICTIM])
+    without = everyone - {0}
+    opened.server.receive(VICTIM, Complaints(frozenset(range(1, 9))).encode(sid, 9))
+    included = opened.server.advance().messages
+    assert Included.decode(included[11], sid, 9).devices == without
+    messages = opened.confirm(opened.upload(included))
+    for slot, message in messages.items():
+        assert 0 not in Unmask.decode(opened.clients[slot].receive(message).message, sid).shares
