@@ -14,10 +14,12 @@ CoordinatorError
 ├── CannotListen            a port is taken, or cannot be had for another reason
 ├── BadSecret               the enrolment secret cannot be read, or is too short to be one
 ├── NonFiniteState          the algorithm's next state holds an infinite or undefined number
+├── BrokenAudit             the audit log is not as it was written
+├── UnknownDeviceId         no device has the id that an operator named
 ├── TokenError
-│   ├── InvalidToken        a token's name is not one
+│   ├── InvalidToken        a token's name, or its time, cannot be
 │   ├── UnknownToken        there is no such token to revoke
-│   ├── BadToken            a token is none of this coordinator, or was revoked
+│   ├── BadToken            a token is none of this coordinator, was revoked or has expired
 │   └── RoleLacking         a token is good, and its role does not allow what was asked
 ├── TaskError
 │   ├── InvalidTask         the task's settings contradict each other, or do not fit the bundle
@@ -28,7 +30,7 @@ CoordinatorError
     ├── MalformedMessage · UnknownPopulation · UnknownSession · UnknownAssignment · UnknownBlob
     ├── Unauthenticated     the request has no good signature of a device
     │   └── Unsigned · MalformedSignature · UnknownDevice · ForgedSignature · StaleSignature · ReplayedSignature
-    ├── NotAttested · ForeignSession · ForeignAssignment
+    ├── DeviceRevoked · NotAttested · ForeignSession · ForeignAssignment
     ├── ConflictingReport · MismatchingOffset · DigestMismatch · InvalidReport · UnusableMessage
     ├── TooLarge · RangeNotSatisfiable
     └── NoLongerNeeded · Unavailable · TooManyRequests      (each with a retry window)
@@ -99,12 +101,20 @@ class NonFiniteState(CoordinatorError):
     """The algorithm's next state holds an infinite or undefined number."""
 
 
+class BrokenAudit(CoordinatorError):
+    """The audit log is not as it was written; the message names the first entry that is not."""
+
+
+class UnknownDeviceId(CoordinatorError):
+    """No device has the id that an operator named."""
+
+
 class TokenError(CoordinatorError):
     """A token is wrong, or may not do what was asked."""
 
 
 class InvalidToken(TokenError):
-    """A token's name is not one."""
+    """A token's name, or the time for which it is good, cannot be."""
 
 
 class UnknownToken(TokenError):
@@ -112,7 +122,7 @@ class UnknownToken(TokenError):
 
 
 class BadToken(TokenError):
-    """A token is none of this coordinator, or was revoked."""
+    """A token is none of this coordinator, was revoked or has expired."""
 
 
 class RoleLacking(TokenError):
@@ -194,6 +204,15 @@ class ReplayedSignature(Unauthenticated):
     """A request with this signature's nonce came before."""
 
     slug = "replayed-signature"
+
+
+class DeviceRevoked(Refusal):
+    """An operator has revoked this device."""
+
+    slug = "device-revoked"
+
+    def __init__(self) -> None:
+        super().__init__("the operator of this coordinator has revoked this device; nothing is asked of it any more")
 
 
 class NotAttested(Refusal):

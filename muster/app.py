@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from muster.commands import device as on_device
+from muster.commands.audit import audit_app
 from muster.commands.bench import bench_app
 from muster.commands.coordinator import coordinator_app
 from muster.commands.demo import demo
@@ -54,6 +55,7 @@ app.add_typer(plan_app, name="plan")
 app.add_typer(key_app, name="key")
 app.add_typer(coordinator_app, name="coordinator")
 app.add_typer(task_app, name="task")
+app.add_typer(audit_app, name="audit")
 app.add_typer(fleet_app, name="fleet")
 app.add_typer(bench_app, name="bench")
 

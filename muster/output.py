@@ -6,6 +6,7 @@ import gc
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from time import monotonic
 from typing import Annotated, Any, Protocol
 
@@ -23,7 +24,18 @@ from rich.progress import (
 
 from muster.plain import emit, show_fields, show_table
 
-__all__ = ["Json", "Settings", "emit", "parse_settings", "progress", "say_next", "show_fields", "show_table", "stderr"]
+__all__ = [
+    "Json",
+    "Settings",
+    "at_utc",
+    "emit",
+    "parse_settings",
+    "progress",
+    "say_next",
+    "show_fields",
+    "show_table",
+    "stderr",
+]
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, one value, on standard output and nothing else there.")]
 Settings = Annotated[
@@ -32,6 +44,11 @@ Settings = Annotated[
 
 LINE_EVERY_S = 2.0
 stderr = Console(stderr=True)
+
+
+def at_utc(at: float) -> str:
+    """A time, in seconds since 1970, as people read it."""
+    return datetime.fromtimestamp(at, UTC).isoformat(sep=" ", timespec="seconds")
 
 
 def say_next(what: str, command: Sequence[object]) -> None:

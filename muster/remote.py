@@ -12,7 +12,8 @@ import msgspec
 
 from coordinator.api.admin_problems import ADMIN_ERRORS
 from coordinator.api.admin_routes import PREFIX, NewTask
-from coordinator.rules.entities import RoundRecord, SessionShape, Task, Transition
+from coordinator.rules.audit import AuditEntry
+from coordinator.rules.entities import Device, RoundRecord, SessionShape, Task, Transition
 from coordinator.rules.progress import Progress
 from coordinator.rules.task_settings import TaskSettings
 from fedcore.bundle import Bundle
@@ -24,6 +25,7 @@ T = TypeVar("T")
 _TIMEOUT_S = 60.0
 _TASK, _TASKS = decoder(Task), decoder(list[Task])
 _PROGRESS, _PROGRESSES = decoder(Progress), decoder(list[Progress])
+_DEVICE, _DEVICES, _ENTRIES = decoder(Device), decoder(list[Device]), decoder(list[AuditEntry])
 _ROUNDS, _SESSIONS, _HISTORY = decoder(list[RoundRecord]), decoder(list[SessionShape]), decoder(list[Transition])
 
 
@@ -100,6 +102,24 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
     def roll_back(self, task_id: str, number: int) -> None:
         """Let a paused task go on from the model after round `number`; 0 is the start."""
         self._ask("POST", f"/tasks/{_quoted(task_id)}:rollback", params={"round": str(number)})
+
+    def devices(self, limit: int = 100, *, revoked: bool = False) -> list[Device]:
+        """The devices that enrolled last, the newest first; or those that were revoked, the last one first."""
+        query = {"limit": str(limit), "revoked": str(revoked).lower()}
+        return self._as(_DEVICES, "GET", "/devices", params=query)
+
+    def revoke_device(self, device_id: str) -> Device:
+        """Refuse a device from now on; again is the same as once."""
+        return self._as(_DEVICE, "POST", f"/devices/{_quoted(device_id)}:revoke")
+
+    def allow_device(self, device_id: str) -> Device:
+        """Take a revoked device back; again is the same as once."""
+        return self._as(_DEVICE, "POST", f"/devices/{_quoted(device_id)}:allow")
+
+    def audit(self, after: int | None = None, limit: int = 100) -> list[AuditEntry]:
+        """The first entries of the audit log after that number, or the last ones; in order, a thousand at most."""
+        query = {"limit": str(limit)} | ({} if after is None else {"after": str(after)})
+        return self._as(_ENTRIES, "GET", "/audit", params=query)
 
     def _as(self, kind: msgspec.json.Decoder[T], method: str, path: str, **more: Any) -> T:
         response = self._ask(method, path, **more)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Annotated
 
@@ -17,7 +18,7 @@ from coordinator.rules.entities import Role, Token
 COOKIE = "muster-viewer"
 _BEARER = HTTPBearer(auto_error=False, description="A token that `muster coordinator token` printed.")
 _HERE = re.compile(r"(?:127\.0\.0\.1|\[::1\]|localhost)(?::[0-9]+)?")
-_LOOPBACK = Token(id="loopback", name="loopback", role=Role.VIEWER, created_at=0.0)
+_LOOPBACK = Token(id="loopback", name="loopback", role=Role.VIEWER, created_at=0.0, expires_at=math.inf)
 Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(_BEARER)]
 
 

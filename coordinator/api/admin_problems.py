@@ -16,6 +16,7 @@ from coordinator.errors import (
     StoreConflict,
     TaskEnded,
     Unavailable,
+    UnknownDeviceId,
     UnknownRound,
     UnknownTask,
 )
@@ -33,9 +34,12 @@ class AdminProblem:
 
 
 _OWN = {
-    "bad-token": AdminProblem(BadToken, ProblemKind(401, "The token is missing, none of this coordinator, or revoked")),
+    "bad-token": AdminProblem(
+        BadToken, ProblemKind(401, "The token is missing, none of this coordinator, revoked or expired")
+    ),
     "role-lacking": AdminProblem(RoleLacking, ProblemKind(403, "The token's role does not allow this")),
     "unknown-task": AdminProblem(UnknownTask, ProblemKind(404, "No task has this id")),
+    "no-such-device": AdminProblem(UnknownDeviceId, ProblemKind(404, "No device has this id")),
     "unknown-round": AdminProblem(
         UnknownRound, ProblemKind(404, "The task has no such round, or it was not committed")
     ),

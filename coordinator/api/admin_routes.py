@@ -20,7 +20,8 @@ from coordinator.api.http import read_hashed
 from coordinator.api.openapi import BYTES, Answer, ApiDocument, BodyType
 from coordinator.api.service import Service
 from coordinator.errors import DigestMismatch, InvalidTask, MalformedMessage, UnknownBlob
-from coordinator.rules.entities import RoundRecord, SessionShape, Task, Token, Transition
+from coordinator.rules.audit import AuditEntry
+from coordinator.rules.entities import Device, RoundRecord, SessionShape, Task, Token, Transition
 from coordinator.rules.progress import Progress
 from coordinator.rules.task_settings import TaskSettings
 from fedcore.bundle import Bundle, Manifest
@@ -29,6 +30,8 @@ from fedcore.plan import Plan
 
 PREFIX = "/admin/v1"
 RoundNumber: TypeAlias = Annotated[int, Query(ge=0, lt=2**31)]
+EntryNumber: TypeAlias = Annotated[int, Query(ge=0, lt=2**63)]
+Limit: TypeAlias = Annotated[int, Query(ge=1, le=1000)]
 
 
 class NewTask(msgspec.Struct, frozen=True):
@@ -41,7 +44,7 @@ class NewTask(msgspec.Struct, frozen=True):
 ADMIN = ApiDocument(
     problems=ADMIN_PROBLEMS,
     everywhere=("bad-token", "internal", "unavailable"),
-    messages=(NewTask, Progress, RoundRecord, SessionShape, Task, Transition),
+    messages=(AuditEntry, Device, NewTask, Progress, RoundRecord, SessionShape, Task, Transition),
 )
 
 
@@ -82,9 +85,25 @@ class AdminApi:
         """Every change of the task's state, in order, with its cause and time."""
         return _json(self._store.history(task))
 
-    def model(self, task: str, round: RoundNumber | None = None) -> Response:
+    def model(self, task: str, request: Request, round: RoundNumber | None = None) -> Response:
         """The model after a committed round, by default the last, as named tensors in safetensors' format."""
-        return Response(self._store.model(task, round), media_type=BYTES)
+        return Response(self._store.model(task, round, _by(request)), media_type=BYTES)
+
+    def devices(self, limit: Limit = 100, *, revoked: bool = False) -> Response:
+        """The devices that enrolled last, the newest first; or those that were revoked, the last one first."""
+        return _json(self._store.devices(limit, revoked=revoked))
+
+    def revoke(self, device: str, request: Request) -> Response:
+        """Refuse a device from now on. May be repeated."""
+        return _json(self._store.revoke_device(device, _by(request)))
+
+    def allow(self, device: str, request: Request) -> Response:
+        """Take a revoked device back. May be repeated."""
+        return _json(self._store.allow_device(device, _by(request)))
+
+    def audit(self, after: EntryNumber | None = None, limit: Limit = 100) -> Response:
+        """The first entries of the audit log after that number, or the last ones; in order."""
+        return _json(self._store.audit(after, limit))
 
     async def upload(self, sha256: str, request: Request) -> Response:
         """Store a blob of a bundle. It is served to nobody before a task names it; unnamed ones are removed in time."""
@@ -164,6 +183,8 @@ def _add_reading(router: APIRouter, api: AdminApi, access: Access) -> None:
     ):
         problems = ("unknown-task",) if "{" in path else ()
         add(path, act, **ADMIN.route({200: Answer("Found", (kind,))}, problems))
+    add("/devices", api.devices, **ADMIN.route({200: Answer("Found", (list[Device],))}, ("malformed-message",)))
+    add("/audit", api.audit, **ADMIN.route({200: Answer("Found", (list[AuditEntry],))}, ("malformed-message",)))
     of_model = ("unknown-task", "unknown-round", "malformed-message")
     add("/tasks/{task}/model", api.model, **ADMIN.route({200: Answer("safetensors", (BYTES,))}, of_model))
 
@@ -183,6 +204,9 @@ def _add_changing(router: APIRouter, api: AdminApi, access: Access) -> None:
     for verb, act in (("pause", api.pause), ("resume", api.resume), ("cancel", api.cancel)):
         about = route({200: Answer("Done", (Task,))}, "unknown-task", "task-ended")
         add("POST", f"/tasks/{{task}}:{verb}", act, about)
+    of_device = route({200: Answer("Done", (Device,))}, "no-such-device")
+    add("POST", "/devices/{device}:revoke", api.revoke, of_device)
+    add("POST", "/devices/{device}:allow", api.allow, of_device)
     about = route({200: Answer("Done", (Task,))}, "unknown-task", "unknown-round", "task-ended", "malformed-message")
     add("POST", "/tasks/{task}:rollback", api.roll_back, about)
 

@@ -16,6 +16,7 @@ from coordinator.api.limits import RateLimit
 from coordinator.api.lru_cache import LruCache
 from coordinator.api.replays import Replays
 from coordinator.errors import (
+    DeviceRevoked,
     DigestMismatch,
     ForgedSignature,
     MalformedSignature,
@@ -66,16 +67,26 @@ class Authenticator:
         self._clock = clock
         self._keys: LruCache[str, tuple[PublicKey, float]] = LruCache(KEYS)
         self._replays = Replays(REQUESTS)
+        self._revoked: frozenset[str] = frozenset()
 
     def begin(self) -> None:
         """Begin to answer, or to answer for more: signatures that another process may have accepted are refused."""
         self._replays.begin(self._clock())
 
+    def refuse(self, devices: frozenset[str]) -> None:
+        """Refuse these devices, whose keys may be in memory, and of those only these. From any thread."""
+        self._revoked = devices
+
     async def device(self, request: Request) -> None:
-        """Demand an enrolled device's signature. Raises Unauthenticated, TooManyRequests or Unavailable."""
+        """Demand an enrolled device's signature.
+
+        Raises Unauthenticated, DeviceRevoked, TooManyRequests or Unavailable.
+        """
         signature, about = self._read(request)
         key, since = self._keys.get(signature.keyid) or await self._find(signature.keyid)
         _check(signature, about, key)
+        if signature.keyid in self._revoked:
+            raise DeviceRevoked
         self._replays.demand_new(signature, since, self._clock())
         self._admit(signature)
         request.scope[_SIGNED] = _signed(signature, about)
@@ -127,10 +138,17 @@ class Authenticator:
 
     def _look_up(self, device: str) -> Device:
         with self._store.database.reading() as records:
-            found = records.device(device)
+            found = records.devices.find(device)
         if found is None:
             raise UnknownDevice("no device has this id here; enrol")
+        demand_allowed(found)
         return found
+
+
+def demand_allowed(device: Device) -> None:
+    """Raise DeviceRevoked for a device that an operator has revoked."""
+    if device.revoked_at is not None:
+        raise DeviceRevoked
 
 
 def signed(request: Request) -> Signed:

@@ -21,6 +21,7 @@ from fedcore.wire.problems import PROBLEMS
 
 SIGNATURES = (
     "unsigned", "malformed-signature", "unknown-device", "forged-signature", "stale-signature", "replayed-signature",
+    "device-revoked",
 )  # fmt: skip
 """Problems of any request that a device signs."""
 DEVICES = ApiDocument(

@@ -10,7 +10,9 @@ import hashlib
 from sqlalchemy.exc import IntegrityError
 
 from coordinator.api.attestation import Attestation
+from coordinator.api.authentication import demand_allowed
 from coordinator.keys import Keys
+from coordinator.rules.audit import Action
 from coordinator.store.tasks import CoordinatorStore
 from fedcore.wire.messages import Credential, Enrol, Enrolled
 from secagg.keys import enrol
@@ -34,7 +36,7 @@ class Registry:
     def enrol(self, message: Enrol, key: str, created: int) -> Enrolled:
         """Make the holder of `key` a device; its row is durable when this returns. May be repeated.
 
-        `created` is when the request was signed. Raises NotAttested.
+        `created` is when the request was signed. Raises NotAttested, or DeviceRevoked.
         """
         kind = self._attestation.check(message.attestation, key, created)
         device = device_id(key)
@@ -43,15 +45,18 @@ class Registry:
 
     def _write_once(self, device: str, key: str, kind: str) -> None:
         with self._store.database.reading() as records:
-            if records.device(device) is not None:
-                return
+            found = records.devices.find(device)
+        if found is not None:
+            demand_allowed(found)
+            return
         try:
             with self._store.database.writing() as records:
-                records.add_device(device, key, kind)
+                records.devices.add(device, key, kind)
+                records.audit.append("a device", Action.DEVICE_ENROLLED, device, kind)
         except IntegrityError:
             # Another process enrolled the same key meanwhile: its row is this one.
             with self._store.database.reading() as records:
-                if records.device(device) is None:
+                if records.devices.find(device) is None:
                     raise
 
     def _vouch(self, id_: bytes) -> Credential:

@@ -52,6 +52,7 @@ class Service:
         registry = Registry(store, keys, Attestation.of(settings.accept_unattested, settings.enrolment_secret_file))
         authenticator = Authenticator(store, limits.device, driver.metrics)
         membership.took_over, limits.sent_away = authenticator.begin, driver.presence.heard
+        driver.revocations.changed = authenticator.refuse
         return cls(
             settings,
             store,

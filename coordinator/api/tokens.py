@@ -6,24 +6,37 @@ import hashlib
 import hmac
 import re
 import secrets
+from datetime import UTC, datetime
 
 from coordinator.errors import BadToken, InvalidToken, UnknownToken
+from coordinator.rules.audit import Action
 from coordinator.rules.entities import Role, Token
 from coordinator.store.database import Database
+from coordinator.store.tasks import STORE
 
 _TEXT = re.compile(r"muster_([0-9a-f]{8})_([A-Za-z0-9_-]{43})")
 _NAME = re.compile(r"[\w.@+-]{1,60}")
+_DAY_S, _MOST_DAYS = 86_400.0, 3650
+DAYS = 90
+"""Days for which a token is good, if nothing else is asked for."""
 _NOBODY = hashlib.sha256(b"").hexdigest()
 
 
-def issue(database: Database, name: str, role: Role) -> tuple[Token, str]:
-    """A new token, and its text, which is stored nowhere. Raises InvalidToken for an unusable name."""
+def issue(database: Database, name: str, role: Role, days: float = DAYS) -> tuple[Token, str]:
+    """A new token, good for so many days, and its text, which is stored nowhere.
+
+    Raises InvalidToken for an unusable name or time.
+    """
     if not _NAME.fullmatch(name):
         raise InvalidToken(f"name must be 1 to 60 letters, digits or any of . @ + - _, not {name!r}")
+    if not 0 < days <= _MOST_DAYS:
+        raise InvalidToken(f"days must be above 0 and at most {_MOST_DAYS}, not {days:g}: every token expires")
     token_id, secret = secrets.token_hex(4), secrets.token_urlsafe(32)
     with database.writing() as records:
-        token = Token(id=token_id, name=name, role=role, created_at=records.at)
+        expires_at = records.at + days * _DAY_S
+        token = Token(id=token_id, name=name, role=role, created_at=records.at, expires_at=expires_at)
         records.tokens.add(token, _hash(secret))
+        records.audit.append(STORE, Action.TOKEN_MADE, token_id, f"{role} {name}, until {_date(expires_at)}")
     return token, f"muster_{token_id}_{secret}"
 
 
@@ -36,23 +49,32 @@ def tokens(database: Database) -> list[Token]:
 def revoke(database: Database, token_id: str) -> Token:
     """Revoke a token; again is the same as once. Raises UnknownToken."""
     with database.writing() as records:
-        records.tokens.revoke(token_id)
+        ended = records.tokens.revoke(token_id)
         found = records.tokens.find(token_id)
+        if found is not None and ended:
+            records.audit.append(STORE, Action.TOKEN_REVOKED, token_id, found[0].name)
     if found is None:
         raise UnknownToken(f"there is no token {token_id!r}; `muster coordinator tokens` lists them")
     return found[0]
 
 
 def authenticate(database: Database, text: str) -> Token:
-    """The token of a text. Raises BadToken, which does not say what is wrong with it."""
+    """The token of a text. Raises BadToken, which does not say what is wrong, unless a token that was good expired."""
     match = _TEXT.fullmatch(text)
     with database.reading() as records:
-        found = records.tokens.find(match[1]) if match else None
+        found, now = records.tokens.find(match[1]) if match else None, records.at
     # A token of 256 random bits needs no slow hash. The comparison takes as long for one that does not exist.
     same = hmac.compare_digest(found[1] if found else _NOBODY, _hash(match[2] if match else text))
     if found is None or not same or found[0].revoked_at is not None:
         raise BadToken("the token is none of this coordinator, or was revoked")
+    if found[0].state(now) == "expired":
+        when = _date(found[0].expires_at)
+        raise BadToken(f"the token expired on {when}; `muster coordinator token` makes another")
     return found[0]
+
+
+def _date(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).date().isoformat()
 
 
 def _hash(secret: str) -> str:

@@ -158,6 +158,7 @@ class Pages:
         return {
             "populations": populations(records),
             "waiting": self._waiting(),
+            "devices": records.devices.counts(),
             "runtimes": self._runtimes.counts(),
             "draining": self._driver.draining,
         }

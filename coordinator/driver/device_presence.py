@@ -46,13 +46,17 @@ class Silence:
 
 @dataclass(slots=True)
 class _OpenAssignment:
-    """An assignment that is open. `due` is when it is lost, unless a request is open by then."""
+    """An assignment that is open. `due` is when it is lost, unless a request is open by then.
+
+    given_up: it is lost, whatever its device still asks.
+    """
 
     round_id: int
     lost_after_s: float
     heard_at: float
     due: float
     open: int = 0
+    given_up: bool = False
     holds: set[Future[None]] = field(default_factory=set)
 
     @property
@@ -102,6 +106,12 @@ class Presence:
             if one is not None:
                 one.heard_at = self._clock()
                 one.due = max(one.due, one.heard_at + one.lost_after_s)
+
+    def give_up(self, assignment: str) -> None:
+        """Wait for a device no more: its assignment is lost from now on."""
+        with self._lock:
+            if assignment in self._assignments:
+                self._assignments[assignment].given_up = True
 
     def hold(self, assignment: str) -> Future[None]:
         """A future that fails with NoLongerNeeded as soon as the round needs nothing more of an assignment.
@@ -169,7 +179,7 @@ class Presence:
                     one.due += away_s
             found: defaultdict[int, list[str]] = defaultdict(list)
             for assignment, one in self._assignments.items():
-                if not one.open and one.due <= now:
+                if one.given_up or (not one.open and one.due <= now):
                     found[one.round_id].append(assignment)
         return dict(found)
 

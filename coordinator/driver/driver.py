@@ -33,6 +33,7 @@ from coordinator.driver.in_memory_state import Memory
 from coordinator.driver.observation import Observer
 from coordinator.driver.poll_store import Poller
 from coordinator.driver.replica_membership import Membership
+from coordinator.driver.revocations import Revocations
 from coordinator.driver.selector import Selector
 from coordinator.driver.write_transactions import Lost, Writer
 from coordinator.errors import Unavailable
@@ -73,7 +74,8 @@ class Driver:
         self._memory = memory = Memory(membership.id, retry, clock)
         self.presence = memory.presence
         selector = Selector(memory.sessions, source or random.SystemRandom(), secure, memory.participation)
-        self._poller = Poller(membership, memory, self.metrics, self._draining)
+        self.revocations = Revocations(memory)
+        self._poller = Poller(membership, memory, self.metrics, self.revocations, self._draining)
         self._writer = Writer(membership, memory, selector, self.metrics)
         self._closer = RoundCloser(membership, memory, self._writer, self.metrics)
         self._observer = Observer(selector, memory.check_ins.arrivals, memory.presence)

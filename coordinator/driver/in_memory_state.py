@@ -12,7 +12,7 @@ from coordinator.driver.pace_steering import Steering
 from coordinator.driver.recent_participation import ParticipationLimit
 from coordinator.driver.secure_rounds import SecureRounds
 from coordinator.driver.sessions import Sessions
-from coordinator.errors import Unavailable
+from coordinator.errors import DeviceRevoked, Unavailable
 from coordinator.rules.aggregation import ReportSum
 from coordinator.session_counts import SessionCounts
 from fedcore.wire.messages import RetryWindow
@@ -59,6 +59,14 @@ class Memory:
         self.replace_rounds(self.rounds.only({round_.id for round_ in self.rounds} - lost), now)
         self.tasks = {id_: task for id_, task in self.tasks.items() if task.population not in populations}
         self.check_ins.forget(populations, now)
+
+    def revoke(self, device: str) -> None:
+        """End the waits of a device that was revoked; its assignments are lost with the next transaction."""
+        for session in self.sessions.of_device(device):
+            if session.assignment is None:
+                self.sessions.refuse(session, DeviceRevoked())
+            else:
+                self.presence.give_up(session.assignment.assignment)
 
     def least_recently_served(self, task_ids: Iterable[str]) -> list[str]:
         """The tasks, that first whose last round began first."""

@@ -10,6 +10,7 @@ from coordinator.commands import CheckInDevice, QueuedCommand
 from coordinator.driver.in_memory_state import Memory
 from coordinator.driver.loading import load_task
 from coordinator.driver.replica_membership import Membership
+from coordinator.driver.revocations import Revocations
 from coordinator.metrics import Metrics
 from coordinator.rules.rounds import TaskState
 
@@ -23,10 +24,18 @@ class Poller:
     next_poll: when it is time to look again. draining: set when the service is about to stop.
     """
 
-    def __init__(self, membership: Membership, memory: Memory, metrics: Metrics, draining: threading.Event) -> None:
+    def __init__(
+        self,
+        membership: Membership,
+        memory: Memory,
+        metrics: Metrics,
+        revocations: Revocations,
+        draining: threading.Event,
+    ) -> None:
         self._membership = membership
         self._memory = memory
         self._metrics = metrics
+        self._revocations = revocations
         self._draining = draining
         self.next_poll = -float("inf")
 
@@ -54,6 +63,7 @@ class Poller:
             active = records.tasks(TaskState.ACTIVE, TaskState.PAUSED)
             driven = [task for task in active if task.settings.population in membership.held]
             memory.participation.learn(records, driven, now)
+            self._revocations.learn(records)
         loaded = [task for record in driven if (task := load_task(membership, record)) is not None]
         memory.tasks = {task.id: task.paused() if task.population in membership.leaving else task for task in loaded}
         self.next_poll = now + _POLL_S

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from coordinator.commands import AwaitAssignment, CancelWait, settle
-from coordinator.errors import ForeignSession, UnknownSession
+from coordinator.errors import ForeignSession, Refusal, UnknownSession
 from coordinator.rules.leases import new_id
 from coordinator.rules.selection import Eligibility, Needs
 from coordinator.session_counts import SessionCounts
@@ -114,6 +114,11 @@ class Sessions:
         """Every session in these populations."""
         return [session for session in self._sessions.values() if session.population in populations]
 
+    def of_device(self, device: str) -> list[Session]:
+        """Every session of a device, those of assignments that have not ended too."""
+        mine = {one.id: one for one in self._sessions.values() if one.device == device}
+        return list((mine | {one.id: one for one in self._working.get(device, {}).values()}).values())
+
     def eligible(self, population: str, task: str, needs: Needs) -> list[Session]:
         """The sessions that wait and may take part in a task."""
         fitting = (one for one in self._waiting[population].values() if not one.obstacle(task, needs))
@@ -139,6 +144,13 @@ class Sessions:
             return
         self._end(session, f"rejected: {rejected.reason}")
         self._answer(session, rejected)
+
+    def refuse(self, session: Session, refusal: Refusal) -> None:
+        """End a session without an assignment whose device is refused from now on."""
+        self._end(session, refusal.slug)
+        if session.answer is not None:
+            settle(session.answer, refusal)
+        self._stop_waiting(session)
 
     def leave(self, session: Session) -> None:
         """End a session whose device does not wait. One with an assignment is counted when that ends."""

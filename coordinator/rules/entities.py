@@ -28,12 +28,16 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """A device that may sign requests. `key` is its public key as text, `attestation` the kind of its evidence."""
+    """A device that enrolled. `key` is its public key as text, `attestation` the kind of its evidence.
+
+    revoked_at: since when an operator refuses it, in seconds since 1970; None for one that may sign requests.
+    """
 
     id: str
     key: str
     attestation: str
     enrolled_at: float
+    revoked_at: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +159,14 @@ class Token:
     name: str
     role: Role
     created_at: float
+    expires_at: float
     revoked_at: float | None = None
+
+    def state(self, at: float) -> str:
+        """Whether it is good, revoked or expired at a time, in seconds since 1970."""
+        if self.revoked_at is not None:
+            return "revoked"
+        return "good" if at < self.expires_at else "expired"
 
     @property
     def signature(self) -> str:

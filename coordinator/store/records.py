@@ -13,10 +13,12 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
 from coordinator.errors import StoreConflict, UnknownAssignment, UnknownBlob, UnknownRound, UnknownTask
-from coordinator.rules.entities import AssignedDevice, AssignmentRecord, Device, RoundRecord, Snapshot, Task, Transition
+from coordinator.rules.entities import AssignedDevice, AssignmentRecord, RoundRecord, Snapshot, Task, Transition
 from coordinator.rules.progress import Progress, explain
 from coordinator.rules.rounds import FAILURES, AssignmentState, Round, RoundState, TaskState, move
 from coordinator.rules.task_settings import TaskSettings
+from coordinator.store.audit_records import AuditRecords
+from coordinator.store.device_records import DeviceRecords
 from coordinator.store.garbage_records import GarbageRecords
 from coordinator.store.lease_records import LeaseRecords
 from coordinator.store.observation_records import ObservationRecords
@@ -25,7 +27,6 @@ from coordinator.store.session_count_records import SessionCountRecords
 from coordinator.store.tables import (
     ASSIGNMENTS,
     BLOBS,
-    DEVICES,
     POPULATIONS,
     REPORTS,
     ROUNDS,
@@ -74,26 +75,12 @@ class Records:
         self.at = at
         self.leases = LeaseRecords(connection, at)
         self.tokens = TokenRecords(connection, at)
+        self.devices = DeviceRecords(connection, at)
+        self.audit = AuditRecords(connection, at)
         self.overview = OverviewRecords(connection)
         self.observations = ObservationRecords(connection)
         self.garbage = GarbageRecords(connection, at)
         self.sessions = SessionCountRecords(connection)
-
-    # --- devices
-
-    def device(self, device_id: str) -> Device | None:
-        """An enrolled device; None when none has this id."""
-        row = self._connection.execute(select(DEVICES).where(DEVICES.c.id == device_id)).one_or_none()
-        if row is None:
-            return None
-        key = f"{row.algorithm}:{row.public_key}"
-        return Device(id=row.id, key=key, attestation=row.attestation, enrolled_at=row.enrolled_at)
-
-    def add_device(self, device_id: str, key: str, attestation: str) -> None:
-        """Enrol a device under its public key (as text)."""
-        algorithm, _, public_key = key.partition(":")
-        values = {"algorithm": algorithm, "public_key": public_key, "attestation": attestation}
-        self._insert(DEVICES, id=device_id, **values, enrolled_at=self.at)
 
     # --- tasks and blobs
 

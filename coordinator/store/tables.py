@@ -82,6 +82,8 @@ DEVICES = Table(
     _column("public_key", String(200), comment="in base64url: 32 bytes, or an uncompressed point"),
     _column("attestation", String(32), comment="kind of evidence at enrolment: none or shared-secret"),
     _column("enrolled_at", Float, comment="seconds since 1970"),
+    _column("revoked_at", Float, comment="seconds since 1970, while an operator refuses it", null=True),
+    Index("devices_revoked", "revoked_at"),
     comment="Devices that may sign requests",
 )
 
@@ -220,8 +222,23 @@ TOKENS = Table(
     _column("role", String(16), comment="viewer or operator"),
     _column("sha256", String(64), comment="hash of its secret part, hex; the token itself is never stored"),
     _column("created_at", Float, comment="seconds since 1970"),
-    _column("revoked_at", Float, comment="seconds since 1970, once it is worthless", null=True),
+    _column("expires_at", Float, comment="seconds since 1970, from when on it is worthless"),
+    _column("revoked_at", Float, comment="seconds since 1970, once it is worthless before", null=True),
     comment="Tokens of the admin API",
+)
+
+AUDIT = Table(
+    "audit",
+    METADATA,
+    # No serial: the number is part of what is hashed, and a gap is a row that was removed.
+    _column("number", BigInteger, comment="from 1, without gaps", key=True),
+    _column("at", Float, comment="seconds since 1970"),
+    _column("actor", Text, comment="an operator with the token's id, an operator on the store, or a device"),
+    _column("action", String(32), comment="what was done, such as task-paused"),
+    _column("subject", Text, comment="id of the task, token or device"),
+    _column("detail", Text, comment="more about it; often empty"),
+    _column("sha256", String(64), comment="hash over all this and the hash before, hex"),
+    comment="What operators, tokens and devices did; rows are only ever added, each chained to the one before",
 )
 
 TRANSITIONS = Table(

@@ -11,11 +11,12 @@ from types import TracebackType
 
 import safetensors.numpy
 
-from coordinator.errors import InvalidTask, StoreConflict, TaskEnded, UnexpectedEvent, UnknownRound
+from coordinator.errors import InvalidTask, StoreConflict, TaskEnded, UnexpectedEvent, UnknownDeviceId, UnknownRound
 from coordinator.failpoints import reach
 from coordinator.rules.aggregation import Vectors, check_fit, state_specs
+from coordinator.rules.audit import Action, AuditEntry
 from coordinator.rules.eligibility import OnDevice, Requires
-from coordinator.rules.entities import AssignmentRecord, RoundRecord, SessionShape, Snapshot, Task, Transition
+from coordinator.rules.entities import AssignmentRecord, Device, RoundRecord, SessionShape, Snapshot, Task, Transition
 from coordinator.rules.progress import Progress
 from coordinator.rules.release import check_release
 from coordinator.rules.rounds import TaskState
@@ -39,6 +40,11 @@ __all__ = [
 ]
 
 
+_MOVES = {
+    TaskState.PAUSED: Action.TASK_PAUSED,
+    TaskState.ACTIVE: Action.TASK_RESUMED,
+    TaskState.CANCELLED: Action.TASK_CANCELLED,
+}
 STORE = "an operator on the store"
 """The name in the history for changes without the admin API, by somebody who may write the coordinator's files."""
 
@@ -103,6 +109,7 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
             self.add_blobs(records, refs)
             self.add_blobs(records, {first: True})
             records.add_task(task, f"created by {by}")
+            records.audit.append(by, Action.TASK_CREATED, task.id, f"plan {task.plan_sha256}")
             reach("task.before-commit")
         reach("task.after-commit")
         return task
@@ -166,6 +173,7 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
                 raise UnknownRound(f"the model after round {number} of task {task_id} is not among the blobs any more")
             self.add_blobs(records, refs)
             records.roll_back(task, to, f"rolled back to the model after round {number} by {by}")
+            records.audit.append(by, Action.TASK_ROLLED_BACK, task_id, f"to the model after round {number}")
 
     def history(self, task_id: str) -> list[Transition]:
         """Every change of a task's state, in order, with its cause."""
@@ -200,10 +208,45 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
             snapshot = records.snapshot(task, number)
         return checkpoint.decode(self.blobs.get(snapshot.checkpoint_sha256), self.plan(task.plan_sha256).broadcast)
 
-    def model(self, task_id: str, number: int | None = None) -> bytes:
-        """The model after a round, as named tensors in safetensors' format. Raises UnknownRound, as `checkpoint`."""
+    def model(self, task_id: str, number: int | None = None, by: str = STORE) -> bytes:
+        """The model after a round, as named tensors in safetensors' format; the audit log says who read it.
+
+        Raises UnknownRound, as `checkpoint`.
+        """
         schema = self.plan(self.task(task_id).plan_sha256).schema
-        return safetensors.numpy.save(schema.unflatten(self.checkpoint(task_id, number)["params"]))
+        model = safetensors.numpy.save(schema.unflatten(self.checkpoint(task_id, number)["params"]))
+        with self.database.writing() as records:
+            which = "the last" if number is None else f"round {number}"
+            records.audit.append(by, Action.MODEL_READ, task_id, which)
+        return model
+
+    def devices(self, limit: int = 100, *, revoked: bool = False) -> list[Device]:
+        """The devices that enrolled last, the newest first; or those that were revoked, the last one first."""
+        with self.database.reading() as records:
+            return records.devices.newest(limit, revoked=revoked)
+
+    def revoke_device(self, device_id: str, by: str = STORE) -> Device:
+        """Refuse a device from now on; again is the same as once. Raises UnknownDeviceId."""
+        return self._set_revoked(device_id, by, Action.DEVICE_REVOKED)
+
+    def allow_device(self, device_id: str, by: str = STORE) -> Device:
+        """Take a revoked device back; again is the same as once. Raises UnknownDeviceId."""
+        return self._set_revoked(device_id, by, Action.DEVICE_ALLOWED)
+
+    def _set_revoked(self, device_id: str, by: str, action: Action) -> Device:
+        with self.database.writing() as records:
+            changed = records.devices.set_revoked(device_id, revoked=action is Action.DEVICE_REVOKED)
+            found = records.devices.find(device_id)
+            if found is None:
+                raise UnknownDeviceId(f"there is no device {device_id!r}; `muster coordinator devices list` has them")
+            if changed:
+                records.audit.append(by, action, device_id)
+        return found
+
+    def audit(self, after: int | None = None, limit: int = 100) -> list[AuditEntry]:
+        """The first entries of the audit log after that number, or the last ones; in order, a thousand at most."""
+        with self.database.reading() as records:
+            return records.audit.entries(after, limit)
 
     def plan(self, sha256: str) -> Plan:
         """A registered plan, decoded once."""
@@ -218,6 +261,7 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
                 records.move_task(task, to, by)
             except UnexpectedEvent as error:
                 raise TaskEnded(f"task {task_id} is {task.state}; it cannot become {to}") from error
+            records.audit.append(by, _MOVES[to], task_id)
 
 
 def open_coordinator_store(

@@ -33,12 +33,12 @@ class TokenRecords:
         rows = self._connection.execute(select(TOKENS).order_by(TOKENS.c.created_at, TOKENS.c.id))
         return [_token(row) for row in rows]
 
-    def revoke(self, token_id: str) -> None:
-        """Revoke a token, unless it is revoked already."""
+    def revoke(self, token_id: str) -> bool:
+        """Revoke a token, unless it is revoked already; whether that changed anything."""
         still_good = (TOKENS.c.id == token_id) & TOKENS.c.revoked_at.is_(None)
-        self._connection.execute(update(TOKENS).where(still_good).values(revoked_at=self._at))
+        return self._connection.execute(update(TOKENS).where(still_good).values(revoked_at=self._at)).rowcount == 1
 
 
 def _token(row: Row[Any]) -> tuple[Token, str]:
-    same = ("id", "name", "created_at", "revoked_at")
+    same = ("id", "name", "created_at", "expires_at", "revoked_at")
     return Token(**{name: getattr(row, name) for name in same}, role=Role(row.role)), row.sha256

@@ -29,6 +29,7 @@ PROBLEMS = {
     "forged-signature": ProblemKind(401, "The signature was not made by this device's key over this request"),
     "stale-signature": ProblemKind(401, "The signature is too old, too new or expired by the coordinator's clock"),
     "replayed-signature": ProblemKind(401, "A request with this signature's nonce came before"),
+    "device-revoked": ProblemKind(403, "The operator of this coordinator has revoked this device"),
     "not-attested": ProblemKind(403, "The coordinator does not take this attestation"),
     "foreign-session": ProblemKind(403, "The session is another device's"),
     "foreign-assignment": ProblemKind(403, "The assignment is another device's"),

@@ -68,7 +68,7 @@ async def _measure(key: PrivateKey, blocks: int, folder: Path) -> Cost:
     authenticate_s, verify_s, request_s, sign_s = ([] for _ in range(4))
     with open_coordinator_store(f"sqlite:///{folder / 'm.db'}", folder / "blobs") as store:
         with store.database.writing() as records:
-            records.add_device(signer.keyid, public.text, "none")
+            records.devices.add(signer.keyid, public.text, "none")
         authenticator = Authenticator(store, RateLimit(1_000_000), Metrics())
         await authenticator.device(_request(signer))  # from now on the key is in memory
         for _ in range(blocks):

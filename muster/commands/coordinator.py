@@ -6,6 +6,7 @@ import dataclasses
 import os
 import signal
 import sys
+import time
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,15 +14,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from muster.cli import EXIT_TERMINATED
+from muster.commands.devices import devices_app
 from muster.commands.stores import Blobs, Database, given_again, located
 from muster.commands.task import FIRST_TASK
-from muster.output import Json, emit, say_next, show_fields, show_table
+from muster.output import Json, at_utc, emit, say_next, show_fields, show_table
 
 if TYPE_CHECKING:
-    from coordinator.rules.entities import Token
     from coordinator.server import Addresses
 
 coordinator_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Run the coordinator.")
+coordinator_app.add_typer(devices_app, name="devices")
 Config = Annotated[Path | None, typer.Option(help="A TOML file of settings; flags and environment win.")]
 Db = Annotated[str | None, typer.Option(help="sqlite:///PATH or postgresql://….  [default: sqlite:///muster.db]")]
 
@@ -172,6 +174,7 @@ def show_config(config: Config = None, json: Json = False) -> None:
 def token(
     name: Annotated[str, typer.Option(help="The holder's name; the history of a task shows it.")],
     role: Annotated[str, typer.Option(help="viewer looks; operator also creates and changes tasks.")] = "viewer",
+    days: Annotated[float, typer.Option(help="Days after which it expires; 3650 at most.")] = 90,
     db: Database = None,
     json: Json = False,
 ) -> None:
@@ -188,9 +191,9 @@ def token(
     if role not in set(Role):
         raise typer.BadParameter(f"{role!r} is neither viewer nor operator", param_hint="--role")
     with closing(Store(located(db).database, create=False)) as database:
-        made, text = issue(database, name, Role(role))
+        made, text = issue(database, name, Role(role), days)
     if json:
-        emit({"id": made.id, "name": made.name, "role": made.role, "token": text})
+        emit({"id": made.id, "name": made.name, "role": made.role, "expires_at": made.expires_at, "token": text})
     else:
         typer.echo(text)
 
@@ -202,11 +205,12 @@ def list_tokens(db: Database = None, json: Json = False) -> None:
     from coordinator.store.database import Database as Store
 
     with closing(Store(located(db).database, create=False)) as database:
-        found = tokens(database)
+        found, now = tokens(database), time.time()
     if json:
         emit([dataclasses.asdict(one) for one in found])
     else:
-        show_table(("id", "name", "role", "state"), [(t.id, t.name, t.role, _state(t)) for t in found])
+        rows = [(one.id, one.name, one.role, one.state(now), at_utc(one.expires_at)) for one in found]
+        show_table(("id", "name", "role", "state", "expires"), rows)
 
 
 @coordinator_app.command()
@@ -224,7 +228,7 @@ def revoke(
     if json:
         emit(dataclasses.asdict(ended))
     else:
-        show_fields({"id": ended.id, "name": ended.name, "role": ended.role, "state": _state(ended)})
+        show_fields({"id": ended.id, "name": ended.name, "role": ended.role, "state": "revoked"})
 
 
 def _say_next(addresses: Addresses, db: str | None, blobs: str | None) -> None:
@@ -232,10 +236,6 @@ def _say_next(addresses: Addresses, db: str | None, blobs: str | None) -> None:
     token = ["muster", "coordinator", "token", "--name", "you", *given_again(db=db)]
     say_next("create a task with what `muster export` wrote", task)
     say_next(f"make a token for the dashboard at {addresses.admin}", token)
-
-
-def _state(token: Token) -> str:
-    return "good" if token.revoked_at is None else "revoked"
 
 
 def _given(config: Path | None, **options: Any) -> dict[str, Any]:

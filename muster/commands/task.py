@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +13,7 @@ import typer
 
 from muster.commands.stores import Blobs, Database, Remote, given_again, located, open_store
 from muster.commands.task_options import DEADLINE, Default, clear_setting, secagg_setting, setting
-from muster.output import Json, emit, say_next, show_fields, show_table
+from muster.output import Json, at_utc, emit, say_next, show_fields, show_table
 
 if TYPE_CHECKING:
     from coordinator.rules.entities import RoundRecord, Task
@@ -200,8 +199,7 @@ def history(
     if json:
         emit([dataclasses.asdict(change) for change in changes])
     else:
-        at = [datetime.fromtimestamp(change.at, UTC).isoformat(sep=" ", timespec="seconds") for change in changes]
-        show_table(("when", "state", "cause"), [(when, c.after, c.cause) for when, c in zip(at, changes, strict=True)])
+        show_table(("when", "state", "cause"), [(at_utc(one.at), one.after, one.cause) for one in changes])
 
 
 @task_app.command()

@@ -18,6 +18,7 @@ from coordinator.rules.rounds import TaskState
 from coordinator.server import serving_both
 from coordinator.settings import Settings
 from coordinator.store.tables import TOKENS
+from coordinator.store.tasks import open_coordinator_store
 from fedcore.wire.problems import PROBLEM_FIELD, PROBLEM_TYPE, Problem
 from tests.coordinator.bundles import START, make_bundle
 
@@ -71,7 +72,7 @@ def create(client, bundle, **settings):
 def every_route(client, task):
     """Method and address of everything at the admin port that is not open to all."""
     document = client.get("/openapi.json").json()
-    names = {"task": task, "sha256": digest(b"x")}
+    names = {"task": task, "sha256": digest(b"x"), "device": "d"}
     for path, methods in document["paths"].items():
         for method in methods:
             if path not in ("/healthz", "/readyz"):
@@ -261,3 +262,28 @@ def test_token_is_kept_as_a_hash_found_by_its_text_and_revoked_once(store):
         revoke(store.database, "nope")
     with pytest.raises(InvalidToken, match="name"):
         issue(store.database, "two words", Role.VIEWER)
+
+
+@pytest.mark.parametrize("days", [0, -1, 3651, float("inf"), float("nan")])
+def test_token_that_would_never_expire_is_refused(store, days):
+    with pytest.raises(InvalidToken, match="days must be above 0 and at most 3650"):
+        issue(store.database, "carol", Role.VIEWER, days)
+    assert tokens(store.database) == []
+
+
+@pytest.mark.every_engine
+def test_token_is_worthless_after_its_days_ninety_if_not_said(database, tmp_path):
+    now = [1e9]
+    with open_coordinator_store(database, tmp_path / "blobs", clock=lambda: now[0]) as store:
+        usual, short = (issue(store.database, "carol", Role.OPERATOR, *days)[1] for days in ((), (0.5,)))
+        now[0] += 86_400 / 2 - 1
+        assert authenticate(store.database, short).state(now[0]) == "good"
+        now[0] += 1
+        with pytest.raises(BadToken, match="expired on 2001-09-09"):
+            authenticate(store.database, short)
+        now[0] = 1e9 + 90 * 86_400 - 1
+        authenticate(store.database, usual)
+        now[0] += 1
+        with pytest.raises(BadToken, match="expired"):
+            authenticate(store.database, usual)
+        assert [one.state(now[0]) for one in tokens(store.database)] == ["expired"] * 2

@@ -132,8 +132,8 @@ def test_enrolment_secret_admits_only_devices_that_prove_it(store, tmp_path):
         assert SECRET not in attempt(proof(key, now)).request.content
         assert attempt(proof(key, now)).status_code == 200
         with store.database.reading() as records:
-            assert records.device(device_id(PublicKey.of(key).text)).attestation == "shared-secret"
-            assert records.device(device_id(PublicKey.of(other).text)) is None
+            assert records.devices.find(device_id(PublicKey.of(key).text)).attestation == "shared-secret"
+            assert records.devices.find(device_id(PublicKey.of(other).text)) is None
 
 
 def test_a_coordinator_that_was_told_nothing_enrols_nobody(store, tmp_path):

@@ -12,6 +12,25 @@ down_revision = None
 def upgrade() -> None:
     """Make every table."""
     op.create_table(
+        "audit",
+        sa.Column("number", sa.BigInteger(), nullable=False, comment="from 1, without gaps"),
+        sa.Column("at", sa.Float(), nullable=False, comment="seconds since 1970"),
+        sa.Column(
+            "actor",
+            sa.Text(),
+            nullable=False,
+            comment="an operator with the token's id, an operator on the store, or a device",
+        ),
+        sa.Column("action", sa.String(length=32), nullable=False, comment="what was done, such as task-paused"),
+        sa.Column("subject", sa.Text(), nullable=False, comment="id of the task, token or device"),
+        sa.Column("detail", sa.Text(), nullable=False, comment="more about it; often empty"),
+        sa.Column(
+            "sha256", sa.String(length=64), nullable=False, comment="hash over all this and the hash before, hex"
+        ),
+        sa.PrimaryKeyConstraint("number", name=op.f("pk_audit")),
+        comment="What operators, tokens and devices did; rows are only ever added, each chained to the one before",
+    )
+    op.create_table(
         "blobs",
         sa.Column("sha256", sa.String(length=64), nullable=False, comment="digest of the bytes, hex; the file's name"),
         sa.Column("size", sa.BigInteger(), nullable=False, comment="bytes"),
@@ -55,9 +74,11 @@ def upgrade() -> None:
             comment="kind of evidence at enrolment: none or shared-secret",
         ),
         sa.Column("enrolled_at", sa.Float(), nullable=False, comment="seconds since 1970"),
+        sa.Column("revoked_at", sa.Float(), nullable=True, comment="seconds since 1970, while an operator refuses it"),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_devices")),
         comment="Devices that may sign requests",
     )
+    op.create_index("devices_revoked", "devices", ["revoked_at"], unique=False)
     op.create_table(
         "populations",
         sa.Column("name", sa.String(length=200), nullable=False, comment="name that devices check in under"),
@@ -124,7 +145,8 @@ def upgrade() -> None:
             comment="hash of its secret part, hex; the token itself is never stored",
         ),
         sa.Column("created_at", sa.Float(), nullable=False, comment="seconds since 1970"),
-        sa.Column("revoked_at", sa.Float(), nullable=True, comment="seconds since 1970, once it is worthless"),
+        sa.Column("expires_at", sa.Float(), nullable=False, comment="seconds since 1970, from when on it is worthless"),
+        sa.Column("revoked_at", sa.Float(), nullable=True, comment="seconds since 1970, once it is worthless before"),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_tokens")),
         comment="Tokens of the admin API",
     )
@@ -386,5 +408,7 @@ def downgrade() -> None:
     op.drop_table("replicas")
     op.drop_index("populations_of", table_name="populations")
     op.drop_table("populations")
+    op.drop_index("devices_revoked", table_name="devices")
     op.drop_table("devices")
     op.drop_table("blobs")
+    op.drop_table("audit")

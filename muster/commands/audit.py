@@ -1,0 +1,83 @@
+"""`muster audit`: the log of what operators, tokens and devices did, and the proof that it is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from muster.commands.stores import Blobs, Database, Remote, open_store
+from muster.output import Json, at_utc, emit, show_fields, show_table
+
+if TYPE_CHECKING:
+    from coordinator.rules.audit import AuditEntry
+    from coordinator.store.tasks import CoordinatorStore
+    from muster.remote import RemoteStore
+
+audit_app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Show and verify the audit log.\n\n"
+    "Run it where the coordinator's files are, or over HTTP with --coordinator and a token in MUSTER_TOKEN.",
+)
+_PAGE = 1000
+
+
+@audit_app.command()
+def show(
+    last: Annotated[int, typer.Option(min=1, max=_PAGE, help="How many entries, from the end.")] = 100,
+    db: Database = None,
+    blobs: Blobs = None,
+    coordinator: Remote = None,
+    json: Json = False,
+) -> None:
+    """Show the last entries, oldest first."""
+    with open_store(db, blobs, coordinator) as store:
+        found = store.audit(limit=last)
+    if json:
+        emit([asdict(one) for one in found])
+    else:
+        rows = [(one.number, at_utc(one.at), one.actor, one.action, one.subject, one.detail) for one in found]
+        show_table(("entry", "when", "who", "did", "to", "more"), rows)
+
+
+@audit_app.command()
+def verify(
+    head_file: Annotated[
+        Path | None,
+        typer.Option(help="File with the head that the log had at the last time; it is compared, then written anew."),
+    ] = None,
+    db: Database = None,
+    blobs: Blobs = None,
+    coordinator: Remote = None,
+    json: Json = False,
+) -> None:
+    """Check every entry against the one before, and name the first that is not as it was written.
+
+    A log that was cut off at its end, or made anew as a whole, is only found with --head-file. Keep that file where
+    those who could write the database cannot. The exit code is 1 for a broken log.
+    """
+    from coordinator.rules.audit import Head
+    from coordinator.rules.audit import verify as check
+
+    saved = Head.parse(head_file.read_text()) if head_file is not None and head_file.exists() else None
+    with open_store(db, blobs, coordinator) as store:
+        head = check(_entries(store), saved)
+    if head_file is not None:
+        head_file.write_text(f"{head}\n")
+    facts = {"entries": head.number, "head": str(head)}
+    if json:
+        emit(facts)
+    else:
+        show_fields(facts)
+
+
+def _entries(store: CoordinatorStore | RemoteStore) -> Iterator[AuditEntry]:
+    """Every entry from the first, a page at a time."""
+    after = 0
+    while page := store.audit(after, _PAGE):
+        yield from page
+        after = page[-1].number
