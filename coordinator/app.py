@@ -19,6 +19,7 @@ from coordinator.api.health import health_router, metrics_router
 from coordinator.api.http import install_problems
 from coordinator.api.reports import ReportApi
 from coordinator.api.service import Service
+from coordinator.api.uploads import Senders
 from coordinator.dashboard.pages import dashboard_router
 from coordinator.store.garbage_collection import collect_forever
 
@@ -29,7 +30,8 @@ def device_app(service: Service) -> FastAPI:
     `serve` sends waiting devices away before it stops. Under another server they hold it up until their wait ends.
     """
     assignments = AssignmentAccess(service.store, service.driver.presence)
-    reports = ReportApi(service, assignments)
+    senders = Senders()
+    reports = ReportApi(service, assignments, senders)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -49,7 +51,7 @@ def device_app(service: Service) -> FastAPI:
 
     app = _application("Muster coordinator", lifespan)
     install_problems(app, service.settings.soon)
-    add_device_routes(app.router, DeviceApi(service, assignments), reports, service.authenticator)
+    add_device_routes(app.router, DeviceApi(service, assignments, senders), reports, service.authenticator)
     app.include_router(health_router(service))
     DEVICES.complete(app)
     return app

@@ -48,6 +48,9 @@ class Metrics:
         self.shed = self._counter(
             "shed_requests", "requests refused under load, by the limit that was reached", "limit"
         )
+        self.closed = self._counter(
+            "closed_connections", "connections closed under load, by the limit that was reached", "limit"
+        )
         self.stalled = self._gauge(
             "tasks_stalled", "tasks that make no progress, by reason; every replica counts all tasks", "reason"
         )

@@ -13,12 +13,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, cast
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from coordinator.api.connection import Connection
+from coordinator.api.connection_limits import ConnectionLimits
 from coordinator.api.fast_path import FastPath
 from coordinator.api.middleware import RequestMiddleware
 from coordinator.api.replica_routing import Router
@@ -98,10 +100,11 @@ class _Devices(uvicorn.Server):
     def __init__(self, service: Service, on_ready: Callable[[Addresses], None]) -> None:
         self._service = service
         self._settings = settings = service.settings
-        self._admin = _Admin(_config(RequestMiddleware(admin_app(service), service.metrics, settings.soon), settings))
+        admin = RequestMiddleware(admin_app(service), service.metrics, settings.soon)
+        self._admin = _Admin(_config(admin, service))
         router = Router(FastPath(device_app(service)), service)
         app = RequestMiddleware(router, service.metrics, settings.soon, service.limits, router.is_forwarded)
-        super().__init__(_config(app, settings))
+        super().__init__(_config(app, service))
         self._on_ready = on_ready
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
@@ -151,10 +154,13 @@ class _Admin(uvicorn.Server):
         yield
 
 
-def _config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
+def _config(app: ASGIApp, service: Service) -> uvicorn.Config:
+    settings = service.settings
+    protocol = partial(Connection, ConnectionLimits(settings, service.metrics))
     return uvicorn.Config(
         app,
-        http=Connection,
+        http=cast("type[Connection]", protocol),
+        ws="none",
         loop="asyncio",  # also where uvloop is installed, whose turns are not what CheckInShedder takes them for
         access_log=False,  # a path holds an assignment's secret id
         log_config=None,

@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import (
@@ -27,6 +27,7 @@ from fedcore.wire.messages import RetryWindow
 
 PREFIX = "MUSTER_"
 CONFIG = f"{PREFIX}CONFIG"
+Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -90,6 +91,11 @@ class Settings(BaseSettings):
     connection_limit: int = Field(
         default=10_000, ge=1, description="device requests in progress, waiting ones too; more are answered 503"
     )
+    address_connection_limit: int = Field(
+        default=1000,
+        ge=0,
+        description="connections of one address that wait for a request, and its requests in progress; 0 is no limit",
+    )
     address_limit_per_minute: int = Field(
         default=6000, ge=0, description="requests from one address; more are answered 429; 0 is no limit"
     )
@@ -116,9 +122,8 @@ class Settings(BaseSettings):
 
     @field_validator("trusted_proxies")
     @classmethod
-    def _networks(cls, value: str) -> str:
-        for part in filter(None, map(str.strip, value.split(","))):
-            ipaddress.ip_network(part)
+    def _are_networks(cls, value: str) -> str:
+        _networks(value)
         return value
 
     @model_validator(mode="after")
@@ -132,6 +137,11 @@ class Settings(BaseSettings):
         if self.loopback_viewer and self.admin_host not in _LOOPBACK:
             raise ValueError(f"loopback_viewer needs an admin_host of {', '.join(_LOOPBACK)}, not {self.admin_host}")
         return self
+
+    @property
+    def proxies(self) -> tuple[Network, ...]:
+        """The networks of `trusted_proxies`."""
+        return _networks(self.trusted_proxies)
 
     @property
     def keys_file(self) -> Path:
@@ -172,6 +182,10 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Arguments win over the environment, which wins over the TOML file; no other source is read."""
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, _config_file())
+
+
+def _networks(text: str) -> tuple[Network, ...]:
+    return tuple(ipaddress.ip_network(part) for part in filter(None, map(str.strip, text.split(","))))
 
 
 @dataclass(frozen=True, slots=True)

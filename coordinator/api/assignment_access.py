@@ -13,10 +13,11 @@ from starlette.requests import ClientDisconnect, Request
 from coordinator.api.authentication import signed
 from coordinator.api.lru_cache import LruCache
 from coordinator.driver.device_presence import Presence
-from coordinator.errors import ForeignAssignment
+from coordinator.errors import ForeignAssignment, NoLongerNeeded
+from coordinator.rules.rounds import AssignmentState
 from coordinator.store.tasks import CoordinatorStore
 from fedcore.report import ReportLayout
-from fedcore.wire.messages import Assignment
+from fedcore.wire.messages import Assignment, Receipt
 
 REMEMBERED = 1 << 16
 """Assignments whose unchanging part is kept in memory."""
@@ -68,6 +69,22 @@ class AssignmentAccess:
         if part.device != signed(request).keyid:
             raise ForeignAssignment("the assignment is another device's; check in for one of your own")
         return part.layout
+
+    async def receipt(self, assignment: str) -> Receipt | None:
+        """The receipt of a report that was counted; None while one is waited for. Raises NoLongerNeeded.
+
+        Of an assignment that is open in this process the database is not asked.
+        """
+        return None if self._presence.is_open(assignment) else await run_in_threadpool(self._receipt, assignment)
+
+    def _receipt(self, assignment: str) -> Receipt | None:
+        with self._store.database.reading() as records:
+            found = records.assignment(assignment)
+        if found.report_sha256 is not None:
+            return Receipt(assignment=found.id, task=found.task, round=found.number, sha256=found.report_sha256)
+        if found.state is not AssignmentState.ASSIGNED:
+            raise NoLongerNeeded(f"the assignment is {found.state} and its round needs no report of it")
+        return None
 
     def _find(self, assignment: str) -> _Part:
         with self._store.database.reading() as records:

@@ -14,7 +14,9 @@ from fedcore.plan import BlobRef
 BYTES = "application/octet-stream"
 # So much is answered in one piece: every piece of a stream is fetched by a thread, which costs more than the bytes.
 WHOLE_BYTES = 1 << 18
-_RANGE = re.compile(r"bytes=(?:([0-9]+)-([0-9]*)|-([0-9]+))", re.IGNORECASE)
+_RANGE = re.compile(r"bytes=(?:([0-9]+)-([0-9]+)?|-([0-9]+))", re.IGNORECASE)
+_DIGITS = 18
+_BEYOND = 10**_DIGITS
 
 
 def serve_blob(request: Request, ref: BlobRef, blobs: Blobs) -> Response:
@@ -46,11 +48,16 @@ def requested_range(header: str | None, size: int) -> range | None:
     found = _RANGE.fullmatch(header.strip()) if header else None
     if found is None:
         return None
-    first, last, suffix = found.groups()
-    start = int(first) if first else max(0, size - int(suffix))
-    stop = min(int(last) + 1, size) if last else size
-    if last and int(last) < int(first):
+    first, last, suffix = (None if digits is None else _position(digits) for digits in found.groups())
+    if first is not None and last is not None and last < first:
         return None
+    start = first if first is not None else max(0, size - (suffix or 0))
     if start >= size:
         raise RangeNotSatisfiable(size)
-    return range(start, stop)
+    return range(start, size if last is None else min(last + 1, size))
+
+
+def _position(digits: str) -> int:
+    """A position in a blob: one of more digits than Python converts is behind every end, too (RFC 9110 §14.1.1)."""
+    digits = digits.lstrip("0")
+    return _BEYOND if len(digits) > _DIGITS else int(digits or "0")

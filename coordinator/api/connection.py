@@ -1,38 +1,58 @@
-"""A connection of uvicorn that can receive a body straight into the memory where it stays."""
+"""A connection of uvicorn that bounds what it reads, and can receive a body straight into the memory where it stays."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeAlias, cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from coordinator.api.connection_limits import ConnectionLimits
 from coordinator.api.limits import memory_of
 
 RECEIVE_INTO = "muster.receive_into"
 """The key of a request's scope for a `ReceiveInto`."""
-_PIECE = 1 << 14
-"""Bytes read at a time where a request may begin: its head, and the first of its body."""
+_HANG_UP = "muster.hang_up"
+HEAD_BYTES = 1 << 14
+"""The largest head of a request, and all that may surround the bytes of a body in chunked coding, trailers included."""
+HEAD_FIELDS = 100
+"""The most header fields of a request, and the most trailers."""
+_PIPELINED = 16
+"""The most requests of one connection that wait for the answer to an earlier one."""
 _CHUNK = 1 << 19
 """Bytes read at a time of a body: they are hashed next, out of the cache."""
 
 
-class Body:
-    """A body that arrives in memory allocated before, and the SHA-256 of the bytes so far.
+def _last_words(status: str, detail: str) -> bytes:
+    """An answer on a connection that is closed with it."""
+    head = f"HTTP/1.1 {status}\r\ncontent-type: text/plain\r\ncontent-length: {len(detail)}\r\nconnection: close"
+    return f"{head}\r\n\r\n{detail}".encode()
 
-    grew_at: the time of the last bytes, by time.monotonic.
-    """
+
+_NO_REQUEST = _last_words("400 Bad Request", "this is no request of HTTP/1.1")
+_HEAD_TOO_LARGE = _last_words(
+    "431 Request Header Fields Too Large",
+    f"the head of a request has less than {HEAD_BYTES} bytes and at most {HEAD_FIELDS} header fields",
+)
+
+
+def hang_up(scope: MutableMapping[str, Any]) -> None:
+    """Close the connection of a request: it ends as when its sender hangs up."""
+    scope.get(_HANG_UP, lambda: None)()
+
+
+class Body:
+    """A body that arrives in memory allocated before, and the SHA-256 of the bytes so far."""
 
     def __init__(self, memory: memoryview) -> None:
         self._memory = memory
         self._digest = hashlib.sha256()
         self.size = 0
-        self.grew_at = time.monotonic()
 
     @property
     def data(self) -> memoryview:
@@ -48,7 +68,7 @@ class Body:
         """Take `count` bytes that were written to the beginning of `free_space`."""
         end = self.size + count
         self._digest.update(self._memory[self.size : end])
-        self.size, self.grew_at = end, time.monotonic()
+        self.size = end
 
     def expect(self, size: int) -> None:
         """Limit the body to `size` bytes, at most those of its memory."""
@@ -104,12 +124,54 @@ class HeadBufferingTransport:
 
 
 class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
-    """A protocol for uvicorn. A body that no route receives with `RECEIVE_INTO` comes through ASGI's `receive`."""
+    """A protocol for uvicorn. A body that no route receives with `RECEIVE_INTO` comes through ASGI's `receive`.
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    limits: of the connections of its port, which are told what this one waits for.
+    """
+
+    def __init__(self, limits: ConnectionLimits, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._limits = limits
         self._body: Body | None = None
         self._piece = memoryview(b"")
+        self._received = 0
+        self._unparsed = 0
+        """Bytes since the last head or piece of a body: of the next head, or around the pieces of chunked coding."""
+        self._in_body = False
+
+    @property
+    def address(self) -> str | None:
+        """The address of the other end."""
+        return self.client[0] if self.client else None
+
+    @property
+    def moved(self) -> int:
+        """The bytes that have come, less those that wait to be sent."""
+        return self._received - self.transport.get_write_buffer_size()
+
+    def hang_up(self) -> None:
+        """Close the connection now; a request in progress ends as when its sender hangs up."""
+        self.transport.abort()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin, within the limits."""
+        super().connection_made(transport)
+        self._limits.opened(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End."""
+        self._limits.closed(self)
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The other end takes an answer more slowly than it comes."""
+        super().pause_writing()
+        self._limits.moves(self)
+
+    def resume_writing(self) -> None:
+        """The other end has taken what was sent."""
+        super().resume_writing()
+        self._limits.rests(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """The memory that the transport reads into."""
@@ -117,27 +179,75 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
             self._piece = self._body.free_space
         else:
             within = self.cycle is not None and self.cycle.more_body
-            self._piece = memory_of(_CHUNK if within else _PIECE)
+            self._piece = memory_of(_CHUNK if within else HEAD_BYTES - self._unparsed)
         return self._piece
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take the bytes that the transport has read."""
         piece, self._piece = self._piece[:nbytes], memoryview(b"")
+        self._received += nbytes
         if self._body is None:
+            self._unparsed += nbytes
             self.data_received(piece)  # type: ignore[arg-type]  # any bytes-like object will do
             return
         self._body.grow(nbytes)
         if not self._body.free_space:
             self._end()
 
+    def data_received(self, data: bytes) -> None:
+        """Parse what has come; refuse what is no request, or has too much around its body."""
+        self._unset_keepalive_if_required()
+        parsed = True
+        try:
+            with suppress(httptools.HttpParserUpgrade):  # what follows it is ignored
+                self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            parsed = False
+        if self._unparsed >= HEAD_BYTES or len(self.headers or ()) > HEAD_FIELDS:
+            self._refuse(_HEAD_TOO_LARGE)
+        elif not parsed:
+            self._refuse(_NO_REQUEST)
+        elif self._in_body:
+            self._limits.moves(self)
+
     def on_headers_complete(self) -> None:
-        """Offer RECEIVE_INTO to the request whose head was parsed."""
+        """Begin the request whose head was parsed, and offer RECEIVE_INTO to it."""
+        if len(self.headers) > HEAD_FIELDS or len(self.pipeline) == _PIPELINED:
+            raise ValueError  # ends the parsing; `data_received` refuses
         before = self.cycle
         super().on_headers_complete()
+        self._limits.works(self)
+        # Trailers are parsed like header fields: they must not be among those that were signed.
+        self._unparsed, self._in_body, self.headers = 0, True, []
         if self.cycle is not before:
-            cast("dict[str, Any]", self.scope)[RECEIVE_INTO] = partial(self._receive_into, self.cycle)
+            scope = cast("dict[str, Any]", self.scope)
+            scope[RECEIVE_INTO], scope[_HANG_UP] = partial(self._receive_into, self.cycle), self.hang_up
             if self.scope["method"] != "HEAD":
                 self.cycle.transport = cast("asyncio.Transport", HeadBufferingTransport(self.transport))
+
+    def on_body(self, body: bytes) -> None:
+        """Take a piece of a body."""
+        self._unparsed = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """End a body."""
+        self._unparsed, self._in_body = 0, False
+        if not self.flow.write_paused:
+            self._limits.rests(self)
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request, unless it has come already."""
+        super().on_response_complete()
+        if not self.transport.is_closing() and self.cycle.response_complete:
+            self._limits.waits(self)
+
+    def _refuse(self, answer: bytes) -> None:
+        """Close, with an answer where no other one is due."""
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.write(answer)
+        self.hang_up()
 
     def _end(self) -> None:
         """Go on after a body that the parser has not seen, with a new parser."""

@@ -7,6 +7,7 @@ import re
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, TypeVar
 
 from fastapi import Path
@@ -17,6 +18,7 @@ from starlette.responses import Response
 from coordinator.api.assignment_access import REMEMBERED, AssignmentAccess
 from coordinator.api.authentication import signed
 from coordinator.api.blobs import serve_blob
+from coordinator.api.connection import hang_up
 from coordinator.api.http import (
     answer,
     preferred_wait,
@@ -29,6 +31,7 @@ from coordinator.api.http import (
 from coordinator.api.lru_cache import LruCache
 from coordinator.api.reports import HEADER_BYTES
 from coordinator.api.service import Service
+from coordinator.api.uploads import Senders
 from coordinator.commands import (
     AbortAssignment,
     AwaitAssignment,
@@ -52,8 +55,9 @@ Number = Annotated[str, Path(pattern=f"^{_NUMBER.pattern}$")]
 class DeviceApi:
     """The endpoints, as methods on signed HTTP requests."""
 
-    def __init__(self, service: Service, assignments: AssignmentAccess) -> None:
+    def __init__(self, service: Service, assignments: AssignmentAccess, senders: Senders) -> None:
         self._assignments = assignments
+        self._senders = senders
         self._driver = service.driver
         self._store = service.store
         self._registry = service.registry
@@ -67,7 +71,8 @@ class DeviceApi:
 
     async def enrol(self, request: Request) -> Response:
         """Enrol the signer as a device, with an id and a credential for secure aggregation. May be repeated."""
-        message = await read_message(request, Enrol, self._settings.message_limit_bytes)
+        with self._limits.newcomers.hold(partial(hang_up, request.scope)):
+            message = await read_message(request, Enrol, self._settings.message_limit_bytes)
         who = signed(request)
         async with self._enrolling:
             return answer(await run_in_threadpool(self._registry.enrol, message, who.keyid, who.created))
@@ -128,19 +133,21 @@ class DeviceApi:
             if spoken == MessageType.MASKED:
                 # A masked report takes at most half a word per value, and a word for each segment and the checks.
                 limit = 4 * layout.size + 8 * len(layout.segments) + HEADER_BYTES
+                await self._assignments.receipt(assignment)  # before room is reserved: is it still needed?
             wait_s, headers = preferred_wait(request, self._settings.max_wait_s)
             coming: Future[bytes | None] = Future()
             # Only the driver's thread ends it from here on, so nobody can cancel it under its hands.
             coming.set_running_or_notify_cancel()
-            with self._limits.reports.reserve(limit):
-                await self._put(PutMessage(assignment, spoken, b"", "", wait_s, coming), request, limit)
+            await self._put(PutMessage(assignment, spoken, b"", "", wait_s, coming), request, limit)
             return await self._message(coming, headers, request)
 
     async def _put(self, command: PutMessage, request: Request, limit: int) -> None:
         """Read the message of a command, and have it taken. Nothing holds its bytes while the next one is awaited."""
-        message, digest = await read_hashed(request, limit)
-        signed(request).check(digest)
-        await self._ask(replace(command, message=bytes(message), sha256=digest.hex()))
+        async with self._senders.alone(signed(request).keyid, request):
+            with self._limits.reports.reserve(limit):
+                message, digest = await read_hashed(request, limit)
+                signed(request).check(digest)
+                await self._ask(replace(command, message=bytes(message), sha256=digest.hex()))
 
     async def hear(self, assignment: str, number: Number, request: Request) -> Response:
         """Wait, as long as `Prefer: wait=N` says, for a message of the secure aggregation; 204 when none is there."""

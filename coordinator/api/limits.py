@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -20,6 +20,8 @@ _TURN_S = 0.25
 """How long a turn of the event loop answers check-ins: a burst is served, a lasting overload is shed."""
 _MOST_CALLERS = 500_000
 """Callers that are remembered, about 100 MB; beyond it the one that asked longest ago is forgotten."""
+_NEWCOMERS = 8
+"""The requests in progress that may be enrolments on their way: one of so many."""
 _SPARE = 8
 """The memory kept for the next reports is at most this part (1/8) of the whole budget."""
 
@@ -59,22 +61,58 @@ class RateLimit:
 
 
 class ConnectionLimit:
-    """At most `most` requests in progress at a time; those that wait for an assignment count too."""
+    """At most `most` requests in progress at a time, and `most_of_caller` of one caller; 0 is no limit for a caller.
 
-    def __init__(self, most: int) -> None:
+    Those that wait for an assignment count too.
+    """
+
+    def __init__(self, most: int, most_of_caller: int = 0) -> None:
         self._most = most
+        self._most_of_caller = most_of_caller
+        self._of: Counter[str] = Counter()
         self.held = 0
 
     @contextmanager
-    def hold(self) -> Iterator[None]:
-        """Count a request while the block runs. Raises Unavailable."""
+    def hold(self, caller: str | None = None) -> Iterator[None]:
+        """Count a request while the block runs. Raises Unavailable, or TooManyRequests when its caller has too many."""
         if self.held >= self._most:
             raise Unavailable("as many requests as may be in progress are; come back later")
+        if caller is not None and 0 < self._most_of_caller <= self._of[caller]:
+            raise TooManyRequests("more requests than one address may have in progress; come back later", 1.0)
         self.held += 1
+        if caller is not None:
+            self._of[caller] += 1
         try:
             yield
         finally:
             self.held -= 1
+            if caller is not None:
+                self._of[caller] -= 1
+                if not self._of[caller]:
+                    del self._of[caller]
+
+
+class Newcomers:
+    """Enrolments whose bodies are on their way, `most` at a time: for one more, the oldest is cut off.
+
+    Anybody may begin one. So those that take long keep out nobody, not even each other's latest.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._cut_off: dict[object, Callable[[], None]] = {}
+
+    @contextmanager
+    def hold(self, cut_off: Callable[[], None]) -> Iterator[None]:
+        """Count an enrolment while the block runs, which `cut_off` ends."""
+        if len(self._cut_off) == self._most:
+            self._cut_off.pop(next(iter(self._cut_off)))()
+        me = object()
+        self._cut_off[me] = cut_off
+        try:
+            yield
+        finally:
+            self._cut_off.pop(me, None)
 
 
 class CheckInShedder:
@@ -149,7 +187,7 @@ class MemoryBudget:
 
 
 class Limits:
-    """All limits: requests of an address and of a device, check-ins, requests in progress, memory for reports.
+    """All limits of requests: of an address and of a device, check-ins, in progress, enrolments, memory for reports.
 
     sent_away: called with the assignment of a request that was refused because too many were in progress.
     """
@@ -158,7 +196,8 @@ class Limits:
         self.address = RateLimit(settings.address_limit_per_minute)
         self.device = RateLimit(settings.device_limit_per_minute)
         self.shedder = CheckInShedder()
-        self.connections = ConnectionLimit(settings.connection_limit)
+        self.connections = ConnectionLimit(settings.connection_limit, settings.address_connection_limit)
+        self.newcomers = Newcomers(max(1, settings.connection_limit // _NEWCOMERS))
         self.reports = MemoryBudget(settings.reports_bytes)
         self.sent_away: Callable[[str], None] = lambda assignment: None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import random
 import re
@@ -11,7 +10,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import structlog
-from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from coordinator.api.connection import RECEIVE_INTO, Body, ReceiveInto
@@ -25,8 +23,6 @@ _LOG = logging.getLogger(__name__)
 _ASSIGNMENT = re.compile("/v1/assignments/([^/:]+)")
 _OPEN = ("/healthz", "/readyz")
 """Paths without limits: a supervisor must get an answer from a busy service too."""
-SILENCE_S = 60.0
-"""How long a body may pause: a device that lost its network does not close its connection, and holds memory here."""
 
 
 class RequestMiddleware:
@@ -86,20 +82,21 @@ class RequestMiddleware:
         if self._limits is None or scope["path"] in _OPEN:
             return nullcontext()
         caller = caller_of(scope["client"][0]) if scope.get("client") else None
-        if caller is not None and not self._of_replica(scope):
+        if caller is not None and self._of_replica(scope):
+            caller = None
+        if caller is not None:
             self._limits.address.admit(caller)
-        return self._limits.connections.hold()
+        return self._limits.connections.hold(caller)
 
 
 class _MeasuredRequest:
-    """One request as it is read and answered: bytes, status, time. A body that pauses too long ends as a hang-up."""
+    """One request as it is read and answered: bytes, status, time."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._scope, self._receive, self._send = scope, receive, send
         self._began = time.perf_counter()
         self._received = self._sent = 0
         self._status = 500
-        self._whole = False
         if RECEIVE_INTO in scope:
             self._receive_into: ReceiveInto = scope[RECEIVE_INTO]
             scope[RECEIVE_INTO] = self.receive_into
@@ -107,30 +104,15 @@ class _MeasuredRequest:
         structlog.contextvars.bind_contextvars(request_id=self._id)
 
     async def receive(self) -> Message:
-        if self._whole:
-            # After its body only the disconnect can follow, which may take as long as the answer.
-            return await self._receive()
-        try:
-            async with asyncio.timeout(SILENCE_S):
-                message = await self._receive()
-        except TimeoutError:
-            message = {"type": "http.disconnect"}
-        self._whole = not message.get("more_body", False)
+        message = await self._receive()
         self._received += len(message.get("body", b""))
         return message
 
     async def receive_into(self, body: Body) -> bool:
-        before, receiving = body.size, asyncio.ensure_future(self._receive_into(body))
+        before = body.size
         try:
-            while not receiving.done():
-                silent_s = time.monotonic() - body.grew_at
-                if silent_s >= SILENCE_S:
-                    raise ClientDisconnect
-                await asyncio.wait((receiving,), timeout=SILENCE_S - silent_s)
-            self._whole = receiving.result()
-            return self._whole
+            return await self._receive_into(body)
         finally:
-            receiving.cancel()
             self._received += body.size - before
 
     async def send(self, message: Message) -> None:

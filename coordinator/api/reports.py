@@ -18,14 +18,13 @@ from coordinator.api.authentication import signed
 from coordinator.api.connection import Body
 from coordinator.api.http import answer, read_into
 from coordinator.api.service import Service
-from coordinator.api.uploads import Part, Upload, Uploads
+from coordinator.api.uploads import Part, Senders, Upload, Uploads
 from coordinator.commands import CountReport
 from coordinator.errors import (
     ConflictingReport,
     DigestMismatch,
     InvalidReport,
     MalformedMessage,
-    NoLongerNeeded,
     TooLarge,
     Unavailable,
     UnknownAssignment,
@@ -54,60 +53,75 @@ _LAST = {"?0": False, "?1": True}
 class ReportApi:
     """The endpoints for the report of an assignment."""
 
-    def __init__(self, service: Service, assignments: AssignmentAccess) -> None:
+    def __init__(self, service: Service, assignments: AssignmentAccess, senders: Senders) -> None:
         self._driver = service.driver
         self._store = service.store
         self._assignments = assignments
         self._room = service.limits.reports
         self._uploads = Uploads(self._room)
-        self._counting: dict[str, asyncio.Task[Receipt]] = {}
+        self._senders = senders
+        self._counting: dict[Upload, asyncio.Task[Receipt]] = {}
 
     async def put(self, assignment: str, request: Request) -> Response:
         """Deliver an assignment's report. Sending the same bytes again gives the same receipt."""
         async with self._assignments.present(assignment, request) as layout:
-            digest = signed(request).digest
+            device, digest = signed(request).keyid, signed(request).digest
             if digest is None:
                 raise MalformedMessage("a report needs a body, and its digest as Content-Digest")
-            most = _most(layout)
-            with self._room.hold(most) as memory:
-                body = ReportBody(memory, layout)
-                await read_into(body, request, most)
-                signed(request).check(body.digest())
-                return answer(await self._count(assignment, digest, body.data, layout, finite=body.finite))
+            async with self._senders.alone(device, request):
+                counted = await self._counted(assignment, digest)
+                return answer(counted or await self._receive(assignment, request, digest, layout))
+
+    async def _receive(self, assignment: str, request: Request, digest: bytes, layout: ReportLayout) -> Receipt:
+        """The receipt of a report that is waited for, once it has arrived. Room is reserved as long as that takes."""
+        most = _most(layout)
+        self._uploads.drop_of(signed(request).keyid)
+        with self._room.hold(most) as memory:
+            body = ReportBody(memory, layout)
+            await read_into(body, request, most)
+            signed(request).check(body.digest())
+            return await self._count(assignment, digest, body.data, layout, finite=body.finite)
 
     async def head(self, assignment: str, request: Request) -> Response:
         """Upload-Offset: the bytes of the report that have arrived. Upload-Complete: whether it was counted."""
         async with self._assignments.present(assignment, request):
-            counted = await run_in_threadpool(self._counted, assignment)
-        headers = {"Cache-Control": "no-store", "Upload-Complete": "?0" if counted is None else "?1"}
-        if counted is None:
-            headers["Upload-Offset"] = str(self._uploads.size(assignment))
+            device, headers = signed(request).keyid, {"Cache-Control": "no-store", "Upload-Complete": "?1"}
+            if await self._assignments.receipt(assignment) is None:
+                async with self._senders.alone(device, request):
+                    size = self._uploads.size(device, assignment)
+                headers |= {"Upload-Complete": "?0", "Upload-Offset": str(size)}
         return Response(status_code=204, headers=headers)
 
     async def patch(self, assignment: str, request: Request) -> Response:
         """Bring the next part of the report; the last one is answered with the receipt."""
         async with self._assignments.present(assignment, request) as layout:
-            return await self._take(assignment, request, layout)
+            part, device = _announced(request), signed(request).keyid
+            if part.length > _most(layout):
+                raise TooLarge(f"this report has at most {_most(layout)} bytes")
+            async with self._senders.alone(device, request):
+                counted = await self._counted(assignment, part.sha256)
+                if counted is not None:
+                    return answer(counted, {"Upload-Complete": "?1"})
+                upload = self._uploads.take(device, assignment, part)
+                try:
+                    await _append(request, upload)
+                except DigestMismatch:
+                    self._uploads.drop(upload)
+                    raise
+            if not part.last:
+                headers = {"Upload-Offset": str(upload.size), "Upload-Complete": "?0"}
+                return Response(status_code=204, headers=headers)
+            return await self._finish(upload, layout)
 
-    async def _take(self, assignment: str, request: Request, layout: ReportLayout) -> Response:
-        part = _announced(request)
-        if part.length > _most(layout):
-            raise TooLarge(f"this report has at most {_most(layout)} bytes")
-        counted = await run_in_threadpool(self._counted, assignment)
-        if counted is not None:
-            if counted.sha256 != part.sha256.hex():
-                raise ConflictingReport(f"a report with digest {counted.sha256[:12]}… was accepted; this is another")
-            return answer(counted, {"Upload-Complete": "?1"})
-        upload = self._uploads.take(assignment, part, request)
-        try:
-            await _append(request, upload)
-        except DigestMismatch:
-            self._uploads.drop([assignment])
-            raise
-        if not part.last:
-            headers = {"Upload-Offset": str(upload.size), "Upload-Complete": "?0"}
-            return Response(status_code=204, headers=headers)
-        return await self._finish(assignment, upload, layout)
+    async def _counted(self, assignment: str, sha256: bytes) -> Receipt | None:
+        """The receipt of a report with this digest that was counted; None while one is waited for.
+
+        Raises ConflictingReport or NoLongerNeeded.
+        """
+        counted = await self._assignments.receipt(assignment)
+        if counted is not None and counted.sha256 != sha256.hex():
+            raise ConflictingReport(f"a report with digest {counted.sha256[:12]}… was accepted; this is another")
+        return counted
 
     async def sweep_forever(self) -> None:
         """Forget parts of reports that nobody waits for any more, once a second."""
@@ -115,33 +129,33 @@ class ReportApi:
             await asyncio.sleep(_SWEEP_S)
             try:
                 if held := self._uploads.assignments:
-                    self._uploads.drop(await run_in_threadpool(self._over, held))
+                    self._uploads.drop_for(await run_in_threadpool(self._over, held))
             except Exception as error:
                 _LOG.error("reports in parts could not be looked through: %s", error)
 
-    async def _finish(self, assignment: str, upload: Upload, layout: ReportLayout) -> Response:
+    async def _finish(self, upload: Upload, layout: ReportLayout) -> Response:
         """The receipt of a report that has arrived. A second request for it waits for the same receipt."""
-        counting = self._counting.get(assignment)
+        counting = self._counting.get(upload)
         if counting is None:
-            counting = self._counting[assignment] = asyncio.create_task(self._settle(assignment, upload, layout))
+            counting = self._counting[upload] = asyncio.create_task(self._settle(upload, layout))
         return answer(await asyncio.shield(counting), {"Upload-Complete": "?1"})
 
-    async def _settle(self, assignment: str, upload: Upload, layout: ReportLayout) -> Receipt:
+    async def _settle(self, upload: Upload, layout: ReportLayout) -> Receipt:
         """Count a report that has arrived. It is kept only when it cannot be counted yet."""
         try:
             if not upload.arrived:
                 raise DigestMismatch("the report does not have Upload-Length and Repr-Digest; send it again, from 0")
-            receipt = await self._count(assignment, upload.sha256, upload.data, layout)
+            receipt = await self._count(upload.assignment, upload.sha256, upload.data, layout)
         except Unavailable:
             raise
         except BaseException:
-            self._uploads.drop([assignment])
+            self._uploads.drop(upload)
             raise
         else:
-            self._uploads.drop([assignment])
+            self._uploads.drop(upload)
             return receipt
         finally:
-            del self._counting[assignment]
+            del self._counting[upload]
 
     async def _count(
         self, assignment: str, digest: bytes, data: memoryview, layout: ReportLayout, *, finite: bool = False
@@ -151,16 +165,6 @@ class ReportApi:
         else:
             report_L = await run_in_threadpool(parse_report, data, layout, finite=finite)
         return await asyncio.wrap_future(self._driver.submit(CountReport(assignment, digest.hex(), report_L)))
-
-    def _counted(self, assignment: str) -> Receipt | None:
-        """The receipt of a report that was counted; None while one is waited for. Raises NoLongerNeeded."""
-        with self._store.database.reading() as records:
-            found = records.assignment(assignment)
-        if found.report_sha256 is not None:
-            return Receipt(assignment=found.id, task=found.task, round=found.number, sha256=found.report_sha256)
-        if found.state is not AssignmentState.ASSIGNED:
-            raise NoLongerNeeded(f"the assignment is {found.state} and its round needs no report of it")
-        return None
 
     def _over(self, assignments: Sequence[str]) -> list[str]:
         with self._store.database.reading() as records:
@@ -241,6 +245,6 @@ async def _append(request: Request, upload: Upload) -> None:
     """
     digest = hashlib.sha256()
     async for chunk in request.stream():
-        upload.append(request, chunk)
+        upload.append(chunk)
         digest.update(chunk)
     signed(request).check(digest.digest())

@@ -1,13 +1,18 @@
-"""Uploads in parts: reports in memory, bounded in all, never on disk. Spec: docs/spec/wire.md §6."""
+"""Uploads of reports: one of each device at a time, in memory that is bounded in all. Spec: docs/spec/wire.md §6."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from starlette.requests import Request
+
+from coordinator.api.connection import hang_up
 from coordinator.api.limits import MemoryBudget, memory_of
-from coordinator.errors import ConflictingReport, MalformedMessage, MismatchingOffset
+from coordinator.errors import ConflictingReport, MalformedMessage, MismatchingOffset, NoLongerNeeded
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +29,15 @@ class Part:
 
 
 class Upload:
-    """A report that arrives in parts, hashed as it comes. Only one request at a time, its `writer`, adds to it."""
+    """A report that arrives in parts, hashed as it comes."""
 
-    def __init__(self, part: Part) -> None:
+    def __init__(self, device: str, assignment: str, part: Part) -> None:
+        self.device = device
+        self.assignment = assignment
         self.sha256 = part.sha256
         self.length = part.length
         self.data = memory_of(part.length)
         self.size = 0
-        self.writer: object | None = None
         self._digest = hashlib.sha256()
 
     @property
@@ -39,25 +45,24 @@ class Upload:
         """Whether all of it has arrived, with the announced digest."""
         return self.size == self.length and self._digest.digest() == self.sha256
 
-    def append(self, writer: object, chunk: bytes) -> None:
-        """Add bytes. Raises MismatchingOffset when another request took over, MalformedMessage past the end."""
-        if self.writer is not writer:
-            raise MismatchingOffset("another request took this upload over", self.size)
+    def append(self, chunk: bytes) -> None:
+        """Add bytes. Raises MalformedMessage past the end, NoLongerNeeded once it was dropped."""
         end = self.size + len(chunk)
         if end > self.length:
             raise MalformedMessage("the body reaches beyond Upload-Length")
+        if not self.data:
+            raise NoLongerNeeded("the round needs no report of this assignment any more")
         self.data[self.size : end] = chunk
         self._digest.update(chunk)
         self.size = end
 
     def close(self) -> None:
         """Take no more, and release the memory, though a request may still refer to this."""
-        self.writer = None
         self.data = memoryview(b"")
 
 
 class Uploads:
-    """Unfinished reports by assignment. Their announced bytes are reserved in `room`."""
+    """Unfinished reports, one of each device. Their announced bytes are reserved in `room`."""
 
     def __init__(self, room: MemoryBudget) -> None:
         self._room = room
@@ -66,38 +71,69 @@ class Uploads:
     @property
     def assignments(self) -> list[str]:
         """The assignments with an unfinished report."""
-        return list(self._held)
+        return [upload.assignment for upload in self._held.values()]
 
-    def size(self, assignment: str) -> int:
-        """Bytes of a report that have arrived. A request that was sending is cut off, so that no more come."""
-        upload = self._held.get(assignment)
-        if upload is None:
-            return 0
-        upload.writer = None
-        return upload.size
+    def size(self, device: str, assignment: str) -> int:
+        """Bytes of a report that have arrived."""
+        upload = self._of(device, assignment)
+        return upload.size if upload else 0
 
-    def take(self, assignment: str, part: Part, writer: object) -> Upload:
-        """Let `writer` add a part; a request that was sending is cut off.
+    def take(self, device: str, assignment: str, part: Part) -> Upload:
+        """The upload to which a part is to be added. What the device has sent for another assignment is dropped.
 
         Raises MismatchingOffset, ConflictingReport when another report has begun to arrive, TooLarge, or Unavailable
         when there is no memory for one more.
         """
-        size = self.size(assignment)
+        upload, size = self._of(device, assignment), self.size(device, assignment)
         if part.offset != size:
             raise MismatchingOffset(f"{size} bytes of this report have arrived", size)
-        upload = self._held.get(assignment)
         if upload is None:
+            self.drop_of(device)
             self._room.take(part.length)
-            upload = self._held[assignment] = Upload(part)
+            upload = self._held[device] = Upload(device, assignment, part)
         elif (upload.sha256, upload.length) != (part.sha256, part.length):
             raise ConflictingReport("another report has begun to arrive for this assignment; a device sends only one")
-        upload.writer = writer
         return upload
 
-    def drop(self, assignments: Iterable[str]) -> None:
-        """Forget reports that were counted or are needed no more."""
-        for assignment in assignments:
-            upload = self._held.pop(assignment, None)
-            if upload is not None:
-                upload.close()
-                self._room.free(upload.length)
+    def drop(self, upload: Upload) -> None:
+        """Forget an upload, if it is still kept."""
+        if self._held.get(upload.device) is upload:
+            del self._held[upload.device]
+            upload.close()
+            self._room.free(upload.length)
+
+    def drop_of(self, device: str) -> None:
+        """Forget what a device has sent."""
+        if (upload := self._held.get(device)) is not None:
+            self.drop(upload)
+
+    def drop_for(self, assignments: Collection[str]) -> None:
+        """Forget reports that are needed no more."""
+        for upload in [one for one in self._held.values() if one.assignment in assignments]:
+            self.drop(upload)
+
+    def _of(self, device: str, assignment: str) -> Upload | None:
+        upload = self._held.get(device)
+        return upload if upload is not None and upload.assignment == assignment else None
+
+
+class Senders:
+    """Requests that bring a report or a part of one, one of each device: a newer one cuts off the one before."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, tuple[asyncio.Event, Request]] = {}
+
+    @asynccontextmanager
+    async def alone(self, device: str, request: Request) -> AsyncIterator[None]:
+        """Run the block once no older request of the device is in one."""
+        while (older := self._of.get(device)) is not None:
+            over, sending = older
+            hang_up(sending.scope)
+            await over.wait()
+        over = asyncio.Event()
+        self._of[device] = (over, request)
+        try:
+            yield
+        finally:
+            del self._of[device]
+            over.set()

@@ -82,6 +82,10 @@ class Presence:
             self._assignments[given.assignment] = _OpenAssignment(round_id, lost_after, now, now + lost_after)
             self._rounds[round_id].add(given.assignment)
 
+    def is_open(self, assignment: str) -> bool:
+        """Whether a running round of this process waits for an assignment."""
+        return assignment in self._assignments
+
     def begin(self, assignment: str) -> None:
         """A request about an assignment has come, and is open until `end`."""
         with self._lock:

@@ -227,6 +227,8 @@ def test_blob_answers_conditions_and_ranges(store, register, client):
         ("bytes=-7", data[-7:]),
         (f"bytes=3-{size + 9}", data[3:]),
         (f"bytes=-{size + 9}", data),
+        ("bytes=3-" + 5000 * "9", data[3:]),
+        ("bytes=-" + 5000 * "9", data),
     ]:
         response = blob(client, sha256, **{"Range": wanted, "If-Range": etag})
         assert (response.status_code, response.content) == (206, part)
@@ -235,10 +237,25 @@ def test_blob_answers_conditions_and_ranges(store, register, client):
     for ignored in ({"Range": "bytes=9-1"}, {"Range": "lines=1-2"}, {"Range": "bytes=0-1,3-4"}, {"Range": "bytes=-"}):
         assert blob(client, sha256, **ignored).content == data
     assert blob(client, sha256, **{"Range": "bytes=0-1", "If-Range": '"other"'}).content == data
-    for outside in (f"bytes={size}-", "bytes=-0"):
+    for outside in (f"bytes={size}-", "bytes=-0", f"bytes={5000 * '9'}-", f"bytes={5000 * '9'}-{5000 * '9'}"):
         response = blob(client, sha256, Range=outside)
         refused(response, "range-not-satisfiable")
         assert response.headers["content-range"] == f"bytes */{size}"
+
+
+def test_numbers_of_thousands_of_digits_are_refused_or_ignored(register, client):
+    register(goal=1, rounds=1)
+    (given,) = assign(client, "a")
+    auth, path, many = client.devices["a"], f"/v1/assignments/{given.assignment}", 5000 * "9"
+    assert client.get(path, headers={"Prefer": f"wait={many}"}, auth=auth).status_code == 204
+    refused(client.get(f"{path}/secagg/{many}", auth=auth), "malformed-message")
+    part = {"Upload-Offset": "0", "Upload-Length": "9", "Upload-Complete": "?1", "Repr-Digest": digest_of(b"x")}
+    for name in ("Upload-Offset", "Upload-Length"):
+        refused(
+            client.patch(f"{path}/report", content=b"x", headers=part | {name: many}, auth=auth), "malformed-message"
+        )
+    check_in_with = f'{{"capabilities": {{}}, "examples": {{"default": {1500 * "9"}}}}}'.encode()
+    refused(client.post("/v1/populations/phones/checkins", content=check_in_with, auth=auth), "malformed-message")
 
 
 def test_server_state_is_not_served_to_devices(register, client, tmp_path):

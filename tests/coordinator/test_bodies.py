@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from coordinator.api import middleware
+from coordinator.api import connection_limits
 from coordinator.api.connection import Body, HeadBufferingTransport
 from coordinator.api.limits import MemoryBudget
 from coordinator.api.reports import ReportApi
@@ -75,14 +75,14 @@ def receipts(answers):
 def test_reports_that_follow_each_other_on_one_connection_are_all_counted(store, register_large, client):
     task = register_large(goal=3, rounds=1)
     given = [one.assignment for one in assign(client, "a", "b", "c")]
-    bodies = [report(number) for number in (1, 2, 6)]
+    bodies = [report(number) for number in (1, 2, 3)]
     first, *others = (head(client, one, body) + body for one, body in zip(given, bodies, strict=True))
     with connected(client) as (connection, answers):
         connection.sendall(first)
         assert next(answers) == given[0]
         connection.sendall(b"".join(others))
         assert [next(answers), next(answers)] == given[1:]
-    np.testing.assert_array_equal(committed(store, task, 1), np.full(SIZE, 3, np.float32))
+    np.testing.assert_array_equal(committed(store, task, 1), np.full(SIZE, 2, np.float32))
 
 
 @pytest.mark.parametrize("piece", [1 << 12, 100_000])
@@ -100,7 +100,8 @@ def test_a_body_in_pieces_that_pause_is_the_body(store, register_large, client, 
 
 
 def test_a_body_that_keeps_coming_for_long_leaves_its_connection_open(register_large, client, monkeypatch):
-    monkeypatch.setattr(middleware, "SILENCE_S", 0.5)
+    monkeypatch.setattr(connection_limits, "WINDOW_S", 0.3)
+    monkeypatch.setattr(connection_limits, "LOOK_S", 0.05)
     register_large(goal=2, rounds=1)
     given = [one.assignment for one in assign(client, "a", "b")]
     body = report(2)

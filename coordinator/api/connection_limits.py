@@ -1,0 +1,133 @@
+"""Limits of the connections of one port: how many wait for a request, and how slowly bytes may move on them."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import time
+from collections import Counter
+from functools import lru_cache
+from typing import Protocol
+
+from coordinator.api.limits import caller_of
+from coordinator.metrics import Metrics
+from coordinator.settings import Settings
+
+HEAD_S = 30.0
+"""How long a connection may take from its beginning, or from its last answer, to the end of a request's head."""
+WINDOW_S = 60.0
+"""How long a body, or an answer, may take to move by the least that is demanded of it."""
+LEAST_BYTES_PER_S = 1000
+"""The least rate of a body and of an answer, on the average of a window."""
+LOOK_S = 1.0
+
+
+class Limited(Protocol):
+    """A connection as its limits see it."""
+
+    @property
+    def address(self) -> str | None:
+        """The address of the other end; None when it has none."""
+
+    @property
+    def moved(self) -> int:
+        """The bytes that came, less those that wait to be sent: it grows while anything moves."""
+
+    def hang_up(self) -> None:
+        """Close the connection now, whatever is still to be sent."""
+
+
+class ConnectionLimits:
+    """The connections of a port, by what they wait for. Used by the event loop's thread only.
+
+    A connection *waits* until the head of its next request has arrived. Of those, so many may be open as requests may
+    be in progress, and `address_connection_limit` of one address. For one more in all, the one that has waited longest
+    is closed: so connections that ask for nothing keep nobody out. A connection is *moving* while a body arrives, or
+    while its other end does not take an answer as fast as it comes.
+    """
+
+    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+        self._most = settings.connection_limit
+        self._most_of_address = settings.address_connection_limit
+        self._proxies = settings.proxies
+        self._closed = metrics.closed
+        self._waiting: dict[Limited, float] = {}  # the longest first
+        self._waiting_of: Counter[str] = Counter()
+        self._moving: dict[Limited, tuple[float, int]] = {}
+        self._looking = False
+        self._caller_of = lru_cache(1 << 14)(self._find_caller)
+
+    def opened(self, connection: Limited) -> None:
+        """Admit a new connection, or close it or another one."""
+        caller = self._caller_of(connection.address)
+        if caller is not None and 0 < self._most_of_address <= self._waiting_of[caller]:
+            self._close(connection, "address")
+            return
+        self.waits(connection)
+        if len(self._waiting) > self._most:
+            self._close(next(iter(self._waiting)), "crowded")
+
+    def waits(self, connection: Limited) -> None:
+        """A connection waits for a request from now on."""
+        self._waiting[connection] = time.monotonic()
+        caller = self._caller_of(connection.address)
+        if caller is not None:
+            self._waiting_of[caller] += 1
+        self._look_soon()
+
+    def works(self, connection: Limited) -> None:
+        """The head of a request has arrived."""
+        if self._waiting.pop(connection, None) is None:
+            return
+        caller = self._caller_of(connection.address)
+        if caller is not None:
+            self._waiting_of[caller] -= 1
+            if not self._waiting_of[caller]:
+                del self._waiting_of[caller]
+
+    def moves(self, connection: Limited) -> None:
+        """A body is arriving, or an answer is taken slowly."""
+        if connection not in self._moving:
+            self._moving[connection] = (time.monotonic(), connection.moved)
+            self._look_soon()
+
+    def rests(self, connection: Limited) -> None:
+        """Nothing has to move any more."""
+        self._moving.pop(connection, None)
+
+    def closed(self, connection: Limited) -> None:
+        """Forget a connection."""
+        self.works(connection)
+        self.rests(connection)
+
+    def _close(self, connection: Limited, reason: str) -> None:
+        self._closed.labels(reason).inc()
+        self.closed(connection)
+        connection.hang_up()
+
+    def _look_soon(self) -> None:
+        if not self._looking:
+            self._looking = True
+            asyncio.get_running_loop().call_later(LOOK_S, self._look)
+
+    def _look(self) -> None:
+        """Close what takes too long."""
+        now = time.monotonic()
+        while self._waiting and now - next(iter(self._waiting.values())) > HEAD_S:
+            self._close(next(iter(self._waiting)), "head")
+        for connection, (since, before) in list(self._moving.items()):
+            if now - since > WINDOW_S:
+                if connection.moved - before < LEAST_BYTES_PER_S * (now - since):
+                    self._close(connection, "rate")
+                else:
+                    self._moving[connection] = (now, connection.moved)
+        self._looking = False
+        if self._waiting or self._moving:
+            self._look_soon()
+
+    def _find_caller(self, address: str | None) -> str | None:
+        """The caller that an address counts for; None, and no limit, for loopback and proxies."""
+        if address is None:
+            return None
+        known = ipaddress.ip_address(address.partition("%")[0])
+        return None if any(known in network for network in self._proxies) else caller_of(address)

@@ -1,0 +1,226 @@
+"""Attacks by those who have no account, and by one device: what they hold is bounded, and others are served."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from coordinator.api import connection, connection_limits
+from coordinator.api.reports import HEADER_BYTES
+from coordinator.server import serving
+from coordinator.settings import Settings
+from fedcore.wire import messages
+from fedcore.wire.messages import Enrol, Unattested
+from muster.bench.null_task import null_bundle
+from tests.coordinator.bundles import report_body
+from tests.coordinator.connections import begun, connect, hung_up, rest_of, status_of, wait_until_closed
+from tests.coordinator.devices import enrol, newcomer, speaking_to
+from tests.coordinator.test_api import abort, ask, assign, check_in, put, refused
+
+GET = b"GET /healthz HTTP/1.1\r\nHost: x\r\n"
+BODY = report_body([1, 0, 0, 0], 1)
+ROOM = 4 * 7 + HEADER_BYTES
+"""Bytes that are reserved for one report of the task of these tests, as it comes."""
+
+
+@pytest.fixture
+def coordinator(database, tmp_path):
+    """Serve with settings; gives a client."""
+
+    @contextmanager
+    def run(**settings):
+        place = {"database": database, "keys": tmp_path / "keys", "blobs": tmp_path / "blobs", "port": 0}
+        chosen = Settings(**place, admin_port=0, accept_unattested=True, **settings)
+        with serving(chosen) as url, speaking_to(url) as client:
+            yield client
+
+    return run
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Limits of time that a test can wait for."""
+    for name, seconds in (("HEAD_S", 0.4), ("WINDOW_S", 0.4), ("LOOK_S", 0.05)):
+        monkeypatch.setattr(connection_limits, name, seconds)
+
+
+def enrolment(client, stop, **headers):
+    """A connection on which somebody unknown begins to enrol."""
+    key = Ed25519PrivateKey.generate()
+    body = messages.encode(Enrol(attestation=Unattested()))
+    return begun(client, newcomer(key), "POST", "/v1/devices", body[:stop], body, **headers)
+
+
+# --- heads
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        GET + b"X: " + b"x" * connection.HEAD_BYTES,
+        b"GET /" + b"x" * connection.HEAD_BYTES,
+        GET + b"X: x\r\n" * connection.HEAD_FIELDS + b"\r\n",
+    ],
+)
+def test_a_head_that_is_too_large_is_refused_before_its_end(coordinator, head):
+    with coordinator() as client, connect(client) as attacker:
+        attacker.sendall(head)
+        assert status_of(attacker) == 431
+    with coordinator() as client:
+        assert client.get("/healthz", headers={"X": "x" * 15_000}).status_code == 200
+
+
+def test_trailers_without_end_close_their_connection(coordinator):
+    with coordinator() as client, enrolment(client, 0, **{"Transfer-Encoding": "chunked"}) as attacker:
+        attacker.sendall(b"1\r\nx\r\n0\r\n" + b"X: x\r\n" * 5000)
+        assert hung_up(attacker)
+
+
+def test_chunk_extensions_without_end_close_their_connection(coordinator):
+    with coordinator() as client, enrolment(client, 0, **{"Transfer-Encoding": "chunked"}) as attacker:
+        attacker.sendall(b"1;x=" + b"x" * 4 * connection.HEAD_BYTES)
+        assert hung_up(attacker)
+
+
+@pytest.mark.parametrize("said", [b"", GET])
+def test_a_head_that_does_not_end_in_time_is_cut_off(coordinator, impatient, said):
+    with coordinator() as client, connect(client) as attacker:
+        attacker.sendall(said)
+        assert hung_up(attacker)
+
+
+def test_requests_without_end_on_one_connection_are_cut_off(coordinator):
+    with coordinator() as client, connect(client) as attacker:
+        attacker.sendall((GET + b"\r\n") * 400)
+        assert rest_of(attacker).count(b"HTTP/1.1 200") < 400
+
+
+# --- bodies
+
+
+@pytest.mark.parametrize("coding", [{}, {"Transfer-Encoding": "chunked"}])
+def test_a_body_that_drips_is_cut_off(coordinator, impatient, coding):
+    with coordinator() as client, enrolment(client, 0, **coding) as attacker:
+        attacker.settimeout(0.05)
+        piece = b"1\r\nx\r\n" if coding else b"x"
+        for _ in range(30):
+            try:
+                attacker.sendall(piece)
+                assert hung_up(attacker)
+                break
+            except (BrokenPipeError, ConnectionResetError):
+                break
+            except TimeoutError:
+                continue
+        else:
+            pytest.fail("the body of an enrolment may take for ever")
+
+
+def test_an_answer_that_is_not_taken_is_cut_off(coordinator, register, tmp_path, impatient, monkeypatch):
+    closed, hang_up = threading.Event(), connection.Connection.hang_up
+
+    def watched(one):
+        if one.flow.write_paused:
+            closed.set()
+        hang_up(one)
+
+    monkeypatch.setattr(connection.Connection, "hang_up", watched)
+    size = 4_000_000
+    register(null_bundle(tmp_path / "large", size), goal=1, rounds=1)
+    with coordinator() as client:
+        (given,) = assign(client, "a")
+        path = f"/v1/blobs/{given.checkpoint.sha256}"
+        with begun(client, client.devices["a"], "GET", path, receive_bytes=4096) as attacker:
+            assert closed.wait(10)
+            assert len(rest_of(attacker)) < 4 * size
+
+
+# --- connections
+
+
+def test_dripping_enrolments_leave_room_for_devices_and_newcomers(coordinator, register):
+    register()
+    with coordinator(connection_limit=16) as client, ExitStack() as open_:
+        client.devices["a"]
+        attackers = [open_.enter_context(enrolment(client, 9)) for _ in range(20)]
+        assert check_in(client, "a").status_code == 200
+        assert enrol(client, Ed25519PrivateKey.generate()).status_code == 200
+        assert wait_until_closed(attackers, 18)
+
+
+def test_idle_connections_give_way_to_new_ones(coordinator):
+    with coordinator(connection_limit=8) as client, ExitStack() as open_:
+        attackers = [open_.enter_context(connect(client)) for _ in range(20)]
+        assert hung_up(attackers[0])
+        assert client.get("/healthz").status_code == 200
+
+
+def test_connections_of_one_address_are_limited(coordinator, monkeypatch):
+    monkeypatch.setattr(connection_limits, "caller_of", lambda address: address)
+    with coordinator(address_connection_limit=3) as client, ExitStack() as open_:
+        *_, fourth = [open_.enter_context(connect(client)) for _ in range(4)]
+        assert hung_up(fourth)
+    with coordinator(address_connection_limit=3, trusted_proxies="127.0.0.0/8") as client, ExitStack() as open_:
+        for _ in range(4):
+            open_.enter_context(connect(client))
+        assert client.get("/healthz").status_code == 200
+
+
+def test_requests_in_progress_of_one_address_are_limited_behind_a_proxy(coordinator, register):
+    register(goal=9, selection_timeout_s=60)
+    here, elsewhere = ({"X-Forwarded-For": f"203.0.113.{number}"} for number in (1, 2))
+    with (
+        coordinator(address_connection_limit=2, trusted_proxies="127.0.0.1") as client,
+        ThreadPoolExecutor() as pool,
+    ):
+        for device in "ab":
+            session = check_in(client, device).json()["session"]
+            pool.submit(ask, client, session, device, headers={"Prefer": "wait=3", **here})
+        until = time.monotonic() + 3
+        while (answer := client.get("/openapi.json", headers=here)).status_code == 200:
+            assert time.monotonic() < until
+        refused(answer, "too-many-requests")
+        assert client.get("/openapi.json", headers=elsewhere).status_code == 200
+
+
+# --- reports
+
+
+@pytest.mark.parametrize("path", ["report", "secagg/5"])
+def test_an_assignment_that_was_given_up_reserves_no_room(coordinator, register, path):
+    register(goal=3, minimum=1, rounds=1)
+    with coordinator(reports_bytes=2 * ROOM - 1) as client:
+        mine, theirs, _ = (one.assignment for one in assign(client, "a", "b", "c"))
+        abort(client, mine)
+        with begun(
+            client, client.devices.owner(mine), "PUT", f"/v1/assignments/{mine}/{path}", BODY[:40], BODY
+        ) as attacker:
+            assert status_of(attacker) == 410
+            assert put(client, theirs, BODY).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["report", "secagg/5"])
+def test_a_device_has_room_for_one_report_however_often_it_sends(coordinator, register, path):
+    register(goal=2, rounds=1)
+    with coordinator(reports_bytes=2 * ROOM + 100) as client, ExitStack() as open_:
+        mine, theirs = (one.assignment for one in assign(client, "a", "b"))
+        auth, url = client.devices.owner(mine), f"/v1/assignments/{mine}/{path}"
+        attackers = [open_.enter_context(begun(client, auth, "PUT", url, BODY[:40], BODY)) for _ in range(6)]
+        assert wait_until_closed(attackers, 5)
+        assert put(client, theirs, BODY).status_code == 200
+
+
+def test_report_that_was_counted_needs_no_room_to_be_sent_again(coordinator, register):
+    register(goal=3, rounds=1)
+    with coordinator(reports_bytes=2 * ROOM - 1) as client:
+        mine, theirs, _ = (one.assignment for one in assign(client, "a", "b", "c"))
+        receipt = put(client, mine, BODY)
+        url = f"/v1/assignments/{theirs}/report"
+        with begun(client, client.devices.owner(theirs), "PUT", url, BODY[:40], BODY):
+            assert put(client, mine, BODY).content == receipt.content
+            refused(put(client, mine, report_body([2, 0, 0, 0], 1)), "conflicting-report")
