@@ -7,9 +7,10 @@ BIN := .venv/bin
 DEMO := .venv/.demo
 INSTALLED := .venv/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+LOCKED := --no-deps --require-hashes --requirement
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check format migration filemap clean
+.PHONY: help install demo test check format migration filemap lock sbom clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -38,21 +39,31 @@ migration: $(INSTALLED) ## write the initial migration and the tables of docs/da
 filemap: $(INSTALLED) ## write the file map of docs/architecture.md anew
 	$(BIN)/python -m tests.make_file_map
 
+lock: $(INSTALLED) ## write requirements/*.lock anew: the newest versions that pyproject.toml allows, with digests
+	$(PIP) uv
+	$(BIN)/python requirements/lock.py
+
+sbom: $(INSTALLED) ## write sbom.json: the packages in .venv, their versions and licences, in CycloneDX
+	$(BIN)/cyclonedx-py environment $(BIN)/python --pyproject pyproject.toml --output-file sbom.json
+
 clean: ## remove .venv, caches and outputs
-	rm -rf .venv build dist out *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv sbom.json build dist out *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Muster needs Python 3.11 or newer; name one with PYTHON=...")'
 	$(PYTHON) -m venv .venv
 
-# A stamp is newer than pyproject.toml exactly when what that file asks for has been installed.
+# A stamp is newer than pyproject.toml exactly when what that file asks for has been installed: what the lock file has by
+# digest, and then the rest, which is torch.
 # Without --no-compile, pip compiles thousands of modules that the demo never loads, which doubles the time.
-$(DEMO): pyproject.toml | $(BIN)/pip
+$(DEMO): pyproject.toml requirements/sim.lock | $(BIN)/pip
 	@echo 'installing what the demo needs: a minute when pip has it in its cache'
-	$(PIP) --no-compile -e '.[sim]'
+	$(PIP) --no-compile $(LOCKED) requirements/sim.lock
+	$(PIP) --no-compile --no-build-isolation -e '.[sim]'
 	@touch $@
 
-$(INSTALLED): pyproject.toml | $(BIN)/pip
-	$(PIP) -e '.[dev]'
+$(INSTALLED): pyproject.toml requirements/dev.lock | $(BIN)/pip
+	$(PIP) $(LOCKED) requirements/dev.lock
+	$(PIP) --no-build-isolation -e '.[dev]'
 	@touch $(DEMO) $@

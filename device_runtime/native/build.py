@@ -19,7 +19,11 @@ from device_runtime.errors import ConfigError
 from device_runtime.native.library import SHIM, SOURCE, VERSION, default_folder, shim_name
 
 LIBRARIES = ("executorch", "executorch_kernels_optimized", "executorch_backend_xnnpack", "executorch_threadpool")
-ARCHITECTURES = ("x86_64", "aarch64")
+SHA256 = {
+    "x86_64": "274c28c2fe2b76acb03f9fa381537425c40e0098dcf886baf6d97a1a55ffe300",
+    "aarch64": "8ee02348a3ea80ddf770822911ebf78da616b73afce0fbaaa79f23311c88c66a",
+}
+"""The digest of ExecuTorch's wheel for each architecture. pip refuses any other file."""
 INCLUDES = ("executorch/include", "executorch/include/executorch/runtime/core/portable_type/c10")
 # The headers' own demands (executorch-config.cmake in the wheel): their layout follows these.
 DEFINED = ("C10_USING_CUSTOM_GENERATED_MACROS", "ET_EVENT_TRACER_ENABLED", "ET_USE_THREADPOOL")
@@ -41,8 +45,8 @@ def build(arch: str | None = None, out: Path | None = None) -> Build:
     fails.
     """
     arch = arch or platform.machine()
-    if arch not in ARCHITECTURES:
-        raise ConfigError(f"ExecuTorch can be built for {', '.join(ARCHITECTURES)}, not for {arch!r}")
+    if arch not in SHA256:
+        raise ConfigError(f"ExecuTorch can be built for {', '.join(SHA256)}, not for {arch!r}")
     compiler = _compiler(arch)
     out = (out or default_folder(arch)).absolute()
     out.mkdir(parents=True, exist_ok=True)
@@ -71,9 +75,12 @@ def _compiler(arch: str) -> str:
 
 def _download(arch: str, folder: Path) -> Path:
     """The wheel, in `folder`. Its libraries do not depend on the Python that it is for."""
-    what = [f"executorch=={VERSION}", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--quiet"]
+    wanted = folder / "wanted.txt"
+    wanted.write_text(f"executorch=={VERSION} --hash=sha256:{SHA256[arch]}\n", "utf-8")
+    what = ["--requirement", str(wanted), "--require-hashes", "--no-deps", "--only-binary=:all:"]
+    how = ["--disable-pip-version-check", "--quiet"]
     target = ["--platform", f"manylinux_2_28_{arch}", "--implementation", "cp", "--python-version", "311"]
-    _call([sys.executable, "-m", "pip", "download", *what, *target, "--dest", str(folder)], "pip")
+    _call([sys.executable, "-m", "pip", "download", *what, *how, *target, "--dest", str(folder)], "pip")
     return next(folder.glob("*.whl"))
 
 

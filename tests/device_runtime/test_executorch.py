@@ -387,6 +387,14 @@ def test_a_build_that_pip_cannot_serve_ends_with_the_last_of_its_words(monkeypat
     assert list(tmp_path.rglob("*")) == [tmp_path / "out"]
 
 
+def test_a_build_from_another_wheel_than_the_one_we_know_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr(building, "_compiler", lambda arch: "g++")
+    monkeypatch.setitem(building.SHA256, "x86_64", "0" * 64)
+    with pytest.raises(ConfigError, match=r"pip failed: .*(?i:hash)"):
+        building.build("x86_64", tmp_path / "out")
+    assert list(tmp_path.rglob("*")) == [tmp_path / "out"]
+
+
 def test_a_build_replaces_a_stale_one_and_leaves_other_files_alone(tmp_path):
     (tmp_path / "notes").touch()
     (tmp_path / f"{SHIM}-0123.so").touch()

@@ -1,0 +1,52 @@
+"""The lock files hold what pyproject.toml asks for, each file by its digest."""
+
+import re
+import tomllib
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.tree import ROOT
+
+OWN = "muster-fl"
+BY_VERSION = {"torch"}  # requirements/lock.py says why
+
+
+def asked_for(extra):
+    """Every requirement of an extra, those of the extras that it takes in included."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [Requirement(text) for text in project["dependencies"]]
+    open_ = [extra]
+    while open_:
+        for one in map(Requirement, project["optional-dependencies"][open_.pop()]):
+            if canonicalize_name(one.name) == OWN:
+                open_ += one.extras
+            else:
+                wanted.append(one)
+    return wanted
+
+
+def locked(extra):
+    """The blocks of a lock file: the versions of a package, and how many digests each has."""
+    blocks = re.split(r"\n(?=\w)", (ROOT / "requirements" / f"{extra}.lock").read_text())[1:]
+    found = {}
+    for block in blocks:
+        name, version = re.match(r"([\w.-]+)(?:\[[\w,-]+\])?==([^\s;]+)", block).groups()
+        found.setdefault(canonicalize_name(name), {})[version] = block.count("--hash=sha256:")
+    return found
+
+
+@pytest.mark.parametrize("extra", ["sim", "dev"])
+def test_lock_file_has_every_package_that_is_asked_for(extra):
+    have = locked(extra)
+    for wanted in asked_for(extra):
+        if wanted.name not in BY_VERSION:
+            versions = have.get(canonicalize_name(wanted.name), {})
+            assert any(version in wanted.specifier for version in versions), f"{wanted}: run `make lock`"
+
+
+@pytest.mark.parametrize("extra", ["sim", "dev"])
+def test_every_file_of_a_lock_file_has_a_digest(extra):
+    assert all(digests for versions in locked(extra).values() for digests in versions.values())
+    assert not BY_VERSION & set(locked(extra))
