@@ -17,6 +17,7 @@ from coordinator.settings import Settings
 from fedcore.wire import messages
 from fedcore.wire.messages import Enrol, Unattested
 from muster.bench.null_task import null_bundle
+from secagg.message_type import MessageType
 from tests.coordinator.bundles import report_body
 from tests.coordinator.connections import begun, connect, hung_up, rest_of, status_of, wait_until_closed
 from tests.coordinator.devices import enrol, newcomer, speaking_to
@@ -24,6 +25,7 @@ from tests.coordinator.test_api import abort, ask, assign, check_in, put, refuse
 
 GET = b"GET /healthz HTTP/1.1\r\nHost: x\r\n"
 BODY = report_body([1, 0, 0, 0], 1)
+MASKED = f"secagg/{MessageType.MASKED}"
 ROOM = 4 * 7 + HEADER_BYTES
 """Bytes that are reserved for one report of the task of these tests, as it comes."""
 
@@ -191,7 +193,7 @@ def test_requests_in_progress_of_one_address_are_limited_behind_a_proxy(coordina
 # --- reports
 
 
-@pytest.mark.parametrize("path", ["report", "secagg/5"])
+@pytest.mark.parametrize("path", ["report", MASKED])
 def test_an_assignment_that_was_given_up_reserves_no_room(coordinator, register, path):
     register(goal=3, minimum=1, rounds=1)
     with coordinator(reports_bytes=2 * ROOM - 1) as client:
@@ -204,7 +206,7 @@ def test_an_assignment_that_was_given_up_reserves_no_room(coordinator, register,
             assert put(client, theirs, BODY).status_code == 200
 
 
-@pytest.mark.parametrize("path", ["report", "secagg/5"])
+@pytest.mark.parametrize("path", ["report", MASKED])
 def test_a_device_has_room_for_one_report_however_often_it_sends(coordinator, register, path):
     register(goal=2, rounds=1)
     with coordinator(reports_bytes=2 * ROOM + 100) as client, ExitStack() as open_:
