@@ -41,6 +41,7 @@ from device_runtime.examples import ExampleSource, open_examples
 from device_runtime.outcome import Outcome, failed
 from device_runtime.permission.guard import Guard
 from device_runtime.permission.policy import Policy, policy_in
+from device_runtime.permission.releases import Releases
 from device_runtime.permission.task_acceptance import acceptable_tasks
 from device_runtime.phases import Phases
 from device_runtime.protocol.enrolment import Enrolments
@@ -148,7 +149,7 @@ class _Session:
         journal = Journal(database, clock)
         self._spending = Spending(database, clock)
         self._policy = config.policy or policy_in(config.state)
-        self._guard = Guard(self._policy, self._spending)
+        self._guard = Guard(self._policy, self._spending, Releases(self._policy, database, clock, config.population))
         self._record = SessionRecord(journal, self._spending, transport, config.coordinator, config.population)
 
     def run(self) -> Outcome:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ from device_runtime.examples import ExampleSource
 from device_runtime.runner import TrainingResult, execute
 from device_runtime.state.cache import BlobCache
 from fedcore import checkpoint
-from fedcore.batching import StreamKey
+from fedcore.batching import SECRET_BYTES, StreamKey
 from fedcore.errors import FedcoreError
 from fedcore.params import FLOAT_BYTES, Float32, VectorSpec
 from fedcore.plan import Plan
@@ -50,7 +51,9 @@ class Worker:
             broadcast = checkpoint.decode(self.cache.once(given.checkpoint), plan.broadcast)
         except FedcoreError as error:
             raise PlanRefused(str(error)) from error
-        key = StreamKey(given.seed, given.round, given.slot)
+        # In a secure round nobody else may know what noise a graph reads: it could place examples by it in the sum.
+        secret = b"" if given.secagg is None else secrets.token_bytes(SECRET_BYTES)
+        key = StreamKey(given.seed, given.round, given.slot, secret)
         return execute(plan, graphs, broadcast, columns, key, keep_going=self.keep_going)
 
     def to_move(self, given: Assignment, plan: Plan) -> int:

@@ -17,29 +17,38 @@ from numpy.typing import NDArray
 from fedcore.loop import Loop
 from fedcore.params import Float32
 
+SECRET_BYTES = 32
+
 
 class StreamKey(msgspec.Struct, frozen=True):
-    """The key of a device's random streams in one round: every random number that it draws depends on it."""
+    """The key of a device's random streams in one round: every random number that it draws depends on it.
+
+    secret: in a secure round, bytes that only the device knows, on which its noise depends too; else empty. The order
+    of examples does not depend on it.
+    """
 
     seed: int
     round: int
     slot: int
+    secret: bytes = b""
 
 
 def permutation(key: StreamKey, pass_index: int, epoch: int, examples: int) -> NDArray[np.int64]:
     """A random order of `examples` indices: the stable argsort of that many raw 64-bit outputs."""
-    return np.argsort(_stream("muster.order.v1", key, pass_index, epoch, examples), kind="stable")
+    return np.argsort(_stream(b"muster.order.v1", key, pass_index, epoch, examples), kind="stable")
 
 
 def noise(key: StreamKey, pass_index: int, step: int, size: int) -> NDArray[np.int32]:
     """Random integers (size,), uniform over all of int32, one for every place of a batch: what dropout draws from."""
-    return _stream("muster.noise.v1", key, pass_index, step, -(-size // 2)).astype("<u8").view("<i4")[:size]
+    return (
+        _stream(b"muster.noise.v1" + key.secret, key, pass_index, step, -(-size // 2)).astype("<u8").view("<i4")[:size]
+    )
 
 
-def _stream(label: str, key: StreamKey, pass_index: int, counter: int, words: int) -> NDArray[np.uint64]:
+def _stream(label: bytes, key: StreamKey, pass_index: int, counter: int, words: int) -> NDArray[np.uint64]:
     """Raw 64-bit outputs of Philox, of the stream that a label, a device's key, a pass and a counter name."""
     tag = struct.pack("<QQQQQ", key.seed, key.round, key.slot, pass_index, counter)
-    philox_key = np.frombuffer(hashlib.sha256(label.encode() + tag).digest()[:16], "<u8")
+    philox_key = np.frombuffer(hashlib.sha256(label + tag).digest()[:16], "<u8")
     return np.random.Philox(key=philox_key).random_raw(words)
 
 

@@ -4,7 +4,8 @@ FedcoreError
 ├── SchemaError             a vector or tensor does not have the declared name, shape or type
 ├── PlanError               a plan or manifest is malformed or of an unknown version
 │   ├── DigestMismatch      bytes do not have the digest that names them
-│   └── BadSignature        a plan does not have the signature that it is said to have
+│   ├── BadSignature        a plan does not have the signature that it is said to have
+│   └── BadRelease          a release or an entry of its lineage is malformed, or says something else than it must
 ├── InvalidKey              a key is malformed, or a file that should hold one does not
 ├── BrokenSuccession        no chain of signatures leads from the pinned key to the one that is shown
 ├── WireError               a message is malformed or of an unknown version
@@ -35,6 +36,10 @@ class DigestMismatch(PlanError):
 
 class BadSignature(PlanError):
     """A plan does not have the signature that it is said to have."""
+
+
+class BadRelease(PlanError):
+    """A release or an entry of its lineage is malformed, or says something else than it must."""
 
 
 class InvalidKey(FedcoreError):

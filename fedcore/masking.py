@@ -7,13 +7,50 @@ the way to fixed-point numbers (`secagg.packing`).
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from fedcore.plan import BlobRef
+from fedcore.release import SumBounds
 from fedcore.report import WEIGHT, ReportLayout
+
+# Metric sums are fixed-point numbers with three bits behind the point: counts are exact, and sums reach 65,535.
+METRIC_BITS, METRIC_STEP = 20, 0.125
+
+
+@dataclass(frozen=True, slots=True)
+class FixedPoint:
+    """How the values of a segment become fixed-point numbers of `bits` in [low, high]; the rest as in a session's.
+
+    norm: the L2 norm to which a longer segment is scaled down; 0 is no limit. weighted: multiplied by the weight.
+    """
+
+    size: int
+    bits: int
+    low: float
+    high: float
+    norm: float
+    weighted: bool
+
+
+def fixed_points(layout: ReportLayout, bounds: SumBounds) -> tuple[FixedPoint, ...]:
+    """The fixed-point numbers of every unweighted segment of a report: plan and release leave no choice."""
+    clip, half = bounds.clip_norm, 1 << METRIC_BITS - 1
+    lowest, highest = -half * METRIC_STEP, (half - 1) * METRIC_STEP
+    return tuple(
+        FixedPoint(one.size, bounds.bits, -clip, clip, clip, weighted=True)
+        if one.reduction == "mean"
+        else FixedPoint(one.size, METRIC_BITS, lowest, highest, 0.0, weighted=False)
+        for one in layout.unweighted
+    )
+
+
+def greatest_weight(layout: ReportLayout, bounds: SumBounds) -> int:
+    """The weight that a device counts with at most: 1 when all count alike."""
+    return bounds.max_examples if layout.weighting == "examples" else 1
 
 
 def task_hash(task: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Ed25519 signatures of plans, so that a device can tell whose plan it was given. Spec: docs/spec/plan.md §8.
+"""Ed25519 signatures of plans and releases, so that a device can tell whose they are. Spec: docs/spec/plan.md §8, §9.
 
 The engine does without `cryptography`: nothing of `fedcore` that it needs loads this module.
 """
@@ -11,6 +11,7 @@ import contextlib
 import os
 from pathlib import Path
 
+import msgspec
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import (
@@ -22,8 +23,10 @@ from cryptography.hazmat.primitives.serialization import (
 
 from fedcore.errors import BadSignature, InvalidKey
 from fedcore.plan import BlobRef, PlanSignature
+from fedcore.release import LineageEntry, Release, Signed, decode_entry, decode_release
 
-DOMAIN = b"muster.plan.v1\0"
+DOMAIN, RELEASE, LINEAGE = b"muster.plan.v1\0", b"muster.release.v1\0", b"muster.lineage.v1\0"
+"""What a signed message begins with, so that no signature fits another purpose."""
 KIND = "ed25519:"
 
 
@@ -37,14 +40,39 @@ def verify(plan: BlobRef, signature: PlanSignature) -> None:
 
     Raises InvalidKey when the signer is not a public key.
     """
-    key = public_key(signature.signer)
-    try:
-        key.verify(from_base64url(signature.value), message(plan))
-    except (InvalidSignature, ValueError) as error:
+    if not _fits(signature.signer, signature.value, message(plan)):
         raise BadSignature(
             f"plan {plan.sha256[:12]}… does not have the signature of {signature.signer}: it was altered, or signed "
             "for another plan; sign it again with `muster plan sign`"
-        ) from error
+        )
+
+
+def verified_release(signed: Signed) -> Release:
+    """The release, if its signer signed it. Whether to trust the signer is not ours.
+
+    Raises BadSignature, InvalidKey or BadRelease.
+    """
+    return decode_release(_verified(signed, RELEASE, "release"))
+
+
+def verified_entry(signed: Signed) -> LineageEntry:
+    """The entry of a lineage, if its signer signed it. As `verified_release`."""
+    return decode_entry(_verified(signed, LINEAGE, "lineage entry"))
+
+
+def _verified(signed: Signed, domain: bytes, noun: str) -> str:
+    if not _fits(signed.signer, signed.value, domain + signed.text.encode()):
+        raise BadSignature(f"the {noun} does not have the signature of {signed.signer}: it was altered")
+    return signed.text
+
+
+def _fits(signer: str, value: str, data: bytes) -> bool:
+    key = public_key(signer)
+    try:
+        key.verify(from_base64url(value), data)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
 
 
 def public_key(signer: str) -> Ed25519PublicKey:
@@ -56,7 +84,7 @@ def public_key(signer: str) -> Ed25519PublicKey:
 
 
 class SigningKey:
-    """A private key. With its file anybody can sign plans that devices run."""
+    """A private key that signs plans, releases or the checkpoints of a lineage. Who has its file can do so too."""
 
     def __init__(self, key: Ed25519PrivateKey) -> None:
         self._key = key
@@ -88,7 +116,22 @@ class SigningKey:
 
     def sign(self, plan: BlobRef) -> PlanSignature:
         """Sign a plan by its digest. The same key and plan give the same signature."""
-        return PlanSignature(self.signer, base64url(self._key.sign(message(plan))))
+        return PlanSignature(self.signer, self._signature(message(plan)))
+
+    def sign_release(self, release: Release) -> Signed:
+        """Sign a release. With the key's file anybody can say what devices run in secure rounds."""
+        return self._signed(release, RELEASE)
+
+    def sign_entry(self, entry: LineageEntry) -> Signed:
+        """Sign an entry of a lineage."""
+        return self._signed(entry, LINEAGE)
+
+    def _signed(self, statement: msgspec.Struct, domain: bytes) -> Signed:
+        text = msgspec.json.encode(statement, order="sorted").decode()
+        return Signed(text, self.signer, self._signature(domain + text.encode()))
+
+    def _signature(self, data: bytes) -> str:
+        return base64url(self._key.sign(data))
 
 
 def base64url(data: bytes) -> str:

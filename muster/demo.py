@@ -12,6 +12,7 @@ from prometheus_client.samples import Sample
 
 from coordinator.rules.rounds import RoundState
 from coordinator.store.tasks import CoordinatorStore, Secagg, TaskSettings
+from device_runtime.permission.policy import Policy
 from device_runtime.phases import Phase
 from export.build import export_bundle
 from export.model import Model
@@ -19,6 +20,7 @@ from export.models import load as load_model
 from fedcore.algorithms import create
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.bundle import Bundle
+from fedcore.signing import SigningKey
 from muster.server import LocalCoordinator
 from secagg.parameters import LEAST_COHORT
 from simulator import datasets
@@ -120,7 +122,8 @@ def run_demo(
     with ThreadPoolExecutor(1) as beside:
         exports = {name: beside.submit(_export, config, name) for name in config.algorithms}
         local = started()
-        trainer = Trainer(config, local.store, local.url, servers, train, test)
+        key = SigningKey.new(config.folder / "release.pem")
+        trainer = Trainer(config, local, key, servers, train, test)
         results = []
         for name in config.algorithms:
             on_progress(name, 0, "export")
@@ -166,14 +169,19 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Trainer:
-    """Trains with one algorithm after the other: the parts that all their runs share."""
+    """Trains with one algorithm after the other: the parts that all their runs share. `key` releases their plans."""
 
     config: DemoConfig
-    store: CoordinatorStore
-    url: str
+    coordinator: LocalCoordinator
+    key: SigningKey
     servers: ForkServers
     train: Population
     test: Population
+
+    @property
+    def store(self) -> CoordinatorStore:
+        """The coordinator's store."""
+        return self.coordinator.store
 
     def train_fleet(self, exported: Exported, on_progress: OnProgress) -> Run:
         """One algorithm's rounds. Raises DemoFailed when its task does not complete."""
@@ -194,11 +202,12 @@ class Trainer:
                 follow()
 
         fleet = FleetConfig(
-            coordinator=self.url,
+            coordinator=self.coordinator.url,
             population=f"digits-{name}",
             folder=self.config.folder / "devices" / name,
             concurrency=self.config.devices,
             seed=self.config.seed,
+            policy=Policy(signers=(self.key.signer,), require_secure_aggregation=True) if self.config.secure else None,
         )
         summary = Fleet(fleet, self.train).run(on_session, self.servers)
         follow()
@@ -246,7 +255,7 @@ class Trainer:
             seed=self.config.seed,
             secagg=secagg if self.config.secure else None,
         )
-        return self.store.register_task(exported.bundle, settings).id
+        return self.coordinator.create_task(exported.bundle, settings, self.key).id
 
     def _committed(self, task: str) -> int:
         return sum(record.state is RoundState.COMMITTED for record in self.store.rounds(task))

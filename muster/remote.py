@@ -11,7 +11,7 @@ import httpx2
 import msgspec
 
 from coordinator.api.admin_problems import ADMIN_ERRORS
-from coordinator.api.admin_routes import PREFIX, NewTask
+from coordinator.api.admin_routes import PREFIX, LineageKey, NewTask
 from coordinator.rules.audit import AuditEntry
 from coordinator.rules.entities import Device, RoundRecord, SessionShape, Task, Transition
 from coordinator.rules.progress import Progress
@@ -19,10 +19,12 @@ from coordinator.rules.task_settings import TaskSettings
 from fedcore.bundle import Bundle
 from fedcore.decoding import decoder
 from fedcore.errors import WireError
+from fedcore.release import Signed
 from fedcore.wire.problems import decode_problem
 
 T = TypeVar("T")
 _TIMEOUT_S = 60.0
+_LINEAGE = decoder(LineageKey)
 _TASK, _TASKS = decoder(Task), decoder(list[Task])
 _PROGRESS, _PROGRESSES = decoder(Progress), decoder(list[Progress])
 _DEVICE, _DEVICES, _ENTRIES = decoder(Device), decoder(list[Device]), decoder(list[AuditEntry])
@@ -48,13 +50,18 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
     ) -> None:
         self._client.close()
 
-    def register_task(self, bundle: Bundle, settings: TaskSettings) -> Task:
+    @property
+    def lineage(self) -> str:
+        """The public key with which the coordinator signs checkpoints."""
+        return self._as(_LINEAGE, "GET", "/lineage").lineage
+
+    def register_task(self, bundle: Bundle, settings: TaskSettings, release: Signed | None = None) -> Task:
         """Upload the blobs of a bundle that the coordinator lacks, and start a task on it."""
         for ref, data in bundle.blobs():
             path = f"/blobs/{ref.sha256}"
             if not self._client_request("HEAD", path).is_success:
                 self._ask("PUT", path, content=data)
-        new = NewTask(bundle.manifest, settings)
+        new = NewTask(bundle.manifest, settings, release)
         return self._as(_TASK, "POST", "/tasks", content=msgspec.json.encode(new))
 
     def tasks(self) -> list[Task]:

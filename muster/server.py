@@ -16,8 +16,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from coordinator.api import tokens
-from coordinator.rules.entities import Role
-from coordinator.store.tasks import CoordinatorStore, open_coordinator_store
+from coordinator.lineage import lineage_key
+from coordinator.rules.entities import Role, Task
+from coordinator.settings import Settings
+from coordinator.store.tasks import CoordinatorStore, TaskSettings, open_coordinator_store
+from fedcore.bundle import Bundle
+from fedcore.signing import SigningKey
+from muster.releasing import released
 
 START_TIMEOUT_S = 30.0
 FOR_ONE_MACHINE: Mapping[str, object] = {
@@ -45,6 +50,14 @@ class LocalCoordinator:
     database: str
     blobs: Path
     store: CoordinatorStore
+
+    def create_task(self, bundle: Bundle, settings: TaskSettings, key: SigningKey) -> Task:
+        """Start a task on a bundle, released by `key` if its rounds are secure. Raises InvalidTask."""
+        release = None
+        if settings.secagg is not None:
+            lineage = lineage_key(Settings(database=self.database).keys_file)
+            release = released(bundle, settings, key, lineage.signer)
+        return self.store.register_task(bundle, settings, release)
 
     def samples(self, metric: str) -> list[Sample]:
         """The samples of one of the process's metrics so far (docs/operations.md)."""

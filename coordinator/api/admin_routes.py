@@ -27,6 +27,7 @@ from coordinator.rules.task_settings import TaskSettings
 from fedcore.bundle import Bundle, Manifest
 from fedcore.decoding import UNDECODABLE, decoder
 from fedcore.plan import Plan
+from fedcore.release import Signed
 
 PREFIX = "/admin/v1"
 RoundNumber: TypeAlias = Annotated[int, Query(ge=0, lt=2**31)]
@@ -35,16 +36,26 @@ Limit: TypeAlias = Annotated[int, Query(ge=1, le=1000)]
 
 
 class NewTask(msgspec.Struct, frozen=True):
-    """`POST /admin/v1/tasks`: a bundle, whose blobs were uploaded before, and the settings of its task."""
+    """`POST /admin/v1/tasks`: a bundle, whose blobs were uploaded before, the settings of its task, and its release.
+
+    A task with secure aggregation needs a release, signed for the bundle and the settings.
+    """
 
     manifest: Manifest
     settings: TaskSettings
+    release: Signed | None = None
+
+
+class LineageKey(msgspec.Struct, frozen=True):
+    """The public key with which the coordinator signs checkpoints, as a release must name it."""
+
+    lineage: str
 
 
 ADMIN = ApiDocument(
     problems=ADMIN_PROBLEMS,
     everywhere=("bad-token", "internal", "unavailable"),
-    messages=(AuditEntry, Device, NewTask, Progress, RoundRecord, SessionShape, Task, Transition),
+    messages=(AuditEntry, Device, LineageKey, NewTask, Progress, RoundRecord, SessionShape, Task, Transition),
 )
 
 
@@ -53,8 +64,13 @@ class AdminApi:
 
     def __init__(self, service: Service) -> None:
         self._store = service.store
+        self._key = service.lineage
         self._message_limit = service.settings.message_limit_bytes
         self._upload_limit = service.settings.upload_limit_bytes
+
+    def lineage(self) -> Response:
+        """The public key with which the coordinator signs checkpoints; a release names it."""
+        return _json(LineageKey(self._key.signer))
 
     def tasks(self) -> Response:
         """Every task, oldest first."""
@@ -146,13 +162,13 @@ class AdminApi:
 
     def roll_back(self, task: str, round: RoundNumber, request: Request) -> Response:
         """Let a paused task go on from the model after an earlier round; 0 is the start."""
-        self._store.roll_back(task, round, _by(request))
+        self._store.roll_back(task, round, self._key, _by(request))
         return _json(self._store.task(task))
 
     def _register(self, new: NewTask, by: str) -> Task:
         with tempfile.TemporaryDirectory(prefix="muster-bundle-") as folder:
             bundle = Bundle.write(Path(folder), new.manifest, self._blobs(new.manifest))
-            return self._store.register_task(bundle, new.settings, by)
+            return self._store.register_task(bundle, new.settings, new.release, by)
 
     def _blobs(self, manifest: Manifest) -> list[bytes]:
         get = self._store.blobs.get
@@ -173,6 +189,7 @@ def admin_router(service: Service, access: Access) -> APIRouter:
 def _add_reading(router: APIRouter, api: AdminApi, access: Access) -> None:
     add = partial(router.add_api_route, methods=["GET"], dependencies=[Depends(access.viewer)])
     for path, act, kind in (
+        ("/lineage", api.lineage, LineageKey),
         ("/tasks", api.tasks, list[Task]),
         ("/tasks/{task}", api.task, Task),
         ("/progress", api.progress, list[Progress]),

@@ -13,11 +13,13 @@ from coordinator.api.runtimes import Runtimes
 from coordinator.driver.driver import Driver
 from coordinator.driver.replica_membership import Membership, ReplicaConfig
 from coordinator.keys import Keys
+from coordinator.lineage import lineage_key
 from coordinator.metrics import Metrics
 from coordinator.secure.round import SecureRoundFactory
 from coordinator.secure.unmask_workers import Unmasker
 from coordinator.settings import Settings
 from coordinator.store.tasks import CoordinatorStore, open_coordinator_store
+from fedcore.signing import SigningKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,7 @@ class Service:
     store: CoordinatorStore
     membership: Membership
     keys: Keys
+    lineage: SigningKey
     unmasker: Unmasker
     driver: Driver
     metrics: Metrics
@@ -40,13 +43,14 @@ class Service:
     def open(cls, settings: Settings, source: random.Random | None = None) -> Service:
         """The parts that `settings` ask for. `source` draws cohorts; it is the system's own if not given.
 
-        Raises UnsupportedDatabase, WrongRevision, MissingStore or BadSecret.
+        Raises UnsupportedDatabase, WrongRevision, MissingStore, BadSecret or InvalidKey.
         """
         store = open_coordinator_store(settings.database, settings.blobs)
         keys, limits, unmasker = Keys.at(settings.keys_file), Limits(settings), Unmasker()
+        lineage = lineage_key(settings.keys_file)
         replica = ReplicaConfig(keys=keys.fingerprint, lease_s=settings.lease_s, drives=settings.role != "api")
         membership = Membership(store, replica)
-        secure = SecureRoundFactory(keys, unmasker)
+        secure = SecureRoundFactory(keys, unmasker, lineage)
         driver = Driver(membership, secure, settings.retry, settings.queue_limit, source=source)
         driver.metrics.watch(driver.queue_depth, lambda: limits.connections.held)
         registry = Registry(store, keys, Attestation.of(settings.accept_unattested, settings.enrolment_secret_file))
@@ -58,6 +62,7 @@ class Service:
             store,
             membership,
             keys,
+            lineage,
             unmasker,
             driver,
             driver.metrics,

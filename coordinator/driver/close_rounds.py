@@ -10,6 +10,7 @@ from coordinator.driver.replica_membership import Membership
 from coordinator.driver.write_transactions import Writer
 from coordinator.metrics import Metrics
 from coordinator.rules.rounds import RoundState
+from fedcore.signing import SigningKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,7 @@ class RoundCloser:
     memory: Memory
     writer: Writer
     metrics: Metrics
+    lineage: SigningKey
 
     def close_rounds(self, now: float) -> bool:
         """Close every round that has its reports. Whether any was closed, so that its task must be read again."""
@@ -29,7 +31,8 @@ class RoundCloser:
                 continue
             try:
                 total = self.memory.sums[running.id]
-                value, pause_s = commit_round(self.membership, running, total, now, self.metrics.round_steps)
+                steps = self.metrics.round_steps
+                value, pause_s = commit_round(self.membership, self.lineage, running, total, now, steps)
             except Exception as error:
                 # The sum is still here: the round stays in AGGREGATING and is closed when the disk allows it.
                 self.writer.fail(error, now)

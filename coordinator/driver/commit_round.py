@@ -11,6 +11,7 @@ from coordinator.driver.open_rounds import OpenRound
 from coordinator.driver.replica_membership import Membership
 from coordinator.errors import NonFiniteState
 from coordinator.failpoints import reach
+from coordinator.lineage import entry
 from coordinator.rules.aggregation import ReportSum, aggregate, state_specs
 from coordinator.rules.entities import Snapshot
 from coordinator.rules.rounds import Abandon, Aggregated, Round, TaskState, step
@@ -19,14 +20,17 @@ from coordinator.store.tasks import CoordinatorStore
 from fedcore import algorithms, checkpoint
 from fedcore.errors import ReportError
 from fedcore.plan import BlobRef
+from fedcore.signing import SigningKey
 
 _LOG = logging.getLogger(__name__)
 
 
 def commit_round(
-    membership: Membership, running: OpenRound, reports: ReportSum, now: float, steps: Histogram
+    membership: Membership, lineage: SigningKey, running: OpenRound, reports: ReportSum, now: float, steps: Histogram
 ) -> tuple[Round, float]:
     """Commit the round with the sum of its reports, or abandon it when that is unusable. `steps` observes the times.
+
+    lineage: signs the checkpoint of a task with a release.
 
     Answers how it ended, and for how many seconds the task must open no other, which is 0 but after failed attempts.
 
@@ -51,7 +55,8 @@ def commit_round(
         membership.store.add_blobs(records, {state: False})
         membership.store.add_blobs(records, {broadcast: True})
         value = _end(records, running, Aggregated(), now)
-        records.finish_round(running.id, Snapshot(running.number, state.sha256, broadcast.sha256), metrics)
+        signed = entry(lineage, task, running.base, broadcast.sha256)
+        records.finish_round(running.id, Snapshot(running.number, state.sha256, broadcast.sha256, signed), metrics)
         if running.number == task.settings.rounds:
             records.move_task(task, TaskState.COMPLETED, "its last round was committed")
         reach("round.before-commit")

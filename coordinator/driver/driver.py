@@ -75,9 +75,12 @@ class Driver:
         self.presence = memory.presence
         selector = Selector(memory.sessions, source or random.SystemRandom(), secure, memory.participation)
         self.revocations = Revocations(memory)
-        self._poller = Poller(membership, memory, self.metrics, self.revocations, self._draining)
+        lineage = secure.lineage
+        self._poller = Poller(
+            membership, memory, self.metrics, self.revocations, self._draining, lineage=lineage.signer
+        )
         self._writer = Writer(membership, memory, selector, self.metrics)
-        self._closer = RoundCloser(membership, memory, self._writer, self.metrics)
+        self._closer = RoundCloser(membership, memory, self._writer, self.metrics, lineage)
         self._observer = Observer(selector, memory.check_ins.arrivals, memory.presence)
 
     @property

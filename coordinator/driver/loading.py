@@ -10,6 +10,7 @@ from msgspec import structs
 from coordinator.driver.replica_membership import Membership
 from coordinator.errors import UnknownBlob
 from coordinator.rules.entities import Task
+from coordinator.rules.release import obstacle
 from coordinator.rules.rounds import TaskState
 from coordinator.rules.selection import Needs
 from coordinator.rules.task_settings import TaskSettings
@@ -65,8 +66,16 @@ class LoadedTask:
         return replace(self, record=replace(self.record, state=TaskState.PAUSED))
 
 
-def load_task(membership: Membership, record: Task) -> LoadedTask | None:
-    """The task with its plan. If its plan cannot be read it fails, and None is returned: the other tasks go on."""
+def load_task(membership: Membership, record: Task, lineage: str, at: float) -> LoadedTask | None:
+    """The task with its plan. If its plan cannot be read it fails, and None is returned: the other tasks go on.
+
+    A task whose devices would refuse its release is paused. lineage: the public key with which this coordinator signs
+    checkpoints. at: now, in seconds since 1970.
+    """
+    if record.state is TaskState.ACTIVE and record.release is not None:
+        words = obstacle(record.release, lineage, at)
+        if words:
+            record = _pause(membership, record, words)
     try:
         return LoadedTask.of(record, membership.store.plan(record.plan_sha256))
     except (UnknownBlob, FedcoreError) as error:
@@ -74,3 +83,10 @@ def load_task(membership: Membership, record: Task) -> LoadedTask | None:
         with membership.writing() as records:
             records.move_task(record, TaskState.FAILED, "plan-unreadable", str(error))
         return None
+
+
+def _pause(membership: Membership, record: Task, words: str) -> Task:
+    _LOG.error("task %s is paused: %s", record.id, words)
+    with membership.writing() as records:
+        records.move_task(record, TaskState.PAUSED, "release-unusable", words)
+    return replace(record, state=TaskState.PAUSED, reason=words)

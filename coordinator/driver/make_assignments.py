@@ -29,6 +29,8 @@ def common_part(records: Records, round_: OpenRound, now: float) -> Assignment:
         checkpoint=records.blob(round_.base.checkpoint_sha256, public=True),
         report_within_s=round_.value.deadline - now,
         plan_signature=task.plan_signature,
+        release=task.release,
+        lineage=round_.base.lineage,
         minimum=policy.minimum,
         over_selected=round_.value.attainable > policy.goal,
         lost_after_s=lost_after_s(policy.cohort),

@@ -21,7 +21,8 @@ _POLL_S = 0.25
 class Poller:
     """Keeps leases, populations and tasks in memory up to date. Only the driver's thread uses it.
 
-    next_poll: when it is time to look again. draining: set when the service is about to stop.
+    next_poll: when it is time to look again. draining: set when the service is about to stop. lineage: the
+    public key with which this coordinator signs checkpoints.
     """
 
     def __init__(
@@ -31,12 +32,15 @@ class Poller:
         metrics: Metrics,
         revocations: Revocations,
         draining: threading.Event,
+        *,
+        lineage: str,
     ) -> None:
         self._membership = membership
         self._memory = memory
         self._metrics = metrics
         self._revocations = revocations
         self._draining = draining
+        self._lineage = lineage
         self.next_poll = -float("inf")
 
     def poll_if_due(self, inbox: Sequence[QueuedCommand], now: float) -> None:
@@ -64,7 +68,9 @@ class Poller:
             driven = [task for task in active if task.settings.population in membership.held]
             memory.participation.learn(records, driven, now)
             self._revocations.learn(records)
-        loaded = [task for record in driven if (task := load_task(membership, record)) is not None]
+            at = records.at
+        found = [load_task(membership, record, self._lineage, at) for record in driven]
+        loaded = [task for task in found if task is not None]
         memory.tasks = {task.id: task.paused() if task.population in membership.leaving else task for task in loaded}
         self.next_poll = now + _POLL_S
         memory.secure.forget(now)

@@ -10,15 +10,20 @@ from coordinator.rules.rounds import AssignmentState, RoundState, TaskState
 from coordinator.rules.task_settings import TaskSettings
 from fedcore.bundle import AlgorithmRef
 from fedcore.plan import PlanSignature
+from fedcore.release import Signed
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The model after round `number`: server state and broadcast, by digest. Number 0 is the start."""
+    """The model after round `number`: server state and broadcast, by digest. Number 0 is the start.
+
+    lineage: the signed entry that says where the broadcast comes from, in a task with a release.
+    """
 
     number: int
     state_sha256: str
     checkpoint_sha256: str
+    lineage: Signed | None = None
 
     @property
     def blobs(self) -> tuple[tuple[str, bool], ...]:
@@ -52,6 +57,7 @@ class Task:
     algorithm: AlgorithmRef
     plan_sha256: str
     plan_signature: PlanSignature | None
+    release: Signed | None
     initial: Snapshot
     created_at: float
 

@@ -1,4 +1,4 @@
-"""Release check: whether a plan may go to a task's devices. Pure. Spec: docs/spec/plan.md §7."""
+"""Release check: whether a plan may go to a task's devices. Pure. Spec: docs/spec/plan.md §7, §9."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from coordinator.errors import InvalidTask
 from coordinator.rules.task_settings import FootprintBudget, TaskSettings
 from fedcore.bundle import Certificate, Evidence, Footprint
 from fedcore.plan import Plan
+from fedcore.release import Signed, decode_release
+from fedcore.signing import verified_release
 
 # What each part of the budget bounds, its unit, and how a plan comes to have less of it.
 _FIGURES = {
@@ -15,6 +17,8 @@ _FIGURES = {
     "step_cpu_ms": ("CPU time of a step", "ms", "export a smaller model or a smaller batch_size"),
     "graph_bytes": ("size of all graphs", "bytes", "export a smaller model"),
 }
+
+_EXPIRED = "the release has expired: create the task anew with a new one"
 
 
 def check_release(plan: Plan, certificate: Certificate, settings: TaskSettings) -> None:
@@ -35,6 +39,51 @@ def check_release(plan: Plan, certificate: Certificate, settings: TaskSettings) 
             raise InvalidTask(f"the certificate has no evidence for format {fmt!r}: export the plan again")
         _check_parity(fmt, evidence)
         _check_footprint(fmt, evidence.footprint, settings.budget)
+
+
+def check_signed(signed: Signed | None, plan: str, first: str, settings: TaskSettings, at: float) -> None:
+    """Hold the signed release of a task with secure aggregation against what the task would do. Others need none.
+
+    plan, first: digests of the plan and of the first checkpoint. at: now, in seconds since 1970. Raises InvalidTask
+    naming what differs, or fedcore's errors when the release is not its signer's.
+    """
+    if settings.secagg is None:
+        if signed is not None:
+            raise InvalidTask("a release is for tasks with secagg: create this one without it")
+        return
+    if signed is None:
+        raise InvalidTask(
+            "a task with secagg needs a signed release, or devices refuse it: make a key with `muster key new`, keep "
+            "it apart from the coordinator, and give it as --release-key"
+        )
+    release = verified_release(signed)
+    wanted = {
+        "population": settings.population,
+        "plan": plan,
+        "checkpoint": first,
+        "bounds": settings.sum_bounds,
+    }
+    for name, value in wanted.items():
+        if getattr(release, name) != value:
+            raise InvalidTask(
+                f"{name} of the release is {getattr(release, name)}, the task's is {value}: sign it again"
+            )
+    if release.expires_at <= at:
+        raise InvalidTask(_EXPIRED)
+
+
+def obstacle(signed: Signed, lineage: str, at: float) -> str:
+    """Why devices would refuse a task's release, or its next checkpoint; empty when they would not.
+
+    lineage: the public key with which the coordinator signs checkpoints. at: now, in seconds since 1970.
+    """
+    release = decode_release(signed.text)
+    if release.lineage != lineage:
+        return (
+            f"the release names the lineage key {release.lineage}, this coordinator has {lineage}: "
+            "restore its lineage file, or create the task anew"
+        )
+    return _EXPIRED if release.expires_at <= at else ""
 
 
 def _check_parity(fmt: str, evidence: Evidence) -> None:

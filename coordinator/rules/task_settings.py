@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from coordinator.rules.clear_reports import ClearReports
 from coordinator.rules.eligibility import OnDevice, Requires, demand
 from coordinator.rules.rounds import RoundPolicy
+from fedcore.release import SumBounds
 from secagg.parameters import LEAST_COHORT
 
 LEAST_GROUP, MOST_GROUP = 2 * LEAST_COHORT, 500
@@ -157,3 +158,19 @@ class TaskSettings:
         minimum = self.goal if self.minimum is None else self.minimum
         times_s = self.selection_timeout_s, self.reporting_deadline_s
         return RoundPolicy(self.goal, minimum, self.over_selection, *times_s)
+
+    @property
+    def sum_bounds(self) -> SumBounds:
+        """How its secure rounds make their sums, as a release must allow it. The task must ask for masked reports."""
+        secagg, policy = self.secagg or Secagg(), self.policy
+        least = _least_sum(policy, secagg.group_size)
+        return SumBounds(clip_norm=secagg.clip_norm, bits=secagg.bits, max_examples=secagg.max_examples, min_sum=least)
+
+
+def _least_sum(policy: RoundPolicy, group_size: int) -> int:
+    """The fewest devices in a sum: of one group the round's minimum; of several, half of their even shares in it.
+
+    Groups differ in luck, and the round has its own minimum: a group below its share must not be lost for that.
+    """
+    groups = -(-policy.cohort // group_size)
+    return policy.minimum if groups == 1 else max(LEAST_COHORT, -(-policy.minimum // (2 * groups)))

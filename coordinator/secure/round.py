@@ -23,60 +23,53 @@ from coordinator.commands import AwaitMessage, PutMessage, settle
 from coordinator.errors import ConflictingReport, NoLongerNeeded, Refusal, UnusableMessage
 from coordinator.keys import Keys
 from coordinator.rules.progress import UNMASKING
-from coordinator.rules.rounds import REPLACING_S, Abandon, RoundPolicy, Summed
+from coordinator.rules.rounds import REPLACING_S, Abandon, Summed
 from coordinator.rules.task_settings import PHASES_AFTER_TRAINING, Secagg, TaskSettings
 from coordinator.secure.group import Group, StartUnmasking
-from fedcore.masking import layout_hash, model_hash, reunite, session_number, task_hash
+from fedcore.masking import (
+    FixedPoint,
+    fixed_points,
+    greatest_weight,
+    layout_hash,
+    model_hash,
+    reunite,
+    session_number,
+    task_hash,
+)
 from fedcore.plan import Plan
 from fedcore.report import ReportLayout
-from fedcore.report import Segment as ReportSegment
+from fedcore.signing import SigningKey
 from fedcore.wire.messages import Assignment
 from secagg.errors import SecaggError
 from secagg.message_type import MessageType
 from secagg.messages import ACTIVE, Invite
 from secagg.packing import Segment
-from secagg.parameters import LEAST_COHORT
 from secagg.server import Server
 from secagg.session_phase import SessionPhase
-
-# Metric sums are fixed-point numbers with three bits behind the point: counts are exact, and sums reach 65,535.
-SUM_BITS, SUM_STEP = 20, 0.125
 
 
 def invitation(settings: TaskSettings, plan: Plan, given: Assignment, deadline: int) -> Invite:
     """M0's content for the round of `given`; `deadline` is in Unix seconds. The task must ask for masked reports."""
-    policy, secagg = settings.policy, settings.secagg or Secagg()
-    largest = min(policy.cohort, secagg.group_size)
+    bounds, secagg = settings.sum_bounds, settings.secagg or Secagg()
+    largest = min(settings.policy.cohort, secagg.group_size)
     return Invite(
         mode=ACTIVE,
         task=task_hash(given.task),
         round=session_number(given.round, given.attempt),
         deadline=deadline,
         n_max=largest,
-        min_sum=_least_sum(policy, secagg.group_size),
-        w_max=secagg.max_examples if plan.report.weighting == "examples" else 1,
+        min_sum=bounds.min_sum,
+        w_max=greatest_weight(plan.report, bounds),
         layout_hash=layout_hash(plan.report),
         model_hash=model_hash(given.plan, given.checkpoint),
-        segments=tuple(_segment(one, secagg, largest) for one in plan.report.unweighted),
+        segments=tuple(_segment(one, largest) for one in fixed_points(plan.report, bounds)),
     )
 
 
-def _least_sum(policy: RoundPolicy, group_size: int) -> int:
-    """The fewest devices in a sum: of one group the round's minimum; of several, half of their even shares in it.
-
-    Groups differ in luck, and the round has its own minimum: a group below its share must not be lost for that.
-    """
-    groups = -(-policy.cohort // group_size)
-    return policy.minimum if groups == 1 else max(LEAST_COHORT, -(-policy.minimum // (2 * groups)))
-
-
-def _segment(one: ReportSegment, secagg: Secagg, devices: int) -> Segment:
-    """How a segment of the report becomes fixed-point numbers, in fields just wide enough for the sum."""
-    if one.reduction == "mean":
-        clip, bits = secagg.clip_norm, secagg.bits
-        return Segment(one.size, _field_bits(bits, devices), bits, -clip, clip, norm=clip, weighted=True)
-    half = 1 << SUM_BITS - 1
-    return Segment(one.size, _field_bits(SUM_BITS, devices), SUM_BITS, -half * SUM_STEP, (half - 1) * SUM_STEP)
+def _segment(one: FixedPoint, devices: int) -> Segment:
+    """A segment in fields just wide enough for the sum."""
+    field_bits = _field_bits(one.bits, devices)
+    return Segment(one.size, field_bits, one.bits, one.low, one.high, one.norm, one.weighted)
 
 
 def _field_bits(bits: int, devices: int) -> int:
@@ -106,10 +99,14 @@ class SecureRoundSettings:
 
 @dataclass(frozen=True, slots=True)
 class SecureRoundFactory:
-    """Maker of secure rounds, with the coordinator's keys and the function that has masks taken off sums."""
+    """Maker of secure rounds, with the coordinator's keys and the function that has masks taken off sums.
+
+    lineage: signs the checkpoints that rounds lead to.
+    """
 
     keys: Keys
     unmask: StartUnmasking
+    lineage: SigningKey
 
     def open(self, invite: Invite, seats: Mapping[str, int], settings: SecureRoundSettings) -> SecureRound:
         """A round in which `seats` are the slots by assignment."""

@@ -37,9 +37,10 @@ from coordinator.store.token_records import TokenRecords
 from fedcore.bundle import AlgorithmRef
 from fedcore.decoding import converter
 from fedcore.plan import BlobRef, PlanSignature
+from fedcore.release import Signed
 
 _task_settings = converter(TaskSettings)
-_plan_signature = converter(PlanSignature)
+_plan_signature, _statement = converter(PlanSignature), converter(Signed)
 
 _SETTINGS = tuple(TaskSettings.__dataclass_fields__)
 _COUNTS = ("assigned", "reported", "aborted", "lost", "expired")
@@ -114,6 +115,7 @@ class Records:
             **msgspec.to_builtins(task.settings) | {"minimum": task.settings.policy.minimum},
             **{name: getattr(task, name) for name in ("id", "name", "state", "reason", "plan_sha256", "created_at")},
             plan_signature=msgspec.to_builtins(task.plan_signature),
+            release=msgspec.to_builtins(task.release),
             algorithm=task.algorithm.name,
             algorithm_settings=task.algorithm.settings,
             state_sha256=task.initial.state_sha256,
@@ -152,20 +154,20 @@ class Records:
 
     def snapshot(self, task: Task, number: int | None = None) -> Snapshot:
         """The model after committed round `number`, by default the last one; 0 is the start. Raises UnknownRound."""
-        columns = (ROUNDS.c.number, ROUNDS.c.state_sha256, ROUNDS.c.checkpoint_sha256)
+        columns = (ROUNDS.c.number, ROUNDS.c.state_sha256, ROUNDS.c.checkpoint_sha256, ROUNDS.c.lineage)
         query = select(*columns).where((ROUNDS.c.task == task.id) & ROUNDS.c.checkpoint_sha256.is_not(None))
         if number is not None:
             query = query.where(ROUNDS.c.number == number)
         row = self._connection.execute(query.order_by(ROUNDS.c.number.desc()).limit(1)).one_or_none()
         if row is not None:
-            return Snapshot(row.number, row.state_sha256, row.checkpoint_sha256)
+            return Snapshot(row.number, row.state_sha256, row.checkpoint_sha256, _signed(row.lineage))
         if number:
             raise UnknownRound(f"task {task.id} has not committed a round {number}, or its model is kept no more")
         return task.initial
 
     # --- rounds
 
-    def roll_back(self, task: Task, to: Snapshot, cause: str) -> None:
+    def roll_back(self, task: Task, to: Snapshot, lineage: Signed | None, cause: str) -> None:
         """Commit the next round of a task, without devices and with the model of an earlier one.
 
         Numbers never go back: devices refuse rounds that are older than those which they know. The task gets as many
@@ -174,6 +176,7 @@ class Records:
         number = self.snapshot(task).number + 1
         values: dict[str, Any] = {**dict.fromkeys(_COUNTS, 0), "reason": cause, "metrics": {}}
         values |= {"state_sha256": to.state_sha256, "checkpoint_sha256": to.checkpoint_sha256}
+        values |= {"lineage": msgspec.to_builtins(lineage)}
         values |= {"task": task.id, "number": number, "attempt": self._next_attempt(task.id, number)}
         row_id = self._insert(ROUNDS, state=RoundState.COMMITTED, opened_at=self.at, ended_at=self.at, **values)
         self._transition("round", row_id, "", RoundState.COMMITTED, cause)
@@ -224,8 +227,9 @@ class Records:
 
     def finish_round(self, row_id: int, snapshot: Snapshot, metrics: dict[str, float]) -> None:
         """Write the result of a committed round."""
-        values = {"state_sha256": snapshot.state_sha256, "checkpoint_sha256": snapshot.checkpoint_sha256}
-        self._connection.execute(update(ROUNDS).where(ROUNDS.c.id == row_id).values(**values, metrics=metrics))
+        values: dict[str, Any] = {"lineage": msgspec.to_builtins(snapshot.lineage), "metrics": metrics}
+        values |= {"state_sha256": snapshot.state_sha256, "checkpoint_sha256": snapshot.checkpoint_sha256}
+        self._connection.execute(update(ROUNDS).where(ROUNDS.c.id == row_id).values(**values))
 
     def abandon_unfinished_rounds(
         self, populations: Collection[str], reason: str, known: Mapping[int, Round] | None = None
@@ -379,9 +383,14 @@ def _task(row: Row[Any]) -> Task:
         algorithm=AlgorithmRef(row.algorithm, row.algorithm_settings),
         plan_sha256=row.plan_sha256,
         plan_signature=None if row.plan_signature is None else _plan_signature(row.plan_signature),
+        release=_signed(row.release),
         initial=Snapshot(0, row.state_sha256, row.checkpoint_sha256),
         created_at=row.created_at,
     )
+
+
+def _signed(value: object) -> Signed | None:
+    return None if value is None else _statement(value)
 
 
 def _round(row: Row[Any], abort_reasons: dict[str, int]) -> RoundRecord:

@@ -13,12 +13,13 @@ import safetensors.numpy
 
 from coordinator.errors import InvalidTask, StoreConflict, TaskEnded, UnexpectedEvent, UnknownDeviceId, UnknownRound
 from coordinator.failpoints import reach
+from coordinator.lineage import entry
 from coordinator.rules.aggregation import Vectors, check_fit, state_specs
 from coordinator.rules.audit import Action, AuditEntry
 from coordinator.rules.eligibility import OnDevice, Requires
 from coordinator.rules.entities import AssignmentRecord, Device, RoundRecord, SessionShape, Snapshot, Task, Transition
 from coordinator.rules.progress import Progress
-from coordinator.rules.release import check_release
+from coordinator.rules.release import check_release, check_signed
 from coordinator.rules.rounds import TaskState
 from coordinator.rules.task_settings import FootprintBudget, Secagg, TaskSettings
 from coordinator.store.blobs import Blobs
@@ -28,6 +29,8 @@ from fedcore import algorithms, checkpoint
 from fedcore.bundle import Bundle
 from fedcore.errors import FedcoreError
 from fedcore.plan import BlobRef, Plan
+from fedcore.release import Release, Signed
+from fedcore.signing import SigningKey
 
 __all__ = [
     "CoordinatorStore",
@@ -36,7 +39,9 @@ __all__ = [
     "Requires",
     "Secagg",
     "TaskSettings",
+    "first_checkpoint",
     "open_coordinator_store",
+    "release_of",
 ]
 
 
@@ -69,50 +74,53 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
         """Close the database."""
         self.database.close()
 
-    def register_task(self, bundle: Bundle, settings: TaskSettings, by: str = STORE) -> Task:
+    def register_task(
+        self, bundle: Bundle, settings: TaskSettings, release: Signed | None = None, by: str = STORE
+    ) -> Task:
         """Copy a bundle into the store and start a task on it; the history says `by` whom.
 
-        Raises InvalidTask when plan, algorithm and initial state do not fit each other, or the plan does not pass the
-        release check; fedcore's errors when a blob was altered, the plan's signature is not good, or the algorithm or
-        one of its settings is unknown; StoreConflict when collections take its blobs time and again.
-        """
-        plan, _ = bundle.plan, bundle.signer
-        algorithm = algorithms.create(bundle.manifest.algorithm.name, bundle.manifest.algorithm.settings)
-        try:
-            state = checkpoint.decode(bundle.read(bundle.manifest.state), state_specs(plan, algorithm))
-        except FedcoreError as error:
-            raise InvalidTask(f"the bundle's initial state is not one of {algorithm.name}: {error}") from error
-        check_fit(plan, algorithm, state)
-        check_release(plan, bundle.certificate, settings)
-        try:
-            return self._start(bundle, algorithm.broadcast(state), settings, by)
-        except StoreConflict:  # a collection took older blobs; those written now are new
-            return self._start(bundle, algorithm.broadcast(state), settings, by)
+        release: signed for this bundle and these settings; a task with secure aggregation needs one.
 
-    def _start(self, bundle: Bundle, broadcast: Vectors, settings: TaskSettings, by: str) -> Task:
+        Raises InvalidTask when plan, algorithm and initial state do not fit each other, or the plan does not pass the
+        release check; fedcore's errors when a blob was altered, a signature is not good, or the algorithm or one of
+        its settings is unknown; StoreConflict when collections take its blobs time and again.
+        """
+        plan, _, manifest = bundle.plan, bundle.signer, bundle.manifest
+        first = first_checkpoint(bundle)
+        check_release(plan, bundle.certificate, settings)
+        with self.database.reading() as records:
+            at = records.at
+        checkpoint_sha256 = BlobRef.of(first).sha256
+        check_signed(release, manifest.plan.sha256, checkpoint_sha256, settings, at)
+        task = Task(
+            id=secrets.token_hex(8),
+            name=manifest.name,
+            state=TaskState.ACTIVE,
+            reason="",
+            settings=settings,
+            algorithm=manifest.algorithm,
+            plan_sha256=manifest.plan.sha256,
+            plan_signature=manifest.signature,
+            release=release,
+            initial=Snapshot(0, manifest.state.sha256, checkpoint_sha256),
+            created_at=at,
+        )
+        try:
+            self._start(task, bundle, first, by)
+        except StoreConflict:  # a collection took older blobs; those written now are new
+            self._start(task, bundle, first, by)
+        return task
+
+    def _start(self, task: Task, bundle: Bundle, first: bytes, by: str) -> None:
         private = {bundle.manifest.state, bundle.manifest.certificate}
         refs = {self.blobs.put(data): ref not in private for ref, data in bundle.blobs()}
-        first = self.blobs.put(checkpoint.encode(broadcast))
+        refs[self.blobs.put(first)] = True
         with self.database.writing() as records:
-            task = Task(
-                id=secrets.token_hex(8),
-                name=bundle.manifest.name,
-                state=TaskState.ACTIVE,
-                reason="",
-                settings=settings,
-                algorithm=bundle.manifest.algorithm,
-                plan_sha256=bundle.manifest.plan.sha256,
-                plan_signature=bundle.manifest.signature,
-                initial=Snapshot(0, bundle.manifest.state.sha256, first.sha256),
-                created_at=records.at,
-            )
             self.add_blobs(records, refs)
-            self.add_blobs(records, {first: True})
             records.add_task(task, f"created by {by}")
             records.audit.append(by, Action.TASK_CREATED, task.id, f"plan {task.plan_sha256}")
             reach("task.before-commit")
         reach("task.after-commit")
-        return task
 
     def add_blobs(self, records: Records, refs: Mapping[BlobRef, bool]) -> None:
         """Make stored blobs known; the values say whether devices may have them. Raises StoreConflict.
@@ -152,8 +160,10 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
         """End the task and abandon its running round. Raises TaskEnded when it is over already."""
         self._move(task_id, TaskState.CANCELLED, by)
 
-    def roll_back(self, task_id: str, number: int, by: str = STORE) -> None:
+    def roll_back(self, task_id: str, number: int, lineage: SigningKey, by: str = STORE) -> None:
         """Let a paused task go on from the model after round `number`; 0 is the start.
+
+        lineage: signs the checkpoint anew, as that of the round without devices.
 
         The history keeps the rounds since, and a round without devices is committed after them, with that model. Raises
         TaskEnded unless the task is paused and its last round has ended; UnknownRound when the model is not there.
@@ -172,7 +182,8 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
             if not all(self.blobs.has(ref.sha256) for ref in refs):
                 raise UnknownRound(f"the model after round {number} of task {task_id} is not among the blobs any more")
             self.add_blobs(records, refs)
-            records.roll_back(task, to, f"rolled back to the model after round {number} by {by}")
+            signed = entry(lineage, task, records.snapshot(task), to.checkpoint_sha256)
+            records.roll_back(task, to, signed, f"rolled back to the model after round {number} by {by}")
             records.audit.append(by, Action.TASK_ROLLED_BACK, task_id, f"to the model after round {number}")
 
     def history(self, task_id: str) -> list[Transition]:
@@ -262,6 +273,36 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
             except UnexpectedEvent as error:
                 raise TaskEnded(f"task {task_id} is {task.state}; it cannot become {to}") from error
             records.audit.append(by, _MOVES[to], task_id)
+
+
+def first_checkpoint(bundle: Bundle) -> bytes:
+    """The checkpoint that devices receive in round 1 of a task on the bundle.
+
+    Raises InvalidTask when plan, algorithm and initial state do not fit each other, and fedcore's errors.
+    """
+    plan, algorithm = bundle.plan, algorithms.create(bundle.manifest.algorithm.name, bundle.manifest.algorithm.settings)
+    try:
+        state = checkpoint.decode(bundle.read(bundle.manifest.state), state_specs(plan, algorithm))
+    except FedcoreError as error:
+        raise InvalidTask(f"the bundle's initial state is not one of {algorithm.name}: {error}") from error
+    check_fit(plan, algorithm, state)
+    return checkpoint.encode(algorithm.broadcast(state))
+
+
+def release_of(bundle: Bundle, settings: TaskSettings, lineage: str, *, counter: int, expires_at: int) -> Release:
+    """What a release key must sign so that a task with these settings can run on the bundle. Raises InvalidTask.
+
+    lineage: the public key with which the coordinator signs checkpoints. counter, expires_at: as in `Release`.
+    """
+    return Release(
+        population=settings.population,
+        plan=bundle.manifest.plan.sha256,
+        checkpoint=BlobRef.of(first_checkpoint(bundle)).sha256,
+        bounds=settings.sum_bounds,
+        lineage=lineage,
+        counter=counter,
+        expires_at=expires_at,
+    )
 
 
 def open_coordinator_store(

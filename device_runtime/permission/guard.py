@@ -11,6 +11,7 @@ from typing import NoReturn, Protocol
 
 from device_runtime.errors import PlanRefused, PolicyForbids
 from device_runtime.permission.policy import Policy
+from device_runtime.permission.releases import Releases
 from device_runtime.state.assignment import StoredAssignment
 from device_runtime.state.spending import Spent
 from fedcore.errors import BadSignature, InvalidKey
@@ -29,11 +30,14 @@ class Usage(Protocol):
 class Guard:
     """The checks of one session, in the order in which they come.
 
-    timer: seconds of work, from any start; CPU time, as in the journal.
+    releases: checks the release of a secure round. timer: seconds of work, from any start; CPU time, as in the journal.
     """
 
-    def __init__(self, policy: Policy, usage: Usage, *, timer: Callable[[], float] = time.process_time) -> None:
+    def __init__(
+        self, policy: Policy, usage: Usage, releases: Releases, *, timer: Callable[[], float] = time.process_time
+    ) -> None:
         self._policy = policy
+        self._releases = releases
         self._spent = usage.spent()
         self._timer = timer
         self._started: float | None = None
@@ -68,7 +72,7 @@ class Guard:
             self._check_bytes(size)
 
     def check_assignment(self, given: Assignment, moved: int) -> None:
-        """Before the plan is fetched: cohort, signature, bytes. `moved`: bytes of this session so far.
+        """Before the plan is fetched: cohort, signature or release, bytes. `moved`: bytes of this session so far.
 
         The signature covers the plan's digest, which is checked when the plan is fetched. Raises PlanRefused.
         """
@@ -122,7 +126,10 @@ class Guard:
         if self._policy.min_cohort > (given.minimum or 1):
             found = "says no minimum" if given.minimum is None else f"may count with {given.minimum} reports"
             _refuse("min_cohort", f"the round {found}, the least allowed is {self._policy.min_cohort}")
-        self._check_signature(given)
+        if given.secagg is None:
+            self._check_signature(given)
+        else:
+            self._releases.check(given)
 
     def _check_signature(self, given: Assignment) -> None:
         signature = given.plan_signature

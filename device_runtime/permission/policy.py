@@ -57,12 +57,13 @@ class PlanLimits(_Part, frozen=True, kw_only=True):
 
 @checked
 class Policy(_Part, frozen=True, kw_only=True):
-    """The limits of a device, which no coordinator can move. The default allows everything.
+    """The limits of a device, which no coordinator can move. The default allows everything but secure rounds.
 
     populations, collections: those that it serves and shows, and no others; None is any. signers: public keys, as
-    `muster key new` prints them; a plan must be signed by one of them; none accepts every plan. min_cohort: the fewest
-    reports with which a round may count. require_secure_aggregation: refuse every assignment that asks for the report
-    in clear. cache_bytes: the most that plans and graphs take in the state folder between sessions.
+    `muster key new` prints them. The plan of a round in clear must be signed by one of them, a secure round released by
+    one; with none, every plan runs in clear, and no secure round is taken part in. min_cohort: the fewest reports with
+    which a round may count. require_secure_aggregation: refuse every assignment that asks for the report in clear.
+    cache_bytes: the most that plans and graphs take in the state folder between sessions.
     """
 
     populations: Names | None = None

@@ -20,9 +20,18 @@ from device_runtime.state.assignment import AssignmentStore, StoredAssignment
 from device_runtime.state.database import StateDatabase
 from device_runtime.work import decode_unweighted
 from fedcore.errors import FedcoreError
-from fedcore.masking import layout_hash, model_hash, session_number, task_hash
+from fedcore.masking import (
+    FixedPoint,
+    fixed_points,
+    greatest_weight,
+    layout_hash,
+    model_hash,
+    session_number,
+    task_hash,
+)
 from fedcore.params import Float32
 from fedcore.plan import Plan
+from fedcore.release import decode_release
 from fedcore.report import ReportLayout
 from fedcore.wire.messages import Assignment
 from secagg.client import Client, SessionInput
@@ -162,12 +171,19 @@ def _only(number: int, message: bytes) -> bytes:
 
 
 def _check(invite: Invite, given: Assignment, layout: ReportLayout) -> None:
-    """Raise SecaggRefused for an invitation that is not for the assignment that it came with."""
+    """Raise SecaggRefused for an invitation that is not for its assignment, or makes sums otherwise than released."""
     if invite.task != task_hash(given.task) or invite.round != session_number(given.round, given.attempt):
         raise SecaggRefused("the invitation is for another task or round than the assignment")
-    wanted = [(one.size, one.reduction == "mean") for one in layout.unweighted]
-    if [(one.size, one.weighted) for one in invite.segments] != wanted:
-        raise SecaggRefused("the invitation's segments are not those of the plan's report")
+    if given.release is None:
+        raise SecaggRefused("the invitation comes without a release")
+    bounds = decode_release(given.release.text).bounds
+    if invite.min_sum < bounds.min_sum:
+        raise SecaggRefused(f"the sum may be over {invite.min_sum} devices, the release demands {bounds.min_sum}")
+    if invite.w_max != greatest_weight(layout, bounds):
+        raise SecaggRefused(f"the greatest weight is {invite.w_max}, not the one that is released")
+    found = [FixedPoint(one.size, one.in_bits, one.low, one.high, one.norm, one.weighted) for one in invite.segments]
+    if tuple(found) != fixed_points(layout, bounds):
+        raise SecaggRefused("the invitation's segments are not those of the plan's report under the release's bounds")
 
 
 @contextlib.contextmanager

@@ -1,7 +1,8 @@
 """The state database of a device: one SQLite file that is whole after a kill or a power cut.
 
 Its tables: `retry` (retry.py), `assignment` (assignment.py), `journal` (journal.py) and `spent` (budget.py) of this
-package, `enrolment` (enrolment.py) and `answered` (secure.py) of `protocol`.
+package, `enrolment` (enrolment.py) and `answered` (secure.py) of `protocol`, `released` and `lineage` (releases.py) of
+`permission`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from device_runtime.errors import StateDamaged, StateError
 NAME = "state.db"
 # Written into the file's header, so that another application's database is not taken for ours.
 APPLICATION_ID = 0x4D757353
-VERSION = 2
+VERSION = 3
 SCHEMA = f"""
 BEGIN;
 CREATE TABLE retry (
@@ -32,6 +33,8 @@ CREATE TABLE assignment (
 );
 CREATE TABLE enrolment (coordinator TEXT PRIMARY KEY, enrolled TEXT NOT NULL CHECK (json_valid(enrolled)));
 CREATE TABLE answered (coordinator TEXT, task TEXT, number INTEGER NOT NULL, PRIMARY KEY (coordinator, task));
+CREATE TABLE released (signer TEXT, population TEXT, counter INTEGER NOT NULL, PRIMARY KEY (signer, population));
+CREATE TABLE lineage (release TEXT PRIMARY KEY, entry TEXT NOT NULL CHECK (json_valid(entry)));
 CREATE TABLE journal (id INTEGER PRIMARY KEY, entry TEXT NOT NULL CHECK (json_valid(entry)));
 CREATE TABLE spent (
     id INTEGER PRIMARY KEY, until TEXT NOT NULL CHECK (json_valid(until)),

@@ -32,15 +32,17 @@ from coordinator.rules.aggregation import aggregate
 from coordinator.rules.entities import AssignmentRecord, RoundRecord
 from coordinator.rules.rounds import AssignmentState, RoundState, TaskState
 from coordinator.store.tasks import CoordinatorStore, Secagg, TaskSettings
+from device_runtime.permission.policy import Policy
 from export.build import export_bundle
 from export.model import Model
 from export.models import load
 from fedcore.algorithms import create
 from fedcore.masking import reunite
 from fedcore.params import Float32
+from fedcore.signing import SigningKey
 from muster.bench.options import SecaggFleetOptions
 from muster.output import Say
-from muster.server import local_coordinator
+from muster.server import LocalCoordinator, local_coordinator
 from secagg import packing
 from simulator import datasets
 from simulator.engine import Engine, evaluate
@@ -118,12 +120,13 @@ def run(options: SecaggFleetOptions, say: Say) -> SecaggFleetOutcome:
         bundle = export_bundle(model, ALGORITHM, folder / "plan")
         with local_coordinator(home) as local:
             largest = int(users.sizes.max())
-            fleet = _SecureFleet(options, users, local.store, local.url, folder / "devices")
-            trained = local.store.register_task(bundle, _settings(options, "trained", largest)).id
+            key = SigningKey.new(folder / "release.pem")
+            fleet = _SecureFleet(options, users, local, key, folder / "devices")
+            trained = local.create_task(bundle, _settings(options, "trained", largest), key).id
             started = time.monotonic()
             summary = fleet.of("trained", MORTAL).run(on_session)
             seconds = time.monotonic() - started
-            lost = local.store.register_task(bundle, _settings(options, "lost", largest)).id
+            lost = local.create_task(bundle, _settings(options, "lost", largest), key).id
             fleet.lose(lost, on_session)
             account = _Account(local.store, (trained, lost), Recording(folder / "devices"))
             engine = Engine(model, ALGORITHM, users, seed=options.seed)
@@ -162,8 +165,8 @@ class _Training:
 class _SecureFleet:
     options: SecaggFleetOptions
     users: Population
-    store: CoordinatorStore
-    url: str
+    local: LocalCoordinator
+    key: SigningKey
     folder: Path
 
     def lose(self, task: str, on_session: Callable[[Session], None]) -> None:
@@ -171,16 +174,17 @@ class _SecureFleet:
 
         def on_end(session: Session) -> None:
             on_session(session)
-            ended = sum(one.state.ended for one in self.store.rounds(task))
-            if ended >= self.options.lost and self.store.task(task).state is TaskState.ACTIVE:
-                self.store.cancel(task)
+            store = self.local.store
+            ended = sum(one.state.ended for one in store.rounds(task))
+            if ended >= self.options.lost and store.task(task).state is TaskState.ACTIVE:
+                store.cancel(task)
 
         self.of("lost", DOOMED).run(on_end)
 
     def of(self, population: str, kinds: tuple[Kind, ...]) -> Fleet:
         return Fleet(
             FleetConfig(
-                coordinator=self.url,
+                coordinator=self.local.url,
                 population=population,
                 folder=self.folder / population,
                 concurrency=self.options.devices,
@@ -188,6 +192,7 @@ class _SecureFleet:
                 seed=self.options.seed,
                 kinds=kinds,
                 recorded=True,
+                policy=Policy(signers=(self.key.signer,), require_secure_aggregation=True),
             ),
             self.users,
         )

@@ -31,6 +31,10 @@ Archs = Annotated[
     typer.Option("--arch", help="x86_64 or aarch64; several take turns.  [default: this machine's]"),
 ]
 Sessions = Annotated[int | None, typer.Option(min=1, help="Stop after so many sessions.  [default: no limit]")]
+SIGNER = (
+    "A public key whose plans and releases the devices accept, and no others; repeatable. Secure rounds need it.  "
+    "[default: any plan, and no secure round]"
+)
 
 
 @fleet_app.command()
@@ -45,6 +49,7 @@ def run(
     backends: Backends = None,
     archs: Archs = None,
     sessions: Sessions = None,
+    signers: Annotated[list[str] | None, typer.Option("--signer", metavar="PUBLIC_KEY", help=SIGNER)] = None,
     seed: Annotated[int, typer.Option(help="Seed of the devices' times, and of a profile's draws.")] = 0,
     json: Json = False,
 ) -> None:
@@ -55,6 +60,7 @@ def run(
     architecture run under qemu in the sysroot of `muster fleet sysroot`. A --profile names its kinds' architectures and
     backends itself.
     """
+    from device_runtime.permission.policy import Policy
     from simulator import datasets
     from simulator.fleet.fleet import Fleet, FleetConfig
 
@@ -68,6 +74,7 @@ def run(
             concurrency=min(concurrency, devices),
             sessions=sessions,
             seed=seed,
+            policy=Policy(signers=tuple(signers or ())),
             kinds=kinds,
         )
         summary = _watched(Fleet(config, users), sessions)

@@ -1,4 +1,4 @@
-"""`muster key`: keys that sign plans."""
+"""`muster key`: keys that sign plans and releases."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from muster.output import Json, emit
+from muster.output import Json, emit, say_next
 
-key_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Make keys that sign plans.")
+key_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Make keys that sign plans and releases.")
 
 
 @key_app.command()
@@ -19,7 +19,8 @@ def new(
 ) -> None:
     """Write a new private key, and print the public key.
 
-    Only its owner may read the file. A device's policy names the public key.
+    Only its owner may read the file. A device's policy names the public key, and then the device runs only plans that
+    the key signed, and takes part only in secure rounds that it released. Keep the file away from the coordinator.
     """
     from fedcore.signing import SigningKey
 
@@ -28,3 +29,6 @@ def new(
         emit({"file": str(out), "signer": signer})
     else:
         typer.echo(signer)
+        say_next("sign a plan with it", ["muster", "plan", "sign", "plan", "--key", out])
+        say_next("release a plan for secure rounds", ["muster", "task", "create", "--secagg", "--release-key", out])
+        typer.echo(f'on devices, in policy.toml:\n  signers = ["{signer}"]', err=True)

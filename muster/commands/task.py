@@ -12,8 +12,18 @@ import msgspec
 import typer
 
 from muster.commands.stores import Blobs, Database, Remote, given_again, located, open_store
-from muster.commands.task_options import DEADLINE, Default, clear_setting, secagg_setting, setting
+from muster.commands.task_options import (
+    DEADLINE,
+    Default,
+    ReleaseCounter,
+    ReleaseDays,
+    ReleaseKey,
+    clear_setting,
+    secagg_setting,
+    setting,
+)
 from muster.output import Json, at_utc, emit, say_next, show_fields, show_table
+from muster.releasing import FIRST_COUNTER, VALID_DAYS, lineage_of, release_facts, released, roll_back
 
 if TYPE_CHECKING:
     from coordinator.rules.entities import RoundRecord, Task
@@ -91,6 +101,9 @@ def create(
     max_examples: Annotated[int, secagg_setting("max_examples", "the greatest weight of a device.")],
     phase_s: Annotated[float, secagg_setting("phase_s", "how long a phase waits for devices.")],
     group_size: Annotated[int, secagg_setting("group_size", "a larger cohort is divided into groups.")],
+    release_key: ReleaseKey = None,
+    release_counter: ReleaseCounter = FIRST_COUNTER,
+    release_days: ReleaseDays = VALID_DAYS,
     db: Database = None,
     blobs: Blobs = None,
     coordinator: Remote = None,
@@ -104,12 +117,17 @@ def create(
     minimum below 8. Values are rounded in steps of 2 × clip-norm ÷ 2^bits × max-examples ÷ a device's examples: keep
     --max-examples and --clip-norm as small as devices allow.
 
+    With --secagg the task needs a release, signed with --release-key on this machine: devices whose policy names its
+    public key take part, and no others. Give it where the coordinator is not (--coordinator), so that the coordinator
+    cannot release plans by itself.
+
     A population in which too few devices meet --require, or too many rest after taking part (--min-separation-…), fills
     no round: `muster task metrics` shows what becomes of them.
     """
     from coordinator.rules.clear_reports import ClearReports
     from coordinator.store.tasks import CoordinatorStore, FootprintBudget, OnDevice, Requires, Secagg, TaskSettings
     from fedcore.bundle import Bundle
+    from fedcore.signing import SigningKey
     from muster.device_rules import parse_rules
 
     settings = TaskSettings(
@@ -141,7 +159,11 @@ def create(
         )
         settings = dataclasses.replace(settings, secagg=masking)
     with open_store(db, blobs, coordinator) as store:
-        task = store.register_task(Bundle(plan), settings)
+        bundle, release = Bundle(plan), None
+        if release_key is not None:
+            key, lineage = SigningKey.load(release_key), lineage_of(store, lambda: located(db))
+            release = released(bundle, settings, key, lineage, counter=release_counter, days=release_days)
+        task = store.register_task(bundle, settings, release)
         _describe(store, task.id, json)
         url = _devices_url(store, located(db)) if isinstance(store, CoordinatorStore) else None
     if not json:
@@ -250,7 +272,7 @@ def rollback(
     history; its models are removed in time, as those of every task are.
     """
     with open_store(db, blobs, coordinator) as store:
-        store.roll_back(task, round_number)
+        roll_back(store, task, round_number, lambda: located(db))
         _describe(store, task, json)
 
 
@@ -288,6 +310,8 @@ def _say_next(task: Task, url: str | None, where: list[str]) -> None:
     settings = task.settings
     selected = math.ceil(settings.goal * settings.over_selection)
     fleet = ["muster", "fleet", "run", "--coordinator", url, "--population", settings.population]
+    if task.release is not None:
+        fleet += ["--signer", task.release.signer]
     if url is not None:
         say_next("let emulated devices come", [*fleet, "--devices", max(60, selected), "--concurrency", selected])
     say_next("look how its rounds go", ["muster", "task", "metrics", task.id, *where])
@@ -331,6 +355,7 @@ def _facts(task: Task, progress: Progress) -> dict[str, Any]:
         "algorithm": task.algorithm,
         "plan_sha256": task.plan_sha256,
         "signer": task.plan_signature and task.plan_signature.signer,
+        "release": task.release and release_facts(task.release),
         **msgspec.to_builtins(task.settings),
     }
 

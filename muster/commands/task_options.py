@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 DEADLINE = "How long a round waits for reports. With --secagg, 5 × phase-s of it are for the phases after the training."
+ReleaseKey = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="KEYFILE", help="With --secagg: the private key that releases the plan, from `muster key new`."
+    ),
+]
+ReleaseCounter = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="With --secagg: a device that has seen a release of the key for the population refuses a lower counter.",
+    ),
+]
+ReleaseDays = Annotated[
+    int, typer.Option(min=1, max=3650, help="With --secagg: days after which devices refuse the release.")
+]
 
 
 class Default:

@@ -14,6 +14,7 @@ import numpy as np
 
 from device_runtime.backends import BACKENDS
 from device_runtime.outcome import Outcome
+from device_runtime.permission.policy import Policy
 from device_runtime.scheduler import default_window
 from fedcore.names import offered
 from fedcore.wire.messages import RetryWindow
@@ -41,7 +42,7 @@ class FleetConfig:
 
     kinds: the kinds of devices, in shares by weight. seed: of everything that is drawn. wait_s: how long a device waits
     to be selected. sessions: end after so many. recorded: devices record in their folders what they quantise, send and
-    reveal in secure rounds (recorder.py).
+    reveal in secure rounds (recorder.py). policy: of every device; None is the default one.
     """
 
     coordinator: str
@@ -52,6 +53,7 @@ class FleetConfig:
     wait_s: float = 30.0
     seed: int = 0
     recorded: bool = False
+    policy: Policy | None = None
     kinds: tuple[Kind, ...] = equal_kinds((HERE,), ("onnxruntime",))
 
 
@@ -148,6 +150,7 @@ class Fleet:
             began=self._began,
             device=device.emulated,
             failure=device.failure,
+            policy=config.policy,
             recorder=str(config.folder / device.client / "recorded") if config.recorded else None,
         )
 

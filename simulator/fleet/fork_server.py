@@ -25,6 +25,7 @@ import device_runtime.protocol.secure  # noqa: F401  # a device loads it when a 
 from device_runtime.backends import BACKENDS
 from device_runtime.errors import DeviceError
 from device_runtime.outcome import Outcome
+from device_runtime.permission.policy import Policy
 from device_runtime.protocol.transport import Transport
 from device_runtime.session import DeviceConfig, run_session
 from fedcore.batching import StreamKey, permutation
@@ -38,8 +39,8 @@ from simulator.fleet.recorder import Recorder
 class Start(msgspec.Struct, frozen=True):
     """A command to start one session of one device.
 
-    began: the start of its fleet on the machine's monotonic clock. recorder: the folder for records of what it
-    quantises, sends and reveals in a secure round, if any.
+    began: the start of its fleet on the machine's monotonic clock. policy: None is the default one. recorder: the
+    folder for records of what it quantises, sends and reveals in a secure round, if any.
     """
 
     client: str
@@ -52,6 +53,7 @@ class Start(msgspec.Struct, frozen=True):
     began: float
     device: EmulatedDevice
     failure: PlannedFailure
+    policy: Policy | None = None
     recorder: str | None = None
 
 
@@ -199,6 +201,7 @@ def _config(start: Start, cache: BackendCache) -> DeviceConfig:
         state=Path(start.state),
         wait_s=start.wait_s,
         backend=start.backend,
+        policy=start.policy,
         conditions=start.device.source(start.began),
         requirements=start.device.requirements,
         connect=faults.connect(start.device, start.failure, recorder),

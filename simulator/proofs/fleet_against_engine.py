@@ -1,7 +1,7 @@
 """Replay of a fleet's cohorts in the engine, which must reach the fleet's model within round-off: the keystone.
 
 In plain rounds that is the round-off of float32; in secure rounds that of the fixed-point numbers which are summed, see
-`rounding_error`.
+`rounding_error`. A model with dropout cannot be replayed from secure rounds: there only the device knows its noise.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from coordinator.store.tasks import CoordinatorStore, Secagg
 from fedcore.params import Float32
 from fedcore.report import ReportLayout
 from simulator.engine import Engine
+from simulator.errors import EngineError
 from simulator.population import Population
 
 Cohort = Mapping[int, str]
@@ -23,7 +24,16 @@ Cohort = Mapping[int, str]
 
 
 def counted_cohort(store: CoordinatorStore, task: str, number: int, clients: Mapping[str, str]) -> Cohort:
-    """The cohort whose reports round `number` counted; `clients` names the client behind each device id."""
+    """The cohort whose reports round `number` counted; `clients` names the client behind each device id.
+
+    Raises EngineError when the round cannot be replayed: it was secure, and its plan reads noise.
+    """
+    found = store.task(task)
+    if found.settings.secagg is not None and any(one.noise for one in store.plan(found.plan_sha256).passes):
+        raise EngineError(
+            f"task {task} has secure rounds and a plan with noise (dropout), which only devices know: it cannot be "
+            "replayed; compare it in plain rounds"
+        )
     seats = store.cohort(task, number)
     return {seat.slot: clients[seat.device] for seat in seats if seat.state is AssignmentState.REPORTED}
 

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import sqlalchemy
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from coordinator.commands import AbortAssignment, AwaitAssignment, CheckInDevice, CountReport, QueuedCommand
 from coordinator.driver.driver import Driver
@@ -22,7 +23,9 @@ from coordinator.server import serving
 from coordinator.settings import Settings
 from coordinator.store.database import Database
 from coordinator.store.tasks import TaskSettings, open_coordinator_store
+from fedcore.signing import SigningKey
 from fedcore.wire.messages import Abort, CheckIn, RetryWindow
+from muster.releasing import released
 from tests.coordinator.bundles import make_bundle, report_vector
 from tests.coordinator.devices import CAPABILITIES, speaking_to
 from tests.coordinator.postgres import binaries, cluster
@@ -30,6 +33,11 @@ from tests.coordinator.ticks import shorten_ticks
 
 RETRY = RetryWindow(0.0, 0.0)
 KEYS = Keys(*(Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32) for number in (1, 2)))
+LINEAGE, RELEASE = (SigningKey(Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32)) for number in (3, 4))
+"""The key with which every coordinator here signs checkpoints, and the one that releases plans for secure rounds."""
+PEM = Ed25519PrivateKey.from_private_bytes(bytes([3]) * 32).private_bytes(
+    Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()
+)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -87,13 +95,16 @@ def register(store, bundle):
 
     def make(bundle=bundle, **settings):
         given = {"population": "phones", "goal": 2, "rounds": 2, "over_selection": 1.0} | settings
-        return store.register_task(bundle, TaskSettings(**given)).id
+        settings = TaskSettings(**given)
+        release = released(bundle, settings, RELEASE, LINEAGE.signer) if settings.secagg else None
+        return store.register_task(bundle, settings, release).id
 
     return make
 
 
 @pytest.fixture
 def client(store, database, tmp_path):
+    (tmp_path / "keys.lineage").write_bytes(PEM)
     settings = Settings(
         database=database,
         keys=tmp_path / "keys",
@@ -145,7 +156,7 @@ class Desk:
         self.store = store
         self.membership = Membership(store, ReplicaConfig(keys="", lease_s=lease_s))
         self.membership.listen_at(url)
-        secure = SecureRoundFactory(KEYS, unmask)
+        secure = SecureRoundFactory(KEYS, unmask, LINEAGE)
         self.driver = Driver(self.membership, secure, retry, 16, clock=lambda: self.now, source=source)
         self.driver.recover()
 

@@ -49,6 +49,7 @@ class Coordinator:
         self.lost_after_s, self.over_selected = None, False
         self.given = 1
         self.invite, self.vouch, self.said = None, lambda id_: None, []
+        self.release, self.lineage, self.round = lambda plan, checkpoint: None, None, linear.KEY.round
         self.aggregate = lambda number, message: b""
         self.keys, self.created, self.enrolments, self.nonces = {}, {}, [], set()
         self.blobs = {}
@@ -67,7 +68,7 @@ class Coordinator:
         return Assignment(
             assignment=f"a-{self.given}",
             task="t-1",
-            round=linear.KEY.round,
+            round=self.round,
             attempt=1,
             slot=linear.KEY.slot,
             seed=linear.KEY.seed,
@@ -77,6 +78,8 @@ class Coordinator:
             lost_after_s=self.lost_after_s,
             over_selected=self.over_selected,
             secagg=self.invite and self.invite(self.plan, self.checkpoint),
+            release=self.release(self.plan, self.checkpoint),
+            lineage=self.lineage,
         )
 
     def answer(self, method, path, headers, body, signature):

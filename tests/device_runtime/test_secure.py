@@ -13,7 +13,9 @@ from device_runtime.permission.policy import Policy
 from device_runtime.session import run_session
 from device_runtime.state.assignment import StoredAssignment
 from device_runtime.state.journal import read_journal
-from fedcore.masking import layout_hash, model_hash, session_number, task_hash
+from fedcore.masking import fixed_points, layout_hash, model_hash, session_number, task_hash
+from fedcore.release import Release, SumBounds
+from fedcore.signing import SigningKey
 from fedcore.wire.messages import Credential
 from secagg import keys
 from secagg.client import Client, SessionInput
@@ -35,9 +37,13 @@ def public(key):
 
 
 SERVER, AUTHORITY = private(1), private(2)
+RELEASE, LINEAGE = SigningKey(private(3)), SigningKey(private(4))
+BOUNDS = SumBounds(clip_norm=1.0, bits=20, max_examples=100, min_sum=8)
 SEGMENTS = tuple(
-    Segment(one.size, 26, 20, -1.0, 1.0, 1.0, one.reduction == "mean") for one in linear.plan().report.unweighted
+    Segment(one.size, 26, one.bits, one.low, one.high, one.norm, one.weighted)
+    for one in fixed_points(linear.plan().report, BOUNDS)
 )
+TRUSTING = Policy(signers=(RELEASE.signer,))
 
 
 def terms(plan, checkpoint, **changes):
@@ -93,14 +99,33 @@ class Aggregator:
         return self.messages[0]
 
 
+def releasing(signer=RELEASE, **changes):
+    """What makes the release of the linear plan, with some fields changed."""
+
+    def make(plan, checkpoint):
+        fields = {
+            "population": "phones", "plan": plan.sha256, "checkpoint": checkpoint.sha256, "bounds": BOUNDS,
+            "lineage": LINEAGE.signer, "counter": 1, "expires_at": 2**33,
+        }  # fmt: skip
+        return signer.sign_release(Release(**{**fields, **changes}))
+
+    return make
+
+
 def enrolling(server=SERVER, authority=AUTHORITY):
     return lambda id_: Credential(keys.enrol(authority, id_), public(server), public(authority))
 
 
 @pytest.fixture
 def secure(coordinator):
-    coordinator.invite, coordinator.vouch = invitation(), enrolling()
+    coordinator.invite, coordinator.vouch, coordinator.release = invitation(), enrolling(), releasing()
     return coordinator
+
+
+@pytest.fixture
+def config(config):
+    """A device that accepts the releases of RELEASE."""
+    return replace(config, policy=TRUSTING)
 
 
 def refused(coordinator, config, error, said=()):
@@ -125,6 +150,9 @@ def refused(coordinator, config, error, said=()):
         ({"task": bytes(32)}, "another task or round"),
         ({"round": session_number(9, 1)}, "another task or round"),
         ({"segments": SEGMENTS[:1]}, "segments"),
+        ({"segments": (replace(SEGMENTS[0], norm=0.0), *SEGMENTS[1:])}, "segments"),
+        ({"segments": (replace(SEGMENTS[0], high=8.0), *SEGMENTS[1:])}, "segments"),
+        ({"w_max": 1000}, "greatest weight is 1000"),
         ({"segments": tuple(replace(one, weighted=False) for one in SEGMENTS)}, "segments"),
     ],
 )
@@ -173,7 +201,7 @@ def test_a_coordinator_that_repeats_itself_gets_no_second_answer(secure, config,
 
 def test_a_policys_least_cohort_holds_for_the_sum(secure, config):
     secure.invite = invitation(min_sum=8)
-    config = replace(config, policy=Policy(min_cohort=9))
+    config = replace(config, policy=Policy(min_cohort=9, signers=TRUSTING.signers))
     outcome = run_session(config)
     assert (outcome.outcome, outcome.reason) == ("aborted", "plan-refused")
 
@@ -195,7 +223,7 @@ def test_a_round_that_was_answered_is_not_answered_again(secure, config):
 
 
 def test_a_device_that_insists_on_secure_rounds_takes_part_in_one(secure, config):
-    config = replace(config, policy=Policy(require_secure_aggregation=True))
+    config = replace(config, policy=Policy(require_secure_aggregation=True, signers=TRUSTING.signers))
     run_session(config)
     assert [number for number, _ in secure.said] == [1]
     assert read_journal(config.state)[-1].task == "t-1"

@@ -79,6 +79,14 @@ def test_noise_follows_the_specification_and_its_published_vectors(vector):
     assert noise_by_the_specification(seed, round, slot, pass_index, step, vector["size"]) == vector["noise"]
 
 
+def test_a_secret_enters_the_noise_and_not_the_order():
+    secret = bytes(range(32))
+    hidden, known = StreamKey(7, 3, 2, secret), StreamKey(7, 3, 2)
+    words = stream_by_the_specification(b"muster.noise.v1" + secret, (7, 3, 2, 0, 5), 4)
+    assert noise(hidden, 0, 5, 8).astype("<i4").tobytes() == b"".join(word.to_bytes(8, "little") for word in words)
+    assert permutation(hidden, 0, 1, 40).tolist() == permutation(known, 0, 1, 40).tolist()
+
+
 def test_every_part_of_the_key_changes_the_order():
     keys = [(7, 3, 2, 0, 0), (8, 3, 2, 0, 0), (7, 4, 2, 0, 0), (7, 3, 1, 0, 0), (7, 3, 2, 1, 0), (7, 3, 2, 0, 1)]
     orders = {tuple(permutation(StreamKey(*key[:3]), key[3], key[4], 40)) for key in keys}

@@ -106,6 +106,19 @@ def test_rollback_is_the_same_through_the_api_as_on_the_store(served, tmp_path):
     assert refused[0][0] is UnknownRound
 
 
+def test_a_release_is_signed_on_the_operators_machine(served, tmp_path):
+    here, there, store, _ = served
+    key = tmp_path / "release.pem"
+    signer = in_process("key", "new", "--out", key, "--json").stdout
+    secure = ["--goal", 9, "--secagg", "--release-key", key, "--json"]
+    remote, local = (
+        json.loads(create(make_bundle(tmp_path / "plan").folder, where, *secure).stdout) for where in (there, here)
+    )
+    assert remote["release"]["signer"] == json.loads(signer)["signer"]
+    assert remote["release"]["lineage"] == local["release"]["lineage"]
+    until(lambda: store.task(remote["task"]).state == "active")
+
+
 def test_what_keeps_a_command_from_the_coordinator_is_named(served, monkeypatch):
     _, there, store, devices = served
     viewer = in_process("coordinator", "token", "--name", "bob", "--db", str(store.database.engine.url))

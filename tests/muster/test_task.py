@@ -46,7 +46,12 @@ def test_options_that_are_not_given_are_the_defaults_of_the_settings(bundle, whe
     task = defaults_of(TaskSettings, *times, "over_selection", "max_attempts", "min_examples", "seed")
     secagg = defaults_of(Secagg, "clip_norm", "bits", "max_examples", "phase_s", "group_size")
     clear = defaults_of(ClearReports, "max_norm", "max_weight")
-    facts = json.loads(create(bundle, "--goal", 9, "--secagg", *where, "--json").stdout)
+    key = bundle.parent / "release.pem"
+    signer = in_process("key", "new", "--out", key).stdout.strip()
+    secure = ["--goal", 9, "--secagg", "--release-key", key]
+    facts = json.loads(create(bundle, *secure, *where, "--json").stdout)
+    assert (facts["release"]["signer"], facts["release"]["counter"]) == (signer, 1)
+    assert f"--signer {signer}" in create(bundle, *secure, *where).stderr
     assert {name: facts[name] for name in task} == task
     assert (facts["secagg"], facts["clear"]) == (secagg, clear)
     assert facts["formats"] == ["onnx"]

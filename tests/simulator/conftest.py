@@ -8,6 +8,7 @@ from export.build import export_bundle
 from export.model import Model
 from export.models import load
 from fedcore.algorithms import create
+from fedcore.signing import SigningKey
 from simulator.fleet.fork_servers import HERE, fork_servers
 from tests.simulator.federation import federated
 
@@ -27,13 +28,17 @@ def servers():
 
 @pytest.fixture
 def task(tmp_path, coordinators, bundle):
-    """A coordinator process with one task, for the length of a block; gives its store, its URL and the task's id."""
+    """A coordinator process with one task, for the length of a block; gives its store, its URL and the task's id.
+
+    A task with secure rounds is released by the key in `release.pem`.
+    """
+    key = SigningKey.new(tmp_path / "release.pem")
 
     @contextmanager
     def running(**settings):
         given = {"population": "p", "goal": 5, "rounds": 2, "over_selection": 1.2, "selection_timeout_s": 2.0}
         with coordinators.local(tmp_path) as local:
-            yield local.store, local.url, local.store.register_task(bundle, TaskSettings(**given | settings)).id
+            yield local.store, local.url, local.create_task(bundle, TaskSettings(**given | settings), key).id
 
     return running
 

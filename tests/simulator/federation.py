@@ -8,7 +8,9 @@ import numpy as np
 
 from coordinator.rules.rounds import TaskState
 from coordinator.store.tasks import TaskSettings
+from device_runtime.permission.policy import Policy
 from export.build import export_bundle
+from fedcore.signing import SigningKey
 from simulator.engine import Engine
 from simulator.fleet.fleet import Fleet, FleetConfig, state_folder
 from simulator.fleet.fork_servers import HERE, fork_servers
@@ -41,7 +43,8 @@ def federated(
         task_settings = TaskSettings(
             population="p", goal=goal, rounds=rounds, over_selection=1.0, seed=SEED, secagg=secagg
         )
-        task = local.store.register_task(bundle, task_settings).id
+        key = SigningKey.new(folder / "release.pem")
+        task = local.create_task(bundle, task_settings, key).id
         config = FleetConfig(
             coordinator=local.url,
             population="p",
@@ -49,6 +52,7 @@ def federated(
             concurrency=goal,
             sessions=goal,
             kinds=kinds,
+            policy=Policy(signers=(key.signer,)) if secagg else None,
         )
         give_keys(config.folder, users)
         numbers = range(1, rounds + 1)

@@ -8,6 +8,7 @@ import msgspec
 
 import device_runtime.protocol.secure  # noqa: F401  # loaded once, before devices are forked
 from device_runtime.backends import BACKENDS
+from device_runtime.permission.policy import Policy
 from device_runtime.session import DeviceConfig, run_session
 from simulator.fleet.faults import EmulatedDevice, PlannedDeath, PlannedFailure, connect
 from simulator.fleet.recorder import Recorder
@@ -15,8 +16,8 @@ from simulator.fleet.recorder import Recorder
 BACKENDS["onnxruntime"]()
 
 
-def be_device(folder: Path, url: str, dies: tuple[str, int] | None = None) -> None:
-    """One session; the process is killed before or after message `dies[1]`."""
+def be_device(folder: Path, url: str, signer: str, dies: tuple[str, int] | None = None) -> None:
+    """One session under the releases of a signer; the process is killed before or after message `dies[1]`."""
     recorder = Recorder(folder / "recorded")
     recorder.record_quantised()
     failure = PlannedFailure(dies_at=PlannedDeath(dies[1], sent=dies[0] == "after")) if dies else PlannedFailure()
@@ -25,6 +26,7 @@ def be_device(folder: Path, url: str, dies: tuple[str, int] | None = None) -> No
         population="p",
         examples=folder / "examples.npz",
         state=folder / "state",
+        policy=Policy(signers=(signer,)),
         connect=connect(EmulatedDevice(), failure, recorder),
     )
     (folder / "outcome.json").write_bytes(msgspec.json.encode(run_session(config)))

@@ -11,6 +11,7 @@ import pytest
 
 from coordinator.rules.rounds import AssignmentState, RoundState
 from coordinator.store.tasks import Secagg
+from fedcore.signing import SigningKey
 
 DEVICES = 10
 PATIENCE_S = 90.0
@@ -20,12 +21,12 @@ SLOW = '[[kind]]\nname = "slow"\nslow_down = {}\n'
 
 
 @contextmanager
-def fleet(url, folder, slow_down=1.0):
+def fleet(url, folder, signers, slow_down=1.0):
     """A fleet of processes in a process group of their own; whatever is left of it dies at the end."""
     profile = folder / "profile.toml"
     profile.write_text(SLOW.format(slow_down))
     command = [sys.executable, "-m", "muster", "fleet", "run", "--coordinator", url, "--population", "p"]
-    command += ["--devices", str(DEVICES), "--concurrency", str(DEVICES), "--profile", str(profile), "--json"]
+    command += ["--devices", str(DEVICES), "--concurrency", str(DEVICES), "--profile", str(profile), "--json", *signers]
     with (folder / "fleet.log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
     try:
@@ -47,18 +48,19 @@ def until(happened, what):
 def vanish_and_heal(task, folder, sign, secagg):
     """Interrupt a fleet whose devices train, and start another: the attempts until the commit, and all assignments."""
     settings = {"goal": 8, "rounds": 1, "over_selection": DEVICES / 8, "secagg": secagg}
+    signers = [] if secagg is None else ["--signer", SigningKey.load(folder / "release.pem").signer]
     with task(**settings, selection_timeout_s=60.0, reporting_deadline_s=3600.0) as (store, url, task_id):
 
         def trains():
             rounds = store.rounds(task_id)
             return bool(rounds) and rounds[-1].state is RoundState.REPORTING
 
-        with fleet(url, folder, slow_down=1e5) as first:
+        with fleet(url, folder, signers, slow_down=1e5) as first:
             until(trains, "training")
             time.sleep(2)  # into the middle of it: devices hold their assignments by now
             os.killpg(first.pid, sign)
             # A killed fleet is gone. One that was interrupted ends in its own time, while the next one begins.
-            with fleet(url, folder):
+            with fleet(url, folder, signers):
                 until(lambda: store.rounds(task_id)[-1].state is RoundState.COMMITTED, "the commit")
         attempts = store.rounds(task_id)
         with store.database.reading() as records:

@@ -24,6 +24,7 @@ from export.model import Model
 from export.models import load
 from fedcore.algorithms import create
 from fedcore.masking import reunite
+from fedcore.signing import SigningKey
 from secagg import packing
 from secagg.messages import SessionResult
 from simulator import datasets
@@ -44,11 +45,12 @@ def bundle(tmp_path_factory):
 class World:
     """Nine devices' folders, a store, and a coordinator that serves it."""
 
-    def __init__(self, folder, store, url, bundle, rounds, phase_s):
-        self.store, self.url, self.folder = store, url, folder
+    def __init__(self, folder, local, bundle, rounds, phase_s):
+        self.store, self.url, self.folder = local.store, local.url, folder
+        self.key = SigningKey.new(folder / "release.pem")
         secagg = Secagg(max_examples=25, phase_s=phase_s)
         settings = {"goal": DEVICES, "minimum": LEAST, "over_selection": 1.0, "rounds": rounds, "secagg": secagg}
-        self.task = store.register_task(bundle, TaskSettings(population="p", **settings)).id
+        self.task = local.create_task(bundle, TaskSettings(population="p", **settings), self.key).id
         users, _ = datasets.users("digits", None, DEVICES)
         self.folders = [folder / f"device-{index}" for index in range(DEVICES)]
         for index, home in enumerate(self.folders):
@@ -56,7 +58,7 @@ class World:
             np.savez(home / "examples.npz", **users.shard(index))
 
     def start(self, index, dies=None):
-        process = PROCESSES.Process(target=be_device, args=(self.folders[index], self.url, dies))
+        process = PROCESSES.Process(target=be_device, args=(self.folders[index], self.url, self.key.signer, dies))
         process.start()
         return process
 
@@ -92,7 +94,7 @@ class World:
 @pytest.fixture
 def world(tmp_path, coordinators, bundle):
     with coordinators.local(tmp_path) as local:
-        yield lambda rounds, phase_s: World(tmp_path, local.store, local.url, bundle, rounds, phase_s)
+        yield lambda rounds, phase_s: World(tmp_path, local, bundle, rounds, phase_s)
 
 
 # Where the first device is killed in each round, what becomes of it when it is started again, and how many are counted.

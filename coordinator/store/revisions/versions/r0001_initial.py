@@ -206,6 +206,9 @@ def upgrade() -> None:
             nullable=True,
             comment="who signed the plan, and the signature",
         ),
+        sa.Column(
+            "release", sa.JSON(none_as_null=True), nullable=True, comment="the signed release, of a task with secagg"
+        ),
         sa.Column("state_sha256", sa.String(length=64), nullable=False, comment="server state before round 1"),
         sa.Column("checkpoint_sha256", sa.String(length=64), nullable=False, comment="what devices receive in round 1"),
         sa.Column("goal", sa.Integer(), nullable=False, comment="reports that end a round"),
@@ -350,6 +353,9 @@ def upgrade() -> None:
             sa.String(length=64),
             nullable=True,
             comment="what devices receive next, once committed",
+        ),
+        sa.Column(
+            "lineage", sa.JSON(none_as_null=True), nullable=True, comment="signed entry that says where it comes from"
         ),
         sa.Column("metrics", sa.JSON(), nullable=False, comment="mean metrics by name"),
         sa.ForeignKeyConstraint(["checkpoint_sha256"], ["blobs.sha256"], name=op.f("fk_rounds_checkpoint_sha256")),

@@ -1,0 +1,103 @@
+"""Releases: what this device demands of a secure round before it trains. Spec: docs/spec/plan.md §9.
+
+A secure round hides a report among others, but what is in the report the plan decides. So the plan, its first
+checkpoint and the way sums are made must be released with a key that the owner's policy names, and every later
+checkpoint must descend from the first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from device_runtime.clock import Clock
+from device_runtime.errors import PlanRefused
+from device_runtime.permission.policy import Policy
+from device_runtime.state.database import StateDatabase
+from fedcore.errors import FedcoreError
+from fedcore.release import LineageEntry, Release, Signed, decode_entry
+from fedcore.signing import verified_entry, verified_release
+from fedcore.wire.messages import Assignment
+
+
+@dataclass(frozen=True, slots=True)
+class Releases:
+    """The check of releases for one population, with a memory in the state database against going back.
+
+    Methods raise PlanRefused, which names the rule that is broken, or StateError.
+    """
+
+    policy: Policy
+    database: StateDatabase
+    clock: Clock
+    population: str
+
+    def check(self, given: Assignment) -> None:
+        """Hold an assignment of a secure round against its release, and remember both it and its checkpoint."""
+        signed = given.release
+        if signed is None:
+            raise _refused("signers", "the secure round has no signed release")
+        if not self.policy.signers:
+            raise _refused("signers", "it names no key, and a secure round must be released by one that it names")
+        if signed.signer not in self.policy.signers:
+            raise _refused("signers", f"the release is signed by {signed.signer}, which the policy does not name")
+        try:
+            release = verified_release(signed)
+            entry = None if given.lineage is None else verified_entry(given.lineage)
+        except FedcoreError as error:
+            raise _refused("signers", str(error)) from error
+        with self.database.transaction():
+            self._check_release(release, signed, given)
+            self._check_checkpoint(release, signed, given, entry)
+
+    def _check_release(self, release: Release, signed: Signed, given: Assignment) -> None:
+        if release.population != self.population:
+            raise _refused("release", f"it is for population {release.population!r}")
+        if release.plan != given.plan.sha256:
+            raise _refused("release", f"it is for plan {release.plan[:12]}…, not {given.plan.sha256[:12]}…")
+        if release.expires_at <= self.clock.wall():
+            raise _refused("release", "it has expired")
+        query = "SELECT counter FROM released WHERE signer = ? AND population = ?"
+        seen = self.database.execute(query, signed.signer, self.population)
+        highest = max((int(counter) for (counter,) in seen), default=0)
+        if release.counter < highest:
+            raise _refused("release", f"its counter is {release.counter}; this device has seen {highest}")
+        row = (signed.signer, self.population, release.counter)
+        self.database.execute("INSERT OR REPLACE INTO released VALUES (?, ?, ?)", *row)
+
+    def _check_checkpoint(
+        self, release: Release, signed: Signed, given: Assignment, entry: LineageEntry | None
+    ) -> None:
+        last = self._last_entry(signed.digest)
+        if entry is None or given.lineage is None:
+            if given.checkpoint.sha256 != release.checkpoint:
+                raise _refused("lineage", "the checkpoint is not the release's, and no signed entry comes with it")
+            if last is not None:
+                raise _refused("lineage", f"the first checkpoint comes again after that of round {last.round}")
+            return
+        if given.lineage.signer != release.lineage:
+            raise _refused("lineage", f"the checkpoint is signed by {given.lineage.signer}, not by the release's key")
+        if (entry.release, entry.checkpoint) != (signed.digest, given.checkpoint.sha256):
+            raise _refused("lineage", "the signed entry is for another release or checkpoint")
+        if entry.round != given.round - 1:
+            raise _refused("lineage", f"the checkpoint of round {entry.round} comes in round {given.round}")
+        if last is not None:
+            _check_descent(entry, last)
+        self.database.execute("INSERT OR REPLACE INTO lineage VALUES (?, ?)", signed.digest, given.lineage.text)
+
+    def _last_entry(self, release: str) -> LineageEntry | None:
+        found = self.database.execute("SELECT entry FROM lineage WHERE release = ?", release)
+        return decode_entry(found[0][0]) if found else None
+
+
+def _check_descent(entry: LineageEntry, last: LineageEntry) -> None:
+    """Raise PlanRefused unless a checkpoint can come after, or again as, the last one that this device was shown."""
+    if entry.round < last.round:
+        raise _refused("lineage", f"the checkpoint of round {entry.round} comes after that of round {last.round}")
+    if entry.round == last.round and entry != last:
+        raise _refused("lineage", f"two checkpoints of round {entry.round} are signed: the coordinator has lied")
+    if entry.round == last.round + 1 and entry.parent != last.checkpoint:
+        raise _refused("lineage", f"the checkpoint of round {entry.round} does not descend from that of {last.round}")
+
+
+def _refused(rule: str, why: str) -> PlanRefused:
+    return PlanRefused(f"against {rule} of this device's policy", why)

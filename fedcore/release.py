@@ -1,0 +1,96 @@
+"""A release: what devices may run in secure rounds, signed with a key that the coordinator does not have.
+
+Spec: docs/spec/plan.md §9. `fedcore.signing` makes and checks the signatures.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated, TypeVar
+
+import msgspec
+
+from fedcore.decoding import UNDECODABLE, decoder
+from fedcore.errors import BadRelease
+from fedcore.plan import Digest
+from fedcore.validation import Count
+
+T = TypeVar("T")
+RELEASE_VERSION = 1
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+
+
+class Signed(msgspec.Struct, frozen=True):
+    """A statement in JSON, exactly as it was signed, with the signer's public key and the signature, both as text."""
+
+    text: str
+    signer: str
+    value: str
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the statement, in hex."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+
+class SumBounds(msgspec.Struct, frozen=True, kw_only=True):
+    """How a secure round makes its sums: nobody but the release key may move it.
+
+    clip_norm: the L2 norm to which a longer mean segment is scaled down, and the range of its values. bits: of
+    precision per value. max_examples: the greatest weight of a device. min_sum: the fewest devices in one sum.
+    """
+
+    clip_norm: Positive
+    bits: Count
+    max_examples: Count
+    min_sum: Count
+
+
+class Release(msgspec.Struct, frozen=True, kw_only=True):
+    """What the devices of a population may run in secure rounds.
+
+    plan, checkpoint: digests of the plan and of the first checkpoint. lineage: the public key that signs every later
+    checkpoint. counter: once a device has seen a release of this signer for the population, it refuses those with a
+    lower one. expires_at: seconds since 1970.
+    """
+
+    version: int = RELEASE_VERSION
+    population: str
+    plan: Digest
+    checkpoint: Digest
+    bounds: SumBounds
+    lineage: str
+    counter: Count
+    expires_at: Count
+
+
+class LineageEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """What made a checkpoint: committed round `round` of a release, from the checkpoint `parent`. All by digest."""
+
+    release: Digest
+    round: Count
+    parent: Digest
+    checkpoint: Digest
+
+
+_RELEASE, _ENTRY = decoder(Release), decoder(LineageEntry)
+
+
+def decode_release(text: str) -> Release:
+    """The release that a signed statement holds; its signature was checked before. Raises BadRelease."""
+    release = _decoded(text, _RELEASE, "release")
+    if release.version != RELEASE_VERSION:
+        raise BadRelease(f"release of version {release.version}, this side knows {RELEASE_VERSION}")
+    return release
+
+
+def decode_entry(text: str) -> LineageEntry:
+    """The entry of a lineage that a signed statement holds; its signature was checked before. Raises BadRelease."""
+    return _decoded(text, _ENTRY, "lineage entry")
+
+
+def _decoded(text: str, kind: msgspec.json.Decoder[T], noun: str) -> T:
+    try:
+        return kind.decode(text)
+    except UNDECODABLE as error:
+        raise BadRelease(f"malformed {noun}: {error}") from error

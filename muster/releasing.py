@@ -1,0 +1,66 @@
+"""Releasing: signs the release of a task with secure aggregation, on the machine that has the release key."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from coordinator.settings import Settings
+    from coordinator.store.tasks import CoordinatorStore, TaskSettings
+    from fedcore.bundle import Bundle
+    from fedcore.release import Signed
+    from fedcore.signing import SigningKey
+    from muster.remote import RemoteStore
+
+FIRST_COUNTER, VALID_DAYS = 1, 90
+
+
+def released(
+    bundle: Bundle,
+    settings: TaskSettings,
+    key: SigningKey,
+    lineage: str,
+    *,
+    counter: int = FIRST_COUNTER,
+    days: int = VALID_DAYS,
+) -> Signed:
+    """The signed release of a bundle for a task with these settings, valid for so many days. Raises InvalidTask.
+
+    lineage: the public key with which the coordinator signs checkpoints. counter: devices that have seen a greater one
+    of this key for the population refuse the release.
+    """
+    from coordinator.store.tasks import release_of  # noqa: PLC0415  # to list the commands must load nothing heavy
+
+    expires_at = int(time.time()) + days * 24 * 3600
+    return key.sign_release(release_of(bundle, settings, lineage, counter=counter, expires_at=expires_at))
+
+
+def lineage_of(store: CoordinatorStore | RemoteStore, settings: Callable[[], Settings]) -> str:
+    """The public key with which the coordinator of a store signs checkpoints. `settings`: of one on this machine."""
+    from coordinator.lineage import lineage_key  # noqa: PLC0415
+    from muster.remote import RemoteStore  # noqa: PLC0415
+
+    return store.lineage if isinstance(store, RemoteStore) else lineage_key(settings().keys_file).signer
+
+
+def roll_back(store: CoordinatorStore | RemoteStore, task: str, number: int, settings: Callable[[], Settings]) -> None:
+    """Roll a task back, under the lineage key where the store is on this machine. As the stores' methods."""
+    from coordinator.lineage import lineage_key  # noqa: PLC0415
+    from muster.remote import RemoteStore  # noqa: PLC0415
+
+    if isinstance(store, RemoteStore):
+        store.roll_back(task, number)
+    else:
+        store.roll_back(task, number, lineage_key(settings().keys_file))
+
+
+def release_facts(release: Signed) -> dict[str, object]:
+    """What an operator wants to know of a release."""
+    from fedcore.release import decode_release  # noqa: PLC0415
+
+    found = decode_release(release.text)
+    until = datetime.fromtimestamp(found.expires_at, UTC).isoformat(sep=" ", timespec="seconds")
+    return {"signer": release.signer, "counter": found.counter, "expires": until, "lineage": found.lineage}

@@ -1,0 +1,107 @@
+"""Signed releases in the coordinator: what a secure task needs, and what devices are shown of its checkpoints."""
+
+import dataclasses
+import itertools
+import time
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from msgspec import structs
+
+from coordinator.errors import InvalidTask
+from coordinator.lineage import lineage_key
+from coordinator.rules.rounds import TaskState
+from coordinator.store.tasks import TaskSettings, open_coordinator_store
+from fedcore.errors import BadSignature
+from fedcore.release import decode_release
+from fedcore.signing import SigningKey, verified_entry
+from muster.releasing import released
+from tests.coordinator.bundles import START, make_bundle, make_plan
+from tests.coordinator.conftest import LINEAGE, RELEASE, Desk
+from tests.coordinator.test_secure import SECURE, run, seat
+
+SETTINGS = TaskSettings(population="phones", over_selection=1.0, **SECURE)
+OTHER = SigningKey(Ed25519PrivateKey.generate())
+
+
+def sign(bundle, settings=SETTINGS, key=RELEASE, **more):
+    return released(bundle, settings, key, LINEAGE.signer, **more)
+
+
+def test_a_secure_task_needs_a_release_and_a_plain_one_takes_none(store, bundle):
+    with pytest.raises(InvalidTask, match=r"needs a signed release.*--release-key"):
+        store.register_task(bundle, SETTINGS)
+    signed = sign(bundle)
+    assert store.task(store.register_task(bundle, SETTINGS, signed).id).release == signed
+    with pytest.raises(InvalidTask, match="for tasks with secagg"):
+        store.register_task(bundle, dataclasses.replace(SETTINGS, secagg=None), signed)
+
+
+def test_a_release_of_something_else_makes_no_task(store, bundle, tmp_path):
+    other = make_bundle(tmp_path / "other", plan=make_plan(formats=("onnx", "executorch")))
+    later = make_bundle(tmp_path / "later", start=START + 1)
+    wider = dataclasses.replace(SETTINGS, secagg=dataclasses.replace(SETTINGS.secagg, clip_norm=1e6))
+    more = dataclasses.replace(SETTINGS, goal=20, minimum=9)
+    for release, words in (
+        (sign(other), "plan of the release"),
+        (sign(later), "checkpoint of the release"),
+        (sign(bundle, wider), "bounds of the release"),
+        (sign(bundle, more), "bounds of the release"),
+        (sign(bundle, dataclasses.replace(SETTINGS, population="tablets")), "population of the release"),
+        (sign(bundle, days=0), "expired"),
+    ):
+        with pytest.raises(InvalidTask, match=words):
+            store.register_task(bundle, SETTINGS, release)
+    with pytest.raises(BadSignature):
+        store.register_task(bundle, SETTINGS, structs.replace(sign(bundle), signer=OTHER.signer))
+    assert store.tasks() == []
+
+
+def test_every_checkpoint_comes_with_its_signed_descent(store, register, desk):
+    task = register(**SECURE | {"rounds": 3})
+    signed, shown = store.task(task).release, []
+    for _ in range(3):
+        devices = seat(desk)
+        assert {device.given.release for device in devices} == {signed}
+        shown.append(devices[0].given)
+        run(devices)
+    assert (shown[0].lineage, shown[0].checkpoint.sha256) == (None, decode_release(signed.text).checkpoint)
+    for number, (before, after) in enumerate(itertools.pairwise(shown), start=1):
+        entry = verified_entry(after.lineage)
+        assert (after.lineage.signer, entry.release, entry.round) == (LINEAGE.signer, signed.digest, number)
+        assert (entry.parent, entry.checkpoint) == (before.checkpoint.sha256, after.checkpoint.sha256)
+
+
+def test_a_model_that_was_rolled_back_to_is_signed_anew(store, register, desk):
+    task = register(**SECURE | {"rounds": 2})
+    first = seat(desk)
+    run(first)
+    store.pause(task)
+    desk.turn()
+    store.roll_back(task, 0, LINEAGE)
+    store.resume(task)
+    desk.pass_time(1)
+    given = seat(desk)[0].given
+    entry = verified_entry(given.lineage)
+    assert given.checkpoint == first[0].given.checkpoint
+    assert (given.round, entry.round, entry.checkpoint) == (3, 2, given.checkpoint.sha256)
+    assert entry.parent == store.rounds(task)[0].checkpoint_sha256
+
+
+@pytest.mark.parametrize("fault", ["another lineage key", "an expired release"])
+def test_a_task_whose_release_devices_would_refuse_is_paused(database, store, bundle, tmp_path, fault):
+    signed = released(bundle, SETTINGS, RELEASE, OTHER.signer) if fault == "another lineage key" else sign(bundle)
+    task = store.register_task(bundle, SETTINGS, signed).id
+    late = 91 * 24 * 3600 if fault == "an expired release" else 0
+    with open_coordinator_store(database, tmp_path / "blobs", clock=lambda: time.time() + late) as opened:
+        Desk(opened)
+    found = store.task(task)
+    assert found.state is TaskState.PAUSED
+    assert ("lineage key" if late == 0 else "has expired") in found.reason
+
+
+def test_the_lineage_key_is_made_once_for_its_owner_alone(tmp_path):
+    keys = tmp_path / "m.db.keys"
+    assert lineage_key(keys).signer == lineage_key(keys).signer
+    assert [path.name for path in tmp_path.iterdir()] == ["m.db.keys.lineage"]
+    assert (tmp_path / "m.db.keys.lineage").stat().st_mode & 0o077 == 0

@@ -1,0 +1,233 @@
+"""What a device demands of a secure round's plan and checkpoint, and the attack by a plan that this ends."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from msgspec import structs
+from onnx import TensorProto
+
+from device_runtime.backends.onnxruntime import OnnxRuntime
+from device_runtime.clock import Clock
+from device_runtime.errors import PlanRefused
+from device_runtime.examples import open_examples
+from device_runtime.permission.policy import Policy
+from device_runtime.permission.releases import Releases
+from device_runtime.session import run_session
+from device_runtime.state.cache import BlobCache
+from device_runtime.state.database import open_database
+from device_runtime.work import Worker
+from fedcore import checkpoint
+from fedcore.batching import StreamKey, noise
+from fedcore.loop import Loop
+from fedcore.params import ParamSchema, TensorSpec, VectorSpec
+from fedcore.plan import BlobRef, ExampleSpec, Field, PassPlan, Plan
+from fedcore.release import LineageEntry, Release, SumBounds
+from fedcore.report import ReportLayout, Segment
+from fedcore.signing import SigningKey
+from fedcore.wire.messages import Assignment
+from tests.device_runtime.linear import FLOAT, graph
+
+RELEASE, LINEAGE, OTHER = (
+    SigningKey(Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32)) for number in (1, 2, 3)
+)
+PLAN, FIRST, SECOND, THIRD = (BlobRef(str(number) * 64, 100) for number in range(4))
+BOUNDS = SumBounds(clip_norm=1.0, bits=20, max_examples=100, min_sum=8)
+NOW = 1_000_000.0
+
+SLOTS, FEATURES, SEED, ROUND = 8, 3, 11, 1
+D = SLOTS * FEATURES
+
+
+def stealing_graphs():
+    """Graphs that put a device's example at the place of its slot, which they know by the noise of that slot."""
+    table = [int(noise(StreamKey(SEED, ROUND, slot), 0, 0, 1)[0]) for slot in range(SLOTS)]
+    params, carry = ("broadcast.params", FLOAT, [D]), ("carry.params", FLOAT, [D])
+    batch = [("example.x", FLOAT, ["B", FEATURES]), ("mask", FLOAT, ["B"]), ("noise", TensorProto.INT32, ["B"])]
+    place = [
+        ("Equal", ["noise", "table"], "here"),
+        ("Cast", ["here"], "slots", {"to": FLOAT}),
+        ("Reshape", ["slots", "column"], "slot_column"),
+        ("MatMul", ["slot_column", "example.x"], "placed"),
+        ("Reshape", ["placed", "flat"], "stolen"),
+        ("Add", ["carry.params", "stolen"], "next.params"),
+        ("Identity", ["mask"], "metrics"),
+    ]
+    known = [
+        ("table", TensorProto.INT32, table),
+        ("column", TensorProto.INT64, [SLOTS, 1]),
+        ("flat", TensorProto.INT64, [D]),
+    ]
+    return {
+        "train.begin": graph(
+            [("Identity", ["broadcast.params"], "next.params")], [params], [("next.params", FLOAT, [D])]
+        ),
+        "train.step": graph(
+            place, [carry, params, *batch], [("next.params", FLOAT, [D]), ("metrics", FLOAT, [1])], known
+        ),
+        "report": graph(
+            [("Identity", ["train.carry.params"], "delta")],
+            [params, ("train.carry.params", FLOAT, [D])],
+            [("delta", FLOAT, [D])],
+        ),
+    }
+
+
+def stealing_plan(graphs):
+    segments = (Segment("delta", D, "mean"), Segment("weight", 1, "sum"), Segment("train.metrics", 1, "sum", ("n",)))
+    return Plan(
+        name="thief",
+        schema=ParamSchema((TensorSpec("w", (D,)),)),
+        broadcast=(VectorSpec("params", D),),
+        examples=ExampleSpec((Field("x", "float32", (FEATURES,)),)),
+        passes=(PassPlan("train", Loop(batch_size=1), (VectorSpec("params", D),), ("n",), noise=True),),
+        report=ReportLayout(segments, "uniform"),
+        graphs={"onnx": {name: BlobRef.of(blob) for name, blob in graphs.items()}},
+    )
+
+
+ZEROS = {"params": np.zeros(D, np.float32)}
+OWN = np.arange(1, SLOTS * FEATURES + 1, dtype=np.float32).reshape(SLOTS, FEATURES)
+"""One example of every device."""
+
+
+def trained(folder, slot, graphs, secagg):
+    """The values that a device in this slot would send, masked or not."""
+    plan = stealing_plan(graphs)
+    blobs = {BlobRef.of(data): data for data in (plan.encode(), checkpoint.encode(ZEROS), *graphs.values())}
+    np.savez(folder / "x.npz", x=OWN[slot : slot + 1])
+    cache = BlobCache(folder / "blobs", lambda ref, part: blobs[ref])
+    worker = Worker(OnnxRuntime(), open_examples(folder / "x.npz"), cache, lambda: True)
+    refs = {"plan": BlobRef.of(plan.encode()), "checkpoint": BlobRef.of(checkpoint.encode(ZEROS))}
+    given = assignment(slot=slot, seed=SEED, round=ROUND, secagg=secagg, **refs)
+    return worker.train(given, plan).values[:D]
+
+
+def test_a_plan_that_knows_the_noise_opens_every_example_in_the_sum(tmp_path):
+    graphs = stealing_graphs()
+    total = sum(trained(tmp_path, slot, graphs, secagg=None) for slot in range(SLOTS))
+    np.testing.assert_array_equal(total.reshape(SLOTS, FEATURES), OWN)
+
+
+def test_in_a_secure_round_nobody_knows_the_noise_of_a_slot(tmp_path):
+    graphs = stealing_graphs()
+    for slot in range(SLOTS):
+        assert not trained(tmp_path, slot, graphs, secagg=b"invitation").any()
+
+
+def test_the_unsigned_plan_of_the_attack_is_refused_before_it_is_fetched(coordinator, config):
+    graphs = stealing_graphs()
+    coordinator.offer(stealing_plan(graphs), graphs, ZEROS)
+    coordinator.invite = lambda plan, checkpoint: b"invitation"
+    for policy in (Policy(require_secure_aggregation=True), Policy(signers=(RELEASE.signer,))):
+        outcome = run_session(replace(config, policy=policy))
+        assert (outcome.outcome, outcome.reason, outcome.steps) == ("aborted", "plan-refused", 0)
+        assert outcome.detail.startswith("against signers of this device's policy: ")
+    assert "blob" not in coordinator.calls
+    assert coordinator.said == coordinator.reports == []
+
+
+def assignment(**fields):
+    given = {"assignment": "a", "task": "t", "round": 1, "attempt": 1, "slot": 0, "seed": 0, "report_within_s": 60.0}
+    return Assignment(**{**given, "plan": PLAN, "checkpoint": FIRST, "secagg": b"invitation", **fields})
+
+
+def release(signer=RELEASE, **changes):
+    fields = {
+        "population": "phones", "plan": PLAN.sha256, "checkpoint": FIRST.sha256, "bounds": BOUNDS,
+        "lineage": LINEAGE.signer, "counter": 1, "expires_at": int(NOW) + 1,
+    }  # fmt: skip
+    return signer.sign_release(Release(**{**fields, **changes}))
+
+
+def entry(signed, number=1, parent=FIRST, child=SECOND, signer=LINEAGE):
+    made = LineageEntry(release=signed.digest, round=number, parent=parent.sha256, checkpoint=child.sha256)
+    return signer.sign_entry(made)
+
+
+def after(signed, number=1, parent=FIRST, child=SECOND, **more):
+    """The assignment of the round after `number`, which led from one checkpoint to the other."""
+    lineage = entry(signed, number, parent, child, **more)
+    return assignment(release=signed, round=number + 1, checkpoint=child, lineage=lineage)
+
+
+@pytest.fixture
+def releases(tmp_path):
+    clock = Clock(wall=lambda: NOW)
+    with open_database(tmp_path, clock) as database:
+        yield Releases(Policy(signers=(RELEASE.signer, OTHER.signer)), database, clock, "phones")
+
+
+def against(rule, words):
+    return pytest.raises(PlanRefused, match=f"against {rule} of this device's policy: .*{words}")
+
+
+ALTERED = structs.replace(release(), text=release().text.replace('"counter":1', '"counter":9'))
+
+
+@pytest.mark.parametrize(
+    ("signed", "rule", "words"),
+    [
+        (None, "signers", "no signed release"),
+        (release(LINEAGE), "signers", "does not name"),
+        (ALTERED, "signers", "altered"),
+        (structs.replace(release(), signer=OTHER.signer), "signers", "altered"),
+        (
+            RELEASE.sign_entry(LineageEntry(release="0" * 64, round=1, parent="0" * 64, checkpoint="0" * 64)),
+            "signers",
+            "",
+        ),
+        (release(population="tablets"), "release", "tablets"),
+        (release(plan="f" * 64), "release", "for plan ffff"),
+        (release(expires_at=int(NOW)), "release", "expired"),
+        (release(checkpoint="f" * 64), "lineage", "not the release's"),
+    ],
+)
+def test_a_round_without_its_release_is_refused(releases, signed, rule, words):
+    releases.check(assignment(release=release()))
+    with against(rule, words):
+        releases.check(assignment(release=signed))
+
+
+def test_a_release_with_a_lower_counter_than_one_seen_is_refused(releases):
+    releases.check(assignment(release=release(counter=5)))
+    releases.check(assignment(release=release(counter=5)))
+    with against("release", "counter is 4; this device has seen 5"):
+        releases.check(assignment(release=release(counter=4)))
+    releases.check(assignment(release=release(OTHER, counter=1)))
+
+
+def test_checkpoints_that_descend_from_the_release_are_accepted(releases):
+    signed = release()
+    for given in (assignment(release=signed), after(signed), after(signed), after(signed, 2, SECOND, THIRD)):
+        releases.check(given)
+
+
+@pytest.mark.parametrize(
+    ("lie", "words"),
+    [
+        ({"signer": OTHER}, "not by the release's key"),
+        ({"signed": release(counter=2)}, "another release or checkpoint"),
+        ({"number": 3}, "the checkpoint of round 3 comes in round 2"),
+        ({"child": THIRD}, "another release or checkpoint"),
+    ],
+)
+def test_a_checkpoint_without_its_own_entry_is_refused(releases, lie, words):
+    given = after(release())
+    with against("lineage", words):
+        releases.check(structs.replace(given, lineage=entry(**{"signed": release(), **lie})))
+
+
+def test_a_checkpoint_that_goes_back_or_forks_is_refused(releases):
+    signed = release()
+    releases.check(after(signed, 2, SECOND, THIRD))
+    for given, words in (
+        (assignment(release=signed), "the first checkpoint comes again after that of round 2"),
+        (after(signed, 1, FIRST, SECOND), "round 1 comes after that of round 2"),
+        (after(signed, 2, SECOND, SECOND), "two checkpoints of round 2 are signed"),
+        (after(signed, 3, SECOND, FIRST), "does not descend"),
+    ):
+        with against("lineage", words):
+            releases.check(given)
+    releases.check(after(signed, 4, FIRST, SECOND))
