@@ -73,6 +73,10 @@ class LeaseLost(CoordinatorError):
         self.populations = populations
 
 
+class DatabaseLocked(CoordinatorError):
+    """Another transaction holds what this one would write, and it was not to wait: nothing was written."""
+
+
 class KeysDiffer(CoordinatorError):
     """A replica on the same database has other keys."""
 

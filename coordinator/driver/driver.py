@@ -176,7 +176,7 @@ class Driver:
             memory.secure.dismiss(stopping, {round_.id for round_ in memory.rounds})
 
     def _loop(self) -> None:
-        while not self._stopping.is_set() or self._inbox:
+        while not self._stopping.is_set() or self._inbox or self._writer.waits:
             inbox = self._inbox.take(_BATCH, min(_TICK_S, max(0.0, self._poller.next_poll - self._clock())))
             try:
                 with self.metrics.turns.time():

@@ -12,7 +12,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from coordinator.errors import KeysDiffer
+from coordinator.errors import DatabaseLocked, KeysDiffer
 from coordinator.rules.leases import (
     Lease,
     LeaseChanges,
@@ -133,7 +133,8 @@ class Membership:
         if not self._config.drives:
             return lost
         others = [replica for replica in replicas if replica.id != self.id]
-        self._beats = observe_beats(self._beats, others, now)
+        # A beat that this process could not write either says nothing of others: what stops one may stop all.
+        self._beats = {} if now >= self._next_beat else observe_beats(self._beats, others, now)
         dead = gone(self._beats, now, self._config.lease_s)
         others = [replica for replica in others if replica.id not in dead]
         me = replace(self._me, draining=True) if self.ousted else self._me
@@ -161,9 +162,9 @@ class Membership:
     def writing(self) -> Iterator[Records]:
         """The one way for a driver to write: a transaction that cannot commit once another replica took over.
 
-        Raises LeaseLost.
+        Raises LeaseLost, or DatabaseLocked: its thread answers devices too, and waits for nobody's lock.
         """
-        with self._database.writing() as records:
+        with self._database.writing_at_once() as records:
             records.leases.fence(self.id, self._held)
             yield records
 
@@ -185,7 +186,7 @@ class Membership:
 
     def _beat(self) -> None:
         self._me = replace(self._me, beat=self._me.beat + 1)
-        with self._database.writing() as records:
+        with self._database.writing_at_once() as records:
             if records.leases.beat(self._me):
                 self.ousted = False
                 return
@@ -202,7 +203,7 @@ class Membership:
         if not chosen.take and not dead:
             return
         taken = {}
-        with self._database.writing() as records:
+        with self._database.writing_at_once() as records:
             for replica, beat in dead.items():
                 records.leases.forget(replica, beat)
             for lease in chosen.take:
@@ -227,6 +228,8 @@ def _tried_again_later() -> Iterator[None]:
     """Log a failed write (on a full disk, say): it is tried again at the next poll, and the rest must go on."""
     try:
         yield
+    except DatabaseLocked as error:
+        _LOG.debug("a lease was not written yet: %s", error)
     except Exception as error:
         _LOG.error("a lease could not be written: %s", error)
 

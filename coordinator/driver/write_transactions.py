@@ -14,12 +14,14 @@ from coordinator.driver.in_memory_state import Memory
 from coordinator.driver.replica_membership import Membership
 from coordinator.driver.selector import Selector
 from coordinator.driver.transaction import Transaction
-from coordinator.errors import LeaseLost, StoreConflict, Unavailable
+from coordinator.errors import DatabaseLocked, LeaseLost, StoreConflict, Unavailable
 from coordinator.failpoints import reach
 from coordinator.metrics import Metrics
 
 _LOG = logging.getLogger(__name__)
 _RETRY_S = 1.0
+_LOCKED_RETRY_S, _LOCKED_S = 0.25, 10.0
+"""While another transaction holds the database: from one try to the next, and how long reports wait for that."""
 _COUNT_S = 60.0
 """How long counts of sessions wait for a transaction that happens anyway, before they get one of their own."""
 
@@ -30,6 +32,9 @@ DurableCommand: TypeAlias = tuple[CountReport | AbortAssignment, Future[Any]]
 
 class Writer:
     """Commits, and only then lets memory adopt. Only the driver's thread uses it.
+
+    It waits for no lock, as check-ins are answered by the same thread: while another transaction holds the database,
+    commands wait here, and everything else that is due waits too.
 
     A connection that breaks while a transaction is committed leaves open whether it was. Until that is known, nothing
     else is written: the transaction is *in doubt*.
@@ -43,6 +48,13 @@ class Writer:
         self._adopter = Adopter(memory, metrics)
         self._next_try = self._next_count = -float("inf")
         self._in_doubt = False
+        self._postponed: list[DurableCommand] = []
+        self._postponed_since: float | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether commands wait for the database."""
+        return bool(self._postponed)
 
     def ready(self, now: float) -> bool:
         """Whether it is time to write, also after a transaction that failed."""
@@ -54,6 +66,11 @@ class Writer:
 
     def write(self, durable: Sequence[DurableCommand], lost: Lost, now: float) -> None:
         """Write all that is due, and answer the commands that need a transaction."""
+        if self._postponed:
+            durable, self._postponed = [*self._postponed, *durable], []
+            if not self.ready(now):
+                self._postponed = durable
+                return
         if self._in_doubt and (durable or self.ready(now)):
             self._clear_doubt(now)
         due = self._due(now) if self.ready(now) else []
@@ -78,6 +95,10 @@ class Writer:
                     reach(f"{name}.before-commit")
             for name in transaction.durable_steps:
                 reach(f"{name}.after-commit")
+        except DatabaseLocked:
+            self._memory.session_counts.put_back(counts)
+            self._postpone(durable, now)
+            return
         except Exception as error:
             self._memory.session_counts.put_back(counts)
             # Memory has not been touched. The transaction was undone, as a rule; the next one finds out.
@@ -87,11 +108,15 @@ class Writer:
             self._next_try, self._next_count = now, now + _COUNT_S
             self._adopter.adopt(transaction, now)
             self._memory.presence.forget(chain.from_iterable(lost.values()))
+        self._postponed_since = None
         for (_, future), outcome in zip(durable, outcomes, strict=True):
             settle(future, outcome)
 
     def fail(self, error: Exception, now: float) -> None:
-        """Take note of a transaction that failed: it is in doubt, unless the lease was lost."""
+        """Take note of a transaction that failed: it is in doubt, unless the lease was lost or nothing was begun."""
+        if isinstance(error, DatabaseLocked):
+            self._postpone((), now)
+            return
         if isinstance(error, LeaseLost):
             # Nothing was written, and that is certain.
             self._membership.drop(error.populations)
@@ -99,6 +124,19 @@ class Writer:
             return
         _LOG.error("a transaction failed: %s", error)
         self._in_doubt, self._next_try = True, now + _RETRY_S
+
+    def _postpone(self, durable: Sequence[DurableCommand], now: float) -> None:
+        """Try again soon, and let commands wait until then, for as long as their devices should."""
+        self._next_try = now + _LOCKED_RETRY_S
+        if self._postponed_since is None and durable:
+            _LOG.warning("another transaction holds the database: %d reports wait for it", len(durable))
+            self._postponed_since = now
+        if self._postponed_since is None or now < self._postponed_since + _LOCKED_S:
+            self._postponed = list(durable)
+            return
+        self._postponed_since = None
+        for _, future in durable:
+            settle(future, Unavailable("the database has been busy for a while; send it again later"))
 
     def _due(self, now: float) -> list[str]:
         """Tasks whose rounds must open, move or end; least recently served first."""

@@ -6,7 +6,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from coordinator.store.database_engines import open_engines
+from sqlalchemy.exc import OperationalError
+
+from coordinator.errors import DatabaseLocked
+from coordinator.store.database_engines import AT_ONCE_S, is_locked, open_engines
 from coordinator.store.migrations import check_revision, make_tables
 from coordinator.store.records import Records
 
@@ -39,6 +42,20 @@ class Database:
         """One transaction: everything is durable once the block is left, or nothing was done."""
         with self._engines.writer.begin() as connection:
             yield Records(connection, self._clock(), writing=True)
+
+    @contextmanager
+    def writing_at_once(self) -> Iterator[Records]:
+        """As `writing`, but without waiting for another transaction. Raises DatabaseLocked when it would have to."""
+        try:
+            with (
+                self._engines.writer.connect().execution_options(lock_wait_s=AT_ONCE_S) as connection,
+                connection.begin(),
+            ):
+                yield Records(connection, self._clock(), writing=True)
+        except OperationalError as error:
+            if is_locked(error):
+                raise DatabaseLocked("another transaction holds what this one would write") from error
+            raise
 
     def close(self) -> None:
         """Close every connection."""

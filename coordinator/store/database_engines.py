@@ -24,6 +24,10 @@ from coordinator.errors import MissingStore, UnsupportedDatabase
 _FORMS = "sqlite:///PATH or postgresql://USER:PASSWORD@HOST/DATABASE"
 _WAIT_S = 10
 """How long a transaction waits for another one's lock, and a connection for its server."""
+AT_ONCE_S = 0.05
+"""How long a transaction waits for a lock that is to be written at once or not at all."""
+_LOCK_NOT_AVAILABLE = "55P03"
+"""PostgreSQL's code of a lock that did not come free in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,13 @@ class Engines:
         except BaseException:
             self.close()
             raise
+
+
+def is_locked(error: sqlalchemy.exc.OperationalError) -> bool:
+    """Whether a transaction failed, and was undone, because it waited too long for another one's lock."""
+    if isinstance(error.orig, sqlite3.Error):
+        return error.orig.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY  # above are kinds of it
+    return getattr(error.orig, "sqlstate", None) == _LOCK_NOT_AVAILABLE
 
 
 def sqlite_path(url: str) -> Path | None:
@@ -105,7 +116,15 @@ def _use_wal(connection: sqlite3.Connection) -> None:
 
 
 def _begin(connection: Connection) -> None:
-    connection.exec_driver_sql(connection.get_execution_options().get("begin", "BEGIN"))
+    options = connection.get_execution_options()
+    connection.exec_driver_sql(f"PRAGMA busy_timeout={1000 * options.get('lock_wait_s', _WAIT_S):.0f}")
+    connection.exec_driver_sql(options.get("begin", "BEGIN"))
+
+
+def _begin_on_server(connection: Connection) -> None:
+    wait_s = connection.get_execution_options().get("lock_wait_s")
+    if wait_s is not None:
+        connection.exec_driver_sql(f"SET LOCAL lock_timeout = {1000 * wait_s:.0f}")
 
 
 def _postgresql(url: URL) -> Engines:
@@ -121,6 +140,7 @@ def _postgresql(url: URL) -> Engines:
         hide_parameters=True,
         pool_pre_ping=True,  # a server that was restarted costs no transaction
     )
+    sqlalchemy.event.listen(engine, "begin", _begin_on_server)
     reader = engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
     return Engines(_shown(url), reader, engine.execution_options(isolation_level="READ COMMITTED"))
 
