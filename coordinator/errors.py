@@ -7,10 +7,11 @@ CoordinatorError
 ├── UnsupportedBlobs        the address of the blobs names something this version cannot use
 ├── MissingStore            there is no database, or no blob folder, where one was named
 ├── LeaseLost               another replica drives a population that this one believed its own
-├── KeysDiffer              a replica on the same database has other keys
+├── KeysDiffer              the file of a key holds another key than the one that the store knows
+├── KeysMissing             the file of a key that the store knows is not there
 ├── StoreConflict           a row is not in the state that this process believed: another one changed it
 ├── UnexpectedEvent         a state machine was handed an event that its state cannot take (a bug in the caller)
-├── KeysDamaged             the file of the coordinator's keys holds something else
+├── KeysDamaged             the file of a key holds something else, or cannot be read
 ├── CannotListen            a port is taken, or cannot be had for another reason
 ├── BadSecret               the enrolment secret cannot be read, or is too short to be one
 ├── NonFiniteState          the algorithm's next state holds an infinite or undefined number
@@ -78,7 +79,11 @@ class DatabaseLocked(CoordinatorError):
 
 
 class KeysDiffer(CoordinatorError):
-    """A replica on the same database has other keys."""
+    """The file of a key holds another key than the one that the store knows."""
+
+
+class KeysMissing(CoordinatorError):
+    """The file of a key that the store knows is not there."""
 
 
 class StoreConflict(CoordinatorError):
@@ -90,7 +95,7 @@ class UnexpectedEvent(CoordinatorError):
 
 
 class KeysDamaged(CoordinatorError):
-    """The file of the coordinator's keys holds something else."""
+    """The file of a key holds something else, or cannot be read."""
 
 
 class CannotListen(CoordinatorError):

@@ -49,8 +49,7 @@ def serve(
 
     source: the chance by which cohorts are drawn; the system's own if not given.
 
-    Raises KeysDiffer, before anything is changed, when a coordinator with other keys runs on the database; CannotListen
-    when a port is taken.
+    Raises what `Service.open` does, and CannotListen when a port is taken.
     """
 
     def ready(addresses: Addresses) -> None:
@@ -115,7 +114,6 @@ class _Devices(uvicorn.Server):
         ):
             self._admin_socket = admin
             self._service.membership.listen_at(settings.replica_url or self._url(devices))
-            self._service.membership.check_keys()
             super().run([devices])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

@@ -41,7 +41,7 @@ class Settings(BaseSettings):
     )
     keys: Path | None = Field(
         default=None,
-        description="file of the private keys, the same at all replicas; beside the SQLite file if not given",
+        description="file of the server's key, the same at all replicas; beside the SQLite file if not given",
     )
     blobs: Annotated[str, BeforeValidator(str)] = Field(
         default="muster-blobs",

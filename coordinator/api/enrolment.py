@@ -60,5 +60,5 @@ class Registry:
                     raise
 
     def _vouch(self, id_: bytes) -> Credential:
-        server, authority = (key.public_key().public_bytes_raw() for key in (self._keys.server, self._keys.authority))
-        return Credential(enrol(self._keys.authority, id_), server, authority)
+        authority = self._keys.authority
+        return Credential(enrol(authority.private, id_), self._keys.server.succession, authority.public)

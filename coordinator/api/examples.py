@@ -9,6 +9,7 @@ import msgspec
 
 from fedcore.conditions import StatedConditions
 from fedcore.plan import BlobRef
+from fedcore.succession import Succession
 from fedcore.wire.messages import (
     Abort,
     Accepted,
@@ -36,7 +37,7 @@ _KEY = hashlib.sha256(b"a public key").digest()
 
 EXAMPLES: dict[type[msgspec.Struct], msgspec.Struct] = {
     Enrol: Enrol(attestation=Unattested(), secagg=_KEY),
-    Enrolled: Enrolled(_DEVICE, Credential(credential=2 * _KEY, server=_KEY, authority=_KEY)),
+    Enrolled: Enrolled(_DEVICE, Credential(credential=2 * _KEY, server=Succession(_KEY), authority=_KEY)),
     CheckIn: CheckIn(
         capabilities=StatedCapabilities(
             runtime="muster",

@@ -31,6 +31,8 @@ def health_router(service: Service) -> APIRouter:
             raise Unavailable("the coordinator is about to stop")
         if service.membership.ousted:
             raise Unavailable("another replica announces the same URL; give each its own as replica_url")
+        if service.membership.superseded:
+            raise Unavailable("the server's key was succeeded, and this replica has the file of the old one")
         try:
             with service.store.database.reading() as records:
                 records.populations()

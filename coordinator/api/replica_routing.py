@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from coordinator.api.http import answer_refusal
 from coordinator.api.service import Service
-from coordinator.errors import MalformedMessage, Refusal, Unavailable
+from coordinator.errors import Refusal, Unavailable
 from coordinator.rules.leases import maker_of
 
 _LOG = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class Router:
         settings = service.settings
         self._app = app
         self._membership = service.membership
-        self._secret = service.keys.between_replicas
+        self._keys = service.keys
         self._retry = settings.soon
         self._answers_devices = settings.role != "driver"
         self._longest_s = settings.max_wait_s + _SLACK_S
@@ -72,7 +72,8 @@ class Router:
         if self.is_forwarded(scope) or _HEALTH.fullmatch(scope["path"]):
             await self._app(scope, receive, send)
         elif _proof_in(scope) is not None:
-            await self._refuse(MalformedMessage("Muster-Forwarded is for replicas among themselves"), scope, send)
+            # Made up, or made with a key that is succeeded at this very moment: then the next try is good.
+            await self._refuse(Unavailable("Muster-Forwarded is for replicas that have this one's key"), scope, send)
         elif not self._answers_devices:
             await self._refuse(Unavailable("this replica answers only other replicas"), scope, send)
         elif (replica := await self._other_replica(scope["path"])) is not None:
@@ -166,7 +167,7 @@ class Router:
     def _proof(self, scope: Scope, replica: str) -> bytes:
         """The proof that a replica forwarded a request to `replica`."""
         said = b" ".join((scope["method"].encode(), _target(scope), replica.encode()))
-        return hmac.digest(self._secret, said, "sha256").hex().encode()
+        return hmac.digest(self._keys.between_replicas, said, "sha256").hex().encode()
 
     async def _refuse(self, refusal: Refusal, scope: Scope, send: Send) -> None:
         await answer_refusal(scope, refusal, self._retry)(scope, _nothing, send)

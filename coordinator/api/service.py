@@ -43,14 +43,19 @@ class Service:
     def open(cls, settings: Settings, source: random.Random | None = None) -> Service:
         """The parts that `settings` ask for. `source` draws cohorts; it is the system's own if not given.
 
-        Raises UnsupportedDatabase, WrongRevision, MissingStore, BadSecret or InvalidKey.
+        Raises UnsupportedDatabase, WrongRevision, MissingStore, BadSecret or InvalidKey; KeysMissing, KeysDamaged or
+        KeysDiffer.
         """
+        keys_file = settings.keys_file
         store = open_coordinator_store(settings.database, settings.blobs)
-        keys, limits, unmasker = Keys.at(settings.keys_file), Limits(settings), Unmasker()
-        lineage = lineage_key(settings.keys_file)
-        replica = ReplicaConfig(keys=keys.fingerprint, lease_s=settings.lease_s, drives=settings.role != "api")
-        membership = Membership(store, replica)
-        secure = SecureRoundFactory(keys, unmasker, lineage)
+        try:
+            keys = Keys.open(keys_file, store.database)
+        except BaseException:
+            store.close()
+            raise
+        limits, unmasker = Limits(settings), Unmasker()
+        membership = Membership(store, ReplicaConfig(lease_s=settings.lease_s, drives=settings.role != "api"), keys)
+        secure = SecureRoundFactory(keys, unmasker, lineage_key(keys_file))
         driver = Driver(membership, secure, settings.retry, settings.queue_limit, source=source)
         driver.metrics.watch(driver.queue_depth, lambda: limits.connections.held)
         registry = Registry(store, keys, Attestation.of(settings.accept_unattested, settings.enrolment_secret_file))

@@ -6,13 +6,13 @@ Only the driver's thread changes it; any thread may read `directory`. The decisi
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from coordinator.errors import DatabaseLocked, KeysDiffer
+from coordinator.errors import DatabaseLocked
+from coordinator.keys import Keys
 from coordinator.rules.leases import (
     Lease,
     LeaseChanges,
@@ -35,10 +35,9 @@ _BEATS = 3
 class ReplicaConfig:
     """The settings of a process as one of the replicas.
 
-    keys: a digest of the public keys. lease_s: how long a beat may stand still. drives: whether it takes populations.
+    lease_s: how long a beat may stand still. drives: whether it takes populations.
     """
 
-    keys: str
     lease_s: float
     drives: bool = True
     id: str = field(default_factory=new_replica_id)
@@ -53,17 +52,22 @@ class Directory:
 
 
 class Membership:
-    """The leases under which this process works on `store`, and its view of the other replicas."""
+    """The leases under which this process works on `store`, and its view of the other replicas.
 
-    def __init__(self, store: CoordinatorStore, config: ReplicaConfig) -> None:
+    ousted: another replica has its URL. superseded: the store knows a key that succeeds that of this process, whose
+    file still holds the old one. In both cases it gives its populations back.
+    """
+
+    def __init__(self, store: CoordinatorStore, config: ReplicaConfig, keys: Keys) -> None:
         self.store = store
         self._database = store.database
         self._config = config
-        self._me = Replica(config.id, "", config.keys, beat=0, draining=False)
+        self._keys = keys
+        self._me = Replica(config.id, "", beat=0, draining=False)
         self._held: dict[str, int] = {}
         self._beats: dict[str, ObservedBeat] = {}
         self._next_beat = -float("inf")
-        self.ousted = False
+        self.ousted = self.superseded = False
         self.took_over: Callable[[], None] = lambda: None
         """Called when this process has taken populations that others may have driven."""
         self.directory = Directory()
@@ -92,17 +96,6 @@ class Membership:
         with self._database.reading() as records:
             return _directory(records.leases.replicas(), records.leases.leases())
 
-    def check_keys(self, sleep: Callable[[float], None] = time.sleep) -> None:
-        """Check that all replicas have the same keys, before anything is done with this one's.
-
-        Raises KeysDiffer. To find that a replica with other keys is gone takes a lease time.
-        """
-        strangers = self._strangers()
-        if strangers:
-            sleep(self._config.lease_s)
-            if self._strangers() - strangers:
-                raise KeysDiffer("a replica with other keys runs on this database: give all of them the same file")
-
     def announce(self, now: float) -> None:
         """Write this process's row, in the place of an earlier process at its URL."""
         if not self._config.drives:
@@ -120,6 +113,8 @@ class Membership:
         idle: populations of `held` without a running round. A population that is to be given back but has one is in
         `leaving`: no other round should be opened there.
         """
+        with self._database.reading() as records:
+            self._check_key(records.identity.get("server"))
         if self._config.drives and now >= self._next_beat:
             with _tried_again_later():
                 self._beat()
@@ -153,10 +148,17 @@ class Membership:
         if populations:
             _LOG.warning("lost %s to another replica", ", ".join(sorted(populations)))
 
-    def _strangers(self) -> set[Replica]:
-        with self._database.reading() as records:
-            others = records.leases.replicas()
-        return {one for one in others if one.keys != self._me.keys and one.url != self._me.url}
+    def _check_key(self, known: str | None) -> None:
+        superseded = not self._keys.hold(known)
+        if superseded is self.superseded:
+            return
+        if superseded:
+            _LOG.error(
+                "the server's key was succeeded, and this replica's file has the old one: give all the same file"
+            )
+        self.superseded = superseded
+        self._me = replace(self._me, draining=superseded)
+        self._next_beat = -float("inf")
 
     @contextmanager
     def writing(self) -> Iterator[Records]:

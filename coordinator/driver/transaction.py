@@ -281,7 +281,7 @@ class Transaction:
             round_ = invite(self._selector.secure, round_, given, new, self._records.at)
             self.rounds.put(round_)
         if round_.secure is not None:
-            given = msgspec.structs.replace(given, secagg=round_.secure.invitation)
+            given = msgspec.structs.replace(given, secagg=round_.secure.invitation, server=round_.secure.server)
         self._drawn.update(session.id for session in chosen)
         pairs = [(session, for_device(given, one)) for session, one in zip(chosen, new, strict=True)]
         self.effects.append(DevicesDrawn(round_, pairs, self._now + given.report_within_s))

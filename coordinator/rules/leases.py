@@ -18,14 +18,10 @@ _ID_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A coordinator process as the others see it: its URL, and the beat that it counts up.
-
-    keys: a digest of its public keys.
-    """
+    """A coordinator process as the others see it: its URL, and the beat that it counts up."""
 
     id: str
     url: str
-    keys: str
     beat: int
     draining: bool
 

@@ -39,6 +39,7 @@ from fedcore.masking import (
 from fedcore.plan import Plan
 from fedcore.report import ReportLayout
 from fedcore.signing import SigningKey
+from fedcore.succession import Succession
 from fedcore.wire.messages import Assignment
 from secagg.errors import SecaggError
 from secagg.message_type import MessageType
@@ -110,16 +111,26 @@ class SecureRoundFactory:
 
     def open(self, invite: Invite, seats: Mapping[str, int], settings: SecureRoundSettings) -> SecureRound:
         """A round in which `seats` are the slots by assignment."""
-        authority = self.keys.authority.public_key().public_bytes_raw()
-        return SecureRound(Server(invite, self.keys.server, authority), self.unmask, seats, settings)
+        key = self.keys.server
+        lobby = Server(invite, key.private, self.keys.authority.public)
+        return SecureRound(lobby, key.succession, self.unmask, seats, settings)
 
 
 class SecureRound:
-    """One attempt at a round. A message of a device is folded in and forgotten."""
+    """One attempt at a round. A message of a device is folded in and forgotten.
+
+    invitation, server: M0, and the key that signed it with those that it succeeds.
+    """
 
     def __init__(
-        self, lobby: Server, unmask: StartUnmasking, seats: Mapping[str, int], settings: SecureRoundSettings
+        self,
+        lobby: Server,
+        server: Succession,
+        unmask: StartUnmasking,
+        seats: Mapping[str, int],
+        settings: SecureRoundSettings,
     ) -> None:
+        self.server = server
         self._seats, self._settings = dict(seats), settings
         self._lobby = Group(lobby, unmask, self._seats.values(), settings.training_deadline)
         self._groups = [self._lobby]

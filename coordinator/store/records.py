@@ -20,6 +20,7 @@ from coordinator.rules.task_settings import TaskSettings
 from coordinator.store.audit_records import AuditRecords
 from coordinator.store.device_records import DeviceRecords
 from coordinator.store.garbage_records import GarbageRecords
+from coordinator.store.identity_records import IdentityRecords
 from coordinator.store.lease_records import LeaseRecords
 from coordinator.store.observation_records import ObservationRecords
 from coordinator.store.overview_records import OverviewRecords
@@ -74,6 +75,7 @@ class Records:
         self._connection = connection
         self._writing = writing
         self.at = at
+        self.identity = IdentityRecords(connection)
         self.leases = LeaseRecords(connection, at)
         self.tokens = TokenRecords(connection, at)
         self.devices = DeviceRecords(connection, at)

@@ -48,12 +48,21 @@ def _blob(name: str, comment: str, *, null: bool = False) -> Column[Any]:
     return _column(name, String(64), ForeignKey("blobs.sha256"), comment=comment, null=null)
 
 
+IDENTITY = Table(
+    "identity",
+    METADATA,
+    _column(
+        "name", String(16), comment="server or authority: a public key; blobs: the id of the place of blobs", key=True
+    ),
+    _column("value", String(64), comment="the value, hex"),
+    comment="What must match the files that belong to this database; a coordinator starts with no others",
+)
+
 REPLICAS = Table(
     "replicas",
     METADATA,
     _column("id", String(8), comment="id of the process; ids of its sessions and assignments begin with it", key=True),
     _column("url", Text, comment="where the other replicas reach it", unique=True),
-    _column("keys", String(64), comment="digest of its public keys: all replicas have the same"),
     _column(
         "beat", BigInteger, comment="counts up while it lives; once it stands still, others declare the replica gone"
     ),

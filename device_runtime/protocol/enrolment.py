@@ -16,6 +16,8 @@ from device_runtime.protocol.transport import Transport
 from device_runtime.state.database import StateDatabase
 from device_runtime.state.identity import device_key, secagg_key
 from fedcore.decoding import decoder
+from fedcore.errors import BrokenSuccession
+from fedcore.succession import Succession
 from fedcore.wire.attestation import shared_secret_proof
 from fedcore.wire.messages import AttestationEvidence, Credential, Enrol, Enrolled, SharedSecret, Unattested
 from fedcore.wire.signatures import PublicKey, Signer
@@ -24,8 +26,8 @@ from fedcore.wire.signatures import PublicKey, Signer
 class Enrolment(msgspec.Struct, frozen=True, kw_only=True):
     """A device's enrolment at a coordinator, and the keys of its own that it holds for.
 
-    server, authority: the coordinator's keys for secure aggregation, as they were at the first enrolment. known: False
-    once the coordinator said that it knows no such device.
+    server, authority: the pinned keys for secure aggregation: as they were at the first enrolment, or the successors
+    that the device followed since. known: False once the coordinator said that it knows no such device.
     """
 
     key: str
@@ -79,15 +81,34 @@ class Enrolments:
     def credential(self) -> Credential:
         """The credential for secure aggregation.
 
-        Raises SecaggRefused when the coordinator gave nothing of the kind, or shows other keys than at first.
+        Raises SecaggRefused when the coordinator gave nothing of the kind, or shows another authority than at first.
         """
-        known = self._known
-        given = None if known is None else known.enrolled.secagg
-        if known is None or given is None:
-            raise SecaggRefused("the coordinator enrolled this device, and not for secure aggregation")
-        if (given.server, given.authority) != (known.server, known.authority):
-            raise SecaggRefused("the coordinator shows other keys than those that this device pinned")
+        known, given = self._enrolled()
+        if given.authority != known.authority:
+            raise SecaggRefused("the coordinator shows another authority than the one that this device pinned")
         return given
+
+    def server(self, shown: Succession | None) -> bytes:
+        """The server's key, given the one that it shows now; pinned from now on if it succeeds the pinned one.
+
+        Raises SecaggRefused when it does not: then nothing changes.
+        """
+        known, _ = self._enrolled()
+        if shown is None:
+            raise SecaggRefused("the coordinator does not show the key that signs its invitations")
+        try:
+            current = shown.follow("server", known.server)
+        except BrokenSuccession as error:
+            raise SecaggRefused(str(error)) from error
+        if current != known.server:
+            self._keep(replace(known, server=current))
+        return current
+
+    def _enrolled(self) -> tuple[Enrolment, Credential]:
+        known = self._known
+        if known is None or known.enrolled.secagg is None:
+            raise SecaggRefused("the coordinator enrolled this device, and not for secure aggregation")
+        return known, known.enrolled.secagg
 
     def _enrol(self, transport: Transport, before: Enrolment | None) -> Enrolment:
         key, secagg = self._public
@@ -98,7 +119,7 @@ class Enrolments:
         if before is not None and before.server:
             fresh = replace(fresh, server=before.server, authority=before.authority)
         elif enrolled.secagg is not None:
-            fresh = replace(fresh, server=enrolled.secagg.server, authority=enrolled.secagg.authority)
+            fresh = replace(fresh, server=enrolled.secagg.server.current, authority=enrolled.secagg.authority)
         self._keep(fresh)
         return fresh
 

@@ -85,7 +85,7 @@ class SecureDelivery:
         Raises StateError or TransportError too: the device must know the coordinator's key.
         """
         with _explained():
-            self._accept(self._policy_and_credential()[0], given, layout)
+            self._accept(self._policy(given), given, layout)
 
     def run(self, stored: StoredAssignment) -> tuple[StoredAssignment, SessionResult, bytes]:
         """Take part to the end, from where an earlier process was stopped. What is kept by then, the result, and M12.
@@ -103,7 +103,7 @@ class SecureDelivery:
     def _begin(self, stored: StoredAssignment) -> tuple[Client, bytes]:
         """The client of a new session, and M0. The round is noted by then, as it must be before M1 leaves."""
         given, layout = stored.given, self.plan(stored.given).report
-        policy, credential = self._policy_and_credential()
+        policy, credential = self._policy(given), self.enrolments.credential().credential
         values_V, weight = self._values(stored, layout), int(layout.weight(stored.examples))
         invite = self._accept(policy, given, layout)
         brought = SessionInput(
@@ -114,14 +114,15 @@ class SecureDelivery:
 
     def _resume(self, stored: StoredAssignment) -> tuple[Client, bytes]:
         """The client of a session in which the masked report may have left, and M8."""
-        client = Client.restore(self.enrolments.identity, self._policy_and_credential()[0], stored.secagg)
+        client = Client.restore(self.enrolments.identity, self._policy(stored.given), stored.secagg)
         with self.phase("upload"):
             return client, self._hear(stored, MessageType.SURVIVORS)
 
-    def _policy_and_credential(self) -> tuple[AggregationPolicy, bytes]:
+    def _policy(self, given: Assignment) -> AggregationPolicy:
+        """The policy with the keys that this device pinned, once the server's is the one that the assignment shows."""
         self.enrolments.signer(self.transport)
-        given = self.enrolments.credential()
-        return AggregationPolicy(given.server, given.authority, max(self.least, LEAST_COHORT)), given.credential
+        server, authority = self.enrolments.server(given.server), self.enrolments.credential().authority
+        return AggregationPolicy(server, authority, max(self.least, LEAST_COHORT))
 
     def _accept(self, policy: AggregationPolicy, given: Assignment, layout: ReportLayout) -> Invite:
         """The invitation of an assignment, if this device may follow it."""

@@ -15,6 +15,7 @@ from fedcore.decoding import UNDECODABLE, decoder
 from fedcore.errors import WireError
 from fedcore.plan import BlobRef, PlanSignature
 from fedcore.release import Signed
+from fedcore.succession import Succession
 from fedcore.validation import Count
 
 WIRE_VERSION = 1
@@ -75,10 +76,13 @@ class Enrol(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Credential(msgspec.Struct, frozen=True):
-    """The enrolment authority's signature over a device's key, and the public keys that the device pins from now on."""
+    """The enrolment authority's signature over a device's key, and the public keys that the device pins from now on.
+
+    server: the key that signs invitations, as the device follows it from then on.
+    """
 
     credential: Annotated[bytes, msgspec.Meta(min_length=64, max_length=64)]
-    server: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+    server: Succession
     authority: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 
 
@@ -156,8 +160,8 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, tag="assigned", tag_
     `seed`, `round` and `slot` key every random number of the session but the noise of a secure round;
     `report_within_s` counts from the answer, so a device's clock does not matter. `plan_signature` is there when the
     plan was signed; `minimum` is the number of reports below which the round does not count. `secagg` is the invitation
-    to a secure aggregation, M0 of SA1: with it the report leaves the device masked or not at all, and the signed
-    `release` comes, with the signed `lineage` of every checkpoint but the first (`fedcore.release`). `over_selected`:
+    to a secure aggregation, M0 of SA1: with it the report leaves the device masked or not at all, `server`
+    shows the key that signed it, and the signed `release` comes, with the signed `lineage` of every checkpoint but the first (`fedcore.release`). `over_selected`:
     more devices have the assignment than reports are needed. `lost_after_s`: for how long the device may be silent
     before the round goes on without it.
     """
@@ -177,6 +181,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, tag="assigned", tag_
     secagg: bytes | None = None
     release: Signed | None = None
     lineage: Signed | None = None
+    server: Succession | None = None
     over_selected: bool = False
     lost_after_s: Seconds | None = None
 

@@ -15,6 +15,7 @@ import typer
 
 from muster.cli import EXIT_TERMINATED
 from muster.commands.devices import devices_app
+from muster.commands.coordinator_keys import keys_app
 from muster.commands.stores import Blobs, Database, given_again, located
 from muster.commands.task import FIRST_TASK
 from muster.output import Json, at_utc, emit, say_next, show_fields, show_table
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 coordinator_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Run the coordinator.")
 coordinator_app.add_typer(devices_app, name="devices")
+coordinator_app.add_typer(keys_app, name="keys")
 Config = Annotated[Path | None, typer.Option(help="A TOML file of settings; flags and environment win.")]
 Db = Annotated[str | None, typer.Option(help="sqlite:///PATH or postgresql://….  [default: sqlite:///muster.db]")]
 

@@ -24,6 +24,7 @@ from coordinator.settings import Settings
 from coordinator.store.database import Database
 from coordinator.store.tasks import TaskSettings, open_coordinator_store
 from fedcore.signing import SigningKey
+from fedcore.succession import SucceedingKey
 from fedcore.wire.messages import Abort, CheckIn, RetryWindow
 from muster.releasing import released
 from tests.coordinator.bundles import make_bundle, report_vector
@@ -32,7 +33,8 @@ from tests.coordinator.postgres import binaries, cluster
 from tests.coordinator.ticks import shorten_ticks
 
 RETRY = RetryWindow(0.0, 0.0)
-KEYS = Keys(*(Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32) for number in (1, 2)))
+SERVER, AUTHORITY = (Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32) for number in (1, 2))
+KEYS = Keys(SucceedingKey("server", SERVER), SucceedingKey("authority", AUTHORITY))
 LINEAGE, RELEASE = (SigningKey(Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32)) for number in (3, 4))
 """The key with which every coordinator here signs checkpoints, and the one that releases plans for secure rounds."""
 PEM = Ed25519PrivateKey.from_private_bytes(bytes([3]) * 32).private_bytes(
@@ -154,7 +156,7 @@ class Desk:
     ):
         self.now = now
         self.store = store
-        self.membership = Membership(store, ReplicaConfig(keys="", lease_s=lease_s))
+        self.membership = Membership(store, ReplicaConfig(lease_s=lease_s), KEYS)
         self.membership.listen_at(url)
         secure = SecureRoundFactory(KEYS, unmask, LINEAGE)
         self.driver = Driver(self.membership, secure, retry, 16, clock=lambda: self.now, source=source)

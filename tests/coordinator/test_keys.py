@@ -1,24 +1,106 @@
+import shutil
+
 import pytest
 
-from coordinator.errors import KeysDamaged
-from coordinator.keys import Keys
+from coordinator.api.service import Service
+from coordinator.errors import KeysDamaged, KeysDiffer, KeysMissing
+from coordinator.keys import Keys, rotate, start_anew
+from coordinator.settings import Settings
+from fedcore.succession import SucceedingKey
 
 
 def raw(keys):
-    return [key.private_bytes_raw() for key in (keys.server, keys.authority)]
+    return [key.private.private_bytes_raw() for key in (keys.server, keys.authority)]
 
 
-def test_keys_are_made_once_two_unlike_ones_for_their_owner_alone(tmp_path):
+def known(store):
+    with store.database.reading() as records:
+        return records.identity.get("server")
+
+
+@pytest.mark.every_engine
+def test_keys_are_made_at_the_first_start_and_known_to_the_store(store, tmp_path):
+    folder = tmp_path / "secret"
+    folder.mkdir()
+    made = Keys.open(folder / "keys", store.database)
+    assert raw(Keys.open(folder / "keys", store.database)) == raw(made)
+    assert raw(made)[0] != raw(made)[1]
+    assert {path.name for path in folder.iterdir()} == {"keys", "keys.authority"}
+    assert all(path.stat().st_mode & 0o077 == 0 for path in folder.iterdir())
+    assert known(store) == made.server.public.hex()
+
+
+@pytest.mark.parametrize("lost", ["keys", "keys.authority"])
+def test_a_coordinator_does_not_start_without_the_file_of_a_key(database, tmp_path, lost):
+    settings = Settings(database=database, blobs=tmp_path / "blobs", keys=tmp_path / "keys")
+    Service.open(settings).store.close()
+    (tmp_path / lost).unlink()
+    with pytest.raises(KeysMissing, match=rf"{lost}.* is not there.*backup.*rotate --lost"):
+        Service.open(settings)
+    assert not (tmp_path / lost).exists()
+
+
+@pytest.mark.parametrize("other", ["keys", "keys.authority"])
+def test_a_coordinator_does_not_start_with_the_file_of_another_key(database, tmp_path, other):
+    settings = Settings(database=database, blobs=tmp_path / "blobs", keys=tmp_path / "keys")
+    Service.open(settings).store.close()
+    role = "server" if other == "keys" else "authority"
+    SucceedingKey.new(role).save(tmp_path / other, replace=True)
+    with pytest.raises(KeysDiffer, match=r"keys does not go with this database.*Put the file with the key"):
+        Service.open(settings)
+
+
+def test_a_damaged_file_of_keys_is_not_replaced(store, tmp_path):
     path = tmp_path / "m.db.keys"
-    made = raw(Keys.at(path))
-    assert raw(Keys.at(path)) == made
-    assert made[0] != made[1]
-    assert [path.name for path in tmp_path.iterdir()] == ["m.db.keys"]
-    assert (tmp_path / "m.db.keys").stat().st_mode & 0o077 == 0
-
-
-def test_a_damaged_file_of_keys_is_not_replaced(tmp_path):
-    (tmp_path / "m.db.keys").write_bytes(b"short")
+    path.write_bytes(b"short")
     with pytest.raises(KeysDamaged, match=r"m\.db\.keys"):
-        Keys.at(tmp_path / "m.db.keys")
-    assert (tmp_path / "m.db.keys").read_bytes() == b"short"
+        Keys.open(path, store.database)
+    assert path.read_bytes() == b"short"
+
+
+@pytest.mark.every_engine
+def test_a_rotated_key_succeeds_the_old_one_which_does_not_come_back(store, tmp_path):
+    path, old = tmp_path / "keys", tmp_path / "old"
+    first = Keys.open(path, store.database)
+    shutil.copy(path, old)
+    shutil.copy(f"{path}.authority", f"{old}.authority")
+    rotated = rotate(path, store.database)
+    assert rotated.server.succession.follow("server", first.server.public) == rotated.server.public
+    assert known(store) == rotated.server.public.hex()
+    with pytest.raises(KeysDiffer, match=first.server.public.hex()[:16]):
+        Keys.open(old, store.database)
+
+
+def test_a_successor_kept_offline_takes_the_place_of_a_lost_key(store, tmp_path):
+    path, offline = tmp_path / "keys", tmp_path / "offline"
+    first = Keys.open(path, store.database)
+    rotate(path, store.database, out=offline)
+    assert known(store) == first.server.public.hex()
+    offline.replace(path)
+    assert Keys.open(path, store.database).server.succession.first == first.server.public
+    assert known(store) != first.server.public.hex()
+
+
+def test_a_running_coordinator_goes_on_with_the_successor(store, tmp_path):
+    path = tmp_path / "keys"
+    running = Keys.open(path, store.database)
+    first, secret = running.server.public, running.between_replicas
+    rotate(path, store.database)
+    assert running.hold(known(store))
+    assert running.server.public.hex() == known(store) != first.hex()
+    assert running.between_replicas != secret
+    path.unlink()
+    assert running.hold(known(store))  # the file is read only when the key was succeeded
+    assert not running.hold(SucceedingKey.new("server").public.hex())
+
+
+def test_a_lost_key_is_given_up_only_when_told_and_only_when_lost(store, tmp_path):
+    path = tmp_path / "keys"
+    first = Keys.open(path, store.database)
+    with pytest.raises(KeysDiffer, match="no key is lost"):
+        start_anew(path, store.database)
+    path.unlink()
+    anew = start_anew(path, store.database)
+    assert first.server.public not in anew.server.succession.keys
+    assert raw(anew)[1] == raw(first)[1]
+    assert known(store) == anew.server.public.hex()

@@ -6,7 +6,8 @@ import pytest
 
 from coordinator.commands import AwaitAssignment
 from coordinator.driver.replica_membership import Membership, ReplicaConfig
-from coordinator.errors import DatabaseLocked, KeysDiffer, LeaseLost, NoLongerNeeded, Unavailable, UnknownSession
+from coordinator.errors import DatabaseLocked, LeaseLost, NoLongerNeeded, Unavailable, UnknownSession
+from coordinator.keys import Keys, rotate
 from coordinator.rules.leases import (
     Lease,
     LeaseChanges,
@@ -25,7 +26,7 @@ LEASE_S = 10.0
 
 
 def replica(id_, beat=0, draining=False):
-    return Replica(id_, f"http://{id_}", "keys", beat, draining)
+    return Replica(id_, f"http://{id_}", beat, draining)
 
 
 def settled(holders, ids):
@@ -268,15 +269,26 @@ def test_holder_writes_nothing_while_and_after_its_population_is_taken(store, re
         pass
 
 
-def test_replica_with_other_keys_does_not_start_beside_one_that_lives(store):
-    def at(url, keys):
-        membership = Membership(store, ReplicaConfig(keys=keys, lease_s=LEASE_S))
-        membership.listen_at(url)
+def test_a_replica_with_the_file_of_a_succeeded_key_drives_nothing(store, register, tmp_path):
+    def replica_with(file):
+        membership = Membership(store, ReplicaConfig(lease_s=LEASE_S), Keys.open(file, store.database))
+        membership.listen_at(f"http://{file.name}")
+        membership.announce(0.0)
         return membership
 
-    running, stranger = at("http://a", "these"), at("http://b", "those")
-    running.announce(0.0)
-    with pytest.raises(KeysDiffer):
-        stranger.check_keys(lambda seconds: running.refresh(seconds, frozenset()))
-    stranger.check_keys(lambda _: None)
-    at("http://a", "those").check_keys()
+    register()
+    first, second = tmp_path / "first", tmp_path / "second"
+    behind = replica_with(first)
+    for suffix in ("", ".authority"):
+        second.with_name(f"second{suffix}").write_bytes(first.with_name(f"first{suffix}").read_bytes())
+    behind.refresh(0.0, frozenset())
+    assert behind.held == {"phones"}
+    rotate(second, store.database)
+    behind.refresh(1.0, behind.held)
+    assert (behind.superseded, behind.held) == (True, frozenset())
+    ahead = replica_with(second)
+    ahead.refresh(1.0, frozenset())
+    assert ahead.held == {"phones"}
+    first.write_bytes(second.read_bytes())
+    behind.refresh(2.0, frozenset())
+    assert not behind.superseded

@@ -45,9 +45,9 @@ class Device:
         self.desk, self.given = desk, given
         self.vector = report_values(delta, weight, loss)
         identity = Ed25519PrivateKey.generate()
-        policy = AggregationPolicy(public(KEYS.server), public(KEYS.authority), 8)
+        policy = AggregationPolicy(KEYS.server.public, KEYS.authority.public, 8)
         held = model_hash(given.plan, given.checkpoint), layout_hash(LAYOUT)
-        brought = SessionInput(self.vector, weight, *held, keys.enrol(KEYS.authority, public(identity)))
+        brought = SessionInput(self.vector, weight, *held, keys.enrol(KEYS.authority.private, public(identity)))
         self.client = Client(identity, policy, brought)
         self.said = {}
 

@@ -45,14 +45,14 @@ def advertisement(client, given):
     enrolled = vouched(client, identity)
     held = model_hash(given.plan, given.checkpoint), layout_hash(make_plan().report)
     brought = SessionInput(np.zeros(6, np.float32), 1, *held, enrolled.credential)
-    device = Client(identity, AggregationPolicy(enrolled.server, enrolled.authority, 8), brought)
+    device = Client(identity, AggregationPolicy(given.server.current, enrolled.authority, 8), brought)
     return device.receive(given.secagg).message
 
 
 def test_a_device_is_vouched_for_by_the_keys_of_the_file(client, tmp_path):
     identity = Ed25519PrivateKey.generate()
-    given, keys = vouched(client, identity), Keys.at(tmp_path / "keys")
-    assert (given.server, given.authority) == (public(keys.server), public(keys.authority))
+    given, keys = vouched(client, identity), Keys.load(tmp_path / "keys")
+    assert (given.server.current, given.authority) == (keys.server.public, keys.authority.public)
     check_credential(given.authority, public(identity), given.credential)
     assert vouched(client, identity) == given
 

@@ -50,6 +50,7 @@ class Coordinator:
         self.given = 1
         self.invite, self.vouch, self.said = None, lambda id_: None, []
         self.release, self.lineage, self.round = lambda plan, checkpoint: None, None, linear.KEY.round
+        self.server = None
         self.aggregate = lambda number, message: b""
         self.keys, self.created, self.enrolments, self.nonces = {}, {}, [], set()
         self.blobs = {}
@@ -80,6 +81,7 @@ class Coordinator:
             secagg=self.invite and self.invite(self.plan, self.checkpoint),
             release=self.release(self.plan, self.checkpoint),
             lineage=self.lineage,
+            server=self.server,
         )
 
     def answer(self, method, path, headers, body, signature):

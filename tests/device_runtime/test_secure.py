@@ -16,6 +16,7 @@ from device_runtime.state.journal import read_journal
 from fedcore.masking import fixed_points, layout_hash, model_hash, session_number, task_hash
 from fedcore.release import Release, SumBounds
 from fedcore.signing import SigningKey
+from fedcore.succession import SucceedingKey, Succession, Successor
 from fedcore.wire.messages import Credential
 from secagg import keys
 from secagg.client import Client, SessionInput
@@ -113,12 +114,13 @@ def releasing(signer=RELEASE, **changes):
 
 
 def enrolling(server=SERVER, authority=AUTHORITY):
-    return lambda id_: Credential(keys.enrol(authority, id_), public(server), public(authority))
+    return lambda id_: Credential(keys.enrol(authority, id_), Succession(public(server)), public(authority))
 
 
 @pytest.fixture
 def secure(coordinator):
     coordinator.invite, coordinator.vouch, coordinator.release = invitation(), enrolling(), releasing()
+    coordinator.server = Succession(public(SERVER))
     return coordinator
 
 
@@ -206,13 +208,51 @@ def test_a_policys_least_cohort_holds_for_the_sum(secure, config):
     assert (outcome.outcome, outcome.reason) == ("aborted", "plan-refused")
 
 
-def test_a_device_takes_part_only_with_the_keys_that_it_saw_first(secure, config):
+def shows(secure, key, number=linear.KEY.round):
+    """The server shows this key from now on, and signs the invitation to a round with it."""
+    secure.said.clear()
+    secure.server = key.succession
+    secure.invite = invitation(key.private, round=session_number(number, 1))
+    secure.round = number
+
+
+def test_a_device_follows_the_servers_key_to_its_successors(secure, config):
     run_session(config)
     assert [number for number, _ in secure.said] == [1]
+    second = SucceedingKey("server", SERVER).successor()
+    shows(secure, second, 8)
+    run_session(config)
+    assert [number for number, _ in secure.said] == [1]
+    shows(secure, SucceedingKey("server", SERVER), 9)
+    refused(secure, config, "nothing that leads to it")  # the old key holds no more
+    shows(secure, second.successor().successor(), 10)
+    run_session(config)
+    assert [number for number, _ in secure.said] == [1]
+    assert len(secure.enrolments) == 1
+
+
+@pytest.mark.parametrize("lie", ["another key", "a made-up chain", "none"])
+def test_a_device_refuses_a_server_key_without_a_chain_from_its_own(secure, config, lie):
+    run_session(config)
+    other = SucceedingKey("server", private(8))
+    if lie == "a made-up chain":
+        made_up = Successor(other.public, other.successor().succession.successors[0].signature)
+        other.succession = Succession(public(SERVER), (made_up,))
+    shows(secure, other, 8)
+    if lie == "none":
+        secure.server = None
+    (config.state / "secagg-key").unlink()  # nor by another enrolment
+    secure.vouch = enrolling(server=private(8))
+    words = {"another key": "nothing that leads to it", "a made-up chain": "did not sign", "none": "does not show"}
+    refused(secure, config, words[lie])
+
+
+def test_a_device_takes_part_only_under_the_authority_that_it_saw_first(secure, config):
+    run_session(config)
     secure.said.clear()
     (config.state / "secagg-key").unlink()  # another id must enrol again
-    secure.vouch = enrolling(server=private(8))
-    refused(secure, config, "other keys")
+    secure.vouch = enrolling(authority=private(8))
+    refused(secure, config, "another authority")
 
 
 def test_a_round_that_was_answered_is_not_answered_again(secure, config):

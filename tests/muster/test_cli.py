@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import closing
 
 import msgspec
 import numpy as np
@@ -16,6 +17,8 @@ import typer
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
+from coordinator.keys import Keys
+from coordinator.store.database import Database as Store
 from coordinator.store.tasks import open_coordinator_store
 from export.models import MODELS
 from fedcore.plan import BlobRef
@@ -352,15 +355,45 @@ def test_every_command_has_help_with_an_example_of_what_it_does():
         assert len(result.stdout.splitlines()) > 5, name
 
 
-def test_a_coordinator_with_other_keys_than_one_that_runs_does_not_start(coordinators, tmp_path, monkeypatch):
-    monkeypatch.setenv("MUSTER_LEASE_S", "1")
-    with coordinators.local(tmp_path, lease_s=1) as local:
-        monkeypatch.setenv("MUSTER_KEYS", str(tmp_path / "other.keys"))
-        monkeypatch.setenv("MUSTER_ADMIN_PORT", "0")
-        where = ["--db", local.database, "--blobs", local.blobs]
-        status, _, err = muster("coordinator", "serve", "--port", 0, *where)
+def test_a_coordinator_with_another_key_than_the_pinned_does_not_start(tmp_path, monkeypatch):
+    keys, other = tmp_path / "keys", tmp_path / "other.keys"
+    monkeypatch.setenv("MUSTER_DATABASE", f"sqlite:///{tmp_path / 'm.db'}")
+    monkeypatch.setenv("MUSTER_KEYS", str(keys))
+    with closing(Store(f"sqlite:///{tmp_path / 'm.db'}")) as database:
+        pinned = Keys.open(keys, database).server.public.hex()
+    monkeypatch.setenv("MUSTER_KEYS", str(other))
+    command = ["coordinator", "serve", "--port", 0, "--admin-port", 0, "--blobs", tmp_path / "blobs"]
+    status, _, err = muster(*command)
     assert status == 1
-    assert "a replica with other keys runs on this database" in " ".join(err.split())
+    assert "other.keys" in err
+    assert not other.exists()
+    Keys.load(keys).server.successor().save(other)  # a successor goes with it, and takes its authority along
+    shutil.copy(tmp_path / "keys.authority", tmp_path / "other.keys.authority")
+    shown = json.loads(in_process("coordinator", "keys", "show", "--json").stdout)
+    assert (shown["succeeds"], shown["key"] != pinned) == ([pinned], True)
+    monkeypatch.setenv("MUSTER_KEYS", str(keys))
+    status, _, err = muster(*command)
+    assert status == 1
+    assert shown["key"][:16] in err
+
+
+def test_the_servers_key_is_rotated_and_given_up_by_commands(tmp_path, monkeypatch):
+    keys = tmp_path / "m.db.keys"
+    monkeypatch.setenv("MUSTER_DATABASE", f"sqlite:///{tmp_path / 'm.db'}")
+    Store(f"sqlite:///{tmp_path / 'm.db'}").close()
+
+    def run(*words):
+        return json.loads(in_process("coordinator", "keys", *words, "--json").stdout)
+
+    first = run("show")["key"]
+    assert run("rotate", "--out", str(tmp_path / "offline.keys"))["key"] == first
+    second = run("rotate")
+    assert second["succeeds"] == [first]
+    assert second["key"] == run("show")["key"] != first
+    assert "is there" in str(in_process("coordinator", "keys", "rotate", "--lost").exception)
+    keys.unlink()
+    assert "rotate --lost" in str(in_process("coordinator", "keys", "show").exception)
+    assert run("rotate", "--lost")["succeeds"] == []
 
 
 def test_help_shows_words_in_square_brackets():

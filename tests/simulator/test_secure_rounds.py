@@ -6,14 +6,19 @@ bit for bit.
 
 from __future__ import annotations
 
+import base64
 import multiprocessing
 import signal
+import sqlite3
 import time
+from contextlib import closing
 
 import msgspec
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from coordinator.keys import rotate
 from coordinator.rules.aggregation import aggregate
 from coordinator.rules.rounds import AssignmentState
 from coordinator.store.tasks import Secagg, TaskSettings
@@ -29,6 +34,9 @@ from secagg import packing
 from secagg.messages import SessionResult
 from simulator import datasets
 from simulator.fleet.recorder import Recording
+from tests.coordinator.devices import speaking_to
+from tests.coordinator.fork_server import wait_until
+from tests.coordinator.test_secure_api import vouched
 from tests.simulator.secure_device import be_device
 
 DEVICES, LEAST = 9, 8
@@ -64,6 +72,21 @@ class World:
 
     def outcome(self, index):
         return msgspec.json.decode((self.folders[index] / "outcome.json").read_bytes(), type=Outcome)
+
+    def all_report(self, number):
+        """Round `number`, in which every device reports."""
+        for process in [self.start(index) for index in range(DEVICES)]:
+            process.join()
+            assert process.exitcode == 0
+        assert {self.outcome(index).outcome for index in range(DEVICES)} == {"reported"}
+        assert [one.state for one in self.ended(number)] == ["committed"] * number
+
+    def enrolments(self):
+        """The server's key as every device has pinned it."""
+        query = "SELECT enrolled ->> 'server' FROM enrolment"
+        for home in self.folders:
+            with closing(sqlite3.connect(home / "state" / "state.db")) as database:
+                yield from database.execute(query).fetchall()
 
     def ended(self, attempts):
         """The rounds, once so many attempts have ended."""
@@ -131,6 +154,17 @@ def test_a_device_killed_anywhere_leaves_an_exact_sum(world):
     results = [bytes.fromhex(entry.result) for entry in receipts]
     assert len(results) == sum(failure == "reported" for _, failure, _ in DEATHS)
     assert all(SessionResult.decode(message, message[2:34]).summed for message in results)
+
+
+def test_devices_enrolled_before_a_rotation_take_part_after_it(tmp_path, coordinators, bundle):
+    with coordinators.local(tmp_path) as local, speaking_to(local.url) as client:
+        here = World(tmp_path, local.store, local.url, bundle, rounds=2, phase_s=20.0)
+        here.all_report(1)
+        pinned = {key for (key,) in here.enrolments()}
+        key = rotate(tmp_path / "muster.db.keys", local.store.database).server.public
+        wait_until(lambda: vouched(client, Ed25519PrivateKey.generate()).server.current == key)
+        here.all_report(2)
+        assert pinned != {base64.b64encode(key).decode()} == {now for (now,) in here.enrolments()}
 
 
 def assert_the_same_shares_each_time(recorded):

@@ -80,6 +80,18 @@ def upgrade() -> None:
     )
     op.create_index("devices_revoked", "devices", ["revoked_at"], unique=False)
     op.create_table(
+        "identity",
+        sa.Column(
+            "name",
+            sa.String(length=16),
+            nullable=False,
+            comment="server or authority: a public key; blobs: the id of the place of blobs",
+        ),
+        sa.Column("value", sa.String(length=64), nullable=False, comment="the value, hex"),
+        sa.PrimaryKeyConstraint("name", name=op.f("pk_identity")),
+        comment="What must match the files that belong to this database; a coordinator starts with no others",
+    )
+    op.create_table(
         "populations",
         sa.Column("name", sa.String(length=200), nullable=False, comment="name that devices check in under"),
         sa.Column("created_at", sa.Float(), nullable=False, comment="seconds since 1970"),
@@ -108,12 +120,6 @@ def upgrade() -> None:
             comment="id of the process; ids of its sessions and assignments begin with it",
         ),
         sa.Column("url", sa.Text(), nullable=False, comment="where the other replicas reach it"),
-        sa.Column(
-            "keys",
-            sa.String(length=64),
-            nullable=False,
-            comment="digest of its public keys: all replicas have the same",
-        ),
         sa.Column(
             "beat",
             sa.BigInteger(),
@@ -415,6 +421,7 @@ def downgrade() -> None:
     op.drop_index("populations_of", table_name="populations")
     op.drop_table("populations")
     op.drop_index("devices_revoked", table_name="devices")
+    op.drop_table("identity")
     op.drop_table("devices")
     op.drop_table("blobs")
     op.drop_table("audit")

@@ -1,0 +1,66 @@
+"""`muster coordinator keys`: the server's key, which signs invitations to secure rounds."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from muster.commands.stores import Database, located
+from muster.output import Json, emit, show_fields
+
+if TYPE_CHECKING:
+    from coordinator.keys import Keys
+
+keys_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show or rotate the server's key.")
+
+
+@keys_app.command()
+def show(db: Database = None, json: Json = False) -> None:
+    """Show the server's public key, after a check that file and database agree."""
+    from coordinator.keys import Keys
+    from coordinator.store.database import Database as Store
+
+    settings = located(db)
+    with closing(Store(settings.database, create=False)) as database:
+        _show(Keys.open(settings.keys_file, database), settings.keys_file, json)
+
+
+@keys_app.command()
+def rotate(
+    db: Database = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the successor to this file, to be put in the place of the old one later.")
+    ] = None,
+    lost: Annotated[
+        bool, typer.Option("--lost", help="The file is lost: make a key that no device trusts which knew the lost one.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Put a new key, signed by the old one, in the place of the server's key.
+
+    Coordinators that run go on with it within a second, and devices follow by themselves. Make a new backup afterwards.
+    With --out nothing changes yet: keep that file offline, for the day on which the key leaks or is lost.
+    """
+    from coordinator.keys import rotate as put_successor
+    from coordinator.keys import start_anew
+    from coordinator.store.database import Database as Store
+
+    if lost and out is not None:
+        raise typer.BadParameter("a lost key signs no successor", param_hint="--out")
+    settings = located(db)
+    with closing(Store(settings.database, create=False)) as database:
+        path = settings.keys_file
+        keys = start_anew(path, database) if lost else put_successor(path, database, out)
+        _show(keys, path, json)
+
+
+def _show(keys: Keys, path: Path, json: bool) -> None:
+    key = keys.server
+    found = {"file": str(path), "key": key.public.hex(), "succeeds": [one.hex() for one in key.succession.keys[:-1]]}
+    if json:
+        emit(found)
+    else:
+        show_fields(found | {"succeeds": ", ".join(found["succeeds"]) or "no other"})
