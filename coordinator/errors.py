@@ -5,6 +5,8 @@ CoordinatorError
 ├── UnsupportedDatabase     the database URL names something this version cannot use, or reach
 ├── WrongRevision           the database's tables are not those that this version works with
 ├── UnsupportedBlobs        the address of the blobs names something this version cannot use
+├── WrongBlobs              the blobs are not those of the database
+├── UnreadableBlob          a blob that a task needs is missing or was altered
 ├── MissingStore            there is no database, or no blob folder, where one was named
 ├── LeaseLost               another replica drives a population that this one believed its own
 ├── KeysDiffer              the file of a key holds another key than the one that the store knows
@@ -60,6 +62,14 @@ class WrongRevision(CoordinatorError):
 
 class UnsupportedBlobs(CoordinatorError):
     """The address of the blobs names something this version cannot use."""
+
+
+class WrongBlobs(CoordinatorError):
+    """The blobs are not those of the database."""
+
+
+class UnreadableBlob(CoordinatorError):
+    """A blob that a task needs is missing or was altered."""
 
 
 class MissingStore(CoordinatorError):

@@ -49,13 +49,13 @@ class Service:
         keys_file = settings.keys_file
         store = open_coordinator_store(settings.database, settings.blobs)
         try:
-            keys = Keys.open(keys_file, store.database)
+            keys, lineage = Keys.open(keys_file, store.database), lineage_key(keys_file)
         except BaseException:
             store.close()
             raise
         limits, unmasker = Limits(settings), Unmasker()
         membership = Membership(store, ReplicaConfig(lease_s=settings.lease_s, drives=settings.role != "api"), keys)
-        secure = SecureRoundFactory(keys, unmasker, lineage_key(keys_file))
+        secure = SecureRoundFactory(keys, unmasker, lineage)
         driver = Driver(membership, secure, settings.retry, settings.queue_limit, source=source)
         driver.metrics.watch(driver.queue_depth, lambda: limits.connections.held)
         registry = Registry(store, keys, Attestation.of(settings.accept_unattested, settings.enrolment_secret_file))

@@ -7,9 +7,10 @@ import logging
 from prometheus_client import Histogram
 
 from coordinator.driver.failed_attempts import note_failure
+from coordinator.driver.loading import pause_unreadable
 from coordinator.driver.open_rounds import OpenRound
 from coordinator.driver.replica_membership import Membership
-from coordinator.errors import NonFiniteState
+from coordinator.errors import NonFiniteState, UnknownBlob, UnreadableBlob
 from coordinator.failpoints import reach
 from coordinator.lineage import entry
 from coordinator.rules.aggregation import ReportSum, aggregate, state_specs
@@ -18,7 +19,7 @@ from coordinator.rules.rounds import Abandon, Aggregated, Round, TaskState, step
 from coordinator.store.records import Records
 from coordinator.store.tasks import CoordinatorStore
 from fedcore import algorithms, checkpoint
-from fedcore.errors import ReportError
+from fedcore.errors import FedcoreError, ReportError
 from fedcore.plan import BlobRef
 from fedcore.signing import SigningKey
 
@@ -35,8 +36,8 @@ def commit_round(
     Answers how it ended, and for how many seconds the task must open no other, which is 0 but after failed attempts.
 
     A state that is no longer finite also pauses the task: another attempt from the same checkpoint would likely end
-    there too, and an operator may go back to an earlier model. When anything raises (the disk is full, say), the round
-    is as it was and can be closed later.
+    there too, and an operator may go back to an earlier model. So does a server state that cannot be read. When
+    anything else raises (the disk is full, say), the round is as it was and can be closed later.
     """
     try:
         with steps.labels("update").time():
@@ -48,6 +49,12 @@ def commit_round(
             return value, note_failure(records, running, "invalid-aggregate")
     except NonFiniteState as error:
         return _pause(membership, running, str(error), now), 0.0
+    except UnreadableBlob as error:
+        with membership.writing() as records:
+            value, task = _end(records, running, Abandon("blob-unreadable"), now), records.task(running.task.id)
+            if task.state is TaskState.ACTIVE:
+                pause_unreadable(records, task, str(error))
+            return value, 0.0
     with steps.labels("commit").time(), membership.writing() as records:
         task = records.task(running.task.id)
         if task.state not in (TaskState.ACTIVE, TaskState.PAUSED):
@@ -70,7 +77,10 @@ def _next_model(
 ) -> tuple[BlobRef, BlobRef, dict[str, float]]:
     plan, task = running.task.plan, running.task.record
     algorithm = algorithms.create(task.algorithm.name, task.algorithm.settings)
-    state = checkpoint.decode(store.blobs.get(running.base.state_sha256), state_specs(plan, algorithm))
+    try:
+        state = checkpoint.decode(store.blobs.get(running.base.state_sha256), state_specs(plan, algorithm))
+    except (UnknownBlob, FedcoreError) as error:
+        raise UnreadableBlob(f"the server state before round {running.number}: {error}") from error
     made = aggregate(plan.report, algorithm, state, reports.total_L)
     # Files first: a row must never point at a blob that is not there.
     refs = [store.blobs.put(checkpoint.encode(vectors)) for vectors in (made.state, made.broadcast)]

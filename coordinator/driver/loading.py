@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 from msgspec import structs
 
 from coordinator.driver.replica_membership import Membership
-from coordinator.errors import UnknownBlob
+from coordinator.errors import Unavailable, UnknownBlob
 from coordinator.rules.entities import Task
 from coordinator.rules.release import obstacle
 from coordinator.rules.rounds import TaskState
 from coordinator.rules.selection import Needs
 from coordinator.rules.task_settings import TaskSettings
+from coordinator.store.records import Records
+from coordinator.store.tasks import CoordinatorStore
 from fedcore.errors import FedcoreError
 from fedcore.plan import Plan
 from fedcore.wire.messages import Offer
@@ -66,23 +68,54 @@ class LoadedTask:
         return replace(self, record=replace(self.record, state=TaskState.PAUSED))
 
 
-def load_task(membership: Membership, record: Task, lineage: str, at: float) -> LoadedTask | None:
-    """The task with its plan. If its plan cannot be read it fails, and None is returned: the other tasks go on.
+def with_good_release(membership: Membership, record: Task, lineage: str, at: float) -> Task:
+    """The task, paused by now if devices would refuse its release.
 
-    A task whose devices would refuse its release is paused. lineage: the public key with which this coordinator signs
-    checkpoints. at: now, in seconds since 1970.
+    lineage: the public key with which this coordinator signs checkpoints. at: now, in seconds since 1970.
     """
     if record.state is TaskState.ACTIVE and record.release is not None:
         words = obstacle(record.release, lineage, at)
         if words:
-            record = _pause(membership, record, words)
+            return _pause(membership, record, words)
+    return record
+
+
+def load_task(membership: Membership, record: Task, before: LoadedTask | None) -> LoadedTask | None:
+    """The task with its plan; None when a blob that it needs cannot be read. Then it is paused, and the others go on.
+
+    before: the task as it was loaded last. When it is new here, or was resumed, all that its next round needs is looked
+    for.
+    """
+    store = membership.store
     try:
-        return LoadedTask.of(record, membership.store.plan(record.plan_sha256))
-    except (UnknownBlob, FedcoreError) as error:
-        _LOG.error("task %s failed: its plan cannot be read: %s", record.id, error)
-        with membership.writing() as records:
-            records.move_task(record, TaskState.FAILED, "plan-unreadable", str(error))
+        plan = store.plan(record.plan_sha256)
+        if record.state is TaskState.ACTIVE and (before is None or not before.active):
+            _look_for(store, record, plan)
+        return LoadedTask.of(record, plan)
+    except Unavailable:  # an object store that does not answer now
         return None
+    except (UnknownBlob, FedcoreError) as error:
+        if record.state is TaskState.ACTIVE:
+            with membership.writing() as records:
+                pause_unreadable(records, record, str(error))
+        return None
+
+
+def pause_unreadable(records: Records, task: Task, words: str) -> None:
+    """Pause an active task that needs a blob which cannot be read; an operator resumes it once the blob is back."""
+    _LOG.error("task %s is paused: a blob that it needs cannot be read: %s", task.id, words)
+    remedy = "put the blobs back, or mount their place, then resume it"
+    records.move_task(task, TaskState.PAUSED, "blob-unreadable", f"a blob cannot be read: {words}; {remedy}")
+
+
+def _look_for(store: CoordinatorStore, record: Task, plan: Plan) -> None:
+    """Raise UnknownBlob unless plan, graphs, server state and checkpoint are there."""
+    with store.database.reading() as records:
+        base = records.snapshot(record)
+    graphs = {ref.sha256 for graphs in plan.graphs.values() for ref in graphs.values()}
+    for sha256 in sorted(graphs | {record.plan_sha256, base.state_sha256, base.checkpoint_sha256}):
+        if not store.blobs.has(sha256):
+            raise UnknownBlob(f"there is no blob {sha256[:12]}…")
 
 
 def _pause(membership: Membership, record: Task, words: str) -> Task:

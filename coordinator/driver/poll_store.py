@@ -8,10 +8,11 @@ from collections.abc import Sequence
 
 from coordinator.commands import CheckInDevice, QueuedCommand
 from coordinator.driver.in_memory_state import Memory
-from coordinator.driver.loading import load_task
+from coordinator.driver.loading import LoadedTask, load_task, with_good_release
 from coordinator.driver.replica_membership import Membership
 from coordinator.driver.revocations import Revocations
 from coordinator.metrics import Metrics
+from coordinator.rules.entities import Task
 from coordinator.rules.rounds import TaskState
 
 _LOG = logging.getLogger(__name__)
@@ -42,6 +43,8 @@ class Poller:
         self._draining = draining
         self._lineage = lineage
         self.next_poll = -float("inf")
+        self._unreadable: set[str] = set()
+        """Paused tasks with blobs that could not be read: not tried again before they are resumed."""
 
     def poll_if_due(self, inbox: Sequence[QueuedCommand], now: float) -> None:
         """Poll when it is time, or at once when a device asks for a population that was made since."""
@@ -69,13 +72,22 @@ class Poller:
             memory.participation.learn(records, driven, now)
             self._revocations.learn(records)
             at = records.at
-        found = [load_task(membership, record, self._lineage, at) for record in driven]
-        loaded = [task for task in found if task is not None]
+        loaded = [one for record in driven if (one := self._load(record, at)) is not None]
         memory.tasks = {task.id: task.paused() if task.population in membership.leaving else task for task in loaded}
         self.next_poll = now + _POLL_S
         memory.secure.forget(now)
         memory.check_ins.learn(populations, membership.held, memory.tasks.values(), memory.rounds, now)
         self._metrics.populations.set(len(membership.held))
+
+    def _load(self, record: Task, at: float) -> LoadedTask | None:
+        if record.state is TaskState.PAUSED and record.id in self._unreadable:
+            return None
+        self._unreadable.discard(record.id)
+        record = with_good_release(self._membership, record, self._lineage, at)
+        task = load_task(self._membership, record, self._memory.tasks.get(record.id))
+        if task is None:
+            self._unreadable.add(record.id)
+        return task
 
     def _asks_for_new(self, inbox: Sequence[QueuedCommand]) -> bool:
         # One look-up for all of them: a check-in to a population that no operator has made must cost hardly anything.

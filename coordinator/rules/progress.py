@@ -30,7 +30,6 @@ class Reason(StrEnum):
     AGGREGATING = "aggregating"
     COMPLETED = "completed"
     CANCELLED = "cancelled"
-    FAILED = "failed"
     PAUSED = "paused"
     PAUSED_AFTER_FAILURES = "paused-after-failures"
     NO_DRIVER = "no-driver"
@@ -49,7 +48,7 @@ class Reason(StrEnum):
 
 
 _MOVES = {Reason.STARTING, Reason.SELECTING, Reason.REPORTING, Reason.AGGREGATING}
-_OVER = {Reason.COMPLETED, Reason.CANCELLED, Reason.FAILED}
+_OVER = {Reason.COMPLETED, Reason.CANCELLED}
 OBSTACLES = {
     "busy": "with an assignment",
     "examples": "with too few examples",
@@ -173,8 +172,6 @@ def _ended(one: Situation) -> Found:
     committed = f"{one.committed} of {task.settings.rounds} rounds are committed"
     if task.state is TaskState.COMPLETED:
         return Reason.COMPLETED, committed
-    if task.state is TaskState.FAILED:
-        return Reason.FAILED, f"failed: {task.reason}"
     return Reason.CANCELLED, f"cancelled; {committed}"
 
 

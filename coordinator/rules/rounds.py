@@ -52,7 +52,6 @@ class TaskState(StrEnum):
     PAUSED = "paused"
     COMPLETED = "completed"
     CANCELLED = "cancelled"
-    FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +336,7 @@ def back_off_s(failures: int) -> float:
 
 
 Stage = TypeVar("Stage", AssignmentState, TaskState)
-_OVER = {TaskState.COMPLETED, TaskState.CANCELLED, TaskState.FAILED}
+_OVER = {TaskState.COMPLETED, TaskState.CANCELLED}
 _MOVES: dict[AssignmentState | TaskState, set[AssignmentState] | set[TaskState]] = {
     AssignmentState.ASSIGNED: set(AssignmentState) - {AssignmentState.ASSIGNED},
     TaskState.ACTIVE: {TaskState.PAUSED} | _OVER,

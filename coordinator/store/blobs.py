@@ -30,6 +30,8 @@ _LOG = logging.getLogger(__name__)
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _OURS = re.compile(r"[0-9a-f]{64}|\.[0-9a-f]{16}\.tmp")
 """Names of blobs and of the remains of killed writes; all other names at the address belong to somebody else."""
+_OWNER = "muster-store"
+"""Name of the object that says to which database the blobs belong."""
 _CHUNK = 1 << 18
 _AWAY = "the blobs cannot be reached now; come back later"
 _DELETING_S = 5
@@ -52,6 +54,7 @@ class Blobs:
     """
 
     def __init__(self, address: str | Path, *, create: bool = True) -> None:
+        self.address = str(address)
         self._write: Callable[[str, Data], object]
         self._delete: Callable[[Sequence[str]], int]
         self._store: ObjectStore
@@ -68,6 +71,19 @@ class Blobs:
         self._store = LocalStore(folder)
         self._write = lambda name, data: _write_durably(folder, name, data)
         self._delete = lambda names: _delete_files(folder, names)
+
+    @property
+    def owner(self) -> str | None:
+        """The id that ties these blobs to a database; None where there is none."""
+        try:
+            with _reaching():
+                return bytes(obstore.get(self._store, _OWNER).bytes()).decode(errors="replace").strip()
+        except FileNotFoundError:
+            return None
+
+    def belong_to(self, owner: str) -> None:
+        """Tie these blobs to a database."""
+        self._write(_OWNER, f"{owner}\n".encode())
 
     def put(self, data: Data) -> BlobRef:
         """Store `data`. The name appears only when the bytes are durable: a blob is whole or absent.

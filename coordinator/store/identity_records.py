@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import insert, select, update
 from sqlalchemy.engine import Connection
 
-from coordinator.store.tables import IDENTITY
+from coordinator.store.tables import BLOBS, IDENTITY
 
 
 class IdentityRecords:
@@ -18,6 +18,10 @@ class IdentityRecords:
         """A value; None before there is one."""
         found: str | None = self._connection.scalar(select(IDENTITY.c.value).where(IDENTITY.c.name == name))
         return found
+
+    def names_blobs(self) -> bool:
+        """Whether the database names any blob."""
+        return self._connection.scalar(select(BLOBS.c.sha256).limit(1)) is not None
 
     def put(self, name: str, value: str) -> None:
         """Write a value in the place of the one before. Raises IntegrityError when another process was the first."""

@@ -115,7 +115,7 @@ TASKS = Table(
     _column("id", String(32), comment="opaque id", key=True),
     _column("name", Text, comment="name of the bundle"),
     _column("population", String(200), ForeignKey("populations.name"), comment="whose devices take part"),
-    _column("state", String(16), comment="active, paused, completed, cancelled or failed"),
+    _column("state", String(16), comment="active, paused, completed or cancelled"),
     _column("reason", Text, comment="why the task is in this state; empty when nothing is to be said"),
     _column("algorithm", String(64), comment="name of the algorithm"),
     _column("algorithm_settings", JSON, comment="its settings"),

@@ -24,6 +24,7 @@ from coordinator.rules.rounds import TaskState
 from coordinator.rules.task_settings import FootprintBudget, Secagg, TaskSettings
 from coordinator.store.blobs import Blobs
 from coordinator.store.database import Database
+from coordinator.store.identity import tie
 from coordinator.store.records import Records
 from fedcore import algorithms, checkpoint
 from fedcore.bundle import Bundle
@@ -310,12 +311,14 @@ def open_coordinator_store(
 ) -> CoordinatorStore:
     """Open the state in `database` (a URL) and `blobs` (a folder or a URL), making them if missing and `create`.
 
-    Raises UnsupportedDatabase and WrongRevision; without `create`, MissingStore, so that a mistyped path is not taken
-    for a new store.
+    Raises UnsupportedDatabase, WrongRevision and WrongBlobs; without `create`, MissingStore, so that a mistyped path is
+    not taken for a new store.
     """
     opened = Database(database, clock, create=create)
     try:
-        return CoordinatorStore(opened, Blobs(blobs, create=create))
+        found = Blobs(blobs, create=create)
+        tie(opened, found)
+        return CoordinatorStore(opened, found)
     except BaseException:
         opened.close()
         raise

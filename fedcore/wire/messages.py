@@ -157,13 +157,13 @@ class Rejected(msgspec.Struct, frozen=True, omit_defaults=True, tag="rejected", 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True, tag="assigned", tag_field="outcome"):
     """`POST /v1/sessions/{session}/assignments`: one device's part in one round.
 
-    `seed`, `round` and `slot` key every random number of the session but the noise of a secure round;
-    `report_within_s` counts from the answer, so a device's clock does not matter. `plan_signature` is there when the
-    plan was signed; `minimum` is the number of reports below which the round does not count. `secagg` is the invitation
-    to a secure aggregation, M0 of SA1: with it the report leaves the device masked or not at all, `server`
-    shows the key that signed it, and the signed `release` comes, with the signed `lineage` of every checkpoint but the first (`fedcore.release`). `over_selected`:
-    more devices have the assignment than reports are needed. `lost_after_s`: for how long the device may be silent
-    before the round goes on without it.
+    `seed`, `round` and `slot` key every random number of the session but the noise of a secure round; `report_within_s`
+    counts from the answer, so a device's clock does not matter. `plan_signature` is there when the plan was signed;
+    `minimum` is the number of reports below which the round does not count. `secagg` is the invitation to a secure
+    aggregation, M0 of SA1: with it the report leaves the device masked or not at all, `server` shows the key that
+    signed it, and the signed `release` comes, with the signed `lineage` of every checkpoint but the first
+    (`fedcore.release`). `over_selected`: more devices have the assignment than reports are needed. `lost_after_s`: for
+    how long the device may be silent before the round goes on without it.
     """
 
     version: int = WIRE_VERSION

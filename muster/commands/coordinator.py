@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from muster.cli import EXIT_TERMINATED
-from muster.commands.devices import devices_app
 from muster.commands.coordinator_keys import keys_app
+from muster.commands.devices import devices_app
 from muster.commands.stores import Blobs, Database, given_again, located
 from muster.commands.task import FIRST_TASK
 from muster.output import Json, at_utc, emit, say_next, show_fields, show_table

@@ -360,12 +360,42 @@ def test_full_queue_is_refused_at_once(desk):
         desk.driver.submit(CancelWait("s", Future()))
 
 
-def test_task_whose_plan_is_gone_fails_and_the_others_run_on(store, register, desk, tmp_path):
-    lost = register(
-        make_bundle(tmp_path / "lost", plan=make_plan(weighting="uniform"), settings={"weighting": "uniform"})
-    )
-    kept = register(goal=1, rounds=1)
-    (tmp_path / "blobs" / store.task(lost).plan_sha256).unlink()
+@pytest.mark.parametrize("gone", ["plan", "state"])
+def test_a_task_pauses_while_a_blob_is_gone_and_others_run_on(store, register, desk, tmp_path, gone):
+    plan = make_plan(weighting="uniform")
+    made = make_bundle(tmp_path / "lost", plan, settings={"weighting": "uniform"}, start=START + 1)
+    lost, kept = register(made, goal=1, population="tablets"), register(goal=1, rounds=1)
+    record = store.task(lost)
+    sha256 = {"plan": record.plan_sha256, "state": record.initial.state_sha256}[gone]
+    blob = tmp_path / "blobs" / sha256
+    data = blob.read_bytes()
+    blob.unlink()
     desk.report(*desk.assign("a"))
-    assert (store.task(lost).state, store.task(kept).state) == (TaskState.FAILED, TaskState.COMPLETED)
-    assert "there is no blob" in store.task(lost).reason
+    assert (store.task(lost).state, store.task(kept).state) == (TaskState.PAUSED, TaskState.COMPLETED)
+    assert f"there is no blob {sha256[:12]}" in store.task(lost).reason
+    store.resume(lost)
+    desk.pass_time(1)
+    assert store.task(lost).state is TaskState.PAUSED  # still gone
+    blob.write_bytes(data)
+    store.resume(lost)
+    desk.pass_time(1)
+    assert desk.wait("b", population="tablets").result(timeout=0).round == 1
+
+
+def test_a_state_lost_in_mid_round_pauses_its_task_alone(store, register, desk, tmp_path):
+    task, other = register(goal=1, rounds=1), register(goal=1, rounds=1, population="tablets")
+    (given,), there = desk.assign("a"), desk.wait("b", population="tablets")
+    blob = tmp_path / "blobs" / store.task(task).initial.state_sha256
+    data = blob.read_bytes()
+    blob.unlink()
+    desk.report(given)
+    assert states(store, task) == [(1, 1, "abandoned", "blob-unreadable")]
+    (shown,) = store.progress(task)
+    assert (shown.reason, shown.stalled, store.task(task).state) == ("paused-after-failures", True, TaskState.PAUSED)
+    assert "the server state before round 1: there is no blob" in shown.sentence
+    blob.write_bytes(data)
+    store.resume(task)
+    desk.pass_time(1)
+    desk.report(*desk.assign("c"))
+    desk.report(there.result(timeout=0))
+    assert {store.task(one).state for one in (task, other)} == {TaskState.COMPLETED}

@@ -12,7 +12,6 @@ from coordinator.rules.progress import OBSTACLES, Observation, Reason
 from coordinator.store.tasks import open_coordinator_store
 from fedcore.conditions import StatedConditions
 from fedcore.wire.messages import Rejected
-from tests.coordinator.bundles import make_bundle, make_plan
 from tests.coordinator.conftest import Desk
 from tests.coordinator.test_secure import SECURE, run, seat
 
@@ -230,12 +229,16 @@ def test_task_that_is_over_says_how_it_ended(store, register, desk, tmp_path):
     store.cancel(stopped)
     assert said(store, done) == ("completed", "1 of 1 rounds are committed")
     assert said(store, stopped) == ("cancelled", "cancelled; 0 of 2 rounds are committed")
-    lost = register(make_bundle(tmp_path / "lost", plan=make_plan(formats=("onnx", "x"))), population="watches")
+
+
+def test_a_task_whose_blob_is_gone_says_so_and_counts_as_stalled(store, register, desk, tmp_path):
+    lost = register()
     (tmp_path / "blobs" / store.task(lost).plan_sha256).unlink()
     desk.pass_time(1)
     reason, words = said(store, lost)
-    assert (reason, words.split(":")[0]) == ("failed", "failed")
-    assert "there is no blob" in words
+    assert (reason, Reason(reason).stalled) == ("paused-after-failures", True)
+    assert words.startswith("paused: a blob cannot be read: there is no blob")
+    assert "resume" in words
 
 
 def test_failed_attempts_hold_the_next_one_and_then_pause_the_task(store, register, desk):

@@ -194,9 +194,7 @@ def upgrade() -> None:
         sa.Column("id", sa.String(length=32), nullable=False, comment="opaque id"),
         sa.Column("name", sa.Text(), nullable=False, comment="name of the bundle"),
         sa.Column("population", sa.String(length=200), nullable=False, comment="whose devices take part"),
-        sa.Column(
-            "state", sa.String(length=16), nullable=False, comment="active, paused, completed, cancelled or failed"
-        ),
+        sa.Column("state", sa.String(length=16), nullable=False, comment="active, paused, completed or cancelled"),
         sa.Column(
             "reason",
             sa.Text(),
@@ -420,8 +418,8 @@ def downgrade() -> None:
     op.drop_table("replicas")
     op.drop_index("populations_of", table_name="populations")
     op.drop_table("populations")
-    op.drop_index("devices_revoked", table_name="devices")
     op.drop_table("identity")
+    op.drop_index("devices_revoked", table_name="devices")
     op.drop_table("devices")
     op.drop_table("blobs")
     op.drop_table("audit")
