@@ -6,20 +6,20 @@ import os
 from functools import cache
 from importlib.metadata import version
 
-from device_runtime.backends.backend import Backend
+from device_runtime.trainer import Trainer
 from fedcore.conditions import rounded_mb
 from fedcore.wire.messages import StatedCapabilities
 
 SECAGG = ("SA1",)
 
 
-def capabilities(backend: Backend) -> StatedCapabilities:
-    """The capabilities of a device with this engine."""
+def capabilities(trainer: Trainer) -> StatedCapabilities:
+    """The capabilities of a device with this trainer."""
     return StatedCapabilities(
         runtime="muster",
         version=_version(),
-        engine=backend.runtime,
-        formats=(backend.format,),
+        engine=trainer.runtime,
+        formats=(trainer.format,),
         secagg=SECAGG,
         memory_mb=_memory_mb(),
     )

@@ -12,12 +12,13 @@ from pathlib import Path
 
 from device_runtime.backends import BACKENDS
 from device_runtime.conditions import Conditions, ConditionSource, Requirements
+from device_runtime.config import DeviceConfig
 from device_runtime.errors import ConfigError
 from device_runtime.outcome import Outcome
 from device_runtime.permission.policy import Policy, policy_in
 from device_runtime.protocol.connection import address_of
 from device_runtime.scheduler import run_forever
-from device_runtime.session import DeviceConfig, run_session
+from device_runtime.session import run_session
 
 NO_REQUIREMENTS = Requirements()
 _LOG = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ class Device:
     def run_forever(self, stop: threading.Event, on_outcome: Callable[[Outcome], None] = lambda outcome: None) -> None:
         """Run sessions at the times that the coordinator names, until `stop` is set.
 
-        Work on a plan then stops within one batch, and the coordinator hears of it. A device that waits to be selected
+        Work on a plan then stops at once, and the coordinator hears of it. A device that waits to be selected
         comes back at the latest after `wait_s`. While the device may not work, `on_outcome` hears of each reason once.
         """
         self._say_what_is_open()

@@ -61,6 +61,7 @@ class DeviceError(Exception):
     def __init__(self, detail: str, private: str = "") -> None:
         super().__init__(f"{detail}: {private}" if private else detail)
         self.detail = detail
+        self.private = private
 
 
 class ConfigError(DeviceError):

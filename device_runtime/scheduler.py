@@ -10,9 +10,10 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from device_runtime.clock import Clock, Moment
+from device_runtime.config import DeviceConfig
 from device_runtime.errors import DeviceError, StateInUse
 from device_runtime.outcome import Outcome
-from device_runtime.session import DeviceConfig, run_session
+from device_runtime.session import run_session
 from device_runtime.state.database import open_database
 from device_runtime.state.folder import only_session
 from device_runtime.state.retry import Retry

@@ -9,17 +9,15 @@ import contextlib
 import platform
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from device_runtime.backends import FORMATS, open_backend
-from device_runtime.backends.backend import Backend
+from device_runtime.backends import FORMATS
 from device_runtime.capabilities import capabilities
 from device_runtime.clock import Clock, Moment
-from device_runtime.conditions import Conditions, ConditionSource, Requirements
+from device_runtime.conditions import Conditions
+from device_runtime.config import DeviceConfig
 from device_runtime.errors import (
     AssignmentError,
     BadAnswer,
@@ -40,7 +38,7 @@ from device_runtime.errors import (
 from device_runtime.examples import ExampleSource, open_examples
 from device_runtime.outcome import Outcome, failed
 from device_runtime.permission.guard import Guard
-from device_runtime.permission.policy import Policy, policy_in
+from device_runtime.permission.policy import policy_in
 from device_runtime.permission.releases import Releases
 from device_runtime.permission.task_acceptance import acceptable_tasks
 from device_runtime.phases import Phases
@@ -54,6 +52,7 @@ from device_runtime.state.database import StateDatabase, open_database
 from device_runtime.state.folder import only_session
 from device_runtime.state.journal import Journal
 from device_runtime.state.spending import Spending, Spent
+from device_runtime.trainer import Trainer
 from device_runtime.work import Worker, encode_report, plan_of
 from fedcore.plan import BlobRef
 from fedcore.wire.messages import Abort, AbortReason, Assignment, CheckIn, Rejected, RetryWindow
@@ -63,46 +62,12 @@ if TYPE_CHECKING:
 
 # Answers to an upload after which there is no assignment left to give up: unknown, decided, too late.
 OVER = frozenset({404, 409, 410})
-# Reading conditions costs more than a small model's step, so between batches they are read no more often than this.
+# Reading conditions costs more than a small model's step, so in training they are read no more often than this.
 LOOK_EVERY_S = 0.1
 # How often work that goes on is written into the journal: a kill takes no more than this out of a day's budget.
 NOTE_EVERY_S = 2.0
 # How a process is told to end: Ctrl-C, and the handler that an application has for SIGTERM.
 STOPS = (KeyboardInterrupt, SystemExit)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceConfig:
-    """One device. `state` is a folder of its own; `wait_s` is how long it waits to be selected.
-
-    policy: what it may do; None is the `policy.toml` of the state folder. enrolment_secret: what it proves to know when
-    it enrols; None proves nothing.
-
-    conditions: read before a session, while it downloads and between batches, and held against `requirements`. Without
-    a source nothing is known, so no requirement holds. stopping: whether to give up within one batch.
-
-    connect, load_backend: what makes the way to the coordinator, from its URL, and the engine, from its name.
-    """
-
-    coordinator: str
-    population: str
-    examples: Path
-    state: Path
-    backend: str = "onnxruntime"
-    wait_s: float = 30.0
-    policy: Policy | None = None
-    enrolment_secret: bytes | None = field(default=None, repr=False)
-    conditions: ConditionSource = Conditions
-    requirements: Requirements = field(default_factory=Requirements)
-    stopping: Callable[[], bool] = lambda: False
-    connect: Callable[[str], Transport] = Transport.to
-    load_backend: Callable[[str], Backend] = open_backend
-
-    def unmet(self, now: Conditions) -> tuple[str, ...]:
-        """The reasons not to work under the conditions of now, in words; empty when there are none."""
-        if self.stopping():
-            return ("the application is stopping",)
-        return self.requirements.unmet(now)
 
 
 def run_session(config: DeviceConfig, clock: Clock | None = None) -> Outcome:
@@ -149,7 +114,9 @@ class _Session:
         journal = Journal(database, clock)
         self._spending = Spending(database, clock)
         self._policy = config.policy or policy_in(config.state)
-        self._guard = Guard(self._policy, self._spending, Releases(self._policy, database, clock, config.population))
+        self._trainer: Trainer | None = None
+        releases = Releases(self._policy, database, clock, config.population)
+        self._guard = Guard(self._policy, self._spending, releases, timer=self._cpu_s)
         self._record = SessionRecord(journal, self._spending, transport, config.coordinator, config.population)
 
     def run(self) -> Outcome:
@@ -210,10 +177,11 @@ class _Session:
 
     def _take_part(self, now: Conditions) -> None:
         config, transport = self._config, self._transport
-        self._guard.check_in(config.population)
-        backend, examples = config.load_backend(config.backend), open_examples(config.examples)
+        self._trainer = trainer = config.trainer(config.backend)
+        self._guard.check_in(config.population, trainer.format)
+        examples = open_examples(config.examples)
         hello = CheckIn(
-            capabilities=capabilities(backend),
+            capabilities=capabilities(trainer),
             examples=self._guard.visible(examples.counts()),
             conditions=now.stated(),
         )
@@ -221,7 +189,7 @@ class _Session:
             answer = transport.check_in(config.population, hello)
         self._record.note(device=self._enrolments.device)
         if isinstance(answer, Rejected):
-            return self._rejected(answer, backend)
+            return self._rejected(answer, trainer)
         tasks = acceptable_tasks(answer.offers, examples, now)
         if not tasks:
             # Nobody is told: what the device found may be private, and its silence is the same as a lost connection.
@@ -230,10 +198,10 @@ class _Session:
         with self._phase("wait"):
             given = transport.await_assignment(answer.session, config.wait_s, tasks)
         if isinstance(given, Rejected):
-            return self._rejected(given, backend)
-        return self._work(given, backend, examples)
+            return self._rejected(given, trainer)
+        return self._work(given, trainer, examples)
 
-    def _work(self, given: Assignment, backend: Backend, examples: ExampleSource) -> None:
+    def _work(self, given: Assignment, trainer: Trainer, examples: ExampleSource) -> None:
         """Carry out the assignment, and be there meanwhile."""
         due = Moment.after(given.report_within_s, self._clock)
         last = self._assignments.get()
@@ -241,12 +209,12 @@ class _Session:
             raise BadAnswer(f"assignment {given.assignment} came again after its report was counted")
         self._note_assignment(given)
         with Hold(self._transport, given) as self._hold:
-            self._carry_out(given, due, backend, examples)
+            self._carry_out(given, due, trainer, examples)
 
-    def _carry_out(self, given: Assignment, due: Moment, backend: Backend, examples: ExampleSource) -> None:
+    def _carry_out(self, given: Assignment, due: Moment, trainer: Trainer, examples: ExampleSource) -> None:
         """Train and deliver, or tell the coordinator why not."""
         try:
-            stored = self._train(given, due, backend, examples)
+            stored = self._train(given, due, trainer, examples)
         except DeviceError as error:
             self._give_up(given, error)
         except Exception as error:
@@ -261,7 +229,7 @@ class _Session:
         else:
             self._deliver(stored)
 
-    def _train(self, given: Assignment, due: Moment, backend: Backend, examples: ExampleSource) -> StoredAssignment:
+    def _train(self, given: Assignment, due: Moment, trainer: Trainer, examples: ExampleSource) -> StoredAssignment:
         """Train, and store the report. The journal knows at every moment how far it came."""
         record = self._record
         with self._database.transaction():
@@ -273,17 +241,17 @@ class _Session:
             if not self._keep_going(due):
                 raise DeadlinePassed("stopped before training: the report would come too late")
 
-        worker = Worker(backend, examples, self._cache(watch), lambda: self._keep_going(due))
+        worker = Worker(trainer, examples, self._cache(watch), lambda: self._keep_going(due))
         self._guard.check_assignment(given, self._transport.bytes_moved)
         plan = worker.plan(given)
         record.write(plan=plain(plan.name))
         to_move = self._transport.bytes_moved + worker.to_move(given, plan)
-        self._guard.check_plan(plan, backend.format, examples.count, to_move=to_move)
+        self._guard.check_plan(plan, trainer.format, examples.count, to_move=to_move)
         if given.secagg is not None:
             self._secure(due).check(given, plan.report)
         try:
             with self._phase("train"):
-                result = worker.train(given, plan)
+                result = worker.train(given, plan, self._guard.limits())
         finally:
             record.know(compute_s=self._guard.seconds)
         record.note(examples=result.examples, steps=result.steps)
@@ -380,6 +348,10 @@ class _Session:
             self._note_at = now + NOTE_EVERY_S
         return self._guard.may_go_on() and due.remaining_s(self._clock) > 0
 
+    def _cpu_s(self) -> float:
+        """CPU seconds of this process, and of those that train for it."""
+        return time.process_time() + (self._trainer.cpu_s if self._trainer else 0.0)
+
     def _conditions(self) -> Conditions:
         """The conditions of now. A source that fails, an application's own function, tells nothing; the owner hears."""
         try:
@@ -394,11 +366,11 @@ class _Session:
             return Conditions()
         return now
 
-    def _rejected(self, answer: Rejected, backend: Backend) -> None:
+    def _rejected(self, answer: Rejected, trainer: Trainer) -> None:
         self._record.note(outcome="rejected", reason=answer.reason, retry=answer.retry, retryable="transient")
         if answer.reason == "unsupported-format":
             # Only another backend or another task helps. The window stays: when tasks change, the coordinator knows.
-            self._record.note(detail=_unsupported(backend.format, answer.formats), retryable="permanent")
+            self._record.note(detail=_unsupported(trainer.format, answer.formats), retryable="permanent")
 
     def _note_assignment(self, given: Assignment) -> None:
         self._record.note(task=given.task, round=given.round, attempt=given.attempt, slot=given.slot)

@@ -6,11 +6,11 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from device_runtime.backends.backend import Backend
 from device_runtime.errors import PlanRefused
 from device_runtime.examples import ExampleSource
-from device_runtime.runner import TrainingResult, execute
+from device_runtime.runner import TrainingResult
 from device_runtime.state.cache import BlobCache
+from device_runtime.trainer import Job, Limits, Trainer
 from fedcore import checkpoint
 from fedcore.batching import SECRET_BYTES, StreamKey
 from fedcore.errors import FedcoreError
@@ -24,12 +24,12 @@ _UNWEIGHTED = "values"
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """An engine, the examples that it trains on, and the cache that blobs come from.
+    """A trainer, the examples that it trains on, and the cache that blobs come from.
 
-    keep_going: asked before every batch: whether there is time left. It raises what ends the work otherwise.
+    keep_going: asked while it trains: whether there is time left. It raises what ends the work otherwise.
     """
 
-    backend: Backend
+    trainer: Trainer
     examples: ExampleSource
     cache: BlobCache
     keep_going: Callable[[], bool]
@@ -38,27 +38,30 @@ class Worker:
         """The plan of an assignment. Raises PlanRefused, StateError or TransportError."""
         return plan_of(given, self.cache)
 
-    def train(self, given: Assignment, plan: Plan) -> TrainingResult:
+    def train(self, given: Assignment, plan: Plan, limits: Limits) -> TrainingResult:
         """Run the plan on this device's examples. Raises AssignmentError, StateError or TransportError."""
-        refs = plan.graphs.get(self.backend.format)
+        refs = plan.graphs.get(self.trainer.format)
         if refs is None:
             raise PlanRefused(
-                f"plan {plan.name!r} has graphs in {sorted(plan.graphs)}, this device runs {self.backend.format!r}"
+                f"plan {plan.name!r} has graphs in {sorted(plan.graphs)}, this device runs {self.trainer.format!r}"
             )
-        try:
-            columns = self.examples.load(plan.examples)
-            graphs = {name: self.backend.load(self.cache.get(ref), name) for name, ref in refs.items()}
-            broadcast = checkpoint.decode(self.cache.once(given.checkpoint), plan.broadcast)
-        except FedcoreError as error:
-            raise PlanRefused(str(error)) from error
         # In a secure round nobody else may know what noise a graph reads: it could place examples by it in the sum.
         secret = b"" if given.secagg is None else secrets.token_bytes(SECRET_BYTES)
-        key = StreamKey(given.seed, given.round, given.slot, secret)
-        return execute(plan, graphs, broadcast, columns, key, keep_going=self.keep_going)
+        try:
+            job = Job(
+                plan=plan,
+                examples=self.examples.load(plan.examples),
+                graphs={name: self.cache.get(ref) for name, ref in refs.items()},
+                broadcast=checkpoint.decode(self.cache.once(given.checkpoint), plan.broadcast),
+                key=StreamKey(given.seed, given.round, given.slot, secret),
+            )
+        except FedcoreError as error:
+            raise PlanRefused(str(error)) from error
+        return self.trainer.train(job, limits, self.keep_going)
 
     def to_move(self, given: Assignment, plan: Plan) -> int:
         """Bytes still to come and go: graphs that are not kept here, the checkpoint, the report."""
-        graphs = set(plan.graphs.get(self.backend.format, {}).values())
+        graphs = set(plan.graphs.get(self.trainer.format, {}).values())
         missing = sum(ref.size for ref in graphs if not self.cache.holds(ref))
         return missing + given.checkpoint.size + FLOAT_BYTES * plan.report.size
 

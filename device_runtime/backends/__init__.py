@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 
 from device_runtime.backends.backend import Backend
 from device_runtime.errors import ConfigError
@@ -25,8 +27,32 @@ FORMATS = {"onnx": "onnxruntime", "executorch": "executorch"}
 """The backend for each format of graphs."""
 
 
+def runtime_of(name: str) -> str:
+    """Name and version of the engine of this name, without loading it. Raises ConfigError when it is not here."""
+    if name == "executorch":
+        from device_runtime.native.library import VERSION, find  # noqa: PLC0415
+
+        find()
+        return f"executorch {VERSION}"
+    _check(name)
+    try:
+        return f"{name} {_version(name)}"
+    except PackageNotFoundError as error:
+        raise ConfigError(f"{name} is not installed: pip install 'muster-fl[device]'") from error
+
+
+@cache
+def _version(package: str) -> str:
+    # Looked up among the files of all that is installed, which costs milliseconds.
+    return version(package)
+
+
 def open_backend(name: str) -> Backend:
     """The engine of this name, loaded. Raises ConfigError when there is none, or it cannot be loaded here."""
+    _check(name)
+    return BACKENDS[name]()
+
+
+def _check(name: str) -> None:
     if name not in BACKENDS:
         raise ConfigError(f"no backend is called {name!r}; there is {sorted(BACKENDS)}")
-    return BACKENDS[name]()

@@ -35,7 +35,7 @@ def shim_name(arch: str) -> str:
 @functools.cache
 def library() -> ctypes.CDLL:
     """The shim for this machine. Raises ConfigError, naming the command to run, when there is none that loads."""
-    path = _find()
+    path = find()
     try:
         loaded = ctypes.CDLL(str(path))
     except OSError as error:
@@ -56,7 +56,8 @@ def library() -> ctypes.CDLL:
     return loaded
 
 
-def _find() -> Path:
+def find() -> Path:
+    """The file of the shim. Raises ConfigError, naming the command to run, when there is none."""
     arch = platform.machine()
     folder = default_folder(arch)
     path = folder / shim_name(arch)

@@ -14,6 +14,7 @@ from device_runtime.permission.policy import Policy
 from device_runtime.permission.releases import Releases
 from device_runtime.state.assignment import StoredAssignment
 from device_runtime.state.spending import Spent
+from device_runtime.trainer import Limits
 from fedcore.errors import BadSignature, InvalidKey
 from fedcore.plan import Plan
 from fedcore.signing import verify
@@ -42,9 +43,14 @@ class Guard:
         self._timer = timer
         self._started: float | None = None
 
-    def check_in(self, population: str) -> None:
-        """Before the coordinator is asked for anything: the population and the day's budget. Raises PolicyForbids."""
+    def check_in(self, population: str, form: str) -> None:
+        """Before the coordinator is asked for anything: the population, the day's budget, the format of graphs.
+
+        Raises PolicyForbids.
+        """
         self._check_population(population)
+        if form == "executorch" and not (self._policy.signers or self._policy.unsigned_programs):
+            _forbid("unsigned_programs", "ExecuTorch programs cannot be checked, and the policy names no signers")
         limits, spent = self._policy.per_day, self._spent
         for rule, used, most in (
             ("compute_seconds", spent.seconds, limits.compute_seconds),
@@ -78,6 +84,7 @@ class Guard:
         """
         self._check_round(given)
         self._check_bytes(moved + given.plan.size + given.checkpoint.size)
+        _at_most("plan.memory_bytes", given.plan.size + given.checkpoint.size, self._policy.plan.memory_bytes)
 
     def check_plan(self, plan: Plan, form: str, count: Callable[[str], int], *, to_move: int) -> None:
         """Before examples are read and graphs fetched: schema, limits, collection; from here on the time counts.
@@ -96,6 +103,12 @@ class Guard:
             _at_most("plan.batch_examples", visited, limits.batch_examples)
         self._started = self._timer()
 
+    def limits(self) -> Limits:
+        """The most that the training may use: of the plan's limits, and of what is left of the day."""
+        plan, day = self._policy.plan, self._policy.per_day.compute_seconds
+        left_s = plan.compute_seconds if day is None else min(plan.compute_seconds, day - self._spent.seconds)
+        return Limits(plan.memory_bytes, left_s)
+
     @property
     def min_cohort(self) -> int:
         """The fewest reports with which a round may count."""
@@ -107,8 +120,10 @@ class Guard:
         return 0.0 if self._started is None else self._timer() - self._started
 
     def may_go_on(self) -> bool:
-        """True, to be asked before every step. Raises PlanRefused when the day's compute seconds are used up."""
-        _at_most("per_day.compute_seconds", self._spent.seconds + self.seconds, self._policy.per_day.compute_seconds)
+        """True, to be asked while it trains. Raises PlanRefused when the compute seconds of plan or day are used up."""
+        seconds = self.seconds
+        _at_most("plan.compute_seconds", seconds, self._policy.plan.compute_seconds)
+        _at_most("per_day.compute_seconds", self._spent.seconds + seconds, self._policy.per_day.compute_seconds)
         return True
 
     def _check_population(self, population: str) -> None:

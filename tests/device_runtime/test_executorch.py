@@ -17,6 +17,8 @@ from device_runtime.backends.executorch import ExecuTorch
 from device_runtime.errors import ConfigError, PlanRefused, RuntimeFailed
 from device_runtime.native import build as building
 from device_runtime.native.library import FOLDER, SHIM, default_folder, library, shim_name
+from device_runtime.permission.policy import Policy
+from device_runtime.sandbox.process import Sandbox
 from device_runtime.session import run_session
 from muster.app import app
 from tests.conftest import built
@@ -26,6 +28,7 @@ from tests.device_runtime.executorch import altered, doubler, linear_graphs, pro
 
 pytest.importorskip("executorch")
 F = np.float32
+UNSIGNED = Policy(unsigned_programs=True)
 STEP = ["w1", "w2", "x", "y", "mask"], ["next.w1", "next.w2", "metrics"]
 
 
@@ -425,12 +428,58 @@ def test_the_command_builds_for_another_architecture(tmp_path):
 def test_a_session_with_this_backend_reports_what_numpy_computes(executorch, coordinator, config, examples):
     graphs = linear_graphs()
     coordinator.offer(linear.plan(graphs, fmt="executorch"), graphs, {"params": linear.PARAMS})
-    outcome = run_session(replace(config, backend="executorch"))
+    outcome = run_session(replace(config, backend="executorch", policy=UNSIGNED))
     assert (outcome.outcome, outcome.detail, outcome.steps) == ("reported", "", 9)
     np.testing.assert_allclose(coordinator.reports[0], report_of(examples), rtol=2e-6, atol=1e-5)
     (hello,) = coordinator.checkins
     assert hello.capabilities.formats == ("executorch",)
     assert hello.capabilities.engine == "executorch 1.5.1"
+
+
+def test_programs_of_no_known_signer_are_refused_before_the_check_in(executorch, coordinator, config):
+    outcome = run_session(replace(config, backend="executorch"))
+    assert (outcome.outcome, outcome.reason) == ("not-now", "policy")
+    assert "unsigned_programs" in outcome.detail
+    assert "signers" in outcome.detail
+    assert coordinator.calls == []
+
+
+CRASH = """
+import os, sys
+import numpy as np
+from device_runtime.backends.executorch import ExecuTorch
+from tests.device_runtime import linear
+
+good, engine = open(sys.argv[1], "rb").read(), ExecuTorch()
+fields = {"example.x": (4, linear.D), "example.y": (4,), "mask": (4,)}
+inputs = {name: np.ones(shape, np.float32) for name, shape in fields.items()} | {"carry.params": linear.PARAMS}
+outputs = {"next.params": np.zeros(linear.D, np.float32), "metrics": np.zeros(2, np.float32)}
+os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+for at in range(1000, len(good)):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            engine.load(good[:at] + bytes([255, 128]) + good[at + 2 :], "train.step").run(inputs, outputs)
+        finally:
+            os._exit(0)
+    if os.WIFSIGNALED(os.waitpid(pid, 0)[1]):
+        print(at)
+        break
+"""
+
+
+def test_a_program_that_crashes_its_process_is_an_outcome(executorch, coordinator, config, tmp_path):
+    graphs = linear_graphs()
+    good = bytes(graphs["train.step"])
+    (tmp_path / "good").write_bytes(good)
+    found = subprocess.check_output([sys.executable, "-c", CRASH, str(tmp_path / "good")], text=True)
+    at = int(found)
+    graphs["train.step"] = good[:at] + b"\xff\x80" + good[at + 2 :]
+    coordinator.offer(linear.plan(graphs, fmt="executorch"), graphs, {"params": linear.PARAMS})
+    outcome = run_session(replace(config, backend="executorch", policy=UNSIGNED, trainer=Sandbox))
+    assert (outcome.outcome, outcome.reason) == ("aborted", "runtime-failed")
+    assert "the process of the training died: SIG" in outcome.detail
+    assert [abort.reason for abort in coordinator.aborts] == ["runtime-failed"]
 
 
 def test_a_session_without_the_library_ends_before_it_checks_in(coordinator, config, monkeypatch, tmp_path):

@@ -10,6 +10,7 @@ import pytest
 
 from device_runtime.backends import open_backend
 from device_runtime.session import run_session
+from device_runtime.trainer import InProcess
 from fedcore.wire.messages import RetryWindow
 from tests.device_runtime.coordinator import hang_up, refusal, status
 
@@ -46,7 +47,7 @@ def slow(coordinator):
 
 
 def working(config, slow):
-    return replace(config, load_backend=lambda name: slow)
+    return replace(config, trainer=lambda name: InProcess(slow))
 
 
 def test_work_that_takes_a_while_keeps_a_request_open(coordinator, config, slow):

@@ -10,6 +10,7 @@ from device_runtime.permission.guard import Guard
 from device_runtime.permission.policy import PerDay, PlanLimits, Policy, policy_in
 from device_runtime.state.database import open_database
 from device_runtime.state.spending import DAY_S, Spending, Spent
+from device_runtime.trainer import Limits
 from fedcore.loop import Loop
 from fedcore.params import VectorSpec
 from fedcore.plan import BlobRef
@@ -146,7 +147,7 @@ def test_a_policy_made_in_python_is_checked_as_well():
 
 def test_the_default_allows_everything():
     guarded = check_plan(Policy(), spent=(1e9, 10**15, 10**6), to_move=10**15)
-    guarded.check_in("anything")
+    guarded.check_in("anything", "onnx")
     guarded.check_assignment(assignment(), moved=10**15)
     assert guarded.visible({"any": 3}) == {"any": 3}
     assert guarded.may_go_on()
@@ -154,9 +155,9 @@ def test_the_default_allows_everything():
 
 def test_only_named_populations_are_served():
     guarded = guard(Policy(populations=("phones", "tablets")))
-    guarded.check_in("tablets")
+    guarded.check_in("tablets", "onnx")
     with pytest.raises(PolicyForbids, match=r"^against populations of this device's policy: .* 'toasters'"):
-        guarded.check_in("toasters")
+        guarded.check_in("toasters", "onnx")
 
 
 @pytest.mark.parametrize(
@@ -171,9 +172,9 @@ def test_only_named_populations_are_served():
 def test_a_days_budget_that_is_used_up_keeps_the_device_away(limit, spent, rule):
     policy = Policy(per_day=PerDay(**limit))
     with pytest.raises(PolicyForbids, match=rf"^against per_day\.{rule} of this device's policy: .* used up"):
-        guard(policy, spent).check_in("phones")
+        guard(policy, spent).check_in("phones", "onnx")
     if any(spent):
-        guard(policy, [max(0, used - 1.5) for used in spent]).check_in("phones")
+        guard(policy, [max(0, used - 1.5) for used in spent]).check_in("phones", "onnx")
 
 
 @pytest.mark.parametrize(("minimum", "fine"), [(20, True), (21, True), (19, False), (0, False), (None, False)])
@@ -338,3 +339,16 @@ def test_day_ends_after_a_reboot_with_a_clock_that_fell_back(tmp_path):
     assert time.spent == Spent(5.0, 10, 1)
     time.passes(DAY_S + 3601)
     assert time.spent == Spent()
+
+
+def test_training_gets_what_plan_and_day_leave():
+    policy = Policy(plan=PlanLimits(memory_bytes=5, compute_seconds=7.0), per_day=PerDay(compute_seconds=10.0))
+    assert guard(policy).limits() == Limits(5, 7.0)
+    assert guard(policy, (8.0, 0, 0)).limits() == Limits(5, 2.0)
+
+
+def test_programs_that_nobody_vouches_for_are_not_asked_for():
+    with pytest.raises(PolicyForbids, match=r"^against unsigned_programs of this device's policy: "):
+        guard().check_in("phones", "executorch")
+    guard(Policy(unsigned_programs=True)).check_in("phones", "executorch")
+    guard(Policy(signers=(SIGNER,))).check_in("phones", "executorch")

@@ -17,6 +17,7 @@ from device_runtime.permission.releases import Releases
 from device_runtime.session import run_session
 from device_runtime.state.cache import BlobCache
 from device_runtime.state.database import open_database
+from device_runtime.trainer import InProcess, Limits
 from device_runtime.work import Worker
 from fedcore import checkpoint
 from fedcore.batching import StreamKey, noise
@@ -98,10 +99,10 @@ def trained(folder, slot, graphs, secagg):
     blobs = {BlobRef.of(data): data for data in (plan.encode(), checkpoint.encode(ZEROS), *graphs.values())}
     np.savez(folder / "x.npz", x=OWN[slot : slot + 1])
     cache = BlobCache(folder / "blobs", lambda ref, part: blobs[ref])
-    worker = Worker(OnnxRuntime(), open_examples(folder / "x.npz"), cache, lambda: True)
+    worker = Worker(InProcess(OnnxRuntime()), open_examples(folder / "x.npz"), cache, lambda: True)
     refs = {"plan": BlobRef.of(plan.encode()), "checkpoint": BlobRef.of(checkpoint.encode(ZEROS))}
     given = assignment(slot=slot, seed=SEED, round=ROUND, secagg=secagg, **refs)
-    return worker.train(given, plan).values[:D]
+    return worker.train(given, plan, Limits(1_000_000_000, 60.0)).values[:D]
 
 
 def test_a_plan_that_knows_the_noise_opens_every_example_in_the_sum(tmp_path):

@@ -15,10 +15,12 @@ import pytest
 
 from device_runtime import session
 from device_runtime.conditions import Conditions, Requirements, constant
+from device_runtime.config import DeviceConfig
 from device_runtime.examples import Collection, ExampleStore
 from device_runtime.permission.policy import Policy
-from device_runtime.session import DeviceConfig, run_session
+from device_runtime.session import run_session
 from device_runtime.state.folder import only_session
+from device_runtime.trainer import InProcess
 from fedcore import checkpoint
 from fedcore.conditions import StatedConditions
 from fedcore.plan import Field
@@ -462,15 +464,27 @@ def test_what_cannot_be_swept_away_does_not_end_a_session(coordinator, config, n
 
 def test_a_fault_of_the_runtime_gives_the_assignment_up_before_it_is_seen(coordinator, config):
     class Odd:
-        format, runtime = "onnx", "odd"
+        format, runtime, cpu_s = "onnx", "odd", 0.0
 
-        def load(self, graph, name):
+        def train(self, job, limits, keep_going):
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        run_session(replace(config, load_backend=lambda name: Odd()))
+        run_session(replace(config, trainer=lambda name: Odd()))
     assert [abort.reason for abort in coordinator.aborts] == ["runtime-failed"]
     assert run_session(config).outcome == "reported"
+
+
+def test_whatever_an_engine_raises_is_an_outcome(coordinator, config):
+    class Odd:
+        format, runtime = "onnx", "odd"
+
+        def load(self, graph, name):
+            raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no text")
+
+    outcome = run_session(replace(config, trainer=lambda name: InProcess(Odd())))
+    assert (outcome.outcome, outcome.reason) == ("aborted", "runtime-failed")
+    assert coordinator.aborts[0].detail == "the engine failed"
 
 
 def test_a_long_answer_with_control_characters_is_cut_before_it_is_kept(coordinator, config):

@@ -7,9 +7,11 @@ from pathlib import Path
 import msgspec
 
 import device_runtime.protocol.secure  # noqa: F401  # loaded once, before devices are forked
-from device_runtime.backends import BACKENDS
+from device_runtime.backends import BACKENDS, open_backend
+from device_runtime.config import DeviceConfig
 from device_runtime.permission.policy import Policy
-from device_runtime.session import DeviceConfig, run_session
+from device_runtime.session import run_session
+from device_runtime.trainer import InProcess
 from simulator.fleet.faults import EmulatedDevice, PlannedDeath, PlannedFailure, connect
 from simulator.fleet.recorder import Recorder
 
@@ -27,6 +29,7 @@ def be_device(folder: Path, url: str, signer: str, dies: tuple[str, int] | None 
         examples=folder / "examples.npz",
         state=folder / "state",
         policy=Policy(signers=(signer,)),
+        trainer=lambda name: InProcess(open_backend(name)),
         connect=connect(EmulatedDevice(), failure, recorder),
     )
     (folder / "outcome.json").write_bytes(msgspec.json.encode(run_session(config)))

@@ -1,0 +1,143 @@
+"""The channel between a device and the process that trains for it: messages as JSON, and arrays as their bytes."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.trainer import Limits
+from fedcore.batching import StreamKey
+from fedcore.decoding import UNDECODABLE, decoder
+
+M = TypeVar("M")
+_LENGTH = struct.Struct("!I")
+# The longest message, in bytes; graphs and arrays are none.
+MOST_BYTES = 64 * 2**20
+# So often a device looks whether to go on, while the other end is silent.
+LOOK_EVERY_S = 0.1
+
+
+class ArrayKind(msgspec.Struct, frozen=True):
+    """An array whose bytes follow a message, in C order: its name, element type and shape."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, NDArray[Any]]) -> tuple[ArrayKind, ...]:
+        """Those of some arrays."""
+        return tuple(cls(name, array.dtype.name, array.shape) for name, array in arrays.items())
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """An order to train. Graphs, vectors of the broadcast and examples follow, in their order here.
+
+    backend: the engine's name. plan: as JSON. graphs: sizes, by name.
+    """
+
+    backend: str
+    limits: Limits
+    plan: msgspec.Raw
+    key: StreamKey
+    graphs: dict[str, int]
+    broadcast: tuple[ArrayKind, ...]
+    examples: tuple[ArrayKind, ...]
+
+
+class Working(msgspec.Struct, frozen=True, tag="working"):
+    """The training goes on; `cpu_s` are all CPU seconds of its process."""
+
+    cpu_s: float
+
+
+class Done(msgspec.Struct, frozen=True, tag="done"):
+    """The training is done, after so many steps. The float32 values (V,) of the report follow."""
+
+    steps: int
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The training failed, by an error of errors.py with this class name."""
+
+    kind: str
+    detail: str
+    private: str = ""
+
+
+Answer: TypeAlias = Working | Done | Failed
+ORDER = decoder(Order)
+ANSWER: msgspec.json.Decoder[Answer] = decoder(Working | Done | Failed)  # type: ignore[arg-type]
+
+
+class Broken(Exception):
+    """The other end is gone, or does not speak as it should."""
+
+
+class Channel:
+    """One end of a pair of connected sockets. `look` is called again and again while it sends or waits."""
+
+    def __init__(self, end: socket.socket, look: Callable[[], None] | None = None) -> None:
+        self._socket = end
+        self._look = look or (lambda: None)
+        end.settimeout(LOOK_EVERY_S if look else None)
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Send a message. Raises Broken."""
+        data = msgspec.json.encode(message)
+        self.send_bytes(_LENGTH.pack(len(data)) + data)
+
+    def send_bytes(self, data: bytes | NDArray[Any]) -> None:
+        """Send bytes, or those of an array in C order. Raises Broken."""
+        whole = memoryview(data) if isinstance(data, bytes) else np.ascontiguousarray(data).data
+        rest = whole.cast("B") if whole.nbytes else memoryview(b"")
+        while rest:
+            self._look()
+            try:
+                rest = rest[self._socket.send(rest) :]
+            except TimeoutError:
+                continue
+            except OSError as error:
+                raise Broken from error
+
+    def receive(self, known: msgspec.json.Decoder[M]) -> M:
+        """The next message. Raises Broken."""
+        (size,) = _LENGTH.unpack(self.receive_bytes(_LENGTH.size))
+        if size > MOST_BYTES:
+            raise Broken
+        try:
+            return known.decode(self.receive_bytes(size))
+        except UNDECODABLE as error:
+            raise Broken from error
+
+    def receive_bytes(self, size: int) -> bytes:
+        """So many bytes. Raises Broken."""
+        data = bytearray(size)
+        self._fill(memoryview(data))
+        return bytes(data)
+
+    def receive_array(self, kind: ArrayKind) -> NDArray[Any]:
+        """The array that was announced. Raises Broken."""
+        array = np.empty(kind.shape, kind.dtype)
+        if array.size:
+            self._fill(array.data.cast("B"))
+        return array
+
+    def _fill(self, rest: memoryview) -> None:
+        while rest:
+            self._look()
+            try:
+                got = self._socket.recv_into(rest)
+            except TimeoutError:
+                continue
+            except OSError as error:
+                raise Broken from error
+            if not got:
+                raise Broken
+            rest = rest[got:]

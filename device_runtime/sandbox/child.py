@@ -1,0 +1,84 @@
+"""The process that trains for a device: it gets one order over a socket, gives one answer, and ends.
+
+    python -m device_runtime.sandbox.child DESCRIPTOR
+
+Before it looks at a graph it gives up, for good, what training does not need: it opens no file and no connection any
+more, writes no file, leaves no core dump, and uses no more memory and time than its limits say.
+"""
+
+from __future__ import annotations
+
+import resource
+import socket
+import sys
+import time
+
+import numpy.random  # noqa: F401  # NumPy would load it with the first batch, when no file can be opened any more
+
+from device_runtime.backends import open_backend
+from device_runtime.errors import DeviceError
+from device_runtime.runner import TrainingResult
+from device_runtime.sandbox.channel import ORDER, Broken, Channel, Done, Failed, Order, Working
+from device_runtime.trainer import InProcess, Job, Limits
+from fedcore.plan import Plan
+
+# Seconds between two messages that the training goes on.
+TELL_EVERY_S = 0.05
+
+
+def confine(limits: Limits) -> None:
+    """Give up for good what training does not need."""
+    for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_CORE):
+        resource.setrlimit(kind, (0, 0))
+    limits.bound()
+    for kind, later in ((resource.RLIMIT_DATA, 0), (resource.RLIMIT_CPU, 1)):  # SIGXCPU, and a second later SIGKILL
+        soft, hard = resource.getrlimit(kind)
+        if soft != hard:
+            resource.setrlimit(kind, (soft, soft + later))
+
+
+def train(channel: Channel) -> TrainingResult:
+    """Carry out the order that comes over the channel. Raises DeviceError as a Trainer does, ConfigError, or Broken."""
+    order = channel.receive(ORDER)
+    backend = open_backend(order.backend)
+    job = _job(order, channel)
+    told = 0.0
+
+    def tell() -> bool:
+        nonlocal told
+        now = time.monotonic()
+        if now - told >= TELL_EVERY_S:
+            channel.send(Working(time.process_time()))
+            told = now
+        return True
+
+    return InProcess(backend, confine).train(job, order.limits, tell)
+
+
+def _job(order: Order, channel: Channel) -> Job:
+    return Job(
+        plan=Plan.decode(bytes(order.plan)),
+        graphs={name: channel.receive_bytes(size) for name, size in order.graphs.items()},
+        broadcast={kind.name: channel.receive_array(kind) for kind in order.broadcast},
+        examples={kind.name: channel.receive_array(kind) for kind in order.examples},
+        key=order.key,
+    )
+
+
+def main() -> None:
+    """Serve the socket that the command line names. A device that is gone is told nothing."""
+    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+    try:
+        result = train(channel)
+        channel.send(Done(result.steps))
+        channel.send_bytes(result.values)
+    except Broken:
+        sys.exit(1)
+    except DeviceError as error:
+        channel.send(Failed(type(error).__name__, error.detail, error.private))
+    except Exception as error:
+        channel.send(Failed("RuntimeFailed", "the device's own code failed", type(error).__name__))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""The sandbox as a trainer: every job in a process of its own, which ends with it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+
+import msgspec
+
+from device_runtime.backends import FORMATS, runtime_of
+from device_runtime.errors import (
+    AssignmentError,
+    ConfigError,
+    DeadlinePassed,
+    DeviceError,
+    NonFiniteReport,
+    PlanRefused,
+    RuntimeFailed,
+    plain,
+)
+from device_runtime.runner import TrainingResult
+from device_runtime.sandbox.channel import ANSWER, ArrayKind, Broken, Channel, Done, Failed, Order, Working
+from device_runtime.trainer import Job, Limits
+
+CHILD = "device_runtime.sandbox.child"
+# The errors that the process may report.
+KINDS: dict[str, type[DeviceError]] = {
+    kind.__name__: kind for kind in (ConfigError, PlanRefused, RuntimeFailed, NonFiniteReport)
+}
+
+
+class Sandbox:
+    """The trainer in a process of its own, for the engine of that name.
+
+    The process has no key and no connection of the device's. It is another run of this Python, `sys.executable`, with
+    the same modules to import. Raises ConfigError when there is no such engine here, or no such Python.
+    """
+
+    def __init__(self, backend: str) -> None:
+        self.runtime = runtime_of(backend)
+        self.format = next(form for form, name in FORMATS.items() if name == backend)
+        self._backend = backend
+        self._ended_s = self._running_s = 0.0
+        if not sys.executable:
+            raise ConfigError("sys.executable names no Python to run graphs in: an application that embeds one sets it")
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU seconds of the processes that it ran so far."""
+        return self._ended_s + self._running_s
+
+    def train(self, job: Job, limits: Limits, keep_going: Callable[[], bool]) -> TrainingResult:
+        """Run the plan in a new process: see Trainer. `keep_going` is asked ten times a second; the process is killed.
+
+        Raises RuntimeFailed, too, when the process ends without an answer.
+        """
+
+        def look() -> None:
+            if not keep_going():
+                raise DeadlinePassed("stopped in training: the report would come too late")
+
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs:
+                process = _start(theirs)
+            try:
+                return self._talk(Channel(ours, look), job, limits)
+            except Broken:
+                raise _death(self._end(process), limits) from None
+            finally:
+                self._end(process)
+
+    def _talk(self, channel: Channel, job: Job, limits: Limits) -> TrainingResult:
+        channel.send(self._order(job, limits))
+        for graph in job.graphs.values():
+            channel.send_bytes(graph)
+        for array in (*job.broadcast.values(), *job.examples.values()):
+            channel.send_bytes(array)
+        while isinstance(answer := channel.receive(ANSWER), Working):
+            self._running_s = answer.cpu_s
+        if isinstance(answer, Failed):
+            raise KINDS.get(answer.kind, RuntimeFailed)(plain(answer.detail), plain(answer.private))
+        return self._result(channel, job, answer)
+
+    def _order(self, job: Job, limits: Limits) -> Order:
+        return Order(
+            backend=self._backend,
+            limits=limits,
+            plan=msgspec.Raw(job.plan.encode()),
+            key=job.key,
+            graphs={name: len(graph) for name, graph in job.graphs.items()},
+            broadcast=ArrayKind.of(job.broadcast),
+            examples=ArrayKind.of(job.examples),
+        )
+
+    def _result(self, channel: Channel, job: Job, done: Done) -> TrainingResult:
+        size = sum(segment.size for segment in job.plan.report.unweighted)
+        values = channel.receive_array(ArrayKind("values", "float32", (size,)))
+        return TrainingResult(values, job.plan.report.weight(job.count), job.count, done.steps)
+
+    def _end(self, process: subprocess.Popen[bytes]) -> int:
+        """End the process, if it has not; its exit code, negative for a signal. Its CPU time is then exact."""
+        if process.returncode is not None:
+            return process.returncode
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
+        try:
+            _, status, usage = os.wait4(process.pid, 0)
+        except ChildProcessError:  # an application that has the system reap its processes
+            process.returncode = 0
+        else:
+            process.returncode = os.waitstatus_to_exitcode(status)
+            self._running_s = usage.ru_utime + usage.ru_stime
+        self._ended_s, self._running_s = self.cpu_s, 0.0
+        return process.returncode
+
+
+def _start(end: socket.socket) -> subprocess.Popen[bytes]:
+    path = os.pathsep.join(os.path.abspath(place) for place in sys.path)
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", CHILD, str(end.fileno())],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+        pass_fds=[end.fileno()],
+        process_group=0,  # Ctrl-C is for the device, which ends this process in its own way
+    )
+
+
+def _death(code: int, limits: Limits) -> AssignmentError:
+    """The error of a process that ended without an answer."""
+    if code == -signal.SIGXCPU:
+        return PlanRefused("against plan.compute_seconds of this device's policy", f"{limits.cpu_s:.10g} allowed")
+    how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    return RuntimeFailed("the process of the training died", how)

@@ -1,0 +1,255 @@
+"""Graphs run in a process of their own: whatever they do to it is an outcome, and the device goes on."""
+
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from onnx import TensorProto
+
+from device_runtime.errors import DeadlinePassed, PlanRefused, RuntimeFailed
+from device_runtime.permission.policy import PlanLimits, Policy
+from device_runtime.sandbox import process
+from device_runtime.sandbox.channel import Channel, Done, Failed, Working
+from device_runtime.sandbox.process import Sandbox
+from device_runtime.session import run_session
+from device_runtime.state.journal import read_journal
+from device_runtime.trainer import Job, Limits
+from fedcore.loop import Loop
+from tests.device_runtime import linear
+from tests.device_runtime.coordinator import report_of
+from tests.device_runtime.process import until
+
+WIDE = Limits(memory_bytes=1_000_000_000, cpu_s=60.0)
+ENDLESS = Loop(batch_size=4, epochs=10_000_000)
+INT = TensorProto.INT64
+TAKEN_OVER = "import time; time.sleep(600)"
+
+
+def hungry(values):
+    """A graph of a few hundred bytes that makes a tensor of so many float32 values."""
+    return linear.graph(
+        [
+            ("Expand", ["broadcast.params", "shape"], "big"),
+            ("Exp", ["big"], "bigger"),
+            ("ReduceMin", ["bigger", "axis"], "next.params", {"keepdims": 0}),
+        ],
+        [linear.VECTOR],
+        [("next.params", linear.FLOAT, [linear.D])],
+        [("shape", INT, [values // linear.D, linear.D]), ("axis", INT, [0])],
+    )
+
+
+def busy(times=400):
+    """A graph without a loop that multiplies large matrices, for minutes."""
+    side = 1_000
+    names = ["square", *(f"power{index}" for index in range(times))]
+    return linear.graph(
+        [
+            ("ReduceSum", ["broadcast.params"], "total", {"keepdims": 1}),
+            ("Expand", ["total", "shape"], names[0]),
+            *(("MatMul", [before, names[0]], after) for before, after in pairwise(names)),
+            ("ReduceSum", [names[-1]], "sum", {"keepdims": 0}),
+            ("Add", ["broadcast.params", "sum"], "next.params"),
+        ],
+        [linear.VECTOR],
+        [("next.params", linear.FLOAT, [linear.D])],
+        [("shape", INT, [side, side])],
+    )
+
+
+def job(begin=None, **plan):
+    graphs = linear.graphs() | ({"train.begin": begin} if begin else {})
+    return Job(linear.plan(graphs, **plan), graphs, {"params": linear.PARAMS}, linear.examples(10), linear.KEY)
+
+
+@pytest.fixture
+def sandboxed(config):
+    """The device as a host application has it: its graphs run in a process of their own."""
+    return replace(config, trainer=Sandbox)
+
+
+def offer(coordinator, begin=None, **plan):
+    graphs = linear.graphs() | ({"train.begin": begin} if begin else {})
+    coordinator.offer(linear.plan(graphs, **plan), graphs, {"params": linear.PARAMS})
+
+
+def children():
+    """The sandboxes of this process that have not ended."""
+    own = Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()
+    commands = {child: Path(f"/proc/{child}/cmdline").read_text() for child in own}
+    return [child for child, command in commands.items() if process.CHILD in command or TAKEN_OVER in command]
+
+
+def test_a_report_from_the_sandbox_is_that_of_the_process_itself(coordinator, sandboxed, examples):
+    assert run_session(sandboxed).outcome == "reported"
+    np.testing.assert_allclose(coordinator.reports[0], report_of(examples), rtol=2e-6, atol=1e-5)
+    assert children() == []
+    (entry,) = read_journal(sandboxed.state)
+    assert entry.compute_s > 0.05, "the CPU time of the other process counts"
+
+
+def test_a_graph_gets_no_more_memory_than_the_policy_allows(coordinator, sandboxed):
+    offer(coordinator, hungry(400_000_000))
+    policy = Policy(plan=PlanLimits(memory_bytes=400_000_000))
+    outcome = run_session(replace(sandboxed, policy=policy))
+    assert (outcome.outcome, outcome.reason) == ("aborted", "runtime-failed")
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 1_300_000, "kB"
+    assert [abort.reason for abort in coordinator.aborts] == ["runtime-failed"]
+
+
+def test_a_graph_gets_no_more_time_than_the_policy_allows(coordinator, sandboxed):
+    offer(coordinator, busy())
+    outcome = run_session(replace(sandboxed, policy=Policy(plan=PlanLimits(compute_seconds=1.0))))
+    assert (outcome.outcome, outcome.reason) == ("aborted", "plan-refused")
+    assert outcome.detail.startswith("against plan.compute_seconds of this device's policy")
+    assert children() == []
+    (entry,) = read_journal(sandboxed.state)
+    assert 0.9 < entry.compute_s < 5
+
+
+def test_many_small_steps_get_no_more_time_than_is_left_of_the_day(coordinator, sandboxed):
+    offer(coordinator, train=ENDLESS)
+    policy = msgspec.convert({"per_day": {"compute_seconds": 1.0}}, Policy)
+    outcome = run_session(replace(sandboxed, policy=policy))
+    assert outcome.reason == "plan-refused"
+    assert "compute_seconds" in outcome.detail
+
+
+def test_a_graph_that_runs_on_is_stopped_when_the_round_is_over(coordinator, sandboxed):
+    offer(coordinator, busy())
+    coordinator.report_within_s = 1.0
+    outcome = run_session(sandboxed)
+    assert (outcome.outcome, outcome.reason) == ("aborted", "runtime-failed")
+    assert "the report would come too late" in outcome.detail
+    assert children() == []
+
+
+def test_an_application_that_stops_does_not_wait_for_a_graph(coordinator, sandboxed):
+    offer(coordinator, busy())
+    stop = threading.Event()
+    threading.Timer(1.0, stop.set).start()
+    outcome = run_session(replace(sandboxed, stopping=stop.is_set))
+    assert (outcome.outcome, outcome.reason) == ("aborted", "conditions")
+    assert children() == []
+
+
+def test_a_process_that_crashes_is_an_outcome_with_its_signal():
+    sandbox = Sandbox("onnxruntime")
+
+    def crash():
+        for child in children():
+            os.kill(int(child), signal.SIGSEGV)
+        return True
+
+    with pytest.raises(RuntimeFailed, match="the process of the training died: SIGSEGV"):
+        sandbox.train(job(busy()), WIDE, crash)
+    assert children() == []
+
+
+def test_the_training_can_open_no_file_and_no_connection():
+    code = """
+import socket
+from device_runtime.sandbox.child import confine
+from device_runtime.trainer import Limits
+confine(Limits(1_000_000_000, 60.0))
+for attempt in (lambda: open("/etc/hostname"), socket.socket):
+    try:
+        attempt()
+    except OSError as error:
+        print(error.errno)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["24", "24"]
+
+
+def test_training_ends_when_its_device_is_killed():
+    code = """
+from device_runtime.sandbox.process import Sandbox
+from tests.device_runtime.test_sandbox import ENDLESS, WIDE, job
+Sandbox("onnxruntime").train(job(train=ENDLESS), WIDE, lambda: True)
+"""
+    with subprocess.Popen([sys.executable, "-c", code]) as device:
+        tasks = Path(f"/proc/{device.pid}/task/{device.pid}/children")
+        until(lambda: tasks.read_text().split())
+        (child,) = tasks.read_text().split()
+        until(lambda: b"sandbox.child" in Path(f"/proc/{child}/cmdline").read_bytes())
+        device.kill()
+    status = Path(f"/proc/{child}/stat")
+    until(lambda: not status.exists() or status.read_text().rsplit(")", 1)[1].split()[0] == "Z")
+
+
+def test_a_device_never_loads_the_engine_itself():
+    code = (
+        "import sys; from device_runtime.config import DeviceConfig; print(DeviceConfig.__dataclass_fields__['trainer']"
+    )
+    code += ".default('onnxruntime').runtime.split()[0], 'onnxruntime' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "onnxruntime False\n"
+
+
+@pytest.fixture
+def taken_over(monkeypatch):
+    """Makes sandboxes whose process is in the hands of an attacker, who gives an answer over the channel."""
+    with ExitStack() as held:  # what the device sends goes nowhere, and is no error
+
+        def make(answer):
+            def start(end):
+                theirs = held.enter_context(end.dup())
+                answer(Channel(theirs))
+                theirs.shutdown(socket.SHUT_WR)
+                return subprocess.Popen([sys.executable, "-c", TAKEN_OVER])
+
+            monkeypatch.setattr(process, "_start", start)
+            return Sandbox("onnxruntime")
+
+        yield make
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda channel: None,
+        lambda channel: channel.send_bytes(b"\xff" * 100),
+        lambda channel: channel.send_bytes(b"\0\0\0\x04nope"),
+        lambda channel: channel.send_bytes(b"\0\0\0\x04{\xff\xff}"),
+        lambda channel: (channel.send(Done(1)), channel.send_bytes(b"short")),
+    ],
+)
+def test_a_process_that_answers_nonsense_is_ended_and_an_outcome(taken_over, answer):
+    sandbox = taken_over(answer)
+    with pytest.raises(RuntimeFailed, match="the process of the training died"):
+        sandbox.train(job(), WIDE, lambda: True)
+    assert children() == []
+
+
+def test_errors_of_the_process_are_those_of_a_trainer_and_plain(taken_over):
+    for kind, expected in (("PlanRefused", PlanRefused), ("SystemExit", RuntimeFailed)):
+        sandbox = taken_over(lambda channel, kind=kind: channel.send(Failed(kind, "\x1b[2J" + "x" * 900)))
+        with pytest.raises(expected) as caught:
+            sandbox.train(job(), WIDE, lambda: True)
+        assert str(caught.value).isprintable()
+        assert len(str(caught.value)) < 600
+
+
+def test_a_process_that_only_says_that_it_works_is_watched(taken_over):
+    asked = []
+
+    def go_on():
+        asked.append(time.monotonic())
+        return len(asked) < 20
+
+    sandbox = taken_over(lambda channel: [channel.send(Working(0.1)) for _ in range(100)])
+    with pytest.raises(DeadlinePassed):
+        sandbox.train(job(), WIDE, go_on)
+    assert children() == []
