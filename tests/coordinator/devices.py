@@ -51,9 +51,9 @@ def enrol(client, key, message=None):
 
 
 @contextmanager
-def speaking_to(url, timeout=10, devices=None):
+def speaking_to(url, timeout=10, devices=None, verify=True):
     """An HTTP client of a coordinator, with devices of its own or those of another client."""
-    with httpx2.Client(base_url=url, timeout=timeout, trust_env=False) as client:
+    with httpx2.Client(base_url=url, timeout=timeout, trust_env=False, verify=verify) as client:
         client.devices = devices or Devices(client)
         yield client
 
