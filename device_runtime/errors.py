@@ -10,6 +10,7 @@ DeviceError
 │   ├── NotAllowedNow       a condition under which this device may work failed, or its owner stopped it
 │   ├── SecaggRefused       this device refused a step of a secure aggregation, or cannot go on with it
 │   │   └── SumAbandoned    the aggregation ended without a sum
+│   ├── AlreadyRevealed     this device revealed shares in another attempt at the round
 │   ├── NonFiniteReport     the report holds an infinity or NaN: training diverged, say
 │   └── RuntimeFailed       a graph failed while it ran
 │       └── DeadlinePassed  the coordinator stopped waiting before the work was done
@@ -125,6 +126,13 @@ class SecaggRefused(AssignmentError):
     """This device refused a step of a secure aggregation, or cannot go on with it. No share leaves it any more."""
 
     reason = "secagg-refused"
+    permanent = False
+
+
+class AlreadyRevealed(AssignmentError):
+    """This device revealed shares in another attempt at the round: the difference of two sums could be its report."""
+
+    reason = "already-revealed"
     permanent = False
 
 

@@ -63,6 +63,11 @@ def session_number(number: int, attempt: int) -> int:
     return number << 32 | attempt
 
 
+def last_session_number(number: int) -> int:
+    """The greatest session number of a round: a device that answered it takes part in no other attempt."""
+    return session_number(number, (1 << 32) - 1)
+
+
 def model_hash(plan: BlobRef, checkpoint: BlobRef) -> bytes:
     """The model that masks are bound to, 32 bytes: with another plan or checkpoint they do not cancel out."""
     return hashlib.sha256(bytes.fromhex(plan.sha256) + bytes.fromhex(checkpoint.sha256)).digest()

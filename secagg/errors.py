@@ -29,7 +29,8 @@ SecaggError
     ├── BadVector             an upload has another length, or no good signature
     ├── DuplicateUpload       a device sends a message of a kind twice
     ├── BadShare              a share is of the wrong kind, or does not give the secret it should
-    └── UnmaskCheckFailed     the sum does not fit its check word
+    ├── UnmaskCheckFailed     the sum does not fit its check word
+    └── SumOutOfRange         the sum is more than its devices may have sent
 """
 
 from __future__ import annotations
@@ -157,3 +158,7 @@ class BadShare(Unsummable):
 
 class UnmaskCheckFailed(Unsummable):
     """The sum does not fit its check word."""
+
+
+class SumOutOfRange(Unsummable):
+    """The sum is more than its devices may have sent: one of them, at least, sent a value beyond its bounds."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import isfinite, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
 
-from secagg.errors import BadInput, HeadroomError, UnmaskCheckFailed
+from secagg.errors import BadInput, HeadroomError, SumOutOfRange, UnmaskCheckFailed
 from secagg.masking import Keystream, Words
 
 WORD_BITS = 64
@@ -172,7 +172,10 @@ class Total:
 
 
 def decode(segments: tuple[Segment, ...], words: Words, devices: int, w_max: int) -> Total:
-    """The total in the summed words of so many devices. Raises UnmaskCheckFailed when they miss their check word."""
+    """The total in the summed words of so many devices.
+
+    Raises UnmaskCheckFailed when they miss their check word, SumOutOfRange when no such devices can have sent them.
+    """
     if _check_word(words[:-1]) != words[-1]:
         raise UnmaskCheckFailed(
             "the sum does not fit its check word: a mask was left on it, as when a device masked for another model or "
@@ -186,8 +189,47 @@ def decode(segments: tuple[Segment, ...], words: Words, devices: int, w_max: int
         for plane, first in enumerate(range(0, segment.size, max(segment.words, 1))):
             part = values[first : first + segment.words]
             part[:] = packed[: part.size] >> np.uint64(plane * segment.field_bits) & low
+        if _has_spare_bits(segment, packed):
+            raise SumOutOfRange("bits of the sum are set in which nobody may send a value")
         begin += segment.size
-    return Total(segments, w_max, devices, int(words[0]), fields)
+    total = Total(segments, w_max, devices, int(words[0]), fields)
+    _check_range(total)
+    return total
+
+
+def _has_spare_bits(segment: Segment, packed: Words) -> bool:
+    """Whether a bit is set that belongs to no value."""
+    if not segment.size:
+        return False
+    planes = -(-segment.size // segment.words)
+    last = segment.size - (planes - 1) * segment.words
+    return any(
+        taken < WORD_BITS and bool((part >> np.uint64(taken)).any())
+        for part, taken in (
+            (packed[:last], planes * segment.field_bits),
+            (packed[last:], (planes - 1) * segment.field_bits),
+        )
+    )
+
+
+def _check_range(total: Total) -> None:
+    """Raise SumOutOfRange unless the weights, the values and the norms are such as so many devices can send."""
+    if total.weight > total.devices * total.w_max:
+        raise SumOutOfRange(
+            f"the weights add up to {total.weight}, and {total.devices} devices may have {total.devices * total.w_max}"
+        )
+    sums_D, begin = total.sums, 0
+    for place, segment in enumerate(total.segments):
+        end = begin + segment.size
+        if total.fields[begin:end].max(initial=0) > total.devices * segment.most:
+            raise SumOutOfRange(f"segment {place}: a sum is above {total.devices} times the greatest value")
+        if segment.weighted and segment.norm:
+            # Every value is off by less than a step, at each device.
+            rounding = total.devices * segment.step * total.w_max * sqrt(segment.size)
+            norm, most = float(np.linalg.norm(sums_D[begin:end])), segment.norm * total.weight
+            if norm > most + rounding:
+                raise SumOutOfRange(f"segment {place}: the norm is {norm:.4g}, and {most:.4g} for devices that clip")
+        begin = end
 
 
 def _slices(segments: Sequence[Segment], words: Words) -> Iterator[tuple[Segment, Words]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from secagg.errors import BadShare, BelowThreshold
 from secagg.shamir import Lagrange, decode, evaluate
@@ -15,8 +15,13 @@ class Recovery:
         self._t = t
         self._lagrange = Lagrange(k)
 
-    def recover(self, points: Mapping[int, int], fits: Callable[[int], bool]) -> tuple[int, list[int]]:
+    def recover(
+        self, points: Mapping[int, int], fits: Callable[[int], bool], suspects: Collection[int] = ()
+    ) -> tuple[int, list[int]]:
         """The secret that `fits`, from shares by rank, and the ranks whose shares are false, if any was in the way.
+
+        suspects: ranks whose devices sent other false shares. Their shares are used only if there is no secret without
+        them, so a device that lies about many secrets costs one decoding.
 
         Raises BelowThreshold when there are fewer than t shares. Raises BadShare when so many are false that the secret
         is lost: with m shares it is found if ⌊(m − t) / 2⌋ are false, and always if only one is and m > t.
@@ -24,12 +29,27 @@ class Recovery:
         ranks = tuple(sorted(points))
         if len(ranks) < self._t:
             raise BelowThreshold(f"{len(ranks)} shares of a secret came, and {self._t} are needed")
-        secret = self._lagrange.combine({rank: points[rank] for rank in ranks[: self._t]})
-        if fits(secret):
-            return secret, []
-        # A secret that fits is certain, so leaving out one share at a time finds secrets that decoding cannot.
-        for left_out in (0, *ranks):
-            found = decode({rank: points[rank] for rank in ranks if rank != left_out}, self._t)
-            if found and fits(found[0]):
+        trusted = tuple(rank for rank in ranks if rank not in suspects)
+        for some in dict.fromkeys((trusted, ranks)):
+            if len(some) < self._t:
+                continue
+            secret = self._lagrange.combine({rank: points[rank] for rank in some[: self._t]})
+            if fits(secret):
+                return secret, []
+            found = self._decode({rank: points[rank] for rank in some}, fits)
+            if found:
                 return found[0], [rank for rank in ranks if evaluate(found, rank) != points[rank]]
         raise BadShare(f"no {self._t} of {len(ranks)} shares give the secret: its dealer lied, or too many others did")
+
+    def _decode(self, points: Mapping[int, int], fits: Callable[[int], bool]) -> list[int]:
+        """The polynomial whose secret fits; empty if there is none.
+
+        A secret that fits is certain. So where one share more is false than decoding corrects, as it may be when m − t
+        is odd, leaving out one share at a time finds the secret.
+        """
+        odd = (len(points) - self._t) % 2
+        for left_out in (0, *points) if odd else (0,):
+            found = decode({rank: share for rank, share in points.items() if rank != left_out}, self._t)
+            if found and fits(found[0]):
+                return found
+        return []

@@ -66,10 +66,11 @@ class RevealedShares:
         return masks, frozenset(culprits)
 
     def _recover(self, recovery: Recovery, owner: int, fits: Callable[[int, int], bool], culprits: set[int]) -> int:
-        ranked = enumerate(self.neighbours[owner], 1)
+        ranked = list(enumerate(self.neighbours[owner], 1))
         points = {rank: self.shares[peer][owner] for rank, peer in ranked if peer in self.shares}
+        suspects = {rank for rank, peer in ranked if peer in culprits}
         try:
-            secret, false = recovery.recover(points, lambda found: fits(owner, found))
+            secret, false = recovery.recover(points, lambda found: fits(owner, found), suspects)
         except (BadShare, BelowThreshold) as error:
             raise type(error)(f"the secret of position {owner} is lost: {error}", [owner]) from error
         culprits.update(self.neighbours[owner][rank - 1] for rank in false)

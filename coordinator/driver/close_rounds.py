@@ -41,6 +41,10 @@ class RoundCloser:
             after = self.memory.rounds.copy()
             del after.running[task_id]
             after.not_before[task_id] = now + pause_s
+            if value.state is RoundState.COMMITTED:
+                after.left_out.pop(task_id, None)
+            elif running.secure is not None:
+                after.leave_out(task_id, running.devices)
             self.memory.participation.end(task_id, now, committed=value.state is RoundState.COMMITTED)
             self.memory.replace_rounds(after, now)
             closed = True

@@ -46,6 +46,8 @@ def commit_round(
         _LOG.warning("round %d of task %s has an unusable sum: %s", running.number, running.task.id, error)
         with membership.writing() as records:
             value = _end(records, running, Abandon("invalid-aggregate"), now)
+            if running.secure is not None:
+                records.leave_out(running.secure.left_out)
             return value, note_failure(records, running, "invalid-aggregate")
     except NonFiniteState as error:
         return _pause(membership, running, str(error), now), 0.0

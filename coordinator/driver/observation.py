@@ -98,17 +98,19 @@ class Observer:
         """How many devices wait, by the obstacle between them and a task; "" is those that could be drawn."""
         sessions, running = self.selector.sessions, rounds.running.get(task.id)
         found = sessions.obstacles(task.population, task.id, task.needs)
-        again = 0
-        if running is not None and running.reporting:
-            fitting = sessions.eligible(task.population, task.id, task.needs)
-            again = sum(session.device in running.devices for session in fitting)
-            eligible = len(self.selector.candidates(running, rounds, now))
-        elif task.settings.separation is not None:
-            eligible = len(self.selector.eligible(task, rounds, now))
-        else:
+        replacing = running is not None and running.reporting
+        drawn = running.devices if running is not None and replacing else frozenset()
+        left_out = self.selector.left_out(task, rounds, 0 if replacing else rounds.rounds_before_draw(task.id)) - drawn
+        if not (replacing or left_out or task.settings.separation is not None):
             return dict(found)
-        resting = found[""] - again - eligible
-        return dict(found + Counter({"": eligible - found[""], "again": again, "resting": resting}))
+        if running is not None and replacing:
+            eligible = len(self.selector.candidates(running, rounds, now))
+        else:
+            eligible = len(self.selector.eligible(task, rounds, now))
+        fitting = [session.device for session in sessions.eligible(task.population, task.id, task.needs)]
+        again, left = sum(one in drawn for one in fitting), sum(one in left_out for one in fitting)
+        resting = found[""] - again - left - eligible
+        return dict(found + Counter({"": eligible - found[""], "again": again, "left-out": left, "resting": resting}))
 
     def _look_at_round(self, seen: Observation, running: OpenRound) -> Observation:
         silence = self.presence.silence(running.id, GRACE_S)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sized
+from collections.abc import Callable, Container, Iterable, Iterator, Sized
 from dataclasses import dataclass, field
 
 from coordinator.driver.loading import LoadedTask
@@ -50,15 +50,17 @@ class OpenRounds:
     """The open rounds of every task, by its id: the one that runs, and the one that is held behind it.
 
     not_before: when the next round of a task may begin, on the driver's clock, after attempts that failed.
+    left_out: devices that further attempts at a task's next round must not draw.
     """
 
     running: dict[str, OpenRound] = field(default_factory=dict)
     held: dict[str, OpenRound] = field(default_factory=dict)
     not_before: dict[str, float] = field(default_factory=dict)
+    left_out: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def copy(self) -> OpenRounds:
         """A copy, to be changed while this one stays."""
-        return OpenRounds(dict(self.running), dict(self.held), dict(self.not_before))
+        return OpenRounds(dict(self.running), dict(self.held), dict(self.not_before), dict(self.left_out))
 
     def only(self, row_ids: Container[int]) -> OpenRounds:
         """A copy with only these rounds."""
@@ -66,7 +68,7 @@ class OpenRounds:
             {task: round_ for task, round_ in rounds.items() if round_.id in row_ids}
             for rounds in (self.running, self.held)
         )
-        return OpenRounds(running, held, dict(self.not_before))
+        return OpenRounds(running, held, dict(self.not_before), dict(self.left_out))
 
     def __iter__(self) -> Iterator[OpenRound]:
         yield from self.running.values()
@@ -89,6 +91,10 @@ class OpenRounds:
         """How many rounds of a task must end before the one that draws devices next can."""
         running = self.running.get(task)
         return 0 if running is None or running.value.state in (RoundState.SELECTING, RoundState.CONFIGURING) else 1
+
+    def leave_out(self, task: str, devices: Iterable[str]) -> None:
+        """Draw devices no more until the task's next round is committed."""
+        self.left_out[task] = self.left_out.get(task, frozenset()).union(devices)
 
     def selects(self, task: LoadedTask) -> bool:
         """Whether a task's round draws devices now, also if the task was paused since."""

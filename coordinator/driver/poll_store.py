@@ -72,6 +72,12 @@ class Poller:
             memory.participation.learn(records, driven, now)
             self._revocations.learn(records)
             at = records.at
+            for record in driven:
+                known = memory.tasks.get(record.id)
+                if record.settings.secagg is not None and (known is None or not known.active):
+                    # Of a task that is paused an operator may end the round.
+                    next_round = records.snapshot(record).number + 1
+                    memory.rounds.left_out[record.id] = records.left_out(record.id, next_round)
         loaded = [one for record in driven if (one := self._load(record, at)) is not None]
         memory.tasks = {task.id: task.paused() if task.population in membership.leaving else task for task in loaded}
         self.next_poll = now + _POLL_S

@@ -25,13 +25,13 @@ class Selector:
 
     def eligible(self, task: LoadedTask, rounds: OpenRounds, now: float) -> list[Session]:
         """The waiting devices that could be drawn for a task's next round, as its rounds stand."""
-        return self._not_resting(task, rounds.rounds_before_draw(task.id), now)
+        return self._free(task, rounds, rounds.rounds_before_draw(task.id), now)
 
     def candidates(self, round_: OpenRound, rounds: OpenRounds, now: float) -> list[Session]:
         """The waiting devices that a round could draw. A device that was in the round before is none of them."""
         if not round_.reporting:
             return self.eligible(round_.task, rounds, now)
-        return [one for one in self._not_resting(round_.task, 0, now) if one.device not in round_.devices]
+        return [one for one in self._free(round_.task, rounds, 0, now) if one.device not in round_.devices]
 
     def draw(self, candidates: list[Session], count: int) -> list[Session]:
         """`count` of the candidates, drawn uniformly."""
@@ -52,11 +52,17 @@ class Selector:
                     return True
         return task is not None and rounds.may_open(task) and bool(self.eligible(task, rounds, now))
 
-    def _not_resting(self, task: LoadedTask, rounds_before: int, now: float) -> list[Session]:
+    def left_out(self, task: LoadedTask, rounds: OpenRounds, rounds_before: int) -> frozenset[str]:
+        """The devices that a draw must pass by for what they did in an earlier attempt at its round."""
+        return frozenset() if rounds_before else rounds.left_out.get(task.id, frozenset())
+
+    def _free(self, task: LoadedTask, rounds: OpenRounds, rounds_before: int, now: float) -> list[Session]:
+        left_out = self.left_out(task, rounds, rounds_before)
         return [
             session
             for session in self.sessions.eligible(task.population, task.id, task.needs)
-            if not self.participation.is_resting(task.id, session.device, now, rounds_before)
+            if session.device not in left_out
+            and not self.participation.is_resting(task.id, session.device, now, rounds_before)
         ]
 
     def _too_few(self, round_: OpenRound, now: float) -> bool:

@@ -41,6 +41,7 @@ from coordinator.rules.rounds import (
     Configured,
     EndAssignments,
     Event,
+    LeftOut,
     Lost,
     Release,
     Reported,
@@ -154,6 +155,8 @@ class Transaction:
             self._records.move_assignment(found, AssignmentState.ABORTED, "device", reason)
             self._assignments[found.id] = replace(found, state=AssignmentState.ABORTED)
             self._end(round_, found, AssignmentState.ABORTED, reason)
+            if reason == LeftOut.REVEALED.value:
+                self.rounds.leave_out(found.task, [found.device])
             self._step(round_, Aborted())
 
     def _assignment(self, id_: str) -> AssignmentRecord:
@@ -249,6 +252,8 @@ class Transaction:
         goes_on = value.state is round_.value.state and value.revealed is round_.value.revealed
         after = replace(round_, value=value, entered_at=round_.entered_at if goes_on else self._now)
         self.rounds.put(after)
+        if value.state is RoundState.ABANDONED and after.secure is not None:
+            self.rounds.leave_out(after.task.id, self._records.leave_out(after.secure.left_out))
         if value.reason in FAILURES:
             self.rounds.not_before[after.task.id] = self._now + note_failure(self._records, after, value.reason)
         for effect in effects:

@@ -57,6 +57,7 @@ OBSTACLES = {
     "conditions": "whose conditions do not hold",
     "format": "without a format of the plan",
     "again": "that this round drew before",
+    "left-out": "left out after an earlier attempt at this round",
     "resting": "resting after taking part",
     "unwilling": "willing only for other tasks",
 }

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import TypeAlias
 
 from secagg.encoding import DIGEST_BYTES
-from secagg.errors import BelowThreshold, SecaggError
+from secagg.errors import BadShare, BelowThreshold, SecaggError, SumOutOfRange
 from secagg.server import Server
 from secagg.session_phase import PhaseEnd, SessionPhase
 from secagg.unmasking import UnmaskedSum, Unmasking
@@ -38,6 +38,7 @@ class Group:
         self._not_before = -math.inf
         self._survivors: int | None = None
         self._unmasking: Future[UnmaskedSum] | None = None
+        self._dealers: frozenset[int] = frozenset()
         self.sum: UnmaskedSum | None = None
         self.failure: str | None = None
 
@@ -55,6 +56,14 @@ class Group:
     def unmasking(self) -> bool:
         """Whether its sum is being made, and no device is waited for."""
         return self._unmasking is not None and not self.over
+
+    @property
+    def suspects(self) -> frozenset[int]:
+        """The slots of devices that it goes on without, or failed for, because their boxes or shares were false.
+
+        Where one device's word is against another's both are among them.
+        """
+        return self._server.suspects | self._dealers
 
     @property
     def counted(self) -> int:
@@ -160,6 +169,12 @@ class Group:
         except BelowThreshold as error:
             _LOG.info("a secure aggregation ended while %s: %s", phase, error)
             self.failure = "too-few-reports"
+        except SumOutOfRange as error:
+            _LOG.warning("the sum of a secure aggregation is not used: %s", error)
+            self.failure = "sum-out-of-range"
+        except BadShare as error:
+            _LOG.warning("a secure aggregation failed while %s: %s", phase, error)
+            self.failure, self._dealers = "culprits-known", self._server.slots(error.culprits)
         except SecaggError as error:
             _LOG.warning("a secure aggregation failed while %s: %s", phase, error)
             self.failure = "secagg-failed"

@@ -23,7 +23,7 @@ from coordinator.commands import AwaitMessage, PutMessage, settle
 from coordinator.errors import ConflictingReport, NoLongerNeeded, Refusal, UnusableMessage
 from coordinator.keys import Keys
 from coordinator.rules.progress import UNMASKING
-from coordinator.rules.rounds import REPLACING_S, Abandon, Summed
+from coordinator.rules.rounds import REPLACING_S, Abandon, LeftOut, Summed
 from coordinator.rules.task_settings import PHASES_AFTER_TRAINING, Secagg, TaskSettings
 from coordinator.secure.group import Group, StartUnmasking
 from fedcore.masking import (
@@ -184,6 +184,16 @@ class SecureRound:
             if (slot, MessageType.MASKED) in self._digests and self._group_of[slot].failure is None
         }
 
+    @property
+    def left_out(self) -> dict[str, LeftOut]:
+        """Why devices must not be drawn for the next attempt, by assignment."""
+        suspects = frozenset[int]().union(*(group.suspects for group in self._groups))
+        return {
+            name: LeftOut.REVEALED if (slot, MessageType.UNMASK) in self._digests else LeftOut.SUSPECTED
+            for name, slot in self._seats.items()
+            if slot in suspects or (slot, MessageType.UNMASK) in self._digests
+        }
+
     def total(self, layout: ReportLayout) -> NDArray[np.float64]:
         """The summed report, float64 (L,), once `event` is Summed."""
         totals = [group.sum.total for group in self._groups if group.sum is not None]
@@ -296,8 +306,13 @@ class SecureRound:
         devices = self._counted()
         if devices >= self._settings.minimum:
             return Summed(devices)
-        if any(group.failure == "secagg-failed" for group in self._groups):
+        failures = {group.failure for group in self._groups}
+        if "sum-out-of-range" in failures:
+            return Abandon("sum-out-of-range")
+        if "secagg-failed" in failures:
             return Abandon("secagg-failed")
+        if any(group.suspects for group in self._groups):
+            return Abandon("culprits-known")
         stayed = len(self._seats) - len(self._gave_up)
         if self.proven and self._lost and stayed >= self._settings.minimum:
             return Abandon("devices-lost")

@@ -15,7 +15,7 @@ from sqlalchemy.engine import Connection
 from coordinator.errors import StoreConflict, UnknownAssignment, UnknownBlob, UnknownRound, UnknownTask
 from coordinator.rules.entities import AssignedDevice, AssignmentRecord, RoundRecord, Snapshot, Task, Transition
 from coordinator.rules.progress import Progress, explain
-from coordinator.rules.rounds import FAILURES, AssignmentState, Round, RoundState, TaskState, move
+from coordinator.rules.rounds import FAILURES, AssignmentState, LeftOut, Round, RoundState, TaskState, move
 from coordinator.rules.task_settings import TaskSettings
 from coordinator.store.audit_records import AuditRecords
 from coordinator.store.device_records import DeviceRecords
@@ -341,6 +341,18 @@ class Records:
             self._connection.execute(update(ASSIGNMENTS).where(open_ & ASSIGNMENTS.c.id.in_(some)).values(state=to))
         self._transitions("assignment", [one.id for one in ended], AssignmentState.ASSIGNED, to, cause)
         return ended
+
+    def leave_out(self, reasons: Mapping[str, LeftOut]) -> frozenset[str]:
+        """Leave devices out of further attempts at a round, by assignment, each for a reason; answers which devices."""
+        for reason in LeftOut:
+            for some in _slices([one for one, why in reasons.items() if why is reason]):
+                self._connection.execute(update(ASSIGNMENTS).where(ASSIGNMENTS.c.id.in_(some)).values(reason=reason))
+        return frozenset(one.device for one in self.assignments(reasons).values())
+
+    def left_out(self, task_id: str, number: int) -> frozenset[str]:
+        """The devices that are left out of further attempts at round `number`."""
+        where = (ROUNDS.c.task == task_id) & (ROUNDS.c.number == number) & ASSIGNMENTS.c.reason.in_(list(LeftOut))
+        return frozenset(self._connection.scalars(select(ASSIGNMENTS.c.device).join(ROUNDS).where(where)))
 
     # --- the ways of writing
 

@@ -209,7 +209,7 @@ ASSIGNMENTS = Table(
     _column("slot", Integer, comment="place in the cohort, from 0; keys the device's random numbers"),
     _column("device", String(200), comment="the device that signed the check-in"),
     _column("state", String(16), comment="assigned, reported, aborted, lost, not-needed or expired"),
-    _column("reason", Text, comment="why it was aborted; else empty"),
+    _column("reason", Text, comment="why it was aborted, or its device is left out of further attempts; else empty"),
     _column("assigned_at", Float, comment="seconds since 1970"),
     UniqueConstraint("round", "slot"),
     comment="One device's part in one round",

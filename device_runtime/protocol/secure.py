@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from device_runtime.errors import DeadlinePassed, ReportLost, SecaggRefused
+from device_runtime.errors import AlreadyRevealed, DeadlinePassed, ReportLost, SecaggRefused
 from device_runtime.phases import Phases
 from device_runtime.protocol.enrolment import Enrolments
 from device_runtime.protocol.transport import Transport
@@ -24,6 +24,7 @@ from fedcore.masking import (
     FixedPoint,
     fixed_points,
     greatest_weight,
+    last_session_number,
     layout_hash,
     model_hash,
     session_number,
@@ -90,11 +91,16 @@ class SecureDelivery:
     def run(self, stored: StoredAssignment) -> tuple[StoredAssignment, SessionResult, bytes]:
         """Take part to the end, from where an earlier process was stopped. What is kept by then, the result, and M12.
 
+        Before shares leave, the whole round is noted as answered: the sums of two attempts at it could differ by one
+        device, whose report would be the difference.
+
         Raises SecaggRefused, ReportLost, DeadlinePassed, StateError or TransportError.
         """
         with _explained():
             client, message = self._resume(stored) if stored.phase == "masked" else self._begin(stored)
             while (reply := client.receive(message)).message is not None:
+                if MessageType.of(reply.message) is MessageType.UNMASK:
+                    self.answered.answer(stored.given.task, last_session_number(stored.given.round))
                 if reply.keep is not None:
                     stored = self._persist(stored, reply.message, reply.keep)
                 message = self._say(stored, reply.message)
@@ -126,6 +132,8 @@ class SecureDelivery:
 
     def _accept(self, policy: AggregationPolicy, given: Assignment, layout: ReportLayout) -> Invite:
         """The invitation of an assignment, if this device may follow it."""
+        if self.answered.last_round(given.task) == last_session_number(given.round):
+            raise AlreadyRevealed(f"this device revealed shares in an earlier attempt at round {given.round}")
         invite = policy.accept(given.secagg or b"", _held(given, layout), self.answered.last_round(given.task))
         _check(invite, given, layout)
         return invite

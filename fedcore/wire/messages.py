@@ -31,7 +31,7 @@ RejectionReason = Literal[
 
 AbortReason = Literal[
     "invalid-examples", "too-few-examples", "non-finite-report", "plan-refused", "runtime-failed", "conditions",
-    "secagg-refused",
+    "secagg-refused", "already-revealed",
 ]  # fmt: skip
 """The reason for which a device gives up an assignment. The meaning of each: docs/spec/wire.md §6."""
 

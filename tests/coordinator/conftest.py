@@ -206,8 +206,8 @@ class Desk:
         vector = report_vector(delta, weight, loss)
         return self.ask(CountReport(assignment.assignment, sha256 or vector.tobytes().hex()[:64], vector))
 
-    def give_up(self, assignment):
-        return self.ask(AbortAssignment(assignment.assignment, Abort("runtime-failed")))
+    def give_up(self, assignment, reason="runtime-failed"):
+        return self.ask(AbortAssignment(assignment.assignment, Abort(reason)))
 
 
 @pytest.fixture

@@ -52,6 +52,7 @@ class Coordinator:
         self.release, self.lineage, self.round = lambda plan, checkpoint: None, None, linear.KEY.round
         self.server = None
         self.aggregate = lambda number, message: b""
+        self.attempt = 1
         self.keys, self.created, self.enrolments, self.nonces = {}, {}, [], set()
         self.blobs = {}
         self.parts, self.cuts = bytearray(), []
@@ -70,7 +71,7 @@ class Coordinator:
             assignment=f"a-{self.given}",
             task="t-1",
             round=self.round,
-            attempt=1,
+            attempt=self.attempt,
             slot=linear.KEY.slot,
             seed=linear.KEY.seed,
             plan=self.plan,

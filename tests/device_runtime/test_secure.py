@@ -13,7 +13,7 @@ from device_runtime.permission.policy import Policy
 from device_runtime.session import run_session
 from device_runtime.state.assignment import StoredAssignment
 from device_runtime.state.journal import read_journal
-from fedcore.masking import fixed_points, layout_hash, model_hash, session_number, task_hash
+from fedcore.masking import fixed_points, last_session_number, layout_hash, model_hash, session_number, task_hash
 from fedcore.release import Release, SumBounds
 from fedcore.signing import SigningKey
 from fedcore.succession import SucceedingKey, Succession, Successor
@@ -188,8 +188,8 @@ def test_round_and_state_are_durable_before_a_message_leaves(secure, config):
     stages = {
         1: None, 3: None, 5: None, 7: ClientStage.MASKED, 9: ClientStage.CONFIRMED, 11: ClientStage.REVEALED
     }  # fmt: skip
-    noted = session_number(linear.KEY.round, 1)
-    assert found == [(number, noted, stage) for number, stage in stages.items()]
+    once, whole = session_number(linear.KEY.round, 1), last_session_number(linear.KEY.round)
+    assert found == [(number, whole if number == 11 else once, stage) for number, stage in stages.items()]
 
 
 @pytest.mark.parametrize("number", [1, 3, 5, 7, 9, 11])
@@ -267,3 +267,28 @@ def test_a_device_that_insists_on_secure_rounds_takes_part_in_one(secure, config
     run_session(config)
     assert [number for number, _ in secure.said] == [1]
     assert read_journal(config.state)[-1].task == "t-1"
+
+
+def attempt(coordinator, config, number, said_before=None):
+    """One more attempt at the round, in which a real server answers; up to one message of the device, if named."""
+    coordinator.attempt, answered = number, session_number(linear.KEY.round, number)
+    coordinator.invite = invitation(round=answered)
+    others = Aggregator(terms(coordinator.plan, coordinator.checkpoint, round=answered), repeats=said_before)
+    coordinator.aggregate = others.answer
+    coordinator.said.clear()
+    return run_session(config)
+
+
+def test_a_device_that_revealed_joins_no_other_attempt_at_the_round(secure, config):
+    """Two sums over cohorts that differ in one device would give its report."""
+    assert attempt(secure, config, 1).outcome == "reported"
+    outcome = attempt(secure, config, 2)
+    assert (outcome.outcome, outcome.reason, outcome.examples) == ("aborted", "already-revealed", 0)
+    assert secure.aborts[-1].reason == "already-revealed"
+    assert secure.said == []
+
+
+@pytest.mark.parametrize("number", [3, 7, 9])
+def test_a_device_that_revealed_nothing_joins_the_next_attempt(secure, config, number):
+    assert attempt(secure, config, 1, said_before=number).outcome == "aborted"
+    assert attempt(secure, config, 2).outcome == "reported"

@@ -17,12 +17,14 @@ from secagg.errors import (
     HeadroomError,
     Malformed,
     OutOfOrder,
+    SumOutOfRange,
     UnmaskCheckFailed,
     WrongSession,
 )
 from secagg.masking import LITTLE, stream
+from secagg.merkle import sha256
 from secagg.messages import HONEST, Advertise, Masked, Shares, Unmask
-from secagg.packing import word_count
+from secagg.packing import Segment, word_count
 from secagg.server import Server
 from secagg.shamir import PRIME
 from tests.secagg.cohort import (
@@ -240,3 +242,52 @@ def test_a_beacon_of_another_length_is_refused(cohort):
 def test_a_server_with_fields_that_overflow_is_not_made():
     with pytest.raises(HeadroomError):
         Server(invitation(n_max=2**20), SERVER, public(AUTHORITY))
+
+
+CLIPPED = (Segment(4096, 21, 13, -1.0, 1.0, norm=1.0, weighted=True),)
+
+
+def sum_with(cohort, changes):
+    """The sum, when slot 13 adds to its masked words, by their places, and has the check word fit."""
+    for slot, message in cohort.open(cohort.share(cohort.advertise())).items():
+        right = cohort.clients[slot].receive(message).message
+        if slot == 13:
+            words = np.frombuffer(right[34:-64], LITTLE).copy()
+            for place, change in changes.items():
+                words[place : place + 1] += np.uint64(change)
+                words[-1:] += np.uint64((2 * place + 1) * change % 2**64)
+            signature = keys.sign(cohort.identities[13], "masked", cohort.sid, sha256(words.tobytes()))
+            right = Masked(words.tobytes(), signature).encode(cohort.sid)
+        cohort.server.receive(slot, right)
+    cohort.reveal(cohort.confirm(cohort.server.advance().messages))
+    return cohort.unmask().total
+
+
+@pytest.mark.parametrize(
+    ("place", "change", "named"),
+    [
+        (0, 9 * 1000, "weights"),
+        (0, 2**40, "weights"),
+        (1, 9 * 255 + 1, "segment 0"),
+        (1, (9 * 255 + 1) << 16, "segment 0"),
+        (1, 1 << 48, "bits"),
+        (2, 1 << 32, "bits"),
+    ],
+)
+def test_a_sum_that_is_more_than_devices_can_send_is_refused(cohort, place, change, named):
+    """Once, one device made the weight or a value of the sum anything at all."""
+    with pytest.raises(SumOutOfRange, match=named):
+        sum_with(cohort, {place: change})
+    assert summed(cohort) is False
+
+
+def test_a_vector_beyond_the_norm_is_refused_with_values_in_range():
+    cohort = Cohort(9, invitation(CLIPPED, min_sum=3), vectors={10 + i: np.zeros(4096, np.float32) for i in range(9)})
+    loudest = (1 << 12) * (1 + (1 << 21) + (1 << 42))
+    with pytest.raises(SumOutOfRange, match="norm"):
+        sum_with(cohort, dict.fromkeys(range(1, CLIPPED[0].words - 1), loudest))
+
+
+def test_a_device_within_its_bounds_is_summed_whatever_it_says(cohort):
+    total = sum_with(cohort, {0: 999})
+    assert total.weight == 9 + 999

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from secagg import shamir
+from secagg import recovery, shamir
 from secagg.errors import BadShare, BelowThreshold
 from secagg.recovery import Recovery
 from secagg.shamir import PRIME, Lagrange
@@ -77,3 +77,31 @@ def test_decoding_corrects_as_many_errors_as_the_code_allows(coefficients, error
     clean = {x: shamir.evaluate(coefficients, x) for x in range(1, 11)}
     found = shamir.decode(clean | errors, 3)
     assert [shamir.evaluate(found, x) for x in clean] == list(clean.values())
+
+
+def test_a_device_that_lies_about_every_secret_costs_one_decoding(monkeypatch):
+    """Once, it cost one for every secret, which took seconds."""
+    decodings = []
+
+    def counted(points, t):
+        decodings.append(points)
+        return shamir.decode(points, t)
+
+    monkeypatch.setattr(recovery, "decode", counted)
+    n, k, t, liars = 30, 30, 15, {1, 2, 3}
+    found, known = Recovery(k, t), set()
+    for secret in range(n):
+        points = dict(enumerate(shamir.split(secret, k, t), 1))
+        points |= {rank: (points[rank] + 1) % PRIME for rank in liars}
+        recovered, false = found.recover(points, secret.__eq__, known)
+        known.update(false)
+        assert recovered == secret
+    assert known == liars
+    assert len(decodings) == 1
+
+
+def test_shares_of_suspects_count_where_there_are_too_few_others():
+    points = dict(enumerate(shamir.split(77, 9, 6), 1))
+    assert Recovery(9, 6).recover(points, (77).__eq__, {1, 2, 3, 4}) == (77, [])
+    points[9] = 0
+    assert Recovery(9, 6).recover(points, (77).__eq__, {1, 2, 3}) == (77, [])

@@ -386,7 +386,12 @@ def upgrade() -> None:
             nullable=False,
             comment="assigned, reported, aborted, lost, not-needed or expired",
         ),
-        sa.Column("reason", sa.Text(), nullable=False, comment="why it was aborted; else empty"),
+        sa.Column(
+            "reason",
+            sa.Text(),
+            nullable=False,
+            comment="why it was aborted, or its device is left out of further attempts; else empty",
+        ),
         sa.Column("assigned_at", sa.Float(), nullable=False, comment="seconds since 1970"),
         sa.ForeignKeyConstraint(["round"], ["rounds.id"], name=op.f("fk_assignments_round")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_assignments")),
