@@ -33,16 +33,16 @@ class Cluster:
     """A running server. `without_tables` makes a database; `without_rows` empties the one that most tests share."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._numbers = count()
         self._shared = ""
 
     def without_tables(self) -> str:
         """The URL of a new database."""
         name = f"test{next(self._numbers)}"
-        with psycopg.connect(host=str(self._folder), user=USER, dbname="postgres", autocommit=True) as connection:
+        with psycopg.connect(host=str(self.folder), user=USER, dbname="postgres", autocommit=True) as connection:
             connection.execute(f'CREATE DATABASE "{name}"')
-        return f"postgresql://{USER}@/{name}?host={self._folder}"
+        return f"postgresql://{USER}@/{name}?host={self.folder}"
 
     def without_rows(self) -> str:
         """The URL of the database that has every table and no row: emptying is ten times quicker than making one."""

@@ -1,0 +1,180 @@
+"""A full disk, a database that is silent or gone, a replica that stands still: nothing is lost, nothing is doubled."""
+
+import contextlib
+import itertools
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from coordinator.rules import progress
+from coordinator.rules.progress import Reason
+from coordinator.rules.rounds import RoundState, TaskState
+from coordinator.rules.task_settings import TaskSettings
+from coordinator.store.tasks import open_coordinator_store
+from tests.coordinator.bundles import make_bundle
+from tests.coordinator.replicas import LEASE_S, Phones, replicas_on, undisturbed, until
+
+GOAL, ROUNDS = 4, 6
+POPULATION = {"population": "phones", "goal": GOAL, "rounds": ROUNDS, "over_selection": 1.0}
+OUTAGE_S = 60.0 if os.environ.get("MUSTER_LONG") else 3.0
+
+
+def completed(store, task):
+    return store.task(task).state is TaskState.COMPLETED
+
+
+def committed(store, task):
+    return sum(one.state is RoundState.COMMITTED for one in store.rounds(task))
+
+
+def expect_undisturbed(store, task):
+    """The model is, to the bit, the one that counts every slot of every round once."""
+    np.testing.assert_array_equal(store.checkpoint(task)["params"], undisturbed(ROUNDS, GOAL))
+    assert committed(store, task) == ROUNDS
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of 16 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", folder], check=False)
+    if mounted.returncode:
+        pytest.skip("mounting a small disk needs root")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def test_full_disk_stops_rounds_and_loses_nothing(coordinators, small_disk, tmp_path, monkeypatch):
+    monkeypatch.setattr(progress, "DRIVER_SILENT_S", 2.0)  # the page says it after 30 s
+    database = f"sqlite:///{small_disk}/state.db"
+    with open_coordinator_store(database, small_disk / "blobs") as store:
+        task = store.register_task(make_bundle(tmp_path / "bundle"), TaskSettings(**POPULATION)).id
+        with replicas_on(coordinators, small_disk, store, database) as replicas:
+            replicas.start()
+            with Phones(GOAL, lambda: [replica.url for replica in replicas.alive]) as phones:
+                until(lambda: committed(store, task) >= 2)
+                fill(small_disk / "filler")
+                until(lambda: 503 in phones.statuses)
+                until(lambda: store.progress()[0].reason is Reason.DRIVER_SILENT)
+                before = committed(store, task)
+                assert before < ROUNDS
+                (small_disk / "filler").unlink()
+                until(lambda: completed(store, task), 60)
+            assert phones.problems == []
+        expect_undisturbed(store, task)
+
+
+def fill(path):
+    """Write until there is no room."""
+    with contextlib.suppress(OSError), path.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(1 << 12))
+
+
+class Link:
+    """The way to a PostgreSQL server, through a socket in a folder. It can fall silent, and it can break."""
+
+    def __init__(self, server, folder):
+        self._server = str(server / ".s.PGSQL.5432")
+        self._listener = socket.socket(socket.AF_UNIX)
+        folder.mkdir()
+        self._listener.bind(str(folder / ".s.PGSQL.5432"))
+        self._listener.listen(100)
+        self._flowing, self._broken, self._open = threading.Event(), False, []
+        self._flowing.set()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @contextlib.contextmanager
+    def silent(self):
+        """Bytes are accepted, and arrive only when this is over."""
+        self._flowing.clear()
+        yield
+        self._flowing.set()
+
+    @contextlib.contextmanager
+    def broken(self):
+        """Every connection ends, and new ones end at once."""
+        self._broken = True
+        for one in self._open:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+        yield
+        self._broken = False
+
+    def close(self):
+        self._flowing.set()
+        self._listener.close()
+
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                if self._broken:
+                    client.close()
+                    continue
+                server = socket.socket(socket.AF_UNIX)
+                server.connect(self._server)
+                self._open += [client, server]
+                for pair in itertools.permutations((client, server)):
+                    threading.Thread(target=self._copy, args=pair, daemon=True).start()
+
+    def _copy(self, source, target):
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                self._flowing.wait()
+                target.sendall(data)
+        for one in (source, target):
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.fixture
+def link(postgresql, tmp_path):
+    made = Link(postgresql.folder, tmp_path / "link")
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("fault", ["silent", "broken"])
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_database_out_of_reach_loses_nothing(coordinators, store, database, register, link, fault, tmp_path):
+    task = register(goal=GOAL, rounds=ROUNDS)
+    through = database.partition("?")[0] + f"?host={tmp_path / 'link'}"
+    with replicas_on(coordinators, tmp_path, store, through) as replicas:
+        for _ in range(2):
+            replicas.start()
+        with Phones(GOAL, lambda: [replica.url for replica in replicas.alive]) as phones:
+            until(lambda: committed(store, task) >= 2)
+            with getattr(link, fault)():
+                before = committed(store, task)
+                time.sleep(OUTAGE_S)
+                assert committed(store, task) - before <= 1  # its transaction was on the way
+            until(lambda: completed(store, task), 60)
+        assert phones.problems == []
+    expect_undisturbed(store, task)
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_three_replicas_go_on_while_one_stands_still(coordinators, store, database, register, tmp_path):
+    task = register(goal=GOAL, rounds=ROUNDS)
+    with replicas_on(coordinators, tmp_path, store, database) as replicas:
+        for _ in range(3):
+            replicas.start()
+        paused = until(replicas.holder)
+        urls = [replica.url for replica in replicas.alive if replica is not paused]
+        with Phones(GOAL, lambda: urls) as phones:
+            until(lambda: committed(store, task) >= 2)
+            paused.signal(signal.SIGSTOP)
+            until(lambda: replicas.holder() not in (None, paused), 10 * LEASE_S)
+            until(lambda: committed(store, task) >= 4, 60)
+            paused.signal(signal.SIGCONT)
+            until(lambda: completed(store, task), 60)
+        assert phones.problems == []
+    expect_undisturbed(store, task)
