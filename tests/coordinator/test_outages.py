@@ -142,39 +142,43 @@ def link(postgresql, tmp_path):
     made.close()
 
 
+@pytest.fixture
+def replicas(coordinators, store, database, link, tmp_path):
+    through = database.partition("?")[0] + f"?host={tmp_path / 'link'}"
+    with replicas_on(coordinators, tmp_path, store, through) as started:
+        yield started
+
+
 @pytest.mark.parametrize("fault", ["silent", "broken"])
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-def test_database_out_of_reach_loses_nothing(coordinators, store, database, register, link, fault, tmp_path):
+def test_database_out_of_reach_loses_nothing(store, register, replicas, link, fault):
     task = register(goal=GOAL, rounds=ROUNDS)
-    through = database.partition("?")[0] + f"?host={tmp_path / 'link'}"
-    with replicas_on(coordinators, tmp_path, store, through) as replicas:
-        for _ in range(2):
-            replicas.start()
-        with Phones(GOAL, lambda: [replica.url for replica in replicas.alive]) as phones:
-            until(lambda: committed(store, task) >= 2)
-            with getattr(link, fault)():
-                before = committed(store, task)
-                time.sleep(OUTAGE_S)
-                assert committed(store, task) - before <= 1  # its transaction was on the way
-            until(lambda: completed(store, task), 60)
-        assert phones.problems == []
+    for _ in range(2):
+        replicas.start()
+    with Phones(GOAL, lambda: [replica.url for replica in replicas.alive]) as phones:
+        until(lambda: committed(store, task) >= 2)
+        with getattr(link, fault)():
+            before = committed(store, task)
+            time.sleep(OUTAGE_S)
+            assert committed(store, task) - before <= 1  # its transaction was on the way
+        until(lambda: completed(store, task), 60)
+    assert phones.problems == []
     expect_undisturbed(store, task)
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-def test_three_replicas_go_on_while_one_stands_still(coordinators, store, database, register, tmp_path):
+def test_three_replicas_go_on_while_one_stands_still(store, register, replicas):
     task = register(goal=GOAL, rounds=ROUNDS)
-    with replicas_on(coordinators, tmp_path, store, database) as replicas:
-        for _ in range(3):
-            replicas.start()
-        paused = until(replicas.holder)
-        urls = [replica.url for replica in replicas.alive if replica is not paused]
-        with Phones(GOAL, lambda: urls) as phones:
-            until(lambda: committed(store, task) >= 2)
-            paused.signal(signal.SIGSTOP)
-            until(lambda: replicas.holder() not in (None, paused), 10 * LEASE_S)
-            until(lambda: committed(store, task) >= 4, 60)
-            paused.signal(signal.SIGCONT)
-            until(lambda: completed(store, task), 60)
-        assert phones.problems == []
+    for _ in range(3):
+        replicas.start()
+    paused = until(replicas.holder)
+    urls = [replica.url for replica in replicas.alive if replica is not paused]
+    with Phones(GOAL, lambda: urls) as phones:
+        until(lambda: committed(store, task) >= 2)
+        paused.signal(signal.SIGSTOP)
+        until(lambda: replicas.holder() not in (None, paused), 10 * LEASE_S)
+        until(lambda: committed(store, task) >= 4, 60)
+        paused.signal(signal.SIGCONT)
+        until(lambda: completed(store, task), 60)
+    assert phones.problems == []
     expect_undisturbed(store, task)

@@ -1,6 +1,5 @@
 """Decoders take exactly what encoders give. MUSTER_FUZZ=1000000 asks for that many inputs per message."""
 
-import os
 import random
 import re
 from pathlib import Path
@@ -27,9 +26,9 @@ from secagg.messages import (
     Survivors,
     Unmask,
 )
+from tests.damage import INPUTS, mutated
 from tests.secagg.cohort import invitation
 
-INPUTS = int(os.environ.get("MUSTER_FUZZ", "100000"))
 SPEC = Path(__file__).parents[2] / "docs" / "spec" / "secagg.md"
 SID = bytes(range(32))
 N = 13
@@ -109,25 +108,6 @@ CASES = {
     "kept": (KEPT.encode(), ClientState.decode, lambda found: found.encode()),
 }
 CASE = pytest.mark.parametrize(("data", "decode", "encode"), CASES.values(), ids=CASES)
-
-
-def mutated(data, made):
-    """Bits flipped, bytes replaced, cut out, doubled or left over; now and then noise."""
-    data = bytearray(data)
-    for _ in range(made.choice((1, 1, 1, 2, 5))):
-        place = made.randrange(len(data)) if data else 0
-        what = made.randrange(7)
-        if what < 3 and data:
-            data[place] ^= 1 << made.randrange(8)
-        elif what == 3 and data:
-            data[place] = made.choice((0, 1, 127, 128, 255))
-        elif what == 4:
-            del data[place : place + made.randrange(1, 40)]
-        elif what == 5:
-            data[place:place] = data[place : place + made.randrange(1, 40)]
-        else:
-            data += made.randbytes(made.randrange(1, 9))
-    return bytes(data) if made.random() < 0.95 else bytes(data[:2]) + made.randbytes(made.randrange(200))
 
 
 @CASE
