@@ -15,7 +15,7 @@ from coordinator.driver.effects import (
 from coordinator.driver.in_memory_state import Memory
 from coordinator.driver.transaction import Transaction
 from coordinator.metrics import Metrics
-from coordinator.rules.aggregation import ReportSum
+from coordinator.rules.robust_aggregation import collector
 from coordinator.rules.rounds import AssignmentState
 
 
@@ -45,9 +45,9 @@ class Adopter:
                 self.metrics.round_moved(before.value, after, now - before.entered_at, now - before.opened_at)
                 if before.reporting and after.state is not before.value.state:
                     memory.sessions.end_assignments(before.task.id, "expired" if after.expired else "not needed")
-            case ReportsCounted(round_id, vectors):
+            case ReportsCounted(round_id, task, vectors):
                 if round_id not in memory.sums:
-                    memory.sums[round_id] = ReportSum(vectors[0].size)
+                    memory.sums[round_id] = collector(task.plan.report, task.settings.clear)
                 memory.sums[round_id].add(*vectors)
             case AssignmentEnded():
                 self._end_assignment(effect)

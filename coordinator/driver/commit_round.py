@@ -15,6 +15,7 @@ from coordinator.failpoints import reach
 from coordinator.lineage import entry
 from coordinator.rules.aggregation import ReportSum, aggregate, state_specs
 from coordinator.rules.entities import Snapshot
+from coordinator.rules.robust_aggregation import KeptReports
 from coordinator.rules.rounds import Abandon, Aggregated, Round, TaskState, step
 from coordinator.store.records import Records
 from coordinator.store.tasks import CoordinatorStore
@@ -27,7 +28,12 @@ _LOG = logging.getLogger(__name__)
 
 
 def commit_round(
-    membership: Membership, lineage: SigningKey, running: OpenRound, reports: ReportSum, now: float, steps: Histogram
+    membership: Membership,
+    lineage: SigningKey,
+    running: OpenRound,
+    reports: ReportSum | KeptReports,
+    now: float,
+    steps: Histogram,
 ) -> tuple[Round, float]:
     """Commit the round with the sum of its reports, or abandon it when that is unusable. `steps` observes the times.
 
@@ -75,7 +81,7 @@ def commit_round(
 
 
 def _next_model(
-    store: CoordinatorStore, running: OpenRound, reports: ReportSum
+    store: CoordinatorStore, running: OpenRound, reports: ReportSum | KeptReports
 ) -> tuple[BlobRef, BlobRef, dict[str, float]]:
     plan, task = running.task.plan, running.task.record
     algorithm = algorithms.create(task.algorithm.name, task.algorithm.settings)
@@ -83,7 +89,7 @@ def _next_model(
         state = checkpoint.decode(store.blobs.get(running.base.state_sha256), state_specs(plan, algorithm))
     except (UnknownBlob, FedcoreError) as error:
         raise UnreadableBlob(f"the server state before round {running.number}: {error}") from error
-    made = aggregate(plan.report, algorithm, state, reports.total_L)
+    made = aggregate(plan.report, algorithm, state, reports.total())
     # Files first: a row must never point at a blob that is not there.
     refs = [store.blobs.put(checkpoint.encode(vectors)) for vectors in (made.state, made.broadcast)]
     return refs[0], refs[1], made.metrics

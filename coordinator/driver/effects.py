@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from coordinator.driver.loading import LoadedTask
 from coordinator.driver.open_rounds import OpenRound
 from coordinator.driver.sessions import Session
 from coordinator.rules.rounds import AssignmentState, Round
@@ -28,7 +29,8 @@ class ReportsCounted:
     """Reports (L,), or the sum of many, that belong into the sum of a round."""
 
     round_id: int
-    vectors: Sequence[NDArray[np.floating[Any]]]
+    task: LoadedTask
+    vectors: list[NDArray[np.floating[Any]]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from coordinator.driver.secure_rounds import SecureRounds
 from coordinator.driver.sessions import Sessions
 from coordinator.errors import DeviceRevoked, Unavailable
 from coordinator.rules.aggregation import ReportSum
+from coordinator.rules.robust_aggregation import KeptReports
 from coordinator.session_counts import SessionCounts
 from fedcore.wire.messages import RetryWindow
 
@@ -32,7 +33,7 @@ class Memory:
         self.check_ins = CheckIns(self.sessions, self.participation, self.steering, self.session_counts)
         self.presence = Presence(clock)
         self.secure = SecureRounds()
-        self.sums: dict[int, ReportSum] = {}
+        self.sums: dict[int, ReportSum | KeptReports] = {}
         self.tasks: dict[str, LoadedTask] = {}
         self.rounds = OpenRounds()
         self._last_round: dict[str, int] = {}

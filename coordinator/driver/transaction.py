@@ -6,15 +6,11 @@ the driver has committed. When the commit fails the transaction is dropped, and 
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from coordinator.commands import AbortAssignment, CountReport
 from coordinator.driver.effects import (
@@ -70,7 +66,7 @@ class Transaction:
         """Sessions that were given an assignment."""
         self._assignments: dict[str, AssignmentRecord] = {}
         self._digests: dict[str, str] = {}
-        self._vectors: defaultdict[int, list[NDArray[np.floating[Any]]]] = defaultdict(list)
+        self._counted: dict[int, ReportsCounted] = {}
         self._before_reports: dict[int, OpenRound] = {}
         """Rounds as they were before the reports that are counted and not written yet."""
 
@@ -135,7 +131,8 @@ class Transaction:
         self._digests[found.id] = command.sha256
         self._assignments[found.id] = replace(found, state=AssignmentState.REPORTED, report_sha256=command.sha256)
         task = round_.task
-        self._vectors[round_.id].append(task.settings.clear.bound(command.vector, task.plan.report))
+        counted = self._counted.setdefault(round_.id, ReportsCounted(round_.id, task, []))
+        counted.vectors.append(task.settings.clear.bound(command.vector, task.plan.report))
         self._end(round_, found, AssignmentState.REPORTED)
         self._step(round_, Reported())
         return receipt
@@ -181,8 +178,8 @@ class Transaction:
             if (before := self._before_reports.get(after.id)) is not None:
                 self._records.move_round(after.id, before.value, after.value, "reported")
                 self.effects.append(RoundMoved(before, after.value))
-        self.effects += [ReportsCounted(round_id, vectors) for round_id, vectors in self._vectors.items()]
-        self._digests, self._vectors, self._before_reports = {}, defaultdict(list), {}
+        self.effects += self._counted.values()
+        self._digests, self._counted, self._before_reports = {}, {}, {}
 
     def _end(
         self, round_: OpenRound, found: AssignmentRecord | AssignedDevice, state: AssignmentState, reason: str = ""
@@ -216,7 +213,8 @@ class Transaction:
             self._records.add_reports(digests)
             for found in self._records.assignments(digests).values():
                 self._end(round_, found, AssignmentState.REPORTED)
-            self.effects.append(ReportsCounted(round_.id, [round_.secure.total(round_.task.plan.report)]))
+            total = round_.secure.total(round_.task.plan.report)
+            self.effects.append(ReportsCounted(round_.id, round_.task, [total]))
 
     def _may_open(self, task: LoadedTask) -> bool:
         wanted = self.rounds.may_open(task) and bool(

@@ -40,6 +40,10 @@ class ReportSum:
                 np.copyto(widened, report_L[begin : begin + _BLOCK])
                 block += widened
 
+    def total(self) -> NDArray[np.float64]:
+        """The sum, float64 (L,)."""
+        return self.total_L
+
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:

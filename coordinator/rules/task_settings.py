@@ -134,6 +134,11 @@ class TaskSettings:
         demand(bool(self.formats) and all(self.formats), "formats", "the name of one format or more", self.formats)
         if self.minimum is not None:
             demand(1 <= self.minimum <= self.goal, "minimum", f"from 1 to the goal, {self.goal}", self.minimum)
+        least = self.clear.least_reports
+        wording = f"at least {least} with estimator {self.clear.estimator} and tolerate {self.clear.tolerate}"
+        demand(
+            self.policy.minimum >= least, "goal" if self.minimum is None else "minimum", wording, self.policy.minimum
+        )
         if self.secagg is not None:
             self._check_secagg(self.secagg)
 
@@ -141,6 +146,8 @@ class TaskSettings:
         least = self.policy.minimum
         wording = f"at least {LEAST_COHORT} with secure aggregation: a sum over fewer says too much about each"
         demand(least >= LEAST_COHORT, "minimum" if self.goal >= LEAST_COHORT else "goal", wording, least)
+        wording = "mean with secagg: other estimators need every report, and only their sum is known"
+        demand(self.clear.estimator == "mean", "estimator", wording, self.clear.estimator)
         after_s, deadline_s = PHASES_AFTER_TRAINING * secagg.phase_s, self.reporting_deadline_s
         wording = f"above {after_s:g} ({PHASES_AFTER_TRAINING} × phase_s) with secagg, to leave time for training"
         demand(deadline_s > after_s, "reporting_deadline_s", wording, deadline_s)

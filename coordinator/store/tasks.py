@@ -88,6 +88,7 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
         """
         plan, _, manifest = bundle.plan, bundle.signer, bundle.manifest
         first = first_checkpoint(bundle)
+        settings.clear.check_room(plan.report, settings.goal)
         check_release(plan, bundle.certificate, settings)
         with self.database.reading() as records:
             at = records.at

@@ -93,6 +93,10 @@ def create(
     max_graph_mb: Annotated[float | None, typer.Option(help="Size that all graphs may have, in MB.")] = None,
     max_norm: Annotated[float, clear_setting("max_norm", "the longest update, as an L2 norm.")],
     max_weight: Annotated[float, clear_setting("max_weight", "the greatest weight of a report.")],
+    estimator: Annotated[
+        str, clear_setting("estimator", "mean, trimmed-mean, median or krum; all but the first keep every report.")
+    ],
+    tolerate: Annotated[int, clear_setting("tolerate", "false reports that a trimmed mean or krum expects.")],
     secagg: Annotated[
         bool, typer.Option("--secagg", help="Sum reports under secure aggregation: the coordinator sees no single one.")
     ] = False,
@@ -151,7 +155,7 @@ def create(
             step_cpu_ms=max_step_ms,
             graph_bytes=None if max_graph_mb is None else max_graph_mb * 1e6,
         ),
-        clear=ClearReports(max_norm=max_norm, max_weight=max_weight),
+        clear=ClearReports(max_norm=max_norm, max_weight=max_weight, estimator=estimator, tolerate=tolerate),
     )
     if secagg:
         masking = Secagg(

@@ -45,7 +45,7 @@ def test_options_that_are_not_given_are_the_defaults_of_the_settings(bundle, whe
     times = ("selection_timeout_s", "reporting_deadline_s", "min_separation_s")
     task = defaults_of(TaskSettings, *times, "over_selection", "max_attempts", "min_examples", "seed")
     secagg = defaults_of(Secagg, "clip_norm", "bits", "max_examples", "phase_s", "group_size")
-    clear = defaults_of(ClearReports, "max_norm", "max_weight")
+    clear = defaults_of(ClearReports, "max_norm", "max_weight", "estimator", "tolerate")
     key = bundle.parent / "release.pem"
     signer = in_process("key", "new", "--out", key).stdout.strip()
     secure = ["--goal", 9, "--secagg", "--release-key", key]
