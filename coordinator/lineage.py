@@ -1,4 +1,4 @@
-"""The lineage key, with which a coordinator signs every checkpoint of a task that has a release.
+"""The lineage key, with which a coordinator signs the checkpoints of released tasks, and heads of the log of releases.
 
 It is in a file of its own beside the coordinator's other keys, the same at all replicas.
 """
@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from coordinator.rules.entities import Snapshot, Task
-from fedcore.release import LineageEntry, Signed
+from fedcore.release import LineageEntry, LogProof, Signed, TreeHead
 from fedcore.signing import SigningKey
+from secagg.merkle import Tree
 
 
 def lineage_key(keys_file: Path) -> SigningKey:
@@ -37,3 +39,12 @@ def entry(key: SigningKey, task: Task, before: Snapshot, checkpoint_sha256: str)
     parent, number = before.checkpoint_sha256, before.number + 1
     made = LineageEntry(release=task.release.digest, round=number, parent=parent, checkpoint=checkpoint_sha256)
     return key.sign_entry(made)
+
+
+def log_proof(key: SigningKey, log: Sequence[Signed], release: Signed) -> LogProof | None:
+    """The proof that a release is in the log, all of which is given, in order; None when it is not there."""
+    if release not in log:
+        return None
+    tree, position = Tree([one.leaf for one in log]), log.index(release)
+    head = key.sign_head(TreeHead(size=len(log), root=tree.root.hex()))
+    return LogProof(head=head, position=position, path=tree.path(position))

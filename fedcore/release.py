@@ -32,6 +32,11 @@ class Signed(msgspec.Struct, frozen=True):
         """SHA-256 of the statement, in hex."""
         return hashlib.sha256(self.text.encode()).hexdigest()
 
+    @property
+    def leaf(self) -> bytes:
+        """The statement and its signer, as the log of releases has them."""
+        return f"{self.signer}\n{self.text}".encode()
+
 
 class SumBounds(msgspec.Struct, frozen=True, kw_only=True):
     """How a secure round makes its sums: nobody but the release key may move it.
@@ -73,7 +78,22 @@ class LineageEntry(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: Digest
 
 
-_RELEASE, _ENTRY = decoder(Release), decoder(LineageEntry)
+class TreeHead(msgspec.Struct, frozen=True, kw_only=True):
+    """A log of releases at one moment: how many it had, and the root of the Merkle tree over them, in hex."""
+
+    size: Count
+    root: Digest
+
+
+class LogProof(msgspec.Struct, frozen=True, kw_only=True):
+    """The proof that a release is in a log: its head, signed with the lineage key, the place from 0, and the path."""
+
+    head: Signed
+    position: Count
+    path: bytes
+
+
+_RELEASE, _ENTRY, _HEAD = decoder(Release), decoder(LineageEntry), decoder(TreeHead)
 
 
 def decode_release(text: str) -> Release:
@@ -87,6 +107,11 @@ def decode_release(text: str) -> Release:
 def decode_entry(text: str) -> LineageEntry:
     """The entry of a lineage that a signed statement holds; its signature was checked before. Raises BadRelease."""
     return _decoded(text, _ENTRY, "lineage entry")
+
+
+def decode_head(text: str) -> TreeHead:
+    """The head of a log that a signed statement holds; its signature was checked before. Raises BadRelease."""
+    return _decoded(text, _HEAD, "head of the log")
 
 
 def _decoded(text: str, kind: msgspec.json.Decoder[T], noun: str) -> T:

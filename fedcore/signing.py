@@ -23,9 +23,10 @@ from cryptography.hazmat.primitives.serialization import (
 
 from fedcore.errors import BadSignature, InvalidKey
 from fedcore.plan import BlobRef, PlanSignature
-from fedcore.release import LineageEntry, Release, Signed, decode_entry, decode_release
+from fedcore.release import LineageEntry, Release, Signed, TreeHead, decode_entry, decode_head, decode_release
 
-DOMAIN, RELEASE, LINEAGE = b"muster.plan.v1\0", b"muster.release.v1\0", b"muster.lineage.v1\0"
+DOMAIN, RELEASE = b"muster.plan.v1\0", b"muster.release.v1\0"
+LINEAGE, LOG = b"muster.lineage.v1\0", b"muster.log.v1\0"
 """What a signed message begins with, so that no signature fits another purpose."""
 KIND = "ed25519:"
 
@@ -58,6 +59,11 @@ def verified_release(signed: Signed) -> Release:
 def verified_entry(signed: Signed) -> LineageEntry:
     """The entry of a lineage, if its signer signed it. As `verified_release`."""
     return decode_entry(_verified(signed, LINEAGE, "lineage entry"))
+
+
+def verified_head(signed: Signed) -> TreeHead:
+    """The head of a log of releases, if its signer signed it. As `verified_release`."""
+    return decode_head(_verified(signed, LOG, "head of the log"))
 
 
 def _verified(signed: Signed, domain: bytes, noun: str) -> str:
@@ -125,6 +131,10 @@ class SigningKey:
     def sign_entry(self, entry: LineageEntry) -> Signed:
         """Sign an entry of a lineage."""
         return self._signed(entry, LINEAGE)
+
+    def sign_head(self, head: TreeHead) -> Signed:
+        """Sign the head of a log of releases."""
+        return self._signed(head, LOG)
 
     def _signed(self, statement: msgspec.Struct, domain: bytes) -> Signed:
         text = msgspec.json.encode(statement, order="sorted").decode()

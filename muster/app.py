@@ -16,6 +16,7 @@ from muster.commands.doctor import doctor
 from muster.commands.export import export, plan_app
 from muster.commands.fleet import fleet_app
 from muster.commands.key import key_app
+from muster.commands.plan_log import log
 from muster.commands.simulate import simulate
 from muster.commands.task import task_app
 
@@ -51,6 +52,7 @@ app.command()(demo)
 app.command()(doctor)
 app.command()(export)
 app.command()(simulate)
+plan_app.command()(log)
 app.add_typer(plan_app, name="plan")
 app.add_typer(key_app, name="key")
 app.add_typer(coordinator_app, name="coordinator")

@@ -24,7 +24,7 @@ from fedcore.wire.problems import decode_problem
 
 T = TypeVar("T")
 _TIMEOUT_S = 60.0
-_LINEAGE = decoder(LineageKey)
+_LINEAGE, _RELEASES = decoder(LineageKey), decoder(list[Signed])
 _TASK, _TASKS = decoder(Task), decoder(list[Task])
 _PROGRESS, _PROGRESSES = decoder(Progress), decoder(list[Progress])
 _DEVICE, _DEVICES, _ENTRIES = decoder(Device), decoder(list[Device]), decoder(list[AuditEntry])
@@ -54,6 +54,10 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
     def lineage(self) -> str:
         """The public key with which the coordinator signs checkpoints."""
         return self._as(_LINEAGE, "GET", "/lineage").lineage
+
+    def releases(self) -> list[Signed]:
+        """The log of releases: every one that devices of secure rounds were ever shown, in order."""
+        return self._as(_RELEASES, "GET", "/releases")
 
     def register_task(self, bundle: Bundle, settings: TaskSettings, release: Signed | None = None) -> Task:
         """Upload the blobs of a bundle that the coordinator lacks, and start a task on it."""

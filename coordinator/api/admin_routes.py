@@ -55,7 +55,7 @@ class LineageKey(msgspec.Struct, frozen=True):
 ADMIN = ApiDocument(
     problems=ADMIN_PROBLEMS,
     everywhere=("bad-token", "internal", "unavailable"),
-    messages=(AuditEntry, Device, LineageKey, NewTask, Progress, RoundRecord, SessionShape, Task, Transition),
+    messages=(AuditEntry, Device, LineageKey, NewTask, Progress, RoundRecord, SessionShape, Signed, Task, Transition),
 )
 
 
@@ -71,6 +71,10 @@ class AdminApi:
     def lineage(self) -> Response:
         """The public key with which the coordinator signs checkpoints; a release names it."""
         return _json(LineageKey(self._key.signer))
+
+    def releases(self) -> Response:
+        """The log of releases: every one that devices of secure rounds were ever shown, in order."""
+        return _json(self._store.releases())
 
     def tasks(self) -> Response:
         """Every task, oldest first."""
@@ -190,6 +194,7 @@ def _add_reading(router: APIRouter, api: AdminApi, access: Access) -> None:
     add = partial(router.add_api_route, methods=["GET"], dependencies=[Depends(access.viewer)])
     for path, act, kind in (
         ("/lineage", api.lineage, LineageKey),
+        ("/releases", api.releases, list[Signed]),
         ("/tasks", api.tasks, list[Task]),
         ("/tasks/{task}", api.task, Task),
         ("/progress", api.progress, list[Progress]),

@@ -9,14 +9,19 @@ import msgspec
 
 from coordinator.driver.device_presence import lost_after_s
 from coordinator.driver.open_rounds import OpenRound
+from coordinator.lineage import log_proof
 from coordinator.rules.entities import AssignedDevice
 from coordinator.secure.round import SecureRoundFactory, SecureRoundSettings, invitation
 from coordinator.store.records import Records
+from fedcore.signing import SigningKey
 from fedcore.wire.messages import Assignment
 
 
-def common_part(records: Records, round_: OpenRound, now: float) -> Assignment:
-    """The part that is the same in all assignments that a round gives now; without the invitation of a secure round."""
+def common_part(records: Records, round_: OpenRound, key: SigningKey, now: float) -> Assignment:
+    """The part that is the same in all assignments that a round gives now; without the invitation of a secure round.
+
+    key: the lineage key, which signs the head of the log of releases.
+    """
     task, policy = round_.task.record, round_.value.policy
     return Assignment(
         assignment="",
@@ -31,6 +36,7 @@ def common_part(records: Records, round_: OpenRound, now: float) -> Assignment:
         plan_signature=task.plan_signature,
         release=task.release,
         lineage=round_.base.lineage,
+        log=None if task.release is None else log_proof(key, records.releases.log(), task.release),
         minimum=policy.minimum,
         over_selected=round_.value.attainable > policy.goal,
         lost_after_s=lost_after_s(policy.cohort),

@@ -279,7 +279,7 @@ class Transaction:
         devices = round_.devices.union(one.device for one in new)
         self._step(replace(round_, devices=devices), Configured(len(new)))
         round_ = self.rounds.running[round_.task.id]
-        given = common_part(self._records, round_, self._now)
+        given = common_part(self._records, round_, self._selector.secure.lineage, self._now)
         if round_.task.settings.secagg is not None and round_.secure is None:
             round_ = invite(self._selector.secure, round_, given, new, self._records.at)
             self.rounds.put(round_)

@@ -24,6 +24,7 @@ from coordinator.store.identity_records import IdentityRecords
 from coordinator.store.lease_records import LeaseRecords
 from coordinator.store.observation_records import ObservationRecords
 from coordinator.store.overview_records import OverviewRecords
+from coordinator.store.release_records import ReleaseRecords
 from coordinator.store.session_count_records import SessionCountRecords
 from coordinator.store.tables import (
     ASSIGNMENTS,
@@ -80,6 +81,7 @@ class Records:
         self.tokens = TokenRecords(connection, at)
         self.devices = DeviceRecords(connection, at)
         self.audit = AuditRecords(connection, at)
+        self.releases = ReleaseRecords(connection, at)
         self.overview = OverviewRecords(connection)
         self.observations = ObservationRecords(connection)
         self.garbage = GarbageRecords(connection, at)

@@ -252,6 +252,16 @@ AUDIT = Table(
     comment="What operators, tokens and devices did; rows are only ever added, each chained to the one before",
 )
 
+RELEASES = Table(
+    "releases",
+    METADATA,
+    # No serial: the position is part of what is proven, and a gap is a row that was removed.
+    _column("position", BigInteger, comment="from 0, without gaps", key=True),
+    _column("release", JSON, comment="the statement, its signer and the signature"),
+    _column("logged_at", Float, comment="seconds since 1970"),
+    comment="The log of releases for secure rounds; rows are only ever added, as devices can demand a proof",
+)
+
 TRANSITIONS = Table(
     "transitions",
     METADATA,

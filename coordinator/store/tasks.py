@@ -120,6 +120,8 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
         with self.database.writing() as records:
             self.add_blobs(records, refs)
             records.add_task(task, f"created by {by}")
+            if task.release is not None:
+                records.releases.append(task.release)
             records.audit.append(by, Action.TASK_CREATED, task.id, f"plan {task.plan_sha256}")
             reach("task.before-commit")
         reach("task.after-commit")
@@ -134,6 +136,11 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
             records.add_blob(ref, public=public)
             if not self.blobs.has(ref.sha256):
                 raise StoreConflict(f"blob {ref.sha256[:12]}… was collected before a row knew it; try again")
+
+    def releases(self) -> list[Signed]:
+        """The log of releases: every one that devices of secure rounds were ever shown, in order."""
+        with self.database.reading() as records:
+            return records.releases.log()
 
     def tasks(self) -> list[Task]:
         """Every task, oldest first."""

@@ -66,6 +66,7 @@ class Policy(_Part, frozen=True, kw_only=True):
     `muster key new` prints them. The plan of a round in clear must be signed by one of them, a secure round released by
     one; with none, every plan runs in clear, and no secure round is taken part in. min_cohort: the fewest reports with
     which a round may count. require_secure_aggregation: refuse every assignment that asks for the report in clear.
+    require_release_log: refuse a secure round whose release is not proven to be in the coordinator's log of releases.
     unsigned_programs: run ExecuTorch programs, which nothing can check, though there are no signers.
     cache_bytes: the most that plans and graphs take in the state folder between sessions.
     """
@@ -75,6 +76,7 @@ class Policy(_Part, frozen=True, kw_only=True):
     signers: tuple[str, ...] = ()
     min_cohort: Annotated[int, msgspec.Meta(ge=1)] = 1
     require_secure_aggregation: bool = False
+    require_release_log: bool = False
     unsigned_programs: bool = False
     cache_bytes: Amount = 200_000_000
     per_day: PerDay = PerDay()

@@ -14,9 +14,12 @@ from device_runtime.errors import PlanRefused
 from device_runtime.permission.policy import Policy
 from device_runtime.state.database import StateDatabase
 from fedcore.errors import FedcoreError
-from fedcore.release import LineageEntry, Release, Signed, decode_entry
-from fedcore.signing import verified_entry, verified_release
+from fedcore.release import LineageEntry, LogProof, Release, Signed, decode_entry, decode_head
+from fedcore.signing import verified_entry, verified_head, verified_release
 from fedcore.wire.messages import Assignment
+from secagg.merkle import climb, depth
+
+_LOG = "require_release_log"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,8 @@ class Releases:
         with self.database.transaction():
             self._check_release(release, signed, given)
             self._check_checkpoint(release, signed, given, entry)
+            if self.policy.require_release_log:
+                self._check_log(release, signed, given.log)
 
     def _check_release(self, release: Release, signed: Signed, given: Assignment) -> None:
         if release.population != self.population:
@@ -83,6 +88,22 @@ class Releases:
         if last is not None:
             _check_descent(entry, last)
         self.database.execute("INSERT OR REPLACE INTO lineage VALUES (?, ?)", signed.digest, given.lineage.text)
+
+    def _check_log(self, release: Release, signed: Signed, proof: LogProof | None) -> None:
+        if proof is None or proof.head.signer != release.lineage:
+            raise _refused(_LOG, "no head that the release's lineage key signed comes with it")
+        try:
+            head = verified_head(proof.head)
+        except FedcoreError as error:
+            raise _refused(_LOG, str(error)) from error
+        fits = proof.position < head.size and len(proof.path) == 32 * depth(head.size)
+        if not fits or climb(signed.leaf, proof.position, proof.path).hex() != head.root:
+            raise _refused(_LOG, "the proof does not lead from the release to the head")
+        found = self.database.execute("SELECT head FROM log_head WHERE signer = ?", release.lineage)
+        last = decode_head(found[0][0]) if found else head
+        if head.size < last.size or (head.size == last.size and head.root != last.root):
+            raise _refused(_LOG, f"the head of {head.size} contradicts one of {last.size} that was shown before")
+        self.database.execute("INSERT OR REPLACE INTO log_head VALUES (?, ?)", release.lineage, proof.head.text)
 
     def _last_entry(self, release: str) -> LineageEntry | None:
         found = self.database.execute("SELECT entry FROM lineage WHERE release = ?", release)

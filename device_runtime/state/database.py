@@ -1,8 +1,8 @@
 """The state database of a device: one SQLite file that is whole after a kill or a power cut.
 
 Its tables: `retry` (retry.py), `assignment` (assignment.py), `journal` (journal.py) and `spent` (budget.py) of this
-package, `enrolment` (enrolment.py) and `answered` (secure.py) of `protocol`, `released` and `lineage` (releases.py) of
-`permission`.
+package, `enrolment` (enrolment.py) and `answered` (secure.py) of `protocol`, and of `permission` `released`, `lineage`
+and `log_head` (releases.py).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from device_runtime.errors import StateDamaged, StateError
 NAME = "state.db"
 # Written into the file's header, so that another application's database is not taken for ours.
 APPLICATION_ID = 0x4D757353
-VERSION = 3
+VERSION = 4
 SCHEMA = f"""
 BEGIN;
 CREATE TABLE retry (
@@ -34,6 +34,7 @@ CREATE TABLE assignment (
 CREATE TABLE enrolment (coordinator TEXT PRIMARY KEY, enrolled TEXT NOT NULL CHECK (json_valid(enrolled)));
 CREATE TABLE answered (coordinator TEXT, task TEXT, number INTEGER NOT NULL, PRIMARY KEY (coordinator, task));
 CREATE TABLE released (signer TEXT, population TEXT, counter INTEGER NOT NULL, PRIMARY KEY (signer, population));
+CREATE TABLE log_head (signer TEXT PRIMARY KEY, head TEXT NOT NULL CHECK (json_valid(head)));
 CREATE TABLE lineage (release TEXT PRIMARY KEY, entry TEXT NOT NULL CHECK (json_valid(entry)));
 CREATE TABLE journal (id INTEGER PRIMARY KEY, entry TEXT NOT NULL CHECK (json_valid(entry)));
 CREATE TABLE spent (

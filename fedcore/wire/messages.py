@@ -14,7 +14,7 @@ from fedcore.conditions import ConditionRules, StatedConditions
 from fedcore.decoding import UNDECODABLE, decoder
 from fedcore.errors import WireError
 from fedcore.plan import BlobRef, PlanSignature
-from fedcore.release import Signed
+from fedcore.release import LogProof, Signed
 from fedcore.succession import Succession
 from fedcore.validation import Count
 
@@ -161,9 +161,9 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, tag="assigned", tag_
     counts from the answer, so a device's clock does not matter. `plan_signature` is there when the plan was signed;
     `minimum` is the number of reports below which the round does not count. `secagg` is the invitation to a secure
     aggregation, M0 of SA1: with it the report leaves the device masked or not at all, `server` shows the key that
-    signed it, and the signed `release` comes, with the signed `lineage` of every checkpoint but the first
-    (`fedcore.release`). `over_selected`: more devices have the assignment than reports are needed. `lost_after_s`: for
-    how long the device may be silent before the round goes on without it.
+    signed it, and the signed `release` comes, with the signed `lineage` of every checkpoint but the first and the proof
+    that it is in the `log` (`fedcore.release`). `over_selected`: more devices have the assignment than reports are
+    needed. `lost_after_s`: for how long the device may be silent before the round goes on without it.
     """
 
     version: int = WIRE_VERSION
@@ -181,6 +181,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, tag="assigned", tag_
     secagg: bytes | None = None
     release: Signed | None = None
     lineage: Signed | None = None
+    log: LogProof | None = None
     server: Succession | None = None
     over_selected: bool = False
     lost_after_s: Seconds | None = None

@@ -14,8 +14,9 @@ from coordinator.rules.rounds import TaskState
 from coordinator.store.tasks import TaskSettings, open_coordinator_store
 from fedcore.errors import BadSignature
 from fedcore.release import decode_release
-from fedcore.signing import SigningKey, verified_entry
+from fedcore.signing import SigningKey, verified_entry, verified_head
 from muster.releasing import released
+from secagg.merkle import climb
 from tests.coordinator.bundles import START, make_bundle, make_plan
 from tests.coordinator.conftest import LINEAGE, RELEASE, Desk
 from tests.coordinator.test_secure import SECURE, run, seat
@@ -70,6 +71,21 @@ def test_every_checkpoint_comes_with_its_signed_descent(store, register, desk):
         entry = verified_entry(after.lineage)
         assert (after.lineage.signer, entry.release, entry.round) == (LINEAGE.signer, signed.digest, number)
         assert (entry.parent, entry.checkpoint) == (before.checkpoint.sha256, after.checkpoint.sha256)
+
+
+@pytest.mark.every_engine
+def test_every_release_is_logged_once_and_devices_get_the_proof(store, bundle, register, desk):
+    first = store.task(register(**SECURE, population="tablets")).release
+    second = sign(bundle)
+    for _ in range(2):
+        store.register_task(bundle, SETTINGS, second)
+    third = store.task(register(**SECURE, population="watches")).release
+    register(population="others")
+    assert store.releases() == [first, second, third]
+    given = seat(desk)[0].given
+    head = verified_head(given.log.head)
+    assert (given.release, given.log.head.signer, head.size, given.log.position) == (second, LINEAGE.signer, 3, 1)
+    assert climb(second.leaf, 1, given.log.path).hex() == head.root
 
 
 def test_a_model_that_was_rolled_back_to_is_signed_anew(store, register, desk):

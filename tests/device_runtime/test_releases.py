@@ -24,10 +24,11 @@ from fedcore.batching import StreamKey, noise
 from fedcore.loop import Loop
 from fedcore.params import ParamSchema, TensorSpec, VectorSpec
 from fedcore.plan import BlobRef, ExampleSpec, Field, PassPlan, Plan
-from fedcore.release import LineageEntry, Release, SumBounds
+from fedcore.release import LineageEntry, LogProof, Release, SumBounds, TreeHead
 from fedcore.report import ReportLayout, Segment
 from fedcore.signing import SigningKey
 from fedcore.wire.messages import Assignment
+from secagg.merkle import Tree
 from tests.device_runtime.linear import FLOAT, graph
 
 RELEASE, LINEAGE, OTHER = (
@@ -232,3 +233,45 @@ def test_a_checkpoint_that_goes_back_or_forks_is_refused(releases):
         with against("lineage", words):
             releases.check(given)
     releases.check(after(signed, 4, FIRST, SECOND))
+
+
+def proof(log, signed, key=LINEAGE):
+    """The proof that a release is in a log, the log's head signed with `key`."""
+    tree, position = Tree([one.leaf for one in log]), log.index(signed)
+    head = key.sign_head(TreeHead(size=len(log), root=tree.root.hex()))
+    return LogProof(head=head, position=position, path=tree.path(position))
+
+
+OWN_RELEASE, STRANGERS = release(), [release(population=f"p{number}") for number in range(4)]
+LOG = [*STRANGERS[:2], OWN_RELEASE]
+
+
+@pytest.fixture
+def demanding(releases):
+    """Releases of a device that demands their log."""
+    return replace(releases, policy=Policy(signers=(RELEASE.signer,), require_release_log=True))
+
+
+def test_a_release_in_a_growing_log_is_accepted(demanding):
+    for log in ([OWN_RELEASE], LOG, LOG, [*LOG, *STRANGERS]):
+        demanding.check(assignment(release=OWN_RELEASE, log=proof(log, OWN_RELEASE)))
+
+
+@pytest.mark.parametrize(
+    ("lie", "words"),
+    [
+        (None, "no head"),
+        (proof(LOG, OWN_RELEASE, key=OTHER), "no head"),
+        (structs.replace(proof(LOG, OWN_RELEASE), head=release(LINEAGE)), "altered"),
+        (proof(LOG, STRANGERS[0]), "does not lead"),
+        (structs.replace(proof(LOG, OWN_RELEASE), position=1), "does not lead"),
+        (structs.replace(proof(LOG, OWN_RELEASE), position=6), "does not lead"),
+        (structs.replace(proof(LOG, OWN_RELEASE), path=b""), "does not lead"),
+        (proof(LOG[1:], OWN_RELEASE), "the head of 2 contradicts one of 3"),
+        (proof([*STRANGERS[2:], OWN_RELEASE], OWN_RELEASE), "the head of 3 contradicts one of 3"),
+    ],
+)
+def test_a_release_that_is_not_proven_to_be_logged_is_refused(demanding, lie, words):
+    demanding.check(assignment(release=OWN_RELEASE, log=proof(LOG, OWN_RELEASE)))
+    with against("require_release_log", words):
+        demanding.check(assignment(release=OWN_RELEASE, log=lie))

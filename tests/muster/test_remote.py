@@ -9,12 +9,16 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import httpx2
+import msgspec
 import pytest
+import sqlalchemy
 
 from coordinator.errors import UnknownRound
 from coordinator.server import serving_both
 from coordinator.settings import Settings
+from coordinator.store.tables import RELEASES
 from coordinator.store.tasks import open_coordinator_store
+from fedcore.errors import BadRelease, BadSignature
 from muster.remote import RemoteError
 from tests.coordinator.bundles import make_bundle, report_body
 from tests.coordinator.conftest import committed
@@ -116,7 +120,31 @@ def test_a_release_is_signed_on_the_operators_machine(served, tmp_path):
     )
     assert remote["release"]["signer"] == json.loads(signer)["signer"]
     assert remote["release"]["lineage"] == local["release"]["lineage"]
-    until(lambda: store.task(remote["task"]).state == "active")
+    logs = [json.loads(in_process("plan", "log", *where, "--json").stdout) for where in (there, here)]
+    assert logs[0] == logs[1]
+    assert [one["digest"] for one in logs[0]["releases"]] == [one.digest for one in store.releases()]
+
+
+def test_a_log_of_releases_that_lost_or_changed_one_is_found(served, tmp_path):
+    here, _, store, _ = served
+    head, key = tmp_path / "head.json", tmp_path / "release.pem"
+    in_process("key", "new", "--out", key)
+    bundle = make_bundle(tmp_path / "plan").folder
+    for days in (10, 20):
+        made = create(bundle, here, "--goal", 9, "--secagg", "--release-key", key, "--release-days", days)
+        assert made.exit_code == 0, made.output
+        verified = in_process("plan", "log", "--head-file", head, *here)
+        assert verified.exit_code == 0, verified.output
+    with store.database.engine.begin() as connection:
+        connection.execute(sqlalchemy.delete(RELEASES).where(RELEASES.c.position == 0))
+    kind, words = failure(in_process("plan", "log", "--head-file", head, *here))
+    assert kind is BadRelease
+    assert "the log has 1 releases, and its first 2" in words
+    (left,) = store.releases()
+    with store.database.engine.begin() as connection:
+        forged = msgspec.to_builtins(msgspec.structs.replace(left, text=left.text.replace("phones", "others")))
+        connection.execute(sqlalchemy.update(RELEASES).values(release=forged))
+    assert failure(in_process("plan", "log", *here))[0] is BadSignature
 
 
 def test_what_keeps_a_command_from_the_coordinator_is_named(served, monkeypatch):

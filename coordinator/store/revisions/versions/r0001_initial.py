@@ -112,6 +112,14 @@ def upgrade() -> None:
     )
     op.create_index("populations_of", "populations", ["holder"], unique=False)
     op.create_table(
+        "releases",
+        sa.Column("position", sa.BigInteger(), nullable=False, comment="from 0, without gaps"),
+        sa.Column("release", sa.JSON(), nullable=False, comment="the statement, its signer and the signature"),
+        sa.Column("logged_at", sa.Float(), nullable=False, comment="seconds since 1970"),
+        sa.PrimaryKeyConstraint("position", name=op.f("pk_releases")),
+        comment="The log of releases for secure rounds; rows are only ever added, as devices can demand a proof",
+    )
+    op.create_table(
         "replicas",
         sa.Column(
             "id",
@@ -421,6 +429,7 @@ def downgrade() -> None:
     op.drop_table("transitions")
     op.drop_table("tokens")
     op.drop_table("replicas")
+    op.drop_table("releases")
     op.drop_index("populations_of", table_name="populations")
     op.drop_table("populations")
     op.drop_table("identity")
