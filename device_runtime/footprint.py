@@ -24,6 +24,7 @@ from device_runtime.backends import BACKENDS, FORMATS
 from device_runtime.backends.backend import Arrays, Executable
 from device_runtime.errors import NonFiniteReport
 from device_runtime.runner import execute
+from device_runtime.trainer import Job
 from fedcore.batching import StreamKey
 from fedcore.bundle import Footprint
 from fedcore.params import Float32
@@ -46,23 +47,33 @@ class _Timed:
 
 def measure(plan: Plan, graphs: Mapping[str, bytes], form: str) -> Footprint:
     """Run every pass for a few steps, and the report. graphs: those of the format `form`, by name."""
-    passes = tuple(replace(one, loop=replace(one.loop, epochs=1, steps=None)) for one in plan.passes)
+    job = random_job(plan, graphs)
     engine = BACKENDS[FORMATS[form]]()
     best_s: dict[str, float] = {}
     loaded: dict[str, Executable] = {
-        name: _Timed(name, engine.load(graph, name), best_s) for name, graph in graphs.items()
+        name: _Timed(name, engine.load(graph, name), best_s) for name, graph in job.graphs.items()
     }
-    random = np.random.default_rng(0)
-    count = STEPS * max(one.loop.batch_size for one in passes)
-    examples = {item.name: random_field(item, count, random) for item in plan.examples.fields}
-    broadcast = {spec.name: _vector(spec.size, random) for spec in plan.broadcast}
     with contextlib.suppress(NonFiniteReport):  # a random model may diverge; its steps cost the same
-        execute(replace(plan, passes=passes), loaded, broadcast, examples, StreamKey(0, 0, 0))
-    dearest = max(best_s[step_graph(one.name)] for one in passes)
+        execute(job.plan, loaded, job.broadcast, job.examples, job.key)
+    dearest = max(best_s[step_graph(one.name)] for one in plan.passes)
     return Footprint(
         step_cpu_ms=1e3 * dearest,
-        peak_rss_mb=_peak_rss_mb(),
+        peak_rss_mb=peak_rss_mb(),
         graph_bytes=sum(len(graph) for graph in graphs.values()),
+    )
+
+
+def random_job(plan: Plan, graphs: Mapping[str, bytes]) -> Job:
+    """A job of one epoch of a few steps in every pass, over random examples."""
+    passes = tuple(replace(one, loop=replace(one.loop, epochs=1, steps=None)) for one in plan.passes)
+    random = np.random.default_rng(0)
+    count = STEPS * max(one.loop.batch_size for one in passes)
+    return Job(
+        plan=replace(plan, passes=passes),
+        graphs=dict(graphs),
+        examples={item.name: random_field(item, count, random) for item in plan.examples.fields},
+        broadcast={spec.name: _vector(spec.size, random) for spec in plan.broadcast},
+        key=StreamKey(0, 0, 0),
     )
 
 
@@ -82,20 +93,27 @@ def _vector(size: int, random: np.random.Generator) -> Float32:
     return values
 
 
-def _peak_rss_mb() -> float:
-    """Not ru_maxrss, which a process inherits from the one that started it."""
+def peak_rss_mb() -> float:
+    """The peak of this process's resident memory, in 2^20 bytes.
+
+    Not ru_maxrss, which a process inherits from the one that started it.
+    """
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) / 1024
     return math.nan
 
 
+def read_plan(folder: Path, form: str) -> tuple[Plan, dict[str, bytes]]:
+    """The plan in a folder, and its graphs of a format, by name."""
+    plan = Plan.decode((folder / "plan.json").read_bytes())
+    return plan, {name: ref.check((folder / ref.sha256).read_bytes()) for name, ref in plan.graphs[form].items()}
+
+
 def main() -> None:
     """Measure what the command line names."""
-    folder, form = Path(sys.argv[1]), sys.argv[2]
-    plan = Plan.decode((folder / "plan.json").read_bytes())
-    graphs = {name: ref.check((folder / ref.sha256).read_bytes()) for name, ref in plan.graphs[form].items()}
-    sys.stdout.write(msgspec.json.encode(measure(plan, graphs, form)).decode())
+    plan, graphs = read_plan(Path(sys.argv[1]), sys.argv[2])
+    sys.stdout.write(msgspec.json.encode(measure(plan, graphs, sys.argv[2])).decode())
 
 
 if __name__ == "__main__":

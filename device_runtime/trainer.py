@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import resource
 import time
@@ -37,10 +36,9 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 def bound(kind: int, most: int) -> None:
-    """Set one limit of this process, which it may raise again."""
+    """Set one limit of this process, which it may raise again. Raises OSError or ValueError where that is forbidden."""
     _, hard = resource.getrlimit(kind)
-    with contextlib.suppress(ValueError, OSError):  # a system without this limit
-        resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+    resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """The footprint of a device: size of its installation, CPU time of its start, memory of its training.
 
 Muster's wheel and the device extra are installed into an empty folder, as an app would, and everything is measured with
-nothing else on the path. Training is one assignment of FedAvg on the EMNIST network: 100 examples in batches of 20,
-through the runner, in a process of its own. Memory is the process's peak, interpreter and all.
+nothing else on the path. Training is one assignment of FedAvg on the EMNIST network: 100 examples in batches of 20, in
+the sandbox of a device. Memory is the peak of both processes together, interpreters and all.
 """
 
 from __future__ import annotations
@@ -21,15 +21,11 @@ from export.build import build_plan
 from export.model import Model
 from export.models import load
 from fedcore.algorithms import create
-from fedcore.bundle import Footprint
-from fedcore.decoding import decoder
 from fedcore.plan import BlobRef
 from muster.bench.options import DeviceFootprintOptions
 from muster.output import Say
 from simulator.fleet.arm.calls import call
 from simulator.fleet.arm.wheel import build_wheel
-
-_FOOTPRINT = decoder(Footprint)
 
 MODEL, BATCH = "emnist_cnn", 20
 STARTS = 7
@@ -37,25 +33,46 @@ LOADS = """
 import time
 started = time.process_time()
 import device_runtime.session
-from device_runtime.backends import BACKENDS
-BACKENDS["onnxruntime"]()
 print(time.process_time() - started)
 """
-TARGETS = {"installed_mb": 170.0, "import_cpu_s": 0.5, "train_rss_mb": 120.0}
+LOADS_SANDBOX = """
+import time
+started = time.process_time()
+import device_runtime.sandbox.child
+device_runtime.sandbox.child.open_backend("onnxruntime")
+print(time.process_time() - started)
+"""
+TRAINS = """
+import contextlib, pathlib, resource, sys
+import device_runtime.session
+from device_runtime.backends import FORMATS
+from device_runtime.errors import NonFiniteReport
+from device_runtime.footprint import peak_rss_mb, random_job, read_plan
+from device_runtime.sandbox.process import Sandbox
+from device_runtime.trainer import Limits
+folder, form = sys.argv[1:]
+job = random_job(*read_plan(pathlib.Path(folder), form))
+with contextlib.suppress(NonFiniteReport):
+    Sandbox(FORMATS[form]).train(job, Limits(10**9, 600.0), lambda: True)
+print(peak_rss_mb() + resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024)
+"""
+TARGETS = {"installed_mb": 170.0, "import_cpu_s": 0.5, "sandbox_cpu_s": 0.5, "train_rss_mb": 200.0}
 
 
 class DeviceFootprint(msgspec.Struct, frozen=True, kw_only=True):
     """The figures of one installation.
 
     All megabytes are 2^20 bytes, as `du` and `free` count. installed_mb: files of the installation, without pip and
-    Python; bytecode_mb is the part that Python makes of sources. import_cpu_s: loading the session and ONNX Runtime.
-    train_rss_mb: on ONNX Runtime.
+    Python; bytecode_mb is the part that Python makes of sources. import_cpu_s: loading the session, without an engine.
+    sandbox_cpu_s: loading the sandbox and ONNX Runtime, once for every assignment. train_rss_mb: of device and sandbox
+    together, on ONNX Runtime.
     `targets` are the most that the figures of their names may be.
     """
 
     installed_mb: float
     bytecode_mb: float
     import_cpu_s: float
+    sandbox_cpu_s: float
     train_rss_mb: float
     train_rss_executorch_mb: float
     targets: dict[str, float]
@@ -68,15 +85,16 @@ def run(options: DeviceFootprintOptions, say: Say) -> DeviceFootprint:
         say("install")
         _install(target)
         say("import")
-        start_s = import_cpu_s(str(target))
+        start_s, sandbox_s = (import_cpu_s(str(target), code) for code in (LOADS, LOADS_SANDBOX))
         rss = {}
         for form in FORMATS:
             say(f"train on {FORMATS[form]}")
-            rss[form] = train(str(target), form).peak_rss_mb
+            rss[form] = train_rss_mb(str(target), form)
         return DeviceFootprint(
             installed_mb=size_mb(target, "*"),
             bytecode_mb=size_mb(target, "*.pyc"),
             import_cpu_s=start_s,
+            sandbox_cpu_s=sandbox_s,
             train_rss_mb=rss["onnx"],
             train_rss_executorch_mb=rss["executorch"],
             targets=TARGETS,
@@ -95,21 +113,20 @@ def size_mb(folder: Path, pattern: str) -> float:
     return sum(path.stat().st_size for path in folder.rglob(pattern) if path.is_file()) / 2**20
 
 
-def import_cpu_s(path: str) -> float:
-    """CPU seconds of a device's start, with only the packages on `path`: the least of several."""
-    return min(float(_python(path, ["-c", LOADS])) for _ in range(STARTS))
+def import_cpu_s(path: str, code: str = LOADS) -> float:
+    """CPU seconds of a start, with only the packages on `path`: the least of several."""
+    return min(float(_python(path, ["-c", code])) for _ in range(STARTS))
 
 
-def train(path: str, form: str) -> Footprint:
-    """The footprint of training in a process that has only the packages on `path`."""
+def train_rss_mb(path: str, form: str) -> float:
+    """Peak memory of a device that trains and of its sandbox, with only the packages on `path`, in 2^20 bytes."""
     plan, graphs = build_plan(Model(load(MODEL)), create("fedavg", {"batch_size": BATCH}), (form,))
     with tempfile.TemporaryDirectory(prefix="muster-plan-") as place:
         folder = Path(place)
         (folder / "plan.json").write_bytes(plan.encode())
         for graph in graphs[form].values():
             (folder / BlobRef.of(graph).sha256).write_bytes(graph)
-        words = _python(path, ["-m", "device_runtime.footprint", str(folder), form])
-    return _FOOTPRINT.decode(words)
+        return float(_python(path, ["-c", TRAINS, str(folder), form]))
 
 
 def _python(path: str, arguments: Sequence[str]) -> str:

@@ -91,7 +91,7 @@ def test_after_the_receipt_nothing_is_sent_again(world):
 
 
 def test_a_kept_report_that_comes_too_late_is_dropped_and_the_owner_told(world):
-    world.create(deadline_s=3.0)
+    world.create(deadline_s=8.0)
     device, _ = held_at(world, "report")
     kill(device)
     until(lambda: world.rounds()[0]["state"] == "abandoned")
