@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from functools import cache
+from heapq import nlargest
 from importlib.metadata import version
 
 from device_runtime.trainer import Trainer
-from fedcore.conditions import rounded_mb
-from fedcore.wire.messages import StatedCapabilities
+from fedcore.conditions import rounded_down, rounded_mb
+from fedcore.wire.messages import LONGEST_NAME, MOST_COLLECTIONS, StatedCapabilities
 
 SECAGG = ("SA1",)
 
@@ -23,6 +25,12 @@ def capabilities(trainer: Trainer) -> StatedCapabilities:
         secagg=SECAGG,
         memory_mb=_memory_mb(),
     )
+
+
+def stated_examples(counts: Mapping[str, int]) -> dict[str, int]:
+    """The numbers of examples that a coordinator is told, by collection: rounded down, and of the largest ones."""
+    short = (name for name in counts if len(name) <= LONGEST_NAME)
+    return {name: rounded_down(counts[name]) for name in nlargest(MOST_COLLECTIONS, short, key=counts.__getitem__)}
 
 
 @cache

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from device_runtime.backends import FORMATS
-from device_runtime.capabilities import capabilities
+from device_runtime.capabilities import capabilities, stated_examples
 from device_runtime.clock import Clock, Moment
 from device_runtime.conditions import Conditions
 from device_runtime.config import DeviceConfig
@@ -55,7 +55,7 @@ from device_runtime.state.spending import Spending, Spent
 from device_runtime.trainer import Trainer
 from device_runtime.work import Worker, encode_report, plan_of
 from fedcore.plan import BlobRef
-from fedcore.wire.messages import Abort, AbortReason, Assignment, CheckIn, Rejected, RetryWindow
+from fedcore.wire.messages import MOST_TASKS, Abort, AbortReason, Assignment, CheckIn, Rejected, RetryWindow
 
 if TYPE_CHECKING:
     from device_runtime.protocol.secure import SecureDelivery
@@ -182,7 +182,7 @@ class _Session:
         examples = open_examples(config.examples)
         hello = CheckIn(
             capabilities=capabilities(trainer),
-            examples=self._guard.visible(examples.counts()),
+            examples=stated_examples(self._guard.visible(examples.counts())),
             conditions=now.stated(),
         )
         with self._phase("wait"):
@@ -190,7 +190,7 @@ class _Session:
         self._record.note(device=self._enrolments.device)
         if isinstance(answer, Rejected):
             return self._rejected(answer, trainer)
-        tasks = acceptable_tasks(answer.offers, examples, now)
+        tasks = acceptable_tasks(answer.offers, examples, now)[:MOST_TASKS]
         if not tasks:
             # Nobody is told: what the device found may be private, and its silence is the same as a lost connection.
             return self._record.note(outcome="rejected", reason="unwilling", retry=answer.retry, retryable="transient")

@@ -124,8 +124,12 @@ to_requirements = converter(Requirements, strict=False)
 
 def rounded_mb(size_bytes: int) -> int:
     """MiB, rounded down to a power of two: an exact size would help to recognise a device."""
-    whole = size_bytes // MEBIBYTE
-    return 1 << (whole.bit_length() - 1) if whole else 0
+    return rounded_down(size_bytes // MEBIBYTE)
+
+
+def rounded_down(count: int) -> int:
+    """The greatest power of two that is not above a count; 0 for 0. Larger counts never round to smaller ones."""
+    return 1 << (count.bit_length() - 1) if count else 0
 
 
 def _percent(fraction: float) -> str:

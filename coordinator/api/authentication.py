@@ -55,23 +55,29 @@ class Signed:
 class Authenticator:
     """Checks signatures. Its methods run before a route's endpoint, and keep the signer in the request's scope.
 
-    limit: how often a device may ask, which also bounds its share of what is remembered.
+    limit: how often a device may ask, which also bounds its share of what is remembered. steady: a clock that nobody
+    sets.
     """
 
     def __init__(
-        self, store: CoordinatorStore, limit: RateLimit, metrics: Metrics, clock: Callable[[], float] = time.time
+        self,
+        store: CoordinatorStore,
+        limit: RateLimit,
+        metrics: Metrics,
+        clock: Callable[[], float] = time.time,
+        steady: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._limit = limit
         self._metrics = metrics
-        self._clock = clock
+        self._clock, self._steady = clock, steady
         self._keys: LruCache[str, tuple[PublicKey, float]] = LruCache(KEYS)
         self._replays = Replays(REQUESTS)
         self._revoked: frozenset[str] = frozenset()
 
     def begin(self) -> None:
         """Begin to answer, or to answer for more: signatures that another process may have accepted are refused."""
-        self._replays.begin(self._clock())
+        self._replays.begin(self._clock(), self._steady())
 
     def refuse(self, devices: frozenset[str]) -> None:
         """Refuse these devices, whose keys may be in memory, and of those only these. From any thread."""
@@ -87,7 +93,7 @@ class Authenticator:
         _check(signature, about, key)
         if signature.keyid in self._revoked:
             raise DeviceRevoked
-        self._replays.demand_new(signature, since, self._clock())
+        self._replays.demand_new(signature, since, self._clock(), self._steady())
         self._admit(signature)
         request.scope[_SIGNED] = _signed(signature, about)
 

@@ -47,7 +47,7 @@ EXAMPLES: dict[type[msgspec.Struct], msgspec.Struct] = {
             secagg=("SA1",),
             memory_mb=4096,
         ),
-        examples={"default": 57},
+        examples={"default": 32},
         conditions=StatedConditions(charging=True, idle=True, battery=0.8, free_storage_mb=16384),
     ),
     Accepted: Accepted(_SESSION, (Offer(task=_TASK, collection="default", min_examples=20, charging=True),), _RETRY),

@@ -1,7 +1,10 @@
 """Replay protection: fresh signatures, each accepted once. Pure: time is an argument. Spec: docs/spec/wire.md §10.
 
-No replay is ever accepted. A signature that was made before this process began to answer is refused, unless no earlier
-process can have accepted it. When the clock is set back, signatures as old as the forgotten ones are refused too.
+No replay of a request that this process took is ever accepted. A signature that was made before this process began to
+answer is refused too, unless no earlier process can have accepted it. When that was is told by the clock as it is now,
+less the time that has passed on a steady clock, so that a clock which is set right later refuses nobody; and in the
+first ten minutes also by the clock of then. A clock that is set back by more than `WINDOW_S` repeats time: then replays
+of what an earlier process took can be accepted, once.
 """
 
 from __future__ import annotations
@@ -15,26 +18,29 @@ from fedcore.wire.signatures import WINDOW_S, Signature
 AHEAD_S = 1.0
 """How far ahead a device's clock may be. For as long, a new process refuses what others may have accepted."""
 _KEY_BYTES = 16
+_DAY_S = 86_400
 _SWEEP_S = 1.0
 
 
 class Replays:
-    """The signatures accepted within the window, at most `limit`; `began` is when this process began to answer.
+    """The signatures accepted within the window, at most `limit`.
 
-    Times are in seconds since 1970. Memory: about 100 bytes a signature, for five minutes.
+    Times are in seconds since 1970; `steady` ones are of a clock that nobody sets. Memory: about 100 bytes a signature,
+    for five minutes.
     """
 
-    def __init__(self, limit: int, began: float = -math.inf) -> None:
+    def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._began = began
+        self._began = self._began_steady = -math.inf
         self._count = 0
         self._seen: dict[int, set[bytes]] = {}
-        self._forgotten = -math.inf
+        self._forgotten: dict[int, int] = {}
+        """Of every five minutes of the last day, the latest time of which a signature was forgotten."""
         self._swept = -math.inf
 
-    def begin(self, now: float) -> None:
+    def begin(self, now: float, steady: float) -> None:
         """Begin to answer."""
-        self._began = now
+        self._began, self._began_steady = now, steady
 
     def check(self, signature: Signature, now: float) -> None:
         """Raise StaleSignature unless a signature is fresh, MalformedSignature when it is valid for too long."""
@@ -45,15 +51,14 @@ class Replays:
         if signature.expires <= now:
             raise StaleSignature(f"the signature expired at {signature.expires}, and it is {now:.0f} here")
 
-    def demand_new(self, signature: Signature, known_since: float, now: float) -> None:
+    def demand_new(self, signature: Signature, known_since: float, now: float, steady: float) -> None:
         """Raise ReplayedSignature, StaleSignature when an earlier process may have accepted it, or as `check` does.
 
         `known_since` is when its key was enrolled. The signature is not remembered yet.
         """
         self.check(signature, now)  # again: time may have passed since, and then it may be forgotten now
         self._sweep(now)
-        first = self._began + AHEAD_S if known_since < self._began else -math.inf
-        first = max(first, self._forgotten + 1)
+        first = max(self._first(signature, known_since, now, steady), self._forgotten.get(_span(signature), -1) + 1)
         if signature.created < first:
             wait_s = max(0.0, math.ceil(first) - now)
             raise StaleSignature("the coordinator has begun anew since this was signed; sign it again", wait_s)
@@ -67,14 +72,30 @@ class Replays:
         self._seen.setdefault(signature.created, set()).add(_key(signature))
         self._count += 1
 
+    def _first(self, signature: Signature, known_since: float, now: float, steady: float) -> float:
+        """The earliest time at which a signature of a device, enrolled at `known_since`, was not made for another."""
+        age_s = steady - self._began_steady
+        began = now - age_s
+        if known_since >= max(began, self._began):
+            return -math.inf
+        fresh_then = self._began - WINDOW_S <= signature.created < self._began + AHEAD_S
+        return (self._began if fresh_then and age_s < 2 * WINDOW_S else began) + AHEAD_S
+
     def _sweep(self, now: float) -> None:
         """Forget signatures that are too old to be accepted; once a second is often enough."""
         if 0 <= now - self._swept < _SWEEP_S:
             return
         for created in [created for created in self._seen if created < now - WINDOW_S]:
             self._count -= len(self._seen.pop(created))
-            self._forgotten = max(self._forgotten, created)
+            span = created // WINDOW_S
+            self._forgotten[span] = max(self._forgotten.get(span, created), created)
+        for span in [span for span in self._forgotten if span < (now - _DAY_S) // WINDOW_S]:
+            del self._forgotten[span]
         self._swept = now
+
+
+def _span(signature: Signature) -> int:
+    return signature.created // WINDOW_S
 
 
 def _key(signature: Signature) -> bytes:

@@ -106,7 +106,9 @@ class CheckIns:
         if isinstance(offers, Rejected):
             return self._counted(command, offers)
         self.arrivals.accepted(command.population, now)
-        session, older = self._sessions.enter(command.population, command.device, command.eligibility, now)
+        active = self._known.active.get(command.population, ())
+        eligibility = command.eligibility.only(task.needs for task in active)
+        session, older = self._sessions.enter(command.population, command.device, eligibility, now)
         rest_s = min(task.settings.min_separation_s for task in offers)
         retry = self._steering.after(command.population, rest_s, now)
         if older is not None:
@@ -148,7 +150,8 @@ class CheckIns:
 
     def wait(self, command: AwaitAssignment, answer: Future[Any], now: float) -> None:
         """Park `answer` until there is one. Raises UnknownSession or ForeignSession."""
-        session = self._sessions.wait(command, answer, now)
+        tasks = None if command.tasks is None else command.tasks.intersection(self._open)
+        session = self._sessions.wait(replace(command, tasks=tasks), answer, now)
         if session is not None and not _has_offer(session, self._open.values()):
             # The task was over between check-in and this request, when `learn` found nobody to send away.
             self.send_away([session], "no-task", now)

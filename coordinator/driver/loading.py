@@ -61,7 +61,11 @@ class LoadedTask:
     @property
     def offer(self) -> Offer:
         """The offer of the task to a device that checks in."""
-        return Offer(task=self.id, collection=self.needs.collection, **structs.asdict(self.settings.on_device))
+        rules = structs.asdict(self.settings.on_device)
+        if self.settings.on_device.max_example_age_s is not None:
+            rules["min_recent_examples"] = rules.pop("min_examples")
+        rules["min_examples"] = max(rules.get("min_examples", 0), self.needs.min_examples)
+        return Offer(task=self.id, collection=self.needs.collection, **rules)
 
     def paused(self) -> LoadedTask:
         """The same task, opening no other round."""

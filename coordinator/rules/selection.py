@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from coordinator.rules.eligibility import Requires
-from fedcore.conditions import StatedConditions
+from fedcore.conditions import StatedConditions, rounded_down
 from fedcore.wire.messages import CheckIn
 
 T = TypeVar("T")
@@ -18,7 +18,8 @@ T = TypeVar("T")
 class Capabilities:
     """The statements of a device at check-in: formats that it runs, examples per collection, its machine's state.
 
-    version: of its runtime; memory_mb: of the machine, in MiB, None when it did not say.
+    examples: rounded down to powers of two. version: of its runtime; memory_mb: of the machine, in MiB, None when it
+    did not say.
     """
 
     formats: frozenset[str]
@@ -50,8 +51,11 @@ class Needs:
     requires: Requires = field(default_factory=Requires)
 
     def unmet_by(self, device: Capabilities) -> str:
-        """The obstacle for a device, one of progress.OBSTACLES, or "". It is "format" only when nothing else is one."""
-        if device.examples.get(self.collection, 0) < self.min_examples:
+        """The obstacle for a device, one of progress.OBSTACLES, or "". It is "format" only when nothing else is one.
+
+        A device that may hold enough examples passes: whether it does, it checks itself before it waits.
+        """
+        if device.examples.get(self.collection, 0) < rounded_down(self.min_examples):
             return "examples"
         unmet = self.requires.unmet_by(device.version, device.memory_mb, device.conditions)
         return unmet or ("format" if self.formats.isdisjoint(device.formats) else "")
@@ -71,6 +75,13 @@ class Eligibility:
     def of(cls, message: CheckIn) -> Eligibility:
         """The eligibility of a device that sent this."""
         return cls(Capabilities.stated_by(message))
+
+    def only(self, tasks: Iterable[Needs]) -> Eligibility:
+        """The same with only the statements that these tasks ask for: a device that waits must not cost memory."""
+        asked, able = tuple(tasks), self.capabilities
+        held = {one.collection: able.examples[one.collection] for one in asked if one.collection in able.examples}
+        formats = able.formats & frozenset().union(*(one.formats for one in asked))
+        return Eligibility(replace(able, formats=formats, examples=held), self._obstacles)
 
     def obstacle(self, task: str, needs: Needs) -> str:
         """The obstacle for the task with this id and these needs; "" for none."""

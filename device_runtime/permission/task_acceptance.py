@@ -15,8 +15,6 @@ def acceptable_tasks(offers: Sequence[Offer], examples: ExampleSource, now: Cond
 
 
 def _enough(offer: Offer, examples: ExampleSource) -> bool:
-    if not offer.min_examples:
-        return True
-    age_s = offer.max_example_age_s
-    held = examples.count(offer.collection) if age_s is None else examples.count_recent(offer.collection, age_s)
-    return held >= offer.min_examples
+    held, age_s = examples.count(offer.collection), offer.max_example_age_s
+    recent = held if age_s is None else examples.count_recent(offer.collection, age_s)
+    return held >= offer.min_examples and recent >= offer.min_recent_examples

@@ -20,7 +20,12 @@ from fedcore.validation import Count
 
 WIRE_VERSION = 1
 T = TypeVar("T")
-Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+LONGEST_NAME = 200
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=LONGEST_NAME)]
+ShortName = Annotated[str, msgspec.Meta(min_length=1, max_length=50)]
+MOST_COLLECTIONS, MOST_NAMES, MOST_TASKS = 64, 16, 256
+"""What a device may name at most: collections, formats or protocols, and tasks that it is willing for."""
+ShortNames = Annotated[tuple[ShortName, ...], msgspec.Meta(max_length=MOST_NAMES)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
 RejectionReason = Literal[
@@ -104,30 +109,34 @@ class StatedCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     runtime: Name
     version: Name
     engine: Name
-    formats: tuple[str, ...]
-    secagg: tuple[str, ...] = ()
+    formats: ShortNames
+    secagg: ShortNames = ()
     memory_mb: Count | None = None
 
 
 class CheckIn(msgspec.Struct, frozen=True, kw_only=True):
-    """`POST /v1/populations/{population}/checkins`: a device is willing; `examples` are counted by collection."""
+    """`POST /v1/populations/{population}/checkins`: a device is willing.
+
+    `examples` are counts by collection, each rounded down to a power of two.
+    """
 
     version: int = WIRE_VERSION
     capabilities: StatedCapabilities
-    examples: dict[str, Count]
+    examples: Annotated[dict[Name, Count], msgspec.Meta(max_length=MOST_COLLECTIONS)]
     conditions: StatedConditions | None = None
 
 
 class Offer(ConditionRules, frozen=True, kw_only=True, omit_defaults=True):
     """A task that a device may wait for, and the rules that only the device checks before it does.
 
-    They are rules on its conditions, and `min_examples` of `collection` that are no older than `max_example_age_s`;
-    None is any age.
+    They are rules on its conditions, `min_examples` of `collection`, and of these `min_recent_examples` that are no
+    older than `max_example_age_s`; None is any age.
     """
 
     task: str
     collection: str
     min_examples: Count = 0
+    min_recent_examples: Count = 0
     max_example_age_s: float | None = None
 
 
@@ -143,7 +152,7 @@ class Willing(msgspec.Struct, frozen=True, kw_only=True):
     """`POST /v1/sessions/{session}/assignments`: the offered tasks that the device waits for."""
 
     version: int = WIRE_VERSION
-    tasks: tuple[str, ...]
+    tasks: Annotated[tuple[Name, ...], msgspec.Meta(max_length=MOST_TASKS)]
 
 
 class Rejected(msgspec.Struct, frozen=True, omit_defaults=True, tag="rejected", tag_field="outcome"):

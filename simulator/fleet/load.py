@@ -172,7 +172,7 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
 
     def _checking_in(self) -> _Call:
         path = f"/v1/populations/{self.config.population}/checkins"
-        return _Call("POST", path, encode(CheckIn(capabilities=_CAPABILITIES, examples={"default": 10})))
+        return _Call("POST", path, encode(CheckIn(capabilities=_CAPABILITIES, examples={"default": 8})))
 
     async def _enrol(self, behaviour: Behaviour) -> LoadDevice:
         key = Ed25519PrivateKey.generate()

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import sys
+from types import FunctionType, ModuleType
+
+import msgspec
 import pytest
 import sqlalchemy
 
@@ -10,12 +15,14 @@ from coordinator.errors import UnknownPopulation, UnknownSession
 from coordinator.rules.eligibility import OnDevice, Requires
 from coordinator.rules.selection import Eligibility, Needs
 from fedcore.conditions import StatedConditions
-from fedcore.wire.messages import Accepted, CheckIn, Offer, Rejected
+from fedcore.errors import WireError
+from fedcore.wire.messages import MOST_COLLECTIONS, MOST_NAMES, Accepted, CheckIn, Offer, Rejected, Willing, decode
 from tests.coordinator.bundles import make_bundle, make_plan
 from tests.coordinator.conftest import RETRY
 from tests.coordinator.devices import CAPABILITIES
 
 pytestmark = pytest.mark.every_engine
+ABLE = msgspec.to_builtins(CAPABILITIES)
 
 
 def writes(observer):
@@ -61,9 +68,47 @@ def test_device_is_offered_only_tasks_whose_rules_it_meets(register, desk):
     asking = register(on_device=alone)
     register(requires=Requires(unmetered=True))
     (offer,) = desk.arrive("a").offers
-    wanted = Offer(task=asking, collection="default", charging=True, min_examples=3, max_example_age_s=60)
+    rules = {"min_examples": 1, "min_recent_examples": 3, "max_example_age_s": 60}
+    wanted = Offer(task=asking, collection="default", charging=True, **rules)
     assert offer == wanted
     assert len(desk.arrive("a", conditions=StatedConditions(unmetered=True)).offers) == 2
+
+
+def size_bytes(thing, seen):
+    """The memory of an object and of all that it refers to, but for classes and functions."""
+    if id(thing) in seen or isinstance(thing, type | FunctionType | ModuleType):
+        return 0
+    seen.add(id(thing))
+    return sys.getsizeof(thing) + sum(size_bytes(one, seen) for one in gc.get_referents(thing))
+
+
+def test_device_that_waits_costs_memory_only_for_what_tasks_ask(register, desk):
+    task = register(goal=2)
+    names = [f"{number:0200}" for number in range(MOST_COLLECTIONS - 1)]
+    formats = ("onnx", *(f"{number:050}" for number in range(MOST_NAMES - 1)))
+    waiting = desk.arrive("a", formats=formats, examples={"default": 8} | dict.fromkeys(names, 2**62))
+    desk.turn(AwaitAssignment(waiting.session, "a", 10, frozenset([task, *names])))
+    (session,) = desk.driver._memory.sessions.waiting()
+    assert (session.eligibility.capabilities.examples, session.tasks) == ({"default": 8}, {task})
+    kept = session.eligibility, session.tasks, session.population, session.id
+    assert size_bytes(kept, set()) < 8192
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (CheckIn, {"capabilities": ABLE, "examples": {str(number): 1 for number in range(5000)}}),
+        (CheckIn, {"capabilities": ABLE, "examples": {"x" * 201: 1}}),
+        (CheckIn, {"capabilities": ABLE | {"formats": ["onnx"] * 17}, "examples": {}}),
+        (CheckIn, {"capabilities": ABLE | {"formats": ["x" * 51]}, "examples": {}}),
+        (CheckIn, {"capabilities": ABLE | {"secagg": ["SA1"] * 17}, "examples": {}}),
+        (Willing, {"tasks": ["t"] * 257}),
+        (Willing, {"tasks": ["t" * 201]}),
+    ],
+)
+def test_message_that_names_more_than_a_device_can_is_malformed(kind, message):
+    with pytest.raises(WireError, match="length"):
+        decode(msgspec.json.encode(message), kind)
 
 
 def test_device_that_does_not_say_what_a_rule_wants_is_not_eligible(register, desk):

@@ -3,10 +3,13 @@ from __future__ import annotations
 import random
 from collections import Counter
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import given
 
 from coordinator.rules.eligibility import Requires
 from coordinator.rules.selection import Capabilities, Needs, draw, formats_wanted
+from device_runtime.capabilities import stated_examples
 from fedcore.conditions import StatedConditions
 
 PLUGGED = StatedConditions(charging=True)
@@ -21,7 +24,8 @@ def wanted_by(offers, device):
     ("formats", "examples", "met"),
     [
         ({"onnx"}, {"photos": 5}, True),
-        ({"onnx"}, {"photos": 4}, False),
+        ({"onnx"}, {"photos": 4}, True),  # rounded down: it may hold 5
+        ({"onnx"}, {"photos": 2}, False),
         ({"onnx"}, {"default": 50}, False),
         ({"tflite"}, {"photos": 50}, False),
         (set(), {}, False),
@@ -37,13 +41,23 @@ def test_device_needs_a_format_and_enough_examples_of_the_collection(formats, ex
         ({"tflite"}, {"photos": 5}, {"onnx", "executorch"}),
         ({"tflite"}, {"photos": 5, "words": 1}, {"onnx", "executorch", "coreml"}),
         ({"onnx"}, {"words": 1}, {"coreml"}),
-        ({"tflite"}, {"photos": 4}, set()),
-        ({"onnx"}, {"photos": 4}, set()),
+        ({"tflite"}, {"photos": 2}, set()),
+        ({"onnx"}, {"photos": 2}, set()),
     ],
 )
 def test_formats_wanted_are_of_tasks_the_device_has_examples_for(formats, examples, wanted):
     offers = [NEEDS, Needs(frozenset({"coreml"}), "words", 1)]
     assert wanted_by(offers, Capabilities(frozenset(formats), examples)) == wanted
+
+
+@given(st.integers(0, 2**40), st.integers(1, 2**31))
+def test_no_device_with_enough_examples_is_rejected_for_its_rounding(held, least):
+    needs = Needs(frozenset({"onnx"}), "photos", least)
+    obstacle = needs.unmet_by(Capabilities(frozenset({"onnx"}), stated_examples({"photos": held})))
+    if held >= least:
+        assert obstacle == ""
+    if 2 * held < least:
+        assert obstacle == "examples"
 
 
 def test_formats_are_wanted_of_devices_alone_that_meet_the_rules():

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from device_runtime.capabilities import stated_examples
 from device_runtime.conditions import Conditions
 from device_runtime.examples import open_examples
 from device_runtime.examples.collection import Collection
@@ -44,8 +45,9 @@ def takes(store, **rules):
         ({"min_free_storage_bytes": 1001}, False),
         ({"min_examples": 10}, True),
         ({"min_examples": 11}, False),
-        ({"min_examples": 3, "max_example_age_s": 3 * 86_400.0}, True),
-        ({"min_examples": 4, "max_example_age_s": 3 * 86_400.0}, False),
+        ({"min_examples": 11, "min_recent_examples": 3, "max_example_age_s": 3 * 86_400.0}, False),
+        ({"min_recent_examples": 3, "max_example_age_s": 3 * 86_400.0}, True),
+        ({"min_recent_examples": 4, "max_example_age_s": 3 * 86_400.0}, False),
     ],
 )
 def test_device_waits_for_a_task_whose_every_rule_it_knows_to_hold(store, rules, taken):
@@ -60,7 +62,7 @@ def test_examples_without_a_time_are_never_recent(tmp_path):
     np.savez(tmp_path / "mine.npz", x=np.zeros(5, np.float32))
     source = open_examples(tmp_path / "mine.npz")
     assert takes(source, min_examples=5)
-    assert not takes(source, min_examples=1, max_example_age_s=1e9)
+    assert not takes(source, min_recent_examples=1, max_example_age_s=1e9)
 
 
 def offered(coordinator, *offers):
@@ -75,6 +77,22 @@ def test_device_says_which_tasks_it_is_willing_for(coordinator, config):
     )
     assert run_session(replace(config, conditions=lambda: Conditions(idle=False))).outcome == "reported"
     assert coordinator.willing == [Willing(tasks=("t-1",))]
+
+
+def test_device_states_no_exact_number_of_examples(coordinator, config):
+    path = config.examples
+    for held, stated in ((1, 1), (7, 4), (1000, 512)):
+        np.savez(path, x=np.zeros((held, 2), np.float32), y=np.zeros(held, np.float32))
+        run_session(config)
+        assert coordinator.checkins[-1].examples == {"default": stated}
+
+
+def test_device_with_many_collections_names_those_with_most_examples():
+    counts = {f"collection {number}": number for number in range(100)} | {"long " * 50: 1000}
+    stated = stated_examples(counts)
+    assert min(stated.values()) == 32
+    assert len(stated) == 64
+    assert max(map(len, stated)) <= 200
 
 
 def test_device_willing_for_nothing_comes_back_in_the_window(coordinator, config):

@@ -73,7 +73,7 @@ def test_a_check_in_says_what_the_device_can_and_has(coordinator, config):
     outcome = run_session(config)
     (hello,) = coordinator.checkins
     able = hello.capabilities
-    assert (able.formats, able.secagg, hello.examples) == (("onnx",), ("SA1",), {"default": 10})
+    assert (able.formats, able.secagg, hello.examples) == (("onnx",), ("SA1",), {"default": 8})
     assert (able.runtime, able.version) == ("muster", version("muster-fl"))
     assert "onnxruntime" in able.engine
     assert able.memory_mb.bit_count() == 1
