@@ -16,12 +16,14 @@ if TYPE_CHECKING:
     from device_runtime.examples import Collection, ExampleStore, Retention
     from device_runtime.outcome import Outcome
     from device_runtime.permission.policy import PerDay, PlanLimits, Policy
+    from device_runtime.state.sealing import KeyStore
 
 __all__ = [
     "Collection",
     "ConfigError",
     "Device",
     "ExampleStore",
+    "KeyStore",
     "Outcome",
     "PerDay",
     "PlanLimits",
@@ -34,6 +36,7 @@ _HOMES = {
     "Device": "device",
     "Collection": "examples",
     "ExampleStore": "examples",
+    "KeyStore": "state.sealing",
     "Retention": "examples",
     "Outcome": "outcome",
     "PerDay": "permission.policy",

@@ -10,6 +10,7 @@ from device_runtime.conditions import Conditions, ConditionSource, Requirements
 from device_runtime.permission.policy import Policy
 from device_runtime.protocol.transport import Transport
 from device_runtime.sandbox.process import Sandbox
+from device_runtime.state.sealing import KeyStore
 from device_runtime.trainer import Trainer
 
 
@@ -18,7 +19,7 @@ class DeviceConfig:
     """One device. `state` is a folder of its own; `wait_s` is how long it waits to be selected.
 
     policy: what it may do; None is the `policy.toml` of the state folder. enrolment_secret: what it proves to know when
-    it enrols; None proves nothing.
+    it enrols; None proves nothing. keystore: where the key is that seals what it keeps; None is files beside that.
 
     conditions: read before a session, while it downloads and while it trains, and held against `requirements`. Without
     a source nothing is known, so no requirement holds. stopping: whether to give up at once.
@@ -34,6 +35,7 @@ class DeviceConfig:
     wait_s: float = 30.0
     policy: Policy | None = None
     enrolment_secret: bytes | None = field(default=None, repr=False)
+    keystore: KeyStore | None = None
     conditions: ConditionSource = Conditions
     requirements: Requirements = field(default_factory=Requirements)
     stopping: Callable[[], bool] = lambda: False

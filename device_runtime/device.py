@@ -19,6 +19,7 @@ from device_runtime.permission.policy import Policy, policy_in
 from device_runtime.protocol.connection import address_of
 from device_runtime.scheduler import run_forever
 from device_runtime.session import run_session
+from device_runtime.state.sealing import KeyStore
 
 NO_REQUIREMENTS = Requirements()
 _LOG = logging.getLogger(__name__)
@@ -30,7 +31,8 @@ class Device:
     examples: a SQLite example store or an `.npz` file. policy: what the device may do, as a Policy or its file; None is
     `policy.toml` in the state folder, or everything when there is none. conditions, requirements: under which
     conditions it may work. wait_s: how long it waits to be selected, in seconds. enrolment_secret: what the
-    device proves to know when it enrols, as bytes or the file with it. Raises ConfigError when one of these is
+    device proves to know when it enrols, as bytes or the file with it. keystore: where the key is that seals what the
+    device keeps, in the place of files. Raises ConfigError when one of these is
     not valid: a coordinator that is no URL, a backend that there is not, a policy that is none.
     """
 
@@ -47,6 +49,7 @@ class Device:
         backend: str = "onnxruntime",
         wait_s: float = 30.0,
         enrolment_secret: bytes | Path | str | None = None,
+        keystore: KeyStore | None = None,
     ) -> None:
         _check(coordinator, population, backend, wait_s)
         _check_paths(examples=examples, state=state)
@@ -61,6 +64,7 @@ class Device:
             backend=backend,
             wait_s=wait_s,
             enrolment_secret=_secret(enrolment_secret),
+            keystore=keystore,
         )
         self._said = False
 

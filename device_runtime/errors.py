@@ -16,9 +16,11 @@ DeviceError
 │       └── DeadlinePassed  the coordinator stopped waiting before the work was done
 ├── ExampleRefused          an example is not what its collection was declared to hold, or no plan could train on it
 ├── StoreError              the example store cannot be used: no space, no permission, locked
+├── KeyUnavailable          the key that seals what a device keeps cannot be had
 ├── StateError              the state folder cannot be used
 │   ├── StateInUse          another process runs a session with this state folder
 │   ├── StateDamaged        the state database does not hold what it should
+│   ├── SealBroken          sealed bytes were changed, or sealed under another key
 │   └── ReportLost          a finished report is gone or was changed before it was counted
 └── TransportError          talking to the coordinator failed
     ├── Unreachable         no whole answer arrived, however often it was asked for
@@ -171,6 +173,12 @@ class StoreError(DeviceError):
     reason = "store-unusable"
 
 
+class KeyUnavailable(DeviceError):
+    """The key that seals what a device keeps cannot be had, now or for good. Nothing is given up because of it."""
+
+    reason = "key-unavailable"
+
+
 class StateError(DeviceError):
     """The state folder cannot be used."""
 
@@ -185,6 +193,10 @@ class StateInUse(StateError):
 
 class StateDamaged(StateError):
     """The state database does not hold what it should; the next session sets it aside."""
+
+
+class SealBroken(StateError):
+    """Sealed bytes were changed, or sealed under another key."""
 
 
 class ReportLost(StateError):

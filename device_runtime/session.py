@@ -51,6 +51,7 @@ from device_runtime.state.cache import BlobCache, PartialDownload, trim
 from device_runtime.state.database import StateDatabase, open_database
 from device_runtime.state.folder import only_session
 from device_runtime.state.journal import Journal
+from device_runtime.state.sealing import KeyFile, Sealer
 from device_runtime.state.spending import Spending, Spent
 from device_runtime.trainer import Trainer
 from device_runtime.work import Worker, encode_report, plan_of
@@ -108,8 +109,9 @@ class _Session:
         self._hold: Hold | None = None
         self._after_work: RetryWindow | None = None
         self._look_at, self._note_at = 0.0, time.monotonic() + NOTE_EVERY_S
-        self._assignments = AssignmentStore(database, config.state, config.coordinator, config.population)
-        self._enrolments = Enrolments(database, config.state, config.coordinator, config.enrolment_secret)
+        place = database, config.state, Sealer(config.keystore or KeyFile(config.state / "sealing-key"))
+        self._assignments = AssignmentStore(*place, config.coordinator, config.population)
+        self._enrolments = Enrolments(*place, config.coordinator, config.enrolment_secret)
         transport.identity = self._enrolments
         journal = Journal(database, clock)
         self._spending = Spending(database, clock)
@@ -129,8 +131,10 @@ class _Session:
             unmet = self._config.unmet(now)
             if unmet:
                 self._record.note(outcome="not-now", reason="conditions", detail="; ".join(unmet))
-            elif not self._finish_earlier():
-                self._take_part(now)
+            else:
+                self._guard.check_address(self._config.coordinator)
+                if not self._finish_earlier():
+                    self._take_part(now)
             trim(self._config.state / "blobs", self._policy.cache_bytes)
         except StateDamaged:
             raise  # nothing can be written down any more
@@ -179,7 +183,7 @@ class _Session:
         config, transport = self._config, self._transport
         self._trainer = trainer = config.trainer(config.backend)
         self._guard.check_in(config.population, trainer.format)
-        examples = open_examples(config.examples)
+        examples = open_examples(config.examples, config.keystore)
         hello = CheckIn(
             capabilities=capabilities(trainer),
             examples=stated_examples(self._guard.visible(examples.counts())),

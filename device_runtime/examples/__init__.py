@@ -9,6 +9,7 @@ from device_runtime.examples.files import import_file
 from device_runtime.examples.npz import NpzFile
 from device_runtime.examples.source import ExampleSource, invalid
 from device_runtime.examples.store import FILE, Appended, ExampleStore, Holding
+from device_runtime.state.sealing import KeyStore
 
 __all__ = [
     "Appended",
@@ -26,20 +27,22 @@ SQLITE_MAGIC = b"SQLite format 3\0"
 ZIP_MAGIC = b"PK"
 
 
-def open_examples(path: Path) -> ExampleSource:
+def open_examples(path: Path, keystore: KeyStore | None = None) -> ExampleSource:
     """The source at `path`: an `.npz` file, or an example store's folder or file. A file is known by its first bytes.
+
+    keystore: where the key is that seals an example store; None is a file beside it.
 
     Raises ExamplesError when it is missing, unreadable or of another kind.
     """
     if (path / FILE).is_file():
-        return ExampleStore(path / FILE)
+        return ExampleStore(path / FILE, keystore=keystore)
     try:
         with path.open("rb") as file:
             start = file.read(len(SQLITE_MAGIC))
     except OSError as error:
         raise invalid("the examples cannot be read", f"{path}: {error}") from error
     if start == SQLITE_MAGIC:
-        return ExampleStore(path)
+        return ExampleStore(path, keystore=keystore)
     if start.startswith(ZIP_MAGIC):
         return NpzFile(path)
     raise invalid("the examples are neither an .npz file nor an example store", str(path))

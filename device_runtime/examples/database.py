@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 # Written into the file's header, so that another application's database is not taken for a store.
 APPLICATION_ID = 0x4D757374
-VERSION = 2
+VERSION = 3
 SCHEMA = f"""
 CREATE TABLE collections (
     id INTEGER PRIMARY KEY,
@@ -27,7 +27,7 @@ CREATE TABLE examples (
     id INTEGER PRIMARY KEY,
     collection INTEGER NOT NULL REFERENCES collections (id),
     at REAL NOT NULL, -- seconds since 1970
-    data BLOB NOT NULL -- the fields in declared order, little-endian and row-major
+    data BLOB NOT NULL -- sealed: the fields in declared order, little-endian and row-major
 );
 CREATE INDEX examples_by_age ON examples (collection, at, id);
 PRAGMA application_id = {APPLICATION_ID};

@@ -15,10 +15,11 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from device_runtime.errors import ExampleRefused, StoreDamaged, StoreError
+from device_runtime.errors import ExampleRefused, SealBroken, StoreDamaged, StoreError
 from device_runtime.examples.collection import Collection, Example, Retention, words
 from device_runtime.examples.database import ExampleDatabase
 from device_runtime.examples.source import Columns, ExampleSource, invalid
+from device_runtime.state.sealing import KeyFile, KeyStore, Sealer
 from fedcore.decoding import decoder
 from fedcore.plan import ExampleSpec, Field
 
@@ -55,17 +56,23 @@ class ExampleStore(ExampleSource):
     is kept aside, at `put_aside`, and a new one is made: appending goes on there, all else raises StoreDamaged, once.
     """
 
-    def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
-        """The store in the file `path`; `clock` gives seconds since 1970."""
+    def __init__(self, path: Path, clock: Callable[[], float] = time.time, keystore: KeyStore | None = None) -> None:
+        """The store in the file `path`; `clock` gives seconds since 1970, `keystore` the key that seals examples.
+
+        Without one the key is in a file beside the store, `.key` after its name, for its owner alone.
+        """
         super().__init__(path)
+        self._sealer = Sealer(keystore or KeyFile(path.with_name(f"{path.name}.key")))
         self.put_aside: Path | None = None
         self._database = ExampleDatabase(path)
         self._clock = clock
 
     @classmethod
-    def open(cls, folder: Path, clock: Callable[[], float] = time.time) -> ExampleStore:
+    def open(
+        cls, folder: Path, clock: Callable[[], float] = time.time, keystore: KeyStore | None = None
+    ) -> ExampleStore:
         """The store in a folder of its own; both are made when missing."""
-        store = cls(folder / FILE, clock)
+        store = cls(folder / FILE, clock, keystore)
         store._going_on(store._database.create)
         return store
 
@@ -96,7 +103,8 @@ class ExampleStore(ExampleSource):
         """Declare a collection, and add examples to it: all of this or nothing. See `declare` and `append`."""
         collection = collection.checked()
         at = None if at is None else _seconds(at)
-        rows = [collection.encode(example) for example in examples]
+        what = _what(collection)
+        rows = [self._sealer.seal(what, collection.encode(example)) for example in examples]
         removed = self._going_on(lambda: self._insert(collection, rows, at))
         return Appended(
             added=len(rows), removed=removed, put_aside=None if self.put_aside is None else str(self.put_aside)
@@ -155,9 +163,23 @@ class ExampleStore(ExampleSource):
                 raise invalid(f"there is no collection {spec.collection!r}", str(self.path))
             key, known = found
             _check_fields(spec, known)
-            data = _data(connection, key, known.example_bytes)
+            data = self._data(connection, key, known)
         records = np.frombuffer(data, known.record)
         return {field.name: np.array(records[field.name], field.dtype) for field in spec.fields}
+
+    def _data(self, connection: sqlite3.Connection, key: int, known: Collection) -> bytearray:
+        """All examples of a collection in the order of their insertion, one after the other."""
+        data, what = bytearray(), _what(known)
+        query = "SELECT data FROM examples WHERE collection = ? ORDER BY id"
+        for index, (sealed,) in enumerate(connection.execute(query, (key,))):
+            try:
+                one = self._sealer.open(what, sealed)
+            except SealBroken as error:
+                raise invalid(f"example {index} was changed, or sealed under another key", str(self.path)) from error
+            if len(one) != known.example_bytes:
+                raise invalid(f"example {index} has {len(one)} bytes, its collection says {known.example_bytes}")
+            data += one
+        return data
 
     def _known(self, name: str) -> Collection:
         known = self.declared(name)
@@ -263,15 +285,9 @@ def _holding(connection: sqlite3.Connection, key: int, known: Collection) -> Hol
     )
 
 
-def _data(connection: sqlite3.Connection, key: int, example_bytes: int) -> bytearray:
-    """All examples of a collection in the order of their insertion, one after the other."""
-    data = bytearray()
-    query = "SELECT data FROM examples WHERE collection = ? ORDER BY id"
-    for index, (one,) in enumerate(connection.execute(query, (key,))):
-        if len(one) != example_bytes:
-            raise invalid(f"example {index} has {len(one)} bytes, its collection says {example_bytes}")
-        data += one
-    return data
+def _what(collection: Collection) -> str:
+    """The name under which examples of a collection are sealed."""
+    return f"example of {collection.name}"
 
 
 def _check_fields(spec: ExampleSpec, known: Collection) -> None:

@@ -43,6 +43,11 @@ class Guard:
         self._timer = timer
         self._started: float | None = None
 
+    def check_address(self, coordinator: str) -> None:
+        """Before a byte is sent: the URL of the coordinator. Raises PolicyForbids."""
+        if self._policy.require_https and not coordinator.lower().startswith("https://"):
+            _forbid("require_https", f"the coordinator is {coordinator}")
+
     def check_in(self, population: str, form: str) -> None:
         """Before the coordinator is asked for anything: the population, the day's budget, the format of graphs.
 

@@ -68,6 +68,7 @@ class Policy(_Part, frozen=True, kw_only=True):
     which a round may count. require_secure_aggregation: refuse every assignment that asks for the report in clear.
     require_release_log: refuse a secure round whose release is not proven to be in the coordinator's log of releases.
     unsigned_programs: run ExecuTorch programs, which nothing can check, though there are no signers.
+    require_https: call no coordinator whose URL is not https.
     cache_bytes: the most that plans and graphs take in the state folder between sessions.
     """
 
@@ -78,6 +79,7 @@ class Policy(_Part, frozen=True, kw_only=True):
     require_secure_aggregation: bool = False
     require_release_log: bool = False
     unsigned_programs: bool = False
+    require_https: bool = False
     cache_bytes: Amount = 200_000_000
     per_day: PerDay = PerDay()
     plan: PlanLimits = PlanLimits()

@@ -15,6 +15,7 @@ from device_runtime.errors import SecaggRefused, StateDamaged
 from device_runtime.protocol.transport import Transport
 from device_runtime.state.database import StateDatabase
 from device_runtime.state.identity import device_key, secagg_key
+from device_runtime.state.sealing import Sealer
 from fedcore.decoding import decoder
 from fedcore.errors import BrokenSuccession
 from fedcore.succession import Succession
@@ -44,15 +45,18 @@ _ENROLMENT = decoder(Enrolment)
 class Enrolments:
     """A device's enrolment at one coordinator, in the state folder. secret: what it proves to know, if anything.
 
-    Only for the holder of the state folder. Every method raises StateError, and so does making one.
+    Only for the holder of the state folder. Every method raises StateError, and so does making one, or
+    KeyUnavailable.
     """
 
-    def __init__(self, database: StateDatabase, folder: Path, coordinator: str, secret: bytes | None = None) -> None:
+    def __init__(
+        self, database: StateDatabase, folder: Path, sealer: Sealer, coordinator: str, secret: bytes | None = None
+    ) -> None:
         self._database = database
         self._coordinator = coordinator
         self._secret = secret
-        self._key = device_key(folder)
-        self._secagg = secagg_key(folder)
+        self._key = device_key(folder, sealer)
+        self._secagg = secagg_key(folder, sealer)
         self._public = PublicKey.of(self._key).text, self._secagg.public_key().public_bytes_raw()
         self._known = self._read()
 

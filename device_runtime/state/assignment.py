@@ -15,13 +15,15 @@ import msgspec
 from msgspec.structs import replace
 
 from device_runtime.clock import Clock, Moment
-from device_runtime.errors import ReportLost, StateDamaged
+from device_runtime.errors import ReportLost, SealBroken, StateDamaged
 from device_runtime.state.database import StateDatabase
 from device_runtime.state.folder import write_whole
+from device_runtime.state.sealing import OVERHEAD_BYTES, Sealer
 from fedcore.decoding import decoder
 from fedcore.wire.messages import Assignment
 
 SUFFIX = ".report"
+_REPORT, _STATE = "kept report", "state of a secure aggregation"
 
 
 class StoredAssignment(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,11 +49,17 @@ _STORED = decoder(StoredAssignment)
 
 
 class AssignmentStore:
-    """The last assignment from one population of one coordinator. Every method raises StateError."""
+    """The last assignment from one population of one coordinator. Every method raises StateError or KeyUnavailable.
 
-    def __init__(self, database: StateDatabase, folder: Path, coordinator: str, population: str) -> None:
+    Reports and the state of secure aggregation are kept sealed.
+    """
+
+    def __init__(
+        self, database: StateDatabase, folder: Path, sealer: Sealer, coordinator: str, population: str
+    ) -> None:
         self._database = database
         self._folder = folder
+        self._sealer = sealer
         self._key = coordinator, population
         # The report that this process finished: neither read nor hashed again.
         self._finished: bytes | None = None
@@ -60,7 +68,8 @@ class AssignmentStore:
         """The last assignment, unless it was dropped."""
         query = "SELECT stored FROM assignment WHERE coordinator = ? AND population = ?"
         for (stored,) in self._database.execute(query, *self._key):
-            return _decode(stored)
+            found = _decode(stored)
+            return replace(found, secagg=self._opened(found)) if found.secagg else found
         return None
 
     def assigned(self, given: Assignment, due: Moment) -> StoredAssignment:
@@ -74,7 +83,7 @@ class AssignmentStore:
     def trained(self, stored: StoredAssignment, report: bytes) -> StoredAssignment:
         """The report is finished: it is in a file before the database names it."""
         sha256 = hashlib.sha256(report).hexdigest()
-        write_whole(self._file(sha256), report)
+        write_whole(self._file(sha256), self._sealer.seal(_REPORT, report))
         self._finished = report
         return self._put(replace(stored, phase="trained", sha256=sha256))
 
@@ -84,9 +93,11 @@ class AssignmentStore:
         if finished is not None:
             return finished
         try:
-            data = self._file(stored.sha256).read_bytes()
+            data = self._sealer.open(_REPORT, self._file(stored.sha256).read_bytes())
         except OSError as error:
             raise ReportLost("the kept report is gone", str(error)) from error
+        except SealBroken as error:
+            raise ReportLost("the kept report is damaged") from error
         if hashlib.sha256(data).hexdigest() != stored.sha256:
             raise ReportLost("the kept report is damaged")
         return data
@@ -94,7 +105,7 @@ class AssignmentStore:
     def size(self, stored: StoredAssignment) -> int:
         """Bytes of a trained report; 0 when there is none, or it is gone."""
         try:
-            return self._file(stored.sha256).stat().st_size
+            return self._file(stored.sha256).stat().st_size - OVERHEAD_BYTES
         except OSError:
             return 0
 
@@ -125,9 +136,16 @@ class AssignmentStore:
                     path.unlink()
 
     def _put(self, stored: StoredAssignment) -> StoredAssignment:
-        text = msgspec.json.encode(stored).decode()
+        sealed = self._sealer.seal(_STATE, stored.secagg) if stored.secagg else b""
+        text = msgspec.json.encode(replace(stored, secagg=sealed)).decode()
         self._database.execute("INSERT OR REPLACE INTO assignment VALUES (?, ?, ?)", *self._key, text)
         return stored
+
+    def _opened(self, found: StoredAssignment) -> bytes:
+        try:
+            return self._sealer.open(_STATE, found.secagg)
+        except SealBroken as error:
+            raise StateDamaged("an assignment in the state database cannot be opened", str(error)) from error
 
     def _file(self, sha256: str) -> Path:
         return self._folder / f"{sha256}{SUFFIX}"

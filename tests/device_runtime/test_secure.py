@@ -13,6 +13,7 @@ from device_runtime.permission.policy import Policy
 from device_runtime.session import run_session
 from device_runtime.state.assignment import StoredAssignment
 from device_runtime.state.journal import read_journal
+from device_runtime.state.sealing import KeyFile, Sealer
 from fedcore.masking import fixed_points, last_session_number, layout_hash, model_hash, session_number, task_hash
 from fedcore.release import Release, SumBounds
 from fedcore.signing import SigningKey
@@ -174,13 +175,15 @@ def test_a_device_takes_part_to_the_end_and_keeps_the_result(secure, config):
 
 def test_round_and_state_are_durable_before_a_message_leaves(secure, config):
     others, found = Aggregator(terms(secure.plan, secure.checkpoint)), []
+    sealer = Sealer(KeyFile(config.state / "sealing-key"))
 
     def look(number, message):
         with closing(sqlite3.connect(f"file:{config.state / 'state.db'}?mode=ro", uri=True)) as database:
             ((row,),) = database.execute("SELECT stored FROM assignment").fetchall()
             ((noted,),) = database.execute("SELECT number FROM answered").fetchall()
         keep = msgspec.json.decode(row, type=StoredAssignment).secagg
-        found.append((number, noted, ClientState.decode(keep).stage if keep else None))
+        opened = sealer.open("state of a secure aggregation", keep) if keep else None
+        found.append((number, noted, ClientState.decode(opened).stage if opened else None))
         return others.answer(number, message)
 
     secure.aggregate = look

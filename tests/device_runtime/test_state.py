@@ -9,6 +9,7 @@ from device_runtime.errors import StateError, StateInUse
 from device_runtime.state.cache import BlobCache
 from device_runtime.state.folder import only_session, write_whole
 from device_runtime.state.identity import device_key, secagg_key
+from device_runtime.state.sealing import KeyFile, Sealer
 from fedcore.plan import BlobRef
 
 BLOB = b"a graph"
@@ -21,15 +22,17 @@ def public(key):
 
 @pytest.mark.parametrize(("made", "name"), [(device_key, "device-key"), (secagg_key, "secagg-key")])
 def test_a_key_is_made_once_and_readable_by_its_owner_alone(tmp_path, made, name):
-    first = made(tmp_path / "one")
-    assert public(made(tmp_path / "one")) == public(first) != public(made(tmp_path / "two"))
+    sealer = Sealer(KeyFile(tmp_path / "key"))
+    first = made(tmp_path / "one", sealer)
+    assert public(made(tmp_path / "one", sealer)) == public(first) != public(made(tmp_path / "two", sealer))
     assert (tmp_path / "one" / name).stat().st_mode & 0o077 == 0
 
 
 @pytest.mark.parametrize("damage", [b"", b"\xff\xfe", b"me"])
 def test_a_damaged_key_is_replaced_for_good(tmp_path, damage):
     (tmp_path / "device-key").write_bytes(damage)
-    assert public(device_key(tmp_path)) == public(device_key(tmp_path))
+    sealer = Sealer(KeyFile(tmp_path / "key"))
+    assert public(device_key(tmp_path, sealer)) == public(device_key(tmp_path, sealer))
 
 
 def never(ref, partial):

@@ -9,6 +9,7 @@ import numpy as np
 from coordinator.rules.rounds import TaskState
 from coordinator.store.tasks import TaskSettings
 from device_runtime.permission.policy import Policy
+from device_runtime.state.sealing import KeyFile, Sealer
 from export.build import export_bundle
 from fedcore.signing import SigningKey
 from simulator.engine import Engine
@@ -76,4 +77,5 @@ def give_keys(folder, users):
     for client in users.clients:
         state = state_folder(folder, client)
         state.mkdir(parents=True)
-        (state / "device-key").write_text(hashlib.sha256(client.encode()).hexdigest())
+        sealer = Sealer(KeyFile(state / "sealing-key"))
+        (state / "device-key").write_bytes(sealer.seal("device-key", hashlib.sha256(client.encode()).digest()))
