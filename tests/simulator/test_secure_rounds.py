@@ -158,7 +158,7 @@ def test_a_device_killed_anywhere_leaves_an_exact_sum(world):
 
 def test_devices_enrolled_before_a_rotation_take_part_after_it(tmp_path, coordinators, bundle):
     with coordinators.local(tmp_path) as local, speaking_to(local.url) as client:
-        here = World(tmp_path, local.store, local.url, bundle, rounds=2, phase_s=20.0)
+        here = World(tmp_path, local, bundle, rounds=2, phase_s=20.0)
         here.all_report(1)
         pinned = {key for (key,) in here.enrolments()}
         key = rotate(tmp_path / "muster.db.keys", local.store.database).server.public
