@@ -16,7 +16,9 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from sqlalchemy.exc import IntegrityError
 
 from coordinator.errors import KeysDamaged, KeysDiffer, KeysMissing
+from coordinator.rules.audit import Action
 from coordinator.store.database import Database
+from coordinator.store.tasks import STORE
 from fedcore.errors import BrokenSuccession, InvalidKey
 from fedcore.succession import Role, SucceedingKey, short
 
@@ -104,6 +106,7 @@ def start_anew(path: Path, database: Database) -> Keys:
         with database.writing() as records:
             key.save(file)
             records.identity.put(role, key.public.hex())
+            records.audit.append(STORE, Action.KEYS_CHANGED, key.public.hex(), role)
     return Keys.open(path, database)
 
 
@@ -136,3 +139,4 @@ def _record(key: SucceedingKey, path: Path, database: Database) -> None:
                 ) from error
         if known != key.public.hex():
             records.identity.put(key.role, key.public.hex())
+            records.audit.append(STORE, Action.KEYS_CHANGED, key.public.hex(), key.role)

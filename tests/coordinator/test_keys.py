@@ -67,6 +67,8 @@ def test_a_rotated_key_succeeds_the_old_one_which_does_not_come_back(store, tmp_
     rotated = rotate(path, store.database)
     assert rotated.server.succession.follow("server", first.server.public) == rotated.server.public
     assert known(store) == rotated.server.public.hex()
+    changed = [one.subject for one in store.audit() if (one.action, one.detail) == ("keys-changed", "server")]
+    assert changed == [first.server.public.hex(), rotated.server.public.hex()]
     with pytest.raises(KeysDiffer, match=first.server.public.hex()[:16]):
         Keys.open(old, store.database)
 
