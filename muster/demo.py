@@ -251,7 +251,7 @@ class Trainer:
             minimum=max(least, self.config.devices // 2),
             over_selection=1.0,
             selection_timeout_s=20,
-            reporting_deadline_s=60 if self.config.secure else 20,  # 20 s to train
+            reporting_deadline_s=70 if self.config.secure else 20,  # 20 s to train
             seed=self.config.seed,
             secagg=secagg if self.config.secure else None,
         )
