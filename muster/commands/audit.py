@@ -55,10 +55,11 @@ def verify(
     coordinator: Remote = None,
     json: Json = False,
 ) -> None:
-    """Check every entry against the one before, and name the first that is not as it was written.
+    """Check every entry, and name the first that is not as written.
 
-    A log that was cut off at its end, or made anew as a whole, is only found with --head-file. Keep that file where
-    those who could write the database cannot. The exit code is 1 for a broken log.
+    Each entry is chained to the one before. A log that was cut off at its end, or made anew as a whole, is only found
+    with --head-file. Keep that file where those who could write the database cannot. The exit code is 1 for a broken
+    log.
     """
     from coordinator.rules.audit import Head
     from coordinator.rules.audit import verify as check
