@@ -100,7 +100,8 @@ def test_metrics_count_what_happened_and_name_no_device(store, register, service
     assert found['muster_round_duration_seconds_count{state="committed"}'] == 1
     assert found[f'muster_problems_total{{problem="no-longer-needed",route="{route}"}}'] == 1
     assert found[f'muster_request_duration_seconds_count{{route="{route}",status="200"}}'] == 3
-    assert found[f'muster_received_bytes_total{{route="{route}"}}'] == 4 * len(body)
+    # A report that was counted, or comes late, is answered before its body is read.
+    assert found[f'muster_received_bytes_total{{route="{route}"}}'] == 2 * len(body)
     assert found['muster_sent_bytes_total{route="/v1/blobs/{sha256}"}'] == size
     assert found["muster_transaction_seconds_count"] > 0
     secrets = {devices.devices.id("phone-a"), task, cohort[0].plan.sha256} | {one.assignment for one in cohort}
