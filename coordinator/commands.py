@@ -69,10 +69,12 @@ class CountReport(Command[Receipt]):
 class PutMessage(Command[None]):
     """A device's message of that number, with its SHA-256, in the secure aggregation of its assignment's round.
 
-    then: once the message is taken, what waits for the one of the next number, for `wait_s` seconds.
+    device: the id of whoever signed the request. then: once the message is taken, what waits for the one of the next
+    number, for `wait_s` seconds.
     """
 
     assignment: str
+    device: str
     number: int
     message: bytes
     sha256: str

@@ -15,7 +15,6 @@ CoordinatorError
 ├── UnexpectedEvent         a state machine was handed an event that its state cannot take (a bug in the caller)
 ├── KeysDamaged             the file of a key holds something else, or cannot be read
 ├── CannotListen            a port is taken, or cannot be had for another reason
-├── BadSecret               the enrolment secret cannot be read, or is too short to be one
 ├── NonFiniteState          the algorithm's next state holds an infinite or undefined number
 ├── BrokenAudit             the audit log is not as it was written
 ├── UnknownDeviceId         no device has the id that an operator named
@@ -110,10 +109,6 @@ class KeysDamaged(CoordinatorError):
 
 class CannotListen(CoordinatorError):
     """A port is taken, or cannot be had for another reason; the message names the option that changes it."""
-
-
-class BadSecret(CoordinatorError):
-    """The enrolment secret cannot be read, or is too short to be one."""
 
 
 class NonFiniteState(CoordinatorError):

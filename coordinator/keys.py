@@ -1,7 +1,7 @@
-"""The coordinator's own keys: one signs invitations to secure rounds, the other enrols devices.
+"""The coordinator's own key, which signs invitations to secure rounds.
 
-They are in files, the same at all replicas, and never in the database, so that its copies do not hold them. The store
-has the public keys: a process with others does not start. Who pinned an earlier key, the store or a device, follows the
+It is in a file, the same at all replicas, and never in the database, so that its copies do not hold it. The store has
+the public key: a process with another does not start. Who pinned an earlier key, the store or a device, follows the
 succession to the one that holds now.
 """
 
@@ -20,48 +20,41 @@ from coordinator.rules.audit import Action
 from coordinator.store.database import Database
 from coordinator.store.tasks import STORE
 from fedcore.errors import BrokenSuccession, InvalidKey
-from fedcore.succession import Role, SucceedingKey, short
+from fedcore.succession import SucceedingKey, short
 
 _LOG = logging.getLogger(__name__)
 _SECRET_BYTES = 32
 
 
 class Keys:
-    """The keys of the server and of the enrolment authority. Any thread may read them, and one calls `hold`.
+    """The server's key. Any thread may read it, and one calls `hold`. path: its file."""
 
-    path: the file of the server's key; that of the authority is beside it, with `.authority` after its name.
-    """
-
-    def __init__(self, server: SucceedingKey, authority: SucceedingKey, path: Path | None = None) -> None:
+    def __init__(self, server: SucceedingKey, path: Path | None = None) -> None:
         self.server = server
-        self.authority = authority
         self._path = path
 
     @classmethod
     def load(cls, path: Path) -> Keys:
-        """The keys in their files. Raises KeysMissing or KeysDamaged."""
-        server, authority = (_load(role, file) for role, file in _files(path))
-        return cls(server, authority, path)
+        """The key in its file. Raises KeysMissing or KeysDamaged."""
+        return cls(_load(path), path)
 
     @classmethod
     def open(cls, path: Path, database: Database) -> Keys:
-        """The keys in their files, which are made at the first start on a store, and their public keys in the store.
+        """The key in its file, which is made at the first start on a store, and its public key in the store.
 
         When the store has an earlier key than the file, it follows the succession. Raises KeysMissing, KeysDamaged, or
-        KeysDiffer when the files hold other keys than the store knows: devices pinned those.
+        KeysDiffer when the file holds another key than the store knows: devices pinned that.
         """
         with database.reading() as records:
             known = records.identity.get("server")
         if known is None:
-            for role, file in _files(path):
-                with contextlib.suppress(FileExistsError):
-                    SucceedingKey.new(role).save(file)
+            with contextlib.suppress(FileExistsError):
+                SucceedingKey.new("server").save(path)
         keys = cls.load(path)
-        for key in (keys.server, keys.authority):
-            try:
-                _record(key, path, database)
-            except IntegrityError:  # another process was the first; its key must be this one
-                _record(key, path, database)
+        try:
+            _record(keys.server, path, database)
+        except IntegrityError:  # another process was the first; its key must be this one
+            _record(keys.server, path, database)
         return keys
 
     def hold(self, known: str | None) -> bool:
@@ -69,7 +62,7 @@ class Keys:
         if known is None or self.server.public.hex() == known:
             return True
         with contextlib.suppress(KeysMissing, KeysDamaged):
-            found = _load("server", self._path) if self._path else self.server
+            found = _load(self._path) if self._path else self.server
             if found.public.hex() == known:
                 _LOG.warning("the server's key %s succeeds %s", short(found.public), short(self.server.public))
                 self.server = found
@@ -94,36 +87,30 @@ def rotate(path: Path, database: Database, out: Path | None = None) -> Keys:
 
 
 def start_anew(path: Path, database: Database) -> Keys:
-    """Make keys that succeed none in the place of lost files. Devices that pinned a lost key refuse the new one.
+    """Make a key that succeeds none in the place of a lost file. Devices that pinned the lost key refuse the new one.
 
-    Raises KeysDiffer when no file is lost, OSError when one cannot be written.
+    Raises KeysDiffer when the file is not lost, OSError when it cannot be written.
     """
-    lost = [(role, file) for role, file in _files(path) if not file.exists()]
-    if not lost:
+    if path.exists():
         raise KeysDiffer(f"{path} is there, so no key is lost; to give up the key in it, move the file away first")
-    for role, file in lost:
-        key = SucceedingKey.new(role)
-        with database.writing() as records:
-            key.save(file)
-            records.identity.put(role, key.public.hex())
-            records.audit.append(STORE, Action.KEYS_CHANGED, key.public.hex(), role)
+    key = SucceedingKey.new("server")
+    with database.writing() as records:
+        key.save(path)
+        records.identity.put("server", key.public.hex())
+        records.audit.append(STORE, Action.KEYS_CHANGED, key.public.hex(), "server")
     return Keys.open(path, database)
 
 
-def _files(path: Path) -> tuple[tuple[Role, Path], tuple[Role, Path]]:
-    return ("server", path), ("authority", path.with_name(f"{path.name}.authority"))
-
-
-def _load(role: Role, path: Path) -> SucceedingKey:
+def _load(path: Path) -> SucceedingKey:
     try:
-        return SucceedingKey.load(role, path)
+        return SucceedingKey.load("server", path)
     except FileNotFoundError as error:
         raise KeysMissing(
-            f"{path}, the file of the {role}'s key, is not there, and devices have pinned that key: put it back from a "
+            f"{path}, the file of the server's key, is not there, and devices have pinned that key: put it back from a "
             "backup, or name its place (MUSTER_KEYS); `muster coordinator keys rotate --lost` gives it up"
         ) from error
     except (InvalidKey, OSError) as error:
-        raise KeysDamaged(f"the {role}'s key cannot be read: {error}") from error
+        raise KeysDamaged(f"the server's key cannot be read: {error}") from error
 
 
 def _record(key: SucceedingKey, path: Path, database: Database) -> None:

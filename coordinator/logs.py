@@ -12,7 +12,7 @@ from typing import TextIO
 import structlog
 from structlog.typing import Processor
 
-_HEARD = ("coordinator", "fedcore", "muster", "secagg", "uvicorn")
+_HEARD = ("authority", "coordinator", "fedcore", "muster", "secagg", "uvicorn")
 """Who is heard from the level asked for. Others only warn: an HTTP client, say, tells every URL, and ids are in it."""
 
 

@@ -126,7 +126,8 @@ class _Devices(uvicorn.Server):
             _LOG.info("devices at %s, operators at %s", *addresses)
             if not self._settings.enrols:
                 _LOG.warning(
-                    "no new device can enrol: give --enrolment-secret-file FILE, or for development --accept-unattested"
+                    "no new device can enrol: give --authority KEY and --authority-url URL, or "
+                    "--enrolment-secret-file FILE, or for development --accept-unattested"
                 )
             self._on_ready(addresses)
 

@@ -23,6 +23,8 @@ from pydantic_settings import (
 from coordinator.errors import InvalidSettings, MissingStore
 from coordinator.store.database_engines import printable, sqlite_path
 from coordinator.store.garbage_collection import Retention
+from fedcore.errors import InvalidKey
+from fedcore.signing import public_key
 from fedcore.wire.messages import RetryWindow
 
 PREFIX = "MUSTER_"
@@ -66,6 +68,10 @@ class Settings(BaseSettings):
     enrolment_secret_file: Path | None = Field(
         default=None, description="file with the secret that devices prove to know when they enrol"
     )
+    authority: str | None = Field(
+        default=None, description="public key of the enrolment authority, which secure rounds need, as ed25519:…"
+    )
+    authority_url: str | None = Field(default=None, description="where devices reach the enrolment authority")
     admin_host: str = Field(default="127.0.0.1", description="address of the admin API and the dashboard")
     admin_port: int = Field(default=8081, ge=0, le=65535, description="their port; 0 takes a free one")
     loopback_viewer: bool = Field(
@@ -126,10 +132,22 @@ class Settings(BaseSettings):
         _networks(value)
         return value
 
+    @field_validator("authority")
+    @classmethod
+    def _is_key(cls, value: str | None) -> str | None:
+        if value is not None:
+            try:
+                public_key(value)
+            except InvalidKey as error:
+                raise ValueError(str(error)) from error
+        return value
+
     @model_validator(mode="after")
     def _agree(self) -> Self:
         if (self.tls_cert is None) is not (self.tls_key is None):
             raise ValueError("tls_cert and tls_key go together; give both or none")
+        if (self.authority is None) is not (self.authority_url is None):
+            raise ValueError("authority and authority_url go together; give both or none")
         for name in ("tls_cert", "tls_key", "enrolment_secret_file"):
             path = getattr(self, name)
             if path is not None and not path.is_file():
@@ -154,7 +172,7 @@ class Settings(BaseSettings):
     @property
     def enrols(self) -> bool:
         """Whether anything is accepted of a new device, so that one can enrol."""
-        return self.accept_unattested or self.enrolment_secret_file is not None
+        return self.accept_unattested or self.enrolment_secret_file is not None or self.authority is not None
 
     @property
     def retry(self) -> RetryWindow:

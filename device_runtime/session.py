@@ -42,6 +42,7 @@ from device_runtime.permission.policy import policy_in
 from device_runtime.permission.releases import Releases
 from device_runtime.permission.task_acceptance import acceptable_tasks
 from device_runtime.phases import Phases
+from device_runtime.protocol.credentials import Credentials, DeviceKeys
 from device_runtime.protocol.enrolment import Enrolments
 from device_runtime.protocol.hold import Hold
 from device_runtime.protocol.transport import Transport
@@ -50,6 +51,7 @@ from device_runtime.state.assignment import AssignmentStore, StoredAssignment
 from device_runtime.state.cache import BlobCache, PartialDownload, trim
 from device_runtime.state.database import StateDatabase, open_database
 from device_runtime.state.folder import only_session
+from device_runtime.state.identity import device_key, secagg_key
 from device_runtime.state.journal import Journal
 from device_runtime.state.sealing import KeyFile, Sealer
 from device_runtime.state.spending import Spending, Spent
@@ -111,15 +113,22 @@ class _Session:
         self._look_at, self._note_at = 0.0, time.monotonic() + NOTE_EVERY_S
         place = database, config.state, Sealer(config.keystore or KeyFile(config.state / "sealing-key"))
         self._assignments = AssignmentStore(*place, config.coordinator, config.population)
-        self._enrolments = Enrolments(*place, config.coordinator, config.enrolment_secret)
+        self._policy = config.policy or policy_in(config.state)
+        keys = DeviceKeys(device_key(*place[1:]), secagg_key(*place[1:]), config.enrolment_secret)
+        credentials = Credentials(database, keys, self._to_authority, clock.wall)
+        self._enrolments = Enrolments(database, config.coordinator, keys, credentials, self._policy.named_authority)
         transport.identity = self._enrolments
         journal = Journal(database, clock)
         self._spending = Spending(database, clock)
-        self._policy = config.policy or policy_in(config.state)
         self._trainer: Trainer | None = None
         releases = Releases(self._policy, database, clock, config.population)
         self._guard = Guard(self._policy, self._spending, releases, timer=self._cpu_s)
         self._record = SessionRecord(journal, self._spending, transport, config.coordinator, config.population)
+
+    def _to_authority(self, url: str) -> Transport:
+        if self._policy.require_https and not url.lower().startswith("https://"):
+            raise PolicyForbids("against require_https of this device's policy", f"the authority is at {url}")
+        return self._config.connect(url)
 
     def run(self) -> Outcome:
         """Everything from the conditions to the receipt."""

@@ -89,6 +89,11 @@ def public_key(signer: str) -> Ed25519PublicKey:
     raise InvalidKey(f"{signer!r} is not a public key: it must be {KIND} and 32 bytes in base64url, without padding")
 
 
+def key_text(public: bytes) -> str:
+    """A public key of 32 bytes in its text form."""
+    return KIND + base64url(public)
+
+
 class SigningKey:
     """A private key that signs plans, releases or the checkpoints of a lineage. Who has its file can do so too."""
 
@@ -118,7 +123,7 @@ class SigningKey:
     @property
     def signer(self) -> str:
         """The public key in its text form."""
-        return KIND + base64url(self._key.public_key().public_bytes_raw())
+        return key_text(self._key.public_key().public_bytes_raw())
 
     def sign(self, plan: BlobRef) -> PlanSignature:
         """Sign a plan by its digest. The same key and plan give the same signature."""

@@ -9,6 +9,7 @@ import typer
 
 from muster.commands import device as on_device
 from muster.commands.audit import audit_app
+from muster.commands.authority import authority_app
 from muster.commands.bench import bench_app
 from muster.commands.coordinator import coordinator_app
 from muster.commands.demo import demo
@@ -55,6 +56,7 @@ app.command()(simulate)
 plan_app.command()(log)
 app.add_typer(plan_app, name="plan")
 app.add_typer(key_app, name="key")
+app.add_typer(authority_app, name="authority")
 app.add_typer(coordinator_app, name="coordinator")
 app.add_typer(task_app, name="task")
 app.add_typer(audit_app, name="audit")

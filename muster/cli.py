@@ -7,7 +7,7 @@ import signal
 import sys
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_TERMINATED = 1, 2, 130, 143
-OURS = {"coordinator", "device_runtime", "export", "fedcore", "muster", "secagg", "simulator"}
+OURS = {"authority", "coordinator", "device_runtime", "export", "fedcore", "muster", "secagg", "simulator"}
 USAGE_ERRORS = {
     "UnknownAlgorithm",
     "InvalidSetting",
@@ -40,6 +40,7 @@ EXTRAS = {
     "prometheus_client": "coordinator",
     "jinja2": "coordinator",
     "sqlalchemy": "coordinator",
+    "starlette": "coordinator",
     "uvicorn": "coordinator",
     "matplotlib": "dev",
     "pygal": "sim",

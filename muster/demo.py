@@ -61,7 +61,7 @@ class DemoFailed(Exception):
 class DemoConfig:
     """The configuration. `devices`, of 60, are active at a time; every round wants a report of each.
 
-    plain: let the coordinator see every report, which it also does with fewer devices than secure aggregation needs.
+    secure: mask reports, for which there must be LEAST_COHORT devices, and a coordinator that goes by an authority.
     """
 
     algorithms: tuple[str, ...]
@@ -69,12 +69,7 @@ class DemoConfig:
     devices: int
     folder: Path
     seed: int = 0
-    plain: bool = False
-
-    @property
-    def secure(self) -> bool:
-        """Whether reports are masked."""
-        return self.devices >= LEAST_COHORT and not self.plain
+    secure: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,14 @@
-"""A coordinator as a process of its own, for commands that need one."""
+"""A coordinator, and an enrolment authority, as processes of their own, for commands that need them."""
 
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +22,8 @@ from coordinator.rules.entities import Role, Task
 from coordinator.settings import Settings
 from coordinator.store.tasks import CoordinatorStore, TaskSettings, open_coordinator_store
 from fedcore.bundle import Bundle
-from fedcore.signing import SigningKey
+from fedcore.signing import SigningKey, key_text
+from fedcore.succession import SucceedingKey
 from muster.releasing import released
 
 START_TIMEOUT_S = 30.0
@@ -37,7 +39,7 @@ _STOP_TIMEOUT_S = 60.0
 
 
 class ServerError(Exception):
-    """The coordinator process did not start."""
+    """A process did not start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,46 +70,98 @@ class LocalCoordinator:
 
 
 @contextmanager
-def local_coordinator(folder: Path, **settings: object) -> Iterator[LocalCoordinator]:
+def local_coordinator(folder: Path, *, secure: bool = False, **settings: object) -> Iterator[LocalCoordinator]:
     """Run `muster coordinator serve` on a free loopback port, with all its files in `folder`, which is made if missing.
 
-    `settings` are further settings of the coordinator's. Devices need no attestation and have no rate limit, and
-    those without work come back after a fraction of a second: this is for one machine. Raises ServerError.
+    secure: run an enrolment authority beside it, so that there are secure rounds. `settings` are further settings of
+    the coordinator's. Devices need no attestation and have no rate limit, and those without work come back after a
+    fraction of a second: this is for one machine. Raises ServerError.
     """
-    with starting_coordinator(folder, **settings) as ready:
+    with starting_coordinator(folder, secure=secure, **settings) as ready:
         yield ready()
 
 
 @contextmanager
-def starting_coordinator(folder: Path, **settings: object) -> Iterator[Callable[[], LocalCoordinator]]:
+def starting_coordinator(
+    folder: Path, *, secure: bool = False, **settings: object
+) -> Iterator[Callable[[], LocalCoordinator]]:
     """As `local_coordinator`, but the block begins at once: it gets a function that waits until devices are served.
 
     That function raises ServerError.
     """
     folder.mkdir(parents=True, exist_ok=True)
     database, blobs = f"sqlite:///{folder / 'muster.db'}", folder / "blobs"
-    ready, log = folder / "coordinator.url", folder / "coordinator.log"
-    ready.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "muster", "coordinator", "serve", "--port", "0", "--db", database]
-    command += ["--blobs", str(blobs), "--ready-file", str(ready)]
-    given = {f"MUSTER_{name.upper()}": str(value) for name, value in {**FOR_ONE_MACHINE, **settings}.items()}
-    with open_coordinator_store(database, blobs) as store:
-        with log.open("wb") as output:
-            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=os.environ | given)
-        deadline = time.monotonic() + START_TIMEOUT_S
+    with ExitStack() as stack:
+        store = stack.enter_context(open_coordinator_store(database, blobs))
+        authority = stack.enter_context(starting_authority(folder / "authority")) if secure else None
+        if authority is not None:
+            settings = settings | {"authority": authority.key, "authority_url": authority.url}
+        command = ["coordinator", "serve", "--port", "0", "--db", database, "--blobs", str(blobs)]
+        given = {f"MUSTER_{name.upper()}": str(value) for name, value in {**FOR_ONE_MACHINE, **settings}.items()}
+        process = stack.enter_context(_Process.starting("coordinator", folder, command, given))
 
         def started() -> LocalCoordinator:
-            while not ready.exists():
-                if process.poll() is not None or time.monotonic() > deadline:
-                    raise ServerError(f"the coordinator did not start:\n{log.read_text()[-2000:]}")
-                time.sleep(0.02)
-            url, admin_url = ready.read_text().splitlines()
+            if authority is not None:
+                authority.process.ready()
+            url, admin_url = process.ready()
             return LocalCoordinator(url, admin_url, process.pid, database, blobs, store)
 
+        yield started
+
+
+@dataclass(frozen=True, slots=True)
+class StartingAuthority:
+    """An authority process: its public key as text, the URL at which it will answer, and its process."""
+
+    key: str
+    url: str
+    process: _Process
+
+
+@contextmanager
+def starting_authority(folder: Path) -> Iterator[StartingAuthority]:
+    """Start `muster authority serve` on a free loopback port, with a new key in `folder`; no device is attested."""
+    folder.mkdir(parents=True, exist_ok=True)
+    key = SucceedingKey.new("authority")
+    key.save(folder / "authority.key", replace=True)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = ["authority", "serve", "--key", str(folder / "authority.key"), "--port", str(port), "--accept-unattested"]
+    with _Process.starting("authority", folder, command, {}) as process:
+        yield StartingAuthority(key_text(key.public), f"http://127.0.0.1:{port}", process)
+
+
+class _Process:
+    """A process of `muster` that writes a file once it is ready."""
+
+    def __init__(self, name: str, ready: Path, log: Path, process: subprocess.Popen[bytes]) -> None:
+        self._name, self._ready, self._log, self._process = name, ready, log, process
+        self._deadline = time.monotonic() + START_TIMEOUT_S
+        self.pid = process.pid
+
+    @classmethod
+    @contextmanager
+    def starting(
+        cls, name: str, folder: Path, command: Sequence[str], environment: Mapping[str, str]
+    ) -> Iterator[_Process]:
+        """The process of a command, for as long as the block runs."""
+        ready, log = folder / f"{name}.url", folder / f"{name}.log"
+        ready.unlink(missing_ok=True)
+        words = [sys.executable, "-m", "muster", *command, "--ready-file", str(ready)]
+        with log.open("wb") as output:
+            process = subprocess.Popen(words, stdout=output, stderr=subprocess.STDOUT, env=os.environ | environment)
         try:
-            yield started
+            yield cls(name, ready, log, process)
         finally:
             _end(process)
+
+    def ready(self) -> list[str]:
+        """The lines of its file, once it is ready. Raises ServerError."""
+        while not self._ready.exists():
+            if self._process.poll() is not None or time.monotonic() > self._deadline:
+                raise ServerError(f"the {self._name} did not start:\n{self._log.read_text()[-2000:]}")
+            time.sleep(0.02)
+        return self._ready.read_text().splitlines()
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from secagg import keys, packing
 from secagg.client_state import ClientStage, ClientState, Peer
+from secagg.credentials import NO_CREDENTIAL
 from secagg.errors import (
     AlreadyRevealed,
     BadCiphertext,
@@ -72,16 +73,18 @@ class SessionInput:
     """The input of a device to a session, which is also the state that the session begins in.
 
     vector: float32 (D,). weight: an integer, 0 … w_max. model_hash, layout_hash: of the model and the
-    layout that the device holds, 32 bytes each. credential: the authority's signature over the device's id, 64 bytes.
-    last_round: the greatest round of the task that the device ever answered for.
+    layout that the device holds, 32 bytes each. credential: the device's own, as `secagg.credentials` has it.
+    last_round: the greatest round of the task that the device ever answered for. now: the device's time, in seconds
+    since 1970, at which its peers' credentials must still be good; 0 when its clock is not to be trusted.
     """
 
     vector: NDArray[np.float32]
     weight: int
     model_hash: bytes
     layout_hash: bytes
-    credential: bytes = UNSIGNED
+    credential: bytes = NO_CREDENTIAL
     last_round: int = -1
+    now: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,9 +274,9 @@ class Client:
                 raise GraphMismatch(f"position {peer.position} is not what the roster holds there", [peer.position])
         check_distinct([state.device, *(peer.device for peer in roster.neighbours)])
         if state.invite.mode == ACTIVE:
-            invite_hash = state.invite.hash
+            invite_hash, until = state.invite.hash, max(state.given.now, state.invite.deadline)
             for peer in roster.neighbours:
-                check_advertisement(peer.device, invite_hash, self._policy.authority)
+                check_advertisement(peer.device, invite_hash, self._policy.authority, until)
 
     def _check_confirmations(self, kept: ClientState, found: Confirmations) -> None:
         peers, shown = kept.alive_peers, kept.digest

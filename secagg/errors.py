@@ -15,6 +15,7 @@ SecaggError
 │   └── ModelMismatch         the model or layout is not the one that the device holds
 ├── Forged                    a message that nobody could have made honestly
 │   ├── BadSignature          a signature or credential is not its signer's
+│   ├── ExpiredCredential     a credential ends before the session does
 │   ├── BadPoint              a public key is not a good point of the curve
 │   ├── DuplicateKey          one id or key occurs twice
 │   ├── BadCiphertext         a box of shares does not open
@@ -92,6 +93,10 @@ class Forged(SecaggError):
 
 class BadSignature(Forged):
     """A signature or credential is not its signer's."""
+
+
+class ExpiredCredential(Forged):
+    """A credential ends before the session does."""
 
 
 class BadPoint(Forged):

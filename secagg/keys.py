@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -42,20 +40,6 @@ def verify(signer: bytes, signature: bytes, what: str, context: bytes, body: byt
         raise BadSignature(
             f"the {what} signature is not that of {signer.hex()[:12]}…: it was altered, or made for another session"
         ) from error
-
-
-def enrol(authority: Ed25519PrivateKey, device_id: bytes) -> bytes:
-    """The credential of a device: the authority's signature over its id."""
-    return sign(authority, "enrolment", NO_CONTEXT, device_id)
-
-
-@lru_cache(maxsize=4096)
-def check_credential(authority: bytes, device_id: bytes, credential: bytes) -> None:
-    """Raise BadSignature unless the authority (a 32-byte public key) enrolled the device.
-
-    A credential that was found good is remembered: the same devices meet in round after round.
-    """
-    verify(authority, credential, "enrolment", NO_CONTEXT, device_id)
 
 
 class PairKey:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import ClassVar, Self
 
+from secagg.credentials import CREDENTIAL_BYTES, DEVICE_BYTES, SIGNATURE_BYTES
 from secagg.encoding import DIGEST_BYTES, Reader, ascending, bitmap, head, open_message
 from secagg.errors import Malformed, UnsupportedSuite
 from secagg.keys import KEY_BYTES, u32
@@ -21,7 +22,7 @@ from secagg.packing import Segment
 
 SUITE = 1
 HONEST, ACTIVE = 0, 1
-SIGNATURE_BYTES, SHARE_BYTES, BOX_BYTES = 64, 32, 80
+SHARE_BYTES, BOX_BYTES = 32, 80
 UNSIGNED = bytes(SIGNATURE_BYTES)
 SEED_SHARE, KEY_SHARE = 0, 1
 DONE, ABORTED = 0, 1
@@ -33,7 +34,7 @@ INVITE_TERMS = struct.Struct("<BB32sQQIII32s32sH")
 class Invite:
     """M0. The terms of a session: segments to sum, number of devices, round.
 
-    `deadline` is in Unix seconds, for the host; the protocol does not use it.
+    `deadline` is in Unix seconds: credentials must be good until then.
     """
 
     mode: int
@@ -104,7 +105,7 @@ def _unpack(data: bytes) -> Segment:
 
 @dataclass(frozen=True, slots=True)
 class Advertise:
-    """M1. A device's id and its keys for this session, signed."""
+    """M1. A device's id and its keys for this session, signed, and its credential."""
 
     id: bytes
     mask_key: bytes
@@ -118,6 +119,11 @@ class Advertise:
     def leaf(self) -> bytes:
         """The device's leaf in the roster."""
         return self.id + self.mask_key + self.box_key
+
+    @property
+    def device(self) -> bytes:
+        """The device that the credential names; zeros in mode `honest`."""
+        return self.credential[:DEVICE_BYTES]
 
     def fields(self) -> bytes:
         """The message without its head, as M2 repeats it."""
@@ -138,7 +144,7 @@ class Advertise:
     @classmethod
     def read(cls, reader: Reader) -> Advertise:
         """The fields, from the middle of a message."""
-        return cls(*(reader.take(size) for size in 3 * (KEY_BYTES,) + 2 * (SIGNATURE_BYTES,)))
+        return cls(*(reader.take(size) for size in (*3 * (KEY_BYTES,), SIGNATURE_BYTES, CREDENTIAL_BYTES)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,7 @@ from secagg.messages import (
     survivors_digest,
 )
 from secagg.parameters import GraphParameters
-from secagg.session import check_advertisement, check_distinct, session_id
+from secagg.session import check_advertisement, check_distinct, names_of, session_id
 from secagg.session_phase import PhaseEnd, SessionPhase
 from secagg.shamir import PRIME
 from secagg.unmasking import RevealedShares, UnmaskedSum, Unmasking
@@ -114,15 +114,18 @@ class Server:
         self._revealed: dict[int, dict[int, int]] = {}
         self._masked_sum: Words = np.zeros(0, np.uint64)
 
-    def receive(self, slot: int, message: bytes) -> None:
-        """Take in a message of a device. A refusal, any SecaggError, changes nothing."""
+    def receive(self, slot: int, message: bytes, device: bytes | None = None) -> None:
+        """Take in a message of a device. A refusal, any SecaggError, changes nothing.
+
+        device: its id, where the host knows whose message it is: its credential must be that device's.
+        """
         number = MessageType.of(message)
         if number not in DEVICE_MESSAGES:
             raise Malformed(f"M{number} is not a message of devices")
         if number is not self.phase.due:
             raise OutOfOrder(f"M{number} came while the server is in phase {self.phase.name.lower()}")
         if self.phase is SessionPhase.ADVERTISING:
-            return self._take_advertisement(slot, message)
+            return self._take_advertisement(slot, message, device)
         if slot not in self._positions:
             raise OutOfOrder(f"slot {slot} is not on the roster")
         take = {
@@ -212,18 +215,20 @@ class Server:
     def _sign(self, what: str, context: bytes, body: bytes) -> bytes:
         return keys.sign(self._key, what, context, body) if self._active else UNSIGNED
 
-    def _take_advertisement(self, slot: int, message: bytes) -> None:
+    def _take_advertisement(self, slot: int, message: bytes, sender: bytes | None) -> None:
         device = Advertise.decode(message, self._invite_hash)
         if slot in self._advertised:
             raise DuplicateUpload(f"slot {slot} advertised before")
-        own = {device.id, device.mask_key, device.box_key}
+        own = set(names_of(device))
         check_distinct([device])
         if own & self._seen:
-            raise DuplicateKey(f"slot {slot} sent an id or key that another device has")
+            raise DuplicateKey(f"slot {slot} sent an id or key that another device has, or is one that advertised")
         for point in (device.mask_key, device.box_key):
             keys.check_point(point)
         if self._active:
-            check_advertisement(device, self._invite_hash, self._authority)
+            check_advertisement(device, self._invite_hash, self._authority, self._invite.deadline)
+        if self._active and self._authority is not None and sender not in (None, device.device):
+            raise BadSignature(f"slot {slot} sent the credential of another device")
         self._seen |= own
         self._advertised[slot] = device
 

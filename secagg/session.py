@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from secagg import keys
+from secagg.credentials import check_credential
 from secagg.errors import DuplicateKey
 from secagg.keys import KEY_BYTES, tag, u32
 from secagg.masking import Mask
@@ -36,18 +37,26 @@ def pair_mask(sid: bytes, own: int, peer: int, secret: bytes) -> Mask:
     return Mask(keys.derive(secret, sid, "mask", min(own, peer), max(own, peer)), 1 if own < peer else -1)
 
 
-def check_advertisement(device: Advertise, invite_hash: bytes, authority: bytes | None) -> None:
-    """Raise BadSignature unless a device signed its keys for this session, and the authority, if any, knows it."""
+def check_advertisement(device: Advertise, invite_hash: bytes, authority: bytes | None, until: int) -> None:
+    """Raise BadSignature unless a device signed its keys for this session, and the authority, if any, knows it.
+
+    Raises ExpiredCredential unless its credential is good until that second.
+    """
     keys.verify(device.id, device.signature, "advertise", invite_hash, device.mask_key + device.box_key)
     if authority is not None:
-        keys.check_credential(authority, device.id, device.credential)
+        check_credential(authority, device.id, device.credential, until)
+
+
+def names_of(device: Advertise) -> list[bytes]:
+    """All that no other device of a session may have: id, keys, and the device that the credential names, if any."""
+    return [device.id, device.mask_key, device.box_key, *([device.device] if any(device.device) else [])]
 
 
 def check_distinct(devices: Iterable[Advertise]) -> None:
-    """Raise DuplicateKey when an id or a key occurs twice, in any role."""
+    """Raise DuplicateKey when an id or a key occurs twice, in any role, or one device has two of them."""
     seen: set[bytes] = set()
     for device in devices:
-        for key in (device.id, device.mask_key, device.box_key):
+        for key in names_of(device):
             if key in seen:
                 raise DuplicateKey(f"id or key {key.hex()[:12]}… occurs twice: one device plays several")
             seen.add(key)

@@ -65,6 +65,7 @@ class AdminApi:
     def __init__(self, service: Service) -> None:
         self._store = service.store
         self._key = service.lineage
+        self._has_authority = service.settings.authority is not None
         self._message_limit = service.settings.message_limit_bytes
         self._upload_limit = service.settings.upload_limit_bytes
 
@@ -170,6 +171,11 @@ class AdminApi:
         return _json(self._store.task(task))
 
     def _register(self, new: NewTask, by: str) -> Task:
+        if new.settings.secagg is not None and not self._has_authority:
+            raise InvalidTask(
+                "secure rounds need an enrolment authority, and this coordinator goes by none: run `muster authority "
+                "serve`, and start the coordinator with --authority and --authority-url"
+            )
         with tempfile.TemporaryDirectory(prefix="muster-bundle-") as folder:
             bundle = Bundle.write(Path(folder), new.manifest, self._blobs(new.manifest))
             return self._store.register_task(bundle, new.settings, new.release, by)

@@ -29,7 +29,7 @@ from coordinator.metrics import Metrics
 from coordinator.rules.entities import Device
 from coordinator.store.tasks import CoordinatorStore
 from fedcore import errors
-from fedcore.wire.signatures import COVERED, DIGEST, SIGNED_FIELDS, PublicKey, SignableRequest, Signature, sha256_in
+from fedcore.wire.signatures import DIGEST, PublicKey, SignableRequest, Signature, read_signature, sha256_in
 
 KEYS = 1 << 16
 """Public keys kept in memory, at about 600 bytes each."""
@@ -125,18 +125,11 @@ class Authenticator:
         if "signature" not in fields or "signature-input" not in fields:
             raise Unsigned("sign the request with the device's key, as RFC 9421 and the device protocol say")
         try:
-            signature = Signature.parse(fields["signature-input"], fields["signature"])
+            signature, about = read_signature(request.method, _target(request), fields)
         except errors.MalformedSignature as error:
             raise MalformedSignature(str(error)) from error
-        has_body = fields.get("content-length", "0") != "0" or "transfer-encoding" in fields
-        demanded = {name for name in SIGNED_FIELDS if name in fields or (name == DIGEST and has_body)}
-        missing = demanded.union(COVERED) - set(signature.covered)
-        if missing:
-            raise MalformedSignature(f"the signature does not cover {', '.join(sorted(missing))}")
         self._replays.check(signature, self._clock())
-        path, query = request.scope["raw_path"].decode("latin-1"), request.scope["query_string"].decode("latin-1")
-        target = f"{path}?{query}" if query else path
-        return signature, SignableRequest(request.method, fields.get("host", ""), target, fields.get)
+        return signature, about
 
     async def _find(self, device: str) -> tuple[PublicKey, float]:
         found = await run_in_threadpool(self._look_up, device)
@@ -180,6 +173,11 @@ def _check(signature: Signature, request: SignableRequest, key: PublicKey) -> No
         raise MalformedSignature(str(error)) from error
     except errors.ForgedSignature as error:
         raise ForgedSignature(str(error)) from error
+
+
+def _target(request: Request) -> str:
+    path, query = request.scope["raw_path"].decode("latin-1"), request.scope["query_string"].decode("latin-1")
+    return f"{path}?{query}" if query else path
 
 
 def _fields(request: Request) -> dict[str, str]:

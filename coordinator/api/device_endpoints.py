@@ -138,7 +138,8 @@ class DeviceApi:
             coming: Future[bytes | None] = Future()
             # Only the driver's thread ends it from here on, so nobody can cancel it under its hands.
             coming.set_running_or_notify_cancel()
-            await self._put(PutMessage(assignment, spoken, b"", "", wait_s, coming), request, limit)
+            command = PutMessage(assignment, signed(request).keyid, spoken, b"", "", wait_s, coming)
+            await self._put(command, request, limit)
             return await self._message(coming, headers, request)
 
     async def _put(self, command: PutMessage, request: Request, limit: int) -> None:

@@ -1,47 +1,63 @@
-"""Enrolment: a device's key gets a row, and its key for secure aggregation a credential.
+"""Enrolment: a device's key gets a row, and the device hears who the parties of secure rounds are.
 
 Spec: docs/spec/wire.md §9.
 """
 
 from __future__ import annotations
 
-import hashlib
+from collections.abc import Callable
 
 from sqlalchemy.exc import IntegrityError
 
-from coordinator.api.attestation import Attestation
+from authority import errors
+from authority.attestation import Attestation
 from coordinator.api.authentication import demand_allowed
-from coordinator.keys import Keys
+from coordinator.errors import NotAttested
 from coordinator.rules.audit import Action
 from coordinator.store.tasks import CoordinatorStore
-from fedcore.wire.messages import Credential, Enrol, Enrolled
-from secagg.keys import enrol
-
-_ID_HEX = 32
-
-
-def device_id(key: str) -> str:
-    """The id of the device with this public key (as text): the same whenever and wherever it enrols."""
-    return hashlib.sha256(key.encode()).hexdigest()[:_ID_HEX]
+from fedcore.wire.messages import AttestationEvidence, Enrol, Enrolled, HeldCredential, SecaggParties
+from fedcore.wire.signatures import device_id
+from secagg.credentials import check_credential
+from secagg.errors import SecaggError
 
 
 class Registry:
-    """Enrols devices, from any thread."""
+    """Enrols devices, from any thread. parties: gives those of secure rounds; None where there are none."""
 
-    def __init__(self, store: CoordinatorStore, keys: Keys, attestation: Attestation) -> None:
+    def __init__(
+        self, store: CoordinatorStore, attestation: Attestation, parties: Callable[[], SecaggParties | None]
+    ) -> None:
         self._store = store
-        self._keys = keys
         self._attestation = attestation
+        self._parties = parties
 
     def enrol(self, message: Enrol, key: str, created: int) -> Enrolled:
         """Make the holder of `key` a device; its row is durable when this returns. May be repeated.
 
         `created` is when the request was signed. Raises NotAttested, or DeviceRevoked.
         """
-        kind = self._attestation.check(message.attestation, key, created)
+        kind = self._check(message.attestation, key, created)
         device = device_id(key)
         self._write_once(device, key, kind)
-        return Enrolled(device, None if message.secagg is None else self._vouch(message.secagg))
+        return Enrolled(device, self._parties())
+
+    def _check(self, evidence: AttestationEvidence, key: str, created: int) -> str:
+        """The kind of the evidence. Raises NotAttested."""
+        try:
+            if isinstance(evidence, HeldCredential):
+                return self._check_credential(evidence, key, created)
+            return self._attestation.check(evidence, key, created)
+        except (errors.NotAttested, SecaggError) as error:
+            raise NotAttested(str(error)) from error
+
+    def _check_credential(self, held: HeldCredential, key: str, created: int) -> str:
+        parties = self._parties()
+        if parties is None:
+            raise NotAttested("this coordinator goes by no enrolment authority")
+        found = check_credential(parties.authority, held.secagg, held.credential, created)
+        if found.device.hex() != device_id(key):
+            raise NotAttested("the credential is another device's")
+        return "credential"
 
     def _write_once(self, device: str, key: str, kind: str) -> None:
         with self._store.database.reading() as records:
@@ -58,7 +74,3 @@ class Registry:
             with self._store.database.reading() as records:
                 if records.devices.find(device) is None:
                     raise
-
-    def _vouch(self, id_: bytes) -> Credential:
-        authority = self._keys.authority
-        return Credential(enrol(authority.private, id_), self._keys.server.succession, authority.public)

@@ -15,13 +15,13 @@ from fedcore.wire.messages import (
     Accepted,
     Assignment,
     CheckIn,
-    Credential,
     Enrol,
     Enrolled,
     Offer,
     Receipt,
     Rejected,
     RetryWindow,
+    SecaggParties,
     StatedCapabilities,
     Unattested,
     Willing,
@@ -36,8 +36,8 @@ _RETRY = RetryWindow(5.0, 30.0)
 _KEY = hashlib.sha256(b"a public key").digest()
 
 EXAMPLES: dict[type[msgspec.Struct], msgspec.Struct] = {
-    Enrol: Enrol(attestation=Unattested(), secagg=_KEY),
-    Enrolled: Enrolled(_DEVICE, Credential(credential=2 * _KEY, server=Succession(_KEY), authority=_KEY)),
+    Enrol: Enrol(attestation=Unattested()),
+    Enrolled: Enrolled(_DEVICE, SecaggParties(Succession(_KEY), _KEY, "https://authority.example")),
     CheckIn: CheckIn(
         capabilities=StatedCapabilities(
             runtime="muster",

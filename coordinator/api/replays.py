@@ -13,10 +13,9 @@ import hashlib
 import math
 
 from coordinator.errors import MalformedSignature, ReplayedSignature, StaleSignature, Unavailable
-from fedcore.wire.signatures import WINDOW_S, Signature
+from fedcore import errors
+from fedcore.wire.signatures import AHEAD_S, WINDOW_S, Signature
 
-AHEAD_S = 1.0
-"""How far ahead a device's clock may be. For as long, a new process refuses what others may have accepted."""
 _KEY_BYTES = 16
 _DAY_S = 86_400
 _SWEEP_S = 1.0
@@ -44,12 +43,12 @@ class Replays:
 
     def check(self, signature: Signature, now: float) -> None:
         """Raise StaleSignature unless a signature is fresh, MalformedSignature when it is valid for too long."""
-        if not 0 <= signature.expires - signature.created <= WINDOW_S:
-            raise MalformedSignature(f"a signature is good for at most {WINDOW_S} s, from `created` to `expires`")
-        if not now - WINDOW_S <= signature.created <= now + AHEAD_S:
-            raise StaleSignature(f"the signature was made at {signature.created}, and it is {now:.0f} here")
-        if signature.expires <= now:
-            raise StaleSignature(f"the signature expired at {signature.expires}, and it is {now:.0f} here")
+        try:
+            signature.check_time(now)
+        except errors.MalformedSignature as error:
+            raise MalformedSignature(str(error)) from error
+        except errors.StaleSignature as error:
+            raise StaleSignature(str(error)) from error
 
     def demand_new(self, signature: Signature, known_since: float, now: float, steady: float) -> None:
         """Raise ReplayedSignature, StaleSignature when an earlier process may have accepted it, or as `check` does.

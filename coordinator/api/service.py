@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from coordinator.api.attestation import Attestation
+from authority.attestation import Attestation
 from coordinator.api.authentication import Authenticator
 from coordinator.api.enrolment import Registry
 from coordinator.api.limits import Limits
@@ -19,7 +19,8 @@ from coordinator.secure.round import SecureRoundFactory
 from coordinator.secure.unmask_workers import Unmasker
 from coordinator.settings import Settings
 from coordinator.store.tasks import CoordinatorStore, open_coordinator_store
-from fedcore.signing import SigningKey
+from fedcore.signing import SigningKey, public_key
+from fedcore.wire.messages import SecaggParties
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +56,12 @@ class Service:
             raise
         limits, unmasker = Limits(settings), Unmasker()
         membership = Membership(store, ReplicaConfig(lease_s=settings.lease_s, drives=settings.role != "api"), keys)
-        secure = SecureRoundFactory(keys, unmasker, lineage)
+        authority = None if settings.authority is None else public_key(settings.authority).public_bytes_raw()
+        secure = SecureRoundFactory(keys, authority, unmasker, lineage)
         driver = Driver(membership, secure, settings.retry, settings.queue_limit, source=source)
         driver.metrics.watch(driver.queue_depth, lambda: limits.connections.held)
-        registry = Registry(store, keys, Attestation.of(settings.accept_unattested, settings.enrolment_secret_file))
+        attestation = Attestation.of(settings.accept_unattested, settings.enrolment_secret_file)
+        registry = Registry(store, attestation, lambda: _parties(settings, keys))
         authenticator = Authenticator(store, limits.device, driver.metrics)
         membership.took_over, limits.sent_away = authenticator.begin, driver.presence.heard
         driver.revocations.changed = authenticator.refuse
@@ -76,3 +79,11 @@ class Service:
             registry,
             authenticator,
         )
+
+
+def _parties(settings: Settings, keys: Keys) -> SecaggParties | None:
+    """The parties of secure rounds, as devices hear of them now."""
+    if settings.authority is None or settings.authority_url is None:
+        return None
+    authority = public_key(settings.authority).public_bytes_raw()
+    return SecaggParties(keys.server.succession, authority, settings.authority_url)

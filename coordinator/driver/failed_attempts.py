@@ -1,10 +1,11 @@
-"""Failed attempts at a round: how long its task pauses after them, and when an operator must look."""
+"""Rounds that fail or cannot be: how long a task pauses after failed attempts, and when an operator must look."""
 
 from __future__ import annotations
 
 import logging
 
 from coordinator.driver.open_rounds import OpenRound
+from coordinator.rules.entities import Task
 from coordinator.rules.rounds import TaskState, back_off_s
 from coordinator.store.records import Records
 
@@ -23,3 +24,13 @@ def note_failure(records: Records, round_: OpenRound, reason: str) -> float:
         _LOG.error("task %s is paused: %s", task.id, words)
         records.move_task(task, TaskState.PAUSED, reason, f"{words}; find out why, then resume it")
     return back_off_s(failures)
+
+
+def pause_without_authority(records: Records, task: Task) -> None:
+    """Pause a task whose rounds are secure, where the coordinator goes by no enrolment authority."""
+    words = (
+        "secure rounds need an enrolment authority: run `muster authority serve`, start the coordinator with "
+        "--authority and --authority-url, then resume the task"
+    )
+    _LOG.error("task %s is paused: %s", task.id, words)
+    records.move_task(task, TaskState.PAUSED, "no-authority", words)

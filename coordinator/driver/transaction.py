@@ -21,7 +21,7 @@ from coordinator.driver.effects import (
     ReportsCounted,
     RoundMoved,
 )
-from coordinator.driver.failed_attempts import note_failure
+from coordinator.driver.failed_attempts import note_failure, pause_without_authority
 from coordinator.driver.loading import LoadedTask
 from coordinator.driver.make_assignments import common_part, for_device, invite
 from coordinator.driver.open_rounds import OpenRound, OpenRounds
@@ -220,7 +220,13 @@ class Transaction:
         wanted = self.rounds.may_open(task) and bool(
             self._not_drawn(self._selector.eligible(task, self.rounds, self._now))
         )
-        return wanted and self._records.task(task.id).state is TaskState.ACTIVE
+        record = self._records.task(task.id) if wanted else None
+        if record is None or record.state is not TaskState.ACTIVE:
+            return False
+        if task.settings.secagg is not None and self._selector.secure.authority is None:
+            pause_without_authority(self._records, record)
+            return False
+        return True
 
     def _open(self, task: LoadedTask) -> OpenRound:
         running = self.rounds.running.get(task.id)

@@ -94,9 +94,9 @@ class Group:
             return False
         return self._due <= self._sent or now >= self._until
 
-    def receive(self, slot: int, message: bytes) -> None:
-        """Take in a message of a device. A refusal, any SecaggError, changes nothing."""
-        self._server.receive(slot, message)
+    def receive(self, slot: int, message: bytes, device: bytes) -> None:
+        """Take in a message of the device with that id. A refusal, any SecaggError, changes nothing."""
+        self._server.receive(slot, message, device)
         self._sent.add(slot)
 
     def end_by(self, until: float) -> None:

@@ -100,19 +100,21 @@ class SecureRoundSettings:
 
 @dataclass(frozen=True, slots=True)
 class SecureRoundFactory:
-    """Maker of secure rounds, with the coordinator's keys and the function that has masks taken off sums.
+    """Maker of secure rounds, with the coordinator's key and the function that has masks taken off sums.
 
+    authority: the public key of the enrolment authority; without one there are no secure rounds.
     lineage: signs the checkpoints that rounds lead to.
     """
 
     keys: Keys
+    authority: bytes | None
     unmask: StartUnmasking
     lineage: SigningKey
 
     def open(self, invite: Invite, seats: Mapping[str, int], settings: SecureRoundSettings) -> SecureRound:
         """A round in which `seats` are the slots by assignment."""
         key = self.keys.server
-        lobby = Server(invite, key.private, self.keys.authority.public)
+        lobby = Server(invite, key.private, self.authority)
         return SecureRound(lobby, key.succession, self.unmask, seats, settings)
 
 
@@ -218,7 +220,7 @@ class SecureRound:
         if command.number != group.phase:
             raise UnusableMessage(f"message M{command.number} is not due yet")
         try:
-            group.receive(slot, command.message)
+            group.receive(slot, command.message, bytes.fromhex(command.device))
         except SecaggError as error:
             raise UnusableMessage(f"{type(error).__name__}: {error}") from error
         self._digests[slot, command.number] = digest

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 from device_runtime.errors import ConfigError
+from device_runtime.protocol.connection import address_of
 from fedcore.errors import InvalidKey
 from fedcore.signing import public_key
 from fedcore.validation import NotNegative, checked, misfit
@@ -28,6 +30,14 @@ class _Part(msgspec.Struct, frozen=True, kw_only=True):
         if found is not None:
             name, value, words = found
             raise ConfigError(f"{name} = {_shown(value)}: {words}")
+
+
+@dataclass(frozen=True, slots=True)
+class NamedAuthority:
+    """The enrolment authority that the device's policy names. url: empty where the coordinator says it."""
+
+    key: bytes
+    url: str = ""
 
 
 @checked
@@ -69,7 +79,9 @@ class Policy(_Part, frozen=True, kw_only=True):
     require_release_log: refuse a secure round whose release is not proven to be in the coordinator's log of releases.
     unsigned_programs: run ExecuTorch programs, which nothing can check, though there are no signers.
     require_https: call no coordinator whose URL is not https.
-    cache_bytes: the most that plans and graphs take in the state folder between sessions.
+    authority, authority_url: the enrolment authority's public key, as `muster authority new-key` prints it, and its
+    URL; without them the device goes by what its coordinator names first. cache_bytes: the most that plans and graphs
+    take in the state folder between sessions.
     """
 
     populations: Names | None = None
@@ -80,6 +92,8 @@ class Policy(_Part, frozen=True, kw_only=True):
     require_release_log: bool = False
     unsigned_programs: bool = False
     require_https: bool = False
+    authority: str | None = None
+    authority_url: str | None = None
     cache_bytes: Amount = 200_000_000
     per_day: PerDay = PerDay()
     plan: PlanLimits = PlanLimits()
@@ -91,6 +105,22 @@ class Policy(_Part, frozen=True, kw_only=True):
                 public_key(signer)
             except InvalidKey as error:
                 raise ConfigError(f"signers = {_shown(self.signers)}: {error}") from error
+        if self.authority_url is not None:
+            address_of(self.authority_url)
+            if self.authority is None:
+                raise ConfigError("authority_url needs authority, the public key that is to be found there")
+        if self.authority is not None:
+            try:
+                public_key(self.authority)
+            except InvalidKey as error:
+                raise ConfigError(f"authority = {_shown(self.authority)}: {error}") from error
+
+    @property
+    def named_authority(self) -> NamedAuthority | None:
+        """The enrolment authority that this policy names, if any."""
+        if self.authority is None:
+            return None
+        return NamedAuthority(public_key(self.authority).public_bytes_raw(), self.authority_url or "")
 
     @classmethod
     def load(cls, path: Path) -> Policy:

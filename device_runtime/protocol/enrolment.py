@@ -5,34 +5,30 @@ Spec: docs/spec/wire.md §9.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec.structs import replace
 
 from device_runtime.errors import SecaggRefused, StateDamaged
+from device_runtime.permission.policy import NamedAuthority
+from device_runtime.protocol.credentials import Credentials, DeviceKeys, KeptCredential
 from device_runtime.protocol.transport import Transport
 from device_runtime.state.database import StateDatabase
-from device_runtime.state.identity import device_key, secagg_key
-from device_runtime.state.sealing import Sealer
 from fedcore.decoding import decoder
 from fedcore.errors import BrokenSuccession
 from fedcore.succession import Succession
-from fedcore.wire.attestation import shared_secret_proof
-from fedcore.wire.messages import AttestationEvidence, Credential, Enrol, Enrolled, SharedSecret, Unattested
-from fedcore.wire.signatures import PublicKey, Signer
+from fedcore.wire.messages import AttestationEvidence, Enrol, Enrolled, HeldCredential, SecaggParties
+from fedcore.wire.signatures import Signer
 
 
 class Enrolment(msgspec.Struct, frozen=True, kw_only=True):
-    """A device's enrolment at a coordinator, and the keys of its own that it holds for.
+    """A device's enrolment at a coordinator, and the key of its own that it holds for.
 
-    server, authority: the pinned keys for secure aggregation: as they were at the first enrolment, or the successors
-    that the device followed since. known: False once the coordinator said that it knows no such device.
+    server, authority: the keys of the parties of secure rounds, as the device pinned them when it first saw them, or
+    followed the server's since. known: False once the coordinator said that it knows no such device.
     """
 
     key: str
-    secagg: bytes
     enrolled: Enrolled
     server: bytes = b""
     authority: bytes = b""
@@ -43,21 +39,25 @@ _ENROLMENT = decoder(Enrolment)
 
 
 class Enrolments:
-    """A device's enrolment at one coordinator, in the state folder. secret: what it proves to know, if anything.
+    """A device's enrolment at one coordinator, in the state folder. named: the authority of its policy, if any.
 
     Only for the holder of the state folder. Every method raises StateError, and so does making one, or
     KeyUnavailable.
     """
 
     def __init__(
-        self, database: StateDatabase, folder: Path, sealer: Sealer, coordinator: str, secret: bytes | None = None
+        self,
+        database: StateDatabase,
+        coordinator: str,
+        keys: DeviceKeys,
+        credentials: Credentials,
+        named: NamedAuthority | None = None,
     ) -> None:
         self._database = database
         self._coordinator = coordinator
-        self._secret = secret
-        self._key = device_key(folder, sealer)
-        self._secagg = secagg_key(folder, sealer)
-        self._public = PublicKey.of(self._key).text, self._secagg.public_key().public_bytes_raw()
+        self._keys = keys
+        self._credentials = credentials
+        self._named = named
         self._known = self._read()
 
     @property
@@ -68,36 +68,58 @@ class Enrolments:
     @property
     def identity(self) -> Ed25519PrivateKey:
         """The key for secure aggregation."""
-        return self._secagg
+        return self._keys.secagg
 
     def signer(self, transport: Transport) -> Signer:
-        """The signer of requests; it enrols first when these keys are not enrolled. Raises TransportError."""
+        """The signer of requests; it enrols first when this key is not enrolled. Raises TransportError."""
         known = self._known
-        if known is None or not known.known or (known.key, known.secagg) != self._public:
+        if known is None or not known.known or known.key != self._keys.public[0]:
             known = self._enrol(transport, known)
-        return Signer(known.enrolled.device, self._key)
+        return Signer(known.enrolled.device, self._keys.device)
 
     def forget(self) -> None:
         """The coordinator knows no such device: enrol before the next request."""
         if self._known is not None:
             self._keep(replace(self._known, known=False))
 
-    def credential(self) -> Credential:
-        """The credential for secure aggregation.
+    def credential(self, transport: Transport) -> KeptCredential:
+        """The device's credential, with the key of the authority that signed it.
 
-        Raises SecaggRefused when the coordinator gave nothing of the kind, or shows another authority than at first.
+        Raises SecaggRefused when the coordinator has no secure rounds, or goes by another authority than the device
+        pinned or its policy names; TransportError when it must ask the authority or the coordinator, and cannot.
         """
-        known, given = self._enrolled()
-        if given.authority != known.authority:
-            raise SecaggRefused("the coordinator shows another authority than the one that this device pinned")
-        return given
+        self.signer(transport)
+        known = self._known
+        if known is None or known.enrolled.secagg is None:
+            known = self._enrol(transport, known)  # it may have come to an authority since
+        given = known.enrolled.secagg
+        if given is None:
+            raise SecaggRefused("the coordinator names no enrolment authority, so it has no secure rounds")
+        credential = self._credential(known, given)
+        if credential.authority != given.authority:
+            raise SecaggRefused("the coordinator goes by another enrolment authority than this device does")
+        return credential
+
+    def refused(self) -> None:
+        """The coordinator refused what this device advertised: it asks for a fresh credential the next time."""
+        if self._known is not None:
+            self._credentials.forget(self._pinned(self._known))
+
+    def _credential(self, known: Enrolment, given: SecaggParties) -> KeptCredential:
+        url = self._named.url if self._named and self._named.url else given.authority_url
+        return self._credentials.of(self._pinned(known), url)
+
+    def _pinned(self, known: Enrolment) -> bytes:
+        return self._named.key if self._named else known.authority
 
     def server(self, shown: Succession | None) -> bytes:
         """The server's key, given the one that it shows now; pinned from now on if it succeeds the pinned one.
 
         Raises SecaggRefused when it does not: then nothing changes.
         """
-        known, _ = self._enrolled()
+        known = self._known
+        if known is None or not known.server:
+            raise SecaggRefused("the coordinator named no parties of secure rounds")
         if shown is None:
             raise SecaggRefused("the coordinator does not show the key that signs its invitations")
         try:
@@ -108,18 +130,13 @@ class Enrolments:
             self._keep(replace(known, server=current))
         return current
 
-    def _enrolled(self) -> tuple[Enrolment, Credential]:
-        known = self._known
-        if known is None or known.enrolled.secagg is None:
-            raise SecaggRefused("the coordinator enrolled this device, and not for secure aggregation")
-        return known, known.enrolled.secagg
-
     def _enrol(self, transport: Transport, before: Enrolment | None) -> Enrolment:
-        key, secagg = self._public
+        key, _ = self._keys.public
+        held = self._held()
         enrolled = transport.enrol(
-            Signer(key, self._key), lambda at: Enrol(attestation=self._evidence(at), secagg=secagg)
+            Signer(key, self._keys.device), lambda at: Enrol(attestation=held or self._keys.attestation(at))
         )
-        fresh = Enrolment(key=key, secagg=secagg, enrolled=enrolled)
+        fresh = Enrolment(key=key, enrolled=enrolled)
         if before is not None and before.server:
             fresh = replace(fresh, server=before.server, authority=before.authority)
         elif enrolled.secagg is not None:
@@ -127,10 +144,12 @@ class Enrolments:
         self._keep(fresh)
         return fresh
 
-    def _evidence(self, created: int) -> AttestationEvidence:
-        if self._secret is None:
-            return Unattested()
-        return SharedSecret(shared_secret_proof(self._secret, self._public[0], created))
+    def _held(self) -> AttestationEvidence | None:
+        """The credential as evidence for the coordinator, where the policy says who gives it."""
+        if self._named is None or not self._named.url:
+            return None
+        kept = self._credentials.of(self._named.key, self._named.url)
+        return HeldCredential(kept.secagg, kept.credential)
 
     def _keep(self, enrolment: Enrolment) -> None:
         text = msgspec.json.encode(enrolment).decode()

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from device_runtime.errors import AlreadyRevealed, DeadlinePassed, ReportLost, SecaggRefused
+from device_runtime.errors import AlreadyRevealed, DeadlinePassed, Refused, ReportLost, SecaggRefused
 from device_runtime.phases import Phases
 from device_runtime.protocol.enrolment import Enrolments
 from device_runtime.protocol.transport import Transport
@@ -109,12 +109,13 @@ class SecureDelivery:
     def _begin(self, stored: StoredAssignment) -> tuple[Client, bytes]:
         """The client of a new session, and M0. The round is noted by then, as it must be before M1 leaves."""
         given, layout = stored.given, self.plan(stored.given).report
-        policy, credential = self._policy(given), self.enrolments.credential().credential
+        policy, credential = self._policy(given), self.enrolments.credential(self.transport).credential
         values_V, weight = self._values(stored, layout), int(layout.weight(stored.examples))
         invite = self._accept(policy, given, layout)
         brought = SessionInput(
-            values_V, min(weight, invite.w_max), *_held(given, layout), credential, self.answered.last_round(given.task)
-        )
+            values_V, min(weight, invite.w_max), *_held(given, layout), credential,
+            self.answered.last_round(given.task), int(self.transport.wall()),
+        )  # fmt: skip
         self.answered.answer(given.task, invite.round)
         return Client(self.enrolments.identity, policy, brought), given.secagg or b""
 
@@ -126,9 +127,8 @@ class SecureDelivery:
 
     def _policy(self, given: Assignment) -> AggregationPolicy:
         """The policy with the keys that this device pinned, once the server's is the one that the assignment shows."""
-        self.enrolments.signer(self.transport)
-        server, authority = self.enrolments.server(given.server), self.enrolments.credential().authority
-        return AggregationPolicy(server, authority, max(self.least, LEAST_COHORT))
+        authority = self.enrolments.credential(self.transport).authority
+        return AggregationPolicy(self.enrolments.server(given.server), authority, max(self.least, LEAST_COHORT))
 
     def _accept(self, policy: AggregationPolicy, given: Assignment, layout: ReportLayout) -> Invite:
         """The invitation of an assignment, if this device may follow it."""
@@ -155,7 +155,12 @@ class SecureDelivery:
         number = MessageType.of(message)
         known = stored.sha256 if number is MessageType.MASKED else ""
         with self.phase("upload"):
-            answer = self.transport.say(stored.given.assignment, number, message, WAIT_S, sha256=known)
+            try:
+                answer = self.transport.say(stored.given.assignment, number, message, WAIT_S, sha256=known)
+            except Refused as error:
+                if error.slug == "unusable-message" and number is MessageType.ADVERTISE:
+                    self.enrolments.refused()
+                raise
             return self._hear(stored, number + 1) if answer is None else _only(number + 1, answer)
 
     def _hear(self, stored: StoredAssignment, number: int) -> bytes:

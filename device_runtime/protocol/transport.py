@@ -15,6 +15,8 @@ from types import TracebackType
 from typing import Any, Protocol
 from urllib.parse import quote
 
+from msgspec import Struct
+
 from device_runtime.errors import BadAnswer, Refused, Unreachable
 from device_runtime.protocol import answers
 from device_runtime.protocol.answers import Answer
@@ -39,8 +41,10 @@ from fedcore.wire.messages import (
     CheckInAnswer,
     Enrol,
     Enrolled,
+    IssuedCredential,
     Receipt,
     Rejected,
+    RequestCredential,
     Willing,
     encode,
 )
@@ -214,17 +218,16 @@ class Transport:
 
     def enrol(self, newcomer: Signer, message: Callable[[int], Enrol]) -> Enrolled:
         """Become known to the coordinator; `message` gives what to say at a time. Asking again is safe."""
-
-        def ask() -> Answer:
-            created = self._now()
-            content = encode(message(created))
-            return self._attempt(_Call("POST", "/v1/devices", content, JSON, signer=newcomer, created=created))
-
-        enrolled: Enrolled = answers.decode_answer("POST /v1/devices", self._attempts.make(ask), Enrolled)
+        enrolled: Enrolled = self._introduce("/v1/devices", newcomer, message, Enrolled)
         if not KEY_ID.fullmatch(enrolled.device):
             # It is kept, and goes into the signature of every request.
             raise BadAnswer("the coordinator gave this device an id that no signature can name", permanent=True)
         return enrolled
+
+    def credential(self, newcomer: Signer, message: Callable[[int], RequestCredential]) -> IssuedCredential:
+        """Ask for a credential, where the other end is an enrolment authority. As `enrol`."""
+        issued: IssuedCredential = self._introduce("/v1/credentials", newcomer, message, IssuedCredential)
+        return issued
 
     def hold(self, assignment: str, wait_s: float) -> None:
         """Be there, for about `wait_s` seconds; asked once. Raises Refused once the round needs nothing more."""
@@ -261,6 +264,13 @@ class Transport:
 
     def _message(self, call: _Call, kind: Any) -> Any:
         return answers.decode_answer(call.name, self._send(call), kind)
+
+    def _introduce(self, path: str, newcomer: Signer, message: Callable[[int], Struct], kind: Any) -> Any:
+        def ask() -> Answer:
+            created = self._now()
+            return self._attempt(_Call("POST", path, encode(message(created)), JSON, signer=newcomer, created=created))
+
+        return answers.decode_answer(f"POST {path}", self._attempts.make(ask), kind)
 
     def _resumed(self, path: str, body: bytes, sha256: str) -> Receipt:
         """Upload what the coordinator does not have yet, as often as the rules allow."""

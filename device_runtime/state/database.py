@@ -1,8 +1,8 @@
 """The state database of a device: one SQLite file that is whole after a kill or a power cut.
 
 Its tables: `retry` (retry.py), `assignment` (assignment.py), `journal` (journal.py) and `spent` (budget.py) of this
-package, `enrolment` (enrolment.py) and `answered` (secure.py) of `protocol`, and of `permission` `released`, `lineage`
-and `log_head` (releases.py).
+package, `enrolment` (enrolment.py), `credential` (credentials.py) and `answered` (secure.py) of `protocol`, and of
+`permission` `released`, `lineage` and `log_head` (releases.py).
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ CREATE TABLE assignment (
     PRIMARY KEY (coordinator, population)
 );
 CREATE TABLE enrolment (coordinator TEXT PRIMARY KEY, enrolled TEXT NOT NULL CHECK (json_valid(enrolled)));
+CREATE TABLE credential (authority TEXT PRIMARY KEY, kept TEXT NOT NULL CHECK (json_valid(kept)));
 CREATE TABLE answered (coordinator TEXT, task TEXT, number INTEGER NOT NULL, PRIMARY KEY (coordinator, task));
 CREATE TABLE released (signer TEXT, population TEXT, counter INTEGER NOT NULL, PRIMARY KEY (signer, population));
 CREATE TABLE log_head (signer TEXT PRIMARY KEY, head TEXT NOT NULL CHECK (json_valid(head)));

@@ -15,7 +15,7 @@ from fedcore.decoding import UNDECODABLE, decoder
 from fedcore.errors import WireError
 from fedcore.plan import BlobRef, PlanSignature
 from fedcore.release import LogProof, Signed
-from fedcore.succession import Succession
+from fedcore.succession import Key, Succession
 from fedcore.validation import Count
 
 WIRE_VERSION = 1
@@ -27,6 +27,7 @@ MOST_COLLECTIONS, MOST_NAMES, MOST_TASKS = 64, 16, 256
 """What a device may name at most: collections, formats or protocols, and tasks that it is willing for."""
 ShortNames = Annotated[tuple[ShortName, ...], msgspec.Meta(max_length=MOST_NAMES)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
+CredentialBytes = Annotated[bytes, msgspec.Meta(min_length=88, max_length=88)]
 
 RejectionReason = Literal[
     "no-task", "not-eligible", "unsupported-format", "resting", "not-selected", "superseded", "too-early",
@@ -65,37 +66,59 @@ class SharedSecret(msgspec.Struct, frozen=True, tag="shared-secret", tag_field="
     proof: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 
 
-AttestationEvidence = Unattested | SharedSecret
-"""The evidence that a key is a device's. The meaning of each: docs/spec/wire.md §9."""
+class HeldCredential(msgspec.Struct, frozen=True, tag="credential", tag_field="kind"):
+    """A credential of the coordinator's enrolment authority, and the key for secure aggregation that it is for."""
+
+    secagg: Key
+    credential: CredentialBytes
+
+
+Attestation = Unattested | SharedSecret
+"""The evidence that an enrolment authority looks at. The meaning of each: docs/spec/wire.md §9."""
+
+AttestationEvidence = Attestation | HeldCredential
+"""The evidence that a coordinator looks at."""
 
 
 class Enrol(msgspec.Struct, frozen=True, kw_only=True):
-    """`POST /v1/devices`: the signer of this request wants to be a device.
-
-    `secagg` is the Ed25519 public key, 32 bytes, under which it takes part in secure aggregation; None if it does not.
-    """
+    """`POST /v1/devices`: the signer of this request wants to be a device."""
 
     version: int = WIRE_VERSION
     attestation: AttestationEvidence
-    secagg: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)] | None = None
 
 
-class Credential(msgspec.Struct, frozen=True):
-    """The enrolment authority's signature over a device's key, and the public keys that the device pins from now on.
+class SecaggParties(msgspec.Struct, frozen=True):
+    """The parties of a coordinator's secure rounds: the server's public key, the authority's, and its URL."""
 
-    server: the key that signs invitations, as the device follows it from then on.
-    """
-
-    credential: Annotated[bytes, msgspec.Meta(min_length=64, max_length=64)]
     server: Succession
-    authority: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+    authority: Key
+    authority_url: Annotated[str, msgspec.Meta(min_length=1, max_length=2000)]
 
 
 class Enrolled(msgspec.Struct, frozen=True):
-    """The id that the device signs with from now on, and its credential for secure aggregation if it asked for one."""
+    """The id that the device signs with from now on. Without `secagg` the coordinator has no secure rounds."""
 
     device: Name
-    secagg: Credential | None = None
+    secagg: SecaggParties | None = None
+
+
+class RequestCredential(msgspec.Struct, frozen=True, kw_only=True):
+    """`POST /v1/credentials`, at an enrolment authority: the signer wants a credential for its key `secagg`.
+
+    `possession`: the proof that it holds that key's private half (`secagg.credentials`).
+    """
+
+    version: int = WIRE_VERSION
+    attestation: Attestation
+    secagg: Key
+    possession: Annotated[bytes, msgspec.Meta(min_length=64, max_length=64)]
+
+
+class IssuedCredential(msgspec.Struct, frozen=True):
+    """The credential, as devices show it to the coordinator and to their peers, and the authority's succession."""
+
+    credential: CredentialBytes
+    authority: Succession
 
 
 class StatedCapabilities(msgspec.Struct, frozen=True, kw_only=True):

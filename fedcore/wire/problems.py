@@ -30,7 +30,7 @@ PROBLEMS = {
     "stale-signature": ProblemKind(401, "The signature is too old, too new or expired by the coordinator's clock"),
     "replayed-signature": ProblemKind(401, "A request with this signature's nonce came before"),
     "device-revoked": ProblemKind(403, "The operator of this coordinator has revoked this device"),
-    "not-attested": ProblemKind(403, "The coordinator does not take this attestation"),
+    "not-attested": ProblemKind(403, "The attestation is not taken here"),
     "foreign-session": ProblemKind(403, "The session is another device's"),
     "foreign-assignment": ProblemKind(403, "The assignment is another device's"),
     "unknown-resource": ProblemKind(404, "There is nothing at this address"),

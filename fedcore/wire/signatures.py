@@ -10,7 +10,7 @@ import base64
 import hashlib
 import re
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from fedcore.errors import ForgedSignature, InvalidKey, MalformedSignature
+from fedcore.errors import ForgedSignature, InvalidKey, MalformedSignature, StaleSignature
 from fedcore.signing import base64url, from_base64url
 
 ED25519, ECDSA_P256 = "ed25519", "ecdsa-p256-sha256"
@@ -37,8 +37,11 @@ SIGNED_FIELDS = (DIGEST, "upload-offset", "upload-length", "upload-complete", "r
 """Header fields that a signature covers in every request that has them."""
 WINDOW_S = 300
 """The longest validity of a signature, and its greatest age."""
+AHEAD_S = 1.0
+"""How far ahead of the receiver's a device's clock may be."""
 LABEL = "device"
 _P256_COORDINATE = 32
+_ID_HEX = 32
 _LONGEST = 2048
 _ITEM = r'"[a-z@][a-z0-9-]*"'
 _INPUT = re.compile(rf"([a-z*][a-z0-9_.*-]*)=(\(({_ITEM}(?: {_ITEM})*)\)((?:;[a-z]+=[^;]+)+))")
@@ -175,9 +178,37 @@ class Signature:
         times = {"created": int(given["created"]), "expires": int(given["expires"])}
         return cls(covered=covered, nonce=given["nonce"], keyid=given["keyid"], text=found[2], value=data, **times)
 
+    def check_time(self, now: float) -> None:
+        """Raise StaleSignature unless it is fresh, MalformedSignature when it is valid for too long."""
+        if not 0 <= self.expires - self.created <= WINDOW_S:
+            raise MalformedSignature(f"a signature is good for at most {WINDOW_S} s, from `created` to `expires`")
+        if not now - WINDOW_S <= self.created <= now + AHEAD_S:
+            raise StaleSignature(f"the signature was made at {self.created}, and it is {now:.0f} here")
+        if self.expires <= now:
+            raise StaleSignature(f"the signature expired at {self.expires}, and it is {now:.0f} here")
+
     def check(self, request: SignableRequest, key: PublicKey) -> None:
         """Raise ForgedSignature unless the key made this signature over this request; MalformedSignature as above."""
         key.check(self.value, signature_base(request.values(self.covered), self.text))
+
+
+def read_signature(method: str, target: str, fields: Mapping[str, str]) -> tuple[Signature, SignableRequest]:
+    """The signature of a request, which covers all that it must, and what it is over. Neither is checked yet.
+
+    fields: by name in lower case, those of the signature among them. Raises MalformedSignature.
+    """
+    signature = Signature.parse(fields["signature-input"], fields["signature"])
+    has_body = fields.get("content-length", "0") != "0" or "transfer-encoding" in fields
+    demanded = {name for name in SIGNED_FIELDS if name in fields or (name == DIGEST and has_body)}
+    missing = demanded.union(COVERED) - set(signature.covered)
+    if missing:
+        raise MalformedSignature(f"the signature does not cover {', '.join(sorted(missing))}")
+    return signature, SignableRequest(method, fields.get("host", ""), target, fields.get)
+
+
+def device_id(key: str) -> str:
+    """The id of the device with this public key (as text): the same whenever and wherever it enrols."""
+    return hashlib.sha256(key.encode()).hexdigest()[:_ID_HEX]
 
 
 def signature_base(values: Iterable[tuple[str, str]], parameters: str) -> bytes:

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -23,7 +24,7 @@ FORMAT = "onnx"
 
 
 @contextmanager
-def null_coordinator(size: int, task: TaskSettings, **settings: object) -> Iterator[tuple[LocalCoordinator, str]]:
+def null_coordinator(size: int, task: TaskSettings, **settings: Any) -> Iterator[tuple[LocalCoordinator, str]]:
     """A coordinator process with one such task on `size` parameters, in a temporary folder; the task's id.
 
     `settings` are the coordinator's. Raises ServerError.

@@ -31,6 +31,7 @@ from muster.bench.options import SecaggOptions
 from muster.output import Say
 from secagg import keys, packing, parameters
 from secagg.client import Client, SessionInput
+from secagg.credentials import DEVICE_BYTES, NO_CREDENTIAL, issue
 from secagg.graph import NeighbourGraph
 from secagg.keys import PairKey
 from secagg.masking import LITTLE, Mask, Words, add_masks
@@ -61,6 +62,8 @@ from secagg.shamir import PRIME, split
 from secagg.unmasking import RevealedShares, Unmasking
 
 FIELD_BITS = 21
+NEVER = 1 << 40
+"""A time, in seconds since 1970, at which credentials of a benchmark end."""
 HASH, BEACON = bytes(32), bytes(32)
 RAW_CHUNKS = (1 << 16, 1 << 20)
 # Bounds of the figures, for vectors of 10^6 values when a tenth of the devices drops out.
@@ -173,7 +176,8 @@ def _client(workload: Workload) -> tuple[float, tuple[int, int]]:
         server_key.public_key().public_bytes_raw(), authority.public_key().public_bytes_raw(), 2, True
     )
     vector_D = np.random.default_rng(0).normal(0, 0.01, workload.dim).astype(np.float32)
-    credentials = [keys.enrol(authority, identity.public_key().public_bytes_raw()) for identity in identities]
+    ids = [identity.public_key().public_bytes_raw() for identity in identities]
+    credentials = [issue(authority, id_, id_[:DEVICE_BYTES], NEVER) for id_ in ids]
     clients = [
         Client(identity, policy, SessionInput(vector_D, 10, HASH, HASH, credential))
         for identity, credential in zip(identities, credentials, strict=True)
@@ -239,7 +243,7 @@ def _last_share_is_in(workload: Workload, chosen: GraphParameters) -> tuple[Reve
         for peer, point in zip(near[owner], points, strict=True):
             if peer in alive:
                 shares[peer][owner] = point
-    devices = [Advertise(HASH, pair.public, HASH, UNSIGNED, UNSIGNED) for pair in pairs]
+    devices = [Advertise(HASH, pair.public, HASH, UNSIGNED, NO_CREDENTIAL) for pair in pairs]
     commitments = {position: commitment(sid, position, seeds[position]) for position in range(n)}
     revealed = RevealedShares(sid, chosen, devices, near, frozenset(range(n)), alive, commitments, shares)
     total = packing.encode((workload.segment,), np.zeros(workload.dim, np.float32), 10, 1000)

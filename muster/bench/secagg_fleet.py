@@ -118,7 +118,7 @@ def run(options: SecaggFleetOptions, say: Say) -> SecaggFleetOutcome:
         home = folder / "coordinator"
         home.mkdir()
         bundle = export_bundle(model, ALGORITHM, folder / "plan")
-        with local_coordinator(home) as local:
+        with local_coordinator(home, secure=True) as local:
             largest = int(users.sizes.max())
             key = SigningKey.new(folder / "release.pem")
             fleet = _SecureFleet(options, users, local, key, folder / "devices")

@@ -52,6 +52,10 @@ def serve(
     enrolment_secret_file: Annotated[
         Path | None, typer.Option(help="File with the secret that devices prove to know when they enrol.")
     ] = None,
+    authority: Annotated[
+        str | None, typer.Option(help="Public key of the enrolment authority, which secure rounds need.")
+    ] = None,
+    authority_url: Annotated[str | None, typer.Option(help="Where devices reach the enrolment authority.")] = None,
     ready_file: Annotated[
         Path | None,
         typer.Option(help="Write the URLs for devices and for operators here, a line each, when ready."),
@@ -62,15 +66,19 @@ def serve(
     A restart takes up every task where it was committed last. Several may run on one database, and a device may reach
     any of them.
 
-    Operators are served on a port of their own. Without --accept-unattested or --enrolment-secret-file no new device
-    can enrol. Every setting may also come from the environment, as MUSTER_DATABASE, MUSTER_ADMIN_PORT and so on:
-    `muster coordinator config` lists them all.
+    Operators are served on a port of their own. Without --accept-unattested or --enrolment-secret-file only devices
+    with a credential of the --authority can enrol. Every setting may also come from the environment, as
+    MUSTER_DATABASE, MUSTER_ADMIN_PORT and so on: `muster coordinator config` lists them all.
     """
     from coordinator.logs import configure_logs
     from coordinator.server import serve as run
     from coordinator.settings import load_settings
 
-    enrolment = {"accept_unattested": accept_unattested or None, "enrolment_secret_file": enrolment_secret_file}
+    enrolment: dict[str, object] = {
+        "accept_unattested": accept_unattested or None,
+        "enrolment_secret_file": enrolment_secret_file,
+    }
+    enrolment |= {"authority": authority, "authority_url": authority_url}
     ports = {"host": host, "port": port, "admin_port": admin_port}
     settings = load_settings(_given(config, database=db, blobs=blobs, role=role, **ports, **enrolment))
     for_people = configure_logs(settings.log_level, settings.log_format)

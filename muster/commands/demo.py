@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 IN_MEMORY, LEAST_FREE_BYTES = "/dev/shm", 1 << 29  # noqa: S108  # a fresh folder inside is made, for this user only
 MASKED = (
     "What the coordinator saw: who took part and when, public keys, sealed shares, reports under masks that look "
-    "random, and of every round the sum. It saw no report, weight or loss of a single device. But here it also "
-    "enrolled the devices, so it had to be honest about who they are (docs/threat-model.md). --plain turns masking off."
+    "random, and of every round the sum. It saw no report, weight or loss of a single device. An enrolment authority, "
+    "a process of its own, said who is a device (docs/threat-model.md). --plain turns masking off."
 )
 IN_CLEAR = "What the coordinator saw: every report in clear, with its weight and its loss. It kept only their sums."
 
@@ -48,11 +48,13 @@ def demo(
     limits the agreement.
     """
     from fedcore.algorithms import create
+    from secagg.parameters import LEAST_COHORT
 
     # Wrong options are reported before torch is loaded, which takes seconds.
     names = tuple(dict.fromkeys(name.strip() for name in algorithms.split(",")))
     for name in names:
         create(name)
+    secure = devices >= LEAST_COHORT and not plain
     if not out.parent.is_dir():
         raise typer.BadParameter(f"there is no folder {out.parent}", param_hint="--out")
     with ExitStack() as stack:
@@ -62,7 +64,7 @@ def demo(
             from muster.server import starting_coordinator
             from simulator.fleet.fork_servers import HERE, fork_servers
 
-            started = stack.enter_context(starting_coordinator(folder))
+            started = stack.enter_context(starting_coordinator(folder, secure=secure))
             servers = stack.enter_context(fork_servers({HERE: ["onnxruntime"]}))
             import torch
 
@@ -76,7 +78,7 @@ def demo(
         def on_progress(name: str, number: int, note: str) -> None:
             bar.update(lines[name], completed=number, note=note)
 
-        config = DemoConfig(names, rounds, devices, folder, seed, plain)
+        config = DemoConfig(names, rounds, devices, folder, seed, secure)
         result = run_demo(config, servers, started, on_progress)
     draw_curves({one.algorithm: one.curve for one in result.algorithms}, out)
     if json:

@@ -23,7 +23,7 @@ from coordinator.server import serving
 from coordinator.settings import Settings
 from coordinator.store.database import Database
 from coordinator.store.tasks import TaskSettings, open_coordinator_store
-from fedcore.signing import SigningKey
+from fedcore.signing import SigningKey, key_text
 from fedcore.succession import SucceedingKey
 from fedcore.wire.messages import Abort, CheckIn, RetryWindow
 from muster.releasing import released
@@ -34,7 +34,8 @@ from tests.coordinator.ticks import shorten_ticks
 
 RETRY = RetryWindow(0.0, 0.0)
 SERVER, AUTHORITY = (Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32) for number in (1, 2))
-KEYS = Keys(SucceedingKey("server", SERVER), SucceedingKey("authority", AUTHORITY))
+KEYS = Keys(SucceedingKey("server", SERVER))
+AUTHORITY_KEY = AUTHORITY.public_key().public_bytes_raw()
 LINEAGE, RELEASE = (SigningKey(Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32)) for number in (3, 4))
 """The key with which every coordinator here signs checkpoints, and the one that releases plans for secure rounds."""
 PEM = Ed25519PrivateKey.from_private_bytes(bytes([3]) * 32).private_bytes(
@@ -117,6 +118,8 @@ def client(store, database, tmp_path):
         retry_max_s=3,
         max_wait_s=5,
         message_limit_bytes=2048,
+        authority=key_text(AUTHORITY_KEY),
+        authority_url="https://authority.example",
     )
     with serving(settings) as url, speaking_to(url) as opened:
         yield opened
@@ -152,13 +155,22 @@ class Desk:
     """A driver without its thread, on a clock that only the test moves: every turn is one call."""
 
     def __init__(
-        self, store, source=None, url="http://desk", lease_s=math.inf, *, now=0.0, unmask=unmask_at_once, retry=RETRY
+        self,
+        store,
+        source=None,
+        url="http://desk",
+        lease_s=math.inf,
+        *,
+        now=0.0,
+        unmask=unmask_at_once,
+        retry=RETRY,
+        authority=AUTHORITY_KEY,
     ):
         self.now = now
         self.store = store
         self.membership = Membership(store, ReplicaConfig(lease_s=lease_s), KEYS)
         self.membership.listen_at(url)
-        secure = SecureRoundFactory(KEYS, unmask, LINEAGE)
+        secure = SecureRoundFactory(KEYS, authority, unmask, LINEAGE)
         self.driver = Driver(self.membership, secure, retry, 16, clock=lambda: self.now, source=source)
         self.driver.recover()
 

@@ -11,10 +11,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from authority.server import AuthorityConfig, serving
 from coordinator.store.tasks import open_coordinator_store
+from fedcore.signing import key_text
+from fedcore.succession import SucceedingKey
 from muster.server import FOR_ONE_MACHINE, LocalCoordinator
 
 PROGRAM = "from tests.coordinator.fork_server import main; main()"
@@ -45,8 +48,17 @@ class CoordinatorForkServer:
         return int(self._process.stdout.readline())
 
     @contextmanager
-    def local(self, folder: Path, seed: int | None = None, **settings: object) -> Iterator[LocalCoordinator]:
-        """As `muster.server.local_coordinator`; `seed` is that of `fork`."""
+    def local(
+        self, folder: Path, seed: int | None = None, *, secure: bool = False, **settings: object
+    ) -> Iterator[LocalCoordinator]:
+        """As `muster.server.local_coordinator`; `seed` is that of `fork`. The authority is a thread of this process."""
+        with ExitStack() as stack:
+            if secure:
+                settings |= stack.enter_context(authority(folder))
+            yield stack.enter_context(self._local(folder, seed, settings))
+
+    @contextmanager
+    def _local(self, folder: Path, seed: int | None, settings: dict[str, object]) -> Iterator[LocalCoordinator]:
         folder.mkdir(parents=True, exist_ok=True)
         database, blobs, ready = f"sqlite:///{folder / 'muster.db'}", folder / "blobs", folder / "coordinator.url"
         ready.unlink(missing_ok=True)
@@ -60,6 +72,17 @@ class CoordinatorForkServer:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGTERM)
                 wait_until(lambda: not runs(pid))
+
+
+@contextmanager
+def authority(folder: Path, **config: object) -> Iterator[dict[str, object]]:
+    """An enrolment authority that attests nobody, with a new key in a folder; gives the coordinator's settings."""
+    folder.mkdir(parents=True, exist_ok=True)
+    key = SucceedingKey.new("authority")
+    key.save(folder / "authority.key", replace=True)
+    given = {"accept_unattested": True} | config
+    with serving(AuthorityConfig(key=folder / "authority.key", port=0, **given)) as url:
+        yield {"authority": key_text(key.public), "authority_url": url}
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import threading
 import pytest
 import sqlalchemy
 
-from coordinator.api.attestation import Attestation
+from authority.attestation import Attestation
 from coordinator.api.enrolment import Registry
 from coordinator.api.tokens import issue, revoke
 from coordinator.errors import BrokenAudit
@@ -15,7 +15,6 @@ from coordinator.rules.audit import Action, Head, verify
 from coordinator.rules.entities import Role
 from coordinator.store.tables import AUDIT
 from fedcore.wire.messages import Enrol, Unattested
-from tests.coordinator.conftest import KEYS
 
 BY = "operator alice, token 12345678"
 
@@ -46,7 +45,7 @@ def test_what_operators_tokens_and_devices_do_is_in_the_log(store, register):
     store.model(task, None, BY)
     store.model(task, 0, BY)
     store.cancel(task, BY)
-    registry = Registry(store, KEYS, Attestation.of(True, None))
+    registry = Registry(store, Attestation.of(True, None), lambda: None)
     for _ in range(2):
         device = registry.enrol(Enrol(attestation=Unattested()), "ed25519:AAAA", 0).device
     for _ in range(2):

@@ -13,17 +13,17 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from coordinator.api.attestation import Attestation
-from coordinator.api.enrolment import device_id
+from authority.attestation import Attestation
 from coordinator.api.service import Service
-from coordinator.errors import BadSecret
 from coordinator.server import serving
 from coordinator.settings import Settings
 from coordinator.store.database import Database
+from fedcore.signing import key_text
 from fedcore.wire import messages
 from fedcore.wire.attestation import shared_secret_proof
-from fedcore.wire.messages import CheckIn, Enrol, Enrolled, SharedSecret, Unattested
-from fedcore.wire.signatures import PublicKey, SignableRequest, Signer, content_digest
+from fedcore.wire.messages import CheckIn, Enrol, Enrolled, HeldCredential, SharedSecret, Unattested
+from fedcore.wire.signatures import PublicKey, SignableRequest, Signer, content_digest, device_id
+from secagg.credentials import issue
 from tests.coordinator.bundles import report_body
 from tests.coordinator.devices import CAPABILITIES, SignedBy, enrol
 from tests.coordinator.test_api import abort, ask, assign, check_in, put, refused
@@ -96,7 +96,7 @@ def test_an_enrolment_that_is_no_message_makes_no_device(client, rows):
         b"{",
         b"{}",
         b'{"attestation": {"kind": "magic"}}',
-        b'{"attestation": {"kind": "none"}, "secagg": "AA=="}',
+        b'{"attestation": {"kind": "credential", "secagg": "AA==", "credential": "AA=="}}',
     ):
         refused(client.post("/v1/devices", content=body, auth=signed), "malformed-message")
     assert rows()[0] == []
@@ -148,9 +148,29 @@ def test_a_coordinator_that_was_told_nothing_enrols_nobody(store, tmp_path):
 def test_a_secret_that_is_missing_or_short_is_an_error_at_the_start(tmp_path):
     (tmp_path / "short").write_bytes(b"  hunter2  \n")
     for name, says in (("missing", "cannot be read"), ("short", "holds 7 bytes")):
-        with pytest.raises(BadSecret, match=says):
+        with pytest.raises(match=says):
             Attestation.of(False, tmp_path / name)
     assert SECRET.decode() not in repr(Attestation(False, SECRET))
+
+
+def test_a_credential_of_the_authority_admits_its_device_and_no_other(store, tmp_path):
+    place = {"database": f"sqlite:///{tmp_path}/state.db", "blobs": tmp_path / "blobs", "port": 0}
+    authority, secagg = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate().public_key().public_bytes_raw()
+    key, other, now = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate(), int(time.time())
+
+    def held(of=key, signer=authority, until=now + 60):
+        device = bytes.fromhex(device_id(PublicKey.of(of).text))
+        return Enrol(attestation=HeldCredential(secagg, issue(signer, secagg, device, until)))
+
+    named = {"authority": key_text(authority.public_key().public_bytes_raw()), "authority_url": "https://a.example"}
+    with serving(Settings(**place, accept_unattested=False, **named)) as url, httpx2.Client(base_url=url) as client:
+        for wrong in (Enrol(attestation=Unattested()), held(of=other), held(signer=other), held(until=now - 400)):
+            refused(enrol(client, key, wrong), "not-attested")
+        assert enrol(client, key, held()).status_code == 200
+    with store.database.reading() as records:
+        assert records.devices.find(device_id(PublicKey.of(key).text)).attestation == "credential"
+    with serving(Settings(**place, accept_unattested=False)) as url, httpx2.Client(base_url=url) as client:
+        refused(enrol(client, other, held(of=other)), "not-attested")
 
 
 # --- who is let in

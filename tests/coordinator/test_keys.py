@@ -10,7 +10,7 @@ from fedcore.succession import SucceedingKey
 
 
 def raw(keys):
-    return [key.private.private_bytes_raw() for key in (keys.server, keys.authority)]
+    return keys.server.private.private_bytes_raw()
 
 
 def known(store):
@@ -24,28 +24,24 @@ def test_keys_are_made_at_the_first_start_and_known_to_the_store(store, tmp_path
     folder.mkdir()
     made = Keys.open(folder / "keys", store.database)
     assert raw(Keys.open(folder / "keys", store.database)) == raw(made)
-    assert raw(made)[0] != raw(made)[1]
-    assert {path.name for path in folder.iterdir()} == {"keys", "keys.authority"}
+    assert {path.name for path in folder.iterdir()} == {"keys"}
     assert all(path.stat().st_mode & 0o077 == 0 for path in folder.iterdir())
     assert known(store) == made.server.public.hex()
 
 
-@pytest.mark.parametrize("lost", ["keys", "keys.authority"])
-def test_a_coordinator_does_not_start_without_the_file_of_a_key(database, tmp_path, lost):
+def test_a_coordinator_does_not_start_without_the_file_of_a_key(database, tmp_path):
     settings = Settings(database=database, blobs=tmp_path / "blobs", keys=tmp_path / "keys")
     Service.open(settings).store.close()
-    (tmp_path / lost).unlink()
-    with pytest.raises(KeysMissing, match=rf"{lost}.* is not there.*backup.*rotate --lost"):
+    (tmp_path / "keys").unlink()
+    with pytest.raises(KeysMissing, match=r"keys.* is not there.*backup.*rotate --lost"):
         Service.open(settings)
-    assert not (tmp_path / lost).exists()
+    assert not (tmp_path / "keys").exists()
 
 
-@pytest.mark.parametrize("other", ["keys", "keys.authority"])
-def test_a_coordinator_does_not_start_with_the_file_of_another_key(database, tmp_path, other):
+def test_a_coordinator_does_not_start_with_the_file_of_another_key(database, tmp_path):
     settings = Settings(database=database, blobs=tmp_path / "blobs", keys=tmp_path / "keys")
     Service.open(settings).store.close()
-    role = "server" if other == "keys" else "authority"
-    SucceedingKey.new(role).save(tmp_path / other, replace=True)
+    SucceedingKey.new("server").save(tmp_path / "keys", replace=True)
     with pytest.raises(KeysDiffer, match=r"keys does not go with this database.*Put the file with the key"):
         Service.open(settings)
 
@@ -63,7 +59,6 @@ def test_a_rotated_key_succeeds_the_old_one_which_does_not_come_back(store, tmp_
     path, old = tmp_path / "keys", tmp_path / "old"
     first = Keys.open(path, store.database)
     shutil.copy(path, old)
-    shutil.copy(f"{path}.authority", f"{old}.authority")
     rotated = rotate(path, store.database)
     assert rotated.server.succession.follow("server", first.server.public) == rotated.server.public
     assert known(store) == rotated.server.public.hex()
@@ -104,5 +99,4 @@ def test_a_lost_key_is_given_up_only_when_told_and_only_when_lost(store, tmp_pat
     path.unlink()
     anew = start_anew(path, store.database)
     assert first.server.public not in anew.server.succession.keys
-    assert raw(anew)[1] == raw(first)[1]
     assert known(store) == anew.server.public.hex()

@@ -279,8 +279,7 @@ def test_a_replica_with_the_file_of_a_succeeded_key_drives_nothing(store, regist
     register()
     first, second = tmp_path / "first", tmp_path / "second"
     behind = replica_with(first)
-    for suffix in ("", ".authority"):
-        second.with_name(f"second{suffix}").write_bytes(first.with_name(f"first{suffix}").read_bytes())
+    second.write_bytes(first.read_bytes())
     behind.refresh(0.0, frozenset())
     assert behind.held == {"phones"}
     rotate(second, store.database)

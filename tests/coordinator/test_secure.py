@@ -17,17 +17,18 @@ from coordinator.errors import (
     Unavailable,
     UnusableMessage,
 )
-from coordinator.rules.rounds import AssignmentState
+from coordinator.rules.rounds import AssignmentState, TaskState
 from coordinator.secure.round import invitation
 from coordinator.store.tasks import Secagg, TaskSettings
 from fedcore.masking import layout_hash, model_hash
-from secagg import keys
 from secagg.client import Client, SessionInput
+from secagg.credentials import issue
 from secagg.messages import Invite
 from secagg.policy import AggregationPolicy
 from tests.coordinator.bundles import START, make_plan, report_values
-from tests.coordinator.conftest import KEYS
+from tests.coordinator.conftest import AUTHORITY, KEYS, Desk
 
+NEVER = 1 << 40
 LAYOUT = make_plan().report
 NAMES = tuple(f"d{number}" for number in range(8))
 SECURE = {"goal": 8, "minimum": 8, "secagg": Secagg(clip_norm=4.0, max_examples=10, phase_s=5.0), "rounds": 1}
@@ -38,6 +39,11 @@ def public(key):
     return key.public_key().public_bytes_raw()
 
 
+def device_of(given):
+    """The id of an assignment's device, in bytes."""
+    return hashlib.sha256(given.assignment.encode()).digest()[:16]
+
+
 class Device:
     """One seat of a secure round."""
 
@@ -45,15 +51,16 @@ class Device:
         self.desk, self.given = desk, given
         self.vector = report_values(delta, weight, loss)
         identity = Ed25519PrivateKey.generate()
-        policy = AggregationPolicy(KEYS.server.public, KEYS.authority.public, 8)
+        policy = AggregationPolicy(KEYS.server.public, public(AUTHORITY), 8)
         held = model_hash(given.plan, given.checkpoint), layout_hash(LAYOUT)
-        brought = SessionInput(self.vector, weight, *held, keys.enrol(KEYS.authority.private, public(identity)))
+        brought = SessionInput(self.vector, weight, *held, issue(AUTHORITY, public(identity), device_of(given), NEVER))
         self.client = Client(identity, policy, brought)
         self.said = {}
 
     def say(self, number, message):
         self.said[number] = message
-        return self.desk.ask(PutMessage(self.given.assignment, number, message, hashlib.sha256(message).hexdigest()))
+        digest = hashlib.sha256(message).hexdigest()
+        return self.desk.ask(PutMessage(self.given.assignment, device_of(self.given).hex(), number, message, digest))
 
     def hear(self, number, wait_s=0.0):
         return self.desk.ask(AwaitMessage(self.given.assignment, number, wait_s))
@@ -98,6 +105,16 @@ def run(devices, phases=PHASES):
     for phase in phases:
         for device in devices:
             getattr(device, phase)()
+
+
+def test_a_secure_task_waits_where_there_is_no_authority_and_says_so(store, register):
+    task = register(**SECURE)
+    desk = Desk(store, authority=None)
+    for name in NAMES:
+        desk.wait(name)
+    found = store.task(task)
+    assert (found.state, "muster authority serve" in found.reason) == (TaskState.PAUSED, True)
+    assert store.rounds(task) == []
 
 
 def test_a_secure_round_commits_the_mean_of_what_devices_masked(store, register, desk):

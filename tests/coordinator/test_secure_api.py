@@ -11,22 +11,27 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from coordinator.keys import Keys
 from fedcore.masking import layout_hash, model_hash
 from fedcore.wire import messages
-from fedcore.wire.messages import Enrol, Enrolled, Unattested
+from fedcore.wire.messages import Enrolled, SecaggParties
 from secagg.client import Client, SessionInput
-from secagg.keys import check_credential
+from secagg.credentials import issue
 from secagg.policy import AggregationPolicy
 from tests.coordinator.bundles import make_plan
+from tests.coordinator.conftest import AUTHORITY
 from tests.coordinator.devices import enrol
 from tests.coordinator.test_api import assign, check_in, put, refused, report_body
-from tests.coordinator.test_secure import SECURE, public
+from tests.coordinator.test_secure import NEVER, SECURE, public
 
 NAMES = [f"d{number}" for number in range(8)]
 
 
-def vouched(client, identity):
-    """The credential of a fresh device with this key for secure aggregation."""
-    message = Enrol(attestation=Unattested(), secagg=public(identity))
-    return messages.decode(enrol(client, Ed25519PrivateKey.generate(), message).content, Enrolled).secagg
+def parties(client):
+    """The parties of secure rounds, as a fresh device hears of them."""
+    return messages.decode(enrol(client, Ed25519PrivateKey.generate()).content, Enrolled).secagg
+
+
+def vouched(client, identity, owner):
+    """The parties that a device hears of, and its credential for a key; `owner` signs for it."""
+    return parties(client), issue(AUTHORITY, public(identity), bytes.fromhex(owner.signer.keyid), NEVER)
 
 
 def say(client, assignment, number, message, wait_s=0):
@@ -40,21 +45,33 @@ def hear(client, assignment, number, wait_s=0):
     return client.get(f"/v1/assignments/{assignment}/secagg/{number}", headers=headers, auth=owner)
 
 
-def advertisement(client, given):
+def advertisement(client, given, owner=None):
     identity = Ed25519PrivateKey.generate()
-    enrolled = vouched(client, identity)
+    enrolled, credential = vouched(client, identity, owner or client.devices.owner(given.assignment))
     held = model_hash(given.plan, given.checkpoint), layout_hash(make_plan().report)
-    brought = SessionInput(np.zeros(6, np.float32), 1, *held, enrolled.credential)
+    brought = SessionInput(np.zeros(6, np.float32), 1, *held, credential)
     device = Client(identity, AggregationPolicy(given.server.current, enrolled.authority, 8), brought)
     return device.receive(given.secagg).message
 
 
-def test_a_device_is_vouched_for_by_the_keys_of_the_file(client, tmp_path):
-    identity = Ed25519PrivateKey.generate()
-    given, keys = vouched(client, identity), Keys.load(tmp_path / "keys")
-    assert (given.server.current, given.authority) == (keys.server.public, keys.authority.public)
-    check_credential(given.authority, public(identity), given.credential)
-    assert vouched(client, identity) == given
+def test_a_device_hears_who_the_parties_of_secure_rounds_are(client, tmp_path):
+    server = Keys.load(tmp_path / "keys").server.succession
+    assert parties(client) == SecaggParties(server, public(AUTHORITY), "https://authority.example")
+
+
+def test_a_device_cannot_take_part_with_the_credential_of_another(register, client):
+    register(**SECURE)
+    first, second, *_ = assign(client, *NAMES)
+    stolen = advertisement(client, first, client.devices.owner(second.assignment))
+    refused(say(client, first.assignment, 1, stolen), "unusable-message")
+    assert say(client, first.assignment, 1, advertisement(client, first)).status_code == 204
+
+
+def test_the_coordinator_has_no_key_that_could_enrol_a_device(client, tmp_path):
+    kept = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(kept) > 1
+    assert not any(AUTHORITY.private_bytes_raw() in data for data in kept)
+    assert not hasattr(Keys.load(tmp_path / "keys"), "authority")
 
 
 def test_a_message_is_answered_with_the_next_when_all_have_spoken(register, client):

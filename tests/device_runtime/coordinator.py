@@ -21,6 +21,7 @@ from fedcore.wire.messages import (
     Enrolled,
     Offer,
     Receipt,
+    RequestCredential,
     RetryWindow,
     Willing,
     decode,
@@ -48,7 +49,8 @@ class Coordinator:
         self.report_within_s = 60.0
         self.lost_after_s, self.over_selected = None, False
         self.given = 1
-        self.invite, self.vouch, self.said = None, lambda id_: None, []
+        self.invite, self.said = None, []
+        self.parties, self.issue, self.issued = lambda url: None, None, []
         self.release, self.lineage, self.round = lambda plan, checkpoint: None, None, linear.KEY.round
         self.server = None
         self.aggregate = lambda number, message: b""
@@ -138,7 +140,7 @@ class Coordinator:
         assert not body or headers["Content-Digest"] == content_digest(body)
         assert signature.nonce not in self.nonces
         self.nonces.add(signature.nonce)
-        key = signature.keyid if path == "/v1/devices" else self.keys[signature.keyid]
+        key = signature.keyid if path in {"/v1/devices", "/v1/credentials"} else self.keys[signature.keyid]
         signature.check(SignableRequest(method, headers["Host"], path, headers.get), PublicKey.parse(key))
         return signature
 
@@ -149,7 +151,12 @@ class Coordinator:
                 message, device = decode(body, Enrol), f"d-{len(self.enrolments)}"
                 self.enrolments.append(message)
                 self.keys[device], self.created[device] = signature.keyid, signature.created
-                return "enrol", 200, "application/json", encode(Enrolled(device, self.vouch(message.secagg)))
+                return "enrol", 200, "application/json", encode(Enrolled(device, self.parties(self.url)))
+            case ["POST", "v1", "credentials"]:
+                self.asked_at = signature.created
+                self.issued.append(decode(body, RequestCredential))
+                answer = self.issue(self.issued[-1], signature.keyid)
+                return "credential", 200, "application/json", encode(answer)
             case ["PUT", "v1", "assignments", _, "secagg", number]:
                 self.said.append((int(number), body))
                 message = self.aggregate(int(number), body)
@@ -202,7 +209,7 @@ def is_stale(headers):
 
 
 CALLS = {"checkins": "check-in", "assignments": "assignment", "blobs": "blob", "report": "report"}
-CALLS |= {"devices": "enrol", "secagg": "secagg"}
+CALLS |= {"devices": "enrol", "credentials": "credential", "secagg": "secagg"}
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -223,7 +230,7 @@ class Handler(BaseHTTPRequestHandler):
             refusal("stale-signature")(self)
             return
         call = call_of(self.command, self.path)
-        if call != "enrol":
+        if call not in {"enrol", "credential"}:
             coordinator.calls.append(call)
         coordinator.headers.append((call, dict(self.headers)))
         if coordinator.faults[call]:

@@ -1,6 +1,8 @@
 """What a device refuses of a secure round at once. Whole rounds: tests/simulator/test_secure_rounds.py."""
 
+import hashlib
 import sqlite3
+import time
 from contextlib import closing
 from dataclasses import replace
 
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from device_runtime.errors import ConfigError
 from device_runtime.permission.policy import Policy
 from device_runtime.session import run_session
 from device_runtime.state.assignment import StoredAssignment
@@ -16,17 +19,20 @@ from device_runtime.state.journal import read_journal
 from device_runtime.state.sealing import KeyFile, Sealer
 from fedcore.masking import fixed_points, last_session_number, layout_hash, model_hash, session_number, task_hash
 from fedcore.release import Release, SumBounds
-from fedcore.signing import SigningKey
+from fedcore.signing import SigningKey, key_text
 from fedcore.succession import SucceedingKey, Succession, Successor
-from fedcore.wire.messages import Credential
+from fedcore.wire.messages import HeldCredential, IssuedCredential, SecaggParties, SharedSecret
+from fedcore.wire.signatures import device_id
 from secagg import keys
 from secagg.client import Client, SessionInput
 from secagg.client_state import ClientStage, ClientState
-from secagg.messages import Invite, SessionResult
+from secagg.credentials import check_credential, check_possession, issue
+from secagg.messages import Advertise, Invite, SessionResult
 from secagg.packing import Segment
 from secagg.policy import AggregationPolicy
 from secagg.server import Server
 from tests.device_runtime import linear
+from tests.device_runtime.coordinator import refusal, status
 from tests.secagg.cohort import session_of
 
 
@@ -41,6 +47,7 @@ def public(key):
 SERVER, AUTHORITY = private(1), private(2)
 RELEASE, LINEAGE = SigningKey(private(3)), SigningKey(private(4))
 BOUNDS = SumBounds(clip_norm=1.0, bits=20, max_examples=100, min_sum=8)
+NEVER = 1 << 40
 SEGMENTS = tuple(
     Segment(one.size, 26, one.bits, one.low, one.high, one.norm, one.weighted)
     for one in fixed_points(linear.plan().report, BOUNDS)
@@ -79,7 +86,7 @@ class Aggregator:
         policy = AggregationPolicy(public(SERVER), public(AUTHORITY), 8)
         self.peers = {}
         for slot in range(1, 9):
-            credential = keys.enrol(AUTHORITY, public(private(10 + slot)))
+            credential = issue(AUTHORITY, public(private(10 + slot)), bytes([slot]) * 16, NEVER)
             vector_D = np.zeros(invite.dimension, np.float32)
             brought = SessionInput(vector_D, 1, invite.model_hash, invite.layout_hash, credential)
             self.peers[slot] = Client(private(10 + slot), policy, brought)
@@ -114,13 +121,25 @@ def releasing(signer=RELEASE, **changes):
     return make
 
 
-def enrolling(server=SERVER, authority=AUTHORITY):
-    return lambda id_: Credential(keys.enrol(authority, id_), Succession(public(server)), public(authority))
+def parties(server=SERVER, authority=AUTHORITY):
+    return lambda url: SecaggParties(Succession(public(server)), public(authority), url)
+
+
+def issuing(signer=AUTHORITY, first=AUTHORITY, device=None, lasts_s=3600):
+    """An authority that vouches for whoever asks; it says that its key is `first`."""
+
+    def answer(asked, key):
+        named = bytes.fromhex(device_id(key)) if device is None else device
+        credential = issue(signer, asked.secagg, named, int(time.time()) + lasts_s)
+        return IssuedCredential(credential, Succession(public(first)))
+
+    return answer
 
 
 @pytest.fixture
 def secure(coordinator):
-    coordinator.invite, coordinator.vouch, coordinator.release = invitation(), enrolling(), releasing()
+    coordinator.invite, coordinator.release = invitation(), releasing()
+    coordinator.parties, coordinator.issue = parties(), issuing()
     coordinator.server = Succession(public(SERVER))
     return coordinator
 
@@ -245,7 +264,7 @@ def test_a_device_refuses_a_server_key_without_a_chain_from_its_own(secure, conf
     if lie == "none":
         secure.server = None
     (config.state / "secagg-key").unlink()  # nor by another enrolment
-    secure.vouch = enrolling(server=private(8))
+    secure.parties = parties(server=private(8))
     words = {"another key": "nothing that leads to it", "a made-up chain": "did not sign", "none": "does not show"}
     refused(secure, config, words[lie])
 
@@ -253,9 +272,10 @@ def test_a_device_refuses_a_server_key_without_a_chain_from_its_own(secure, conf
 def test_a_device_takes_part_only_under_the_authority_that_it_saw_first(secure, config):
     run_session(config)
     secure.said.clear()
-    (config.state / "secagg-key").unlink()  # another id must enrol again
-    secure.vouch = enrolling(authority=private(8))
-    refused(secure, config, "another authority")
+    (config.state / "device-key").unlink()  # another key must enrol again
+    secure.parties = parties(authority=private(8))
+    secure.issue = issuing(signer=private(8), first=private(8))
+    refused(secure, config, "not the one that this device pinned")
 
 
 def test_a_round_that_was_answered_is_not_answered_again(secure, config):
@@ -295,3 +315,110 @@ def test_a_device_that_revealed_joins_no_other_attempt_at_the_round(secure, conf
 def test_a_device_that_revealed_nothing_joins_the_next_attempt(secure, config, number):
     assert attempt(secure, config, 1, said_before=number).outcome == "aborted"
     assert attempt(secure, config, 2).outcome == "reported"
+
+
+# --- the enrolment authority
+
+
+def again(coordinator, config):
+    """Another session, in a round that was not answered yet; what the device said in it."""
+    coordinator.said.clear()
+    with closing(sqlite3.connect(config.state / "state.db")) as database, database:
+        database.execute("DELETE FROM answered")
+        database.execute("DELETE FROM assignment")
+    run_session(config)
+    return [number for number, _ in coordinator.said]
+
+
+def test_a_credential_is_asked_for_once_and_shown_to_the_coordinator(secure, config):
+    run_session(config)
+    assert again(secure, config) == [1]
+    (asked,) = secure.issued
+    key = secure.keys["d-0"]
+    check_possession(asked.secagg, asked.possession, hashlib.sha256(key.encode()).digest(), secure.asked_at)
+    (_, message) = secure.said[0]
+    shown = Advertise.decode(message, terms(secure.plan, secure.checkpoint).hash)
+    assert check_credential(public(AUTHORITY), shown.id, shown.credential, 0).device.hex() == device_id(key)
+
+
+@pytest.mark.parametrize(("lasts_s", "requests"), [(3600, 1), (0, 2), (-5, 2)])
+def test_a_credential_is_renewed_before_it_ends(secure, config, lasts_s, requests):
+    secure.issue = issuing(lasts_s=lasts_s)
+    run_session(config)
+    again(secure, config)
+    assert len(secure.issued) >= requests
+
+
+def test_a_credential_serves_on_while_its_authority_cannot_be_reached(secure, config):
+    run_session(config)
+    with closing(sqlite3.connect(config.state / "state.db")) as database, database:
+        database.execute("UPDATE credential SET kept = json_set(kept, '$.renew_at', 0)")
+    secure.faults["credential"] = [status(500)]
+    assert again(secure, config) == [1]
+    assert len(secure.issued) == 1
+    assert again(secure, config) == [1]
+    assert len(secure.issued) == 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (issuing(signer=private(9)), "not the one that this device pinned"),
+        (issuing(signer=private(9), first=private(9)), "not the one that this device pinned"),
+        (issuing(device=bytes(16)), "credential of another"),
+    ],
+)
+def test_a_device_takes_no_credential_but_its_own_of_its_authority(secure, config, answer, error):
+    secure.issue = answer
+    refused(secure, config, error)
+
+
+def named(config, authority, url=None):
+    key = key_text(public(authority))
+    return replace(config, policy=Policy(signers=TRUSTING.signers, authority=key, authority_url=url))
+
+
+def test_a_device_goes_by_the_authority_of_its_policy_whatever_it_is_told(secure, config):
+    config = named(config, private(7))
+    secure.issue = issuing(signer=private(7), first=private(7))
+    refused(secure, config, "another enrolment authority")
+    secure.parties = parties(authority=private(7))
+    (config.state / "state.db").unlink()
+    run_session(config)
+    assert [number for number, _ in secure.said] == [1]
+
+
+def test_a_device_with_an_authority_of_its_own_enrols_with_its_credential(secure, config):
+    config = replace(named(config, AUTHORITY, secure.url), enrolment_secret=b"only the authority knows this")
+    run_session(config)
+    assert [number for number, _ in secure.said] == [1]
+    (enrolment,), (asked,) = secure.enrolments, secure.issued
+    assert isinstance(enrolment.attestation, HeldCredential)
+    assert isinstance(asked.attestation, SharedSecret)
+
+
+def test_a_credential_that_the_coordinator_refuses_is_asked_for_anew(secure, config):
+    secure.faults["secagg"] = [refusal("unusable-message")]
+    run_session(config)
+    again(secure, config)
+    assert len(secure.issued) == 2
+
+
+def test_a_coordinator_that_comes_to_an_authority_later_is_taken_up(secure, config):
+    secure.parties = lambda url: None
+    refused(secure, config, "names no enrolment authority")
+    secure.parties = parties()
+    assert again(secure, config) == [1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"authority": "ed25519:no"}, "authority = "),
+        ({"authority_url": "https://a.example"}, "needs authority"),
+        ({"authority": key_text(public(AUTHORITY)), "authority_url": "ftp://a"}, "ftp://a"),
+    ],
+)
+def test_a_policy_names_an_authority_that_can_be_one(changes, says):
+    with pytest.raises(ConfigError, match=says):
+        Policy(**changes)

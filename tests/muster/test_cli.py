@@ -368,7 +368,6 @@ def test_a_coordinator_with_another_key_than_the_pinned_does_not_start(tmp_path,
     assert "other.keys" in err
     assert not other.exists()
     Keys.load(keys).server.successor().save(other)  # a successor goes with it, and takes its authority along
-    shutil.copy(tmp_path / "keys.authority", tmp_path / "other.keys.authority")
     shown = json.loads(in_process("coordinator", "keys", "show", "--json").stdout)
     assert (shown["succeeds"], shown["key"] != pinned) == ([pinned], True)
     monkeypatch.setenv("MUSTER_KEYS", str(keys))

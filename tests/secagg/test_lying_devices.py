@@ -31,6 +31,7 @@ from tests.secagg.cohort import (
     AUTHORITY,
     SERVER,
     Cohort,
+    credential,
     invitation,
     private,
     public,
@@ -66,9 +67,9 @@ def test_a_bad_advertisement_is_refused_and_the_rest_goes_on(cohort):
     refuses(server, DuplicateKey, 11, advertisement(cohort, 10))
     for name in ("mask_key", "box_key"):
         refuses(server, BadPoint, 11, advertisement(cohort, 11, **{name: bytes(32)}))
-    strange = keys.enrol(private(3), public(cohort.identities[11]))
+    strange = credential(cohort.identities[11], private(3))
     refuses(server, BadSignature, 11, advertisement(cohort, 11, credential=strange))
-    refuses(server, BadSignature, 11, advertisement(cohort, 11)[:-128] + bytes(64) + first[-64:])
+    refuses(server, BadSignature, 11, advertisement(cohort, 11)[:-152] + bytes(64) + advertisement(cohort, 11)[-88:])
     refuses(server, WrongSession, 11, b"\1\1" + bytes(300))
     for junk in (b"", b"\0", b"\2\1", b"\x0d\1", advertisement(cohort, 11) + b"\0"):
         refuses(server, Malformed, 11, junk)

@@ -41,6 +41,7 @@ from tests.secagg.cohort import (
     SERVER,
     VICTIM,
     Cohort,
+    credential,
     dies,
     invitation,
     only,
@@ -131,7 +132,7 @@ def test_a_signature_that_was_substituted_is_refused(advertised, victim):
 
 
 def test_a_device_that_nobody_enrolled_is_refused(advertised, victim):
-    false = keys.enrol(private(99), public(advertised.identities[13]))
+    false = credential(advertised.identities[13], private(99))
     dies(victim, BadSignature, forged(advertised, 13, credential=false))
 
 

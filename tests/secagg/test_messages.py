@@ -40,7 +40,7 @@ def some(size, seed=0):
     return random.Random(seed).randbytes(size)
 
 
-DEVICE = Advertise(some(32, 1), some(32, 2), some(32, 3), some(64, 4), some(64, 5))
+DEVICE = Advertise(some(32, 1), some(32, 2), some(32, 3), some(64, 4), some(88, 5))
 ENTRIES = tuple(RosterEntry(position, DEVICE, some(128, position)) for position in NEAR)
 SIGNED = {1: (some(32), some(64)), 4: (some(32, 1), some(64, 1))}
 PEERS = (Peer(4, some(32), 5, 6), Peer(1, some(32, 1), 7, 8))

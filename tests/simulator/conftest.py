@@ -37,7 +37,7 @@ def task(tmp_path, coordinators, bundle):
     @contextmanager
     def running(**settings):
         given = {"population": "p", "goal": 5, "rounds": 2, "over_selection": 1.2, "selection_timeout_s": 2.0}
-        with coordinators.local(tmp_path) as local:
+        with coordinators.local(tmp_path, secure="secagg" in settings) as local:
             yield local.store, local.url, local.create_task(bundle, TaskSettings(**given | settings), key).id
 
     return running

@@ -40,7 +40,7 @@ def federated(
     """
     bundle = export_bundle(model, algorithm, folder / "plan", targets=tuple(backends))
     kinds, loaded = equal_kinds(archs, tuple(backends.values())), dict.fromkeys(archs, tuple(backends.values()))
-    with coordinators.local(folder, seed=SEED) as local, fork_servers(loaded) as servers:
+    with coordinators.local(folder, seed=SEED, secure=secagg is not None) as local, fork_servers(loaded) as servers:
         task_settings = TaskSettings(
             population="p", goal=goal, rounds=rounds, over_selection=1.0, seed=SEED, secagg=secagg
         )

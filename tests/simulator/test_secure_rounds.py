@@ -16,7 +16,6 @@ from contextlib import closing
 import msgspec
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.keys import rotate
 from coordinator.rules.aggregation import aggregate
@@ -36,7 +35,7 @@ from simulator import datasets
 from simulator.fleet.recorder import Recording
 from tests.coordinator.devices import speaking_to
 from tests.coordinator.fork_server import wait_until
-from tests.coordinator.test_secure_api import vouched
+from tests.coordinator.test_secure_api import parties
 from tests.simulator.secure_device import be_device
 
 DEVICES, LEAST = 9, 8
@@ -116,7 +115,7 @@ class World:
 
 @pytest.fixture
 def world(tmp_path, coordinators, bundle):
-    with coordinators.local(tmp_path) as local:
+    with coordinators.local(tmp_path, secure=True) as local:
         yield lambda rounds, phase_s: World(tmp_path, local, bundle, rounds, phase_s)
 
 
@@ -157,12 +156,12 @@ def test_a_device_killed_anywhere_leaves_an_exact_sum(world):
 
 
 def test_devices_enrolled_before_a_rotation_take_part_after_it(tmp_path, coordinators, bundle):
-    with coordinators.local(tmp_path) as local, speaking_to(local.url) as client:
+    with coordinators.local(tmp_path, secure=True) as local, speaking_to(local.url) as client:
         here = World(tmp_path, local, bundle, rounds=2, phase_s=20.0)
         here.all_report(1)
         pinned = {key for (key,) in here.enrolments()}
         key = rotate(tmp_path / "muster.db.keys", local.store.database).server.public
-        wait_until(lambda: vouched(client, Ed25519PrivateKey.generate()).server.current == key)
+        wait_until(lambda: parties(client).server.current == key)
         here.all_report(2)
         assert pinned != {base64.b64encode(key).decode()} == {now for (now,) in here.enrolments()}
 

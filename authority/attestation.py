@@ -1,7 +1,7 @@
 """Attestation: evidence that a key belongs to a device, and not to anybody who can send a request.
 
-It is checked once, when a device enrols. Spec: docs/spec/wire.md §9. A further kind is a message in
-`fedcore.wire.messages`, and a case here.
+An authority checks it for every credential that it issues, a coordinator when a device enrols without one. Spec:
+docs/spec/wire.md §9. A further kind is a message in `fedcore.wire.messages`, and a case here.
 """
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ import hmac
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from coordinator.errors import BadSecret, NotAttested
+from authority.errors import BadSecret, NotAttested
+from fedcore.wire import messages
 from fedcore.wire.attestation import shared_secret_proof
-from fedcore.wire.messages import AttestationEvidence, SharedSecret, Unattested
+from fedcore.wire.messages import SharedSecret, Unattested
 
 LEAST_SECRET_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Attestation:
-    """The evidence that this coordinator accepts: none, a shared secret, or either."""
+    """The evidence that is accepted: none, a shared secret, or either."""
 
     accept_unattested: bool
     secret: bytes | None = field(default=None, repr=False)
@@ -29,18 +30,18 @@ class Attestation:
         """The same with the secret in a file, without the white space around it. Raises BadSecret."""
         return cls(accept_unattested, None if secret_file is None else _secret(secret_file))
 
-    def check(self, evidence: AttestationEvidence, key: str, created: int) -> str:
+    def check(self, evidence: messages.Attestation, key: str, created: int) -> str:
         """The kind of the evidence for a public key, in a request signed at `created`. Raises NotAttested."""
         match evidence:
             case SharedSecret(proof):
                 if self.secret is None:
-                    raise NotAttested("this coordinator has no enrolment secret")
+                    raise NotAttested("no enrolment secret is known here")
                 if not hmac.compare_digest(proof, shared_secret_proof(self.secret, key, created)):
-                    raise NotAttested("the proof was not made with this coordinator's enrolment secret")
+                    raise NotAttested("the proof was not made with the enrolment secret that is known here")
                 return "shared-secret"
             case Unattested():
                 if not self.accept_unattested:
-                    raise NotAttested("this coordinator takes no device without an attestation")
+                    raise NotAttested("no device is taken here without an attestation")
                 return "none"
 
 

@@ -1,0 +1,28 @@
+"""Errors of the enrolment authority.
+
+AuthorityError
+├── NotAttested     evidence does not show that a key is a device's
+├── BadSecret       the enrolment secret cannot be read, or is too short to be one
+├── KeyMissing      there is no file of the authority's key
+└── PortTaken       the port is taken, or cannot be had for another reason
+"""
+
+
+class AuthorityError(Exception):
+    """Base of every error raised by `authority`."""
+
+
+class NotAttested(AuthorityError):
+    """Evidence does not show that a key is a device's."""
+
+
+class BadSecret(AuthorityError):
+    """The enrolment secret cannot be read, or is too short to be one."""
+
+
+class KeyMissing(AuthorityError):
+    """There is no file of the authority's key."""
+
+
+class PortTaken(AuthorityError):
+    """The port is taken, or cannot be had for another reason."""

@@ -1,0 +1,148 @@
+"""Credentials of enrolment authorities: asked for, checked, kept, and renewed before they end.
+
+Spec: docs/spec/wire.md §9.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from device_runtime.errors import SecaggRefused, StateDamaged, TransportError
+from device_runtime.protocol.transport import Transport
+from device_runtime.state.database import StateDatabase
+from fedcore.decoding import decoder
+from fedcore.errors import BrokenSuccession
+from fedcore.wire.attestation import shared_secret_proof
+from fedcore.wire.messages import Attestation, IssuedCredential, RequestCredential, SharedSecret, Unattested
+from fedcore.wire.signatures import PublicKey, Signer, device_id
+from secagg.credentials import check_credential, prove_possession
+from secagg.errors import SecaggError
+
+SPENT = 2 / 3
+"""The part of its time after which a credential is renewed."""
+
+
+class KeptCredential(msgspec.Struct, frozen=True, kw_only=True):
+    """A credential of this device's keys. authority: the key that signed it. renew_at: by this device's clock."""
+
+    key: str
+    secagg: bytes
+    authority: bytes
+    credential: bytes
+    renew_at: float
+
+
+_KEPT = decoder(KeptCredential)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceKeys:
+    """The two private keys of a device: of its requests, and of secure aggregation; and the secret that it may know."""
+
+    device: Ed25519PrivateKey
+    secagg: Ed25519PrivateKey
+    secret: bytes | None
+
+    @property
+    def public(self) -> tuple[str, bytes]:
+        """The public keys, the first as text."""
+        return PublicKey.of(self.device).text, self.secagg.public_key().public_bytes_raw()
+
+    def attestation(self, created: int) -> Attestation:
+        """The evidence that this device has, for a request that is signed at `created`."""
+        if self.secret is None:
+            return Unattested()
+        return SharedSecret(shared_secret_proof(self.secret, self.public[0], created))
+
+
+class Credentials:
+    """The credentials of a device, by authority, in its state database. Every method raises StateError.
+
+    connect: what makes the way to an authority, from its URL. wall: the device's time, in seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        database: StateDatabase,
+        keys: DeviceKeys,
+        connect: Callable[[str], Transport],
+        wall: Callable[[], float],
+    ) -> None:
+        self._database = database
+        self._keys = keys
+        self._connect = connect
+        self._wall = wall
+        self._unheard = False
+        """Whether an authority could not be reached in this session: it is asked once."""
+
+    def of(self, authority: bytes, url: str) -> KeptCredential:
+        """The credential of an authority, whose public key the device has pinned.
+
+        It is renewed in the last third of its time; until it ends, the old one is good while the authority cannot be
+        reached. Raises TransportError when there is none and the authority gives none, SecaggRefused when what it gives
+        is not its credential for this device.
+        """
+        kept, now = self._read(authority), self._wall()
+        if kept is not None and (now < kept.renew_at or (self._unheard and self._good(kept, now))):
+            return kept
+        try:
+            fresh = self._ask(authority, url, now)
+        except TransportError:
+            if kept is None or not self._good(kept, now):
+                raise
+            self._unheard = True
+            return kept
+        text = msgspec.json.encode(fresh).decode()
+        self._database.execute("INSERT OR REPLACE INTO credential VALUES (?, ?)", authority.hex(), text)
+        return fresh
+
+    def forget(self, authority: bytes) -> None:
+        """Ask for a credential before the next is used: the coordinator did not take this one."""
+        self._database.execute("DELETE FROM credential WHERE authority = ?", authority.hex())
+
+    def _ask(self, authority: bytes, url: str, now: float) -> KeptCredential:
+        key, secagg = self._keys.public
+
+        def message(created: int) -> RequestCredential:
+            proof = prove_possession(self._keys.secagg, hashlib.sha256(key.encode()).digest(), created)
+            return RequestCredential(attestation=self._keys.attestation(created), secagg=secagg, possession=proof)
+
+        with self._connect(url) as transport:
+            transport.wall = self._wall
+            issued: IssuedCredential = transport.credential(Signer(key, self._keys.device), message)
+        try:
+            current = issued.authority.follow("authority", authority)
+            found = check_credential(current, secagg, issued.credential, 0)
+        except (BrokenSuccession, SecaggError) as error:
+            raise SecaggRefused(
+                "the authority at its URL is not the one that this device pinned", str(error)
+            ) from error
+        if found.device.hex() != device_id(key):
+            raise SecaggRefused("the authority gave this device the credential of another")
+        renew_at = now + SPENT * max(0.0, found.expires - now)
+        return KeptCredential(
+            key=key, secagg=secagg, authority=current, credential=issued.credential, renew_at=renew_at
+        )
+
+    def _good(self, kept: KeptCredential, now: float) -> bool:
+        with contextlib.suppress(SecaggError):
+            check_credential(kept.authority, kept.secagg, kept.credential, int(now))
+            return True
+        return False
+
+    def _read(self, authority: bytes) -> KeptCredential | None:
+        """The credential that is kept, if it is one of the keys that the device has now."""
+        query = "SELECT kept FROM credential WHERE authority = ?"
+        for (text,) in self._database.execute(query, authority.hex()):
+            try:
+                kept = _KEPT.decode(text)
+            except msgspec.MsgspecError as error:
+                raise StateDamaged("a credential in the state database cannot be read", str(error)) from error
+            return kept if (kept.key, kept.secagg) == self._keys.public else None
+        return None

@@ -1,0 +1,87 @@
+"""Credentials: the enrolment authority's word that a key for secure aggregation is a certain device's, for a time.
+
+Spec: docs/spec/secagg.md §1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from secagg import keys
+from secagg.encoding import Reader
+from secagg.errors import ExpiredCredential
+
+DEVICE_BYTES, SIGNATURE_BYTES = 16, 64
+CREDENTIAL_BYTES = DEVICE_BYTES + 8 + SIGNATURE_BYTES
+NO_CREDENTIAL = bytes(CREDENTIAL_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """An authority's signature over a device's key, the device's id (16 bytes) and a time.
+
+    expires: the last second, since 1970, at which it is good.
+    """
+
+    device: bytes
+    expires: int
+    signature: bytes = bytes(SIGNATURE_BYTES)
+
+    def encode(self) -> bytes:
+        """The credential as M1 carries it."""
+        return self.device + self.expires.to_bytes(8, "little") + self.signature
+
+    @classmethod
+    def decode(cls, data: bytes) -> Credential:
+        """The inverse of `encode`. Raises Malformed."""
+        reader = Reader(data, "the credential")
+        found = cls(reader.take(DEVICE_BYTES), reader.integer(8), reader.take(SIGNATURE_BYTES))
+        reader.close()
+        return found
+
+    def body(self, id_: bytes) -> bytes:
+        """The bytes that are signed, for a device's key."""
+        return id_ + self.device + self.expires.to_bytes(8, "little")
+
+
+def issue(authority: Ed25519PrivateKey, id_: bytes, device: bytes, expires: int) -> bytes:
+    """The credential of a device for its key `id_`, which the authority has checked that it possesses."""
+    unsigned = Credential(device, expires)
+    return replace(unsigned, signature=keys.sign(authority, "credential", keys.NO_CONTEXT, unsigned.body(id_))).encode()
+
+
+def check_credential(authority: bytes, id_: bytes, credential: bytes, until: int) -> Credential:
+    """The credential, if the authority (a 32-byte public key) gave it to this key and it is good until that second.
+
+    Raises Malformed, BadSignature or ExpiredCredential.
+    """
+    found = _check_signature(authority, id_, credential)
+    if found.expires < until:
+        raise ExpiredCredential(
+            f"the credential of {id_.hex()[:12]}… ended at {found.expires}, and must be good until {until}"
+        )
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _check_signature(authority: bytes, id_: bytes, credential: bytes) -> Credential:
+    """One that was found good is remembered: the same devices meet in round after round."""
+    found = Credential.decode(credential)
+    keys.verify(authority, found.signature, "credential", keys.NO_CONTEXT, found.body(id_))
+    return found
+
+
+def prove_possession(key: Ed25519PrivateKey, about: bytes, created: int) -> bytes:
+    """A signature (64 bytes) by which a device shows its authority that it holds the key for secure aggregation.
+
+    about: the digest, 32 bytes, of the key that signs the request; created: when that was signed.
+    """
+    return keys.sign(key, "possession", about, created.to_bytes(8, "little"))
+
+
+def check_possession(id_: bytes, proof: bytes, about: bytes, created: int) -> None:
+    """Raise BadSignature unless the holder of a key made the proof for just that request."""
+    keys.verify(id_, proof, "possession", about, created.to_bytes(8, "little"))
