@@ -16,13 +16,18 @@ from fedcore.signing import SigningKey
 from secagg.merkle import Tree
 
 
+def lineage_file(keys_file: Path) -> Path:
+    """Where the lineage key is that belongs to a file of keys."""
+    return keys_file.with_name(f"{keys_file.name}.lineage")
+
+
 def lineage_key(keys_file: Path) -> SigningKey:
     """The lineage key that belongs to a file of keys, made when missing; only its owner may read it.
 
     When it is lost, tasks with a release are paused: each names the public key, and must be created anew. Raises
     InvalidKey or OSError.
     """
-    path = keys_file.with_name(f"{keys_file.name}.lineage")
+    path = lineage_file(keys_file)
     if not path.exists():
         partial = path.with_name(f"{path.name}.{os.getpid()}")
         SigningKey.new(partial)

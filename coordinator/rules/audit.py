@@ -7,13 +7,15 @@ chain there, unless all that follows is made anew; a head that was saved elsewhe
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
 import msgspec
 
 from coordinator.errors import BrokenAudit
+
+_PAGE = 1000
 
 
 class Action(StrEnum):
@@ -93,3 +95,11 @@ def verify(entries: Iterable[AuditEntry], saved: Head | None = None) -> Head:
         gone = f"entry {head.number + 1} of the audit log is missing, and all after it"
         raise BrokenAudit(f"{gone}: its saved head is entry {saved.number}")
     return head
+
+
+def whole_log(read: Callable[[int, int], list[AuditEntry]]) -> Iterator[AuditEntry]:
+    """Every entry from the first. `read` gives those after a number, as many as the second number says at most."""
+    after = 0
+    while page := read(after, _PAGE):
+        yield from page
+        after = page[-1].number

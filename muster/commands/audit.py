@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,9 +12,7 @@ from muster.commands.stores import Blobs, Database, Remote, open_store
 from muster.output import Json, at_utc, emit, show_fields, show_table
 
 if TYPE_CHECKING:
-    from coordinator.rules.audit import AuditEntry
-    from coordinator.store.tasks import CoordinatorStore
-    from muster.remote import RemoteStore
+    pass
 
 audit_app = typer.Typer(
     no_args_is_help=True,
@@ -61,12 +58,12 @@ def verify(
     with --head-file. Keep that file where those who could write the database cannot. The exit code is 1 for a broken
     log.
     """
-    from coordinator.rules.audit import Head
+    from coordinator.rules.audit import Head, whole_log
     from coordinator.rules.audit import verify as check
 
     saved = Head.parse(head_file.read_text()) if head_file is not None and head_file.exists() else None
     with open_store(db, blobs, coordinator) as store:
-        head = check(_entries(store), saved)
+        head = check(whole_log(store.audit), saved)
     if head_file is not None:
         head_file.write_text(f"{head}\n")
     facts = {"entries": head.number, "head": str(head)}
@@ -74,11 +71,3 @@ def verify(
         emit(facts)
     else:
         show_fields(facts)
-
-
-def _entries(store: CoordinatorStore | RemoteStore) -> Iterator[AuditEntry]:
-    """Every entry from the first, a page at a time."""
-    after = 0
-    while page := store.audit(after, _PAGE):
-        yield from page
-        after = page[-1].number

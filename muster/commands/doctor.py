@@ -1,18 +1,64 @@
-"""`muster doctor`: the examination of an installation."""
+"""`muster doctor`: the examination of an installation, and of a deployment's security."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
 import typer
 
+from muster.commands.stores import Blobs, Database, located
 from muster.output import Json, emit, show_fields, show_table
 
+_WORDS = {True: "yes", False: "no", None: "not seen from here"}
 
-def doctor(json: Json = False) -> None:
+
+def doctor(
+    security: Annotated[
+        bool, typer.Option("--security", help="Say instead which assumptions of docs/threat-model.md hold.")
+    ] = False,
+    policy: Annotated[
+        Path | None, typer.Option(help="With --security: the policy.toml that devices have, judged too.")
+    ] = None,
+    db: Database = None,
+    blobs: Blobs = None,
+    json: Json = False,
+) -> None:
     """Say what this installation can do and what it lacks.
 
     The exit code is 0 when everything that `muster demo` needs is there, 1 otherwise. The rest is for more than that:
     other runtimes, emulated ARM devices, a GPU.
+
+    With --security it looks at the deployment instead: the coordinator's settings as they are in force, its keys, its
+    store, and the policy of its devices if you name it. The exit code is 0 when no assumption fails.
     """
+    if security:
+        raise typer.Exit(0 if _secure(policy, db, blobs, json=json) else 1)
+    if policy is not None:
+        raise typer.BadParameter("it goes with --security", param_hint="--policy")
+    raise typer.Exit(0 if _able(json=json) else 1)
+
+
+def _secure(policy: Path | None, db: str | None, blobs: str | None, *, json: bool) -> bool:
+    from device_runtime.permission.policy import Policy
+    from muster.security import of_coordinator, of_device
+
+    of_devices = () if policy is None else of_device(Policy.load(policy))
+    found = (*of_coordinator(located(db, blobs)), *of_devices)
+    if json:
+        emit(found)
+    else:
+        show_table(("assumption", "holds", "found"), [(one.name, _WORDS[one.holds], one.found) for one in found])
+        lacking = {one.name: one.remedy for one in found if one.holds is False}
+        if lacking:
+            typer.echo("\nHow to make the others hold:")
+            show_fields(lacking)
+        if policy is None:
+            typer.echo("\nWhat devices insist on is in their policy: name it with --policy")
+    return all(one.holds is not False for one in found)
+
+
+def _able(*, json: bool) -> bool:
     from muster.doctor import examine
 
     report = examine()
@@ -27,4 +73,4 @@ def doctor(json: Json = False) -> None:
         typer.echo()
         missing = [one.name for one in report.findings if one.needed and not one.found]
         typer.echo(f"muster demo lacks {', '.join(missing)}" if missing else "muster demo has what it needs")
-    raise typer.Exit(0 if report.core_works else 1)
+    return report.core_works
