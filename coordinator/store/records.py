@@ -16,7 +16,6 @@ from coordinator.errors import StoreConflict, UnknownAssignment, UnknownBlob, Un
 from coordinator.rules.entities import AssignedDevice, AssignmentRecord, RoundRecord, Snapshot, Task, Transition
 from coordinator.rules.progress import Progress, explain
 from coordinator.rules.rounds import FAILURES, AssignmentState, LeftOut, Round, RoundState, TaskState, move
-from coordinator.rules.task_settings import TaskSettings
 from coordinator.store.audit_records import AuditRecords
 from coordinator.store.device_records import DeviceRecords
 from coordinator.store.garbage_records import GarbageRecords
@@ -25,6 +24,7 @@ from coordinator.store.lease_records import LeaseRecords
 from coordinator.store.observation_records import ObservationRecords
 from coordinator.store.overview_records import OverviewRecords
 from coordinator.store.release_records import ReleaseRecords
+from coordinator.store.rows import COUNTS, assignment_of, round_of, signed_of, task_of
 from coordinator.store.session_count_records import SessionCountRecords
 from coordinator.store.tables import (
     ASSIGNMENTS,
@@ -36,17 +36,9 @@ from coordinator.store.tables import (
     TRANSITIONS,
 )
 from coordinator.store.token_records import TokenRecords
-from fedcore.bundle import AlgorithmRef
-from fedcore.decoding import converter
-from fedcore.plan import BlobRef, PlanSignature
+from fedcore.plan import BlobRef
 from fedcore.release import Signed
 
-_task_settings = converter(TaskSettings)
-_plan_signature, _statement = converter(PlanSignature), converter(Signed)
-
-_SETTINGS = tuple(TaskSettings.__dataclass_fields__)
-_COUNTS = ("assigned", "reported", "aborted", "lost", "expired")
-"""Of a round's assignments, as its value and its row have them; once it is over, the rest were not needed."""
 _MOST_NAMED = 1000
 """Ids in one statement."""
 _CONFLICT = "a row of {} is no longer {}: does another coordinator use this store?"
@@ -130,7 +122,7 @@ class Records:
     def tasks(self, *states: TaskState) -> list[Task]:
         """Every task, oldest first; with `states`, those in one of them."""
         query = select(TASKS).order_by(TASKS.c.created_at, TASKS.c.id)
-        return [_task(row) for row in self._connection.execute(query.where(TASKS.c.state.in_(states or TaskState)))]
+        return [task_of(row) for row in self._connection.execute(query.where(TASKS.c.state.in_(states or TaskState)))]
 
     def progress(self, tasks: Sequence[Task]) -> list[Progress]:
         """Why each of these tasks is where it is."""
@@ -141,7 +133,7 @@ class Records:
         row = self._connection.execute(self._held(select(TASKS).where(TASKS.c.id == task_id), TASKS)).one_or_none()
         if row is None:
             raise UnknownTask(f"there is no task {task_id!r}")
-        return _task(row)
+        return task_of(row)
 
     def move_task(self, task: Task, to: TaskState, cause: str, reason: str = "") -> None:
         """Change a task's state. Raises StoreConflict when it is no longer the one in `task`."""
@@ -164,7 +156,7 @@ class Records:
             query = query.where(ROUNDS.c.number == number)
         row = self._connection.execute(query.order_by(ROUNDS.c.number.desc()).limit(1)).one_or_none()
         if row is not None:
-            return Snapshot(row.number, row.state_sha256, row.checkpoint_sha256, _signed(row.lineage))
+            return Snapshot(row.number, row.state_sha256, row.checkpoint_sha256, signed_of(row.lineage))
         if number:
             raise UnknownRound(f"task {task.id} has not committed a round {number}, or its model is kept no more")
         return task.initial
@@ -178,7 +170,7 @@ class Records:
         rounds more as it lost.
         """
         number = self.snapshot(task).number + 1
-        values: dict[str, Any] = {**dict.fromkeys(_COUNTS, 0), "reason": cause, "metrics": {}}
+        values: dict[str, Any] = {**dict.fromkeys(COUNTS, 0), "reason": cause, "metrics": {}}
         values |= {"state_sha256": to.state_sha256, "checkpoint_sha256": to.checkpoint_sha256}
         values |= {"lineage": msgspec.to_builtins(lineage)}
         values |= {"task": task.id, "number": number, "attempt": self._next_attempt(task.id, number)}
@@ -190,7 +182,7 @@ class Records:
     def add_round(self, task_id: str, number: int) -> tuple[int, int]:
         """Write a new round that selects; answers its row id and its attempt, one more than the last."""
         attempt = self._next_attempt(task_id, number)
-        values: dict[str, Any] = {**dict.fromkeys(_COUNTS, 0), "reason": "", "metrics": {}}
+        values: dict[str, Any] = {**dict.fromkeys(COUNTS, 0), "reason": "", "metrics": {}}
         values |= {"task": task_id, "number": number, "attempt": attempt, "opened_at": self.at}
         row_id = self._insert(ROUNDS, state=RoundState.SELECTING, **values)
         self._transition("round", row_id, "", RoundState.SELECTING, "devices are waiting")
@@ -222,7 +214,7 @@ class Records:
 
     def move_round(self, row_id: int, before: Round, after: Round, cause: str) -> None:
         """Write a round's counts and state. Raises StoreConflict when the stored state is not that of `before`."""
-        values: dict[str, Any] = {name: getattr(after, name) for name in ("state", "reason", *_COUNTS)}
+        values: dict[str, Any] = {name: getattr(after, name) for name in ("state", "reason", *COUNTS)}
         if after.state.ended:
             values["ended_at"] = self.at
         self._guarded(ROUNDS, row_id, before.state, values)
@@ -260,7 +252,7 @@ class Records:
         """A task's rounds, every attempt, in order."""
         query = select(ROUNDS).where(ROUNDS.c.task == task_id).order_by(ROUNDS.c.number, ROUNDS.c.attempt)
         aborts = self._abort_reasons(task_id)
-        return [_round(row, aborts.get(row.id, {})) for row in self._connection.execute(query)]
+        return [round_of(row, aborts.get(row.id, {})) for row in self._connection.execute(query)]
 
     def _abort_reasons(self, task_id: str) -> dict[int, dict[str, int]]:
         """Aborted assignments by reason, of every round of a task that has any."""
@@ -286,18 +278,20 @@ class Records:
         row = self._connection.execute(query).one_or_none()
         if row is None:
             raise UnknownAssignment("there is no such assignment; check in again")
-        return _assignment(row)
+        return assignment_of(row)
 
     def assignments(self, ids: Collection[str]) -> dict[str, AssignmentRecord]:
         """The existing ones of these assignments by id, in a transaction that writes."""
         return {
-            row.id: _assignment(row) for some in _slices(ids) for row in self._connection.execute(_GIVEN, {"ids": some})
+            row.id: assignment_of(row)
+            for some in _slices(ids)
+            for row in self._connection.execute(_GIVEN, {"ids": some})
         }
 
     def cohort(self, task_id: str, number: int, attempt: int) -> list[AssignmentRecord]:
         """The assignments of one attempt at a round, by slot."""
         where = (ROUNDS.c.task == task_id) & (ROUNDS.c.number == number) & (ROUNDS.c.attempt == attempt)
-        return [_assignment(row) for row in self._connection.execute(_ASSIGNED.where(where))]
+        return [assignment_of(row) for row in self._connection.execute(_ASSIGNED.where(where))]
 
     def participations(self, task_id: str, after: int, since: float) -> list[tuple[str, float, int]]:
         """Devices that took part, and stayed, in rounds above `after`, or that ended later than `since` or not yet.
@@ -389,52 +383,12 @@ def _guard(table: Table) -> Update:
     return update(table).where((table.c.id == bindparam("_id")) & (table.c.state == bindparam("_before")))
 
 
-def _task(row: Row[Any]) -> Task:
-    return Task(
-        id=row.id,
-        name=row.name,
-        state=TaskState(row.state),
-        reason=row.reason,
-        settings=_task_settings({name: getattr(row, name) for name in _SETTINGS}),
-        algorithm=AlgorithmRef(row.algorithm, row.algorithm_settings),
-        plan_sha256=row.plan_sha256,
-        plan_signature=None if row.plan_signature is None else _plan_signature(row.plan_signature),
-        release=_signed(row.release),
-        initial=Snapshot(0, row.state_sha256, row.checkpoint_sha256),
-        created_at=row.created_at,
-    )
-
-
-def _signed(value: object) -> Signed | None:
-    return None if value is None else _statement(value)
-
-
-def _round(row: Row[Any], abort_reasons: dict[str, int]) -> RoundRecord:
-    same = ("id", "number", "attempt", "reason", *_COUNTS, "metrics", "opened_at")
-    return RoundRecord(
-        **{name: getattr(row, name) for name in same},
-        abort_reasons=abort_reasons,
-        state=RoundState(row.state),
-        seconds=None if row.ended_at is None else row.ended_at - row.opened_at,
-        checkpoint_sha256=row.checkpoint_sha256,
-    )
-
-
 def _agrees(row: Row[Any], known: Round | None) -> bool:
     """Whether a round is as far in the store as in memory: no round returns to an earlier state or count."""
-    return known is not None and all(getattr(row, name) == getattr(known, name) for name in ("state", *_COUNTS))
+    return known is not None and all(getattr(row, name) == getattr(known, name) for name in ("state", *COUNTS))
 
 
 def _slices(ids: Collection[str]) -> Iterator[list[str]]:
     """These ids, as many at a time as one statement may name."""
     named = list(ids)
     yield from (named[start : start + _MOST_NAMED] for start in range(0, len(named), _MOST_NAMED))
-
-
-def _assignment(row: Row[Any]) -> AssignmentRecord:
-    same = ("id", "round", "task", "number", "slot", "device", "reason", "plan_sha256")
-    return AssignmentRecord(
-        **{name: getattr(row, name) for name in same},
-        state=AssignmentState(row.state),
-        report_sha256=row.sha256,
-    )

@@ -1,0 +1,65 @@
+"""Rows as values: tasks, rounds and assignments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Row
+
+from coordinator.rules.entities import AssignmentRecord, RoundRecord, Snapshot, Task
+from coordinator.rules.rounds import AssignmentState, RoundState, TaskState
+from coordinator.rules.task_settings import TaskSettings
+from fedcore.bundle import AlgorithmRef
+from fedcore.decoding import converter
+from fedcore.plan import PlanSignature
+from fedcore.release import Signed
+
+SETTINGS = tuple(TaskSettings.__dataclass_fields__)
+COUNTS = ("assigned", "reported", "aborted", "lost", "expired")
+"""Of a round's assignments, as its value and its row have them; once it is over, the rest were not needed."""
+_task_settings = converter(TaskSettings)
+_plan_signature, _statement = converter(PlanSignature), converter(Signed)
+
+
+def task_of(row: Row[Any]) -> Task:
+    """The task of a row."""
+    return Task(
+        id=row.id,
+        name=row.name,
+        state=TaskState(row.state),
+        reason=row.reason,
+        settings=_task_settings({name: getattr(row, name) for name in SETTINGS}),
+        algorithm=AlgorithmRef(row.algorithm, row.algorithm_settings),
+        plan_sha256=row.plan_sha256,
+        plan_signature=None if row.plan_signature is None else _plan_signature(row.plan_signature),
+        release=signed_of(row.release),
+        initial=Snapshot(0, row.state_sha256, row.checkpoint_sha256),
+        created_at=row.created_at,
+    )
+
+
+def signed_of(value: object) -> Signed | None:
+    """The signed statement of a column; None when it is NULL."""
+    return None if value is None else _statement(value)
+
+
+def round_of(row: Row[Any], abort_reasons: dict[str, int]) -> RoundRecord:
+    """The round of a row, with how many assignments were aborted for which reason."""
+    same = ("id", "number", "attempt", "reason", *COUNTS, "metrics", "opened_at")
+    return RoundRecord(
+        **{name: getattr(row, name) for name in same},
+        abort_reasons=abort_reasons,
+        state=RoundState(row.state),
+        seconds=None if row.ended_at is None else row.ended_at - row.opened_at,
+        checkpoint_sha256=row.checkpoint_sha256,
+    )
+
+
+def assignment_of(row: Row[Any]) -> AssignmentRecord:
+    """The assignment of a row that has its round, task and report too."""
+    same = ("id", "round", "task", "number", "slot", "device", "reason", "plan_sha256")
+    return AssignmentRecord(
+        **{name: getattr(row, name) for name in same},
+        state=AssignmentState(row.state),
+        report_sha256=row.sha256,
+    )
