@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import partial
 
 
 class Disk:
@@ -12,15 +13,16 @@ class Disk:
     """
 
     def __init__(self, database, clock):
-        self._writing, self._clock = database.writing, clock
+        self._clock = clock
         self.faults, self.last_at = [], 0.0
-        database.writing = self.writing
+        database.writing = partial(self._begin, database.writing)
+        database.writing_at_once = partial(self._begin, database.writing_at_once)
 
     @contextmanager
-    def writing(self, *args, **kwargs):
+    def _begin(self, writing):
         fault = self.faults.pop(0) if self.faults else ""
         self.last_at = self._clock() if fault else self.last_at
-        with self._writing(*args, **kwargs) as records:
+        with writing() as records:
             yield records
             if fault == "fails":
                 raise OSError("the disk is full")
