@@ -10,25 +10,31 @@ import hmac
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from authority.android import AndroidPhones
 from authority.errors import BadSecret, NotAttested
 from fedcore.wire import messages
-from fedcore.wire.attestation import shared_secret_proof
-from fedcore.wire.messages import SharedSecret, Unattested
+from fedcore.wire.attestation import attestation_challenge, shared_secret_proof
+from fedcore.wire.messages import AndroidKey, SharedSecret, Unattested
 
 LEAST_SECRET_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Attestation:
-    """The evidence that is accepted: none, a shared secret, or either."""
+    """The evidence that is accepted: none, a shared secret, an Android phone, or any of several."""
 
     accept_unattested: bool
     secret: bytes | None = field(default=None, repr=False)
+    phones: AndroidPhones | None = None
 
     @classmethod
-    def of(cls, accept_unattested: bool, secret_file: Path | None) -> Attestation:
-        """The same with the secret in a file, without the white space around it. Raises BadSecret."""
-        return cls(accept_unattested, None if secret_file is None else _secret(secret_file))
+    def of(cls, accept_unattested: bool, secret_file: Path | None, android_file: Path | None = None) -> Attestation:
+        """The same from files: the secret without the white space around it. Raises BadSecret or BadAndroidFile."""
+        return cls(
+            accept_unattested,
+            None if secret_file is None else _secret(secret_file),
+            None if android_file is None else AndroidPhones.load(android_file),
+        )
 
     def check(self, evidence: messages.Attestation, key: str, created: int) -> str:
         """The kind of the evidence for a public key, in a request signed at `created`. Raises NotAttested."""
@@ -39,6 +45,11 @@ class Attestation:
                 if not hmac.compare_digest(proof, shared_secret_proof(self.secret, key, created)):
                     raise NotAttested("the proof was not made with the enrolment secret that is known here")
                 return "shared-secret"
+            case AndroidKey(chain):
+                if self.phones is None:
+                    raise NotAttested("no Android phone is taken here")
+                self.phones.check(chain, attestation_challenge(key, created), created)
+                return "android-key"
             case Unattested():
                 if not self.accept_unattested:
                     raise NotAttested("no device is taken here without an attestation")

@@ -3,6 +3,7 @@
 AuthorityError
 ├── NotAttested     evidence does not show that a key is a device's
 ├── BadSecret       the enrolment secret cannot be read, or is too short to be one
+├── BadAndroidFile  the file that says which Android phones are taken, or one that it names, cannot be used
 ├── KeyMissing      there is no file of the authority's key
 └── PortTaken       the port is taken, or cannot be had for another reason
 """
@@ -18,6 +19,10 @@ class NotAttested(AuthorityError):
 
 class BadSecret(AuthorityError):
     """The enrolment secret cannot be read, or is too short to be one."""
+
+
+class BadAndroidFile(AuthorityError):
+    """The file that says which Android phones are taken, or one that it names, cannot be used."""
 
 
 class KeyMissing(AuthorityError):

@@ -29,18 +29,19 @@ class AuthorityConfig:
     port: int = 8082
     accept_unattested: bool = False
     enrolment_secret_file: Path | None = None
+    android_file: Path | None = None
     credential_days: float = 30.0
     tls_cert: Path | None = None
     tls_key: Path | None = None
 
     def issuer(self) -> Issuer:
-        """What issues credentials. Raises KeyMissing, InvalidKey or BadSecret."""
+        """What issues credentials. Raises KeyMissing, InvalidKey, BadSecret or BadAndroidFile."""
         if not self.key.exists():
             raise KeyMissing(
                 f"there is no key at {self.key}: `muster authority new-key {self.key}` makes one, and if there was "
                 "one, put it back, since devices trust no other"
             )
-        attestation = Attestation.of(self.accept_unattested, self.enrolment_secret_file)
+        attestation = Attestation.of(self.accept_unattested, self.enrolment_secret_file, self.android_file)
         return Issuer(SucceedingKey.load("authority", self.key), attestation, int(self.credential_days * DAY_S))
 
 

@@ -68,6 +68,9 @@ class Settings(BaseSettings):
     enrolment_secret_file: Path | None = Field(
         default=None, description="file with the secret that devices prove to know when they enrol"
     )
+    android_file: Path | None = Field(
+        default=None, description="file that says which Android phones are enrolled, and for which app"
+    )
     authority: str | None = Field(
         default=None, description="public key of the enrolment authority, which secure rounds need, as ed25519:…"
     )
@@ -148,7 +151,7 @@ class Settings(BaseSettings):
             raise ValueError("tls_cert and tls_key go together; give both or none")
         if (self.authority is None) is not (self.authority_url is None):
             raise ValueError("authority and authority_url go together; give both or none")
-        for name in ("tls_cert", "tls_key", "enrolment_secret_file"):
+        for name in ("tls_cert", "tls_key", "enrolment_secret_file", "android_file"):
             path = getattr(self, name)
             if path is not None and not path.is_file():
                 raise ValueError(f"{name} names {str(path)!r}, which is not a file")
@@ -172,7 +175,8 @@ class Settings(BaseSettings):
     @property
     def enrols(self) -> bool:
         """Whether anything is accepted of a new device, so that one can enrol."""
-        return self.accept_unattested or self.enrolment_secret_file is not None or self.authority is not None
+        named = self.enrolment_secret_file, self.android_file, self.authority
+        return self.accept_unattested or any(one is not None for one in named)
 
     @property
     def retry(self) -> RetryWindow:

@@ -12,6 +12,7 @@ from device_runtime.protocol.transport import Transport
 from device_runtime.sandbox.process import Sandbox
 from device_runtime.state.sealing import KeyStore
 from device_runtime.trainer import Trainer
+from fedcore.wire.messages import Attestation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +20,9 @@ class DeviceConfig:
     """One device. `state` is a folder of its own; `wait_s` is how long it waits to be selected.
 
     policy: what it may do; None is the `policy.toml` of the state folder. enrolment_secret: what it proves to know when
-    it enrols; None proves nothing. keystore: where the key is that seals what it keeps; None is files beside that.
+    it enrols; None proves nothing. attest: what gives the platform's attestation in the place of that, for a challenge
+    of 32 bytes, or raises KeyUnavailable. keystore: where the key is that seals what it keeps; None is files beside
+    that.
 
     conditions: read before a session, while it downloads and while it trains, and held against `requirements`. Without
     a source nothing is known, so no requirement holds. stopping: whether to give up at once.
@@ -35,6 +38,7 @@ class DeviceConfig:
     wait_s: float = 30.0
     policy: Policy | None = None
     enrolment_secret: bytes | None = field(default=None, repr=False)
+    attest: Callable[[bytes], Attestation] | None = None
     keystore: KeyStore | None = None
     conditions: ConditionSource = Conditions
     requirements: Requirements = field(default_factory=Requirements)

@@ -20,6 +20,7 @@ from device_runtime.protocol.connection import address_of
 from device_runtime.scheduler import run_forever
 from device_runtime.session import run_session
 from device_runtime.state.sealing import KeyStore
+from fedcore.wire.messages import Attestation
 
 NO_REQUIREMENTS = Requirements()
 _LOG = logging.getLogger(__name__)
@@ -31,9 +32,10 @@ class Device:
     examples: a SQLite example store or an `.npz` file. policy: what the device may do, as a Policy or its file; None is
     `policy.toml` in the state folder, or everything when there is none. conditions, requirements: under which
     conditions it may work. wait_s: how long it waits to be selected, in seconds. enrolment_secret: what the
-    device proves to know when it enrols, as bytes or the file with it. keystore: where the key is that seals what the
-    device keeps, in the place of files. Raises ConfigError when one of these is
-    not valid: a coordinator that is no URL, a backend that there is not, a policy that is none.
+    device proves to know when it enrols, as bytes or the file with it. attest: what gives the platform's attestation in
+    the place of that, for a challenge of 32 bytes. keystore: where the key is that seals what the device keeps, in the
+    place of files. Raises ConfigError when one of these is not valid: a coordinator that is no URL, a backend that
+    there is not, a policy that is none.
     """
 
     def __init__(  # noqa: PLR0913  # one parameter per setting, most of them by name
@@ -49,6 +51,7 @@ class Device:
         backend: str = "onnxruntime",
         wait_s: float = 30.0,
         enrolment_secret: bytes | Path | str | None = None,
+        attest: Callable[[bytes], Attestation] | None = None,
         keystore: KeyStore | None = None,
     ) -> None:
         _check(coordinator, population, backend, wait_s)
@@ -64,6 +67,7 @@ class Device:
             backend=backend,
             wait_s=wait_s,
             enrolment_secret=_secret(enrolment_secret),
+            attest=attest,
             keystore=keystore,
         )
         self._said = False

@@ -16,7 +16,7 @@ DeviceError
 │       └── DeadlinePassed  the coordinator stopped waiting before the work was done
 ├── ExampleRefused          an example is not what its collection was declared to hold, or no plan could train on it
 ├── StoreError              the example store cannot be used: no space, no permission, locked
-├── KeyUnavailable          the key that seals what a device keeps cannot be had
+├── KeyUnavailable          a key of the platform, to seal or to attest, cannot be had
 ├── StateError              the state folder cannot be used
 │   ├── StateInUse          another process runs a session with this state folder
 │   ├── StateDamaged        the state database does not hold what it should
@@ -174,7 +174,7 @@ class StoreError(DeviceError):
 
 
 class KeyUnavailable(DeviceError):
-    """The key that seals what a device keeps cannot be had, now or for good. Nothing is given up because of it."""
+    """A key of the platform, to seal or to attest, cannot be had now. Nothing is given up because of it."""
 
     reason = "key-unavailable"
 

@@ -114,7 +114,7 @@ class _Session:
         place = database, config.state, Sealer(config.keystore or KeyFile(config.state / "sealing-key"))
         self._assignments = AssignmentStore(*place, config.coordinator, config.population)
         self._policy = config.policy or policy_in(config.state)
-        keys = DeviceKeys(device_key(*place[1:]), secagg_key(*place[1:]), config.enrolment_secret)
+        keys = DeviceKeys(device_key(*place[1:]), secagg_key(*place[1:]), config.enrolment_secret, config.attest)
         credentials = Credentials(database, keys, self._to_authority, clock.wall)
         self._enrolments = Enrolments(database, config.coordinator, keys, credentials, self._policy.named_authority)
         transport.identity = self._enrolments

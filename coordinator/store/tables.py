@@ -89,7 +89,7 @@ DEVICES = Table(
     _column("id", String(32), comment="made from the public key, which therefore has one id", key=True),
     _column("algorithm", String(32), comment="signature algorithm: ed25519 or ecdsa-p256-sha256"),
     _column("public_key", String(200), comment="in base64url: 32 bytes, or an uncompressed point"),
-    _column("attestation", String(32), comment="kind of evidence at enrolment: none, shared-secret or credential"),
+    _column("attestation", String(32), comment="kind of evidence at enrolment (wire §9), such as credential"),
     _column("enrolled_at", Float, comment="seconds since 1970"),
     _column("revoked_at", Float, comment="seconds since 1970, while an operator refuses it", null=True),
     Index("devices_revoked", "revoked_at"),

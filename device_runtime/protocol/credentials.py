@@ -18,7 +18,7 @@ from device_runtime.protocol.transport import Transport
 from device_runtime.state.database import StateDatabase
 from fedcore.decoding import decoder
 from fedcore.errors import BrokenSuccession
-from fedcore.wire.attestation import shared_secret_proof
+from fedcore.wire.attestation import attestation_challenge, shared_secret_proof
 from fedcore.wire.messages import Attestation, IssuedCredential, RequestCredential, SharedSecret, Unattested
 from fedcore.wire.signatures import PublicKey, Signer, device_id
 from secagg.credentials import check_credential, prove_possession
@@ -43,11 +43,15 @@ _KEPT = decoder(KeptCredential)
 
 @dataclass(frozen=True, slots=True)
 class DeviceKeys:
-    """The two private keys of a device: of its requests, and of secure aggregation; and the secret that it may know."""
+    """The two private keys of a device: of its requests, and of secure aggregation; and the evidence that it may have.
+
+    secret: one that the receiver knows. attest: gives the platform's attestation for a challenge.
+    """
 
     device: Ed25519PrivateKey
     secagg: Ed25519PrivateKey
     secret: bytes | None
+    attest: Callable[[bytes], Attestation] | None = None
 
     @property
     def public(self) -> tuple[str, bytes]:
@@ -56,6 +60,8 @@ class DeviceKeys:
 
     def attestation(self, created: int) -> Attestation:
         """The evidence that this device has, for a request that is signed at `created`."""
+        if self.attest is not None:
+            return self.attest(attestation_challenge(self.public[0], created))
         if self.secret is None:
             return Unattested()
         return SharedSecret(shared_secret_proof(self.secret, self.public[0], created))

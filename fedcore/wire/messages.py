@@ -27,6 +27,9 @@ MOST_COLLECTIONS, MOST_NAMES, MOST_TASKS = 64, 16, 256
 """What a device may name at most: collections, formats or protocols, and tasks that it is willing for."""
 ShortNames = Annotated[tuple[ShortName, ...], msgspec.Meta(max_length=MOST_NAMES)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
+MOST_CERTIFICATES = 6
+"""The longest chain of certificates, with leaf and root. Phones have up to five."""
+Certificate = Annotated[bytes, msgspec.Meta(min_length=1, max_length=4096)]
 CredentialBytes = Annotated[bytes, msgspec.Meta(min_length=88, max_length=88)]
 
 RejectionReason = Literal[
@@ -66,6 +69,12 @@ class SharedSecret(msgspec.Struct, frozen=True, tag="shared-secret", tag_field="
     proof: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 
 
+class AndroidKey(msgspec.Struct, frozen=True, tag="android-key", tag_field="kind"):
+    """An Android Key Attestation: certificates in DER, leaf first. The leaf's challenge names the request."""
+
+    chain: Annotated[tuple[Certificate, ...], msgspec.Meta(min_length=2, max_length=MOST_CERTIFICATES)]
+
+
 class HeldCredential(msgspec.Struct, frozen=True, tag="credential", tag_field="kind"):
     """A credential of the coordinator's enrolment authority, and the key for secure aggregation that it is for."""
 
@@ -73,7 +82,7 @@ class HeldCredential(msgspec.Struct, frozen=True, tag="credential", tag_field="k
     credential: CredentialBytes
 
 
-Attestation = Unattested | SharedSecret
+Attestation = Unattested | SharedSecret | AndroidKey
 """The evidence that an enrolment authority looks at. The meaning of each: docs/spec/wire.md §9."""
 
 AttestationEvidence = Attestation | HeldCredential

@@ -51,6 +51,9 @@ def serve(
     enrolment_secret_file: Annotated[
         Path | None, typer.Option(help="File with the secret that devices prove to know; the coordinator has another.")
     ] = None,
+    android_file: Annotated[
+        Path | None, typer.Option(help="File that says which Android phones are taken, and for which app.")
+    ] = None,
     credential_days: Annotated[
         float, typer.Option(min=0.01, max=366.0, help="Days for which a credential is good; devices renew in time.")
     ] = 30.0,
@@ -79,6 +82,7 @@ def serve(
         port=port,
         accept_unattested=accept_unattested,
         enrolment_secret_file=enrolment_secret_file,
+        android_file=android_file,
         credential_days=credential_days,
         tls_cert=tls_cert,
         tls_key=tls_key,

@@ -66,9 +66,9 @@ def serve(
     A restart takes up every task where it was committed last. Several may run on one database, and a device may reach
     any of them.
 
-    Operators are served on a port of their own. Without --accept-unattested or --enrolment-secret-file only devices
-    with a credential of the --authority can enrol. Every setting may also come from the environment, as
-    MUSTER_DATABASE, MUSTER_ADMIN_PORT and so on: `muster coordinator config` lists them all.
+    Operators are served on a port of their own. Without --accept-unattested, --enrolment-secret-file or the setting
+    android_file only devices with a credential of the --authority can enrol. Every setting may also come from the
+    environment, as MUSTER_DATABASE, MUSTER_ADMIN_PORT and so on: `muster coordinator config` lists them all.
     """
     from coordinator.logs import configure_logs
     from coordinator.server import serve as run

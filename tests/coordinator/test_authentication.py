@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
 import re
 import time
 
@@ -20,10 +21,11 @@ from coordinator.settings import Settings
 from coordinator.store.database import Database
 from fedcore.signing import key_text
 from fedcore.wire import messages
-from fedcore.wire.attestation import shared_secret_proof
-from fedcore.wire.messages import CheckIn, Enrol, Enrolled, HeldCredential, SharedSecret, Unattested
+from fedcore.wire.attestation import attestation_challenge, shared_secret_proof
+from fedcore.wire.messages import AndroidKey, CheckIn, Enrol, Enrolled, HeldCredential, SharedSecret, Unattested
 from fedcore.wire.signatures import PublicKey, SignableRequest, Signer, content_digest, device_id
 from secagg.credentials import issue
+from tests.authority.android import Maker
 from tests.coordinator.bundles import report_body
 from tests.coordinator.devices import CAPABILITIES, SignedBy, enrol
 from tests.coordinator.test_api import abort, ask, assign, check_in, put, refused
@@ -171,6 +173,27 @@ def test_a_credential_of_the_authority_admits_its_device_and_no_other(store, tmp
         assert records.devices.find(device_id(PublicKey.of(key).text)).attestation == "credential"
     with serving(Settings(**place, accept_unattested=False)) as url, httpx2.Client(base_url=url) as client:
         refused(enrol(client, other, held(of=other)), "not-attested")
+
+
+def test_coordinator_enrols_phones_that_their_platform_attests(store, tmp_path):
+    place = {"database": f"sqlite:///{tmp_path}/state.db", "blobs": tmp_path / "blobs", "port": 0}
+    maker, now = Maker(dt.datetime.now(dt.UTC)), int(time.time())
+    key, other = Ed25519PrivateKey.generate(), ec.generate_private_key(ec.SECP256R1())
+    chain = maker.chain(attestation_challenge(PublicKey.of(key).text, now))
+    evidence = messages.encode(Enrol(attestation=AndroidKey(chain)))
+    settings = Settings(**place, accept_unattested=False, android_file=maker.settings(tmp_path))
+    with serving(settings) as url, httpx2.Client(base_url=url) as client:
+
+        def attempt(key, at=now):
+            signed = SignedBy(Signer(PublicKey.of(key).text, key), lambda: at)
+            return client.post("/v1/devices", content=evidence, auth=signed)
+
+        refused(enrol(client, key), "not-attested")
+        for answer in (attempt(other), attempt(key, now - 1)):
+            refused(answer, "not-attested")
+        assert attempt(key).status_code == 200
+    with store.database.reading() as records:
+        assert records.devices.find(device_id(PublicKey.of(key).text)).attestation == "android-key"
 
 
 # --- who is let in

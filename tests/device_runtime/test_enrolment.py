@@ -1,16 +1,19 @@
 """How a device becomes known to a coordinator, and known again."""
 
+import datetime as dt
 from dataclasses import replace
 
 import pytest
 
+from authority.android import AndroidPhones
 from authority.attestation import Attestation
 from device_runtime import Device
-from device_runtime.errors import ConfigError
+from device_runtime.errors import ConfigError, KeyUnavailable
 from device_runtime.session import run_session
 from device_runtime.state.journal import read_journal
 from fedcore.wire.attestation import shared_secret_proof
-from fedcore.wire.messages import Enrolled, SharedSecret, Unattested, encode
+from fedcore.wire.messages import AndroidKey, Enrolled, SharedSecret, Unattested, encode
+from tests.authority.android import Maker
 from tests.device_runtime.coordinator import answer, refusal
 
 SECRET = b"a secret of the whole fleet"
@@ -64,6 +67,24 @@ def test_an_application_may_name_the_file_with_the_secret(coordinator, config, t
     assert message.attestation.proof == shared_secret_proof(SECRET, coordinator.keys["d-0"], coordinator.created["d-0"])
     with pytest.raises(ConfigError, match="missing"):
         Device(**given, state=config.state, enrolment_secret=tmp_path / "missing")
+
+
+def test_a_device_shows_what_its_platform_attests_for_its_key(coordinator, config, tmp_path):
+    maker = Maker(dt.datetime.now(dt.UTC))
+    run_session(replace(config, attest=lambda challenge: AndroidKey(maker.chain(challenge))))
+    (message,) = coordinator.enrolments
+    attestation = Attestation(False, phones=AndroidPhones.load(maker.settings(tmp_path)))
+    key, created = coordinator.keys["d-0"], coordinator.created["d-0"]
+    assert attestation.check(message.attestation, key, created) == "android-key"
+
+
+def test_a_platform_that_cannot_attest_now_ends_the_session(coordinator, config):
+    def attest(challenge):
+        raise KeyUnavailable("the phone has not been unlocked yet")
+
+    outcome = run_session(replace(config, attest=attest))
+    assert (outcome.outcome, outcome.reason) == ("failed", "key-unavailable")
+    assert coordinator.enrolments == []
 
 
 def test_a_device_that_is_not_enrolled_says_why_and_goes_away_for_hours(coordinator, config):

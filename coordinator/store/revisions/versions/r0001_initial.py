@@ -71,7 +71,7 @@ def upgrade() -> None:
             "attestation",
             sa.String(length=32),
             nullable=False,
-            comment="kind of evidence at enrolment: none, shared-secret or credential",
+            comment="kind of evidence at enrolment (wire §9), such as credential",
         ),
         sa.Column("enrolled_at", sa.Float(), nullable=False, comment="seconds since 1970"),
         sa.Column("revoked_at", sa.Float(), nullable=True, comment="seconds since 1970, while an operator refuses it"),

@@ -1,0 +1,204 @@
+"""Android Key Attestation: a chain of certificates in which a phone's secure hardware tells of its system and its app.
+
+Spec: docs/spec/wire.md §9. Layout of the extension: https://source.android.com/docs/security/features/keystore/attestation
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import hmac
+import json
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat import asn1
+from cryptography.x509.verification import Criticality, ExtensionPolicy, PolicyBuilder, Store, VerificationError
+
+from authority.errors import BadAndroidFile, NotAttested
+from fedcore.decoding import converter
+from fedcore.wire.messages import MOST_CERTIFICATES
+
+KEY_DESCRIPTION = x509.ObjectIdentifier("1.3.6.1.4.1.11129.2.1.17")
+TEE, STRONGBOX = b"\x01", b"\x02"
+ENOUGH = {"tee": {TEE, STRONGBOX}, "strongbox": {STRONGBOX}}
+"""Security levels that are enough, by the least one that is asked for. Software is none of them."""
+ROOT_OF_TRUST, APPLICATION_ID = b"\xbf\x85\x40", b"\xbf\x85\x45"
+"""Tags of an authorization list: [704] and [709], explicit."""
+VERIFIED = b"\x00"
+_UNREADABLE = (ValueError, TypeError, UnsupportedAlgorithm, x509.DuplicateExtension, x509.InvalidVersion)
+
+
+class AndroidSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The phones that are taken. Paths are relative to the file that names them.
+
+    roots: certificates, PEM, at which every chain must end. package, signer: the name of the one app that is taken, and
+    the SHA-256 of the certificate that signs it, in hex. security_level: the least. verified_boot: whether the
+    boot loader must be locked and the system the maker's. revoked: a list of revoked serial numbers, as Google's.
+    """
+
+    roots: str
+    package: str
+    signer: Annotated[str, msgspec.Meta(pattern="^[0-9a-fA-F]{64}$")]
+    security_level: Literal["tee", "strongbox"] = "tee"
+    verified_boot: bool = True
+    revoked: str | None = None
+
+
+_SETTINGS = converter(AndroidSettings)
+
+
+@dataclass(frozen=True)
+class AndroidPhones:
+    """The check of what phones show. revoked: serial numbers of certificates that are no longer good."""
+
+    settings: AndroidSettings
+    roots: tuple[x509.Certificate, ...]
+    revoked: frozenset[int] = frozenset()
+
+    @classmethod
+    def load(cls, path: Path) -> AndroidPhones:
+        """The phones that a TOML file describes. Raises BadAndroidFile, also for a file that it names."""
+        try:
+            settings = _SETTINGS(tomllib.loads(path.read_text("utf-8")))
+            roots = x509.load_pem_x509_certificates((path.parent / settings.roots).read_bytes())
+            listed = path.parent / settings.revoked if settings.revoked is not None else None
+            return cls(settings, tuple(roots), frozenset() if listed is None else _serials(listed))
+        except OSError as error:
+            raise BadAndroidFile(f"{path}, or a file that it names, cannot be read: {error}") from error
+        except (msgspec.ValidationError, ValueError) as error:
+            raise BadAndroidFile(f"{path} does not say which phones are taken: {error}") from error
+
+    def check(self, chain: Sequence[bytes], challenge: bytes, now: int) -> None:
+        """Raise NotAttested unless a chain, leaf first and each in DER, is of a phone that is taken, and for this.
+
+        challenge: the 32 bytes that the leaf must name. now: seconds since 1970.
+        """
+        try:
+            leaf, *others = (x509.load_der_x509_certificate(one) for one in chain)
+            self._check_chain(leaf, others, now)
+            found = leaf.extensions.get_extension_for_oid(KEY_DESCRIPTION).value.public_bytes()
+            described = asn1.decode_der(_KeyDescription, found)
+            self._check_description(described, challenge)
+        except VerificationError as error:
+            raise NotAttested(f"the chain of certificates leads to no root that is known here: {error}") from error
+        except x509.ExtensionNotFound as error:
+            raise NotAttested("the first certificate has no description of a key") from error
+        except _UNREADABLE as error:
+            raise NotAttested(f"the chain of certificates cannot be read: {error}") from error
+
+    def _check_chain(self, leaf: x509.Certificate, others: list[x509.Certificate], now: int) -> None:
+        """Signatures, dates and the right to sign, up to a root; then revocations, and who describes a key."""
+        at = dt.datetime.fromtimestamp(now, dt.UTC)
+        verified = self._rules.time(at).build_client_verifier().verify(leaf, others).chain
+        for one in verified:
+            if one.serial_number in self.revoked:
+                raise NotAttested(f"the certificate with the serial number {one.serial_number:x} is revoked")
+        # Else a key that was attested for any app could vouch for a phone that there is not.
+        if any(extension.oid == KEY_DESCRIPTION for one in verified[1:] for extension in one.extensions):
+            raise NotAttested("a certificate that signs another is itself that of an attested key")
+
+    def _check_description(self, described: _KeyDescription, challenge: bytes) -> None:
+        least = self.settings.security_level
+        for tlv in (described.attestation_security_level, described.keymaster_security_level):
+            level = _enumerated(tlv)
+            if level not in ENOUGH[least]:
+                raise NotAttested(f"the security level is {level.hex()}, which is less than {least}")
+        if not hmac.compare_digest(described.challenge, challenge):
+            raise NotAttested("the challenge is not that of this key and this request")
+        if self.settings.verified_boot:
+            _check_boot(_entry(described.hardware_enforced, ROOT_OF_TRUST, _RootOfTrust))
+        app = asn1.decode_der(_ApplicationId, _entry(described.software_enforced, APPLICATION_ID, bytes))
+        names = {one.name for one in app.packages.as_list()}
+        if (
+            self.settings.package.encode() not in names
+            or bytes.fromhex(self.settings.signer) not in app.signers.as_list()
+        ):
+            raise NotAttested("the app that asked is not the one that is taken here")
+
+    @cached_property
+    def _rules(self) -> PolicyBuilder:
+        may_sign = (
+            ExtensionPolicy.permit_all()
+            .require_present(x509.BasicConstraints, Criticality.AGNOSTIC, None)
+            .require_present(x509.KeyUsage, Criticality.AGNOSTIC, _signs_certificates)
+        )
+        return (
+            PolicyBuilder()
+            .store(Store(list(self.roots)))
+            .max_chain_depth(MOST_CERTIFICATES - 2)
+            .extension_policies(ca_policy=may_sign, ee_policy=ExtensionPolicy.permit_all())
+        )
+
+
+@asn1.sequence
+class _RootOfTrust:
+    boot_key: bytes
+    locked: bool
+    state: asn1.TLV
+    boot_hash: bytes | None
+
+
+@asn1.sequence
+class _Package:
+    name: bytes
+    version: int
+
+
+@asn1.sequence
+class _ApplicationId:
+    packages: asn1.SetOf[_Package]
+    signers: asn1.SetOf[bytes]
+
+
+@asn1.sequence
+class _KeyDescription:
+    attestation_version: int
+    attestation_security_level: asn1.TLV
+    keymaster_version: int
+    keymaster_security_level: asn1.TLV
+    challenge: bytes
+    unique_id: bytes
+    software_enforced: list[asn1.TLV]
+    hardware_enforced: list[asn1.TLV]
+
+
+def _entry(entries: list[asn1.TLV], tag: bytes, kind: type[Any]) -> Any:
+    """The one entry of an authorization list with this tag. Raises NotAttested, or ValueError."""
+    found = [one for one in entries if one.tag_bytes == tag]
+    if len(found) != 1:
+        raise NotAttested(f"the description of the key has {len(found)} entries of the tag {tag.hex()}, and not one")
+    return asn1.decode_der(kind, bytes(found[0].data))
+
+
+def _enumerated(tlv: asn1.TLV) -> bytes:
+    """The bytes of an ENUMERATED. Raises ValueError."""
+    if tlv.tag_bytes != b"\x0a":
+        raise ValueError("an ENUMERATED is missing")
+    return bytes(tlv.data)
+
+
+def _check_boot(boot: _RootOfTrust) -> None:
+    if not boot.locked or _enumerated(boot.state) != VERIFIED:
+        raise NotAttested("the boot loader of the phone is not locked, or its system is not the maker's")
+
+
+def _signs_certificates(_: Any, __: x509.Certificate, usage: x509.KeyUsage) -> None:
+    if not usage.key_cert_sign:
+        raise ValueError("a certificate of the chain may not sign others")
+
+
+def _serials(path: Path) -> frozenset[int]:
+    """Serial numbers in a list like https://android.googleapis.com/attestation/status. Raises OSError, ValueError."""
+    try:
+        entries = list(json.loads(path.read_bytes())["entries"])
+        # Google's list is in hex, but has entries in decimal too: digits alone are taken as both.
+        return frozenset(int(one, 16) for one in entries) | {int(one) for one in entries if one.isdecimal()}
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path.name} is no list of revoked certificates: {error!r}") from error
