@@ -8,12 +8,12 @@ from __future__ import annotations
 import contextlib
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from device_runtime.backends import FORMATS
+from device_runtime.backends import unsupported
 from device_runtime.capabilities import capabilities, stated_examples
 from device_runtime.clock import Clock, Moment
 from device_runtime.conditions import Conditions
@@ -71,6 +71,7 @@ LOOK_EVERY_S = 0.1
 NOTE_EVERY_S = 2.0
 # How a process is told to end: Ctrl-C, and the handler that an application has for SIGTERM.
 STOPS = (KeyboardInterrupt, SystemExit)
+OWN_FAULT = "the device's own code failed"
 
 
 def run_session(config: DeviceConfig, clock: Clock | None = None) -> Outcome:
@@ -87,8 +88,7 @@ def run_session(config: DeviceConfig, clock: Clock | None = None) -> Outcome:
             open_database(config.state, clock) as database,
             config.connect(config.coordinator) as transport,
         ):
-            transport.stopping = config.stopping
-            transport.wall = clock.wall
+            transport.stopping, transport.wall = config.stopping, clock.wall
             outcome = _Session(config, transport, database, clock, phases).run()
     except DeviceError as error:
         outcome = failed(outcome, error)
@@ -158,12 +158,20 @@ class _Session:
         return self._record.close()
 
     def _finish_earlier(self) -> bool:
-        """Finish the assignment that a killed process left. True when that was this session's work."""
+        """Finish the assignment that a killed process left, or give it up. True when that was this session's work."""
         self._assignments.sweep()
         stored = self._assignments.get()
         if stored is None or stored.phase == "uploaded":
             return False
-        stored = self._assignments.carried_over(stored, self._clock)
+        try:
+            return self._finish(self._assignments.carried_over(stored, self._clock))
+        except DeviceError:
+            raise
+        except Exception as error:
+            self._give_up(stored.given, RuntimeFailed(OWN_FAULT, type(error).__name__))
+            return True  # else every later session would fail in the same way
+
+    def _finish(self, stored: StoredAssignment) -> bool:
         if not stored.due.remaining_s(self._clock):
             self._assignments.drop()
             place = f"round {stored.given.round} of task {stored.given.task}"
@@ -232,7 +240,7 @@ class _Session:
             self._give_up(given, error)
         except Exception as error:
             # A fault of this runtime or of what an application gave it: the round must not wait for this device.
-            self._give_up(given, RuntimeFailed("the device's own code failed", type(error).__name__))
+            self._give_up(given, RuntimeFailed(OWN_FAULT, type(error).__name__))
             raise
         except STOPS:
             with contextlib.suppress(TransportError):
@@ -294,6 +302,8 @@ class _Session:
                 return self._give_up(stored.given, error)
             self._record.fail(error)
             return self._record.notice("kept", "the report is kept; the next session sends it if there is time left")
+        except Exception as error:
+            return self._give_up(stored.given, RuntimeFailed(OWN_FAULT, type(error).__name__))
         self._record.note(outcome="reported", retry=self._after_work)
         try:
             with self._database.transaction():
@@ -383,14 +393,8 @@ class _Session:
         self._record.note(outcome="rejected", reason=answer.reason, retry=answer.retry, retryable="transient")
         if answer.reason == "unsupported-format":
             # Only another backend or another task helps. The window stays: when tasks change, the coordinator knows.
-            self._record.note(detail=_unsupported(trainer.format, answer.formats), retryable="permanent")
+            self._record.note(detail=unsupported(trainer.format, answer.formats), retryable="permanent")
 
     def _note_assignment(self, given: Assignment) -> None:
         self._record.note(task=given.task, round=given.round, attempt=given.attempt, slot=given.slot)
         self._record.know(assignment=given.assignment, plan_sha256=given.plan.sha256)
-
-
-def _unsupported(own: str, offered: Sequence[str]) -> str:
-    other = [f"run it with --backend {FORMATS[name]}" for name in offered if name in FORMATS]
-    remedy = ", or ".join([*other, f"export the plan for {own!r} too"])
-    return f"this device runs graphs in format {own!r}, the tasks for it have {', '.join(map(repr, offered))}: {remedy}"

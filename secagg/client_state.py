@@ -18,7 +18,7 @@ FORMAT = 1
 
 
 class ClientStage(IntEnum):
-    """The last step that a device took after M4. It only ever grows."""
+    """The last step that a device took after M6. It only ever grows."""
 
     MASKED = 0
     CONFIRMED = 1

@@ -9,6 +9,7 @@ from coordinator.rules.clear_reports import ClearReports
 from coordinator.rules.eligibility import OnDevice, Requires, demand
 from coordinator.rules.rounds import RoundPolicy
 from fedcore.release import SumBounds
+from fedcore.wire.messages import LONGEST_REPORTING_S
 from secagg.parameters import LEAST_COHORT
 
 LEAST_GROUP, MOST_GROUP = 2 * LEAST_COHORT, 500
@@ -121,6 +122,8 @@ class TaskSettings:
         for name in ("selection_timeout_s", "reporting_deadline_s"):
             seconds = getattr(self, name)
             demand(0 < seconds < math.inf, name, "a finite number of seconds above 0", seconds)
+        deadline_s = self.reporting_deadline_s
+        demand(deadline_s <= LONGEST_REPORTING_S, "reporting_deadline_s", "a week at most", deadline_s)
         apart_s = self.min_separation_s
         demand(0 <= apart_s < math.inf, "min_separation_s", "a finite number of seconds, at least 0", apart_s)
         named = 0 < len(self.population) <= 200 and self.population.isprintable()

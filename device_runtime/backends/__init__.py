@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
@@ -25,6 +25,13 @@ def _executorch() -> Backend:
 BACKENDS: dict[str, Callable[[], Backend]] = {"onnxruntime": _onnxruntime, "executorch": _executorch}
 FORMATS = {"onnx": "onnxruntime", "executorch": "executorch"}
 """The backend for each format of graphs."""
+
+
+def unsupported(own: str, offered: Sequence[str]) -> str:
+    """The words for a device that runs graphs in format `own` where tasks have only `offered`, and what to do."""
+    other = [f"run it with --backend {FORMATS[name]}" for name in offered if name in FORMATS]
+    remedy = ", or ".join([*other, f"export the plan for {own!r} too"])
+    return f"this device runs graphs in format {own!r}, the tasks for it have {', '.join(map(repr, offered))}: {remedy}"
 
 
 def runtime_of(name: str) -> str:

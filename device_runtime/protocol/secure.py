@@ -121,7 +121,7 @@ class SecureDelivery:
 
     def _resume(self, stored: StoredAssignment) -> tuple[Client, bytes]:
         """The client of a session in which the masked report may have left, and M8."""
-        client = Client.restore(self.enrolments.identity, self._policy(stored.given), stored.secagg)
+        client = Client.restore(self.enrolments.identity, self._policy(stored.given), self.assignments.state(stored))
         with self.phase("upload"):
             return client, self._hear(stored, MessageType.SURVIVORS)
 

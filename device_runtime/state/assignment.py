@@ -23,7 +23,6 @@ from fedcore.decoding import decoder
 from fedcore.wire.messages import Assignment
 
 SUFFIX = ".report"
-_REPORT, _STATE = "kept report", "state of a secure aggregation"
 
 
 class StoredAssignment(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +30,7 @@ class StoredAssignment(msgspec.Struct, frozen=True, kw_only=True):
 
     assigned: work began. trained: the report is in a file, by `sha256`: weighed, as it is uploaded, or in a secure
     round unweighted, as it is masked. masked: `sha256` is of the masked report, which may have left; `secagg` is the
-    state of secure aggregation, with secrets of other devices. uploaded: its receipt is in, the file is gone.
+    sealed state of secure aggregation, with secrets of other devices. uploaded: its receipt is in, the file is gone.
     `due` is the reporting deadline. The report was made of so many `examples` of a `collection`, in so many `steps`.
     """
 
@@ -68,8 +67,7 @@ class AssignmentStore:
         """The last assignment, unless it was dropped."""
         query = "SELECT stored FROM assignment WHERE coordinator = ? AND population = ?"
         for (stored,) in self._database.execute(query, *self._key):
-            found = _decode(stored)
-            return replace(found, secagg=self._opened(found)) if found.secagg else found
+            return _decode(stored)
         return None
 
     def assigned(self, given: Assignment, due: Moment) -> StoredAssignment:
@@ -83,7 +81,7 @@ class AssignmentStore:
     def trained(self, stored: StoredAssignment, report: bytes) -> StoredAssignment:
         """The report is finished: it is in a file before the database names it."""
         sha256 = hashlib.sha256(report).hexdigest()
-        write_whole(self._file(sha256), self._sealer.seal(_REPORT, report))
+        write_whole(self._file(sha256), self._sealer.seal(_report_of(stored), report))
         self._finished = report
         return self._put(replace(stored, phase="trained", sha256=sha256))
 
@@ -93,7 +91,7 @@ class AssignmentStore:
         if finished is not None:
             return finished
         try:
-            data = self._sealer.open(_REPORT, self._file(stored.sha256).read_bytes())
+            data = self._sealer.open(_report_of(stored), self._file(stored.sha256).read_bytes())
         except OSError as error:
             raise ReportLost("the kept report is gone", str(error)) from error
         except SealBroken as error:
@@ -111,11 +109,18 @@ class AssignmentStore:
 
     def masked(self, stored: StoredAssignment, sha256: str, secagg: bytes) -> StoredAssignment:
         """The report is masked. The report in clear is not needed any more."""
-        return self._put(replace(stored, phase="masked", sha256=sha256, secagg=secagg))
+        return self.stepped(replace(stored, phase="masked", sha256=sha256), secagg)
 
     def stepped(self, stored: StoredAssignment, secagg: bytes) -> StoredAssignment:
         """Secure aggregation came a step further: its state replaces the one before."""
-        return self._put(replace(stored, secagg=secagg))
+        return self._put(replace(stored, secagg=self._sealer.seal(_state_of(stored), secagg)))
+
+    def state(self, stored: StoredAssignment) -> bytes:
+        """The state of secure aggregation. Raises ReportLost when it does not open: the report cannot be counted."""
+        try:
+            return self._sealer.open(_state_of(stored), stored.secagg)
+        except SealBroken as error:
+            raise ReportLost("the kept state of a secure aggregation is damaged") from error
 
     def uploaded(self, stored: StoredAssignment) -> None:
         """The receipt is in."""
@@ -136,19 +141,20 @@ class AssignmentStore:
                     path.unlink()
 
     def _put(self, stored: StoredAssignment) -> StoredAssignment:
-        sealed = self._sealer.seal(_STATE, stored.secagg) if stored.secagg else b""
-        text = msgspec.json.encode(replace(stored, secagg=sealed)).decode()
+        text = msgspec.json.encode(stored).decode()
         self._database.execute("INSERT OR REPLACE INTO assignment VALUES (?, ?, ?)", *self._key, text)
         return stored
 
-    def _opened(self, found: StoredAssignment) -> bytes:
-        try:
-            return self._sealer.open(_STATE, found.secagg)
-        except SealBroken as error:
-            raise StateDamaged("an assignment in the state database cannot be opened", str(error)) from error
-
     def _file(self, sha256: str) -> Path:
         return self._folder / f"{sha256}{SUFFIX}"
+
+
+def _report_of(stored: StoredAssignment) -> str:
+    return f"report of assignment {stored.given.assignment}"
+
+
+def _state_of(stored: StoredAssignment) -> str:
+    return f"state of the secure aggregation of assignment {stored.given.assignment}"
 
 
 def _decode(stored: str) -> StoredAssignment:

@@ -1,6 +1,6 @@
 """The state database of a device: one SQLite file that is whole after a kill or a power cut.
 
-Its tables: `retry` (retry.py), `assignment` (assignment.py), `journal` (journal.py) and `spent` (budget.py) of this
+Its tables: `retry` (retry.py), `assignment` (assignment.py), `journal` (journal.py) and `spent` (spending.py) of this
 package, `enrolment` (enrolment.py), `credential` (credentials.py) and `answered` (secure.py) of `protocol`, and of
 `permission` `released`, `lineage` and `log_head` (releases.py).
 """
@@ -21,6 +21,7 @@ from device_runtime.errors import StateDamaged, StateError
 NAME = "state.db"
 # Written into the file's header, so that another application's database is not taken for ours.
 APPLICATION_ID = 0x4D757353
+# A database of another version is set aside, never migrated: none was ever released.
 VERSION = 4
 SCHEMA = f"""
 BEGIN;

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from device_runtime.errors import SealBroken, StateError
+from device_runtime.errors import KeyUnavailable, SealBroken, StateError
 from device_runtime.state.folder import write_whole
 from device_runtime.state.sealing import Sealer
 
@@ -18,8 +17,8 @@ KEY_BYTES = 32
 def device_key(folder: Path, sealer: Sealer) -> Ed25519PrivateKey:
     """The key that this installation signs its requests with, made at the first call.
 
-    Only for the holder of the state folder. A file that holds no key is replaced, as nobody is there to repair it: to a
-    coordinator that is another device. Raises StateError or KeyUnavailable.
+    Only for the holder of the state folder. Raises StateError, or KeyUnavailable when the sealing key cannot be had or
+    does not open the file: the file stays as it is, since the right sealing key may come back.
     """
     return _kept(folder / "device-key", sealer)
 
@@ -31,13 +30,17 @@ def secagg_key(folder: Path, sealer: Sealer) -> Ed25519PrivateKey:
 
 def _kept(path: Path, sealer: Sealer) -> Ed25519PrivateKey:
     """The key whose bytes a file holds, sealed."""
-    kept = b""
     try:
-        with contextlib.suppress(FileNotFoundError, SealBroken):
-            kept = sealer.open(path.name, path.read_bytes())
-    except OSError as error:
-        raise StateError(f"the {path.name} file cannot be read", f"{path}: {error}") from error
-    if len(kept) != KEY_BYTES:
+        kept = sealer.open(path.name, path.read_bytes())
+    except FileNotFoundError:
         kept = secrets.token_bytes(KEY_BYTES)
         write_whole(path, sealer.seal(path.name, kept))
+    except OSError as error:
+        raise StateError(f"the {path.name} file cannot be read", f"{path}: {error}") from error
+    except SealBroken as error:
+        raise KeyUnavailable(
+            f"the {path.name} file does not open: put back the sealing key that it was sealed under, or remove the "
+            "file, after which this is a new device",
+            str(path),
+        ) from error
     return Ed25519PrivateKey.from_private_bytes(kept)

@@ -30,6 +30,11 @@ Seconds = Annotated[float, msgspec.Meta(gt=0)]
 MOST_CERTIFICATES = 6
 """The longest chain of certificates, with leaf and root. Phones have up to five."""
 Certificate = Annotated[bytes, msgspec.Meta(min_length=1, max_length=4096)]
+LONGEST_REPORTING_S = 7 * 86_400
+"""The longest time that a device may have for a report."""
+RoundNumber = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+AttemptNumber = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
+"""Bounds under which round and attempt make one number of 63 bits (`fedcore.masking.session_number`)."""
 CredentialBytes = Annotated[bytes, msgspec.Meta(min_length=88, max_length=88)]
 
 RejectionReason = Literal[
@@ -210,13 +215,13 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, tag="assigned", tag_
     version: int = WIRE_VERSION
     assignment: str
     task: str
-    round: Count
-    attempt: Count
+    round: RoundNumber
+    attempt: AttemptNumber
     slot: Count
     seed: Count
     plan: BlobRef
     checkpoint: BlobRef
-    report_within_s: float
+    report_within_s: Annotated[float, msgspec.Meta(le=LONGEST_REPORTING_S)]
     plan_signature: PlanSignature | None = None
     minimum: Count | None = None
     secagg: bytes | None = None

@@ -63,6 +63,7 @@ def test_public_blobs_are_plan_graphs_and_checkpoint_only(store, register, tmp_p
         ({"over_selection": 0.5}, "over_selection must be from 1"),
         ({"selection_timeout_s": math.inf}, "selection_timeout_s must be a finite number"),
         ({"reporting_deadline_s": 0}, "reporting_deadline_s must be"),
+        ({"reporting_deadline_s": 604_801.0}, "reporting_deadline_s must be a week at most"),
         ({"min_examples": 0}, "min_examples must be"),
         ({"population": ""}, "population must be"),
         ({"population": "phones/eu"}, "population must be a name without / .* part of a URL"),

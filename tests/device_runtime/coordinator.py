@@ -233,8 +233,8 @@ class Handler(BaseHTTPRequestHandler):
         if call not in {"enrol", "credential"}:
             coordinator.calls.append(call)
         coordinator.headers.append((call, dict(self.headers)))
-        if coordinator.faults[call]:
-            coordinator.faults[call].pop(0)(self)
+        if coordinator.faults[call] and (fault := coordinator.faults[call].pop(0)):
+            fault(self)
             return
         try:
             signature = coordinator.check(self.command, self.path, self.headers, body)

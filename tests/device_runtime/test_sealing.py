@@ -65,7 +65,7 @@ def test_nothing_secret_lies_in_the_clear_in_a_state_folder(coordinator, config)
     run_session(replace(config, keystore=Platform()))
     (kept,) = config.state.glob("*.report")
     sealer = Sealer(Platform())
-    report = sealer.open("kept report", kept.read_bytes())
+    report = sealer.open("report of assignment a-1", kept.read_bytes())
     keys = [sealer.open(name, (config.state / name).read_bytes()) for name in ("device-key", "secagg-key")]
     lying = b"".join(path.read_bytes() for path in config.state.rglob("*") if path.is_file())
     for secret in (report[-16:], *keys, *(key.hex().encode() for key in keys)):

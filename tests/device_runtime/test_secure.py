@@ -201,7 +201,7 @@ def test_round_and_state_are_durable_before_a_message_leaves(secure, config):
             ((row,),) = database.execute("SELECT stored FROM assignment").fetchall()
             ((noted,),) = database.execute("SELECT number FROM answered").fetchall()
         keep = msgspec.json.decode(row, type=StoredAssignment).secagg
-        opened = sealer.open("state of a secure aggregation", keep) if keep else None
+        opened = sealer.open("state of the secure aggregation of assignment a-1", keep) if keep else None
         found.append((number, noted, ClientState.decode(opened).stage if opened else None))
         return others.answer(number, message)
 
@@ -315,6 +315,25 @@ def test_a_device_that_revealed_joins_no_other_attempt_at_the_round(secure, conf
 def test_a_device_that_revealed_nothing_joins_the_next_attempt(secure, config, number):
     assert attempt(secure, config, 1, said_before=number).outcome == "aborted"
     assert attempt(secure, config, 2).outcome == "reported"
+
+
+def test_a_state_that_does_not_open_costs_its_assignment_alone(secure, config):
+    """What the device remembers of keys, releases and rounds is worth more than one report."""
+    secure.aggregate = Aggregator(terms(secure.plan, secure.checkpoint)).answer
+    secure.faults["secagg"] = [None] * 3 + [refusal("unavailable")] * 9
+    run_session(config)
+    with closing(sqlite3.connect(config.state / "state.db")) as database, database:
+        (changed,) = database.execute(
+            "UPDATE assignment SET stored = json_set(stored, '$.secagg', 'AAAA') RETURNING stored"
+        ).fetchone()
+        kept = database.execute("SELECT * FROM answered").fetchall()
+    assert msgspec.json.decode(changed, type=StoredAssignment).phase == "masked"
+    outcome = run_session(config)
+    assert (outcome.outcome, outcome.reason) == ("failed", "report-lost")
+    assert [path.name for path in config.state.glob("state.db*")] == ["state.db"]
+    with closing(sqlite3.connect(config.state / "state.db")) as database:
+        assert database.execute("SELECT * FROM answered").fetchall() == kept
+        assert database.execute("SELECT * FROM assignment").fetchall() == []
 
 
 # --- the enrolment authority

@@ -18,6 +18,7 @@ from device_runtime.conditions import Conditions, Requirements, constant
 from device_runtime.config import DeviceConfig
 from device_runtime.examples import Collection, ExampleStore
 from device_runtime.permission.policy import Policy
+from device_runtime.protocol.transport import Transport
 from device_runtime.session import run_session
 from device_runtime.state.folder import only_session
 from device_runtime.trainer import InProcess
@@ -321,6 +322,27 @@ def test_what_fails_before_an_assignment_is_in_the_outcome(config, change, reaso
     outcome = run_session(replace(config, **change))
     assert (outcome.outcome, outcome.reason, outcome.retryable) == ("failed", reason, retryable)
     assert outcome.detail
+
+
+class Faulty(Transport):
+    """A transport of an application, with a fault in it."""
+
+    def report(self, *_):
+        raise OverflowError("timestamp too large")
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_delivery_that_meets_a_fault_of_its_own_is_given_up(coordinator, config, earlier):
+    """An exception would come again in every session, since the report is kept."""
+    if earlier:
+        coordinator.faults["report"] = [refusal("unavailable")] * 9
+        assert "the report is kept" in run_session(config).notices[-1]
+        coordinator.faults.clear()
+    outcome = run_session(replace(config, connect=Faulty.to))
+    assert (outcome.outcome, outcome.reason) == ("aborted", "runtime-failed")
+    ((reason, detail),) = [(abort.reason, abort.detail) for abort in coordinator.aborts]
+    assert (reason, detail) == ("runtime-failed", "the device's own code failed")
+    assert run_session(config).outcome == "reported"
 
 
 def test_missing_examples_are_in_the_outcome(config):

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from device_runtime.errors import StateError, StateInUse
+from device_runtime.errors import KeyUnavailable, StateError, StateInUse
 from device_runtime.state.cache import BlobCache
 from device_runtime.state.folder import only_session, write_whole
 from device_runtime.state.identity import device_key, secagg_key
@@ -28,11 +28,21 @@ def test_a_key_is_made_once_and_readable_by_its_owner_alone(tmp_path, made, name
     assert (tmp_path / "one" / name).stat().st_mode & 0o077 == 0
 
 
+def test_a_key_that_does_not_open_is_refused_and_stays(tmp_path):
+    first = public(device_key(tmp_path, Sealer(KeyFile(tmp_path / "right"))))
+    kept = (tmp_path / "device-key").read_bytes()
+    with pytest.raises(KeyUnavailable, match="device-key file does not open: put back the sealing key"):
+        device_key(tmp_path, Sealer(KeyFile(tmp_path / "another")))
+    assert (tmp_path / "device-key").read_bytes() == kept
+    assert public(device_key(tmp_path, Sealer(KeyFile(tmp_path / "right")))) == first
+
+
 @pytest.mark.parametrize("damage", [b"", b"\xff\xfe", b"me"])
-def test_a_damaged_key_is_replaced_for_good(tmp_path, damage):
+def test_a_damaged_key_is_not_taken_for_a_missing_one(tmp_path, damage):
     (tmp_path / "device-key").write_bytes(damage)
-    sealer = Sealer(KeyFile(tmp_path / "key"))
-    assert public(device_key(tmp_path, sealer)) == public(device_key(tmp_path, sealer))
+    with pytest.raises(KeyUnavailable, match="remove the file"):
+        device_key(tmp_path, Sealer(KeyFile(tmp_path / "key")))
+    assert (tmp_path / "device-key").read_bytes() == damage
 
 
 def never(ref, partial):

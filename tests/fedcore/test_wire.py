@@ -143,9 +143,16 @@ def test_reasons_are_lower_case_words():
         assert all(reason.replace("-", "").islower() for reason in typing.get_args(reasons))
 
 
-@pytest.mark.parametrize("field", ["round", "attempt", "slot", "seed"])
-@pytest.mark.parametrize("value", [-1, 2**63])
-def test_numbers_that_no_random_order_can_be_keyed_by_are_refused(field, value):
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *((field, value) for field in ("round", "attempt", "slot", "seed") for value in (-1, 2**63)),
+        ("round", 2**31),
+        ("attempt", 2**32),
+        ("report_within_s", 1e308),
+    ],
+)
+def test_numbers_of_an_assignment_that_no_device_can_use_are_refused(field, value):
     blob = BlobRef("ab" * 32, 1)
     good = Assignment(
         assignment="a", task="t", round=1, attempt=1, slot=0, seed=0, plan=blob, checkpoint=blob, report_within_s=1
