@@ -8,7 +8,10 @@ succession to the one that holds now.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from cryptography.hazmat.primitives.hashes import SHA256
@@ -81,9 +84,10 @@ def rotate(path: Path, database: Database, out: Path | None = None) -> Keys:
 
     Coordinators that run on the database take it over within a second. Raises what `Keys.open` does, and OSError.
     """
-    keys = Keys.open(path, database)
-    keys.server.successor().save(out or path, replace=out is None)
-    return Keys.open(path, database)
+    with _alone(path):
+        keys = Keys.open(path, database)
+        keys.server.successor().save(out or path, replace=out is None)
+        return Keys.open(path, database)
 
 
 def start_anew(path: Path, database: Database) -> Keys:
@@ -99,6 +103,15 @@ def start_anew(path: Path, database: Database) -> Keys:
         records.identity.put("server", key.public.hex())
         records.audit.append(STORE, Action.KEYS_CHANGED, key.public.hex(), "server")
     return Keys.open(path, database)
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """A lock on a file of keys, beside it: of two rotations at once, one would replace the other's successor unseen."""
+    lock = path.with_name(f"{path.name}.lock")
+    with open(os.open(lock, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _load(path: Path) -> SucceedingKey:

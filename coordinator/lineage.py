@@ -6,12 +6,12 @@ It is in a file of its own beside the coordinator's other keys, the same at all 
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from coordinator.errors import KeysDiffer, KeysMissing
 from coordinator.rules.entities import Snapshot, Task
-from fedcore.release import LineageEntry, LogProof, Signed, TreeHead
+from fedcore.release import LineageEntry, LogProof, Signed, TreeHead, decode_release
 from fedcore.signing import SigningKey
 from secagg.merkle import Tree
 
@@ -22,6 +22,18 @@ def lineage_file(keys_file: Path) -> Path:
 
 
 def lineage_key(keys_file: Path) -> SigningKey:
+    """The lineage key that belongs to a file of keys. Raises KeysMissing, InvalidKey or OSError."""
+    path = lineage_file(keys_file)
+    try:
+        return SigningKey.load(path)
+    except FileNotFoundError as error:
+        raise KeysMissing(
+            f"{path}, the file of the lineage key, is not there: run this where the coordinator's keys are, name their "
+            "place (MUSTER_KEYS), or let the coordinator do it (--coordinator)"
+        ) from error
+
+
+def make_lineage_key(keys_file: Path) -> SigningKey:
     """The lineage key that belongs to a file of keys, made when missing; only its owner may read it.
 
     When it is lost, tasks with a release are paused: each names the public key, and must be created anew. Raises
@@ -29,12 +41,9 @@ def lineage_key(keys_file: Path) -> SigningKey:
     """
     path = lineage_file(keys_file)
     if not path.exists():
-        partial = path.with_name(f"{path.name}.{os.getpid()}")
-        SigningKey.new(partial)
         with contextlib.suppress(FileExistsError):  # another process was first
-            os.link(partial, path)
-        partial.unlink()
-    return SigningKey.load(path)
+            SigningKey.new(path)
+    return lineage_key(keys_file)
 
 
 def entry(key: SigningKey, task: Task, before: Snapshot, checkpoint_sha256: str) -> Signed | None:
@@ -44,6 +53,15 @@ def entry(key: SigningKey, task: Task, before: Snapshot, checkpoint_sha256: str)
     parent, number = before.checkpoint_sha256, before.number + 1
     made = LineageEntry(release=task.release.digest, round=number, parent=parent, checkpoint=checkpoint_sha256)
     return key.sign_entry(made)
+
+
+def check_signer(key: SigningKey, task: Task) -> None:
+    """Raise KeysDiffer when the task's release names another lineage key: devices refuse what this one signs."""
+    if task.release is not None and (named := decode_release(task.release.text).lineage) != key.signer:
+        raise KeysDiffer(
+            f"the release of task {task.id} names the lineage key {named}, and the key here is {key.signer}: put the "
+            "right file in its place, or name its place (MUSTER_KEYS)"
+        )
 
 
 def log_proof(key: SigningKey, log: Sequence[Signed], release: Signed) -> LogProof | None:

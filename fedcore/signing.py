@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
-import os
 from pathlib import Path
 
 import msgspec
@@ -23,6 +22,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from fedcore.errors import BadSignature, InvalidKey
 from fedcore.plan import BlobRef, PlanSignature
+from fedcore.private_files import write_private
 from fedcore.release import LineageEntry, Release, Signed, TreeHead, decode_entry, decode_head, decode_release
 
 DOMAIN, RELEASE = b"muster.plan.v1\0", b"muster.release.v1\0"
@@ -102,11 +102,12 @@ class SigningKey:
 
     @classmethod
     def new(cls, path: Path) -> SigningKey:
-        """Make a key and write it to `path`, PKCS #8 in PEM, only for its owner. Raises OSError; never overwrites."""
+        """Make a key and write it to `path`, durably and for its owner alone, as PKCS #8 in PEM.
+
+        Raises OSError; FileExistsError rather than to replace a file.
+        """
         key = Ed25519PrivateKey.generate()
-        text = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(text)
+        write_private(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
         return cls(key)
 
     @classmethod

@@ -5,7 +5,6 @@ Whoever pinned a key follows these statements to the one that holds now, and not
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
@@ -15,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from fedcore.decoding import UNDECODABLE, decoder
 from fedcore.errors import BrokenSuccession, InvalidKey
+from fedcore.private_files import write_private
 
 DOMAIN = b"muster.succession.v1\0"
 MOST_SUCCESSORS = 16
@@ -111,19 +111,8 @@ class SucceedingKey:
 
     def save(self, path: Path, *, replace: bool = False) -> None:
         """Write the file whole and durably, for its owner alone. Raises OSError; FileExistsError unless `replace`."""
-        partial = path.with_name(f"{path.name}.{os.getpid()}")
-        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            stored = _Stored(self.role, self.private.private_bytes_raw(), self.succession)
-            file.write(msgspec.json.format(msgspec.json.encode(stored)) + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            if replace:
-                partial.replace(path)
-            else:
-                os.link(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
+        stored = _Stored(self.role, self.private.private_bytes_raw(), self.succession)
+        write_private(path, msgspec.json.format(msgspec.json.encode(stored)) + b"\n", replace=replace)
 
 
 class _Stored(msgspec.Struct, frozen=True):

@@ -39,15 +39,26 @@ def released(
 
 
 def lineage_of(store: CoordinatorStore | RemoteStore, settings: Callable[[], Settings]) -> str:
-    """The public key with which the coordinator of a store signs checkpoints. `settings`: of one on this machine."""
-    from coordinator.lineage import lineage_key  # noqa: PLC0415
+    """The public key with which the coordinator of a store signs checkpoints. `settings`: of one on this machine.
+
+    On a store that no coordinator has served yet, the key is made when missing. Raises KeysMissing, InvalidKey or
+    OSError.
+    """
+    from coordinator.lineage import lineage_key, make_lineage_key  # noqa: PLC0415
     from muster.remote import RemoteStore  # noqa: PLC0415
 
-    return store.lineage if isinstance(store, RemoteStore) else lineage_key(settings().keys_file).signer
+    if isinstance(store, RemoteStore):
+        return store.lineage
+    with store.database.reading() as records:
+        served = records.identity.get("server") is not None
+    return (lineage_key if served else make_lineage_key)(settings().keys_file).signer
 
 
 def roll_back(store: CoordinatorStore | RemoteStore, task: str, number: int, settings: Callable[[], Settings]) -> None:
-    """Roll a task back, under the lineage key where the store is on this machine. As the stores' methods."""
+    """Roll a task back, under the lineage key where the store is on this machine. As the stores' methods.
+
+    Raises also KeysMissing, InvalidKey, OSError.
+    """
     from coordinator.lineage import lineage_key  # noqa: PLC0415
     from muster.remote import RemoteStore  # noqa: PLC0415
 

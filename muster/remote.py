@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, TypeVar
@@ -137,7 +138,9 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
         try:
             return kind.decode(response.content)
         except msgspec.MsgspecError as error:
-            raise RemoteError(f"{response.url} answered something else than this version expects: {error}") from error
+            raise RemoteError(
+                f"{_shown(response.url)} answered something else than this version expects: {error}"
+            ) from error
 
     def _ask(self, method: str, path: str, **more: Any) -> httpx2.Response:
         response = self._client_request(method, path, **more)
@@ -148,9 +151,11 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
         except WireError:
             problem = None
         if response.status_code == httpx2.codes.NOT_FOUND and (problem is None or problem.slug == "unknown-resource"):
-            raise RemoteError(f"{response.url} is no address of an admin API (404); name the port for operators")
+            raise RemoteError(
+                f"{_shown(response.url)} is no address of an admin API (404); name the port for operators"
+            )
         if problem is None:
-            raise RemoteError(f"{response.url} answered {response.status_code} {response.reason_phrase}")
+            raise RemoteError(f"{_shown(response.url)} answered {response.status_code} {response.reason_phrase}")
         if problem.slug in ADMIN_ERRORS:
             raise ADMIN_ERRORS[problem.slug](problem.detail)
         raise RemoteError(f"{response.status_code} {problem.slug}: {problem.detail}")
@@ -159,7 +164,12 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
         try:
             return self._client.request(method, path, **more)
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            raise RemoteError(f"{self._client.base_url} cannot be reached: {error}") from error
+            raise RemoteError(f"{_shown(self._client.base_url)} cannot be reached: {error}") from error
+
+
+def _shown(url: httpx2.URL) -> str:
+    """An address as messages show it: without the user and the password that may be in it, also if it has no scheme."""
+    return re.sub(r"^(\w+://)?[^/]*@", r"\1", str(url))
 
 
 def _quoted(name: str) -> str:

@@ -12,6 +12,7 @@ from coordinator.api.http import answer_problem, answer_refusal
 from coordinator.errors import (
     BadToken,
     InvalidTask,
+    KeysDiffer,
     RoleLacking,
     StoreConflict,
     TaskEnded,
@@ -45,6 +46,9 @@ _OWN = {
     ),
     "task-ended": AdminProblem(
         TaskEnded, ProblemKind(409, "The task is over, or not in a state that this starts from")
+    ),
+    "keys-differ": AdminProblem(
+        KeysDiffer, ProblemKind(409, "The coordinator has another key than the task's release names")
     ),
     "invalid-task": AdminProblem(
         InvalidTask, ProblemKind(422, "The settings contradict each other, or do not fit the bundle")

@@ -235,8 +235,8 @@ def _add_changing(router: APIRouter, api: AdminApi, access: Access) -> None:
     of_device = route({200: Answer("Done", (Device,))}, "no-such-device")
     add("POST", "/devices/{device}:revoke", api.revoke, of_device)
     add("POST", "/devices/{device}:allow", api.allow, of_device)
-    about = route({200: Answer("Done", (Task,))}, "unknown-task", "unknown-round", "task-ended", "malformed-message")
-    add("POST", "/tasks/{task}:rollback", api.roll_back, about)
+    back = ("unknown-task", "unknown-round", "task-ended", "keys-differ", "malformed-message")
+    add("POST", "/tasks/{task}:rollback", api.roll_back, route({200: Answer("Done", (Task,))}, *back))
 
 
 def _by(request: Request) -> str:

@@ -13,7 +13,7 @@ from coordinator.api.runtimes import Runtimes
 from coordinator.driver.driver import Driver
 from coordinator.driver.replica_membership import Membership, ReplicaConfig
 from coordinator.keys import Keys
-from coordinator.lineage import lineage_key
+from coordinator.lineage import make_lineage_key
 from coordinator.metrics import Metrics
 from coordinator.secure.round import SecureRoundFactory
 from coordinator.secure.unmask_workers import Unmasker
@@ -50,7 +50,7 @@ class Service:
         keys_file = settings.keys_file
         store = open_coordinator_store(settings.database, settings.blobs)
         try:
-            keys, lineage = Keys.open(keys_file, store.database), lineage_key(keys_file)
+            keys, lineage = Keys.open(keys_file, store.database), make_lineage_key(keys_file)
         except BaseException:
             store.close()
             raise

@@ -14,6 +14,8 @@ from secagg.parameters import LEAST_COHORT
 
 LEAST_GROUP, MOST_GROUP = 2 * LEAST_COHORT, 500
 """Bounds on the size of a group in a secure round: a group of one too many, halved, still holds LEAST_COHORT."""
+MOST_COUNT = 2**31 - 1
+"""The largest number of rounds, reports or examples in a setting: columns hold no more."""
 PHASES_AFTER_TRAINING = 5
 """Phases of a secure round that follow the training: shares, masked reports, confirmations, shares revealed."""
 
@@ -117,8 +119,7 @@ class TaskSettings:
 
     def __post_init__(self) -> None:
         for name in ("goal", "rounds", "max_attempts", "min_examples", "min_separation_rounds"):
-            # The columns hold no more.
-            demand(1 <= getattr(self, name) < 2**31, name, "from 1 to below 2**31", getattr(self, name))
+            demand(1 <= getattr(self, name) <= MOST_COUNT, name, "from 1 to below 2**31", getattr(self, name))
         for name in ("selection_timeout_s", "reporting_deadline_s"):
             seconds = getattr(self, name)
             demand(0 < seconds < math.inf, name, "a finite number of seconds above 0", seconds)

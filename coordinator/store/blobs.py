@@ -24,6 +24,7 @@ from obstore.store import LocalStore, ObjectStore, from_url
 from coordinator.errors import MissingStore, Unavailable, UnknownBlob, UnsupportedBlobs
 from coordinator.failpoints import reach
 from fedcore.plan import BlobRef
+from fedcore.private_files import sync_folder
 
 Data: TypeAlias = bytes | memoryview
 _LOG = logging.getLogger(__name__)
@@ -208,8 +209,4 @@ def _write_durably(folder: Path, name: str, data: Data) -> None:
     finally:
         temporary.unlink(missing_ok=True)
     # The name itself is only durable once the folder is; a database row may point at the blob from here on.
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync_folder(folder)

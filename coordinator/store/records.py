@@ -16,6 +16,7 @@ from coordinator.errors import StoreConflict, UnknownAssignment, UnknownBlob, Un
 from coordinator.rules.entities import AssignedDevice, AssignmentRecord, RoundRecord, Snapshot, Task, Transition
 from coordinator.rules.progress import Progress, explain
 from coordinator.rules.rounds import FAILURES, AssignmentState, LeftOut, Round, RoundState, TaskState, move
+from coordinator.rules.task_settings import MOST_COUNT
 from coordinator.store.audit_records import AuditRecords
 from coordinator.store.device_records import DeviceRecords
 from coordinator.store.garbage_records import GarbageRecords
@@ -167,7 +168,7 @@ class Records:
         """Commit the next round of a task, without devices and with the model of an earlier one.
 
         Numbers never go back: devices refuse rounds that are older than those which they know. The task gets as many
-        rounds more as it lost.
+        rounds more as it lost, up to MOST_COUNT in all.
         """
         number = self.snapshot(task).number + 1
         values: dict[str, Any] = {**dict.fromkeys(COUNTS, 0), "reason": cause, "metrics": {}}
@@ -176,7 +177,8 @@ class Records:
         values |= {"task": task.id, "number": number, "attempt": self._next_attempt(task.id, number)}
         row_id = self._insert(ROUNDS, state=RoundState.COMMITTED, opened_at=self.at, ended_at=self.at, **values)
         self._transition("round", row_id, "", RoundState.COMMITTED, cause)
-        self._guarded(TASKS, task.id, task.state, {"rounds": task.settings.rounds + number - to.number})
+        rounds = min(task.settings.rounds + number - to.number, MOST_COUNT)
+        self._guarded(TASKS, task.id, task.state, {"rounds": rounds})
         self._transition("task", task.id, task.state, task.state, cause)
 
     def add_round(self, task_id: str, number: int) -> tuple[int, int]:

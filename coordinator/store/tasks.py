@@ -13,7 +13,7 @@ import safetensors.numpy
 
 from coordinator.errors import InvalidTask, StoreConflict, TaskEnded, UnexpectedEvent, UnknownDeviceId, UnknownRound
 from coordinator.failpoints import reach
-from coordinator.lineage import entry
+from coordinator.lineage import check_signer, entry
 from coordinator.rules.aggregation import Vectors, check_fit, state_specs
 from coordinator.rules.audit import Action, AuditEntry
 from coordinator.rules.eligibility import OnDevice, Requires
@@ -175,10 +175,12 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
         lineage: signs the checkpoint anew, as that of the round without devices.
 
         The history keeps the rounds since, and a round without devices is committed after them, with that model. Raises
-        TaskEnded unless the task is paused and its last round has ended; UnknownRound when the model is not there.
+        TaskEnded unless the task is paused and its last round has ended; UnknownRound when the model is not there;
+        KeysDiffer when the task's release names another lineage key.
         """
         with self.database.writing() as records:
             task = records.task(task_id)
+            check_signer(lineage, task)
             if task.state is not TaskState.PAUSED:
                 raise TaskEnded(f"task {task_id} is {task.state}; pause it, then roll it back")
             running = [one.number for one in records.overview.live() if one.task == task_id]

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from muster.commands.stores import Blobs, Database, Remote, open_store
 from muster.output import Json, at_utc, emit, show_fields, show_table
-
-if TYPE_CHECKING:
-    pass
 
 audit_app = typer.Typer(
     no_args_is_help=True,

@@ -9,6 +9,7 @@ from coordinator.errors import InvalidTask, TaskEnded, UnknownRound, UnknownTask
 from coordinator.rules.aggregation import ReportSum, aggregate
 from coordinator.rules.clear_reports import ClearReports
 from coordinator.rules.rounds import RoundState, TaskState
+from coordinator.rules.task_settings import MOST_COUNT
 from coordinator.store.garbage_collection import Retention, collect
 from fedcore import algorithms
 from tests.coordinator.bundles import START, make_bundle, make_plan, report_vector
@@ -106,6 +107,16 @@ def test_rollback_to_the_start_needs_no_round(store, register, desk):
     store.pause(task)
     store.roll_back(task, 0, LINEAGE)
     np.testing.assert_array_equal(store.checkpoint(task)["params"], START)
+
+
+@pytest.mark.every_engine
+def test_rollback_of_a_task_of_the_most_rounds_leaves_it_readable(store, register, desk):
+    task = register(goal=1, rounds=MOST_COUNT)
+    run_round(desk, [1, 0, 0, 0])
+    store.pause(task)
+    for _ in range(2):
+        store.roll_back(task, 0, LINEAGE)
+    assert [one.settings.rounds for one in store.tasks()] == [MOST_COUNT]
 
 
 def test_rollback_is_refused_while_the_task_or_a_round_runs(store, register, desk):

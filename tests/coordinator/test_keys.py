@@ -1,4 +1,7 @@
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 
@@ -66,6 +69,23 @@ def test_a_rotated_key_succeeds_the_old_one_which_does_not_come_back(store, tmp_
     assert changed == [first.server.public.hex(), rotated.server.public.hex()]
     with pytest.raises(KeysDiffer, match=first.server.public.hex()[:16]):
         Keys.open(old, store.database)
+
+
+def test_of_two_rotations_at_once_neither_destroys_the_others_key(store, tmp_path, monkeypatch):
+    path, both, successor = tmp_path / "keys", threading.Barrier(2), SucceedingKey.successor
+    first = Keys.open(path, store.database)
+
+    def meeting(key):
+        with suppress(threading.BrokenBarrierError):  # where one waits for the other, they never meet
+            both.wait(0.5)
+        return successor(key)
+
+    monkeypatch.setattr(SucceedingKey, "successor", meeting)
+    with ThreadPoolExecutor(2) as pool:
+        made = list(pool.map(lambda _: rotate(path, store.database), range(2)))
+    last = Keys.open(path, store.database).server
+    assert len(last.succession.keys) == 3
+    assert {one.server.public for one in made} | {first.server.public} == set(last.succession.keys)
 
 
 def test_a_successor_kept_offline_takes_the_place_of_a_lost_key(store, tmp_path):

@@ -2,14 +2,15 @@
 
 import dataclasses
 import itertools
+import os
 import time
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec import structs
 
-from coordinator.errors import InvalidTask
-from coordinator.lineage import lineage_key
+from coordinator.errors import InvalidTask, KeysDiffer, KeysMissing
+from coordinator.lineage import lineage_key, make_lineage_key
 from coordinator.rules.rounds import TaskState
 from coordinator.store.tasks import TaskSettings, open_coordinator_store
 from fedcore.errors import BadSignature
@@ -104,6 +105,17 @@ def test_a_model_that_was_rolled_back_to_is_signed_anew(store, register, desk):
     assert entry.parent == store.rounds(task)[0].checkpoint_sha256
 
 
+def test_a_rollback_under_another_lineage_key_is_refused(store, register, desk):
+    task = register(**SECURE | {"rounds": 2})
+    run(seat(desk))
+    store.pause(task)
+    desk.turn()
+    with pytest.raises(KeysDiffer, match=f"names the lineage key {LINEAGE.signer}, and the key here is {OTHER.signer}"):
+        store.roll_back(task, 0, OTHER)
+    assert len(store.rounds(task)) == 1
+    store.roll_back(task, 0, LINEAGE)
+
+
 @pytest.mark.parametrize("fault", ["another lineage key", "an expired release"])
 def test_a_task_whose_release_devices_would_refuse_is_paused(database, store, bundle, tmp_path, fault):
     signed = released(bundle, SETTINGS, RELEASE, OTHER.signer) if fault == "another lineage key" else sign(bundle)
@@ -118,6 +130,10 @@ def test_a_task_whose_release_devices_would_refuse_is_paused(database, store, bu
 
 def test_the_lineage_key_is_made_once_for_its_owner_alone(tmp_path):
     keys = tmp_path / "m.db.keys"
-    assert lineage_key(keys).signer == lineage_key(keys).signer
+    with pytest.raises(KeysMissing, match=r"m\.db\.keys\.lineage.* is not there.*MUSTER_KEYS"):
+        lineage_key(keys)
+    (tmp_path / f"m.db.keys.lineage.{os.getpid()}").write_text("left by a process that was killed")
+    assert make_lineage_key(keys).signer == make_lineage_key(keys).signer == lineage_key(keys).signer
+    (tmp_path / f"m.db.keys.lineage.{os.getpid()}").unlink()
     assert [path.name for path in tmp_path.iterdir()] == ["m.db.keys.lineage"]
     assert (tmp_path / "m.db.keys.lineage").stat().st_mode & 0o077 == 0

@@ -13,15 +13,16 @@ import msgspec
 import pytest
 import sqlalchemy
 
-from coordinator.errors import UnknownRound
+from coordinator.errors import KeysDiffer, KeysMissing, UnknownRound
 from coordinator.server import serving_both
 from coordinator.settings import Settings
 from coordinator.store.tables import RELEASES
 from coordinator.store.tasks import open_coordinator_store
 from fedcore.errors import BadRelease, BadSignature
+from fedcore.signing import SigningKey, key_text
 from muster.remote import RemoteError
 from tests.coordinator.bundles import make_bundle, report_body
-from tests.coordinator.conftest import committed
+from tests.coordinator.conftest import AUTHORITY_KEY, committed
 from tests.coordinator.devices import speaking_to
 from tests.coordinator.replicas import until
 from tests.coordinator.test_api import assign, check_in, put
@@ -32,9 +33,10 @@ from tests.muster.test_cli import in_process
 def served(tmp_path, monkeypatch):
     """A coordinator with an operator's token in the environment; gives the options of both ways, and its store."""
     database, blobs = f"sqlite:///{tmp_path / 'm.db'}", tmp_path / "blobs"
+    authority = {"authority": key_text(AUTHORITY_KEY), "authority_url": "https://authority.example.org"}
     with (
         open_coordinator_store(database, blobs) as store,
-        serving_both(Settings(database=database, blobs=blobs, port=0, admin_port=0)) as urls,
+        serving_both(Settings(database=database, blobs=blobs, port=0, admin_port=0, **authority)) as urls,
         speaking_to(urls.devices) as devices,
     ):
         made = in_process("coordinator", "token", "--name", "alice", "--role", "operator", "--db", database)
@@ -125,6 +127,26 @@ def test_a_release_is_signed_on_the_operators_machine(served, tmp_path):
     assert [one["digest"] for one in logs[0]["releases"]] == [one.digest for one in store.releases()]
 
 
+def test_commands_on_a_store_make_no_second_lineage_key(served, tmp_path, monkeypatch):
+    here, there, store, _ = served
+    key, bundle = tmp_path / "release.pem", make_bundle(tmp_path / "plan").folder
+    in_process("key", "new", "--out", key)
+    secure = ["--goal", 9, "--secagg", "--release-key", key, "--json"]
+    task = json.loads(create(bundle, here, *secure).stdout)["task"]
+    in_process("task", "pause", task, *here)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.setenv("MUSTER_KEYS", str(elsewhere / "keys"))
+    for failed in (in_process("task", "rollback", task, "--round", 0, *here), create(bundle, here, *secure)):
+        kind, words = failure(failed)
+        assert kind is KeysMissing
+        assert str(elsewhere / "keys.lineage") in words
+    assert (list(elsewhere.iterdir()), len(store.tasks()), store.rounds(task)) == ([], 1, [])
+    SigningKey.new(elsewhere / "keys.lineage")
+    assert failure(in_process("task", "rollback", task, "--round", 0, *here))[0] is KeysDiffer
+    assert in_process("task", "rollback", task, "--round", 0, *there).exit_code == 0
+
+
 def test_a_log_of_releases_that_lost_or_changed_one_is_found(served, tmp_path):
     here, _, store, _ = served
     head, key = tmp_path / "head.json", tmp_path / "release.pem"
@@ -156,12 +178,16 @@ def test_what_keeps_a_command_from_the_coordinator_is_named(served, monkeypatch)
         ("", str(devices.base_url), "(404); name the port for operators"),
         ("", "http://127.0.0.1:1", "cannot be reached"),
         ("", "127.0.0.1:8081", "cannot be reached"),
+        ("", "http://bob:hunter2@127.0.0.1:1", "http://127.0.0.1:1/admin/v1/ cannot be reached"),
+        ("", "bob:hunter2@127.0.0.1:1", "cannot be reached"),
+        ("", str(devices.base_url).replace("://", "://bob:hunter2@"), "(404); name the port for operators"),
         (viewer.stdout.strip(), there[1], "asks for the role operator"),
     ):
         monkeypatch.setenv("MUSTER_TOKEN", token)
         failed = in_process("task", "cancel", "t", "--coordinator", address)
         assert failed.exit_code == 1
         assert says in str(failed.exception)
+        assert "hunter2" not in str(failed.exception)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from sqlalchemy import update
 from typer.testing import CliRunner
 
 from coordinator.keys import Keys
-from coordinator.lineage import lineage_key
+from coordinator.lineage import make_lineage_key
 from coordinator.store.tables import AUDIT
 from coordinator.store.tasks import TaskSettings, open_coordinator_store
 from fedcore.signing import SigningKey
@@ -31,7 +31,7 @@ def database(tmp_path, monkeypatch):
     with open_coordinator_store("sqlite:///muster.db", "muster-blobs") as store:
         keys = tmp_path / "muster.db.keys"
         Keys.open(keys, store.database)
-        lineage_key(keys)
+        make_lineage_key(keys)
         yield store
 
 
