@@ -169,10 +169,14 @@ const char* muster_failure() {
   return words.c_str();
 }
 
+// To be called first, by a process that may still start threads: ExecuTorch starts some before it is told to have one.
+bool muster_set_up() {
+  return attempt(set_up_once);
+}
+
 Graph* muster_load(const void* program, size_t size) {
   Graph* graph = nullptr;
   attempt([&] {
-    set_up_once();
     graph = new Graph(program, size);
   });
   return graph;

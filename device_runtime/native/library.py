@@ -34,7 +34,10 @@ def shim_name(arch: str) -> str:
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The shim for this machine. Raises ConfigError, naming the command to run, when there is none that loads."""
+    """The shim for this machine, set up: it starts no thread from here on.
+
+    Raises ConfigError, naming the command to run, when there is none that loads.
+    """
     path = find()
     try:
         loaded = ctypes.CDLL(str(path))
@@ -42,6 +45,7 @@ def library() -> ctypes.CDLL:
         raise ConfigError(f"the ExecuTorch library does not load: {error}; run `{COMMAND}` again") from error
     pointer = ctypes.c_void_p
     functions = {
+        "set_up": (ctypes.c_bool, []),
         "load": (pointer, [ctypes.c_char_p, ctypes.c_size_t]),
         "unload": (None, [pointer]),
         "failure": (ctypes.c_char_p, []),
@@ -53,6 +57,10 @@ def library() -> ctypes.CDLL:
     for name, (result, arguments) in functions.items():
         function = getattr(loaded, f"muster_{name}")
         function.restype, function.argtypes = result, arguments
+    if not loaded.muster_set_up():
+        raise ConfigError(
+            f"the ExecuTorch library cannot be set up: {loaded.muster_failure().decode(errors='replace')}"
+        )
     return loaded
 
 

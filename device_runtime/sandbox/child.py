@@ -1,14 +1,18 @@
 """The process that trains for a device: it gets one order over a socket, gives one answer, and ends.
 
-    python -m device_runtime.sandbox.child DESCRIPTOR
+    python -m device_runtime.sandbox.child DESCRIPTOR DEVICE
 
-Before it looks at a graph it gives up, for good, what training does not need: it opens no file and no connection any
-more, writes no file, leaves no core dump, and uses no more memory and time than its limits say.
+DEVICE is the id of the device's process, with which this one ends. Before it looks at a graph it gives up, for good,
+what training does not need: it opens no file and no connection any more, writes no file, starts no process, leaves no
+core dump, and uses no more memory and time than its limits say.
 """
 
 from __future__ import annotations
 
+import ctypes
+import os
 import resource
+import signal
 import socket
 import sys
 import time
@@ -24,11 +28,21 @@ from fedcore.plan import Plan
 
 # Seconds between two messages that the training goes on.
 TELL_EVERY_S = 0.05
+# <linux/prctl.h>: the signal that a process gets when the thread that started it ends.
+PR_SET_PDEATHSIG = 1
+
+
+def end_with(device: int) -> None:
+    """Have the kernel kill this process when that of the device ends, where the system can: on Linux."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != device:  # it ended before that
+        sys.exit(1)
 
 
 def confine(limits: Limits) -> None:
-    """Give up for good what training does not need."""
-    for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_CORE):
+    """Give up for good what training does not need. Root may start processes all the same."""
+    for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_CORE, resource.RLIMIT_NPROC):
         resource.setrlimit(kind, (0, 0))
     limits.bound()
     for kind, later in ((resource.RLIMIT_DATA, 0), (resource.RLIMIT_CPU, 1)):  # SIGXCPU, and a second later SIGKILL
@@ -67,7 +81,9 @@ def _job(order: Order, channel: Channel) -> Job:
 
 def main() -> None:
     """Serve the socket that the command line names. A device that is gone is told nothing."""
-    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+    descriptor, device = map(int, sys.argv[1:])
+    end_with(device)
+    channel = Channel(socket.socket(fileno=descriptor))
     try:
         result = train(channel)
         channel.send(Done(result.steps))

@@ -28,6 +28,15 @@ from device_runtime.sandbox.channel import ANSWER, ArrayKind, Broken, Channel, D
 from device_runtime.trainer import Job, Limits
 
 CHILD = "device_runtime.sandbox.child"
+# All that the process gets of the device's environment: where Python, its libraries and the engines are found.
+ENVIRONMENT = (
+    "DYLD_LIBRARY_PATH",
+    "HOME",
+    "LD_LIBRARY_PATH",
+    "MUSTER_EXECUTORCH",
+    "PYTHONHOME",
+    "XDG_CACHE_HOME",
+)
 # The errors that the process may report.
 KINDS: dict[str, type[DeviceError]] = {
     kind.__name__: kind for kind in (ConfigError, PlanRefused, RuntimeFailed, NonFiniteReport)
@@ -37,8 +46,9 @@ KINDS: dict[str, type[DeviceError]] = {
 class Sandbox:
     """The trainer in a process of its own, for the engine of that name.
 
-    The process has no key and no connection of the device's. It is another run of this Python, `sys.executable`, with
-    the same modules to import. Raises ConfigError when there is no such engine here, or no such Python.
+    The process has no key, connection, output or session of the device's, and of its environment what ENVIRONMENT
+    names. It is another run of this Python, `sys.executable`, with the same modules to import. Raises ConfigError when
+    there is no such engine here, or no such Python.
     """
 
     def __init__(self, backend: str) -> None:
@@ -104,11 +114,14 @@ class Sandbox:
         return TrainingResult(values, job.plan.report.weight(job.count), job.count, done.steps)
 
     def _end(self, process: subprocess.Popen[bytes]) -> int:
-        """End the process, if it has not; its exit code, negative for a signal. Its CPU time is then exact."""
+        """End the process and its group, if they have not; its exit code, negative for a signal.
+
+        Its CPU time is then exact.
+        """
         if process.returncode is not None:
             return process.returncode
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # a group of which all have ended
+            os.killpg(process.pid, signal.SIGKILL)
         try:
             _, status, usage = os.wait4(process.pid, 0)
         except ChildProcessError:  # an application that has the system reap its processes
@@ -122,13 +135,15 @@ class Sandbox:
 
 def _start(end: socket.socket) -> subprocess.Popen[bytes]:
     path = os.pathsep.join(os.path.abspath(place) for place in sys.path)
+    kept = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", CHILD, str(end.fileno())],
+        [sys.executable, "-P", "-m", CHILD, str(end.fileno()), str(os.getpid())],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+        stderr=subprocess.DEVNULL,
+        env={**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
         pass_fds=[end.fileno()],
-        process_group=0,  # Ctrl-C is for the device, which ends this process in its own way
+        start_new_session=True,  # it has no terminal, and is ended with all that it started
     )
 
 

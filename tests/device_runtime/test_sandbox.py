@@ -1,6 +1,7 @@
 """Graphs run in a process of their own: whatever they do to it is an outcome, and the device goes on."""
 
 import os
+import re
 import resource
 import signal
 import socket
@@ -174,20 +175,78 @@ for attempt in (lambda: open("/etc/hostname"), socket.socket):
     assert done.stdout.split() == ["24", "24"]
 
 
-def test_training_ends_when_its_device_is_killed():
+def test_a_taken_over_process_has_nothing_of_the_devices(monkeypatch):
+    monkeypatch.setenv("SECRET_TOKEN", "of the application")
+    monkeypatch.setattr(process, "CHILD", "tests.device_runtime.taken_over")
+    with pytest.raises(RuntimeFailed) as said:
+        Sandbox("onnxruntime").train(job(), WIDE, lambda: True)
+    found = msgspec.json.decode(str(said.value).removeprefix("RuntimeFailed: "))
+    own = {"PYTHONPATH", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "LC_CTYPE"}  # the last is Python's doing
+    assert set(found["environment"]) <= own | set(process.ENVIRONMENT)
+    assert set(found["descriptors"]) == {"/dev/null"}
+    assert found["session"], "a session of its own"
+    assert not found["started"], "no process, where it does not run as root"
+
+
+UNPRIVILEGED = """
+import os
+from device_runtime.backends import open_backend
+from device_runtime.sandbox import child
+open_backend({backend!r})
+if os.geteuid() == 0:
+    os.setuid(65534)
+child.main()
+"""
+
+
+def test_training_needs_no_process_and_no_thread_more(monkeypatch, tmp_path):
+    (tmp_path / "unprivileged.py").write_text(UNPRIVILEGED.format(backend="onnxruntime"))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(process, "CHILD", "unprivileged")
+    result = Sandbox("onnxruntime").train(job(), WIDE, lambda: True)
+    assert result.steps > 0
+
+
+def test_what_a_taken_over_process_started_is_ended_with_it(monkeypatch, tmp_path):
+    started = tmp_path / "started"
+    code = f"""
+import os, time
+if (child := os.fork()):
+    open({str(tmp_path / "part")!r}, "w").write(str(child))
+    os.rename({str(tmp_path / "part")!r}, {str(started)!r})
+time.sleep(600)
+"""
+    (tmp_path / "forking.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(process, "CHILD", "forking")
+    with pytest.raises(DeadlinePassed):
+        Sandbox("onnxruntime").train(job(), WIDE, lambda: not started.exists())
+    until(lambda: over(started.read_text()))
+
+
+def over(pid):
+    """Whether a process has ended, waited for or not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def test_training_ends_in_mid_graph_when_its_device_is_killed():
     code = """
 from device_runtime.sandbox.process import Sandbox
-from tests.device_runtime.test_sandbox import ENDLESS, WIDE, job
-Sandbox("onnxruntime").train(job(train=ENDLESS), WIDE, lambda: True)
+from device_runtime.trainer import Limits
+from tests.device_runtime.test_sandbox import busy, job
+Sandbox("onnxruntime").train(job(busy(4_000)), Limits(1_000_000_000, 600.0), lambda: True)
 """
     with subprocess.Popen([sys.executable, "-c", code]) as device:
         tasks = Path(f"/proc/{device.pid}/task/{device.pid}/children")
         until(lambda: tasks.read_text().split())
         (child,) = tasks.read_text().split()
-        until(lambda: b"sandbox.child" in Path(f"/proc/{child}/cmdline").read_bytes())
+        # It gives up opening files once it has all that it works on.
+        until(lambda: re.search(r"Max open files +0 +0 ", Path(f"/proc/{child}/limits").read_text()))
         device.kill()
-    status = Path(f"/proc/{child}/stat")
-    until(lambda: not status.exists() or status.read_text().rsplit(")", 1)[1].split()[0] == "Z")
+    until(lambda: over(child))
 
 
 def test_a_device_never_loads_the_engine_itself():
@@ -208,7 +267,7 @@ def taken_over(monkeypatch):
                 theirs = held.enter_context(end.dup())
                 answer(Channel(theirs))
                 theirs.shutdown(socket.SHUT_WR)
-                return subprocess.Popen([sys.executable, "-c", TAKEN_OVER])
+                return subprocess.Popen([sys.executable, "-c", TAKEN_OVER], start_new_session=True)
 
             monkeypatch.setattr(process, "_start", start)
             return Sandbox("onnxruntime")
