@@ -267,7 +267,7 @@ class _Session:
         plan = worker.plan(given)
         record.write(plan=plain(plan.name))
         to_move = self._transport.bytes_moved + worker.to_move(given, plan)
-        self._guard.check_plan(plan, trainer.format, examples.count, to_move=to_move)
+        self._guard.check_plan(given, plan, trainer.format, examples.count, to_move=to_move)
         if given.secagg is not None:
             self._secure(due).check(given, plan.report)
         try:
@@ -354,7 +354,9 @@ class _Session:
         if not (isinstance(error, Refused) and error.status in OVER):
             # The outcome keeps the first failure; a coordinator that hears nothing has its own deadline.
             with contextlib.suppress(TransportError):
-                self._transport.abort(given.assignment, Abort(reason, error.detail))
+                # In a secure round no words leave: what went wrong may depend on the examples.
+                detail = error.detail if given.secagg is None else ""
+                self._transport.abort(given.assignment, Abort(reason, detail))
         self._assignments.drop()
 
     def _keep_going(self, due: Moment) -> bool:

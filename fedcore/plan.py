@@ -27,6 +27,8 @@ from fedcore.params import ParamSchema, Size, VectorSpec
 from fedcore.report import ReportLayout
 
 PLAN_VERSION = 1
+# The longest plan, in bytes of JSON.
+MOST_PLAN_BYTES = 4 * 2**20
 T = TypeVar("T")
 Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 Dtype = Literal["float32", "int64", "int32", "uint8"]
@@ -149,7 +151,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def decode(cls, data: bytes) -> Plan:
-        """A plan from JSON. Raises PlanError when it is malformed or of another version."""
+        """A plan from JSON. Raises PlanError when it is too long (MOST_PLAN_BYTES), malformed or of another version."""
+        if len(data) > MOST_PLAN_BYTES:
+            raise PlanError(f"a plan of {len(data):,} bytes, at most {MOST_PLAN_BYTES:,} are read")
         return decode_versioned(data, _PLAN, PLAN_VERSION, "plan")
 
 

@@ -86,7 +86,9 @@ _FIELDS: Mapping[str, Mapping[int, tuple[str, str]]] = {
 def check_graph(graph: bytes, name: str) -> None:
     """Raise PlanRefused, calling the graph `name`, unless its bytes are an ONNX model that a plan may hold."""
     try:
-        _Walk(graph).message("model", 0, len(graph))
+        walk = _Walk(graph)
+        walk.message("model", 0, len(graph))
+        walk.check_opsets()
     except _Unfit as error:
         raise PlanRefused(f"cannot load graph {name!r}: {error}") from error
 
@@ -100,11 +102,17 @@ class _Walk:
 
     def __init__(self, data: bytes) -> None:
         self._data = data
-        self._nodes = self._fields = 0
+        self._nodes = self._fields = self._opsets = self._versions = 0
+
+    def check_opsets(self) -> None:
+        """Raise _Unfit unless the model that was walked over names one set of operators, with its version."""
+        if self._opsets != 1 or self._versions != 1:
+            raise _Unfit(f"it must import one opset with one version, not {self._opsets} with {self._versions}")
 
     def message(self, kind: str, at: int, end: int) -> None:
         """Check the message between two places of the bytes."""
         self._nodes += kind == "node"
+        self._opsets += kind == "opset"
         if self._nodes > MOST_NODES:
             raise _Unfit(f"it has more than {MOST_NODES:,} nodes")
         known = _FIELDS[kind]
@@ -123,6 +131,7 @@ class _Walk:
         if kind == _TEXT:
             self._text(field, wire, start, stop)
         elif kind == _ELEMENT or field == "opset.version":
+            self._versions += kind == _NUMBER
             number = self._varint(start, stop)[0] if wire == _VARINT else None
             if kind == _ELEMENT and number not in ELEMENTS:
                 raise _Unfit(f"{field} is {number}, which is no type of a plan's tensors")

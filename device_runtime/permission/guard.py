@@ -16,7 +16,8 @@ from device_runtime.state.assignment import StoredAssignment
 from device_runtime.state.spending import Spent
 from device_runtime.trainer import Limits
 from fedcore.errors import BadSignature, InvalidKey
-from fedcore.plan import Plan
+from fedcore.params import FLOAT_BYTES
+from fedcore.plan import MOST_PLAN_BYTES, Plan
 from fedcore.signing import verify
 from fedcore.wire.messages import Assignment
 
@@ -83,15 +84,19 @@ class Guard:
             self._check_bytes(size)
 
     def check_assignment(self, given: Assignment, moved: int) -> None:
-        """Before the plan is fetched: cohort, signature or release, bytes. `moved`: bytes of this session so far.
+        """Before the plan is fetched: cohort, signature or release, size. `moved`: bytes of this session so far.
 
         The signature covers the plan's digest, which is checked when the plan is fetched. Raises PlanRefused.
         """
         self._check_round(given)
+        if given.plan.size > MOST_PLAN_BYTES:
+            raise PlanRefused(f"the plan has {given.plan.size:,} bytes, a device reads at most {MOST_PLAN_BYTES:,}")
         self._check_bytes(moved + given.plan.size + given.checkpoint.size)
         _at_most("plan.memory_bytes", given.plan.size + given.checkpoint.size, self._policy.plan.memory_bytes)
 
-    def check_plan(self, plan: Plan, form: str, count: Callable[[str], int], *, to_move: int) -> None:
+    def check_plan(
+        self, given: Assignment, plan: Plan, form: str, count: Callable[[str], int], *, to_move: int
+    ) -> None:
         """Before examples are read and graphs fetched: schema, limits, collection; from here on the time counts.
 
         form: the format that this device runs. count: the number of examples in a collection, asked only if it is
@@ -100,7 +105,10 @@ class Guard:
         _check_schema(plan)
         limits = self._policy.plan
         _at_most("plan.parameters", _longest(plan), limits.parameters)
-        _at_most("plan.graph_bytes", sum(ref.size for ref in plan.graphs.get(form, {}).values()), limits.graph_bytes)
+        graphs = sum(ref.size for ref in plan.graphs.get(form, {}).values())
+        _at_most("plan.graph_bytes", graphs, limits.graph_bytes)
+        held = given.plan.size + given.checkpoint.size + graphs + FLOAT_BYTES * plan.report.size
+        _at_most("plan.memory_bytes", held, limits.memory_bytes)
         self._check_bytes(to_move)
         self._check_collection(plan.examples.collection)
         if limits.batch_examples is not None:

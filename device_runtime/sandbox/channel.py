@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from device_runtime.trainer import Limits
 from fedcore.batching import StreamKey
 from fedcore.decoding import UNDECODABLE, decoder
+from fedcore.validation import Count, NotNegative
 
 M = TypeVar("M")
 _LENGTH = struct.Struct("!I")
@@ -54,13 +55,13 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 class Working(msgspec.Struct, frozen=True, tag="working"):
     """The training goes on; `cpu_s` are all CPU seconds of its process."""
 
-    cpu_s: float
+    cpu_s: NotNegative
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
     """The training is done, after so many steps. The float32 values (V,) of the report follow."""
 
-    steps: int
+    steps: Count
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

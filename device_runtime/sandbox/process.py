@@ -26,6 +26,7 @@ from device_runtime.errors import (
 from device_runtime.runner import TrainingResult
 from device_runtime.sandbox.channel import ANSWER, ArrayKind, Broken, Channel, Done, Failed, Order, Working
 from device_runtime.trainer import Job, Limits
+from fedcore.report import all_finite
 
 CHILD = "device_runtime.sandbox.child"
 # All that the process gets of the device's environment: where Python, its libraries and the engines are found.
@@ -92,9 +93,10 @@ class Sandbox:
         for array in (*job.broadcast.values(), *job.examples.values()):
             channel.send_bytes(array)
         while isinstance(answer := channel.receive(ANSWER), Working):
-            self._running_s = answer.cpu_s
+            self._running_s = min(answer.cpu_s, limits.cpu_s + 1)  # the kernel lets it use little more than its limit
         if isinstance(answer, Failed):
-            raise KINDS.get(answer.kind, RuntimeFailed)(plain(answer.detail), plain(answer.private))
+            words = f"{answer.detail}: {answer.private}" if answer.private else answer.detail
+            raise KINDS.get(answer.kind, RuntimeFailed)("the process of the training gave up", plain(words))
         return self._result(channel, job, answer)
 
     def _order(self, job: Job, limits: Limits) -> Order:
@@ -111,6 +113,8 @@ class Sandbox:
     def _result(self, channel: Channel, job: Job, done: Done) -> TrainingResult:
         size = sum(segment.size for segment in job.plan.report.unweighted)
         values = channel.receive_array(ArrayKind("values", "float32", (size,)))
+        if not all_finite(values):
+            raise NonFiniteReport("the process of the training gave values that are not finite")
         return TrainingResult(values, job.plan.report.weight(job.count), job.count, done.steps)
 
     def _end(self, process: subprocess.Popen[bytes]) -> int:

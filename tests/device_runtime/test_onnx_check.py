@@ -75,6 +75,13 @@ def texts():
     )
 
 
+def importing(*opsets):
+    changed = model([helper.make_node("Identity", ["c"], ["d"])])
+    del changed.opset_import[:]
+    changed.opset_import.extend(opsets)
+    return changed
+
+
 REFUSED = {
     "Loop": (endless(), "operator 'Loop'"),
     "If": (branching(), "operator 'If'"),
@@ -87,6 +94,9 @@ REFUSED = {
         "node.domain is 'com.microsoft'",
     ),
     "another domain": (model([helper.make_node("Relu", ["c"], ["d"])], domains=("", "a.b")), "opset.domain is 'a.b'"),
+    "no opset": (importing(), "one opset with one version, not 0 with 0"),
+    "an opset without a version": (importing(onnx.OperatorSetIdProto(domain="")), "one opset .*, not 1 with 0"),
+    "two opsets": (importing(*[helper.make_opsetid("", 18)] * 2), "one opset with one version, not 2 with 2"),
     "a function of its own": (with_function(), "its model has a field 25"),
     "external data": (outside(), "its tensor has a field 1[34]"),
     "texts as values": (texts(), "its tensor has a field 6|data_type is 8"),

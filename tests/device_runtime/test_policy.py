@@ -1,6 +1,7 @@
 """The policy file and the rules, without a network."""
 
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -8,12 +9,13 @@ from device_runtime.clock import Clock
 from device_runtime.errors import ConfigError, PlanRefused, PolicyForbids
 from device_runtime.permission.guard import Guard
 from device_runtime.permission.policy import PerDay, PlanLimits, Policy, policy_in
+from device_runtime.session import run_session
 from device_runtime.state.database import open_database
 from device_runtime.state.spending import DAY_S, Spending, Spent
 from device_runtime.trainer import Limits
 from fedcore.loop import Loop
 from fedcore.params import VectorSpec
-from fedcore.plan import BlobRef
+from fedcore.plan import MOST_PLAN_BYTES, BlobRef
 from fedcore.signing import SigningKey
 from fedcore.wire.messages import Assignment
 from tests.device_runtime import linear
@@ -71,7 +73,7 @@ def check_plan(policy, plan=None, examples=10, to_move=0, asked=None, **kwargs):
         return examples
 
     guarded = guard(policy, **kwargs)
-    guarded.check_plan(plan or linear.plan(), "onnx", count, to_move=to_move)
+    guarded.check_plan(assignment(), plan or linear.plan(), "onnx", count, to_move=to_move)
     return guarded
 
 
@@ -225,6 +227,22 @@ def test_a_plan_is_held_to_its_limits(limit, value):
     check_plan(Policy(plan=PlanLimits(**{limit: value})))
     with against(f"plan.{limit}"):
         check_plan(Policy(plan=PlanLimits(**{limit: value - 1})))
+
+
+def test_graphs_beyond_the_memory_are_not_fetched(coordinator, config):
+    graphs = linear.graphs() | {"report": bytes(6_000_000)}
+    coordinator.offer(linear.plan(graphs), graphs, {"params": linear.PARAMS})
+    outcome = run_session(replace(config, policy=Policy(plan=PlanLimits(memory_bytes=1_000_000))))
+    assert outcome.detail.startswith("against plan.memory_bytes of this device's policy: ")
+    assert outcome.bytes_down < 1_000_000
+
+
+def test_a_plan_too_long_to_be_read_is_not_fetched(coordinator, config):
+    coordinator.plan = BlobRef(coordinator.plan.sha256, MOST_PLAN_BYTES + 1)
+    outcome = run_session(config)
+    assert (outcome.outcome, outcome.reason) == ("aborted", "plan-refused")
+    assert "a device reads at most 4,194,304" in outcome.detail
+    assert "blob" not in coordinator.calls
 
 
 def test_a_long_vector_anywhere_in_the_plan_counts(tmp_path):

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from device_runtime.errors import DeadlinePassed, PlanRefused, RuntimeFailed
+from device_runtime.errors import DeadlinePassed, NonFiniteReport, PlanRefused, RuntimeFailed
 from device_runtime.permission.policy import PlanLimits, Policy
 from device_runtime.sandbox import process
 from device_runtime.sandbox.channel import Channel, Done, Failed, Working
@@ -180,7 +180,7 @@ def test_a_taken_over_process_has_nothing_of_the_devices(monkeypatch):
     monkeypatch.setattr(process, "CHILD", "tests.device_runtime.taken_over")
     with pytest.raises(RuntimeFailed) as said:
         Sandbox("onnxruntime").train(job(), WIDE, lambda: True)
-    found = msgspec.json.decode(str(said.value).removeprefix("RuntimeFailed: "))
+    found = msgspec.json.decode(str(said.value).removeprefix("the process of the training gave up: "))
     own = {"PYTHONPATH", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "LC_CTYPE"}  # the last is Python's doing
     assert set(found["environment"]) <= own | set(process.ENVIRONMENT)
     assert set(found["descriptors"]) == {"/dev/null"}
@@ -290,6 +290,51 @@ def test_a_process_that_answers_nonsense_is_ended_and_an_outcome(taken_over, ans
     with pytest.raises(RuntimeFailed, match="the process of the training died"):
         sandbox.train(job(), WIDE, lambda: True)
     assert children() == []
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_values_of_the_process_that_are_not_finite_are_no_report(taken_over, number):
+    size = sum(segment.size for segment in job().plan.report.unweighted)
+    values = np.full(size, number, np.float32)
+    sandbox = taken_over(lambda channel: (channel.send(Done(1)), channel.send_bytes(values)))
+    with pytest.raises(NonFiniteReport):
+        sandbox.train(job(), WIDE, lambda: True)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b'{"type":"working","cpu_s":-1e300}',
+        b'{"type":"done","steps":-5}',
+        b'{"type":"done","steps":100000000000000000000}',
+    ],
+)
+def test_numbers_of_the_process_that_cannot_be_are_nonsense(taken_over, answer):
+    sandbox = taken_over(lambda channel: channel.send_bytes(len(answer).to_bytes(4) + answer))
+    with pytest.raises(RuntimeFailed, match="the process of the training died"):
+        sandbox.train(job(), WIDE, lambda: True)
+    assert sandbox.cpu_s >= 0
+
+
+def test_a_process_cannot_claim_more_time_than_it_may_use(taken_over):
+    claimed = []
+    sandbox = taken_over(lambda channel: [channel.send(Working(1e300)) for _ in range(100)])
+
+    def go_on():
+        claimed.append(sandbox.cpu_s)
+        return max(claimed) == 0
+
+    with pytest.raises(DeadlinePassed):
+        sandbox.train(job(), WIDE, go_on)
+    assert claimed[-1] == WIDE.cpu_s + 1
+
+
+def test_words_of_the_process_stay_on_the_device(coordinator, sandboxed):
+    offer(coordinator, b"no graph, but 0.25")
+    outcome = run_session(sandboxed)
+    assert (outcome.outcome, outcome.reason) == ("aborted", "plan-refused")
+    assert "train.begin" in outcome.detail
+    assert [abort.detail for abort in coordinator.aborts] == ["the process of the training gave up"]
 
 
 def test_errors_of_the_process_are_those_of_a_trainer_and_plain(taken_over):

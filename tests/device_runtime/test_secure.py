@@ -21,7 +21,7 @@ from fedcore.masking import fixed_points, last_session_number, layout_hash, mode
 from fedcore.release import Release, SumBounds
 from fedcore.signing import SigningKey, key_text
 from fedcore.succession import SucceedingKey, Succession, Successor
-from fedcore.wire.messages import HeldCredential, IssuedCredential, SecaggParties, SharedSecret
+from fedcore.wire.messages import Abort, HeldCredential, IssuedCredential, SecaggParties, SharedSecret
 from fedcore.wire.signatures import device_id
 from secagg import keys
 from secagg.client import Client, SessionInput
@@ -221,6 +221,14 @@ def test_a_coordinator_that_repeats_itself_gets_no_second_answer(secure, config,
     assert (outcome.outcome, outcome.reason) == ("aborted", "secagg-refused")
     assert f"M{number - 1} of the secure aggregation came in the place of M{number + 1}" in outcome.detail
     assert [said for said, _ in secure.said] == list(range(1, number + 1, 2))
+
+
+def test_no_words_about_a_failure_leave_in_a_secure_round(secure, config, examples):
+    np.savez(config.examples, x=examples["x"] * np.float32(1e30), y=examples["y"])
+    outcome = run_session(config)
+    assert outcome.reason == "non-finite-report"
+    assert outcome.detail == read_journal(config.state)[-1].detail != ""
+    assert secure.aborts == [Abort("non-finite-report")]
 
 
 def test_a_policys_least_cohort_holds_for_the_sum(secure, config):
