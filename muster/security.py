@@ -110,7 +110,8 @@ def _store(settings: Settings) -> Iterator[Assumption]:
     try:
         store = open_coordinator_store(settings.database, settings.blobs, create=False)
     except CoordinatorError as error:
-        yield Assumption(name="the store can be read", holds=None, found=str(error))
+        remedy = "name it with --db and --blobs, or as its settings do"
+        yield Assumption(name="the store can be read", holds=False, found=str(error), remedy=remedy)
         return
     with store:
         running = [task for task in store.tasks() if task.state in (TaskState.ACTIVE, TaskState.PAUSED)]

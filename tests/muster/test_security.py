@@ -81,6 +81,10 @@ def test_a_proxy_in_front_cannot_be_judged_from_here(database, monkeypatch):
     assert doctor(code=1)["devices' requests are encrypted"] is None
 
 
+def test_a_store_that_is_not_there_fails(tmp_path):
+    assert doctor("--db", f"sqlite:///{tmp_path}/misspelt.db", code=1)["the store can be read"] is False
+
+
 def test_a_policy_without_the_security_it_is_for_is_refused():
     done = CliRunner().invoke(app, ["doctor", "--policy", "policy.toml"])
     assert done.exit_code == 2
