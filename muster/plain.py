@@ -29,9 +29,9 @@ def say(line: str) -> None:
 
 
 def show_fields(fields: Mapping[str, object]) -> None:
-    """Print names and values, one pair a line; on a terminal long values go on in the next line."""
+    """Print names and values, one pair a line; on a terminal long values go on in the next line, at spaces only."""
     rows = [(name, words(value)) for name, value in fields.items()]
-    _show(rows, _narrowed(rows))
+    _show(rows, _narrowed(rows, _WORD), whole_words=True)
 
 
 def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -94,13 +94,13 @@ def _longest(rows: Sequence[Sequence[str]], parts: Callable[[str], list[str]]) -
     return [max((len(part) for cell in column for part in parts(cell)), default=0) for column in columns]
 
 
-def _wrapped(cell: str, width: int) -> list[str]:
-    wrap = textwrap.TextWrapper(max(width, 1), break_on_hyphens=False).wrap
+def _wrapped(cell: str, width: int, whole_words: bool) -> list[str]:
+    wrap = textwrap.TextWrapper(max(width, 1), break_on_hyphens=False, break_long_words=not whole_words).wrap
     return [part for line in cell.splitlines() for part in wrap(line) or [""]]
 
 
-def _show(rows: Sequence[Sequence[str]], widths: Sequence[int]) -> None:
+def _show(rows: Sequence[Sequence[str]], widths: Sequence[int], *, whole_words: bool = False) -> None:
     for row in rows:
-        cells = [_wrapped(cell, width) for cell, width in zip(row, widths, strict=True)]
+        cells = [_wrapped(cell, width, whole_words) for cell, width in zip(row, widths, strict=True)]
         for lines in itertools.zip_longest(*cells, fillvalue=""):
             say(_GAP.join(line.ljust(width) for line, width in zip(lines, widths, strict=True)).rstrip())

@@ -247,6 +247,7 @@ def _last_share_is_in(workload: Workload, chosen: GraphParameters) -> tuple[Reve
     commitments = {position: commitment(sid, position, seeds[position]) for position in range(n)}
     revealed = RevealedShares(sid, chosen, devices, near, frozenset(range(n)), alive, commitments, shares)
     total = packing.encode((workload.segment,), np.zeros(workload.dim, np.float32), 10, 1000)
+    total *= np.uint64(len(alive))
     masks, _ = revealed.masks()
     add_masks(total, [Mask(mask.key, -mask.sign) for mask in masks])
     return revealed, total
