@@ -2,6 +2,7 @@
 
 AuthorityError
 ├── NotAttested     evidence does not show that a key is a device's
+├── BeaconRefused   a beacon is not drawn: for this coordinator, or a second time for a device
 ├── BadSecret       the enrolment secret cannot be read, or is too short to be one
 ├── BadAndroidFile  the file that says which Android phones are taken, or one that it names, cannot be used
 ├── KeyMissing      there is no file of the authority's key
@@ -15,6 +16,10 @@ class AuthorityError(Exception):
 
 class NotAttested(AuthorityError):
     """Evidence does not show that a key is a device's."""
+
+
+class BeaconRefused(AuthorityError):
+    """A beacon is not drawn: for this coordinator, or a second time for a device; the message says which."""
 
 
 class BadSecret(AuthorityError):

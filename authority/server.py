@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
+from starlette.applications import Starlette
 
 from authority.attestation import Attestation
+from authority.beacons import Beacons
 from authority.errors import KeyMissing, PortTaken
 from authority.issuer import Issuer
 from authority.service import authority_app
+from fedcore.signing import key_text, public_key
 from fedcore.succession import SucceedingKey
 
 DAY_S = 86_400
@@ -22,7 +25,10 @@ DAY_S = 86_400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuthorityConfig:
-    """How an authority runs. key: the file of its private key. credential_days: for how long a credential is good."""
+    """How an authority runs. key: the file of its private key. credential_days: for how long a credential is good.
+
+    server_keys: the public keys, as text, of the coordinators for which it draws beacons.
+    """
 
     key: Path
     host: str = "127.0.0.1"
@@ -31,6 +37,7 @@ class AuthorityConfig:
     enrolment_secret_file: Path | None = None
     android_file: Path | None = None
     credential_days: float = 30.0
+    server_keys: tuple[str, ...] = ()
     tls_cert: Path | None = None
     tls_key: Path | None = None
 
@@ -76,11 +83,17 @@ def serving(config: AuthorityConfig) -> Iterator[str]:
         thread.join()
 
 
+def _app(config: AuthorityConfig) -> Starlette:
+    issuer = config.issuer()
+    servers = {key_text(public_key(text).public_bytes_raw()) for text in config.server_keys}
+    return authority_app(issuer, Beacons(issuer.key.private, servers))
+
+
 class _Server(uvicorn.Server):
     def __init__(self, config: AuthorityConfig, on_ready: Callable[[str], None]) -> None:
         super().__init__(
             uvicorn.Config(
-                authority_app(config.issuer()),
+                _app(config),
                 access_log=False,
                 log_config=None,
                 server_header=False,

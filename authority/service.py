@@ -1,4 +1,4 @@
-"""The authority's HTTP service: one route that issues credentials, and one that says that it is there.
+"""The authority's HTTP service: routes that issue credentials, draw beacons, and say that it is there.
 
 Spec: docs/spec/wire.md §9.
 """
@@ -15,7 +15,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from authority.errors import NotAttested
+from authority.beacons import Beacons
+from authority.errors import BeaconRefused, NotAttested
 from authority.issuer import Issuer
 from fedcore.errors import (
     DigestMismatch,
@@ -26,12 +27,12 @@ from fedcore.errors import (
     WireError,
 )
 from fedcore.wire import messages
-from fedcore.wire.messages import RequestCredential
+from fedcore.wire.messages import DrawnBeacon, RequestBeacon, RequestCredential
 from fedcore.wire.problems import PROBLEM_FIELD, PROBLEM_TYPE, problem
 from fedcore.wire.signatures import DIGEST, PublicKey, read_signature, sha256_in
 
 MOST_BYTES = 1 << 16
-"""Bytes of a message: a chain of certificates is the longest part of any."""
+"""Bytes of a message: a chain of certificates is the longest part of a device's, a roster of a coordinator's."""
 
 
 class _TooLarge(Exception):
@@ -44,20 +45,19 @@ _SLUGS: Mapping[type[Exception], str] = {
     StaleSignature: "stale-signature",
     DigestMismatch: "digest-mismatch",
     NotAttested: "not-attested",
+    BeaconRefused: "beacon-refused",
     WireError: "malformed-message",
     _TooLarge: "too-large",
 }
 
 
-def authority_app(issuer: Issuer) -> Starlette:
+def authority_app(issuer: Issuer, beacons: Beacons) -> Starlette:
     """The service."""
 
     async def credentials(request: Request) -> Response:
         try:
             signed = _signer(request, time.time())
-            body = await _body(request)
-            signed.check(body)
-            asked = messages.decode(body, RequestCredential)
+            asked = messages.decode(await _body(request, signed), RequestCredential)
             issued = issuer.issue(asked, signed.key, signed.created, time.time())
         except tuple(_SLUGS) as error:
             return _problem(error)
@@ -65,11 +65,27 @@ def authority_app(issuer: Issuer) -> Starlette:
             return Response(status_code=400)
         return Response(messages.encode(issued), media_type="application/json")
 
+    async def draws(request: Request) -> Response:
+        try:
+            signed = _signer(request, time.time())
+            beacons.admit(signed.key)
+            asked = messages.decode(await _body(request, signed), RequestBeacon)
+            drawn = DrawnBeacon(beacons.draw(asked, time.time()))
+        except tuple(_SLUGS) as error:
+            return _problem(error)
+        except ClientDisconnect:
+            return Response(status_code=400)
+        return Response(messages.encode(drawn), media_type="application/json")
+
     async def health(_: Request) -> Response:
         return Response("ok\n", media_type="text/plain")
 
     return Starlette(
-        routes=[Route("/v1/credentials", credentials, methods=["POST"]), Route("/healthz", health, methods=["GET"])]
+        routes=[
+            Route("/v1/credentials", credentials, methods=["POST"]),
+            Route("/v1/beacons", draws, methods=["POST"]),
+            Route("/healthz", health, methods=["GET"]),
+        ]
     )
 
 
@@ -106,12 +122,14 @@ def _target(request: Request) -> str:
     return f"{path}?{query}" if query else path
 
 
-async def _body(request: Request) -> bytes:
+async def _body(request: Request, signed: _Signed) -> bytes:
+    """The body that was signed."""
     body = bytearray()
     async for piece in request.stream():
         body += piece
         if len(body) > MOST_BYTES:
             raise _TooLarge(f"this address takes at most {MOST_BYTES} bytes")
+    signed.check(bytes(body))
     return bytes(body)
 
 

@@ -47,6 +47,7 @@ def device_app(service: Service) -> FastAPI:
         await asyncio.wait(aside)
         service.driver.stop()
         service.unmasker.close()
+        service.beacons.close()
         service.store.close()
 
     app = _application("Muster coordinator", lifespan)

@@ -8,6 +8,7 @@ CoordinatorError
 ├── WrongBlobs              the blobs are not those of the database
 ├── UnreadableBlob          a blob that a task needs is missing or was altered
 ├── MissingStore            there is no database, or no blob folder, where one was named
+├── BeaconUnavailable       the enrolment authority drew no beacon for a secure round
 ├── LeaseLost               another replica drives a population that this one believed its own
 ├── KeysDiffer              the file of a key holds another key than the one that the store knows
 ├── KeysMissing             the file of a key that the store knows is not there
@@ -49,6 +50,10 @@ class CoordinatorError(Exception):
 
 class InvalidSettings(CoordinatorError):
     """A setting of the service is unknown or has a wrong value; the message names it and its source."""
+
+
+class BeaconUnavailable(CoordinatorError):
+    """The enrolment authority drew no beacon for a secure round: it cannot be reached, or refuses."""
 
 
 class UnsupportedDatabase(CoordinatorError):

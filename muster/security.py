@@ -21,9 +21,6 @@ from coordinator.store.tasks import open_coordinator_store
 from device_runtime.permission.policy import Policy
 from secagg.parameters import LEAST_COHORT
 
-_COMPLETE = 64
-"""Devices up to which everyone is everyone's neighbour, so that no beacon matters (docs/threat-model.md)."""
-
 
 class Assumption(msgspec.Struct, frozen=True, kw_only=True):
     """An assumption, whether it holds (None: not seen from here), what was found, and how to make it hold."""
@@ -121,17 +118,6 @@ def _store(settings: Settings) -> Iterator[Assumption]:
             holds=not clear,
             found=f"tasks in clear: {', '.join(clear) or 'none'}",
             remedy="create tasks with --secagg",
-        )
-        large = [
-            task.id
-            for task in running
-            if task.settings.secagg and min(task.settings.policy.cohort, task.settings.secagg.group_size) > _COMPLETE
-        ]
-        yield Assumption(
-            name="nobody chooses who is whose neighbour",
-            holds=not large,
-            found=f"tasks whose groups are larger than {_COMPLETE} devices: {', '.join(large) or 'none'}",
-            remedy=f"--group-size {_COMPLETE}",
         )
         try:
             head = verify(whole_log(store.audit))

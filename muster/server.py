@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from coordinator.api import tokens
+from coordinator.keys import Keys
 from coordinator.lineage import lineage_key
 from coordinator.rules.entities import Role, Task
 from coordinator.settings import Settings
@@ -93,8 +94,10 @@ def starting_coordinator(
     database, blobs = f"sqlite:///{folder / 'muster.db'}", folder / "blobs"
     with ExitStack() as stack:
         store = stack.enter_context(open_coordinator_store(database, blobs))
-        authority = stack.enter_context(starting_authority(folder / "authority")) if secure else None
-        if authority is not None:
+        authority = None
+        if secure:
+            server = Keys.open(Settings(database=database).keys_file, store.database).server
+            authority = stack.enter_context(starting_authority(folder / "authority", key_text(server.public)))
             settings = settings | {"authority": authority.key, "authority_url": authority.url}
         command = ["coordinator", "serve", "--port", "0", "--db", database, "--blobs", str(blobs)]
         given = {f"MUSTER_{name.upper()}": str(value) for name, value in {**FOR_ONE_MACHINE, **settings}.items()}
@@ -119,14 +122,18 @@ class StartingAuthority:
 
 
 @contextmanager
-def starting_authority(folder: Path) -> Iterator[StartingAuthority]:
-    """Start `muster authority serve` on a free loopback port, with a new key in `folder`; no device is attested."""
+def starting_authority(folder: Path, server_key: str) -> Iterator[StartingAuthority]:
+    """Start `muster authority serve` on a free loopback port, with a new key in `folder`; no device is attested.
+
+    It draws beacons for the coordinator with that key.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     key = SucceedingKey.new("authority")
     key.save(folder / "authority.key", replace=True)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = ["authority", "serve", "--key", str(folder / "authority.key"), "--port", str(port), "--accept-unattested"]
+    command = ["authority", "serve", "--key", str(folder / "authority.key"), "--port", str(port)]
+    command += ["--accept-unattested", "--server-key", server_key]
     with _Process.starting("authority", folder, command, {}) as process:
         yield StartingAuthority(key_text(key.public), f"http://127.0.0.1:{port}", process)
 

@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
 from secagg import keys, packing
+from secagg.beacons import check_beacon
 from secagg.client_state import ClientStage, ClientState, Peer
 from secagg.credentials import NO_CREDENTIAL
 from secagg.errors import (
@@ -265,6 +266,8 @@ class Client:
             raise BelowThreshold(f"the roster has {roster.n} devices, and a sum must have {state.invite.min_sum}")
         if climb(state.device.leaf, roster.position, roster.path) != roster.root:
             raise SelfMismatch("the roster does not hold this device with the keys that it sent")
+        if state.invite.mode == ACTIVE:
+            check_beacon(self._policy.authority, roster.beacon, state.invite.hash, chosen, roster.root)
         if NeighbourGraph(chosen, roster.root, roster.beacon).neighbours(roster.position) != [
             peer.position for peer in roster.neighbours
         ]:

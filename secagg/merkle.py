@@ -22,12 +22,7 @@ class Tree:
     """All levels of the tree over at least one leaf."""
 
     def __init__(self, leaves: Sequence[bytes]) -> None:
-        level = [sha256(b"\0" + leaf) for leaf in leaves]
-        level += [EMPTY] * ((1 << depth(len(leaves))) - len(leaves))
-        self._levels = [level]
-        while len(level) > 1:
-            level = [sha256(b"\1" + level[i] + level[i + 1]) for i in range(0, len(level), 2)]
-            self._levels.append(level)
+        self._levels = _levels([hash_of(leaf) for leaf in leaves])
 
     @property
     def root(self) -> bytes:
@@ -39,10 +34,29 @@ class Tree:
         return b"".join(level[position >> height ^ 1] for height, level in enumerate(self._levels[:-1]))
 
 
+def hash_of(leaf: bytes) -> bytes:
+    """The hash by which a leaf is in the tree."""
+    return sha256(b"\0" + leaf)
+
+
+def root_of(hashes: Sequence[bytes]) -> bytes:
+    """The root of the tree over leaves with these hashes, at least one."""
+    return _levels(hashes)[-1][0]
+
+
 def climb(leaf: bytes, position: int, path: bytes) -> bytes:
     """The root that a leaf at a position has by its path."""
-    node = sha256(b"\0" + leaf)
+    node = hash_of(leaf)
     for height in range(len(path) // 32):
         sibling = path[32 * height : 32 * height + 32]
         node = sha256(b"\1" + (sibling + node if position >> height & 1 else node + sibling))
     return node
+
+
+def _levels(hashes: Sequence[bytes]) -> list[list[bytes]]:
+    level = [*hashes, *[EMPTY] * ((1 << depth(len(hashes))) - len(hashes))]
+    levels = [level]
+    while len(level) > 1:
+        level = [sha256(b"\1" + level[i] + level[i + 1]) for i in range(0, len(level), 2)]
+        levels.append(level)
+    return levels

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import ClassVar, Self
 
+from secagg.beacons import BEACON_BYTES
 from secagg.credentials import CREDENTIAL_BYTES, DEVICE_BYTES, SIGNATURE_BYTES
 from secagg.encoding import DIGEST_BYTES, Reader, ascending, bitmap, head, open_message
 from secagg.errors import Malformed, UnsupportedSuite
@@ -182,7 +183,7 @@ class Roster:
         n, k, t = (reader.integer(4) for _ in range(3))
         if not 0 < n <= n_max or k >= n:
             raise Malformed(f"a roster of {n} with {k} neighbours each does not exist among at most {n_max}")
-        root, beacon, position = reader.take(DIGEST_BYTES), reader.take(DIGEST_BYTES), reader.integer(4)
+        root, beacon, position = reader.take(DIGEST_BYTES), reader.take(BEACON_BYTES), reader.integer(4)
         length = DIGEST_BYTES * depth(n)
         path = reader.take(length)
         neighbours = tuple(

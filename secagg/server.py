@@ -3,7 +3,7 @@
     server = Server(invite, key, authority)
     server.invitation                       M0, for all devices
     server.receive(slot, M1)  …             a slot is the number by which the host knows a device
-    root = server.advance().roster_root     and now the beacon is drawn
+    roster = server.advance().roster        and now the authority draws the beacon, if there is a roster to draw for
     server.advance(beacon).messages         M2 by slot
     server.receive(slot, M3)  …
     server.advance().messages               M4 by slot
@@ -34,8 +34,8 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from secagg import keys, packing, parameters
+from secagg.beacons import BEACON_BYTES, NO_BEACON, check_beacon
 from secagg.complaints import leave_out
-from secagg.encoding import DIGEST_BYTES
 from secagg.errors import (
     BadShare,
     BadSignature,
@@ -49,7 +49,7 @@ from secagg.errors import (
 )
 from secagg.graph import NeighbourGraph
 from secagg.masking import LITTLE, Words
-from secagg.merkle import EMPTY, Tree, sha256
+from secagg.merkle import EMPTY, Tree, hash_of, sha256
 from secagg.message_type import DEVICE_MESSAGES, MessageType
 from secagg.messages import (
     ABORTED,
@@ -82,7 +82,7 @@ from secagg.unmasking import RevealedShares, UnmaskedSum, Unmasking
 
 
 class Server:
-    """A session over one cohort."""
+    """A session over one cohort. parameters: those of its roster, once advertising has ended."""
 
     def __init__(
         self,
@@ -152,9 +152,8 @@ class Server:
     def advance(self, beacon: bytes = b"") -> PhaseEnd:
         """End the phase, without the devices that are missing.
 
-        `beacon`, 32 bytes, is for the phase DRAWING, and only for that phase. Nobody may have been able to predict it
-        when advertising ended. Raises OutOfOrder for a beacon in another phase, or after the end; any other SecaggError
-        ends the session.
+        `beacon`, 64 bytes, is for the phase DRAWING, and only where advertising ended with a roster to draw for. Raises
+        OutOfOrder for a beacon in another phase, or after the end; any other SecaggError ends the session.
         """
         ends = {
             SessionPhase.ADVERTISING: self._fix_roster,
@@ -233,14 +232,14 @@ class Server:
         self._advertised[slot] = device
 
     def _take_shares(self, position: int, message: bytes) -> None:
-        found = Shares.decode(message, self._sid, self._parameters.k)
+        found = Shares.decode(message, self._sid, self.parameters.k)
         self._once(position, self._shares)
         self._shares[position] = found
 
     def _take_complaints(self, position: int, message: bytes) -> None:
         if position not in self._shares:
             raise OutOfOrder(f"position {position} shared no secrets, so it was sent no boxes")
-        accused = Complaints.decode(message, self._sid, self._parameters.n).devices
+        accused = Complaints.decode(message, self._sid, self.parameters.n).devices
         if not accused <= self._shares.keys() & set(self._neighbours[position]):
             raise Malformed(f"position {position} complains about devices whose boxes it was not sent")
         self._once(position, self._accused)
@@ -288,27 +287,31 @@ class Server:
             raise OutOfOrder(f"position {position} is not among the survivors")
 
     def _fix_roster(self) -> tuple[SessionPhase, PhaseEnd]:
-        """The end of advertising: the root, from which nobody may have been able to predict the beacon."""
+        """The end of advertising: the roster, for which the beacon is then drawn."""
         n = len(self._advertised)
         if n > self._invite.n_max:
             raise OutOfOrder(f"{n} devices advertised, and a roster holds {self._invite.n_max}: divide them first")
         if n < self._invite.min_sum:
             raise BelowThreshold(f"{n} devices advertised, and a sum must have {self._invite.min_sum}")
         try:
-            self._parameters = self._choose(n)
+            self.parameters = self._choose(n)
         except PolicyViolation as error:  # no device would take part in so small a cohort
             raise BelowThreshold(str(error)) from error
         self._slots = tuple(sorted(self._advertised))
         self._positions = {slot: position for position, slot in enumerate(self._slots)}
         self._devices = tuple(self._advertised[slot] for slot in self._slots)
         self._tree = Tree([device.leaf for device in self._devices])
-        return SessionPhase.DRAWING, PhaseEnd(roster_root=self._tree.root)
+        leaves = () if self.parameters.complete else tuple(hash_of(device.leaf) for device in self._devices)
+        return SessionPhase.DRAWING, PhaseEnd(roster=leaves)
 
     def _open_roster(self, beacon: bytes) -> tuple[SessionPhase, PhaseEnd]:
-        """M2. Raises Malformed unless `beacon` is 32 bytes."""
-        if len(beacon) != DIGEST_BYTES:
-            raise Malformed(f"a beacon has {DIGEST_BYTES} bytes, not {len(beacon)}")
-        chosen, root, n = self._parameters, self._tree.root, self._parameters.n
+        """M2. Raises Malformed for a beacon of another length; BadSignature or GraphMismatch as devices do."""
+        chosen, root, n = self.parameters, self._tree.root, self.parameters.n
+        beacon = beacon or (NO_BEACON if chosen.complete else b"")
+        if len(beacon) != BEACON_BYTES:
+            raise Malformed(f"a beacon has {BEACON_BYTES} bytes, not {len(beacon)}")
+        if self._active:
+            check_beacon(self._authority, beacon, self._invite_hash, chosen, root)
         self._sid = session_id(self._invite_hash, chosen, root, beacon)
         graph = NeighbourGraph(chosen, root, beacon)
         self._neighbours = [graph.neighbours(position) for position in range(n)]
@@ -336,7 +339,7 @@ class Server:
         messages = {
             position: Deliver(
                 shared, {peer: boxes[peer, position] for peer in self._neighbours[position] if peer in shared}
-            ).encode(self._sid, self._parameters.n)
+            ).encode(self._sid, self.parameters.n)
             for position in shared
         }
         return SessionPhase.OPENING, self._by_slot(messages)
@@ -345,11 +348,11 @@ class Server:
         """M6."""
         opened = frozenset(self._accused)
         among = {position: accused & opened for position, accused in self._accused.items()}
-        self._suspects = leave_out(among, self._parameters)
+        self._suspects = leave_out(among, self.parameters)
         self._shared = opened - self._suspects
         self._check_enough(self._shared)
         self._masked_sum = np.zeros(packing.word_count(self._invite.segments), np.uint64)
-        message = Included(self._shared).encode(self._sid, self._parameters.n)
+        message = Included(self._shared).encode(self._sid, self.parameters.n)
         return SessionPhase.UPLOADING, self._by_slot(dict.fromkeys(self._shared, message))
 
     def _fix_survivors(self) -> tuple[SessionPhase, PhaseEnd]:
@@ -359,13 +362,13 @@ class Server:
         for position in self._shared:
             near = sum(peer in self._alive for peer in self._neighbours[position])
             needed = position in self._alive or near
-            if needed and near < self._parameters.t:
+            if needed and near < self.parameters.t:
                 raise BelowThreshold(
-                    f"position {position} has {near} neighbours left, of {self._parameters.t} that must reveal",
+                    f"position {position} has {near} neighbours left, of {self.parameters.t} that must reveal",
                     [position],
                 )
-        self._digest = survivors_digest(self._shared, self._alive, self._parameters.n)
-        message = Survivors(self._alive).encode(self._sid, self._parameters.n)
+        self._digest = survivors_digest(self._shared, self._alive, self.parameters.n)
+        message = Survivors(self._alive).encode(self._sid, self.parameters.n)
         then = SessionPhase.CONFIRMING if self._active else SessionPhase.REVEALING
         return then, self._by_slot(dict.fromkeys(self._alive, message))
 
@@ -374,7 +377,7 @@ class Server:
         messages = {}
         for position in self._confirmed:
             peers = [peer for peer in self._neighbours[position] if peer in self._confirmed]
-            signed = {peer: (self._digest, self._confirmed[peer]) for peer in peers[: self._parameters.t]}
+            signed = {peer: (self._digest, self._confirmed[peer]) for peer in peers[: self.parameters.t]}
             messages[position] = Confirmations(signed).encode(self._sid)
         return SessionPhase.REVEALING, self._by_slot(messages)
 
@@ -382,7 +385,7 @@ class Server:
         """The work that is left, of which nothing stays here."""
         commitments = {position: shares.commitment for position, shares in self._shares.items()}
         revealed = RevealedShares(
-            self._sid, self._parameters, self._devices, self._neighbours, self._shared, self._alive,
+            self._sid, self.parameters, self._devices, self._neighbours, self._shared, self._alive,
             commitments, self._revealed,
         )  # fmt: skip
         work = Unmasking(revealed, self._masked_sum, self._invite.segments, self._invite.w_max)

@@ -27,15 +27,21 @@ class SessionPhase(IntEnum):
         """The message that is due."""
         return MessageType(self)
 
+    @property
+    def then(self) -> MessageType:
+        """The server's message at its end."""
+        return MessageType.ROSTER if self is SessionPhase.DRAWING else MessageType(self + 1)
+
 
 @dataclass(frozen=True, slots=True)
 class PhaseEnd:
     """The end of a phase.
 
-    messages: the next message by slot, to the devices that are still there. roster_root: the root of the roster, at the
-    end of advertising. unmasking: the work that gives the sum, at the end of the session.
+    messages: the next message by slot, to the devices that are still there. roster: at the end of advertising, the
+    hashes of its leaves, for which the authority draws the beacon; empty where none is drawn. unmasking: the work that
+    gives the sum, at the end of the session.
     """
 
     messages: Mapping[int, bytes] = field(default_factory=dict)
-    roster_root: bytes | None = None
+    roster: tuple[bytes, ...] = ()
     unmasking: Unmasking | None = None

@@ -15,6 +15,8 @@ from coordinator.driver.replica_membership import Membership, ReplicaConfig
 from coordinator.keys import Keys
 from coordinator.lineage import make_lineage_key
 from coordinator.metrics import Metrics
+from coordinator.secure.beacon_client import BeaconClient
+from coordinator.secure.group import Elsewhere
 from coordinator.secure.round import SecureRoundFactory
 from coordinator.secure.unmask_workers import Unmasker
 from coordinator.settings import Settings
@@ -33,6 +35,7 @@ class Service:
     keys: Keys
     lineage: SigningKey
     unmasker: Unmasker
+    beacons: BeaconClient
     driver: Driver
     metrics: Metrics
     limits: Limits
@@ -54,10 +57,10 @@ class Service:
         except BaseException:
             store.close()
             raise
-        limits, unmasker = Limits(settings), Unmasker()
+        limits, unmasker, beacons = Limits(settings), Unmasker(), BeaconClient(settings.authority_url, keys)
         membership = Membership(store, ReplicaConfig(lease_s=settings.lease_s, drives=settings.role != "api"), keys)
         authority = None if settings.authority is None else public_key(settings.authority).public_bytes_raw()
-        secure = SecureRoundFactory(keys, authority, unmasker, lineage)
+        secure = SecureRoundFactory(keys, authority, Elsewhere(unmasker, beacons), lineage)
         driver = Driver(membership, secure, settings.retry, settings.queue_limit, source=source)
         driver.metrics.watch(driver.queue_depth, lambda: limits.connections.held)
         attestation = Attestation.of(settings.accept_unattested, settings.enrolment_secret_file, settings.android_file)
@@ -72,6 +75,7 @@ class Service:
             keys,
             lineage,
             unmasker,
+            beacons,
             driver,
             driver.metrics,
             limits,

@@ -332,7 +332,7 @@ def _end_assignments(round_: Round) -> tuple[Effect, ...]:
 
 REPLACING_S = 3.0
 """How long a round that lost too many devices waits for others in their place, before it is tried again as a whole."""
-FAILURES = frozenset({"too-few-reports", "secagg-failed", "sum-out-of-range", "invalid-aggregate"})
+FAILURES = frozenset({"too-few-reports", "no-beacon", "secagg-failed", "sum-out-of-range", "invalid-aggregate"})
 """Reasons to abandon a round for which devices or the plan are to blame: another attempt may well end the same way."""
 _FIRST_BACK_OFF_S, _LONGEST_BACK_OFF_S = 15.0, 900.0
 

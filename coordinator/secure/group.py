@@ -8,13 +8,14 @@ from __future__ import annotations
 import logging
 import math
 import random
-import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TypeAlias
 
-from secagg.encoding import DIGEST_BYTES
+from coordinator.errors import BeaconUnavailable
+from fedcore.wire.messages import RequestBeacon
 from secagg.errors import BadShare, BelowThreshold, SecaggError, SumOutOfRange
 from secagg.server import Server
 from secagg.session_phase import PhaseEnd, SessionPhase
@@ -24,6 +25,16 @@ _LOG = logging.getLogger(__name__)
 
 StartUnmasking: TypeAlias = Callable[[Unmasking], Future[UnmaskedSum]]
 """Has the masks taken off a sum, by another thread or process."""
+StartDrawing: TypeAlias = Callable[[RequestBeacon], Future[bytes]]
+"""Has the authority asked for a beacon, by another thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """The work of secure rounds that others do, so that nobody waits for it."""
+
+    unmask: StartUnmasking
+    draw: StartDrawing
 
 
 class Group:
@@ -32,11 +43,12 @@ class Group:
     sum: the session's sum, once it is there. failure: the reason why there will be none.
     """
 
-    def __init__(self, server: Server, start_unmasking: StartUnmasking, slots: Collection[int], until: float) -> None:
-        self._server, self._start_unmasking = server, start_unmasking
+    def __init__(self, server: Server, elsewhere: Elsewhere, slots: Collection[int], until: float) -> None:
+        self._server, self._elsewhere = server, elsewhere
         self._due, self._sent, self._until = set(slots), set[int](), until
         self._not_before = -math.inf
         self._survivors: int | None = None
+        self._drawing: Future[bytes] | None = None
         self._unmasking: Future[UnmaskedSum] | None = None
         self._dealers: frozenset[int] = frozenset()
         self.sum: UnmaskedSum | None = None
@@ -89,7 +101,9 @@ class Group:
         return slot in self._due
 
     def is_due(self, now: float) -> bool:
-        """Whether its phase ends now: everybody has sent, or the time is up."""
+        """Whether its phase ends now: everybody has sent, or the time is up; or the beacon is there."""
+        if self._drawing is not None:
+            return not self.over and self._drawing.done()
         if self.over or self._unmasking is not None or now < self._not_before:
             return False
         return self._due <= self._sent or now >= self._until
@@ -123,20 +137,26 @@ class Group:
         count = max(1, -(-len(slots) // limit))
         parts = [slots[index::count] for index in range(count)]
         sessions = zip(self._server.divide(parts), parts, strict=True)
-        return {Group(server, self._start_unmasking, part, self._until): part for server, part in sessions}
+        return {Group(server, self._elsewhere, part, self._until): part for server, part in sessions}
 
     def advance(self, until: float) -> Mapping[int, bytes]:
         """End the phase, without the devices that are missing: the next messages by slot.
 
-        The next phase ends at `until`. After the last one the sum is made elsewhere, until `settle` finds it.
+        The next phase ends at `until`. A beacon is drawn elsewhere, until `is_due` finds it; after the last phase the
+        sum is made elsewhere, until `settle` finds it.
         """
         end, uploading = PhaseEnd(), self.phase is SessionPhase.UPLOADING
         with self._failing():
-            end = self._server.advance()
+            beacon, self._drawing = b"" if self._drawing is None else self._drawing.result(), None
+            end = self._server.advance(beacon)
+            if end.roster:
+                self._drawing = self._elsewhere.draw(self._request(end))
+                self._sent = set(self._due)
+                return {}
             if self.phase is SessionPhase.DRAWING:
-                end = self._server.advance(secrets.token_bytes(DIGEST_BYTES))
+                end = self._server.advance()
             if end.unmasking is not None:
-                self._unmasking = self._start_unmasking(end.unmasking)
+                self._unmasking = self._elsewhere.unmask(end.unmasking)
                 return {}
             if uploading:
                 self._survivors = len(end.messages)
@@ -154,12 +174,19 @@ class Group:
 
     def stop(self, reason: str) -> Mapping[int, bytes]:
         """End the session: from here on no share has any use. Results (M12) by slot."""
-        if self._unmasking is not None:
-            self._unmasking.cancel()
+        for future in (self._drawing, self._unmasking):
+            if future is not None:
+                future.cancel()
         if not self.over:
             self.failure = reason
         self._server.abort()
         return self._server.results()
+
+    def _request(self, end: PhaseEnd) -> RequestBeacon:
+        chosen = self._server.parameters
+        return RequestBeacon(
+            invitation=self._server.invitation, roster=b"".join(end.roster), neighbours=chosen.k, shares=chosen.t
+        )
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
@@ -169,6 +196,10 @@ class Group:
         except BelowThreshold as error:
             _LOG.info("a secure aggregation ended while %s: %s", phase, error)
             self.failure = "too-few-reports"
+        except BeaconUnavailable as error:
+            _LOG.warning("a secure aggregation ended without a beacon: %s", error)
+            self._server.abort()
+            self.failure = "no-beacon"
         except SumOutOfRange as error:
             _LOG.warning("the sum of a secure aggregation is not used: %s", error)
             self.failure = "sum-out-of-range"

@@ -25,7 +25,7 @@ from coordinator.keys import Keys
 from coordinator.rules.progress import UNMASKING
 from coordinator.rules.rounds import REPLACING_S, Abandon, LeftOut, Summed
 from coordinator.rules.task_settings import PHASES_AFTER_TRAINING, Secagg, TaskSettings
-from coordinator.secure.group import Group, StartUnmasking
+from coordinator.secure.group import Elsewhere, Group
 from fedcore.masking import (
     FixedPoint,
     fixed_points,
@@ -47,6 +47,9 @@ from secagg.messages import ACTIVE, Invite
 from secagg.packing import Segment
 from secagg.server import Server
 from secagg.session_phase import SessionPhase
+
+_OF_FAILURES = (Abandon("sum-out-of-range"), Abandon("no-beacon"), Abandon("secagg-failed"))
+"""What becomes of a round for the failures of its groups, the gravest first."""
 
 
 def invitation(settings: TaskSettings, plan: Plan, given: Assignment, deadline: int) -> Invite:
@@ -100,7 +103,7 @@ class SecureRoundSettings:
 
 @dataclass(frozen=True, slots=True)
 class SecureRoundFactory:
-    """Maker of secure rounds, with the coordinator's key and the function that has masks taken off sums.
+    """Maker of secure rounds, with the coordinator's key and those who do what takes long.
 
     authority: the public key of the enrolment authority; without one there are no secure rounds.
     lineage: signs the checkpoints that rounds lead to.
@@ -108,14 +111,14 @@ class SecureRoundFactory:
 
     keys: Keys
     authority: bytes | None
-    unmask: StartUnmasking
+    elsewhere: Elsewhere
     lineage: SigningKey
 
     def open(self, invite: Invite, seats: Mapping[str, int], settings: SecureRoundSettings) -> SecureRound:
         """A round in which `seats` are the slots by assignment."""
         key = self.keys.server
         lobby = Server(invite, key.private, self.authority)
-        return SecureRound(lobby, key.succession, self.unmask, seats, settings)
+        return SecureRound(lobby, key.succession, self.elsewhere, seats, settings)
 
 
 class SecureRound:
@@ -128,13 +131,13 @@ class SecureRound:
         self,
         lobby: Server,
         server: Succession,
-        unmask: StartUnmasking,
+        elsewhere: Elsewhere,
         seats: Mapping[str, int],
         settings: SecureRoundSettings,
     ) -> None:
         self.server = server
         self._seats, self._settings = dict(seats), settings
-        self._lobby = Group(lobby, unmask, self._seats.values(), settings.training_deadline)
+        self._lobby = Group(lobby, elsewhere, self._seats.values(), settings.training_deadline)
         self._groups = [self._lobby]
         self._group_of = dict.fromkeys(self._seats.values(), self._lobby)
         self._digests: dict[tuple[int, int], str] = {}
@@ -279,7 +282,7 @@ class SecureRound:
         uploading = SessionPhase.UPLOADING
         if any(group.phase < uploading or (group.phase is uploading and group not in due) for group in self._open()):
             due = [group for group in due if group.phase is not uploading]
-        said = [(MessageType(group.phase + 1), self._close(group, now)) for group in due]
+        said = [(group.phase.then, self._close(group, now)) for group in due]
         # While devices may still join, it is the round that knows how many more there may be.
         short = not self.advertising and self._counted() < self._settings.minimum
         if short or all(group.over for group in self._groups):
@@ -309,10 +312,9 @@ class SecureRound:
         if devices >= self._settings.minimum:
             return Summed(devices)
         failures = {group.failure for group in self._groups}
-        if "sum-out-of-range" in failures:
-            return Abandon("sum-out-of-range")
-        if "secagg-failed" in failures:
-            return Abandon("secagg-failed")
+        for verdict in _OF_FAILURES:
+            if verdict.reason in failures:
+                return verdict
         if any(group.suspects for group in self._groups):
             return Abandon("culprits-known")
         stayed = len(self._seats) - len(self._gave_up)

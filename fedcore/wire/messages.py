@@ -135,6 +135,26 @@ class IssuedCredential(msgspec.Struct, frozen=True):
     authority: Succession
 
 
+class RequestBeacon(msgspec.Struct, frozen=True, kw_only=True):
+    """`POST /v1/beacons`, at an enrolment authority: the signer, a coordinator, wants the beacon of a roster.
+
+    `invitation`: M0 of the session. `roster`: the hashes of the roster's leaves, 32 bytes each, joined. `neighbours`,
+    `shares`: its parameters k and t.
+    """
+
+    version: int = WIRE_VERSION
+    invitation: bytes
+    roster: bytes
+    neighbours: Annotated[int, msgspec.Meta(ge=1, lt=1 << 20)]
+    shares: Annotated[int, msgspec.Meta(ge=1, lt=1 << 20)]
+
+
+class DrawnBeacon(msgspec.Struct, frozen=True):
+    """The beacon, as M2 carries it."""
+
+    beacon: Annotated[bytes, msgspec.Meta(min_length=64, max_length=64)]
+
+
 class StatedCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     """The capabilities that a device states.
 

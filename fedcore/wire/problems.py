@@ -31,6 +31,7 @@ PROBLEMS = {
     "replayed-signature": ProblemKind(401, "A request with this signature's nonce came before"),
     "device-revoked": ProblemKind(403, "The operator of this coordinator has revoked this device"),
     "not-attested": ProblemKind(403, "The attestation is not taken here"),
+    "beacon-refused": ProblemKind(403, "The authority does not draw this beacon"),
     "foreign-session": ProblemKind(403, "The session is another device's"),
     "foreign-assignment": ProblemKind(403, "The assignment is another device's"),
     "unknown-resource": ProblemKind(404, "There is nothing at this address"),

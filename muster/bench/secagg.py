@@ -30,12 +30,13 @@ from cryptography.hazmat.primitives.ciphers.modes import CTR
 from muster.bench.options import SecaggOptions
 from muster.output import Say
 from secagg import keys, packing, parameters
+from secagg.beacons import NO_BEACON, draw_beacon
 from secagg.client import Client, SessionInput
 from secagg.credentials import DEVICE_BYTES, NO_CREDENTIAL, issue
 from secagg.graph import NeighbourGraph
 from secagg.keys import PairKey
 from secagg.masking import LITTLE, Mask, Words, add_masks
-from secagg.merkle import sha256
+from secagg.merkle import root_of, sha256
 from secagg.messages import (
     ACTIVE,
     DONE,
@@ -64,7 +65,7 @@ from secagg.unmasking import RevealedShares, Unmasking
 FIELD_BITS = 21
 NEVER = 1 << 40
 """A time, in seconds since 1970, at which credentials of a benchmark end."""
-HASH, BEACON = bytes(32), bytes(32)
+HASH = bytes(32)
 RAW_CHUNKS = (1 << 16, 1 << 20)
 # Bounds of the figures, for vectors of 10^6 values when a tenth of the devices drops out.
 TARGETS: dict[int, dict[str, float]] = {
@@ -187,8 +188,10 @@ def _client(workload: Workload) -> tuple[float, tuple[int, int]]:
     server.receive(0, watch.step(device, server.invitation))
     for slot, client in enumerate(clients[1:], 1):
         server.receive(slot, _answer(client, server.invitation))
-    server.advance()
-    rosters = server.advance(BEACON).messages
+    roster = server.advance().roster
+    chosen = server.parameters
+    beacon = draw_beacon(authority, invite.hash, chosen, root_of(roster)) if roster else b""
+    rosters = server.advance(beacon).messages
     shared = watch.step(device, rosters[0])
 
     sid, n = shared[2:34], workload.n
@@ -233,7 +236,7 @@ def _server(workload: Workload, chosen: GraphParameters, repeats: int) -> float:
 def _last_share_is_in(workload: Workload, chosen: GraphParameters) -> tuple[RevealedShares, Words]:
     """The state of a server then: shares of every secret, and a sum under the masks that they remove."""
     n, alive, sid = workload.n, workload.alive, secrets.token_bytes(32)
-    graph = NeighbourGraph(chosen, HASH, BEACON)
+    graph = NeighbourGraph(chosen, HASH, NO_BEACON)
     near = [graph.neighbours(position) for position in range(n)]
     pairs = [PairKey(secrets.token_bytes(32)) for _ in range(n)]
     seeds = [secrets.randbelow(PRIME) for _ in range(n)]

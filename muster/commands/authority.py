@@ -57,13 +57,20 @@ def serve(
     credential_days: Annotated[
         float, typer.Option(min=0.01, max=366.0, help="Days for which a credential is good; devices renew in time.")
     ] = 30.0,
+    server_key: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY", help="Draw beacons for the coordinator with this key; may be repeated."),
+    ] = None,
     tls_cert: Annotated[
         Path | None, typer.Option(help="Certificate chain, PEM; with it the port speaks HTTPS.")
     ] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its private key, PEM.")] = None,
     ready_file: Annotated[Path | None, typer.Option(help="Write the URL here when ready.")] = None,
 ) -> None:
-    """Vouch for devices until SIGTERM or Ctrl-C.
+    """Vouch for devices, and draw beacons, until SIGTERM or Ctrl-C.
+
+    A secure round in groups of more than 64 devices needs a beacon: name the key that `muster coordinator keys show`
+    prints with --server-key.
 
     Run it where whoever runs the coordinator cannot reach its key: secure rounds protect from a coordinator that makes
     devices up as far as the two are apart.
@@ -84,6 +91,7 @@ def serve(
         enrolment_secret_file=enrolment_secret_file,
         android_file=android_file,
         credential_days=credential_days,
+        server_keys=tuple(server_key or ()),
         tls_cert=tls_cert,
         tls_key=tls_key,
     )

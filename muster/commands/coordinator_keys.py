@@ -58,8 +58,16 @@ def rotate(
 
 
 def _show(keys: Keys, path: Path, json: bool) -> None:
+    from fedcore.signing import key_text
+
     key = keys.server
-    found = {"file": str(path), "key": key.public.hex(), "succeeds": [one.hex() for one in key.succession.keys[:-1]]}
+    text = key_text(key.public)
+    found = {
+        "file": str(path),
+        "key": key.public.hex(),
+        "text": text,
+        "succeeds": [one.hex() for one in key.succession.keys[:-1]],
+    }
     if json:
         emit(found)
     else:

@@ -12,12 +12,14 @@ import sqlalchemy
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
+from authority.beacons import Beacons
 from coordinator.commands import AbortAssignment, AwaitAssignment, CheckInDevice, CountReport, QueuedCommand
 from coordinator.driver.driver import Driver
 from coordinator.driver.replica_membership import Membership, ReplicaConfig
 from coordinator.errors import UnknownRound
 from coordinator.keys import Keys
 from coordinator.rules.selection import Eligibility
+from coordinator.secure.group import Elsewhere
 from coordinator.secure.round import SecureRoundFactory
 from coordinator.server import serving
 from coordinator.settings import Settings
@@ -151,6 +153,13 @@ def unmask_at_once(work):
     return future
 
 
+def draw_at_once(asked):
+    """The beacon that the authority draws, here and now."""
+    future = Future()
+    future.set_result(Beacons(AUTHORITY).draw(asked, 0.0))
+    return future
+
+
 class Desk:
     """A driver without its thread, on a clock that only the test moves: every turn is one call."""
 
@@ -163,6 +172,7 @@ class Desk:
         *,
         now=0.0,
         unmask=unmask_at_once,
+        draw=draw_at_once,
         retry=RETRY,
         authority=AUTHORITY_KEY,
     ):
@@ -170,7 +180,7 @@ class Desk:
         self.store = store
         self.membership = Membership(store, ReplicaConfig(lease_s=lease_s), KEYS)
         self.membership.listen_at(url)
-        secure = SecureRoundFactory(KEYS, authority, unmask, LINEAGE)
+        secure = SecureRoundFactory(KEYS, authority, Elsewhere(unmask, draw), LINEAGE)
         self.driver = Driver(self.membership, secure, retry, 16, clock=lambda: self.now, source=source)
         self.driver.recover()
 

@@ -14,10 +14,11 @@ from coordinator.driver.driver import Driver
 from coordinator.driver.replica_membership import Membership, ReplicaConfig
 from coordinator.errors import Unavailable
 from coordinator.rules.selection import Eligibility
+from coordinator.secure.group import Elsewhere
 from coordinator.secure.round import SecureRoundFactory
 from fedcore.wire.messages import Accepted, CheckIn
 from tests.coordinator.bundles import report_vector
-from tests.coordinator.conftest import AUTHORITY_KEY, KEYS, LINEAGE, RETRY, Desk, states, unmask_at_once
+from tests.coordinator.conftest import AUTHORITY_KEY, KEYS, LINEAGE, RETRY, Desk, draw_at_once, states, unmask_at_once
 from tests.coordinator.devices import CAPABILITIES
 from tests.coordinator.test_leases import LEASE_S, pass_time
 
@@ -45,7 +46,9 @@ def driver(store):
     """A driver with its thread and its own clock."""
     membership = Membership(store, ReplicaConfig(lease_s=15.0), KEYS)
     membership.listen_at("http://driver")
-    driver = Driver(membership, SecureRoundFactory(KEYS, AUTHORITY_KEY, unmask_at_once, LINEAGE), RETRY, 64)
+    driver = Driver(
+        membership, SecureRoundFactory(KEYS, AUTHORITY_KEY, Elsewhere(unmask_at_once, draw_at_once), LINEAGE), RETRY, 64
+    )
     driver.start()
     yield driver
     driver.stop()

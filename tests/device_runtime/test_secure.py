@@ -31,6 +31,7 @@ from secagg.messages import Advertise, Invite, SessionResult
 from secagg.packing import Segment
 from secagg.policy import AggregationPolicy
 from secagg.server import Server
+from secagg.session_phase import SessionPhase
 from tests.device_runtime import linear
 from tests.device_runtime.coordinator import refusal, status
 from tests.secagg.cohort import session_of
@@ -100,8 +101,8 @@ class Aggregator:
         for slot, peer in self.peers.items():
             self.server.receive(slot, peer.receive(self.messages[slot]).message)
         end = self.server.advance()
-        if end.roster_root:
-            end = self.server.advance(bytes(32))
+        if self.server.phase is SessionPhase.DRAWING:
+            end = self.server.advance()
         if end.unmasking:
             self.server.settle(end.unmasking.run())
         self.messages = end.messages or self.server.results()

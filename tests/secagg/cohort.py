@@ -9,18 +9,19 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from secagg import keys, parameters
+from secagg.beacons import NO_BEACON, draw_beacon
 from secagg.client import Client, SessionInput
 from secagg.credentials import issue
 from secagg.errors import OutOfOrder
 from secagg.graph import NeighbourGraph
-from secagg.merkle import Tree
+from secagg.merkle import Tree, root_of
 from secagg.message_type import MessageType
 from secagg.messages import ACTIVE, Deliver, Invite, Roster, RosterEntry
 from secagg.packing import Segment
 from secagg.policy import AggregationPolicy
 from secagg.server import Server
 
-MODEL, LAYOUT, TASK, BEACON = (bytes([number]) * 32 for number in (1, 2, 3, 4))
+MODEL, LAYOUT, TASK = (bytes([number]) * 32 for number in (1, 2, 3))
 VICTIM = 10
 EXACT = (Segment(5, 16, 8, 0.0, 255.0),)
 
@@ -116,9 +117,13 @@ class Cohort:
     def advertise(self, without=()):
         """Up to M2, which is returned by slot."""
         self.answer(dict.fromkeys(self.everyone(without), self.server.invitation))
-        self.root = self.server.advance().roster_root
-        self.rosters = self.server.advance(BEACON).messages
+        self.rosters = self.draw(self.server.advance().roster)
         return self.rosters
+
+    def draw(self, roster):
+        """M2 by slot, after the authority drew the beacon of a roster, if there is one to draw for."""
+        beacon = draw_beacon(AUTHORITY, self.invite.hash, self.server.parameters, root_of(roster)) if roster else b""
+        return self.server.advance(beacon).messages
 
     def share(self, rosters, without=()):
         """Up to M4."""
@@ -197,7 +202,7 @@ def integers(slots, size, seed=0):
     return {slot: made.integers(0, 256, size).astype(np.float32) for slot in slots}
 
 
-def rosters_of(invite, devices, beacon=BEACON):
+def rosters_of(invite, devices, beacon=NO_BEACON):
     """M2 by slot, as a lying server makes it of any advertisements; devices by slot."""
     chosen = parameters.find(len(devices))
     tree = Tree([device.leaf for device in devices.values()])

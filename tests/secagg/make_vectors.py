@@ -13,7 +13,7 @@ from unittest.mock import patch
 import numpy as np
 
 from secagg.packing import Segment
-from tests.secagg.cohort import AUTHORITY, BEACON, SERVER, Cohort, invitation
+from tests.secagg.cohort import AUTHORITY, SERVER, Cohort, invitation
 
 PATH = Path(__file__).parents[1] / "vectors" / "secagg" / "transcript.json"
 SEGMENTS = (Segment(4, 21, 14, -1.0, 1.0, norm=1.5, weighted=True), Segment(3, 16, 8, 0.0, 255.0))
@@ -60,8 +60,8 @@ def transcript():
         return cohort.server.advance()
 
     with patch.object(secrets, "token_bytes", chance.token_bytes), patch.object(secrets, "randbelow", chance.randbelow):
-        root = answer("M1", dict.fromkeys(slots, cohort.server.invitation)).roster_root
-        got["M2"] = cohort.rosters = cohort.server.advance(BEACON).messages
+        answer("M1", dict.fromkeys(slots, cohort.server.invitation))
+        got["M2"] = cohort.rosters = cohort.server.advance().messages
         got["M4"] = cohort.deliveries = answer("M3", got["M2"], GONE["M3"]).messages
         got["M6"] = answer("M5", got["M4"]).messages
         got["M8"] = answer("M7", got["M6"], GONE["M7"]).messages
@@ -77,9 +77,8 @@ def transcript():
         "gone_from": GONE,
         "vectors": {str(slot): [float(value) for value in vector(slot)] for slot in cohort.clients},
         "weights": "the slot",
-        "beacon": BEACON.hex(),
         "invite_hash": invite.hash.hex(),
-        "roster_root": root.hex(),
+        "roster_root": cohort.roster(10).root.hex(),
         "sid": cohort.sid.hex(),
         "neighbours": {
             str(place): [entry.position for entry in cohort.roster(slot).neighbours] for place, slot in enumerate(slots)

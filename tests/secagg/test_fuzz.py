@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from secagg.errors import BadShare, SecaggError
 from secagg.message_type import MessageType
 from secagg.messages import Unmask
+from secagg.session_phase import SessionPhase
 from secagg.shamir import PRIME
 from tests.secagg.cohort import VICTIM, Cohort, invitation
 
@@ -52,7 +53,8 @@ def waiting():
         found[MessageType.of(messages[VICTIM])] = cohort.clients[VICTIM]._state, messages[VICTIM]
         cohort.answer(messages)
         end = cohort.server.advance()
-        messages = (cohort.server.advance(bytes(32)) if end.roster_root else end).messages
+        drawing = cohort.server.phase is SessionPhase.DRAWING
+        messages = cohort.draw(end.roster) if drawing else end.messages
     return cohort, found
 
 
@@ -80,7 +82,8 @@ def test_any_message_of_one_device_ends_in_the_exact_sum_or_a_typed_error(number
             with suppress(SecaggError) if slot == VICTIM else nullcontext():
                 cohort.server.receive(slot, edited(said, edits) if (slot, said[0]) == (VICTIM, number) else said)
         end = cohort.server.advance()
-        messages, work = (cohort.server.advance(bytes(32)) if end.roster_root else end).messages, end.unmasking
+        drawing, work = cohort.server.phase is SessionPhase.DRAWING, end.unmasking
+        messages = cohort.draw(end.roster) if drawing else end.messages
     alive = [cohort.server._slots[position] for position in work.revealed.alive]
     assert len(alive) >= N - 2
     with suppress(BadShare):  # the device may have committed to another seed

@@ -7,7 +7,7 @@ from secagg.merkle import Tree, climb, depth, sha256
 from secagg.parameters import GraphParameters
 from tests.secagg import reference
 
-ROOT, BEACON = bytes(32), b"\1" * 32
+ROOT, BEACON = bytes(32), b"\1" * 64
 
 
 @pytest.mark.parametrize(("n", "k"), [(8, 7), (9, 8), (9, 4), (65, 20), (100, 32), (3, 2), (2, 1), (6, 4)])

@@ -97,7 +97,7 @@ def test_a_message_that_is_not_due_ends_the_session(cohort, victim, number):
     cohort.answer(dict.fromkeys(cohort.clients, cohort.server.invitation))
     states[MessageType.ROSTER] = copy(victim)
     cohort.server.advance()
-    cohort.share(cohort.server.advance(bytes(32)).messages)
+    cohort.share(cohort.server.advance().messages)
     states[MessageType.DELIVER] = copy(victim)
     victim.receive(cohort.deliveries[VICTIM])
     states[MessageType.INCLUDED] = victim
@@ -153,12 +153,12 @@ def open_roster(cohort, devices):
     for slot, device in devices.items():
         cohort.server.receive(slot, device.encode(cohort.invite.hash))
     cohort.server.advance()
-    return cohort.server.advance(bytes(32)).messages
+    return cohort.server.advance().messages
 
 
 def test_the_rosters_that_tests_make_are_those_of_the_server(cohort):
     devices = advertisements(cohort)
-    assert open_roster(cohort, devices) == rosters_of(cohort.invite, devices, bytes(32))
+    assert open_roster(cohort, devices) == rosters_of(cohort.invite, devices)
 
 
 def test_a_roster_around_a_key_that_its_device_did_not_sign_is_refused(cohort, victim):
@@ -192,7 +192,7 @@ def test_a_roster_with_another_key_for_oneself_is_refused(cohort, victim):
         (SelfMismatch, lambda found: {"position": found.position + 1}),
         (SelfMismatch, lambda found: {"root": bytes(32)}),
         (GraphMismatch, lambda found: {"neighbours": found.neighbours[::-1]}),
-        (GraphMismatch, lambda found: {"beacon": bytes(32)}),
+        (GraphMismatch, lambda found: {"beacon": bytes([1]) * 64}),
         (PolicyViolation, lambda found: {"t": found.t - 1}),
         (PolicyViolation, lambda found: {"k": 6, "neighbours": found.neighbours[:6]}),
         (PolicyViolation, lambda found: {"t": 9}),
@@ -324,7 +324,8 @@ def test_a_roster_that_differs_between_devices_leaves_no_box_to_open():
     cohort = Cohort(9)
     devices = advertisements(cohort)
     cohort.answer(open_roster(cohort, devices), without=(VICTIM,))
-    shares = cohort.clients[VICTIM].receive(rosters_of(cohort.invite, devices)[VICTIM]).message
+    turned = {VICTIM: devices[VICTIM]} | dict(reversed(devices.items()))
+    shares = cohort.clients[VICTIM].receive(rosters_of(cohort.invite, turned)[VICTIM]).message
     cohort.server.receive(VICTIM, relabelled(shares, session_of(cohort.replies[11].message)))
     deliveries = cohort.server.advance().messages
     assert deliveries[11][34:36] == bitmap(frozenset(range(9)), 9)

@@ -55,7 +55,7 @@ CASES = {
     ),
     "M1": (DEVICE.encode(SID), lambda data: Advertise.decode(data, SID), lambda found: found.encode(SID)),
     "M2": (
-        Roster(N, 3, 2, some(32), some(32, 1), 7, some(128), ENTRIES).encode(SID),
+        Roster(N, 3, 2, some(32), some(64, 1), 7, some(128), ENTRIES).encode(SID),
         lambda data: Roster.decode(data, SID, 20),
         lambda found: found.encode(SID),
     ),

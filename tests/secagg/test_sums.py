@@ -143,7 +143,7 @@ def test_groups_of_a_divided_cohort_are_sessions_of_their_own_and_add_up():
     found = []
     for cohort.server in together.divide([range(11, 20), range(20, 30)]):
         cohort.server.advance()
-        rosters = cohort.server.advance(bytes(32)).messages
+        rosters = cohort.server.advance().messages
         survivors = cohort.upload(cohort.share(rosters), without=(12,))
         cohort.reveal(cohort.confirm(survivors))
         found.append(cohort.unmask())
@@ -180,6 +180,6 @@ def test_what_devices_send_and_get_is_as_small_as_the_specification_says():
     roster = cohort.advertise()[10]
     assert len(cohort.server.invitation) == 130 + 31 * len(cohort.invite.segments) + 64
     assert Invite.decode(cohort.server.invitation)[0] == cohort.invite
-    assert len(roster) == 34 + 12 + 64 + 4 + 96 + 7 * (4 + 248 + 96)
+    assert len(roster) == 34 + 12 + 96 + 4 + 96 + 7 * (4 + 248 + 96)
     assert len(cohort.client(11).receive(cohort.server.invitation).message) == 34 + 248
     assert len(cohort.clients[10].receive(roster).message) == 34 + 32 + 7 * 80
