@@ -79,7 +79,7 @@ class Guard:
         """
         self._check_population(population)
         if stored.phase != "assigned":
-            self._check_round(stored.given)
+            self._check_round(stored.given, again=True)
             self._check_collection(stored.collection)
             self._check_bytes(size)
 
@@ -148,7 +148,7 @@ class Guard:
         if self.visible({collection: 0}) == {}:
             _refuse("collections", f"the plan wants {collection!r}")
 
-    def _check_round(self, given: Assignment) -> None:
+    def _check_round(self, given: Assignment, *, again: bool = False) -> None:
         if self._policy.require_secure_aggregation and given.secagg is None:
             _refuse("require_secure_aggregation", "the round asks for the report in clear")
         if self._policy.min_cohort > (given.minimum or 1):
@@ -157,7 +157,7 @@ class Guard:
         if given.secagg is None:
             self._check_signature(given)
         else:
-            self._releases.check(given)
+            self._releases.check(given, again=again)
 
     def _check_signature(self, given: Assignment) -> None:
         signature = given.plan_signature

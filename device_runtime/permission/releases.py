@@ -34,8 +34,11 @@ class Releases:
     clock: Clock
     population: str
 
-    def check(self, given: Assignment) -> None:
-        """Hold an assignment of a secure round against its release, and remember both it and its checkpoint."""
+    def check(self, given: Assignment, *, again: bool = False) -> None:
+        """Hold an assignment of a secure round against its release, and remember both it and its checkpoint.
+
+        again: an earlier session accepted it, so that a head of the log may have been shown since.
+        """
         signed = given.release
         if signed is None:
             raise _refused("signers", "the secure round has no signed release")
@@ -52,7 +55,9 @@ class Releases:
             self._check_release(release, signed, given)
             self._check_checkpoint(release, signed, given, entry)
             if self.policy.require_release_log:
-                self._check_log(release, signed, given.log)
+                head = _proven_head(release, signed, given.log)
+                if not again:
+                    self._check_growth(release, head)
 
     def _check_release(self, release: Release, signed: Signed, given: Assignment) -> None:
         if release.population != self.population:
@@ -76,6 +81,8 @@ class Releases:
         if entry is None or given.lineage is None:
             if given.checkpoint.sha256 != release.checkpoint:
                 raise _refused("lineage", "the checkpoint is not the release's, and no signed entry comes with it")
+            if given.round != 1:
+                raise _refused("lineage", f"no signed entry comes with the checkpoint of round {given.round}")
             if last is not None:
                 raise _refused("lineage", f"the first checkpoint comes again after that of round {last.round}")
             return
@@ -83,27 +90,21 @@ class Releases:
             raise _refused("lineage", f"the checkpoint is signed by {given.lineage.signer}, not by the release's key")
         if (entry.release, entry.checkpoint) != (signed.digest, given.checkpoint.sha256):
             raise _refused("lineage", "the signed entry is for another release or checkpoint")
-        if entry.round != given.round - 1:
+        if entry.round != given.round - 1 or entry.round < 1:
             raise _refused("lineage", f"the checkpoint of round {entry.round} comes in round {given.round}")
+        if entry.round == 1 and entry.parent != release.checkpoint:
+            raise _refused("lineage", "the checkpoint of round 1 does not descend from the release's")
         if last is not None:
             _check_descent(entry, last)
         self.database.execute("INSERT OR REPLACE INTO lineage VALUES (?, ?)", signed.digest, given.lineage.text)
 
-    def _check_log(self, release: Release, signed: Signed, proof: LogProof | None) -> None:
-        if proof is None or proof.head.signer != release.lineage:
-            raise _refused(_LOG, "no head that the release's lineage key signed comes with it")
-        try:
-            head = verified_head(proof.head)
-        except FedcoreError as error:
-            raise _refused(_LOG, str(error)) from error
-        fits = proof.position < head.size and len(proof.path) == 32 * depth(head.size)
-        if not fits or climb(signed.leaf, proof.position, proof.path).hex() != head.root:
-            raise _refused(_LOG, "the proof does not lead from the release to the head")
+    def _check_growth(self, release: Release, signed: Signed) -> None:
+        head = decode_head(signed.text)
         found = self.database.execute("SELECT head FROM log_head WHERE signer = ?", release.lineage)
         last = decode_head(found[0][0]) if found else head
         if head.size < last.size or (head.size == last.size and head.root != last.root):
             raise _refused(_LOG, f"the head of {head.size} contradicts one of {last.size} that was shown before")
-        self.database.execute("INSERT OR REPLACE INTO log_head VALUES (?, ?)", release.lineage, proof.head.text)
+        self.database.execute("INSERT OR REPLACE INTO log_head VALUES (?, ?)", release.lineage, signed.text)
 
     def _last_entry(self, release: str) -> LineageEntry | None:
         found = self.database.execute("SELECT entry FROM lineage WHERE release = ?", release)
@@ -118,6 +119,20 @@ def _check_descent(entry: LineageEntry, last: LineageEntry) -> None:
         raise _refused("lineage", f"two checkpoints of round {entry.round} are signed: the coordinator has lied")
     if entry.round == last.round + 1 and entry.parent != last.checkpoint:
         raise _refused("lineage", f"the checkpoint of round {entry.round} does not descend from that of {last.round}")
+
+
+def _proven_head(release: Release, signed: Signed, proof: LogProof | None) -> Signed:
+    """The head of a log that holds the release. Raises PlanRefused."""
+    if proof is None or proof.head.signer != release.lineage:
+        raise _refused(_LOG, "no head that the release's lineage key signed comes with it")
+    try:
+        head = verified_head(proof.head)
+    except FedcoreError as error:
+        raise _refused(_LOG, str(error)) from error
+    fits = proof.position < head.size and len(proof.path) == 32 * depth(head.size)
+    if not fits or climb(signed.leaf, proof.position, proof.path).hex() != head.root:
+        raise _refused(_LOG, "the proof does not lead from the release to the head")
+    return proof.head
 
 
 def _refused(rule: str, why: str) -> PlanRefused:

@@ -95,7 +95,7 @@ class Credentials:
         is not its credential for this device.
         """
         kept, now = self._read(authority), self._wall()
-        if kept is not None and (now < kept.renew_at or (self._unheard and self._good(kept, now))):
+        if kept is not None and self._good(kept, now) and (now < kept.renew_at or self._unheard):
             return kept
         try:
             fresh = self._ask(authority, url, now)

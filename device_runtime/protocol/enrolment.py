@@ -97,8 +97,22 @@ class Enrolments:
             raise SecaggRefused("the coordinator names no enrolment authority, so it has no secure rounds")
         credential = self._credential(known, given)
         if credential.authority != given.authority:
+            credential, given = self._of_the_successor(transport, known, given)
+        if credential.authority != given.authority:
             raise SecaggRefused("the coordinator goes by another enrolment authority than this device does")
         return credential
+
+    def _of_the_successor(
+        self, transport: Transport, known: Enrolment, given: SecaggParties
+    ) -> tuple[KeptCredential, SecaggParties]:
+        """Credential and parties, once both are heard anew: the authority's key may have a successor since."""
+        known = self._enrol(transport, known)
+        given = known.enrolled.secagg or given
+        credential = self._credential(known, given)
+        if credential.authority != given.authority:
+            self._credentials.forget(self._pinned(known))
+            credential = self._credential(known, given)
+        return credential, given
 
     def refused(self) -> None:
         """The coordinator refused what this device advertised: it asks for a fresh credential the next time."""

@@ -32,7 +32,7 @@ from fedcore.masking import (
 )
 from fedcore.params import Float32
 from fedcore.plan import Plan
-from fedcore.release import decode_release
+from fedcore.release import Signed, decode_release
 from fedcore.report import ReportLayout
 from fedcore.wire.messages import Assignment
 from secagg.client import Client, SessionInput
@@ -47,20 +47,25 @@ WAIT_S, PAUSE_S = 20.0, 0.2
 
 
 class AnsweredRounds:
-    """The last round of each of a coordinator's tasks that this device answered. Raises StateError."""
+    """The last round of each task, and of each release, that this device answered. Raises StateError.
+
+    A coordinator may name a task as it likes; the model of a release it cannot offer again under another name.
+    """
 
     def __init__(self, database: StateDatabase, coordinator: str) -> None:
         self._database = database
         self._coordinator = coordinator
 
-    def last_round(self, task: str) -> int:
-        """The greatest session number of the task that this device answered; -1 when it answered none."""
-        query = "SELECT number FROM answered WHERE coordinator = ? AND task = ?"
-        return max((int(number) for (number,) in self._database.execute(query, self._coordinator, task)), default=-1)
+    def last_round(self, given: Assignment) -> int:
+        """The greatest session number of its task or release that this device answered; -1 when it answered none."""
+        query = "SELECT number FROM answered WHERE (coordinator = ? AND task = ?) OR release = ?"
+        found = self._database.execute(query, self._coordinator, given.task, _release_of(given).digest)
+        return max((int(number) for (number,) in found), default=-1)
 
-    def answer(self, task: str, number: int) -> None:
-        """From now on no round of the task up to this one is answered."""
-        self._database.execute("INSERT OR REPLACE INTO answered VALUES (?, ?, ?)", self._coordinator, task, number)
+    def answer(self, given: Assignment, number: int) -> None:
+        """From now on no round of its task or release up to this one is answered."""
+        row = self._coordinator, given.task, _release_of(given).digest, number
+        self._database.execute("INSERT OR REPLACE INTO answered VALUES (?, ?, ?, ?)", *row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +105,7 @@ class SecureDelivery:
             client, message = self._resume(stored) if stored.phase == "masked" else self._begin(stored)
             while (reply := client.receive(message)).message is not None:
                 if MessageType.of(reply.message) is MessageType.UNMASK:
-                    self.answered.answer(stored.given.task, last_session_number(stored.given.round))
+                    self.answered.answer(stored.given, last_session_number(stored.given.round))
                 if reply.keep is not None:
                     stored = self._persist(stored, reply.message, reply.keep)
                 message = self._say(stored, reply.message)
@@ -114,9 +119,9 @@ class SecureDelivery:
         invite = self._accept(policy, given, layout)
         brought = SessionInput(
             values_V, min(weight, invite.w_max), *_held(given, layout), credential,
-            self.answered.last_round(given.task), int(self.transport.wall()),
+            self.answered.last_round(given), int(self.transport.wall()),
         )  # fmt: skip
-        self.answered.answer(given.task, invite.round)
+        self.answered.answer(given, invite.round)
         return Client(self.enrolments.identity, policy, brought), given.secagg or b""
 
     def _resume(self, stored: StoredAssignment) -> tuple[Client, bytes]:
@@ -132,9 +137,10 @@ class SecureDelivery:
 
     def _accept(self, policy: AggregationPolicy, given: Assignment, layout: ReportLayout) -> Invite:
         """The invitation of an assignment, if this device may follow it."""
-        if self.answered.last_round(given.task) == last_session_number(given.round):
+        last = self.answered.last_round(given)
+        if last == last_session_number(given.round):
             raise AlreadyRevealed(f"this device revealed shares in an earlier attempt at round {given.round}")
-        invite = policy.accept(given.secagg or b"", _held(given, layout), self.answered.last_round(given.task))
+        invite = policy.accept(given.secagg or b"", _held(given, layout), last)
         _check(invite, given, layout)
         return invite
 
@@ -172,6 +178,12 @@ class SecureDelivery:
         raise DeadlinePassed(f"message M{number} of the secure aggregation did not come in time")
 
 
+def _release_of(given: Assignment) -> Signed:
+    if given.release is None:
+        raise SecaggRefused("the invitation comes without a release")
+    return given.release
+
+
 def _held(given: Assignment, layout: ReportLayout) -> tuple[bytes, bytes]:
     """The hashes of the model and the layout that this device holds."""
     return model_hash(given.plan, given.checkpoint), layout_hash(layout)
@@ -188,9 +200,7 @@ def _check(invite: Invite, given: Assignment, layout: ReportLayout) -> None:
     """Raise SecaggRefused for an invitation that is not for its assignment, or makes sums otherwise than released."""
     if invite.task != task_hash(given.task) or invite.round != session_number(given.round, given.attempt):
         raise SecaggRefused("the invitation is for another task or round than the assignment")
-    if given.release is None:
-        raise SecaggRefused("the invitation comes without a release")
-    bounds = decode_release(given.release.text).bounds
+    bounds = decode_release(_release_of(given).text).bounds
     if invite.min_sum < bounds.min_sum:
         raise SecaggRefused(f"the sum may be over {invite.min_sum} devices, the release demands {bounds.min_sum}")
     if invite.w_max != greatest_weight(layout, bounds):

@@ -22,7 +22,7 @@ NAME = "state.db"
 # Written into the file's header, so that another application's database is not taken for ours.
 APPLICATION_ID = 0x4D757353
 # A database of another version is set aside, never migrated: none was ever released.
-VERSION = 4
+VERSION = 5
 SCHEMA = f"""
 BEGIN;
 CREATE TABLE retry (
@@ -34,7 +34,9 @@ CREATE TABLE assignment (
 );
 CREATE TABLE enrolment (coordinator TEXT PRIMARY KEY, enrolled TEXT NOT NULL CHECK (json_valid(enrolled)));
 CREATE TABLE credential (authority TEXT PRIMARY KEY, kept TEXT NOT NULL CHECK (json_valid(kept)));
-CREATE TABLE answered (coordinator TEXT, task TEXT, number INTEGER NOT NULL, PRIMARY KEY (coordinator, task));
+CREATE TABLE answered (
+    coordinator TEXT, task TEXT, release TEXT, number INTEGER NOT NULL, PRIMARY KEY (coordinator, task, release)
+);
 CREATE TABLE released (signer TEXT, population TEXT, counter INTEGER NOT NULL, PRIMARY KEY (signer, population));
 CREATE TABLE log_head (signer TEXT PRIMARY KEY, head TEXT NOT NULL CHECK (json_valid(head)));
 CREATE TABLE lineage (release TEXT PRIMARY KEY, entry TEXT NOT NULL CHECK (json_valid(entry)));

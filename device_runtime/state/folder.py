@@ -60,10 +60,21 @@ def write_whole(path: Path, data: bytes, *, durable: bool = True) -> None:
             if durable:
                 os.fsync(file.fileno())
         os.replace(partial, path)
+        if durable:
+            sync_folder(path.parent)
     except OSError as error:
         if partial is not None:
             Path(partial).unlink(missing_ok=True)
         raise StateError("a file of the state folder cannot be written", f"{path}: {error}") from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the names in a folder outlast a power cut. Raises OSError."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def sweep_partials(folder: Path) -> None:

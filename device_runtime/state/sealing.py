@@ -13,6 +13,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from device_runtime.errors import KeyUnavailable, SealBroken
+from device_runtime.state.folder import sync_folder
 
 KEY_BYTES, NONCE_BYTES = 32, 12
 OVERHEAD_BYTES = NONCE_BYTES + 16
@@ -51,6 +52,7 @@ class KeyFile:
             os.fsync(file.fileno())
             with contextlib.suppress(FileExistsError):
                 os.link(file.name, self._path)
+            sync_folder(self._path.parent)
 
 
 class Sealer:

@@ -41,6 +41,27 @@ def new_key(
 
 
 @authority_app.command()
+def rotate(
+    key: Annotated[Path, typer.Argument(metavar="FILE", help="The file of the private key; the new key replaces it.")],
+    json: Json = False,
+) -> None:
+    """Put a new key, signed by the old one, in the place of the authority's key, and print the new public key.
+
+    Then restart the authority, and the coordinator with the new public key. Devices follow by themselves.
+    """
+    from fedcore.signing import key_text
+    from fedcore.succession import SucceedingKey
+
+    successor = SucceedingKey.load("authority", key).successor()
+    successor.save(key, replace=True)
+    text = key_text(successor.public)
+    if json:
+        emit({"file": str(key), "authority": text})
+    else:
+        typer.echo(text)
+
+
+@authority_app.command()
 def serve(
     key: Annotated[Path, typer.Option(metavar="FILE", help="The private key, from `muster authority new-key`.")],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",

@@ -10,6 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from authority.errors import KeyMissing
 from authority.server import AuthorityConfig, serving
 from fedcore.errors import InvalidKey
+from fedcore.signing import key_text
 from fedcore.succession import SucceedingKey
 from fedcore.wire import messages
 from fedcore.wire.attestation import shared_secret_proof
@@ -18,6 +19,7 @@ from fedcore.wire.problems import decode_problem
 from fedcore.wire.signatures import PublicKey, Signer, device_id
 from secagg.credentials import check_credential, prove_possession
 from tests.coordinator.devices import SignedBy
+from tests.device_runtime.process import muster
 
 SECRET = b"a secret of the whole fleet"
 DAY_S = 86_400
@@ -127,3 +129,11 @@ def test_an_authority_does_not_start_with_a_missing_or_foreign_key(tmp_path):
     SucceedingKey.new("server").save(tmp_path / "key")
     with pytest.raises(InvalidKey, match="authority"):
         AuthorityConfig(key=tmp_path / "key").issuer()
+
+
+def test_a_rotated_key_is_led_to_by_the_one_before(tmp_path):
+    before = muster("authority", "new-key", tmp_path / "key")["authority"]
+    after = muster("authority", "rotate", tmp_path / "key")["authority"]
+    succession = AuthorityConfig(key=tmp_path / "key", accept_unattested=True).issuer().key.succession
+    assert [key_text(key) for key in succession.keys] == [before, after]
+    assert succession.follow("authority", succession.first) == succession.current

@@ -221,6 +221,19 @@ def test_a_checkpoint_without_its_own_entry_is_refused(releases, lie, words):
         releases.check(structs.replace(given, lineage=entry(**{"signed": release(), **lie})))
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (assignment(release=release(), round=7), "no signed entry comes with the checkpoint of round 7"),
+        (after(release(), 0), "the checkpoint of round 0 comes in round 1"),
+        (after(release(), 1, THIRD, SECOND), "round 1 does not descend from the release's"),
+    ],
+)
+def test_a_lineage_begins_in_round_one_at_the_releases_checkpoint(releases, given, words):
+    with against("lineage", words):
+        releases.check(given)
+
+
 def test_a_checkpoint_that_goes_back_or_forks_is_refused(releases):
     signed = release()
     releases.check(after(signed, 2, SECOND, THIRD))
@@ -255,6 +268,16 @@ def demanding(releases):
 def test_a_release_in_a_growing_log_is_accepted(demanding):
     for log in ([OWN_RELEASE], LOG, LOG, [*LOG, *STRANGERS]):
         demanding.check(assignment(release=OWN_RELEASE, log=proof(log, OWN_RELEASE)))
+
+
+def test_a_report_that_is_kept_outlives_a_growing_log(demanding):
+    """Another population's session may have seen a later head before the report is sent."""
+    before, since = (assignment(release=OWN_RELEASE, log=proof(log, OWN_RELEASE)) for log in (LOG, [*LOG, *STRANGERS]))
+    demanding.check(before)
+    demanding.check(since)
+    demanding.check(before, again=True)
+    with against("require_release_log", "the head of 3 contradicts one of 7"):
+        demanding.check(before)
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,10 @@ from device_runtime.state.assignment import StoredAssignment
 from device_runtime.state.journal import read_journal
 from device_runtime.state.sealing import KeyFile, Sealer
 from fedcore.masking import fixed_points, last_session_number, layout_hash, model_hash, session_number, task_hash
-from fedcore.release import Release, SumBounds
+from fedcore.release import LineageEntry, Release, SumBounds
 from fedcore.signing import SigningKey, key_text
 from fedcore.succession import SucceedingKey, Succession, Successor
-from fedcore.wire.messages import Abort, HeldCredential, IssuedCredential, SecaggParties, SharedSecret
+from fedcore.wire.messages import Abort, HeldCredential, IssuedCredential, SecaggParties, SharedSecret, encode
 from fedcore.wire.signatures import device_id
 from secagg import keys
 from secagg.client import Client, SessionInput
@@ -33,7 +33,7 @@ from secagg.policy import AggregationPolicy
 from secagg.server import Server
 from secagg.session_phase import SessionPhase
 from tests.device_runtime import linear
-from tests.device_runtime.coordinator import refusal, status
+from tests.device_runtime.coordinator import answer, refusal, status
 from tests.secagg.cohort import session_of
 
 
@@ -49,6 +49,7 @@ SERVER, AUTHORITY = private(1), private(2)
 RELEASE, LINEAGE = SigningKey(private(3)), SigningKey(private(4))
 BOUNDS = SumBounds(clip_norm=1.0, bits=20, max_examples=100, min_sum=8)
 NEVER = 1 << 40
+ROUND = 1
 SEGMENTS = tuple(
     Segment(one.size, 26, one.bits, one.low, one.high, one.norm, one.weighted)
     for one in fixed_points(linear.plan().report, BOUNDS)
@@ -59,7 +60,7 @@ TRUSTING = Policy(signers=(RELEASE.signer,))
 def terms(plan, checkpoint, **changes):
     """The content of M0 for the linear plan, with some fields changed."""
     fields = {
-        "mode": 1, "task": task_hash("t-1"), "round": session_number(linear.KEY.round, 1), "deadline": 0,
+        "mode": 1, "task": task_hash("t-1"), "round": session_number(ROUND, 1), "deadline": 0,
         "n_max": 20, "min_sum": 8, "w_max": 100, "layout_hash": layout_hash(linear.plan().report),
         "model_hash": model_hash(plan, checkpoint), "segments": SEGMENTS,
     }  # fmt: skip
@@ -126,13 +127,13 @@ def parties(server=SERVER, authority=AUTHORITY):
     return lambda url: SecaggParties(Succession(public(server)), public(authority), url)
 
 
-def issuing(signer=AUTHORITY, first=AUTHORITY, device=None, lasts_s=3600):
+def issuing(signer=AUTHORITY, first=AUTHORITY, device=None, lasts_s=3600, succession=None):
     """An authority that vouches for whoever asks; it says that its key is `first`."""
 
     def answer(asked, key):
         named = bytes.fromhex(device_id(key)) if device is None else device
         credential = issue(signer, asked.secagg, named, int(time.time()) + lasts_s)
-        return IssuedCredential(credential, Succession(public(first)))
+        return IssuedCredential(credential, succession or Succession(public(first)))
 
     return answer
 
@@ -141,7 +142,7 @@ def issuing(signer=AUTHORITY, first=AUTHORITY, device=None, lasts_s=3600):
 def secure(coordinator):
     coordinator.invite, coordinator.release = invitation(), releasing()
     coordinator.parties, coordinator.issue = parties(), issuing()
-    coordinator.server = Succession(public(SERVER))
+    coordinator.server, coordinator.round = Succession(public(SERVER)), ROUND
     return coordinator
 
 
@@ -211,7 +212,7 @@ def test_round_and_state_are_durable_before_a_message_leaves(secure, config):
     stages = {
         1: None, 3: None, 5: None, 7: ClientStage.MASKED, 9: ClientStage.CONFIRMED, 11: ClientStage.REVEALED
     }  # fmt: skip
-    once, whole = session_number(linear.KEY.round, 1), last_session_number(linear.KEY.round)
+    once, whole = session_number(ROUND, 1), last_session_number(ROUND)
     assert found == [(number, whole if number == 11 else once, stage) for number, stage in stages.items()]
 
 
@@ -239,12 +240,19 @@ def test_a_policys_least_cohort_holds_for_the_sum(secure, config):
     assert (outcome.outcome, outcome.reason) == ("aborted", "plan-refused")
 
 
-def shows(secure, key, number=linear.KEY.round):
+def shows(secure, key, number=ROUND):
     """The server shows this key from now on, and signs the invitation to a round with it."""
     secure.said.clear()
     secure.server = key.succession
     secure.invite = invitation(key.private, round=session_number(number, 1))
     secure.round = number
+    secure.lineage = descent(secure, number)
+
+
+def descent(secure, number):
+    """The signed origin of the checkpoint in a later round, which no round has changed."""
+    signed, same = secure.release(secure.plan, secure.checkpoint), secure.checkpoint.sha256
+    return LINEAGE.sign_entry(LineageEntry(release=signed.digest, round=number - 1, parent=same, checkpoint=same))
 
 
 def test_a_device_follows_the_servers_key_to_its_successors(secure, config):
@@ -303,7 +311,7 @@ def test_a_device_that_insists_on_secure_rounds_takes_part_in_one(secure, config
 
 def attempt(coordinator, config, number, said_before=None):
     """One more attempt at the round, in which a real server answers; up to one message of the device, if named."""
-    coordinator.attempt, answered = number, session_number(linear.KEY.round, number)
+    coordinator.attempt, answered = number, session_number(ROUND, number)
     coordinator.invite = invitation(round=answered)
     others = Aggregator(terms(coordinator.plan, coordinator.checkpoint, round=answered), repeats=said_before)
     coordinator.aggregate = others.answer
@@ -318,6 +326,15 @@ def test_a_device_that_revealed_joins_no_other_attempt_at_the_round(secure, conf
     assert (outcome.outcome, outcome.reason, outcome.examples) == ("aborted", "already-revealed", 0)
     assert secure.aborts[-1].reason == "already-revealed"
     assert secure.said == []
+
+
+def test_a_task_by_another_name_is_no_way_round_the_rounds_answered(secure, config):
+    assert attempt(secure, config, 1).outcome == "reported"
+    other = secure.assignment()
+    other = msgspec.structs.replace(other, assignment="a-2", task="t-2", attempt=2)
+    secure.faults["assignment"] = [answer(encode(other))]
+    outcome = run_session(config)
+    assert (outcome.outcome, outcome.reason) == ("aborted", "already-revealed")
 
 
 @pytest.mark.parametrize("number", [3, 7, 9])
@@ -399,6 +416,29 @@ def test_a_credential_serves_on_while_its_authority_cannot_be_reached(secure, co
 def test_a_device_takes_no_credential_but_its_own_of_its_authority(secure, config, answer, error):
     secure.issue = answer
     refused(secure, config, error)
+
+
+def test_a_device_follows_the_authoritys_key_to_its_successor(secure, config):
+    run_session(config)
+    second = SucceedingKey("authority", AUTHORITY).successor()
+    secure.issue = issuing(second.private, succession=second.succession)
+    with closing(sqlite3.connect(config.state / "state.db")) as database, database:
+        database.execute("UPDATE credential SET kept = json_set(kept, '$.renew_at', 0)")
+    assert again(secure, config) == []  # the coordinator goes by the old key still
+    secure.parties = parties(authority=second.private)
+    assert again(secure, config) == [1]
+    assert again(secure, config) == [1]
+    assert len(secure.enrolments) == 3
+
+
+def test_a_device_hears_of_the_authoritys_successor_from_the_coordinator(secure, config):
+    run_session(config)
+    second = SucceedingKey("authority", AUTHORITY).successor()
+    secure.issue = issuing(second.private, succession=second.succession)
+    secure.parties = parties(authority=second.private)
+    secure.faults["secagg"] = [refusal("unusable-message")]  # the old credential
+    again(secure, config)
+    assert again(secure, config) == [1]
 
 
 def named(config, authority, url=None):

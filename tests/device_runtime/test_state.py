@@ -86,6 +86,15 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     assert (tmp_path / "file").read_bytes() == b"old"
 
 
+def test_names_of_durable_files_are_durable_too(tmp_path, monkeypatch):
+    synced, fsync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda handle: (synced.append(os.fstat(handle).st_ino), fsync(handle)))
+    write_whole(tmp_path / "one" / "file", b"data")
+    KeyFile(tmp_path / "two" / "key").key()
+    for folder in ("one", "two"):
+        assert (tmp_path / folder).stat().st_ino in synced
+
+
 def test_a_digest_that_is_no_file_name_reads_nothing(tmp_path):
     with pytest.raises(StateError):
         BlobCache(tmp_path, never).get(BlobRef("\0", 1))
