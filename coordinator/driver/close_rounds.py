@@ -32,19 +32,20 @@ class RoundCloser:
             try:
                 total = self.memory.sums[running.id]
                 steps = self.metrics.round_steps
-                value, pause_s = commit_round(self.membership, self.lineage, running, total, now, steps)
+                outcome = commit_round(self.membership, self.lineage, running, total, now, steps)
             except Exception as error:
                 # The sum is still here: the round stays in AGGREGATING and is closed when the disk allows it.
                 self.writer.fail(error, now)
                 continue
+            value = outcome.value
             self.metrics.round_moved(running.value, value, now - running.entered_at, now - running.opened_at)
             after = self.memory.rounds.copy()
             del after.running[task_id]
-            after.not_before[task_id] = now + pause_s
+            after.not_before[task_id] = now + outcome.pause_s
             if value.state is RoundState.COMMITTED:
                 after.left_out.pop(task_id, None)
-            elif running.secure is not None:
-                after.leave_out(task_id, running.devices)
+            else:
+                after.leave_out(task_id, outcome.left_out)
             self.memory.participation.end(task_id, now, committed=value.state is RoundState.COMMITTED)
             self.memory.replace_rounds(after, now)
             closed = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import NamedTuple
 
 from prometheus_client import Histogram
 
@@ -16,7 +17,7 @@ from coordinator.lineage import entry
 from coordinator.rules.aggregation import ReportSum, aggregate, state_specs
 from coordinator.rules.entities import Snapshot
 from coordinator.rules.robust_aggregation import KeptReports
-from coordinator.rules.rounds import Abandon, Aggregated, Round, TaskState, step
+from coordinator.rules.rounds import Abandon, Aggregated, Round, RoundState, TaskState, step
 from coordinator.store.records import Records
 from coordinator.store.tasks import CoordinatorStore
 from fedcore import algorithms, checkpoint
@@ -27,6 +28,18 @@ from fedcore.signing import SigningKey
 _LOG = logging.getLogger(__name__)
 
 
+class Outcome(NamedTuple):
+    """How an attempt at a round ended.
+
+    pause_s: for how many seconds the task must open no other, which is 0 but after failed attempts. left_out: the
+    devices that further attempts at the round must not draw.
+    """
+
+    value: Round
+    pause_s: float = 0.0
+    left_out: frozenset[str] = frozenset()
+
+
 def commit_round(
     membership: Membership,
     lineage: SigningKey,
@@ -34,12 +47,10 @@ def commit_round(
     reports: ReportSum | KeptReports,
     now: float,
     steps: Histogram,
-) -> tuple[Round, float]:
+) -> Outcome:
     """Commit the round with the sum of its reports, or abandon it when that is unusable. `steps` observes the times.
 
     lineage: signs the checkpoint of a task with a release.
-
-    Answers how it ended, and for how many seconds the task must open no other, which is 0 but after failed attempts.
 
     A state that is no longer finite also pauses the task: another attempt from the same checkpoint would likely end
     there too, and an operator may go back to an earlier model. So does a server state that cannot be read. When
@@ -48,28 +59,15 @@ def commit_round(
     try:
         with steps.labels("update").time():
             state, broadcast, metrics = _next_model(membership.store, running, reports)
-    except ReportError as error:
-        _LOG.warning("round %d of task %s has an unusable sum: %s", running.number, running.task.id, error)
-        with membership.writing() as records:
-            value = _end(records, running, Abandon("invalid-aggregate"), now)
-            if running.secure is not None:
-                records.leave_out(running.secure.left_out)
-            return value, note_failure(records, running, "invalid-aggregate")
-    except NonFiniteState as error:
-        return _pause(membership, running, str(error), now), 0.0
-    except UnreadableBlob as error:
-        with membership.writing() as records:
-            value, task = _end(records, running, Abandon("blob-unreadable"), now), records.task(running.task.id)
-            if task.state is TaskState.ACTIVE:
-                pause_unreadable(records, task, str(error))
-            return value, 0.0
+    except (ReportError, NonFiniteState, UnreadableBlob) as error:
+        return _abandon(membership, running, error, now)
     with steps.labels("commit").time(), membership.writing() as records:
         task = records.task(running.task.id)
         if task.state not in (TaskState.ACTIVE, TaskState.PAUSED):
-            return _end(records, running, Abandon("cancelled"), now), 0.0
+            return _end(records, running, Abandon("cancelled"), now)
         membership.store.add_blobs(records, {state: False})
         membership.store.add_blobs(records, {broadcast: True})
-        value = _end(records, running, Aggregated(), now)
+        outcome = _end(records, running, Aggregated(), now)
         signed = entry(lineage, task, running.base, broadcast.sha256)
         records.finish_round(running.id, Snapshot(running.number, state.sha256, broadcast.sha256, signed), metrics)
         if running.number == task.settings.rounds:
@@ -77,7 +75,7 @@ def commit_round(
         reach("round.before-commit")
     reach("round.after-commit")
     _LOG.info("round %d of task %s committed %d reports", running.number, task.id, running.value.reported)
-    return value, 0.0
+    return outcome
 
 
 def _next_model(
@@ -95,17 +93,33 @@ def _next_model(
     return refs[0], refs[1], made.metrics
 
 
-def _pause(membership: Membership, running: OpenRound, words: str, now: float) -> Round:
+def _abandon(
+    membership: Membership, running: OpenRound, error: ReportError | NonFiniteState | UnreadableBlob, now: float
+) -> Outcome:
+    """End the round without a next model. An unusable sum is a failed attempt; the other causes pause the task."""
+    number, event = running.number, _cause(error)
+    _LOG.warning("round %d of task %s has no next model, %s: %s", number, running.task.id, event.reason, error)
     with membership.writing() as records:
-        value = _end(records, running, Abandon("non-finite-state"), now)
-        task = records.task(running.task.id)
-        _LOG.error("round %d of task %s has no finite model: %s", running.number, task.id, words)
-        if task.state is TaskState.ACTIVE:
-            records.move_task(task, TaskState.PAUSED, "non-finite-state", f"round {running.number}: {words}")
-    return value
+        outcome, task = _end(records, running, event, now), records.task(running.task.id)
+        if isinstance(error, ReportError):
+            return outcome._replace(pause_s=note_failure(records, running, event.reason))
+        if task.state is TaskState.ACTIVE and isinstance(error, UnreadableBlob):
+            pause_unreadable(records, task, str(error))
+        elif task.state is TaskState.ACTIVE:
+            records.move_task(task, TaskState.PAUSED, event.reason, f"round {number}: {error}")
+    return outcome
 
 
-def _end(records: Records, running: OpenRound, event: Aggregated | Abandon, now: float) -> Round:
+def _cause(error: ReportError | NonFiniteState | UnreadableBlob) -> Abandon:
+    if isinstance(error, ReportError):
+        return Abandon("invalid-aggregate")
+    return Abandon("blob-unreadable") if isinstance(error, UnreadableBlob) else Abandon("non-finite-state")
+
+
+def _end(records: Records, running: OpenRound, event: Aggregated | Abandon, now: float) -> Outcome:
+    """Write how the round ended and, of an attempt that came to nothing, which devices revealed shares in it."""
     value, _ = step(running.value, event, now)
     records.move_round(running.id, running.value, value, value.reason or "aggregated")
-    return value
+    if running.secure is None or value.state is RoundState.COMMITTED:
+        return Outcome(value)
+    return Outcome(value, left_out=records.leave_out(running.secure.left_out))

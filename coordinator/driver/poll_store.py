@@ -86,14 +86,17 @@ class Poller:
         self._metrics.populations.set(len(membership.held))
 
     def _load(self, record: Task, at: float) -> LoadedTask | None:
+        """The task as it stands. While a blob of it cannot be read it is as it was loaded last, and opens no round."""
+        before = self._memory.tasks.get(record.id)
         if record.state is TaskState.PAUSED and record.id in self._unreadable:
-            return None
+            return before
         self._unreadable.discard(record.id)
         record = with_good_release(self._membership, record, self._lineage, at)
-        task = load_task(self._membership, record, self._memory.tasks.get(record.id))
-        if task is None:
-            self._unreadable.add(record.id)
-        return task
+        task = load_task(self._membership, record, before)
+        if task is not None:
+            return task
+        self._unreadable.add(record.id)
+        return None if before is None else before.paused()
 
     def _asks_for_new(self, inbox: Sequence[QueuedCommand]) -> bool:
         # One look-up for all of them: a check-in to a population that no operator has made must cost hardly anything.

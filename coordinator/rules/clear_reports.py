@@ -5,6 +5,7 @@ Legend: L values of a report. Spec: docs/spec/rounds.md §8.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,7 +84,10 @@ class ClearReports:
 
 
 def _norm(values: NDArray[np.floating[Any]]) -> float:
-    """The L2 norm; in the values' own precision, as long as that has room for it."""
-    with np.errstate(over="ignore"):
-        quick = float(np.sqrt(values @ values))
-    return quick if np.isfinite(quick) else float(np.linalg.norm(values.astype(np.float64)))
+    """The L2 norm; in the values' own precision, as long as their squares neither overflow nor vanish in it."""
+    with np.errstate(over="ignore", under="ignore"):
+        square = float(values @ values)
+    precision = np.finfo(values.dtype)
+    # What vanishes is at most the smallest normal number for each value: below this it could be part of the norm.
+    least = values.size * float(precision.tiny) / float(precision.eps)
+    return math.sqrt(square) if least <= square < math.inf else float(np.linalg.norm(values.astype(np.float64)))

@@ -26,19 +26,29 @@ _BLOCK = 1 << 16
 
 
 class KeptReports:
-    """The reports of a round, one by one. `total` is what `ReportSum` would have if each were the estimate."""
+    """The reports of a round, one by one. `total` is what `ReportSum` would have if each were the estimate.
+
+    It is computed once: a round that cannot be committed yet, as the database is locked, is tried again and again.
+    """
 
     def __init__(self, layout: ReportLayout, clear: ClearReports) -> None:
         self._layout = layout
         self._clear = clear
         self._reports: list[Float32] = []
+        self._total: Float64 | None = None
 
     def add(self, *reports_KL: NDArray[np.floating[Any]]) -> None:
         """Keep copies of reports: their bytes are another's as soon as they are answered."""
         self._reports += [np.array(one, np.float32) for one in reports_KL]
+        self._total = None
 
     def total(self) -> Float64:
         """Float64 (L,): sum segments as they are, mean segments the estimate times the summed weight."""
+        if self._total is None:
+            self._total = self._computed()
+        return self._total
+
+    def _computed(self) -> Float64:
         slices = self._layout.slices()
         weight_at = next(where.start for segment, where in slices if segment.name == WEIGHT)
         weights_K = np.array([float(one[weight_at]) for one in self._reports])

@@ -142,7 +142,7 @@ class SecureRound:
         self._group_of = dict.fromkeys(self._seats.values(), self._lobby)
         self._digests: dict[tuple[int, int], str] = {}
         self._outbox: dict[tuple[int, int], bytes] = {}
-        self._listeners: list[tuple[AwaitMessage, Future[Any], float]] = []
+        self._listeners: dict[tuple[str, int], tuple[Future[Any], float]] = {}
         self._lost, self._gave_up = set[int](), set[int]()
         self.invitation = lobby.invitation
         self.event: Summed | Abandon | None = None
@@ -231,14 +231,21 @@ class SecureRound:
             group.end_by(now + self._settings.phase_s)
 
     def wait(self, command: AwaitMessage, answer: Future[Any], now: float) -> None:
-        """Park `answer` until the message is there, nobody will ever send it, or the wait is over (None)."""
-        self._listeners.append((command, answer, now + command.wait_s))
+        """Park `answer` until the message is there, nobody will ever send it, or the wait is over (None).
+
+        An older one for the same message gets None now: who asks again and again keeps one place.
+        """
+        awaited = command.assignment, command.number
+        older = self._listeners.pop(awaited, None)
+        if older is not None:
+            settle(older[0], None)
+        self._listeners[awaited] = answer, now + command.wait_s
 
     def dismiss(self, refusal: Refusal) -> None:
         """Answer every device that waits with a refusal."""
-        for _, answer, _ in self._listeners:
+        for answer, _ in self._listeners.values():
             settle(answer, refusal)
-        self._listeners = []
+        self._listeners.clear()
 
     def join(self, seats: Mapping[str, int]) -> None:
         """Wait for more devices, while `advertising`; slots by assignment."""
@@ -264,8 +271,8 @@ class SecureRound:
         """End every phase that is due, take up every sum that was made, and answer devices that wait."""
         while self.event is None and self.ended_at is None and self._move(now):
             pass
-        waiting = self._listeners
-        self._listeners = [one for one in waiting if not self._answered(*one, now)]
+        waiting = self._listeners.items()
+        self._listeners = {awaited: one for awaited, one in waiting if not self._answered(*awaited, *one, now)}
 
     def finish(self, now: float) -> None:
         """The round is over: release no share any more, and hand out results (M12). May be repeated."""
@@ -329,8 +336,8 @@ class SecureRound:
             for slot in messages:
                 self._outbox.pop((slot, number - 2), None)
 
-    def _answered(self, command: AwaitMessage, answer: Future[Any], until: float, now: float) -> bool:
-        slot, number = self._seats[command.assignment], command.number
+    def _answered(self, assignment: str, number: int, answer: Future[Any], until: float, now: float) -> bool:
+        slot = self._seats[assignment]
         group, message = self._group_of[slot], self._outbox.get((slot, number))
         if message is not None:
             settle(answer, message)

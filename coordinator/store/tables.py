@@ -93,6 +93,7 @@ DEVICES = Table(
     _column("enrolled_at", Float, comment="seconds since 1970"),
     _column("revoked_at", Float, comment="seconds since 1970, while an operator refuses it", null=True),
     Index("devices_revoked", "revoked_at"),
+    Index("devices_enrolled", "enrolled_at"),
     comment="Devices that may sign requests",
 )
 

@@ -59,6 +59,13 @@ def test_longer_update_is_scaled_to_the_bound_in_its_direction(size):
     np.testing.assert_allclose(delta, [6, 0, -8, 0], rtol=1e-6)
 
 
+@pytest.mark.parametrize("weight", [1e-28, 1e-30])
+def test_small_weight_hides_no_long_update(weight):
+    """The squares of such values are subnormal or 0 as float32."""
+    delta, _ = mean_of(ClearReports(), report_vector([6e6, 0, -8e6, 0], weight))
+    np.testing.assert_allclose(delta, [600, 0, -800, 0], rtol=1e-6)
+
+
 def test_greater_weight_counts_as_the_bound_in_means_and_metrics():
     honest, greedy = report_vector([1, 0, 0, 0], 10.0, loss=20.0), report_vector([0, 1, 0, 0], 1e30, loss=4e30)
     delta, metrics = mean_of(ClearReports(max_weight=30.0), honest, greedy)

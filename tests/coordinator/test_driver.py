@@ -399,3 +399,18 @@ def test_a_state_lost_in_mid_round_pauses_its_task_alone(store, register, desk, 
     desk.report(*desk.assign("c"))
     desk.report(there.result(timeout=0))
     assert {store.task(one).state for one in (task, other)} == {TaskState.COMPLETED}
+
+
+def test_a_running_round_goes_on_while_its_resumed_task_lacks_a_blob(store, register, desk, tmp_path):
+    task = register(goal=1, rounds=1)
+    (given,) = desk.assign("a")
+    store.pause(task)
+    desk.pass_time(1)
+    graphs = store.plan(store.task(task).plan_sha256).graphs["onnx"]
+    (tmp_path / "blobs" / next(iter(graphs.values())).sha256).unlink()
+    store.resume(task)
+    desk.pass_time(1)
+    desk.pass_time(1)
+    assert store.task(task).state is TaskState.PAUSED
+    desk.report(given)
+    assert states(store, task) == [(1, 1, "committed", "")]

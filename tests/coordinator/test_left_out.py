@@ -118,3 +118,22 @@ def test_attempts_that_fail_for_known_culprits_do_not_pause_a_task(store, regist
     run(seat(desk, names))
     assert [one.state.value for one in store.rounds(task)] == ["abandoned"] * 6 + ["committed"]
     assert not any(one.done() for one in again)
+
+
+def test_devices_that_revealed_are_not_drawn_after_a_pause(store, register, desk, tmp_path):
+    task = register(**STRICT)
+    blob = tmp_path / "blobs" / store.task(task).initial.state_sha256
+    data = blob.read_bytes()
+    devices = seat(desk)
+    blob.unlink()
+    run(devices)
+    assert [one.reason for one in store.rounds(task)] == ["blob-unreadable"]
+    assert left_out(store, task) == {one.device for one in store.cohort(task, 1)}
+    desk.pass_time(1)  # the driver learns of the pause
+    blob.write_bytes(data)
+    store.resume(task)
+    desk.pass_time(1)
+    for name in NAMES:
+        desk.wait(name, seconds=100)
+    seat(desk, OTHERS)
+    assert drawn(store, task, 2) == set(OTHERS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 
 import pytest
+import sqlalchemy
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.errors import DeviceRevoked, NoLongerNeeded, UnknownDeviceId
@@ -126,3 +127,13 @@ def test_devices_are_listed_newest_first_and_revoked_ones_alone(store, enrolled)
     for change in (store.revoke_device, store.allow_device):
         with pytest.raises(UnknownDeviceId, match="no device 'nope'"):
             change("nope")
+
+
+def test_newest_devices_are_found_by_an_index(store):
+    statements = []
+    sqlalchemy.event.listen(store.database.engine, "before_cursor_execute", lambda *args: statements.append(args[2:4]))
+    store.devices(limit=5)
+    text, values = next(one for one in statements if "enrolled_at DESC" in one[0])
+    with store.database.engine.connect() as connection:
+        plan = [row[3] for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}", values)]
+    assert any("USING INDEX devices_enrolled" in step for step in plan)

@@ -79,6 +79,17 @@ def test_kept_reports_are_copies():
     np.testing.assert_array_equal(plan.report.split(kept.total())["delta"], [1, 2, 3, 4])
 
 
+def test_an_estimate_is_computed_once_for_the_same_reports():
+    """A locked database makes the driver close a round again and again."""
+    plan = make_plan()
+    kept = KeptReports(plan.report, ClearReports(estimator="median"))
+    kept.add(report_vector([1, 2, 3, 4], 1.0))
+    first = kept.total()
+    assert kept.total() is first
+    kept.add(report_vector([3, 4, 5, 6], 1.0))
+    np.testing.assert_array_equal(plan.report.split(kept.total())["delta"], [2, 3, 4, 5])
+
+
 @pytest.mark.parametrize(
     ("clear", "more", "says"),
     [

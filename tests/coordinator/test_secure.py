@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -160,6 +161,19 @@ def test_an_invitation_states_the_rounds_terms(register, desk):
     assert (invite.n_max, invite.min_sum, invite.w_max, invite.round) == (10, 8, 10, 1 << 32 | 1)
     assert [(one.size, one.weighted, one.norm) for one in invite.segments] == [(4, True, 4.0), (2, False, 0.0)]
     assert given.report_within_s == 600.0
+
+
+def test_a_device_that_repeats_a_message_has_one_listener(register, desk):
+    register(**SECURE)
+    device, *_ = seat(desk)
+    message = device.client.receive(device.given.secagg).message
+    digest, listeners = hashlib.sha256(message).hexdigest(), []
+    for _ in range(3):
+        listeners.append(Future())
+        key = device_of(device.given).hex()
+        desk.ask(PutMessage(device.given.assignment, key, 1, message, digest, 1000.0, listeners[-1]))
+    assert [one.done() for one in listeners] == [True, True, False]
+    assert listeners[0].result(timeout=0) is None
 
 
 def test_the_same_message_again_changes_nothing_and_another_is_refused(register, desk):

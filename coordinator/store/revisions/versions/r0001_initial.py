@@ -78,6 +78,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_devices")),
         comment="Devices that may sign requests",
     )
+    op.create_index("devices_enrolled", "devices", ["enrolled_at"], unique=False)
     op.create_index("devices_revoked", "devices", ["revoked_at"], unique=False)
     op.create_table(
         "identity",
@@ -434,6 +435,7 @@ def downgrade() -> None:
     op.drop_table("populations")
     op.drop_table("identity")
     op.drop_index("devices_revoked", table_name="devices")
+    op.drop_index("devices_enrolled", table_name="devices")
     op.drop_table("devices")
     op.drop_table("blobs")
     op.drop_table("audit")
