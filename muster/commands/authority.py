@@ -45,7 +45,9 @@ def rotate(
     key: Annotated[Path, typer.Argument(metavar="FILE", help="The file of the private key; the new key replaces it.")],
     json: Json = False,
 ) -> None:
-    """Put a new key, signed by the old one, in the place of the authority's key, and print the new public key.
+    """Give the authority's key a successor, and print its public key.
+
+    The old key signs the new one, which takes its place.
 
     Then restart the authority, and the coordinator with the new public key. Devices follow by themselves.
     """

@@ -39,7 +39,9 @@ def rotate(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Put a new key, signed by the old one, in the place of the server's key.
+    """Give the server's key a successor.
+
+    The old key signs the new one, which takes its place.
 
     Coordinators that run go on with it within a second, and devices follow by themselves. Make a new backup afterwards.
     With --out nothing changes yet: keep that file offline, for the day on which the key leaks or is lost.

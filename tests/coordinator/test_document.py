@@ -13,8 +13,8 @@ from fedcore.wire.problems import PROBLEM_TYPE, PROBLEMS, Problem
 
 SPEC = (Path(__file__).parents[2] / "docs" / "spec" / "wire.md").read_text()
 HEALTH = {"/healthz", "/readyz"}
-NOWHERE = {"unknown-resource", "method-not-allowed"}
-"""Problems of addresses that there are not."""
+NOWHERE = {"unknown-resource", "method-not-allowed", "beacon-refused"}
+"""Problems of addresses that there are not, and of the enrolment authority."""
 
 
 @pytest.fixture

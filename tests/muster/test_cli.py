@@ -116,7 +116,7 @@ def test_bench_secagg_measures_both_ends_of_a_session():
     [
         (("checkin", "--seconds", 0.3, "--blocks", 1, "--devices", 10), "ratio_to_bare"),
         (("report", "--devices", 3, "--size", 1000, "--pairs", 1), "costs"),
-        (("soak", "--minutes", 0.02, "--devices", 12), "committed"),
+        (("soak", "--minutes", 0.05, "--devices", 12), "committed"),
         (("signatures", "--blocks", 1), "costs"),
     ],
 )
