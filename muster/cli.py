@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
-import signal
 import sys
+
+from fedcore.termination import exit_on_sigterm
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_TERMINATED = 1, 2, 130, 143
 OURS = {"authority", "coordinator", "device_runtime", "export", "fedcore", "muster", "secagg", "simulator"}
@@ -51,7 +52,7 @@ EXTRAS = {
 def main() -> None:
     """Run a command; one of our errors becomes one line on standard error and an exit code."""
     # Ended like this, a command still stops the processes that it started and removes its temporary folders.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
+    exit_on_sigterm(EXIT_TERMINATED)
     try:
         _run()
     except KeyboardInterrupt:

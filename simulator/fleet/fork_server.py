@@ -33,6 +33,7 @@ from device_runtime.session import run_session
 from device_runtime.trainer import InProcess, Limits
 from fedcore.batching import StreamKey, permutation
 from fedcore.decoding import decoder
+from fedcore.termination import exit_on_sigterm
 from secagg.keys import PairKey
 from simulator.fleet import faults
 from simulator.fleet.faults import BackendCache, EmulatedDevice, PlannedFailure
@@ -175,7 +176,7 @@ def _run_sessions(commands: int, results: int) -> NoReturn:
     On SIGTERM it gives up its assignment, as a device does.
     """
     code, cache = 1, BackendCache()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    exit_on_sigterm(0)
     # The pipes are the fork server's: a print would corrupt its output, and an open end would outlive it.
     nowhere = os.open(os.devnull, os.O_RDWR)
     os.dup2(nowhere, 0)

@@ -88,7 +88,8 @@ class Link:
         self._listener.listen(100)
         self._flowing, self._broken, self._open = threading.Event(), False, []
         self._flowing.set()
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
 
     @contextlib.contextmanager
     def silent(self):
@@ -109,7 +110,15 @@ class Link:
 
     def close(self):
         self._flowing.set()
+        self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        for one in self._open:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        for one in self._open:
+            one.close()
 
     def _accept(self):
         with contextlib.suppress(OSError):
@@ -122,7 +131,8 @@ class Link:
                 server.connect(self._server)
                 self._open += [client, server]
                 for pair in itertools.permutations((client, server)):
-                    threading.Thread(target=self._copy, args=pair, daemon=True).start()
+                    self._threads.append(threading.Thread(target=self._copy, args=pair, daemon=True))
+                    self._threads[-1].start()
 
     def _copy(self, source, target):
         with contextlib.suppress(OSError):

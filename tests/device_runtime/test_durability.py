@@ -95,6 +95,7 @@ def test_a_kept_report_that_comes_too_late_is_dropped_and_the_owner_told(world):
     device, _ = held_at(world, "report")
     kill(device)
     until(lambda: world.rounds()[0]["state"] == "abandoned")
+    until(lambda: time.time() > world.rounds()[0]["opened_at"] + 9.0)
     outcome = world.once()
     assert outcome["outcome"] == "reported"
     assert "is over by now" in outcome["notices"][0]

@@ -166,12 +166,12 @@ def test_device_that_runs_another_format_is_told_at_check_in_over_http(where, co
     assert made.exit_code == 0, made.output
     with coordinators.local(tmp_path) as local:
         device = ["device", "run", "--coordinator", local.url, "--population", "p", "--examples", tmp_path / "mine.npz"]
-        device += ["--state", tmp_path / "state", "--once"]
-        status, out, err = muster(*device)
+        device += ["--once", "--state"]
+        status, out, err = muster(*device, tmp_path / "state")
         assert status == 75, out + err
         assert out.split()[:2] == ["rejected", "unsupported-format"]
         assert "this device runs graphs in format 'onnx', the tasks for it have 'executorch'" in out
         assert "run it with --backend executorch, or export the plan for 'onnx' too" in out
-        outcome = json.loads(muster(*device, "--json")[1])
+        outcome = json.loads(muster(*device, tmp_path / "another", "--json")[1])
     assert (outcome["reason"], outcome["task"], outcome["retryable"]) == ("unsupported-format", "", "permanent")
     assert 0.1 <= outcome["retry"]["min_s"] <= outcome["retry"]["max_s"] == 0.5

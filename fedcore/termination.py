@@ -1,0 +1,33 @@
+"""An orderly end on SIGTERM: what a `with` block or a `finally` holds is released."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from types import FrameType
+
+_AGAIN_S = 0.01
+
+
+def exit_on_sigterm(code: int) -> None:
+    """Have SIGTERM end this process with `code`, as `sys.exit` does. For the main thread.
+
+    Python drops an exception that is raised within a destructor: a signal that comes in one is taken once it is over.
+    """
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        if _in_destructor(frame):
+            signal.signal(signal.SIGALRM, terminate)
+            signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
+        else:
+            sys.exit(code)
+
+    signal.signal(signal.SIGTERM, terminate)
+
+
+def _in_destructor(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_name == "__del__":
+            return True
+        frame = frame.f_back
+    return False

@@ -1,0 +1,29 @@
+import subprocess
+import sys
+
+import pytest
+
+SIGTERM_HERE = "os.kill(os.getpid(), signal.SIGTERM)"
+PROGRAM = """
+import os, signal, time
+from fedcore.termination import exit_on_sigterm
+class Held:
+    def __del__(self):
+        {destructor}
+exit_on_sigterm(7)
+try:
+    held = Held()
+    del held
+    {body}
+    time.sleep(10)
+    print("deaf")
+finally:
+    print("released")
+"""
+
+
+@pytest.mark.parametrize(("destructor", "body"), [("pass", SIGTERM_HERE), (SIGTERM_HERE, "pass")])
+def test_sigterm_ends_a_process_wherever_it_comes(destructor, body):
+    program = PROGRAM.format(destructor=destructor, body=body)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (7, "released\n", "")
