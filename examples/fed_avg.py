@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcore.algorithms.algorithm import Algorithm, Broadcast, Gradient, Report, State, Vector
+from fedcore.algorithms.algorithm import Algorithm, Broadcast, Gradient, Report, ServerStep, State, Vector
 from fedcore.algorithms.fed_avg import FedAvg
 from fedcore.batching import StreamKey, batches
 
@@ -67,7 +67,8 @@ def federated_round(algorithm: Algorithm, state: State, cohort: Sequence[Example
         for name, vector in report.items():  # the server needs no single report, only the weighted sum
             summed[name] = summed.get(name, 0) + weight * vector
         summed_weight += weight
-    return algorithm.update(state, {name: vector / summed_weight for name, vector in summed.items()})
+    mean = {name: vector / summed_weight for name, vector in summed.items()}
+    return algorithm.update(state, mean, ServerStep(devices=len(cohort)))
 
 
 def main() -> None:

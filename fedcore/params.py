@@ -70,6 +70,11 @@ class ParamSchema(msgspec.Struct, frozen=True):
             yield tensor, slice(start, start + tensor.size)
             start += tensor.size
 
+    @property
+    def layers(self) -> tuple[slice, ...]:
+        """The range of each tensor in the flat vector, in order."""
+        return tuple(where for _, where in self.slices())
+
     def flatten(self, tensors: Mapping[str, NDArray[np.generic]]) -> Float32:
         """Concatenate named tensors into one float32 (D,) vector.
 

@@ -22,7 +22,7 @@ from torch.nn.modules.conv import _ConvNd
 from export.errors import ExportError, reason
 from export.model import Model
 from export.rewrites import Traceable
-from fedcore.algorithms.algorithm import Algorithm, Broadcast, Carry, Pass, Report
+from fedcore.algorithms.algorithm import Algorithm, Broadcast, Carry, Pass, Report, ServerStep
 from fedcore.batching import StreamKey, batches, noise
 from fedcore.params import Float32
 from fedcore.report import weight_of
@@ -110,7 +110,8 @@ class Engine:
             why = cause(self._model, self.state["params"], self._population, cohort, number - 1)
             raise Diverged(f"round {number}: no client has a finite report: {why}")
         mean = {name: value / sums.weight for name, value in sums.report.items()}
-        state = self._algorithm.update({name: vector.double() for name, vector in self._state.items()}, mean)
+        step = ServerStep(devices=sums.contributors, layers=self._model.schema.layers)
+        state = self._algorithm.update({name: vector.double() for name, vector in self._state.items()}, mean, step)
         self._state = {name: vector.float() for name, vector in state.items()}
         metrics = {
             f"{name}.{label}": value

@@ -21,6 +21,7 @@ from coordinator.rules.rounds import Abandon, Aggregated, Round, RoundState, Tas
 from coordinator.store.records import Records
 from coordinator.store.tasks import CoordinatorStore
 from fedcore import algorithms, checkpoint
+from fedcore.algorithms.algorithm import ServerStep
 from fedcore.errors import FedcoreError, ReportError
 from fedcore.plan import BlobRef
 from fedcore.signing import SigningKey
@@ -87,7 +88,8 @@ def _next_model(
         state = checkpoint.decode(store.blobs.get(running.base.state_sha256), state_specs(plan, algorithm))
     except (UnknownBlob, FedcoreError) as error:
         raise UnreadableBlob(f"the server state before round {running.number}: {error}") from error
-    made = aggregate(plan.report, algorithm, state, reports.total())
+    server_step = ServerStep(devices=running.value.reported, layers=plan.schema.layers)
+    made = aggregate(plan.report, algorithm, state, reports.total(), server_step)
     # Files first: a row must never point at a blob that is not there.
     refs = [store.blobs.put(checkpoint.encode(vectors)) for vectors in (made.state, made.broadcast)]
     return refs[0], refs[1], made.metrics

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from coordinator.errors import InvalidTask, NonFiniteState
 from fedcore import checkpoint
-from fedcore.algorithms.algorithm import Algorithm
+from fedcore.algorithms.algorithm import Algorithm, ServerStep
 from fedcore.errors import ReportError
 from fedcore.params import Float32, VectorSpec
 from fedcore.plan import Plan
@@ -59,7 +59,13 @@ def state_specs(plan: Plan, algorithm: Algorithm) -> tuple[VectorSpec, ...]:
     return checkpoint.specs_of(algorithm.init(np.zeros(plan.schema.size, np.float32)))
 
 
-def aggregate(layout: ReportLayout, algorithm: Algorithm, state: Vectors, total_L: NDArray[np.float64]) -> Aggregate:
+def aggregate(
+    layout: ReportLayout,
+    algorithm: Algorithm,
+    state: Vectors,
+    total_L: NDArray[np.float64],
+    step: ServerStep = ServerStep(),
+) -> Aggregate:
     """Apply the mean of the summed reports to `state`: float64 throughout, rounded to float32 at the end.
 
     Raises ReportError when the summed weight is not positive, NonFiniteState naming the first bad vector.
@@ -67,7 +73,7 @@ def aggregate(layout: ReportLayout, algorithm: Algorithm, state: Vectors, total_
     # Overflow is looked for in the result, where it can be named; a warning would only say that it happened.
     with np.errstate(all="ignore"):
         parts = layout.split(total_L)
-        updated = algorithm.update({name: value.astype(np.float64) for name, value in state.items()}, parts)
+        updated = algorithm.update({name: value.astype(np.float64) for name, value in state.items()}, parts, step)
         rounded = {name: value.astype(np.float32) for name, value in updated.items()}
     for name, value in rounded.items():
         if not np.isfinite(value).all():
@@ -94,7 +100,9 @@ def check_fit(plan: Plan, algorithm: Algorithm, state: Vectors) -> None:
     if VectorSpec("params", plan.schema.size) not in broadcast:
         raise InvalidTask(f"the model has {plan.schema.size} parameters, the broadcast is {broadcast}")
     try:
-        after = aggregate(plan.report, algorithm, state, np.ones(plan.report.size))
+        after = aggregate(
+            plan.report, algorithm, state, np.ones(plan.report.size), ServerStep(layers=plan.schema.layers)
+        )
     except (KeyError, ValueError, ReportError, NonFiniteState) as error:
         raise InvalidTask(f"the algorithm cannot be applied to the plan's report: {error!r}") from error
     if checkpoint.specs_of(after.state) != checkpoint.specs_of(state):

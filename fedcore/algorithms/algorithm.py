@@ -1,9 +1,23 @@
 """The contract between an algorithm and everything that runs it.
 
-An algorithm is a few pure functions on flat vectors that use nothing but operators (`+ - * / **`, slicing, `.sum()`):
-the same source runs on NumPy float64 arrays (coordinator, tests), on torch tensors with a leading client axis
-(simulator), and under tracing (export). Shapes: `x_D` is `(D,)` or, batched over K clients, `(K, D)`. A scalar is a
-vector of size 1, `(1,)` or `(K, 1)`, so both cases broadcast. Functions never write into an argument.
+An algorithm is a few pure functions on flat vectors that use nothing but operators (`+ - * / **`, comparisons, `abs`,
+slicing, `.sum(-1)`): the same source runs on NumPy float64 arrays (coordinator, tests), on torch tensors with a leading
+client axis (simulator), and under tracing (export). Shapes: `x_D` is `(D,)` or, batched over K clients, `(K, D)`. A
+scalar is a vector of size 1, `(1,)` or `(K, 1)`, so both cases broadcast. Functions never write into an argument.
+
+Whoever has a gradient can drive an algorithm. One round, with the n_k examples of each device k of the cohort:
+
+    broadcast = algorithm.broadcast(state)                          state is algorithm.init(params_D) in round 0
+    for stage in algorithm.passes:                                  for every device k
+        carry = stage.begin(broadcast)
+        for batch in ...:                                           stage.loop says how many sweeps, and the batches
+            carry = stage.step(carry, broadcast, grad)              grad(y) gives loss, gradient and size of the batch
+        carries[stage.name] = carry
+    report_k = algorithm.report(broadcast, carries)
+    mean = {name: Σ w_k report_k[name] / Σ w_k}                     w_k is n_k or 1, as algorithm.weighting says
+    state = algorithm.update(state, mean, ServerStep(devices=K))    ServerStep may be left out by most
+
+`fedcore.batching.batches` makes the batches of a loop; `examples/fed_avg.py` is this in full.
 """
 
 from __future__ import annotations
@@ -50,10 +64,27 @@ class Pass:
     step: Callable[[Carry, Broadcast, Gradient], Carry]
 
 
+@dataclass(frozen=True, slots=True)
+class ServerStep:
+    """What the server knows of a round beside its mean.
+
+    devices: reports in the mean. layers: ranges of the schema's tensors in the flat vector; without a schema, the whole
+    vector is one layer. lr_scale: the schedule's factor on the server learning rate.
+    """
+
+    devices: int = 1
+    layers: tuple[slice, ...] = (slice(None),)
+    lr_scale: float = 1.0
+
+
 class Algorithm(Protocol):
-    """A stateless federated algorithm. Implementations are frozen dataclasses whose fields are their settings."""
+    """A stateless federated algorithm. Implementations are frozen dataclasses whose fields are their settings.
+
+    family: the kind of algorithm, such as "averaging" or "server optimizer" (docs/algorithms.md).
+    """
 
     name: ClassVar[str]
+    family: ClassVar[str]
 
     @property
     def weighting(self) -> Weighting:
@@ -72,5 +103,8 @@ class Algorithm(Protocol):
     def report(self, broadcast: Broadcast, carries: Mapping[str, Carry]) -> Report:
         """A device's vectors to be averaged, from the last carry of every pass by name."""
 
-    def update(self, state: State, mean: Report) -> State:
-        """The next server state from the weighted mean over the cohort."""
+    def update(self, state: State, mean: Report, step: ServerStep = ServerStep()) -> State:
+        """The next server state from the weighted mean over the cohort.
+
+        Every server learning rate is multiplied by `step.lr_scale`. A round number that is needed is a state vector.
+        """

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from fedcore.algorithms.algorithm import Broadcast, Carry, Pass, Report, State, Vector
+from fedcore.algorithms.algorithm import Broadcast, Carry, Pass, Report, ServerStep, State, Vector
 from fedcore.algorithms.local_sgd import local_sgd
 from fedcore.algorithms.settings import choice, count, fraction, positive
 from fedcore.loop import Loop
@@ -32,6 +32,7 @@ class FedAdam:
     """
 
     name: ClassVar[str] = "fedadam"
+    family: ClassVar[str] = "server optimizer"
 
     client_lr: float = positive(0.1)
     server_lr: float = positive(0.03)
@@ -56,7 +57,8 @@ class FedAdam:
     def report(self, broadcast: Broadcast, carries: Mapping[str, Carry]) -> Report:
         return {"delta": carries["train"]["params"] - broadcast["params"]}
 
-    def update(self, state: State, mean: Report) -> State:
+    def update(self, state: State, mean: Report, step: ServerStep = ServerStep()) -> State:
         m_D = self.beta1 * state["m"] + (1 - self.beta1) * mean["delta"]
         v_D = self.beta2 * state["v"] + (1 - self.beta2) * mean["delta"] ** 2
-        return {"params": state["params"] + self.server_lr * m_D / (v_D**0.5 + self.tau), "m": m_D, "v": v_D}
+        server_lr = self.server_lr * step.lr_scale
+        return {"params": state["params"] + server_lr * m_D / (v_D**0.5 + self.tau), "m": m_D, "v": v_D}

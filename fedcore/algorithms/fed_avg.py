@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from fedcore.algorithms.algorithm import Broadcast, Carry, Pass, Report, State, Vector
+from fedcore.algorithms.algorithm import Broadcast, Carry, Pass, Report, ServerStep, State, Vector
 from fedcore.algorithms.local_sgd import local_sgd
 from fedcore.algorithms.settings import choice, count, positive
 from fedcore.loop import Loop
@@ -30,6 +30,7 @@ class FedAvg:
     """
 
     name: ClassVar[str] = "fedavg"
+    family: ClassVar[str] = "averaging"
 
     client_lr: float = positive(0.1)
     server_lr: float = positive(1.0)
@@ -50,5 +51,5 @@ class FedAvg:
     def report(self, broadcast: Broadcast, carries: Mapping[str, Carry]) -> Report:
         return {"delta": carries["train"]["params"] - broadcast["params"]}
 
-    def update(self, state: State, mean: Report) -> State:
-        return {"params": state["params"] + self.server_lr * mean["delta"]}
+    def update(self, state: State, mean: Report, step: ServerStep = ServerStep()) -> State:
+        return {"params": state["params"] + self.server_lr * step.lr_scale * mean["delta"]}

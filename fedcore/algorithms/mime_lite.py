@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from fedcore.algorithms.algorithm import Broadcast, Carry, Gradient, Pass, Report, State, Vector
+from fedcore.algorithms.algorithm import Broadcast, Carry, Gradient, Pass, Report, ServerStep, State, Vector
 from fedcore.algorithms.settings import choice, count, fraction, positive
 from fedcore.loop import Loop
 
@@ -44,6 +44,7 @@ class MimeLite:
     """
 
     name: ClassVar[str] = "mimelite"
+    family: ClassVar[str] = "mime"
 
     optimizer: Literal["momentum", "adam"] = choice("momentum", "adam")
     client_lr: float = positive(0.1)
@@ -78,8 +79,8 @@ class MimeLite:
             "gradient": sweep["gradient_sum"] / sweep["examples"],
         }
 
-    def update(self, state: State, mean: Report) -> State:
-        moved = {"params": state["params"] + self.server_lr * mean["delta"]}
+    def update(self, state: State, mean: Report, step: ServerStep = ServerStep()) -> State:
+        moved = {"params": state["params"] + self.server_lr * step.lr_scale * mean["delta"]}
         return moved | self._move(mean["gradient"], state)
 
     def _begin_train(self, broadcast: Broadcast) -> Carry:

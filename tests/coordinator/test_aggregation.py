@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
 from coordinator.errors import InvalidTask, NonFiniteState
 from coordinator.rules.aggregation import ReportSum, aggregate, check_fit, state_specs
 from fedcore import algorithms
+from fedcore.algorithms.fed_avg import FedAvg
 from fedcore.errors import ReportError
+from fedcore.params import ParamSchema, TensorSpec
 from fedcore.report import Segment
-from tests.coordinator.bundles import START, make_plan, report_vector
+from tests.coordinator.bundles import START, make_bundle, make_plan, report_vector
 
 PLAN = make_plan()
 FEDAVG = algorithms.create("fedavg")
@@ -69,6 +72,28 @@ def test_plan_that_does_not_fit_its_algorithm_is_refused_before_any_round(plan, 
     algorithm = algorithms.create(algorithm)
     with pytest.raises(InvalidTask, match=says):
         check_fit(plan, algorithm, algorithm.init(START))
+
+
+class Told(FedAvg):
+    """FedAvg whose model becomes what `update` was told of the round."""
+
+    name = "told"
+
+    def update(self, state, mean, step):
+        told = [step.devices, step.layers[0].stop, step.layers[-1].stop, step.lr_scale]
+        return {"params": np.array(told, np.float64)}
+
+
+def test_update_is_told_how_many_devices_and_which_layers(store, register, desk, tmp_path, monkeypatch):
+    monkeypatch.setitem(algorithms.ALGORITHMS, "told", Told)
+    schema = ParamSchema((TensorSpec("w", (3,)), TensorSpec("b", (1,))))
+    bundle = make_bundle(tmp_path / "told", msgspec.structs.replace(PLAN, schema=schema), algorithm="told")
+    task = register(bundle, goal=2, rounds=2)
+    for _ in range(2):
+        for given in desk.assign("a", "b"):
+            desk.report(given)
+        desk.pass_time(1)
+    np.testing.assert_array_equal(store.checkpoint(task)["params"], [2, 3, 4, 1])
 
 
 def test_state_specs_name_the_algorithms_vectors():

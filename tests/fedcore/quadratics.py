@@ -5,6 +5,7 @@ Shapes: K clients, D parameters, B examples of a batch. Every function takes `(D
 
 import numpy as np
 
+from fedcore.algorithms.algorithm import ServerStep
 from fedcore.batching import StreamKey, batches
 
 
@@ -59,4 +60,5 @@ def run_round(algorithm, state, clients, seed=0, round=0):
     """The next state, after one round over `clients`, a list of `(n_i, D)` arrays."""
     broadcast = algorithm.broadcast(state)
     reports = [run_device(algorithm, broadcast, a, StreamKey(seed, round, slot)) for slot, a in enumerate(clients)]
-    return algorithm.update(state, mean_report(algorithm, reports, [len(a) for a in clients]))
+    mean = mean_report(algorithm, reports, [len(a) for a in clients])
+    return algorithm.update(state, mean, ServerStep(devices=len(clients)))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fedcore import algorithms
+from fedcore.algorithms.algorithm import ServerStep
 from fedcore.algorithms.fed_adam import FedAdam
 from fedcore.algorithms.fed_avg import FedAvg
 from fedcore.algorithms.mime_lite import MimeLite
@@ -163,6 +164,16 @@ def test_no_function_writes_into_what_it_was_given(algorithm, x0, clients):
     for name, value in kept.items():
         np.testing.assert_array_equal(state[name], value)
     assert np.abs(moved["params"] - x0).max() > 0
+
+
+@pytest.mark.parametrize("algorithm", VARIANTS, ids=repr)
+def test_the_schedule_scales_the_server_learning_rate_alone(algorithm, x0, clients):
+    state = run_round(algorithm, algorithm.init(x0), clients, SEED)
+    report = run_device(algorithm, algorithm.broadcast(state), clients[1], StreamKey(SEED, 1, 0))
+    halved = dataclasses.replace(algorithm, server_lr=algorithm.server_lr / 2).update(state, report)
+    scaled = algorithm.update(state, report, ServerStep(lr_scale=0.5))
+    for name, value in halved.items():
+        np.testing.assert_array_equal(scaled[name], value)
 
 
 def test_fedadam_is_not_the_adam_of_optimizer_libraries(x0):

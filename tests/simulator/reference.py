@@ -4,6 +4,7 @@ import numpy as np
 import torch
 
 from export.model import GradientOracle
+from fedcore.algorithms.algorithm import ServerStep
 from fedcore.batching import StreamKey, batches
 
 
@@ -25,5 +26,6 @@ def reference_round(model, algorithm, state, shards, number, seed):
             total[name] = total.get(name, 0) + weight * value.numpy().astype(np.float64)
         weights += weight
     mean = {name: value / weights for name, value in total.items()}
+    step = ServerStep(len(shards), model.schema.layers)
     wide = {name: vector.astype(np.float64) for name, vector in state.items()}
-    return {name: vector.astype(np.float32) for name, vector in algorithm.update(wide, mean).items()}
+    return {name: vector.astype(np.float32) for name, vector in algorithm.update(wide, mean, step).items()}

@@ -9,6 +9,8 @@ import torch
 from export.model import GradientOracle, Model, cross_entropy
 from export.models import load
 from fedcore.algorithms import ALGORITHMS, create
+from fedcore.algorithms.algorithm import ServerStep
+from fedcore.algorithms.fed_avg import FedAvg
 from simulator import datasets
 from simulator.engine import CohortOracle, Engine, evaluate
 from simulator.errors import DatasetError, Diverged, EngineError
@@ -57,6 +59,22 @@ def test_three_rounds_equal_the_readable_reference(name, settings):
         for key, vector in state.items():
             gap = np.linalg.norm(engine.state[key] - vector) / np.linalg.norm(vector)
             assert gap < 1e-5, (key, gap)
+
+
+def test_update_is_told_how_many_reports_counted_and_which_layers():
+    told = []
+
+    class Told(FedAvg):
+        def update(self, state, mean, step):
+            told.append(step)
+            return state
+
+    population, model = uneven(), Model(load("logreg"))
+    broken = {**population.fields, "x": population.fields["x"].copy()}
+    broken["x"][population.starts[1]] = np.nan
+    Engine(model, Told(), Population(population.clients, broken, population.starts)).run_round(1, [0, 1, 2])
+    assert told == [ServerStep(devices=2, layers=model.schema.layers)]
+    assert [layer.stop - layer.start for layer in told[0].layers] == [640, 10]
 
 
 def test_metrics_are_means_over_every_real_example():
