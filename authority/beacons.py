@@ -16,8 +16,8 @@ from fedcore.wire.messages import RequestBeacon
 from secagg.beacons import draw_beacon
 from secagg.encoding import DIGEST_BYTES
 from secagg.errors import SecaggError
+from secagg.invite import Invite
 from secagg.merkle import root_of
-from secagg.messages import Invite
 from secagg.parameters import GraphParameters
 
 MOST_DEVICES = 1 << 20

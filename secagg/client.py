@@ -41,12 +41,12 @@ from secagg.errors import (
     TooFewNeighbours,
 )
 from secagg.graph import NeighbourGraph
+from secagg.invite import ACTIVE, Invite
 from secagg.keys import KEY_BYTES, PairKey
 from secagg.masking import LITTLE, add_masks
 from secagg.merkle import climb, sha256
 from secagg.message_type import MessageType
 from secagg.messages import (
-    ACTIVE,
     SHARE_BYTES,
     UNSIGNED,
     Advertise,
@@ -55,7 +55,6 @@ from secagg.messages import (
     Confirmations,
     Deliver,
     Included,
-    Invite,
     Masked,
     Roster,
     RosterEntry,

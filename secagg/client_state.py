@@ -10,8 +10,9 @@ from enum import IntEnum
 
 from secagg.encoding import DIGEST_BYTES, Reader, bitmap
 from secagg.errors import Malformed
+from secagg.invite import ACTIVE, HONEST
 from secagg.keys import KEY_BYTES, u32
-from secagg.messages import ACTIVE, HONEST, KEY_SHARE, SEED_SHARE, SHARE_BYTES, Unmask, survivors_digest
+from secagg.messages import KEY_SHARE, SEED_SHARE, SHARE_BYTES, Unmask, survivors_digest
 from secagg.shamir import PRIME
 
 FORMAT = 1

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from secagg import keys, packing, parameters
 from secagg.errors import ModelMismatch, PolicyViolation, ReplayedRound
-from secagg.messages import ACTIVE, HONEST, Invite
+from secagg.invite import ACTIVE, HONEST, Invite
 from secagg.parameters import GraphParameters
 
 

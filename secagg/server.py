@@ -48,12 +48,12 @@ from secagg.errors import (
     PolicyViolation,
 )
 from secagg.graph import NeighbourGraph
+from secagg.invite import ACTIVE, Invite
 from secagg.masking import LITTLE, Words
 from secagg.merkle import EMPTY, Tree, hash_of, sha256
 from secagg.message_type import DEVICE_MESSAGES, MessageType
 from secagg.messages import (
     ABORTED,
-    ACTIVE,
     DONE,
     KEY_SHARE,
     SEED_SHARE,
@@ -64,7 +64,6 @@ from secagg.messages import (
     Confirmations,
     Deliver,
     Included,
-    Invite,
     Masked,
     Roster,
     RosterEntry,

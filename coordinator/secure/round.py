@@ -42,8 +42,8 @@ from fedcore.signing import SigningKey
 from fedcore.succession import Succession
 from fedcore.wire.messages import Assignment
 from secagg.errors import SecaggError
+from secagg.invite import ACTIVE, Invite
 from secagg.message_type import MessageType
-from secagg.messages import ACTIVE, Invite
 from secagg.packing import Segment
 from secagg.server import Server
 from secagg.session_phase import SessionPhase

@@ -37,8 +37,9 @@ from fedcore.report import ReportLayout
 from fedcore.wire.messages import Assignment
 from secagg.client import Client, SessionInput
 from secagg.errors import SecaggError
+from secagg.invite import Invite
 from secagg.message_type import MessageType
-from secagg.messages import Invite, SessionResult
+from secagg.messages import SessionResult
 from secagg.parameters import LEAST_COHORT
 from secagg.policy import AggregationPolicy
 

@@ -34,19 +34,17 @@ from secagg.beacons import NO_BEACON, draw_beacon
 from secagg.client import Client, SessionInput
 from secagg.credentials import DEVICE_BYTES, NO_CREDENTIAL, issue
 from secagg.graph import NeighbourGraph
+from secagg.invite import ACTIVE, HONEST, Invite
 from secagg.keys import PairKey
 from secagg.masking import LITTLE, Mask, Words, add_masks
 from secagg.merkle import root_of, sha256
 from secagg.messages import (
-    ACTIVE,
     DONE,
-    HONEST,
     UNSIGNED,
     Advertise,
     Confirmations,
     Deliver,
     Included,
-    Invite,
     Masked,
     Roster,
     SessionResult,

@@ -24,7 +24,7 @@ from coordinator.store.tasks import Secagg, TaskSettings
 from fedcore.masking import layout_hash, model_hash
 from secagg.client import Client, SessionInput
 from secagg.credentials import issue
-from secagg.messages import Invite
+from secagg.invite import Invite
 from secagg.policy import AggregationPolicy
 from tests.coordinator.bundles import START, make_plan, report_values
 from tests.coordinator.conftest import AUTHORITY, KEYS, Desk

@@ -27,7 +27,8 @@ from secagg import keys
 from secagg.client import Client, SessionInput
 from secagg.client_state import ClientStage, ClientState
 from secagg.credentials import check_credential, check_possession, issue
-from secagg.messages import Advertise, Invite, SessionResult
+from secagg.invite import Invite
+from secagg.messages import Advertise, SessionResult
 from secagg.packing import Segment
 from secagg.policy import AggregationPolicy
 from secagg.server import Server

@@ -14,9 +14,10 @@ from secagg.client import Client, SessionInput
 from secagg.credentials import issue
 from secagg.errors import OutOfOrder
 from secagg.graph import NeighbourGraph
+from secagg.invite import ACTIVE, Invite
 from secagg.merkle import Tree, root_of
 from secagg.message_type import MessageType
-from secagg.messages import ACTIVE, Deliver, Invite, Roster, RosterEntry
+from secagg.messages import Deliver, Roster, RosterEntry
 from secagg.packing import Segment
 from secagg.policy import AggregationPolicy
 from secagg.server import Server

@@ -28,9 +28,10 @@ from secagg.errors import (
     UnsupportedSuite,
     WrongSession,
 )
+from secagg.invite import HONEST, Invite
 from secagg.keys import PairKey
 from secagg.message_type import MessageType
-from secagg.messages import HONEST, Advertise, Complaints, Deliver, Included, Invite, Shares
+from secagg.messages import Advertise, Complaints, Deliver, Included, Shares
 from secagg.packing import Segment
 from secagg.parameters import GraphParameters
 from secagg.server import Server

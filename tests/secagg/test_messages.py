@@ -9,6 +9,7 @@ import pytest
 from secagg.client_state import ClientStage, ClientState, Peer
 from secagg.encoding import bitmap, read_bitmap
 from secagg.errors import Malformed, SecaggError, UnsupportedSuite, WrongSession
+from secagg.invite import Invite
 from secagg.message_type import DEVICE_MESSAGES, MessageType
 from secagg.messages import (
     Advertise,
@@ -17,7 +18,6 @@ from secagg.messages import (
     Confirmations,
     Deliver,
     Included,
-    Invite,
     Masked,
     Roster,
     RosterEntry,

@@ -8,7 +8,7 @@ import pytest
 
 from secagg.client import Reply
 from secagg.errors import BelowThreshold, OutOfOrder, TooFewNeighbours
-from secagg.messages import ACTIVE, HONEST, Invite
+from secagg.invite import ACTIVE, HONEST, Invite
 from secagg.packing import Segment
 from secagg.parameters import GraphParameters
 from tests.secagg.cohort import EXACT, Cohort, integers, invitation
