@@ -23,7 +23,6 @@ from device_runtime.errors import (
     BadAnswer,
     DeadlinePassed,
     DeviceError,
-    NotAllowedNow,
     PlanRefused,
     PolicyForbids,
     Refused,
@@ -36,6 +35,7 @@ from device_runtime.errors import (
     plain,
 )
 from device_runtime.examples import ExampleSource, open_examples
+from device_runtime.monitor import Monitor
 from device_runtime.outcome import Outcome, failed
 from device_runtime.permission.guard import Guard
 from device_runtime.permission.policy import policy_in
@@ -65,10 +65,6 @@ if TYPE_CHECKING:
 
 # Answers to an upload after which there is no assignment left to give up: unknown, decided, too late.
 OVER = frozenset({404, 409, 410})
-# Reading conditions costs more than a small model's step, so in training they are read no more often than this.
-LOOK_EVERY_S = 0.1
-# How often work that goes on is written into the journal: a kill takes no more than this out of a day's budget.
-NOTE_EVERY_S = 2.0
 # How a process is told to end: Ctrl-C, and the handler that an application has for SIGTERM.
 STOPS = (KeyboardInterrupt, SystemExit)
 OWN_FAULT = "the device's own code failed"
@@ -107,10 +103,7 @@ class _Session:
         self._transport = transport
         self._database = database
         self._clock = clock
-        self._conditions_failed = False
-        self._hold: Hold | None = None
         self._after_work: RetryWindow | None = None
-        self._look_at, self._note_at = 0.0, time.monotonic() + NOTE_EVERY_S
         place = database, config.state, Sealer(config.keystore or KeyFile(config.state / "sealing-key"))
         self._assignments = AssignmentStore(*place, config.coordinator, config.population)
         self._policy = config.policy or policy_in(config.state)
@@ -124,6 +117,7 @@ class _Session:
         releases = Releases(self._policy, database, clock, config.population)
         self._guard = Guard(self._policy, self._spending, releases, timer=self._cpu_s)
         self._record = SessionRecord(journal, self._spending, transport, config.coordinator, config.population)
+        self._monitor = Monitor(config, clock, self._guard, self._record)
 
     def _to_authority(self, url: str) -> Transport:
         if self._policy.require_https and not url.lower().startswith("https://"):
@@ -136,7 +130,7 @@ class _Session:
             if self._database.notice:
                 self._record.notice("state-replaced", self._database.notice)
             self._record.note(device=self._enrolments.device)
-            now = self._conditions()
+            now = self._monitor.conditions()
             unmet = self._config.unmet(now)
             if unmet:
                 self._record.note(outcome="not-now", reason="conditions", detail="; ".join(unmet))
@@ -192,7 +186,7 @@ class _Session:
             self._give_up(stored.given, RuntimeFailed("the device was stopped while it worked"))
         else:
             self._record.note(examples=stored.examples, steps=stored.steps)
-            with Hold(self._transport, stored.given) as self._hold:
+            with Hold(self._transport, stored.given) as self._monitor.hold:
                 self._deliver(stored)
         return True
 
@@ -229,7 +223,7 @@ class _Session:
         if last is not None and last.given.assignment == given.assignment:
             raise BadAnswer(f"assignment {given.assignment} came again after its report was counted")
         self._note_assignment(given)
-        with Hold(self._transport, given) as self._hold:
+        with Hold(self._transport, given) as self._monitor.hold:
             self._carry_out(given, due, trainer, examples)
 
     def _carry_out(self, given: Assignment, due: Moment, trainer: Trainer, examples: ExampleSource) -> None:
@@ -259,10 +253,10 @@ class _Session:
             record.write()
 
         def watch() -> None:
-            if not self._keep_going(due):
+            if not self._monitor.keep_going(due):
                 raise DeadlinePassed("stopped before training: the report would come too late")
 
-        worker = Worker(trainer, examples, self._cache(watch), lambda: self._keep_going(due))
+        worker = Worker(trainer, examples, self._cache(watch), lambda: self._monitor.keep_going(due))
         self._guard.check_assignment(given, self._transport.bytes_moved)
         plan = worker.plan(given)
         record.write(plan=plain(plan.name))
@@ -315,8 +309,8 @@ class _Session:
 
     def _send(self, stored: StoredAssignment) -> None:
         with self._phase("upload"):
-            if stored.given.over_selected and self._hold is not None:
-                self._hold.ask()
+            if stored.given.over_selected and self._monitor.hold is not None:
+                self._monitor.hold.ask()
             receipt = self._transport.report(stored.given.assignment, self._assignments.report(stored), stored.sha256)
         if receipt.sha256 != stored.sha256:
             raise BadAnswer("the receipt is for another report")
@@ -339,7 +333,7 @@ class _Session:
             transport=self._transport,
             assignments=self._assignments,
             least=self._guard.min_cohort,
-            keep_going=lambda: self._keep_going(due),
+            keep_going=lambda: self._monitor.keep_going(due),
             phase=self._phase,
             plan=lambda given: plan_of(given, self._cache(lambda: None)),
         )
@@ -359,37 +353,9 @@ class _Session:
                 self._transport.abort(given.assignment, Abort(reason, detail))
         self._assignments.drop()
 
-    def _keep_going(self, due: Moment) -> bool:
-        if self._hold is not None:
-            self._hold.check()
-        now = time.monotonic()
-        if now >= self._look_at:
-            unmet = self._config.unmet(self._conditions())
-            if unmet:
-                raise NotAllowedNow("a condition for work no longer holds", "; ".join(unmet))
-            self._look_at = now + LOOK_EVERY_S
-        if now >= self._note_at:
-            self._record.write(compute_s=self._guard.seconds)
-            self._note_at = now + NOTE_EVERY_S
-        return self._guard.may_go_on() and due.remaining_s(self._clock) > 0
-
     def _cpu_s(self) -> float:
         """CPU seconds of this process, and of those that train for it."""
         return time.process_time() + (self._trainer.cpu_s if self._trainer else 0.0)
-
-    def _conditions(self) -> Conditions:
-        """The conditions of now. A source that fails, an application's own function, tells nothing; the owner hears."""
-        try:
-            now = self._config.conditions()
-            if not isinstance(now, Conditions):
-                raise TypeError(f"it gave {type(now).__name__}, not Conditions")
-        except Exception as error:
-            if not self._conditions_failed:
-                words = f"the source of conditions failed, so none is known: {type(error).__name__}: {error}"
-                self._record.note(notices=(*self._record.outcome.notices, words))
-            self._conditions_failed = True
-            return Conditions()
-        return now
 
     def _rejected(self, answer: Rejected, trainer: Trainer) -> None:
         self._record.note(outcome="rejected", reason=answer.reason, retry=answer.retry, retryable="transient")

@@ -9,8 +9,7 @@ import contextlib
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Protocol
 from urllib.parse import quote
@@ -21,13 +20,12 @@ from device_runtime.errors import BadAnswer, Refused, Unreachable
 from device_runtime.protocol import answers
 from device_runtime.protocol.answers import Answer
 from device_runtime.protocol.attempts import Attempts
+from device_runtime.protocol.call import BYTES, JSON, PARTIAL, TIMEOUT_S, BytesMoved, Call
 from device_runtime.protocol.connection import (
-    PIECE,
     Address,
     Carrier,
     ConnectionFailed,
     Connections,
-    HttpRequest,
     HttpResponse,
     address_of,
 )
@@ -48,49 +46,14 @@ from fedcore.wire.messages import (
     Willing,
     encode,
 )
-from fedcore.wire.signatures import KEY_ID, SignableRequest, Signer, content_digest, digest_field
+from fedcore.wire.signatures import KEY_ID, Signer, digest_field
 
 # A body that arrived damaged, or an upload that began elsewhere: the next attempt asks for the offset anew.
 SENT_AGAIN = frozenset({"digest-mismatch", "mismatching-offset"})
-TIMEOUT_S = 30.0
 LEAVING_S = 2.0
-LARGEST_MESSAGE = 1 << 20
-JSON = {"content-type": "application/json"}
-BYTES = {"content-type": "application/octet-stream"}
-PARTIAL = {"content-type": "application/partial-upload"}
 _ASSIGNMENTS = "/v1/assignments/"
 # A larger report is uploaded so that a cut connection loses nothing.
 LARGEST_WHOLE = 8 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """A request. Without a signer the device signs it, and without a time it is signed as of now.
-
-    sha256: of the content, in hex, where it is known already.
-    """
-
-    method: str
-    path: str
-    content: bytes | memoryview = b""
-    headers: Mapping[str, str] = field(default_factory=dict)
-    timeout_s: float = TIMEOUT_S
-    signer: Signer | None = None
-    created: int | None = None
-    sha256: str = ""
-
-    @property
-    def name(self) -> str:
-        """Its name in errors."""
-        return f"{self.method} {self.path}"
-
-
-@dataclass(slots=True)
-class _BytesMoved:
-    """Bytes of bodies, of all conversations on one connection."""
-
-    up: int = 0
-    down: int = 0
 
 
 class Identity(Protocol):
@@ -122,7 +85,7 @@ class Transport:
         sleep: Callable[[float], None] = time.sleep,
         rng: random.Random | None = None,
     ) -> None:
-        self._moved = _BytesMoved()
+        self._moved = BytesMoved()
         self.stopping: Callable[[], bool] = lambda: False
         self.identity: Identity | None = None
         self.wall: Callable[[], float] = time.time
@@ -172,7 +135,7 @@ class Transport:
 
     def check_in(self, population: str, message: CheckIn) -> CheckInAnswer:
         """Say that this device is willing."""
-        call = _Call("POST", f"/v1/populations/{_segment(population)}/checkins", encode(message), JSON)
+        call = Call("POST", f"/v1/populations/{_segment(population)}/checkins", encode(message), JSON)
         answer: CheckInAnswer = self._message(call, CheckInAnswer)
         return answers.printable(answer) if isinstance(answer, Rejected) else answer
 
@@ -181,7 +144,7 @@ class Transport:
         headers = {**JSON, "prefer": f"wait={wait_s:.0f}"}
         path = f"/v1/sessions/{_segment(session)}/assignments"
         answer: AssignmentAnswer = self._message(
-            _Call("POST", path, encode(Willing(tasks=tasks)), headers, timeout_s=wait_s + TIMEOUT_S), AssignmentAnswer
+            Call("POST", path, encode(Willing(tasks=tasks)), headers, timeout_s=wait_s + TIMEOUT_S), AssignmentAnswer
         )
         self._attempts.renew()
         if isinstance(answer, Rejected):
@@ -213,7 +176,7 @@ class Transport:
         path = f"{_ASSIGNMENTS}{_segment(assignment)}/report"
         if len(body) > LARGEST_WHOLE:
             return self._resumed(path, body, sha256)
-        receipt: Receipt = self._message(_Call("PUT", path, body, BYTES, sha256=sha256), Receipt)
+        receipt: Receipt = self._message(Call("PUT", path, body, BYTES, sha256=sha256), Receipt)
         return receipt
 
     def enrol(self, newcomer: Signer, message: Callable[[int], Enrol]) -> Enrolled:
@@ -233,7 +196,7 @@ class Transport:
         """Be there, for about `wait_s` seconds; asked once. Raises Refused once the round needs nothing more."""
         headers = {"prefer": f"wait={wait_s:.0f}"}
         path = f"{_ASSIGNMENTS}{_segment(assignment)}"
-        call = _Call("GET", path, headers=headers, timeout_s=wait_s + TIMEOUT_S)
+        call = Call("GET", path, headers=headers, timeout_s=wait_s + TIMEOUT_S)
         if self._attempt(call).status != 204:
             raise BadAnswer(f"{call.name}: a hold is answered with 204")
 
@@ -243,32 +206,32 @@ class Transport:
         sha256: of the message, in hex, where it is known already.
         """
         headers = {**BYTES, "prefer": f"wait={wait_s:.0f}"}
-        call = _Call("PUT", _secagg(assignment, number), message, headers, timeout_s=wait_s + TIMEOUT_S, sha256=sha256)
+        call = Call("PUT", _secagg(assignment, number), message, headers, timeout_s=wait_s + TIMEOUT_S, sha256=sha256)
         answer = self._send(call)
         return None if answer.status == 204 else answer.body
 
     def hear(self, assignment: str, number: int, wait_s: float) -> bytes | None:
         """A message of a secure aggregation; None when there is none within about `wait_s` seconds."""
         headers = {"prefer": f"wait={wait_s:.0f}"}
-        answer = self._send(_Call("GET", _secagg(assignment, number), headers=headers, timeout_s=wait_s + TIMEOUT_S))
+        answer = self._send(Call("GET", _secagg(assignment, number), headers=headers, timeout_s=wait_s + TIMEOUT_S))
         return None if answer.status == 204 else answer.body
 
     def abort(self, assignment: str, message: Abort) -> None:
         """Give the assignment up."""
-        self._send(_Call("POST", f"{_ASSIGNMENTS}{_segment(assignment)}:abort", encode(message), JSON))
+        self._send(Call("POST", f"{_ASSIGNMENTS}{_segment(assignment)}:abort", encode(message), JSON))
 
     def leave(self, assignment: str, message: Abort) -> None:
         """Give the assignment up with no time to lose: asked once, for a moment."""
         path = f"{_ASSIGNMENTS}{_segment(assignment)}:abort"
-        self._attempt(_Call("POST", path, encode(message), JSON, timeout_s=LEAVING_S))
+        self._attempt(Call("POST", path, encode(message), JSON, timeout_s=LEAVING_S))
 
-    def _message(self, call: _Call, kind: Any) -> Any:
+    def _message(self, call: Call, kind: Any) -> Any:
         return answers.decode_answer(call.name, self._send(call), kind)
 
     def _introduce(self, path: str, newcomer: Signer, message: Callable[[int], Struct], kind: Any) -> Any:
         def ask() -> Answer:
             created = self._now()
-            return self._attempt(_Call("POST", path, encode(message(created)), JSON, signer=newcomer, created=created))
+            return self._attempt(Call("POST", path, encode(message(created)), JSON, signer=newcomer, created=created))
 
         return answers.decode_answer(f"POST {path}", self._attempts.make(ask), kind)
 
@@ -281,15 +244,15 @@ class Transport:
         }
 
         def bring_the_rest() -> Answer:
-            start = answers.upload_offset(self._attempt(_Call("HEAD", path)), len(body))
+            start = answers.upload_offset(self._attempt(Call("HEAD", path)), len(body))
             headers = {**PARTIAL, **about, "upload-offset": str(start)}
             rest = memoryview(body)[start:]
-            return self._attempt(_Call("PATCH", path, rest, headers, sha256="" if start else sha256))
+            return self._attempt(Call("PATCH", path, rest, headers, sha256="" if start else sha256))
 
         receipt: Receipt = answers.decode_answer(f"PATCH {path}", self._attempts.make(bring_the_rest), Receipt)
         return receipt
 
-    def _send(self, call: _Call) -> Answer:
+    def _send(self, call: Call) -> Answer:
         return self._attempts.make(lambda: self._attempt(call))
 
     def _mend(self, error: Refused) -> bool:
@@ -307,16 +270,20 @@ class Transport:
     def _told_to_stop(self) -> bool:
         return self.stopping()
 
-    def _attempt(self, call: _Call) -> Answer:
+    def _attempt(self, call: Call) -> Answer:
         of_assignment = call.path.startswith(_ASSIGNMENTS)
         try:
             if of_assignment:
                 self.spoke_at = math.inf
             with self._asked(call) as response:
-                return Answer(response.status, response.headers, self._read(response, call))
+                return self._answer(response, call)
         finally:
             if of_assignment:
                 self.spoke_at = time.monotonic()
+
+    def _answer(self, response: HttpResponse, call: Call) -> Answer:
+        body = call.body_of(self._moved.arriving(response), lambda: self._allowed_s(call))
+        return Answer(response.status, response.headers, body)
 
     def _append(self, ref: BlobRef, partial: PartialDownload, watch: Callable[[], None]) -> None:
         """Fetch what is missing of a blob. What arrives before something ends it is kept, if it is of the blob."""
@@ -326,12 +293,12 @@ class Transport:
         headers = {"accept-encoding": "identity"}
         if start:
             headers |= {"range": f"bytes={start}-", "if-range": etag}
-        call = _Call("GET", f"/v1/blobs/{_segment(ref.sha256)}", headers=headers)
+        call = Call("GET", f"/v1/blobs/{_segment(ref.sha256)}", headers=headers)
         with self._asked(call) as response:
             if start and not answers.is_continuation(response, start):
                 partial.clear()
             try:
-                for chunk in self._pieces(response):
+                for chunk in self._moved.arriving(response):
                     partial.append(chunk)
                     if partial.size > ref.size:
                         partial.clear()
@@ -343,59 +310,29 @@ class Transport:
                 raise
 
     @contextlib.contextmanager
-    def _asked(self, call: _Call) -> Iterator[HttpResponse]:
+    def _asked(self, call: Call) -> Iterator[HttpResponse]:
         """A good answer whose body is still to be read."""
         try:
-            with contextlib.closing(self._carrier.send(self._signed(call))) as response:
+            signer = self._signer(call)
+            request = call.request(self._address, signer, self._now(), self._moved, self._allowed_s(call))
+            with contextlib.closing(self._carrier.send(request)) as response:
                 if not 200 <= response.status < 300:
-                    answer = Answer(response.status, response.headers, self._read(response, call))
-                    raise answers.refusal(call.name, answer)
+                    raise answers.refusal(call.name, self._answer(response, call))
                 yield response
         except ConnectionFailed as error:
             raise Unreachable(f"{call.name}: {error}") from error
 
-    def _signed(self, call: _Call) -> HttpRequest:
-        """The request of a call, with a fresh signature."""
-        headers = {"host": self._address.authority, **call.headers, "content-length": str(len(call.content))}
-        if call.content:
-            known = bytes.fromhex(call.sha256)
-            headers["content-digest"] = digest_field(known) if known else content_digest(call.content)
-        signer = call.signer
-        if signer is None and self.identity is not None:
-            signer = self.identity.signer(self)
-        target = self._address.path + call.path
-        if signer is not None:
-            about = SignableRequest(call.method, self._address.authority, target, headers.get)
-            headers |= signer.headers(about, self._now() if call.created is None else call.created)
-        return HttpRequest(call.method, target, headers, self._counted(call.content), self._allowed_s(call))
+    def _signer(self, call: Call) -> Signer | None:
+        if call.signer is not None or self.identity is None:
+            return call.signer
+        return self.identity.signer(self)
 
     def _now(self) -> int:
         """The coordinator's time, as far as it is known, in whole seconds."""
         return int(self.wall() + self._ahead_s)
 
-    def _allowed_s(self, call: _Call) -> float:
+    def _allowed_s(self, call: Call) -> float:
         return min(call.timeout_s, LEAVING_S) if self.stopping() else call.timeout_s
-
-    def _counted(self, content: bytes | memoryview) -> Iterator[bytes]:
-        for start in range(0, len(content), PIECE):
-            piece = bytes(content[start : start + PIECE])
-            self._moved.up += len(piece)
-            yield piece
-
-    def _pieces(self, response: HttpResponse) -> Iterator[bytes]:
-        for piece in response:
-            self._moved.down += len(piece)
-            yield piece
-
-    def _read(self, response: HttpResponse, call: _Call) -> bytes:
-        body, began = bytearray(), time.monotonic()
-        for chunk in self._pieces(response):
-            body += chunk
-            if time.monotonic() - began > self._allowed_s(call):
-                raise Unreachable(f"{call.name}: the answer took too long")
-            if len(body) > LARGEST_MESSAGE:
-                raise BadAnswer(f"{call.name}: the answer is longer than {LARGEST_MESSAGE} bytes")
-        return bytes(body)
 
 
 def _secagg(assignment: str, number: int) -> str:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from device_runtime import session
+from device_runtime import monitor
 from device_runtime.clock import Clock
 from device_runtime.conditions import Conditions, Requirements
 from device_runtime.errors import StateError
@@ -124,7 +124,7 @@ def test_people_read_the_journal_as_a_table_and_programs_as_json(coordinator, co
 
 
 def test_failed_condition_is_told_to_the_owner_not_the_coordinator(coordinator, config, monkeypatch):
-    monkeypatch.setattr(session, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(monitor, "LOOK_EVERY_S", 0.0)
     levels = iter([0.9, 0.9, 0.9])
     source = lambda: Conditions(battery=next(levels, 0.07))  # noqa: E731
     outcome = run_session(replace(config, conditions=source, requirements=Requirements(min_battery=0.2)))

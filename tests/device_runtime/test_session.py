@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from device_runtime import session
+from device_runtime import monitor
 from device_runtime.conditions import Conditions, Requirements, constant
 from device_runtime.config import DeviceConfig
 from device_runtime.examples import Collection, ExampleStore
@@ -371,7 +371,7 @@ def test_conditions_that_do_not_hold_mean_that_nothing_is_sent(coordinator, conf
 
 @pytest.mark.parametrize("batches", [0, 1, 5, 8])
 def test_conditions_that_fail_end_the_work_within_a_batch(coordinator, config, batches, monkeypatch):
-    monkeypatch.setattr(session, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(monitor, "LOOK_EVERY_S", 0.0)
     before = 1 + 2 * (1 + 5 + 1)  # the check-in, and every download: before the request, and after its one piece
     asked = []
 
@@ -387,7 +387,7 @@ def test_conditions_that_fail_end_the_work_within_a_batch(coordinator, config, b
 
 
 def test_conditions_are_not_read_again_for_every_small_batch(config, monkeypatch):
-    monkeypatch.setattr(session, "LOOK_EVERY_S", 3600.0)
+    monkeypatch.setattr(monitor, "LOOK_EVERY_S", 3600.0)
     asked = []
     assert run_session(replace(config, conditions=lambda: asked.append(1) or PLUGGED)).outcome == "reported"
     assert len(asked) == 2
