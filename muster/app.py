@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from muster.commands import device as on_device
+from muster.commands.algorithms import algorithms_app
 from muster.commands.audit import audit_app
 from muster.commands.authority import authority_app
 from muster.commands.bench import bench_app
@@ -54,6 +55,7 @@ app.command()(doctor)
 app.command()(export)
 app.command()(simulate)
 plan_app.command()(log)
+app.add_typer(algorithms_app, name="algorithms")
 app.add_typer(plan_app, name="plan")
 app.add_typer(key_app, name="key")
 app.add_typer(authority_app, name="authority")

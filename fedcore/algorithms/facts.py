@@ -1,0 +1,170 @@
+"""Facts about an algorithm, all derived: sizes from a rehearsal, settings from its fields, words from its docstrings.
+
+Legend: d parameters of the model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedcore.algorithms.algorithm import Algorithm, Vector
+from fedcore.algorithms.rehearsal import rehearse, trips_of
+
+_TRIED = (3, 5)
+"""Two sizes of a model, from which follows how every size depends on that of the model."""
+_CITATION = re.compile(r'^([^\s,]+)[^"]*"[^"]+",? ?(.*?\b(?:19|20)\d\d\b(?!\.\d))(?:, (.*?))?(?:[.;] |[.;]?$)')
+_MEANING = re.compile(r"^(\w+(?:, \w+)*): (.*(?:\n(?!\w+(?:, \w+)*: |\n).*)*)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How many values: `per_parameter` · d + `constant`."""
+
+    per_parameter: int = 0
+    constant: int = 0
+
+    def __add__(self, other: Size) -> Size:
+        return Size(self.per_parameter + other.per_parameter, self.constant + other.constant)
+
+    def __str__(self) -> str:
+        vectors = {0: "", 1: "d"}.get(self.per_parameter, f"{self.per_parameter}d")
+        return " + ".join(filter(None, [vectors, str(self.constant) if self.constant else ""])) or "0"
+
+
+@dataclass(frozen=True, slots=True)
+class SettingFacts:
+    """A setting: its value, what it may be, and what it means."""
+
+    name: str
+    value: float | int | str
+    values: str
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class PassFacts:
+    """A pass over the local examples, and its loop."""
+
+    name: str
+    epochs: int
+    batch_size: int
+    steps: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TripFacts:
+    """A trip: the vectors that go down, the passes that a device runs, the vectors that come up."""
+
+    down: dict[str, Size]
+    passes: tuple[PassFacts, ...]
+    up: dict[str, Size]
+
+
+@dataclass(frozen=True, slots=True)
+class AlgorithmFacts:
+    """What there is to know about an algorithm with its settings as they are.
+
+    summary, equations: its module's docstring, first line and rest. paper: the first author, the place and year, and
+    the part of the paper; empty where the docstring cites none. simulated_only: why it is not for devices in the field;
+    empty where it is. state: the vectors that the server keeps.
+    """
+
+    name: str
+    family: str
+    summary: str
+    equations: str
+    paper: str
+    weighting: str
+    simulated_only: str
+    trips: tuple[TripFacts, ...]
+    state: dict[str, Size]
+    settings: tuple[SettingFacts, ...]
+
+    @property
+    def down(self) -> tuple[Size, ...]:
+        """What a device receives in each trip."""
+        return tuple(total(trip.down) for trip in self.trips)
+
+    @property
+    def up(self) -> tuple[Size, ...]:
+        """What a device sends in each trip, its weight and metrics apart."""
+        return tuple(total(trip.up) for trip in self.trips)
+
+
+def facts_of(algorithm: Algorithm) -> AlgorithmFacts:
+    """The facts about an algorithm. Raises what the algorithm raises when it is rehearsed."""
+    rehearsals = [rehearse(algorithm, np.linspace(-1, 1, size)) for size in _TRIED]
+    trips = tuple(
+        TripFacts(
+            _sizes([one[index].broadcast for one in rehearsals]),
+            tuple(
+                PassFacts(stage.name, stage.loop.epochs, stage.loop.batch_size, stage.loop.steps)
+                for stage in trip.passes
+            ),
+            _sizes([one[index].report for one in rehearsals]),
+        )
+        for index, trip in enumerate(trips_of(algorithm))
+    )
+    summary, _, equations = (inspect.getdoc(inspect.getmodule(type(algorithm))) or "").partition("\n\n")
+    return AlgorithmFacts(
+        name=algorithm.name,
+        family=algorithm.family,
+        summary=" ".join(summary.split()),
+        equations=equations,
+        paper=_paper(equations),
+        weighting=algorithm.weighting,
+        simulated_only=getattr(algorithm, "cross_device", ""),
+        trips=trips,
+        state=_sizes([one[-1].state for one in rehearsals]),
+        settings=_settings(algorithm),
+    )
+
+
+def total(sizes: Mapping[str, Size]) -> Size:
+    """The size of all vectors together."""
+    return sum(sizes.values(), Size())
+
+
+def _sizes(found: Iterable[Mapping[str, Vector]]) -> dict[str, Size]:
+    """How the sizes of vectors depend on that of the model, from the vectors of two models."""
+    small, large = found
+    gap = _TRIED[1] - _TRIED[0]
+    slopes = {name: (large[name].size - vector.size) // gap for name, vector in small.items()}
+    return {name: Size(slopes[name], vector.size - slopes[name] * _TRIED[0]) for name, vector in small.items()}
+
+
+def _settings(algorithm: Any) -> tuple[SettingFacts, ...]:
+    meanings = _meanings(type(algorithm))
+    return tuple(
+        SettingFacts(field.name, getattr(algorithm, field.name), field.metadata["setting"][2], meanings[field.name])
+        for field in dataclasses.fields(algorithm)
+    )
+
+
+def _meanings(algorithm: type) -> dict[str, str]:
+    """What docstrings say of settings, in lines `name: meaning` or `name, name: meaning`; a class wins over its bases.
+
+    A setting that no docstring names means nothing: an empty text.
+    """
+    meanings = {field.name: "" for field in dataclasses.fields(algorithm)}
+    for cls in reversed(algorithm.__mro__):
+        for names, words in _MEANING.findall(inspect.cleandoc(cls.__doc__ or "")):
+            said = " ".join(words.split())
+            meanings |= {name: said for name in names.split(", ") if name in meanings}
+    return meanings
+
+
+def _paper(words: str) -> str:
+    """The first citation that a paragraph opens with: authors, "title", place year, part."""
+    for paragraph in words.split("\n\n"):
+        cited = _CITATION.match(" ".join(paragraph.split()))
+        if cited:
+            return ", ".join(filter(None, cited.groups()))
+    return ""

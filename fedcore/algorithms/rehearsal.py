@@ -1,0 +1,78 @@
+"""A rehearsal: one round of an algorithm on tiny vectors, from which its sizes are read and its mistakes are found.
+
+The gradient is that of a bowl, Σ½(y − 1)², on batches of two examples; every pass takes two steps. One device makes the
+whole cohort.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from fedcore.algorithms.algorithm import Algorithm, Broadcast, Carry, Gradient, Report, ServerStep, State, Vector
+
+Call: TypeAlias = Callable[..., dict[str, Vector]]
+"""call(what, function, *arguments) gives function(*arguments); `what` names the function for a message."""
+
+STEPS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsed:
+    """What went to a device and came back in one trip, and the server state after it."""
+
+    broadcast: Broadcast
+    report: Report
+    state: State
+
+
+def trips_of(algorithm: Any) -> tuple[Any, ...]:
+    """The trips of a round; an algorithm of one trip is that trip itself."""
+    return tuple(getattr(algorithm, "trips", (algorithm,)))
+
+
+def bowl(params: Vector) -> tuple[Vector, Vector, Vector]:
+    """The gradient oracle of the bowl: mean loss, gradient and number of examples."""
+    one = 0.0 * params[..., :1] + 1.0
+    return one, params - 1.0, 2.0 * one
+
+
+def plainly(what: str, function: Callable[..., dict[str, Vector]], *arguments: Any) -> dict[str, Vector]:
+    """The call itself, without any look at what goes in or comes out."""
+    return function(*arguments)
+
+
+def rehearse(algorithm: Algorithm, params_D: Vector, grad: Gradient = bowl, call: Call = plainly) -> list[Rehearsed]:
+    """Every trip of one round that starts from `params_D`."""
+    state, rehearsed = call("init", algorithm.init, params_D), []
+    for trip in trips_of(algorithm):
+        broadcast = call("broadcast", trip.broadcast, state)
+        report = contribute(trip, received(algorithm, broadcast, call), grad, call)
+        state = call("update", trip.update, state, report, ServerStep())
+        rehearsed.append(Rehearsed(broadcast, report, state))
+    return rehearsed
+
+
+def received(algorithm: Any, broadcast: Broadcast, call: Call = plainly) -> Broadcast:
+    """What a device's passes get: the broadcast, and in front of round 0 what a client keeps, where it keeps any."""
+    if not hasattr(algorithm, "init_client"):
+        return broadcast
+    return {**broadcast, **call("init_client", algorithm.init_client, broadcast["params"])}
+
+
+def contribute(
+    trip: Any,
+    broadcast: Broadcast,
+    grad: Gradient,
+    call: Call = plainly,
+    spread: Callable[[Mapping[str, Vector]], Carry] = dict,
+) -> Report:
+    """The report of a device in one trip. `spread` is done to the first carry of every pass."""
+    carries: dict[str, Carry] = {}
+    for stage in trip.passes:
+        carry = spread(call(f"begin of pass {stage.name}", stage.begin, broadcast))
+        for _ in range(STEPS):
+            carry = call(f"step of pass {stage.name}", stage.step, carry, broadcast, grad)
+        carries[stage.name] = carry
+    return call("report", trip.report, broadcast, carries)

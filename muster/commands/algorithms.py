@@ -1,0 +1,88 @@
+"""`muster algorithms`: the algorithms that there are, and all about one of them, derived from its code."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from muster.output import Json, Settings, emit, parse_settings, show_fields, show_table
+
+if TYPE_CHECKING:
+    from fedcore.algorithms.facts import AlgorithmFacts, Size, TripFacts
+
+algorithms_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at the federated algorithms.")
+
+
+@algorithms_app.command("list")
+def list_algorithms(json: Json = False) -> None:
+    """List every built-in algorithm: its family, what it sends, and whether it runs on devices.
+
+    Sizes are numbers of values, for a model of d parameters, with the default settings. A second trip follows a comma.
+    """
+    from fedcore.algorithms import ALGORITHMS, create
+    from fedcore.algorithms.facts import facts_of
+
+    found = [facts_of(create(name)) for name in ALGORITHMS]
+    if json:
+        return emit(found)
+    columns = ("algorithm", "family", "down", "up", "server state", "trips", "cross-device", "paper")
+    return show_table(columns, [_cells(facts) for facts in found])
+
+
+@algorithms_app.command()
+def show(
+    name: Annotated[str, typer.Argument(help="An algorithm, from `muster algorithms list`.")],
+    settings: Settings = None,
+    json: Json = False,
+) -> None:
+    """Show an algorithm: its equations, settings, and what device and server do.
+
+    Sizes are numbers of values, for a model of d parameters. They are those of the settings given with --set.
+    """
+    from fedcore.algorithms import create
+    from fedcore.algorithms.facts import facts_of
+
+    facts = facts_of(create(name, parse_settings(settings)))
+    if json:
+        return emit(facts)
+    typer.echo(f"{facts.summary}\n\n{facts.equations}\n")
+    show_fields(_outline(facts))
+    typer.echo()
+    columns = ("setting", "value", "what it may be", "meaning")
+    return show_table(columns, [(one.name, one.value, one.values, one.meaning) for one in facts.settings])
+
+
+def _cells(facts: AlgorithmFacts) -> tuple[object, ...]:
+    from fedcore.algorithms.facts import total
+
+    reach = f"no: {facts.simulated_only}" if facts.simulated_only else "yes"
+    sizes = (", ".join(map(str, facts.down)), ", ".join(map(str, facts.up)), total(facts.state))
+    return (facts.name, facts.family, *sizes, len(facts.trips), reach, facts.paper)
+
+
+def _outline(facts: AlgorithmFacts) -> dict[str, object]:
+    """What device and server do, in a line each."""
+    lines: dict[str, object] = {"family": facts.family}
+    for number, trip in enumerate(facts.trips, 1):
+        of_trip = f" in trip {number}" if len(facts.trips) > 1 else ""
+        lines[f"device receives{of_trip}"] = _vectors(trip.down)
+        lines[f"device runs{of_trip}"] = _runs(trip)
+        lines[f"device reports{of_trip}"] = _vectors(trip.up)
+    means = "weighed by examples" if facts.weighting == "examples" else "each device alike"
+    lines["server takes"] = f"the mean over the cohort, {means}"
+    lines["server keeps"] = _vectors(facts.state)
+    return lines | {"cross-device": f"no: it {facts.simulated_only}" if facts.simulated_only else "yes"}
+
+
+def _vectors(sizes: dict[str, Size]) -> str:
+    return ", ".join(f"{name} ({size})" for name, size in sizes.items())
+
+
+def _runs(trip: TripFacts) -> str:
+    passes = [
+        f"{one.name} ({one.epochs} × all examples in batches of {one.batch_size}"
+        f"{f', at most {one.steps} steps' if one.steps else ''})"
+        for one in trip.passes
+    ]
+    return ", then ".join(passes)
