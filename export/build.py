@@ -15,7 +15,7 @@ from export.decompositions import TABLE
 from export.formats import Format, formats
 from export.model import Model
 from export.parity import certify
-from fedcore.algorithms.algorithm import Algorithm
+from fedcore.algorithms.algorithm import Algorithm, check_cross_device
 from fedcore.bundle import AlgorithmRef, Bundle, Manifest
 from fedcore.checkpoint import encode
 from fedcore.params import VectorSpec
@@ -40,7 +40,7 @@ def export_bundle(
     """Trace, write and certify every graph in every format of `targets`, and write the bundle to `folder`.
 
     source: how `muster` finds the model again, a built-in name or `package.module:function`.
-    Raises ExportError (see export/errors.py).
+    Raises ExportError (see export/errors.py), and NotCrossDevice when devices cannot run the algorithm.
     """
     state = {name: vector.numpy() for name, vector in algorithm.init(torch.from_numpy(model.initial)).items()}
     plan, graphs = build_plan(model, algorithm, targets, progress)
@@ -66,8 +66,10 @@ def build_plan(
 ) -> tuple[Plan, Graphs]:
     """The plan and its graphs; with no targets, the plan without any graph.
 
-    Raises UnknownFormat, InvalidModel, UnsupportedOperator or DynamicControlFlow.
+    Raises UnknownFormat, InvalidModel, UnsupportedOperator or DynamicControlFlow; NotCrossDevice when devices cannot
+    run the algorithm.
     """
+    check_cross_device(algorithm)
     received = algorithm.broadcast(algorithm.init(torch.from_numpy(model.initial)))
     broadcast = tuple(VectorSpec(name, vector.numel()) for name, vector in received.items())
     writer = _Writer(formats(targets), progress)

@@ -15,7 +15,8 @@ FedcoreError
 ├── ReportError             a report has the wrong length or layout, or holds a non-finite number
 └── AlgorithmError
     ├── UnknownAlgorithm    no algorithm has that name
-    └── InvalidSetting      the algorithm has no such setting, or the value is out of range
+    ├── InvalidSetting      the algorithm has no such setting, or the value is out of range
+    └── NotCrossDevice      the algorithm is for the simulator alone, and was to run on devices
 """
 
 
@@ -81,3 +82,7 @@ class UnknownAlgorithm(AlgorithmError):
 
 class InvalidSetting(AlgorithmError):
     """The algorithm has no such setting, or the value is out of range."""
+
+
+class NotCrossDevice(AlgorithmError):
+    """The algorithm is for the simulator alone, and was to run on devices."""

@@ -12,6 +12,7 @@ OURS = {"authority", "coordinator", "device_runtime", "export", "fedcore", "must
 USAGE_ERRORS = {
     "UnknownAlgorithm",
     "InvalidSetting",
+    "NotCrossDevice",
     "UnknownModel",
     "UnknownFormat",
     "DatasetError",

@@ -22,10 +22,20 @@ from torch.nn.modules.conv import _ConvNd
 from export.errors import ExportError, reason
 from export.model import Model
 from export.rewrites import Traceable
-from fedcore.algorithms.algorithm import Algorithm, Broadcast, Carry, Pass, Report, ServerStep
+from fedcore.algorithms.algorithm import (
+    Algorithm,
+    Broadcast,
+    Carry,
+    ClientState,
+    Pass,
+    Report,
+    ServerStep,
+    keeps_client_state,
+)
 from fedcore.batching import StreamKey, batches, noise
 from fedcore.params import Float32
 from fedcore.report import weight_of
+from simulator.client_states import ClientStates
 from simulator.diagnose_loss import cause
 from simulator.errors import Diverged, EngineError
 from simulator.population import Population
@@ -51,10 +61,13 @@ class _Sums:
     weight: float = 0.0
     contributors: int = 0
 
-    def add(self, report_K: Report, metrics_K: Mapping[str, Tensor], weight_K: Tensor) -> None:
-        """Add the clients whose every value is finite once weighted; the others count in nothing, as on a device."""
+    def add(self, report_K: Report, metrics_K: Mapping[str, Tensor], weight_K: Tensor, kept_K: ClientState) -> Tensor:
+        """Add the clients whose every value is finite once weighted; the others count in nothing, as on a device.
+
+        Gives which those are, bool (K,).
+        """
         weighted = {name: value * weight_K[:, None] for name, value in report_K.items()}
-        everything = [*weighted.values(), *metrics_K.values()]
+        everything = [*weighted.values(), *metrics_K.values(), *kept_K.values()]
         finite_K = torch.stack([torch.isfinite(value).all(-1) for value in everything]).all(0)
         for sums, values in ((self.report, weighted), (self.metrics, metrics_K)):
             for name, value in values.items():
@@ -62,6 +75,7 @@ class _Sums:
                 sums[name] = sums.get(name, 0) + kept.sum(0, dtype=torch.float64)
         self.weight += float((weight_K * finite_K).sum(dtype=torch.float64))
         self.contributors += int(finite_K.sum())
+        return finite_K
 
 
 class Engine:
@@ -87,11 +101,17 @@ class Engine:
         self._examples = _on(self._device, population.fields)
         initial = torch.from_numpy(model.initial).to(self._device)
         self._state = {name: vector.clone() for name, vector in algorithm.init(initial).items()}
+        self._clients = ClientStates.of(algorithm, initial, len(population))
 
     @property
     def state(self) -> dict[str, Float32]:
         """The server state, float32 vectors."""
         return {name: vector.cpu().numpy() for name, vector in self._state.items()}
+
+    @property
+    def client_states(self) -> dict[str, Float32]:
+        """A copy of what the clients keep between rounds, float32 (clients, …); empty for most algorithms."""
+        return {name: vectors.cpu().numpy().copy() for name, vectors in self._clients.vectors.items()}
 
     def run_round(self, number: int, cohort: Sequence[int], slots: Sequence[int] | None = None) -> RoundResult:
         """One round of the clients in `cohort`; moves the server state.
@@ -110,7 +130,11 @@ class Engine:
             why = cause(self._model, self.state["params"], self._population, cohort, number - 1)
             raise Diverged(f"round {number}: no client has a finite report: {why}")
         mean = {name: value / sums.weight for name, value in sums.report.items()}
-        step = ServerStep(devices=sums.contributors, layers=self._model.schema.layers)
+        step = ServerStep(
+            devices=sums.contributors,
+            layers=self._model.schema.layers,
+            participation=sums.contributors / len(self._population),
+        )
         state = self._algorithm.update({name: vector.double() for name, vector in self._state.items()}, mean, step)
         self._state = {name: vector.float() for name, vector in state.items()}
         metrics = {
@@ -122,13 +146,16 @@ class Engine:
 
     def _train(self, clients: Sequence[tuple[int, StreamKey]], sums: _Sums) -> None:
         """Run every pass for some clients and add their reports and metrics to `sums`."""
-        broadcast = self._algorithm.broadcast(self._state)
+        indices = [client for client, _ in clients]
+        broadcast = self._algorithm.broadcast(self._state) | self._clients.gather(indices)
         carries: dict[str, Carry] = {}
         metrics: dict[str, Tensor] = {}
         for index, item in enumerate(self._algorithm.passes):
             carries[item.name], metrics[item.name] = self._run_pass(index, item, broadcast, clients)
         report = self._algorithm.report(broadcast, carries)
-        sums.add(report, metrics, self._weights([client for client, _ in clients]))
+        kept = self._algorithm.keep(broadcast, carries) if keeps_client_state(self._algorithm) else {}
+        finite = sums.add(report, metrics, self._weights(indices), kept)
+        self._clients.scatter(indices, kept, finite)
 
     def _run_pass(
         self, index: int, item: Pass, broadcast: Broadcast, clients: Sequence[tuple[int, StreamKey]]
@@ -145,7 +172,7 @@ class Engine:
             batch = {name: array[where] for name, array in self._examples.items()}
             drawn = self._noise(index, number, item.loop.batch_size, clients[:active])
             oracle = CohortOracle(self._model, batch, torch.from_numpy(mask).to(self._device), drawn)
-            after = item.step({name: vector[:active] for name, vector in carry.items()}, broadcast, oracle)
+            after = item.step(_first(active, carry), _first(active, broadcast), oracle)
             for name, vector in after.items():
                 carry[name][:active] = vector
             sums_KM[:active] += oracle.sums_KM
@@ -241,6 +268,11 @@ def _clients_at_once(model: Model, device: torch.device) -> int:
     if not any(isinstance(layer, _ConvNd) for layer in model.module.modules()):
         return 10
     return max(1, min(20, CONVOLVED_TOGETHER // model.initial.size))
+
+
+def _first(active: int, vectors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The rows of the first clients, of vectors (K, …); vectors that all clients share stay whole."""
+    return {name: vector[:active] if vector.dim() == 2 else vector for name, vector in vectors.items()}
 
 
 def _on(device: torch.device, arrays: Mapping[str, NDArray[np.generic]]) -> dict[str, Tensor]:

@@ -27,6 +27,7 @@ from coordinator.store.database import Database
 from coordinator.store.identity import tie
 from coordinator.store.records import Records
 from fedcore import algorithms, checkpoint
+from fedcore.algorithms.algorithm import check_cross_device
 from fedcore.bundle import Bundle
 from fedcore.errors import FedcoreError
 from fedcore.plan import BlobRef, Plan
@@ -289,9 +290,11 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
 def first_checkpoint(bundle: Bundle) -> bytes:
     """The checkpoint that devices receive in round 1 of a task on the bundle.
 
-    Raises InvalidTask when plan, algorithm and initial state do not fit each other, and fedcore's errors.
+    Raises InvalidTask when plan, algorithm and initial state do not fit each other, NotCrossDevice when devices cannot
+    run the algorithm, and fedcore's other errors.
     """
     plan, algorithm = bundle.plan, algorithms.create(bundle.manifest.algorithm.name, bundle.manifest.algorithm.settings)
+    check_cross_device(algorithm)
     try:
         state = checkpoint.decode(bundle.read(bundle.manifest.state), state_specs(plan, algorithm))
     except FedcoreError as error:

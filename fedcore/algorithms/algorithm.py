@@ -17,6 +17,12 @@ Whoever has a gradient can drive an algorithm. One round, with the n_k examples 
     mean = {name: Σ w_k report_k[name] / Σ w_k}                     w_k is n_k or 1, as algorithm.weighting says
     state = algorithm.update(state, mean, ServerStep(devices=K))    ServerStep may be left out by most
 
+Where clients keep vectors between rounds (`StatefulAlgorithm`), a round of client k has two lines more, and
+ServerStep(participation=K/N) of N clients:
+
+    broadcast = algorithm.broadcast(state) | client_k               client_k is algorithm.init_client(params_D) at first
+    client_k = algorithm.keep(broadcast, carries)                   beside report_k
+
 `fedcore.batching.batches` makes the batches of a loop; `examples/fed_avg.py` is this in full.
 """
 
@@ -24,8 +30,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, TypeGuard
 
+from fedcore.errors import NotCrossDevice
 from fedcore.loop import Loop
 
 if TYPE_CHECKING:
@@ -45,6 +52,9 @@ Carry: TypeAlias = dict[str, Vector]
 
 Report: TypeAlias = dict[str, Vector]
 """Named vectors that are averaged over the cohort by weight."""
+
+ClientState: TypeAlias = dict[str, Vector]
+"""The vectors that one client keeps between rounds, in the simulator alone."""
 
 Gradient: TypeAlias = Callable[[Vector], tuple[Vector, Vector, Vector]]
 """grad(params_D) -> (mean loss (1,), gradient of it (D,), number of examples (1,)) on the current batch."""
@@ -69,12 +79,14 @@ class ServerStep:
     """What the server knows of a round beside its mean.
 
     devices: reports in the mean. layers: ranges of the schema's tensors in the flat vector; without a schema, the whole
-    vector is one layer. lr_scale: the schedule's factor on the server learning rate.
+    vector is one layer. lr_scale: the schedule's factor on the server learning rate. participation: `devices` as a
+    share of all clients, |S| / N, which the simulator alone knows.
     """
 
     devices: int = 1
     layers: tuple[slice, ...] = (slice(None),)
     lr_scale: float = 1.0
+    participation: float = 1.0
 
 
 class Algorithm(Protocol):
@@ -108,3 +120,32 @@ class Algorithm(Protocol):
 
         Every server learning rate is multiplied by `step.lr_scale`. A round number that is needed is a state vector.
         """
+
+
+class StatefulAlgorithm(Algorithm, Protocol):
+    """An algorithm whose clients keep vectors between rounds. The simulator alone runs it.
+
+    Passes and `report` get the client's vectors beside the broadcast, in one dictionary: `broadcast | client`. Names of
+    the two differ.
+
+    cross_device: why it is not for devices in the field, as a clause that follows the algorithm's name.
+    """
+
+    cross_device: ClassVar[str]
+
+    def init_client(self, params_D: Vector) -> ClientState:
+        """What a client keeps before its first round, given the model of round 0."""
+
+    def keep(self, broadcast: Broadcast, carries: Mapping[str, Carry]) -> ClientState:
+        """What a client keeps after a round, from the arguments of `report`; the names of `init_client`."""
+
+
+def keeps_client_state(algorithm: Algorithm) -> TypeGuard[StatefulAlgorithm]:
+    """Whether the clients of an algorithm keep vectors between rounds."""
+    return hasattr(algorithm, "keep")
+
+
+def check_cross_device(algorithm: Algorithm) -> None:
+    """Raise NotCrossDevice, with the reason, when the simulator alone runs the algorithm."""
+    if keeps_client_state(algorithm):
+        raise NotCrossDevice(f"{algorithm.name} {algorithm.cross_device}; only `muster simulate` runs it")

@@ -28,7 +28,7 @@ IN_CLEAR = "What the coordinator saw: every report in clear, with its weight and
 
 def demo(
     algorithms: Annotated[
-        str, typer.Option(help="Which to run, by commas: mimelite, fedadam, fedavg.")
+        str, typer.Option(help="Which to run, by commas; docs/algorithms.md has them all.")
     ] = "mimelite,fedadam",
     rounds: Annotated[int, typer.Option(min=1, help="Rounds per algorithm.")] = 25,
     devices: Annotated[int, typer.Option(min=1, max=60, help="Devices per round, of 60.")] = 20,
@@ -48,12 +48,13 @@ def demo(
     limits the agreement.
     """
     from fedcore.algorithms import create
+    from fedcore.algorithms.algorithm import check_cross_device
     from secagg.parameters import LEAST_COHORT
 
     # Wrong options are reported before torch is loaded, which takes seconds.
     names = tuple(dict.fromkeys(name.strip() for name in algorithms.split(",")))
     for name in names:
-        create(name)
+        check_cross_device(create(name))
     secure = devices >= LEAST_COHORT and not plain
     if not out.parent.is_dir():
         raise typer.BadParameter(f"there is no folder {out.parent}", param_hint="--out")

@@ -52,9 +52,11 @@ def export(
     see docs/models.md.
     """
     from fedcore.algorithms import ALGORITHMS, create
+    from fedcore.algorithms.algorithm import check_cross_device
 
     # Wrong options are reported before torch is loaded, which takes seconds.
     chosen = create(algorithm, parse_settings(settings))
+    check_cross_device(chosen)
     if not (force or every or list_models):
         _refuse_to_replace(out)
     from export.formats import FORMATS

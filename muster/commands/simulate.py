@@ -25,7 +25,7 @@ def simulate(
         str | None, typer.Option(help="digits (bundled), wisdm or mnist_10k.  [default: digits]")
     ] = None,
     data: Annotated[Path | None, typer.Option(help="The folder that holds data sets on disk.")] = None,
-    algorithm: Annotated[str | None, typer.Option(help="fedavg, fedadam or mimelite.  [default: fedavg]")] = None,
+    algorithm: Annotated[str | None, typer.Option(help="One of docs/algorithms.md.  [default: fedavg]")] = None,
     settings: Settings = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds to run.  [default: 100]")] = None,
     cohort: Annotated[int | None, typer.Option(help="Users per round.  [default: 10]")] = None,

@@ -32,15 +32,18 @@ from export.parity import certify
 from export.trial import TOLERANCE, Trial
 from export.verify import verify_bundle
 from fedcore.algorithms import ALGORITHMS, create
+from fedcore.algorithms.algorithm import keeps_client_state
 from fedcore.bundle import Bundle
-from fedcore.errors import DigestMismatch, SchemaError
+from fedcore.errors import DigestMismatch, NotCrossDevice, SchemaError
 from fedcore.plan import BlobRef, Field
 from tests.export import models
 
 EMBEDDING = TABLE[torch.ops.aten.embedding_dense_backward.default]
 # Those that export in seconds, with every algorithm; the others follow in test_golden.py.
 QUICK = ("logreg", "mlp", "digits_cnn")
-SETTINGS = [(name, {}) for name in ALGORITHMS] + [("mimelite", {"optimizer": "adam", "client_lr": 0.01})]
+SETTINGS = [(name, {}) for name, algorithm in ALGORITHMS.items() if not keeps_client_state(algorithm())] + [
+    ("mimelite", {"optimizer": "adam", "client_lr": 0.01})
+]
 
 
 def parities(certificate):
@@ -57,6 +60,13 @@ def test_every_model_and_algorithm_agree_with_torch_on_onnx_runtime(name, algori
     assert evidence.footprint.graph_bytes == sum(ref.size for ref in bundle.plan.graphs["onnx"].values())
     assert 20 < evidence.footprint.peak_rss_mb < 200
     assert 0 < evidence.footprint.step_cpu_ms < 100
+
+
+@pytest.mark.parametrize("name", [name for name, algorithm in ALGORITHMS.items() if keeps_client_state(algorithm())])
+def test_an_algorithm_with_client_state_is_refused_with_its_reason(name, tmp_path):
+    with pytest.raises(NotCrossDevice, match=f"{name} keeps .*; only `muster simulate` runs it"):
+        export_bundle(Model(load("logreg")), create(name), tmp_path)
+    assert not any(tmp_path.iterdir())
 
 
 USERS = [

@@ -22,14 +22,19 @@ def gradient_oracle(examples_BD, mask_B):
 
 
 def run_device(algorithm, broadcast, examples_ND, key):
-    """What a device reports, by the loop of the plan's specification."""
+    """What a device reports."""
+    return algorithm.report(broadcast, run_passes(algorithm, broadcast, examples_ND, key))
+
+
+def run_passes(algorithm, broadcast, examples_ND, key, oracle=gradient_oracle):
+    """The last carry of every pass, by the loop of the plan's specification."""
     carries = {}
     for index, stage in enumerate(algorithm.passes):
         carry = stage.begin(broadcast)
         for indices, mask in batches(stage.loop, len(examples_ND), key, index):
-            carry = stage.step(carry, broadcast, gradient_oracle(examples_ND[indices], mask.astype(np.float64)))
+            carry = stage.step(carry, broadcast, oracle(examples_ND[indices], mask.astype(np.float64)))
         carries[stage.name] = carry
-    return algorithm.report(broadcast, carries)
+    return carries
 
 
 def run_cohort(algorithm, broadcast, examples_KND, place_of):

@@ -8,12 +8,15 @@ from fedcore.algorithms.algorithm import ServerStep
 from fedcore.batching import StreamKey, batches
 
 
-def reference_round(model, algorithm, state, shards, number, seed):
-    """The next server state (float32 NumPy) after clients `shards`, in slot order."""
-    broadcast = algorithm.broadcast({name: torch.from_numpy(vector) for name, vector in state.items()})
+def reference_round(model, algorithm, state, shards, number, seed, *, kept=None, clients=None):
+    """The next server state (float32 NumPy) after clients `shards`, in slot order.
+
+    kept: what each of them kept from before, replaced by what it keeps now. clients: how many there are in all.
+    """
+    received = algorithm.broadcast({name: torch.from_numpy(vector) for name, vector in state.items()})
     total, weights = {}, 0.0
     for slot, shard in enumerate(shards):
-        carries = {}
+        carries, broadcast = {}, received | (kept[slot] if kept else {})
         for index, item in enumerate(algorithm.passes):
             carry = item.begin(broadcast)
             for rows, mask in batches(item.loop, len(shard["y"]), StreamKey(seed, number, slot), index):
@@ -25,7 +28,9 @@ def reference_round(model, algorithm, state, shards, number, seed):
         for name, value in algorithm.report(broadcast, carries).items():
             total[name] = total.get(name, 0) + weight * value.numpy().astype(np.float64)
         weights += weight
+        if kept:
+            kept[slot] = algorithm.keep(broadcast, carries)
     mean = {name: value / weights for name, value in total.items()}
-    step = ServerStep(len(shards), model.schema.layers)
+    step = ServerStep(len(shards), model.schema.layers, participation=len(shards) / (clients or len(shards)))
     wide = {name: vector.astype(np.float64) for name, vector in state.items()}
     return {name: vector.astype(np.float32) for name, vector in algorithm.update(wide, mean, step).items()}

@@ -9,7 +9,7 @@ import torch
 from export.model import GradientOracle, Model, cross_entropy
 from export.models import load
 from fedcore.algorithms import ALGORITHMS, create
-from fedcore.algorithms.algorithm import ServerStep
+from fedcore.algorithms.algorithm import ServerStep, keeps_client_state
 from fedcore.algorithms.fed_avg import FedAvg
 from simulator import datasets
 from simulator.engine import CohortOracle, Engine, evaluate
@@ -18,7 +18,12 @@ from simulator.population import Population
 from tests.simulator.reference import reference_round
 
 SETTINGS = [
-    *((name, {"batch_size": 5, "epochs": 2, "weighting": w}) for name in ALGORITHMS for w in ("examples", "uniform")),
+    *(
+        (name, {"batch_size": 5, "epochs": 2, "weighting": weighting})
+        for name, algorithm in ALGORITHMS.items()
+        for weighting in ("examples", "uniform")
+        if not keeps_client_state(algorithm())
+    ),
     ("mimelite", {"optimizer": "adam", "client_lr": 0.01, "batch_size": 5}),
 ]
 
@@ -73,7 +78,7 @@ def test_update_is_told_how_many_reports_counted_and_which_layers():
     broken = {**population.fields, "x": population.fields["x"].copy()}
     broken["x"][population.starts[1]] = np.nan
     Engine(model, Told(), Population(population.clients, broken, population.starts)).run_round(1, [0, 1, 2])
-    assert told == [ServerStep(devices=2, layers=model.schema.layers)]
+    assert told == [ServerStep(devices=2, layers=model.schema.layers, participation=0.5)]
     assert [layer.stop - layer.start for layer in told[0].layers] == [640, 10]
 
 

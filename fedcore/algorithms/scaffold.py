@@ -1,0 +1,118 @@
+"""SCAFFOLD: control variates correct the drift of local steps on clients with different data.
+
+Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, "SCAFFOLD: stochastic controlled averaging for federated learning",
+ICML 2020, Algorithm 1.
+
+With c the server's control variate and c_i that of client i, both 0 at first; S is the cohort, N the number of clients:
+
+    on client i     y starts at the received x; for each of K batches    y −= client_lr · (g(y) − c_i + c)
+                    option I    c_i⁺ = ∇F_i(x)                           one more sweep over all local examples
+                    option II   c_i⁺ = c_i − c + (x − y) / (K · client_lr)
+    on the server   x += server_lr · mean(y − x)
+                    c += |S| / N · mean(c_i⁺ − c_i)
+
+Traps: K is the number of steps that this client took, which differs where clients hold different numbers of examples.
+The mean is uniform: c stays the mean of all c_i. Both ends move by the old c and c_i.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from fedcore.algorithms.algorithm import (
+    Broadcast,
+    Carry,
+    ClientState,
+    Gradient,
+    Pass,
+    Report,
+    ServerStep,
+    State,
+    Vector,
+)
+from fedcore.algorithms.settings import choice, count, positive
+from fedcore.loop import Loop
+
+if TYPE_CHECKING:
+    from fedcore.report import Weighting  # loads NumPy, which names and settings do not need
+
+
+@dataclass(frozen=True, slots=True)
+class Scaffold:
+    """Down: x and c, 2d. Up: the changes of y and c_i, 2d. Server state: x and c. Client state: c_i, d.
+
+    option: the client's next control variate, "I" or "II" above; "I" costs one more sweep.
+    client_lr: step size of local steps.
+    server_lr: step size on the mean delta; 1 in the paper's experiments.
+    epochs, batch_size: local sweeps and batch size; K follows from them.
+    """
+
+    name: ClassVar[str] = "scaffold"
+    family: ClassVar[str] = "variance reduction"
+    cross_device: ClassVar[str] = "keeps a control variate on every client between rounds, and devices keep nothing"
+    weighting: ClassVar[Weighting] = "uniform"
+
+    option: Literal["II", "I"] = choice("II", "I")
+    client_lr: float = positive(0.1)
+    server_lr: float = positive(1.0)
+    epochs: int = count(1)
+    batch_size: int = count(20)
+
+    @property
+    def passes(self) -> tuple[Pass, ...]:
+        train = Pass("train", Loop(batch_size=self.batch_size, epochs=self.epochs), self._begin_train, self._train)
+        sweep = Pass("sweep", Loop(batch_size=self.batch_size, shuffle=False), self._begin_sweep, self._sweep)
+        return (train, sweep) if self.option == "I" else (train,)
+
+    def init(self, params_D: Vector) -> State:
+        return {"params": params_D, "c": 0.0 * params_D}
+
+    def init_client(self, params_D: Vector) -> ClientState:
+        return {"c_i": 0.0 * params_D}
+
+    def broadcast(self, state: State) -> Broadcast:
+        return dict(state)
+
+    def report(self, broadcast: Broadcast, carries: Mapping[str, Carry]) -> Report:
+        return {
+            "delta": carries["train"]["params"] - broadcast["params"],
+            "delta_c": self._next_c_i(broadcast, carries) - broadcast["c_i"],
+        }
+
+    def keep(self, broadcast: Broadcast, carries: Mapping[str, Carry]) -> ClientState:
+        return {"c_i": self._next_c_i(broadcast, carries)}
+
+    def update(self, state: State, mean: Report, step: ServerStep = ServerStep()) -> State:
+        return {
+            "params": state["params"] + self.server_lr * step.lr_scale * mean["delta"],
+            "c": state["c"] + step.participation * mean["delta_c"],
+        }
+
+    def _begin_train(self, broadcast: Broadcast) -> Carry:
+        return {"params": broadcast["params"], "steps": 0.0 * broadcast["params"][..., :1]}
+
+    def _train(self, carry: Carry, broadcast: Broadcast, grad: Gradient) -> Carry:
+        _, gradient_D, _ = grad(carry["params"])
+        corrected_D = gradient_D - broadcast["c_i"] + broadcast["c"]
+        return {"params": carry["params"] - self.client_lr * corrected_D, "steps": carry["steps"] + 1}
+
+    def _begin_sweep(self, broadcast: Broadcast) -> Carry:
+        zeros_D = 0.0 * broadcast["params"]
+        return {"gradient_sum": zeros_D, "examples": zeros_D[..., :1]}
+
+    def _sweep(self, carry: Carry, broadcast: Broadcast, grad: Gradient) -> Carry:
+        _, gradient_D, examples = grad(broadcast["params"])
+        return {
+            "gradient_sum": carry["gradient_sum"] + examples * gradient_D,
+            "examples": carry["examples"] + examples,
+        }
+
+    def _next_c_i(self, broadcast: Broadcast, carries: Mapping[str, Carry]) -> Vector:
+        """c_i⁺, by the chosen option."""
+        if self.option == "I":
+            return carries["sweep"]["gradient_sum"] / carries["sweep"]["examples"]
+        train = carries["train"]
+        drift_D = (broadcast["params"] - train["params"]) / (train["steps"] * self.client_lr)
+        return broadcast["c_i"] - broadcast["c"] + drift_D

@@ -1,0 +1,60 @@
+"""Client states: the vectors that all clients of a population keep between rounds, for algorithms that have such."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fedcore.algorithms.algorithm import Algorithm, ClientState, keeps_client_state
+from simulator.errors import EngineError
+
+
+@dataclass(frozen=True, slots=True)
+class ClientStates:
+    """The vectors of every client, float32 (N, …) by name, where the engine computes. They are moved in place."""
+
+    vectors: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, algorithm: Algorithm, params_D: Tensor, clients: int) -> ClientStates:
+        """What `clients` clients keep before the first round; nothing, for an algorithm without client state.
+
+        Raises EngineError when it does not fit in the free memory.
+        """
+        if not keeps_client_state(algorithm):
+            return cls({})
+        initial = algorithm.init_client(params_D)
+        size = sum(vector.numel() for vector in initial.values())
+        needed, free = clients * size * params_D.element_size(), _free_bytes(params_D.device)
+        if free is not None and needed > free:
+            raise EngineError(
+                f"{algorithm.name} keeps {size:,} numbers for each of {clients:,} clients, {needed / 1e9:,.1f} GB in "
+                f"all, and {free / 1e9:,.1f} GB are free on {params_D.device}; take a smaller model, fewer users, or "
+                "an algorithm without client state"
+            )
+        return cls({name: vector.repeat(clients, 1) for name, vector in initial.items()})
+
+    def gather(self, clients: Sequence[int]) -> ClientState:
+        """Copies (K, …) of some clients' vectors."""
+        return {name: vectors[list(clients)] for name, vectors in self.vectors.items()}
+
+    def scatter(self, clients: Sequence[int], kept: ClientState, finite_K: Tensor) -> None:
+        """Put the vectors (K, …) of some clients in place; a client that is not `finite_K` keeps what it had."""
+        rows = torch.tensor(clients, device=finite_K.device)[finite_K]
+        for name, vectors in kept.items():
+            self.vectors[name][rows] = vectors[finite_K]
+
+
+def _free_bytes(device: torch.device) -> int | None:
+    """Memory that is free on a compute device, or None where the system does not tell."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        known = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    except OSError:  # not Linux
+        return None
+    return 1024 * int(known["MemAvailable"].split()[0])

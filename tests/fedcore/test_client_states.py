@@ -1,0 +1,186 @@
+"""Algorithms whose clients keep vectors, against a second writing of their equations, over partial cohorts in float64.
+
+The clients hold linear regressions of different curvature, F_i(x) = mean of ½ (⟨a, x⟩ − b)², so that local steps drift
+apart. The references share no code with `fedcore.algorithms`.
+"""
+
+import numpy as np
+import pytest
+
+from fedcore.algorithms import create
+from fedcore.algorithms.algorithm import ServerStep
+from fedcore.algorithms.fed_avg import FedAvg
+from fedcore.algorithms.scaffold import Scaffold
+from fedcore.batching import StreamKey, permutation
+from tests.fedcore.quadratics import run_passes
+
+D, BATCH, EPOCHS, SEED = 4, 4, 2, 3
+COHORTS = [[0, 1, 2, 3, 4], [3, 1], [4, 2, 0], [2], [1, 3, 4, 0]]
+
+
+@pytest.fixture
+def clients():
+    """Rows (a, b) of five clients with different numbers of examples."""
+    rng = np.random.default_rng(2)
+    return [
+        rng.normal(size=(n, D + 1)) * np.linspace(0.5, 1 + k / 4, D + 1) + k / 4 for k, n in enumerate((6, 4, 9, 1, 5))
+    ]
+
+
+@pytest.fixture
+def x0():
+    return np.linspace(-1, 1, D)
+
+
+def least_squares(rows_BD, mask_B):
+    def grad(x):
+        a, b = rows_BD[:, :-1], rows_BD[:, -1]
+        residual = (a @ x - b) * mask_B
+        return (0.5 * residual @ residual / mask_B.sum())[None], residual @ a / mask_B.sum(), mask_B.sum(keepdims=True)
+
+    return grad
+
+
+def run(algorithm, x, clients, cohorts):
+    """State and client states after rounds of `cohorts`, as the contract's docstring says."""
+    state, kept = algorithm.init(x), [algorithm.init_client(x) for _ in clients]
+    for number, cohort in enumerate(cohorts):
+        reports = []
+        for slot, k in enumerate(cohort):
+            received = algorithm.broadcast(state) | kept[k]
+            carries = run_passes(algorithm, received, clients[k], StreamKey(SEED, number, slot), least_squares)
+            reports.append(algorithm.report(received, carries))
+            kept[k] = algorithm.keep(received, carries)
+        mean = {name: sum(report[name] for report in reports) / len(cohort) for name in reports[0]}
+        state = algorithm.update(state, mean, ServerStep(len(cohort), participation=len(cohort) / len(clients)))
+    return state, kept
+
+
+def gradient(rows, x):
+    a, b = rows[:, :-1], rows[:, -1]
+    return a.T @ (a @ x - b) / len(rows)
+
+
+def optimum(clients):
+    """The minimum of the uniform mean of all F_i."""
+    hessian = np.mean([rows[:, :-1].T @ rows[:, :-1] / len(rows) for rows in clients], 0)
+    return np.linalg.solve(hessian, np.mean([rows[:, :-1].T @ rows[:, -1] / len(rows) for rows in clients], 0))
+
+
+def local_batches(rows, number, slot):
+    for epoch in range(EPOCHS):
+        order = permutation(StreamKey(SEED, number, slot), 0, epoch, len(rows))
+        yield from (rows[order[start : start + BATCH]] for start in range(0, len(rows), BATCH))
+
+
+def reference_scaffold(algorithm, x, clients, cohorts):
+    total, c, c_i, lr = len(clients), np.zeros(D), np.zeros((len(clients), D)), algorithm.client_lr
+    for number, cohort in enumerate(cohorts):
+        moved, changed = np.zeros(D), np.zeros(D)
+        for slot, i in enumerate(cohort):
+            y, steps = x.copy(), 0
+            for batch in local_batches(clients[i], number, slot):
+                y -= lr * (gradient(batch, y) - c_i[i] + c)
+                steps += 1
+            after = gradient(clients[i], x) if algorithm.option == "I" else c_i[i] - c + (x - y) / (steps * lr)
+            moved += y - x
+            changed += after - c_i[i]
+            c_i[i] = after
+        x = x + algorithm.server_lr / len(cohort) * moved
+        c = c + changed / total
+    return {"params": x, "c": c}, {"c_i": c_i}
+
+
+REFERENCES = {"scaffold": reference_scaffold}
+VARIANTS = [
+    Scaffold(client_lr=0.05, batch_size=BATCH, epochs=EPOCHS),
+    Scaffold(client_lr=0.05, server_lr=0.6, batch_size=BATCH, epochs=EPOCHS, option="I"),
+]
+
+
+@pytest.mark.parametrize("algorithm", VARIANTS, ids=repr)
+def test_rounds_of_partial_cohorts_agree_with_the_equations(algorithm, x0, clients):
+    state, kept = run(algorithm, x0, clients, COHORTS)
+    expected, expected_kept = REFERENCES[algorithm.name](algorithm, x0, clients, COHORTS)
+    assert (set(state), set(kept[0])) == (set(expected), set(expected_kept))
+    for name, value in expected.items():
+        np.testing.assert_allclose(state[name], value, rtol=1e-12, atol=1e-13, err_msg=name)
+    for name, value in expected_kept.items():
+        np.testing.assert_allclose([client[name] for client in kept], value, rtol=1e-12, atol=1e-13, err_msg=name)
+
+
+@pytest.mark.parametrize("algorithm", VARIANTS, ids=repr)
+def test_what_a_client_was_given_stays_as_it_was(algorithm, x0, clients):
+    state, kept = run(algorithm, x0, clients, COHORTS[:1])
+    received = algorithm.broadcast(state) | kept[2]
+    before = {name: value.copy() for name, value in received.items()}
+    for value in received.values():
+        value.flags.writeable = False
+    carries = run_passes(algorithm, received, clients[2], StreamKey(SEED, 1, 0), least_squares)
+    report, keeps = algorithm.report(received, carries), algorithm.keep(received, carries)
+    for name, value in before.items():
+        np.testing.assert_array_equal(received[name], value)
+    for name, value in keeps.items():
+        assert not np.shares_memory(value, received[name])
+        assert value.shape == received[name].shape
+    assert all(value.shape == (D,) for value in report.values())
+
+
+@pytest.mark.parametrize("algorithm", VARIANTS, ids=repr)
+def test_client_states_in_float32_stay_float32(algorithm, x0, clients):
+    x = x0.astype(np.float32)
+    received = algorithm.broadcast(algorithm.init(x)) | algorithm.init_client(x)
+    rows, mask = clients[0].astype(np.float32), np.ones(len(clients[0]), np.float32)
+    carries = {
+        stage.name: stage.step(stage.begin(received), received, least_squares(rows, mask)) for stage in algorithm.passes
+    }
+    for vectors in (
+        received,
+        *carries.values(),
+        algorithm.report(received, carries),
+        algorithm.keep(received, carries),
+    ):
+        assert {str(value.dtype) for value in vectors.values()} == {"float32"}
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        Scaffold(client_lr=0.05, batch_size=64, epochs=5, option="I"),
+        Scaffold(client_lr=0.05, batch_size=64, epochs=5),
+    ],
+    ids=repr,
+)
+def test_drift_is_corrected_where_fedavg_stays_off_the_optimum(algorithm, x0, clients):
+    cohorts = [[0, 1, 2, 3, 4]] * 600
+    state, _ = run(algorithm, x0, clients, cohorts)
+    np.testing.assert_allclose(state["params"], optimum(clients), rtol=0, atol=1e-6)
+    fedavg, x = FedAvg(client_lr=0.05, batch_size=64, epochs=5), x0
+    for number, cohort in enumerate(cohorts):
+        carries = [
+            run_passes(fedavg, {"params": x}, clients[k], StreamKey(SEED, number, k), least_squares) for k in cohort
+        ]
+        x = np.mean([carry["train"]["params"] for carry in carries], 0)
+    assert np.abs(x - optimum(clients)).max() > 0.01
+
+
+def test_the_mean_of_all_control_variates_stays_that_of_the_server(x0, clients):
+    for option in ("I", "II"):
+        state, kept = run(Scaffold(client_lr=0.05, batch_size=BATCH, option=option), x0, clients, COHORTS)
+        np.testing.assert_allclose(state["c"], np.mean([client["c_i"] for client in kept], 0), rtol=1e-12)
+
+
+def test_k_of_scaffold_is_the_steps_that_the_client_took(x0, clients):
+    algorithm = Scaffold(client_lr=0.05, batch_size=BATCH)
+    _, kept = run(algorithm, x0, clients, [[0, 1, 2, 3, 4]])
+    for k, steps in enumerate((2, 1, 3, 1, 2)):
+        y, key = x0, StreamKey(SEED, 0, k)
+        order = permutation(key, 0, 0, len(clients[k]))
+        for start in range(0, len(clients[k]), BATCH):
+            y = y - 0.05 * gradient(clients[k][order[start : start + BATCH]], y)
+        np.testing.assert_allclose(kept[k]["c_i"], (x0 - y) / (steps * 0.05), rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["scaffold"])
+def test_means_over_clients_with_state_are_uniform(name):
+    assert create(name).weighting == "uniform"
