@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, fields
 from importlib import import_module
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 import msgspec
 import typer
-from typer.models import OptionInfo
 
 from muster.bench.header import header
+from muster.option_fields import parameters_of
 from muster.output import Json, doing, emit
 from muster.plain import say as say_line
 from muster.plain import show_table
@@ -31,6 +30,7 @@ def command_of(name: str, options: type) -> Callable[..., None]:
     """The command that runs the benchmark `name`. Its exit code is 1 when the result says that it is not sound."""
 
     def command(*, json: bool, **given: Any) -> None:
+        """Run the benchmark, and show or print its figures."""
         benchmark = import_module(f"muster.bench.{name}")
         with doing(name) as say:
             figures = msgspec.to_builtins(benchmark.run(options(**given), say), str_keys=True)
@@ -41,21 +41,11 @@ def command_of(name: str, options: type) -> Callable[..., None]:
         raise typer.Exit(0 if figures.get("sound", True) else 1)
 
     command.__doc__ = options.__doc__
-    command.__signature__ = inspect.Signature([*_parameters(options), _JSON])  # type: ignore[attr-defined]
+    command.__signature__ = inspect.Signature([*parameters_of(options), _JSON])  # type: ignore[attr-defined]
     return command
 
 
 _JSON = inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Json)
-
-
-def _parameters(options: type) -> Iterator[inspect.Parameter]:
-    """One parameter for each field that has a `typer.Option`."""
-    hints = get_type_hints(options, include_extras=True)
-    for field in fields(options):
-        hint = hints[field.name]
-        if get_origin(hint) is Annotated and isinstance(get_args(hint)[1], OptionInfo):
-            default = inspect.Parameter.empty if field.default is MISSING else field.default
-            yield inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
 def show(figures: Mapping[str, Any]) -> None:

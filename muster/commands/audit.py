@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from muster.commands.stores import Blobs, Database, Remote, open_store
+from muster.commands.stores import Blobs, Database, HeadFile, Remote, open_store
 from muster.output import Json, at_utc, emit, show_fields, show_table
 
 audit_app = typer.Typer(
@@ -40,10 +39,7 @@ def show(
 
 @audit_app.command()
 def verify(
-    head_file: Annotated[
-        Path | None,
-        typer.Option(help="File with the head that the log had at the last time; it is compared, then written anew."),
-    ] = None,
+    head_file: HeadFile = None,
     db: Database = None,
     blobs: Blobs = None,
     coordinator: Remote = None,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import shutil
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from muster.memory_folder import memory_folder
 from muster.output import Json, emit, loading, progress, show_table, stderr
 
 if TYPE_CHECKING:
     from muster.demo import AlgorithmResult, DemoResult
 
-IN_MEMORY, LEAST_FREE_BYTES = "/dev/shm", 1 << 29  # noqa: S108  # a fresh folder inside is made, for this user only
 MASKED = (
     "What the coordinator saw: who took part and when, public keys, sealed shares, reports under masks that look "
     "random, and of every round the sum. It saw no report, weight or loss of a single device. An enrolment authority, "
@@ -49,6 +47,7 @@ def demo(
     """
     from fedcore.algorithms import create
     from fedcore.algorithms.algorithm import check_cross_device
+    from muster.curves import draw_curves
     from secagg.parameters import LEAST_COHORT
 
     # Wrong options are reported before torch is loaded, which takes seconds.
@@ -58,8 +57,20 @@ def demo(
     secure = devices >= LEAST_COHORT and not plain
     if not out.parent.is_dir():
         raise typer.BadParameter(f"there is no folder {out.parent}", param_hint="--out")
+    result = _trained(names, rounds, devices, seed, secure=secure)
+    draw_curves({one.algorithm: one.curve for one in result.algorithms}, out)
+    if json:
+        emit(_summary(result, out) | {"secure_aggregation": secure})
+    else:
+        _show(result.algorithms, out)
+        stderr.print(MASKED if secure else IN_CLEAR, soft_wrap=True)
+
+
+def _trained(names: tuple[str, ...], rounds: int, devices: int, seed: int, *, secure: bool) -> DemoResult:
+    """Run all algorithms in a folder that is removed at the end, and show how far they are."""
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="muster-demo-", dir=_in_memory())))
+        # Sixty phones do not wait for one disk, as sixty emulated devices would.
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="muster-demo-", dir=memory_folder())))
         with loading():
             # Coordinator and devices start meanwhile, on another core.
             from muster.server import starting_coordinator
@@ -69,7 +80,6 @@ def demo(
             servers = stack.enter_context(fork_servers({HERE: ["onnxruntime"]}))
             import torch
 
-            from muster.curves import draw_curves
             from muster.demo import DemoConfig, run_demo
 
         torch.set_num_threads(1)
@@ -80,27 +90,7 @@ def demo(
             bar.update(lines[name], completed=number, note=note)
 
         config = DemoConfig(names, rounds, devices, folder, seed, secure)
-        result = run_demo(config, servers, started, on_progress)
-    draw_curves({one.algorithm: one.curve for one in result.algorithms}, out)
-    if json:
-        emit(_summary(result, out) | {"secure_aggregation": config.secure})
-    else:
-        _show(result.algorithms, out)
-        stderr.print(MASKED if config.secure else IN_CLEAR, soft_wrap=True)
-
-
-def _in_memory() -> str | None:
-    """The folder for the demo's files: in memory, if it has room; None for the usual folder of temporary files.
-
-    Sixty phones do not wait for one disk, as sixty emulated devices would. A TMPDIR that the user set is respected.
-    """
-    if os.environ.get("TMPDIR"):
-        return None
-    try:
-        roomy = shutil.disk_usage(IN_MEMORY).free > LEAST_FREE_BYTES and os.access(IN_MEMORY, os.W_OK)
-    except OSError:
-        return None
-    return IN_MEMORY if roomy else None
+        return run_demo(config, servers, started, on_progress)
 
 
 def _summary(result: DemoResult, out: Path) -> dict[str, object]:

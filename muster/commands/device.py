@@ -31,43 +31,7 @@ def main(arguments: Sequence[str]) -> int:
 def parser() -> Group:
     """All that follows `muster device`."""
     top = Group("muster device", "Run a device.")
-    one = top.command(run)
-    one.add_argument("--coordinator", required=True, metavar="URL", help="The coordinator's URL.")
-    one.add_argument("--population", required=True, metavar="NAME", help="The population to serve.")
-    one.add_argument(
-        "--examples", type=Path, required=True, metavar="PATH", help="Local examples: an .npz file, or a store."
-    )
-    _add_state(one, "Where the device keeps its identity, journal and plans.")
-    one.add_argument(
-        "--backend", default="onnxruntime", help="What runs the graphs: onnxruntime or executorch.  [%(default)s]"
-    )
-    one.add_argument(
-        "--policy",
-        type=Path,
-        metavar="FILE",
-        help="What this device may do, see docs/device.md.  [policy.toml in the state folder]",
-    )
-    one.add_argument(
-        "--require",
-        type=_requirements,
-        action="append",
-        metavar="NAME[=LEAST],…",
-        help="What must hold before and during training: charging, idle, unmetered, min_battery=0.5, "
-        "min_free_storage_bytes=…, min_free_memory_bytes=…, min_thermal_headroom_c=…; may be repeated.  [nothing]",
-    )
-    one.add_argument(
-        "--conditions",
-        type=Path,
-        metavar="TRACE",
-        help="Made-up conditions: a JSON file of seconds and values.  [this machine's]",
-    )
-    one.add_argument(
-        "--enrolment-secret-file",
-        type=Path,
-        metavar="FILE",
-        help="A file with the secret that the coordinator wants devices to know.  [none]",
-    )
-    one.add_argument("--once", action="store_true", help="Run one session and end.")
+    _add_run(top)
     journal = top.command(log)
     _add_state(journal, "The device's state folder.")
     journal.add_argument(
@@ -158,6 +122,46 @@ def build_executorch(given: argparse.Namespace) -> None:
     say(str(made.folder))
     sizes = made.files | {"together": made.size_bytes}
     return show_fields({name: f"{size / 1000:,.0f} kB" for name, size in sizes.items()})
+
+
+def _add_run(top: Group) -> None:
+    one = top.command(run)
+    one.add_argument("--coordinator", required=True, metavar="URL", help="The coordinator's URL.")
+    one.add_argument("--population", required=True, metavar="NAME", help="The population to serve.")
+    one.add_argument(
+        "--examples", type=Path, required=True, metavar="PATH", help="Local examples: an .npz file, or a store."
+    )
+    _add_state(one, "Where the device keeps its identity, journal and plans.")
+    one.add_argument(
+        "--backend", default="onnxruntime", help="What runs the graphs: onnxruntime or executorch.  [%(default)s]"
+    )
+    one.add_argument(
+        "--policy",
+        type=Path,
+        metavar="FILE",
+        help="What this device may do, see docs/device.md.  [policy.toml in the state folder]",
+    )
+    one.add_argument(
+        "--require",
+        type=_requirements,
+        action="append",
+        metavar="NAME[=LEAST],…",
+        help="What must hold before and during training: charging, idle, unmetered, min_battery=0.5, "
+        "min_free_storage_bytes=…, min_free_memory_bytes=…, min_thermal_headroom_c=…; may be repeated.  [nothing]",
+    )
+    one.add_argument(
+        "--conditions",
+        type=Path,
+        metavar="TRACE",
+        help="Made-up conditions: a JSON file of seconds and values.  [this machine's]",
+    )
+    one.add_argument(
+        "--enrolment-secret-file",
+        type=Path,
+        metavar="FILE",
+        help="A file with the secret that the coordinator wants devices to know.  [none]",
+    )
+    one.add_argument("--once", action="store_true", help="Run one session and end.")
 
 
 def _add_state(command: argparse.ArgumentParser, what: str) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import msgspec
-import typer
 
-from muster.commands.stores import Blobs, Database, Remote, open_store
+from muster.commands.stores import Blobs, Database, HeadFile, Remote, open_store
 from muster.output import Json, emit, show_fields, show_table
 
 if TYPE_CHECKING:
@@ -18,10 +16,7 @@ if TYPE_CHECKING:
 
 
 def log(
-    head_file: Annotated[
-        Path | None,
-        typer.Option(help="File with the head that the log had at the last time; it is compared, then written anew."),
-    ] = None,
+    head_file: HeadFile = None,
     db: Database = None,
     blobs: Blobs = None,
     coordinator: Remote = None,

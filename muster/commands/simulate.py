@@ -13,7 +13,7 @@ import typer
 from muster.output import Json, Settings, emit, loading, parse_settings, progress, show_fields
 
 if TYPE_CHECKING:
-    from simulator.simulation import SimulationConfig
+    from simulator.simulation import SimulationConfig, SimulationResult
 
 
 def simulate(
@@ -48,7 +48,17 @@ def simulate(
         "device": device,
         "seed": seed,
     }
-    options = _options(config, flags, parse_settings(settings))
+    result = _run(_options(config, flags, parse_settings(settings)))
+    if json:
+        emit(result)
+    else:
+        facts = dataclasses.asdict(result)
+        del facts["curve"]
+        show_fields(facts)
+
+
+def _run(options: dict[str, Any]) -> SimulationResult:
+    """Run the simulation that the options ask for, and show how far it is."""
     with loading():
         import torch
 
@@ -62,13 +72,7 @@ def simulate(
         def on_round(number: int, metrics: dict[str, float]) -> None:
             bar.update(task, completed=number, note=f"train loss {metrics['train.loss']:.3f}")
 
-        result = run(chosen, on_round)
-    if json:
-        emit(result)
-    else:
-        facts = dataclasses.asdict(result)
-        del facts["curve"]
-        show_fields(facts)
+        return run(chosen, on_round)
 
 
 def _options(path: Path | None, flags: dict[str, Any], settings: dict[str, object]) -> dict[str, Any]:

@@ -1,9 +1,10 @@
-"""Stores of a coordinator that commands work on: the options that name one, and its opening, here or over HTTP."""
+"""Stores of a coordinator that commands work on: their common options, and the opening of one, here or over HTTP."""
 
 from __future__ import annotations
 
 import os
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -29,6 +30,11 @@ Remote = Annotated[
         envvar="MUSTER_COORDINATOR",
         help="URL of a coordinator's port for operators, instead of --db and --blobs; the token is in MUSTER_TOKEN.",
     ),
+]
+
+HeadFile = Annotated[
+    Path | None,
+    typer.Option(help="File with the head that the log had at the last time; it is compared, then written anew."),
 ]
 
 

@@ -12,16 +12,8 @@ import msgspec
 import typer
 
 from muster.commands.stores import Blobs, Database, Remote, given_again, located, open_store
-from muster.commands.task_options import (
-    DEADLINE,
-    Default,
-    ReleaseCounter,
-    ReleaseDays,
-    ReleaseKey,
-    clear_setting,
-    secagg_setting,
-    setting,
-)
+from muster.commands.task_options import ReleaseCounter, ReleaseDays, ReleaseKey, TaskOptions
+from muster.option_fields import taking
 from muster.output import Json, at_utc, emit, say_next, show_fields, show_table
 from muster.releasing import FIRST_COUNTER, VALID_DAYS, lineage_of, release_facts, released, roll_back
 
@@ -43,68 +35,13 @@ TaskId = Annotated[str, typer.Argument(metavar="TASK", help="The task's id, from
 # What next steps suggest where nobody has said yet what they want.
 FIRST_TASK = ("--population", "demo", "--goal", "20", "--rounds", "10")
 
-REQUIRE = (
-    "What a device must say of itself, or it is rejected: charging, idle, unmetered, min_battery=0.4, "
-    "min_free_storage_bytes=500000000, min_memory_bytes=2000000000, min_version=0.2; with commas between, repeatable. "
-    "A device that does not say it is not eligible."
-)
-ON_DEVICE = (
-    "What a device checks alone, and tells nobody: charging, idle, unmetered, min_battery=0.4, "
-    "min_free_storage_bytes=500000000, min_examples=20, max_example_age_s=604800 (no older examples count). Use it for "
-    "what devices keep to themselves: the coordinator hears for which tasks a device is willing, and never why not."
-)
-
 
 @task_app.command()
+@taking(TaskOptions)
 def create(
     *,
     plan: Annotated[Path, typer.Option(help="The plan bundle to run.")],
-    population: Annotated[str, typer.Option(help="Whose devices take part.")],
-    goal: Annotated[int, typer.Option(help="Reports that end a round.")],
-    rounds: Annotated[int, typer.Option(help="Rounds to commit.")],
-    minimum: Annotated[
-        int | None, typer.Option(help="Reports a round must have to count.  [default: the goal]")
-    ] = None,
-    over_selection: Annotated[float, setting("over_selection", "Devices selected per report wanted.")],
-    selection_timeout_s: Annotated[float, setting("selection_timeout_s", "How long a round waits for devices.")],
-    reporting_deadline_s: Annotated[float, setting("reporting_deadline_s", DEADLINE)],
-    max_attempts: Annotated[
-        int, setting("max_attempts", "Failed attempts at a round in a row after which the task is paused.")
-    ],
-    min_examples: Annotated[int, setting("min_examples", "Examples that a device must hold.")],
-    min_separation_s: Annotated[
-        float, setting("min_separation_s", "Seconds from one participation of a device to its next, at least.")
-    ],
-    min_separation_rounds: Annotated[
-        int,
-        setting("min_separation_rounds", "Rounds from one participation of a device to its next, at least; 1 is none."),
-    ],
-    require: Annotated[list[str] | None, typer.Option(metavar="RULES", help=REQUIRE)] = None,
-    on_device: Annotated[list[str] | None, typer.Option(metavar="RULES", help=ON_DEVICE)] = None,
-    seed: Annotated[int, setting("seed", "Key of every random number that devices draw.")],
-    formats: Annotated[
-        list[str],
-        typer.Option(
-            "--format", help="Format that the plan must have; repeatable.", default_factory=Default("formats")
-        ),
-    ],
-    max_rss_mb: Annotated[float | None, typer.Option(help="Memory that a device can spare, in MB.")] = None,
-    max_step_ms: Annotated[float | None, typer.Option(help="CPU time that a step may take, in ms.")] = None,
-    max_graph_mb: Annotated[float | None, typer.Option(help="Size that all graphs may have, in MB.")] = None,
-    max_norm: Annotated[float, clear_setting("max_norm", "the longest update, as an L2 norm.")],
-    max_weight: Annotated[float, clear_setting("max_weight", "the greatest weight of a report.")],
-    estimator: Annotated[
-        str, clear_setting("estimator", "mean, trimmed-mean, median or krum; all but the first keep every report.")
-    ],
-    tolerate: Annotated[int, clear_setting("tolerate", "false reports that a trimmed mean or krum expects.")],
-    secagg: Annotated[
-        bool, typer.Option("--secagg", help="Sum reports under secure aggregation: the coordinator sees no single one.")
-    ] = False,
-    clip_norm: Annotated[float, secagg_setting("clip_norm", "the longest update, as an L2 norm.")],
-    bits: Annotated[int, secagg_setting("bits", "precision of each value, 2 to 20.")],
-    max_examples: Annotated[int, secagg_setting("max_examples", "the greatest weight of a device.")],
-    phase_s: Annotated[float, secagg_setting("phase_s", "how long a phase waits for devices.")],
-    group_size: Annotated[int, secagg_setting("group_size", "a larger cohort is divided into groups.")],
+    options: TaskOptions,
     release_key: ReleaseKey = None,
     release_counter: ReleaseCounter = FIRST_COUNTER,
     release_days: ReleaseDays = VALID_DAYS,
@@ -128,40 +65,11 @@ def create(
     A population in which too few devices meet --require, or too many rest after taking part (--min-separation-…), fills
     no round: `muster task metrics` shows what becomes of them.
     """
-    from coordinator.rules.clear_reports import ClearReports
-    from coordinator.store.tasks import CoordinatorStore, FootprintBudget, OnDevice, Requires, Secagg, TaskSettings
+    from coordinator.store.tasks import CoordinatorStore
     from fedcore.bundle import Bundle
     from fedcore.signing import SigningKey
-    from muster.device_rules import parse_rules
 
-    settings = TaskSettings(
-        population=population,
-        goal=goal,
-        rounds=rounds,
-        minimum=minimum,
-        over_selection=over_selection,
-        selection_timeout_s=selection_timeout_s,
-        reporting_deadline_s=reporting_deadline_s,
-        max_attempts=max_attempts,
-        min_examples=min_examples,
-        min_separation_s=min_separation_s,
-        min_separation_rounds=min_separation_rounds,
-        requires=parse_rules(require, Requires, "--require"),
-        on_device=parse_rules(on_device, OnDevice, "--on-device"),
-        seed=seed,
-        formats=tuple(formats),
-        budget=FootprintBudget(
-            peak_rss_mb=max_rss_mb,
-            step_cpu_ms=max_step_ms,
-            graph_bytes=None if max_graph_mb is None else max_graph_mb * 1e6,
-        ),
-        clear=ClearReports(max_norm=max_norm, max_weight=max_weight, estimator=estimator, tolerate=tolerate),
-    )
-    if secagg:
-        masking = Secagg(
-            clip_norm=clip_norm, bits=bits, max_examples=max_examples, phase_s=phase_s, group_size=group_size
-        )
-        settings = dataclasses.replace(settings, secagg=masking)
+    settings = options.settings()
     with open_store(db, blobs, coordinator) as store:
         bundle, release = Bundle(plan), None
         if release_key is not None:

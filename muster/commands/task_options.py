@@ -1,14 +1,27 @@
-"""Options of `muster task create` whose defaults are those of a task's settings."""
+"""Options of `muster task create`: a task's settings, with the settings' own defaults, and its release."""
 
 from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+if TYPE_CHECKING:
+    from coordinator.rules.task_settings import Secagg, TaskSettings
+
 DEADLINE = "How long a round waits for reports. With --secagg, 5 × phase-s of it are for the phases after the training."
+REQUIRE = (
+    "What a device must say of itself, or it is rejected: charging, idle, unmetered, min_battery=0.4, "
+    "min_free_storage_bytes=500000000, min_memory_bytes=2000000000, min_version=0.2; with commas between, repeatable. "
+    "A device that does not say it is not eligible."
+)
+ON_DEVICE = (
+    "What a device checks alone, and tells nobody: charging, idle, unmetered, min_battery=0.4, "
+    "min_free_storage_bytes=500000000, min_examples=20, max_example_age_s=604800 (no older examples count). Use it for "
+    "what devices keep to themselves: the coordinator hears for which tasks a device is willing, and never why not."
+)
 ReleaseKey = Annotated[
     Path | None,
     typer.Option(
@@ -61,3 +74,101 @@ def secagg_setting(name: str, about: str) -> Any:
 def clear_setting(name: str, about: str) -> Any:
     """An option for a field of ClearReports, with its default."""
     return typer.Option(help=f"Without --secagg: {about}", default_factory=Default(name, "ClearReports"))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TaskOptions:
+    """A task's settings as options."""
+
+    population: Annotated[str, typer.Option(help="Whose devices take part.")]
+    goal: Annotated[int, typer.Option(help="Reports that end a round.")]
+    rounds: Annotated[int, typer.Option(help="Rounds to commit.")]
+    minimum: Annotated[int | None, typer.Option(help="Reports a round must have to count.  [default: the goal]")] = None
+    over_selection: Annotated[float, setting("over_selection", "Devices selected per report wanted.")]
+    selection_timeout_s: Annotated[float, setting("selection_timeout_s", "How long a round waits for devices.")]
+    reporting_deadline_s: Annotated[float, setting("reporting_deadline_s", DEADLINE)]
+    max_attempts: Annotated[
+        int, setting("max_attempts", "Failed attempts at a round in a row after which the task is paused.")
+    ]
+    min_examples: Annotated[int, setting("min_examples", "Examples that a device must hold.")]
+    min_separation_s: Annotated[
+        float, setting("min_separation_s", "Seconds from one participation of a device to its next, at least.")
+    ]
+    min_separation_rounds: Annotated[
+        int,
+        setting("min_separation_rounds", "Rounds from one participation of a device to its next, at least; 1 is none."),
+    ]
+    require: Annotated[list[str] | None, typer.Option(metavar="RULES", help=REQUIRE)] = None
+    on_device: Annotated[list[str] | None, typer.Option(metavar="RULES", help=ON_DEVICE)] = None
+    seed: Annotated[int, setting("seed", "Key of every random number that devices draw.")]
+    formats: Annotated[
+        list[str],
+        typer.Option(
+            "--format", help="Format that the plan must have; repeatable.", default_factory=Default("formats")
+        ),
+    ]
+    max_rss_mb: Annotated[float | None, typer.Option(help="Memory that a device can spare, in MB.")] = None
+    max_step_ms: Annotated[float | None, typer.Option(help="CPU time that a step may take, in ms.")] = None
+    max_graph_mb: Annotated[float | None, typer.Option(help="Size that all graphs may have, in MB.")] = None
+    max_norm: Annotated[float, clear_setting("max_norm", "the longest update, as an L2 norm.")]
+    max_weight: Annotated[float, clear_setting("max_weight", "the greatest weight of a report.")]
+    estimator: Annotated[
+        str, clear_setting("estimator", "mean, trimmed-mean, median or krum; all but the first keep every report.")
+    ]
+    tolerate: Annotated[int, clear_setting("tolerate", "false reports that a trimmed mean or krum expects.")]
+    secagg: Annotated[
+        bool, typer.Option("--secagg", help="Sum reports under secure aggregation: the coordinator sees no single one.")
+    ] = False
+    clip_norm: Annotated[float, secagg_setting("clip_norm", "the longest update, as an L2 norm.")]
+    bits: Annotated[int, secagg_setting("bits", "precision of each value, 2 to 20.")]
+    max_examples: Annotated[int, secagg_setting("max_examples", "the greatest weight of a device.")]
+    phase_s: Annotated[float, secagg_setting("phase_s", "how long a phase waits for devices.")]
+    group_size: Annotated[int, secagg_setting("group_size", "a larger cohort is divided into groups.")]
+
+    def settings(self) -> TaskSettings:
+        """The settings. Raises typer.BadParameter for a rule that is none, and InvalidTask for any other setting."""
+        from coordinator.rules.clear_reports import ClearReports
+        from coordinator.rules.eligibility import OnDevice, Requires
+        from coordinator.rules.task_settings import FootprintBudget, TaskSettings
+        from muster.device_rules import parse_rules
+
+        return TaskSettings(
+            population=self.population,
+            goal=self.goal,
+            rounds=self.rounds,
+            minimum=self.minimum,
+            over_selection=self.over_selection,
+            selection_timeout_s=self.selection_timeout_s,
+            reporting_deadline_s=self.reporting_deadline_s,
+            max_attempts=self.max_attempts,
+            min_examples=self.min_examples,
+            min_separation_s=self.min_separation_s,
+            min_separation_rounds=self.min_separation_rounds,
+            requires=parse_rules(self.require, Requires, "--require"),
+            on_device=parse_rules(self.on_device, OnDevice, "--on-device"),
+            seed=self.seed,
+            formats=tuple(self.formats),
+            budget=FootprintBudget(
+                peak_rss_mb=self.max_rss_mb,
+                step_cpu_ms=self.max_step_ms,
+                graph_bytes=None if self.max_graph_mb is None else self.max_graph_mb * 1e6,
+            ),
+            secagg=self._masking() if self.secagg else None,
+            clear=ClearReports(
+                max_norm=self.max_norm,
+                max_weight=self.max_weight,
+                estimator=self.estimator,
+                tolerate=self.tolerate,
+            ),
+        )
+
+    def _masking(self) -> Secagg:
+        from coordinator.rules.task_settings import Secagg
+
+        return Secagg(
+            clip_norm=self.clip_norm,
+            bits=self.bits,
+            max_examples=self.max_examples,
+            phase_s=self.phase_s,
+            group_size=self.group_size,
+        )
