@@ -13,6 +13,7 @@ import torch
 from device_runtime.errors import ConfigError
 from device_runtime.native.build import build
 from device_runtime.native.library import FOLDER, default_folder, shim_name
+from muster.memory_folder import memory_folder
 from tests.coordinator.fork_server import coordinator_fork_server
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -21,6 +22,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Tests start coordinators side by side: each takes a free port for its operators.
 os.environ.setdefault("MUSTER_ADMIN_PORT", "0")
 os.environ.setdefault("MUSTER_ACCEPT_UNATTESTED", "1")
+if roomy := memory_folder():
+    # Thousands of small databases sync their files all the time.
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", roomy)
 DATA = Path(os.environ.get("MUSTER_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
 
