@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from device_runtime.errors import StateError, StateInUse
+from fedcore.private_files import sync_folder
 
 PARTIAL = ".partial"
 
@@ -66,15 +67,6 @@ def write_whole(path: Path, data: bytes, *, durable: bool = True) -> None:
         if partial is not None:
             Path(partial).unlink(missing_ok=True)
         raise StateError("a file of the state folder cannot be written", f"{path}: {error}") from error
-
-
-def sync_folder(folder: Path) -> None:
-    """Have the names in a folder outlast a power cut. Raises OSError."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def sweep_partials(folder: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol
@@ -13,7 +12,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from device_runtime.errors import KeyUnavailable, SealBroken
-from device_runtime.state.folder import sync_folder
+from fedcore.private_files import write_private
 
 KEY_BYTES, NONCE_BYTES = 32, 12
 OVERHEAD_BYTES = NONCE_BYTES + 16
@@ -46,13 +45,8 @@ class KeyFile:
     def _make(self) -> None:
         """Write the file whole, unless another process was first."""
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=self._path.parent, suffix=".partial") as file:
-            file.write(os.urandom(KEY_BYTES))
-            file.flush()
-            os.fsync(file.fileno())
-            with contextlib.suppress(FileExistsError):
-                os.link(file.name, self._path)
-            sync_folder(self._path.parent)
+        with contextlib.suppress(FileExistsError):
+            write_private(self._path, os.urandom(KEY_BYTES))
 
 
 class Sealer:

@@ -29,6 +29,7 @@ def bare_app(keys: dict[str, PublicKey]) -> FastAPI:
 
     @app.post("/v1/populations/{population}/checkins")
     async def check_in(request: Request) -> Response:
+        """Reject a check-in once its signature and its message are checked; 422 for a body of another digest."""
         body, fields = await request.body(), request.headers
         signature = Signature.parse(fields["signature-input"], fields["signature"])
         about = SignableRequest(request.method, fields["host"], request.scope["raw_path"].decode(), fields.get)

@@ -111,6 +111,7 @@ class _Connection(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
+        """Take more of the answer. Once it is whole it counts, and the connection is free again."""
         self._data += data
         head, end, body = self._data.partition(b"\r\n\r\n")
         length = _LENGTH.search(head + b"\r\n")

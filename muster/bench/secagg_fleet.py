@@ -182,6 +182,7 @@ class _SecureFleet:
         self.of("lost", DOOMED).run(on_end)
 
     def of(self, population: str, kinds: tuple[Kind, ...]) -> Fleet:
+        """A fleet of devices of these kinds, which serve one population."""
         return Fleet(
             FleetConfig(
                 coordinator=self.local.url,

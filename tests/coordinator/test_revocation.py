@@ -61,11 +61,10 @@ def test_revoked_device_waits_no_more_and_its_assignment_is_anothers(store, regi
     assert replacement.result(timeout=0).task == task
 
 
-def test_device_is_refused_at_every_replica_and_taken_back(store, database, tmp_path, register):
-    register()
-    key, other = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
-    name = device_id(PublicKey.of(key).text)
-    settings = Settings(
+@pytest.fixture
+def settings(database, tmp_path):
+    """Those of a coordinator where any device may enrol."""
+    return Settings(
         database=database,
         keys=tmp_path / "keys",
         blobs=tmp_path / "blobs",
@@ -73,6 +72,12 @@ def test_device_is_refused_at_every_replica_and_taken_back(store, database, tmp_
         admin_port=0,
         accept_unattested=True,
     )
+
+
+def test_device_is_refused_at_every_replica_and_taken_back(store, settings, register):
+    register()
+    key, other = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
+    name = device_id(PublicKey.of(key).text)
     with contextlib.ExitStack() as stack:
         urls = [stack.enter_context(serving(settings)) for _ in range(2)]
         first, second = (stack.enter_context(speaking_to(url)) for url in urls)
@@ -96,16 +101,8 @@ def test_device_is_refused_at_every_replica_and_taken_back(store, database, tmp_
             assert enrol(client, key).status_code == 200
 
 
-def test_device_revoked_before_the_start_is_refused(store, database, tmp_path):
+def test_device_revoked_before_the_start_is_refused(store, settings):
     key = Ed25519PrivateKey.generate()
-    settings = Settings(
-        database=database,
-        keys=tmp_path / "keys",
-        blobs=tmp_path / "blobs",
-        port=0,
-        admin_port=0,
-        accept_unattested=True,
-    )
     with serving(settings) as url, speaking_to(url) as client:
         assert enrol(client, key).status_code == 200
     store.revoke_device(device_id(PublicKey.of(key).text))
