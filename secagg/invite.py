@@ -12,7 +12,7 @@ from secagg.encoding import head, open_message
 from secagg.errors import Malformed, UnsupportedSuite
 from secagg.merkle import sha256
 from secagg.message_type import MessageType
-from secagg.packing import Segment
+from secagg.packing import PackedSegment
 
 SUITE = 1
 HONEST, ACTIVE = 0, 1
@@ -36,7 +36,7 @@ class Invite:
     w_max: int
     layout_hash: bytes
     model_hash: bytes
-    segments: tuple[Segment, ...]
+    segments: tuple[PackedSegment, ...]
 
     TYPE: ClassVar = MessageType.INVITE
 
@@ -80,14 +80,14 @@ class Invite:
         return invite, signature
 
 
-def _pack(segment: Segment) -> bytes:
+def _pack(segment: PackedSegment) -> bytes:
     return SEGMENT_TERMS.pack(
         segment.size, segment.field_bits, segment.in_bits, segment.weighted, segment.low, segment.high, segment.norm
     )
 
 
-def _unpack(data: bytes) -> Segment:
+def _unpack(data: bytes) -> PackedSegment:
     size, field_bits, in_bits, weighted, low, high, norm = SEGMENT_TERMS.unpack(data)
     if weighted > 1 or field_bits == 0 or not all(isfinite(value) for value in (low, high, norm)):
         raise Malformed("a segment has a flag, a width or a range that does not exist")
-    return Segment(size, field_bits, in_bits, low, high, norm, bool(weighted))
+    return PackedSegment(size, field_bits, in_bits, low, high, norm, bool(weighted))

@@ -22,8 +22,8 @@ SLICE = 1 << 15  # values quantised at a time: their float64 stay in a core's se
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
-    """A range of `size` values in [low, high] that share one encoding.
+class PackedSegment:
+    """A segment as it is packed: `size` values in [low, high] that share one encoding.
 
     `in_bits` of precision travel in fields of `field_bits`. A `weighted` segment is multiplied by weight / w_max.
     `norm` is the greatest L2 norm, to which a longer segment is scaled down; 0 is no limit.
@@ -58,7 +58,7 @@ class Segment:
         return (self.high - self.low) / self.most
 
 
-def check_headroom(segments: Sequence[Segment], n_max: int) -> None:
+def check_headroom(segments: Sequence[PackedSegment], n_max: int) -> None:
     """Raise HeadroomError unless every field can hold the sum of n_max values and every range makes sense."""
     for place, segment in enumerate(segments):
         widths = 1 <= segment.in_bits <= MOST_IN_BITS and segment.in_bits <= segment.field_bits <= MOST_FIELD_BITS
@@ -75,12 +75,12 @@ def check_headroom(segments: Sequence[Segment], n_max: int) -> None:
             )
 
 
-def word_count(segments: Sequence[Segment]) -> int:
+def word_count(segments: Sequence[PackedSegment]) -> int:
     """W: the weight, all segments, the check word."""
     return 2 + sum(segment.words for segment in segments)
 
 
-def encode(segments: Sequence[Segment], vector_D: NDArray[np.float32], weight: int, w_max: int) -> Words:
+def encode(segments: Sequence[PackedSegment], vector_D: NDArray[np.float32], weight: int, w_max: int) -> Words:
     """The words (W,) of one device, ready to be masked. Raises BadInput.
 
     Trap: values outside [low, high] are clamped, which is a bias; choose norm and range so that it is rare.
@@ -102,7 +102,7 @@ def encode(segments: Sequence[Segment], vector_D: NDArray[np.float32], weight: i
     return words
 
 
-def _factor(segment: Segment, values: NDArray[np.float32], share: float) -> float:
+def _factor(segment: PackedSegment, values: NDArray[np.float32], share: float) -> float:
     """The factor of a segment: clipping to its norm, times `share` if it is weighted. Only here is a report weighed.
 
     Raises BadInput when the segment holds a value that is not finite.
@@ -115,7 +115,9 @@ def _factor(segment: Segment, values: NDArray[np.float32], share: float) -> floa
     return scale * share if segment.weighted else scale
 
 
-def _quantise(segment: Segment, values: NDArray[np.float32], factor: float, uniform: Keystream, target: Words) -> None:
+def _quantise(
+    segment: PackedSegment, values: NDArray[np.float32], factor: float, uniform: Keystream, target: Words
+) -> None:
     """Quantise and pack: value v goes into word v mod P, at field ⌊v / P⌋.
 
     A value becomes a number with 32 bits behind the point in the mantissa of a float64 between 2^52 and 2^53, where
@@ -145,7 +147,7 @@ class Total:
     weight: Σ weight. fields: float64 (D,), Σ of each quantised value, exact since it stays below 2^53.
     """
 
-    segments: tuple[Segment, ...]
+    segments: tuple[PackedSegment, ...]
     w_max: int
     devices: int
     weight: int
@@ -171,7 +173,7 @@ class Total:
         return sums_D
 
 
-def decode(segments: tuple[Segment, ...], words: Words, devices: int, w_max: int) -> Total:
+def decode(segments: tuple[PackedSegment, ...], words: Words, devices: int, w_max: int) -> Total:
     """The total in the summed words of so many devices.
 
     Raises UnmaskCheckFailed when they miss their check word, SumOutOfRange when no such devices can have sent them.
@@ -197,7 +199,7 @@ def decode(segments: tuple[Segment, ...], words: Words, devices: int, w_max: int
     return total
 
 
-def _has_spare_bits(segment: Segment, packed: Words) -> bool:
+def _has_spare_bits(segment: PackedSegment, packed: Words) -> bool:
     """Whether a bit is set that belongs to no value."""
     if not segment.size:
         return False
@@ -232,7 +234,7 @@ def _check_range(total: Total) -> None:
         begin = end
 
 
-def _slices(segments: Sequence[Segment], words: Words) -> Iterator[tuple[Segment, Words]]:
+def _slices(segments: Sequence[PackedSegment], words: Words) -> Iterator[tuple[PackedSegment, Words]]:
     begin = 1
     for segment in segments:
         yield segment, words[begin : begin + segment.words]

@@ -15,7 +15,7 @@ from secagg.keys import KEY_BYTES, PairKey, u32
 from secagg.masking import LITTLE, Mask, Words, add_masks, add_masks_with
 from secagg.merkle import sha256
 from secagg.messages import Advertise
-from secagg.packing import Segment, Total
+from secagg.packing import PackedSegment, Total
 from secagg.parameters import GraphParameters
 from secagg.recovery import Recovery
 from secagg.session import commitment, pair_mask, self_mask
@@ -92,7 +92,7 @@ class Unmasking:
 
     revealed: RevealedShares
     words: Words
-    segments: tuple[Segment, ...]
+    segments: tuple[PackedSegment, ...]
     w_max: int
 
     def run(self, executor: Executor | None = None, parts: int = 1) -> UnmaskedSum:

@@ -44,7 +44,7 @@ from fedcore.wire.messages import Assignment
 from secagg.errors import SecaggError
 from secagg.invite import ACTIVE, Invite
 from secagg.message_type import MessageType
-from secagg.packing import Segment
+from secagg.packing import PackedSegment
 from secagg.server import Server
 from secagg.session_phase import SessionPhase
 
@@ -70,10 +70,10 @@ def invitation(settings: TaskSettings, plan: Plan, given: Assignment, deadline: 
     )
 
 
-def _segment(one: FixedPoint, devices: int) -> Segment:
+def _segment(one: FixedPoint, devices: int) -> PackedSegment:
     """A segment in fields just wide enough for the sum."""
     field_bits = _field_bits(one.bits, devices)
-    return Segment(one.size, field_bits, one.bits, one.low, one.high, one.norm, one.weighted)
+    return PackedSegment(one.size, field_bits, one.bits, one.low, one.high, one.norm, one.weighted)
 
 
 def _field_bits(bits: int, devices: int) -> int:

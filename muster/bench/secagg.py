@@ -52,7 +52,7 @@ from secagg.messages import (
     Survivors,
     survivors_digest,
 )
-from secagg.packing import Segment
+from secagg.packing import PackedSegment
 from secagg.parameters import GraphParameters
 from secagg.policy import AggregationPolicy
 from secagg.server import Server
@@ -103,10 +103,10 @@ class Workload(msgspec.Struct, frozen=True):
     signed: bool
 
     @property
-    def segment(self) -> Segment:
+    def segment(self) -> PackedSegment:
         """Fields of 21 bits, with as many bits of precision as n summands leave."""
         in_bits = FIELD_BITS - self.n.bit_length()
-        return Segment(self.dim, FIELD_BITS, in_bits, -0.1, 0.1, norm=10.0, weighted=True)
+        return PackedSegment(self.dim, FIELD_BITS, in_bits, -0.1, 0.1, norm=10.0, weighted=True)
 
     @property
     def alive(self) -> frozenset[int]:

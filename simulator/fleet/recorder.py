@@ -21,7 +21,7 @@ from secagg.credentials import SIGNATURE_BYTES
 from secagg.masking import LITTLE, Words
 from secagg.message_type import MessageType
 from secagg.messages import Unmask
-from secagg.packing import Segment
+from secagg.packing import PackedSegment
 
 SESSION = slice(2, 34)
 """The bytes of a message that name its session."""
@@ -41,7 +41,7 @@ class Recorder:
     def record_quantised(self) -> None:
         """Record from now on what this process quantises, before it is masked."""
 
-        def encode(segments: Sequence[Segment], vector_D: NDArray[np.float32], weight: int, w_max: int) -> Words:
+        def encode(segments: Sequence[PackedSegment], vector_D: NDArray[np.float32], weight: int, w_max: int) -> Words:
             words = ENCODE(segments, vector_D, weight, w_max)
             terms = json.dumps([[asdict(segment) for segment in segments], w_max])
             self._quantised = {"words": words.copy(), "terms": np.array(terms)}
@@ -66,7 +66,7 @@ class Quantised:
     """A report before it was masked: words (W,), and the segments and largest weight by which they are decoded."""
 
     words: Words
-    segments: tuple[Segment, ...]
+    segments: tuple[PackedSegment, ...]
     w_max: int
 
 
@@ -84,7 +84,7 @@ class Recording:
         """The report that an assignment's device quantised last."""
         with np.load(self._quantised[assignment]) as file:
             segments, w_max = json.loads(file["terms"].item())
-            return Quantised(file["words"], tuple(Segment(**one) for one in segments), w_max)
+            return Quantised(file["words"], tuple(PackedSegment(**one) for one in segments), w_max)
 
     def uploads(self) -> dict[str, Words]:
         """The masked words of every upload that was sent, by assignment."""

@@ -13,14 +13,14 @@ import pytest
 
 from coordinator.secure.unmask_workers import Unmasker
 from secagg.errors import UnmaskCheckFailed
-from secagg.packing import Segment
+from secagg.packing import PackedSegment
 from tests.secagg.cohort import Cohort, integers, invitation
 
 
 def make_work(seed=0):
     """What is left to do of a session of nine, of whom one left after it shared."""
     vectors = {slot: vector / 256 for slot, vector in integers(range(10, 19), 10_001, seed).items()}
-    cohort = Cohort(9, invitation(segments=(Segment(10_001, 21, 8, -0.3, 0.7),), min_sum=8), vectors=vectors)
+    cohort = Cohort(9, invitation(segments=(PackedSegment(10_001, 21, 8, -0.3, 0.7),), min_sum=8), vectors=vectors)
     cohort.reveal(cohort.confirm(cohort.upload(cohort.share(cohort.advertise()), without=(11,))))
     return cohort.server.advance().unmasking
 

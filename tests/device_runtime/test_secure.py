@@ -29,7 +29,7 @@ from secagg.client_state import ClientStage, ClientState
 from secagg.credentials import check_credential, check_possession, issue
 from secagg.invite import Invite
 from secagg.messages import Advertise, SessionResult
-from secagg.packing import Segment
+from secagg.packing import PackedSegment
 from secagg.policy import AggregationPolicy
 from secagg.server import Server
 from secagg.session_phase import SessionPhase
@@ -52,7 +52,7 @@ BOUNDS = SumBounds(clip_norm=1.0, bits=20, max_examples=100, min_sum=8)
 NEVER = 1 << 40
 ROUND = 1
 SEGMENTS = tuple(
-    Segment(one.size, 26, one.bits, one.low, one.high, one.norm, one.weighted)
+    PackedSegment(one.size, 26, one.bits, one.low, one.high, one.norm, one.weighted)
     for one in fixed_points(linear.plan().report, BOUNDS)
 )
 TRUSTING = Policy(signers=(RELEASE.signer,))

@@ -18,13 +18,13 @@ from secagg.invite import ACTIVE, Invite
 from secagg.merkle import Tree, root_of
 from secagg.message_type import MessageType
 from secagg.messages import Deliver, Roster, RosterEntry
-from secagg.packing import Segment
+from secagg.packing import PackedSegment
 from secagg.policy import AggregationPolicy
 from secagg.server import Server
 
 MODEL, LAYOUT, TASK = (bytes([number]) * 32 for number in (1, 2, 3))
 VICTIM = 10
-EXACT = (Segment(5, 16, 8, 0.0, 255.0),)
+EXACT = (PackedSegment(5, 16, 8, 0.0, 255.0),)
 
 
 def private(seed):

@@ -12,11 +12,11 @@ from unittest.mock import patch
 
 import numpy as np
 
-from secagg.packing import Segment
+from secagg.packing import PackedSegment
 from tests.secagg.cohort import AUTHORITY, SERVER, Cohort, invitation
 
 PATH = Path(__file__).parents[1] / "vectors" / "secagg" / "transcript.json"
-SEGMENTS = (Segment(4, 21, 14, -1.0, 1.0, norm=1.5, weighted=True), Segment(3, 16, 8, 0.0, 255.0))
+SEGMENTS = (PackedSegment(4, 21, 14, -1.0, 1.0, norm=1.5, weighted=True), PackedSegment(3, 16, 8, 0.0, 255.0))
 GONE = {"M3": [12], "M7": [15]}
 
 

@@ -25,7 +25,7 @@ from secagg.invite import HONEST
 from secagg.masking import LITTLE, stream
 from secagg.merkle import sha256
 from secagg.messages import Advertise, Masked, Shares, Unmask
-from secagg.packing import Segment, word_count
+from secagg.packing import PackedSegment, word_count
 from secagg.server import Server
 from secagg.shamir import PRIME
 from tests.secagg.cohort import (
@@ -247,7 +247,7 @@ def test_a_server_with_fields_that_overflow_is_not_made():
         Server(invitation(n_max=2**20), SERVER, public(AUTHORITY))
 
 
-CLIPPED = (Segment(4096, 21, 13, -1.0, 1.0, norm=1.0, weighted=True),)
+CLIPPED = (PackedSegment(4096, 21, 13, -1.0, 1.0, norm=1.0, weighted=True),)
 
 
 def sum_with(cohort, changes):

@@ -32,7 +32,7 @@ from secagg.invite import HONEST, Invite
 from secagg.keys import PairKey
 from secagg.message_type import MessageType
 from secagg.messages import Advertise, Complaints, Deliver, Included, Shares
-from secagg.packing import Segment
+from secagg.packing import PackedSegment
 from secagg.parameters import GraphParameters
 from secagg.server import Server
 from tests.secagg.cohort import (
@@ -72,7 +72,7 @@ def test_a_device_takes_the_invitation_that_the_others_below_vary(cohort, victim
         (PolicyViolation, {"min_sum": 1}),
         (PolicyViolation, {"min_sum": 201}),
         (HeadroomError, {"n_max": 65536 // 255 + 2}),
-        (HeadroomError, {"segments": (Segment(5, 16, 8, 0.5, 1.0),)}),
+        (HeadroomError, {"segments": (PackedSegment(5, 16, 8, 0.5, 1.0),)}),
         (ModelMismatch, {"model_hash": LAYOUT}),
         (ModelMismatch, {"layout_hash": MODEL}),
     ],

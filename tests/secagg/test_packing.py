@@ -5,10 +5,10 @@ from hypothesis import strategies as st
 
 from secagg import packing
 from secagg.errors import BadInput, HeadroomError, UnmaskCheckFailed
-from secagg.packing import Segment
+from secagg.packing import PackedSegment
 from tests.secagg import reference
 
-FULL = Segment(3, 16, 8, 0.0, 255.0)
+FULL = PackedSegment(3, 16, 8, 0.0, 255.0)
 
 
 def vector(*values):
@@ -27,7 +27,7 @@ def summed(segments, inputs, w_max=1):
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 4, 5, 31, 40_001, 100_000])
 @pytest.mark.parametrize("field_bits", [8, 11, 21, 32])
 def test_packing_is_that_of_the_reference(size, field_bits):
-    segment = Segment(size, field_bits, 8, 0.0, 255.0)
+    segment = PackedSegment(size, field_bits, 8, 0.0, 255.0)
     values = np.random.default_rng(size).integers(0, 256, size)
     words = packing.encode((segment,), values.astype(np.float32), 9, 10)
     assert words.tolist() == reference.seal_words(9, reference.pack(values.tolist(), field_bits) if size else [])
@@ -41,7 +41,7 @@ def test_packing_is_that_of_the_reference(size, field_bits):
 @settings(max_examples=60, deadline=None)
 def test_integers_and_weights_are_summed_exactly(fields, weights, data):
     segments = tuple(
-        Segment(size, in_bits + 4, in_bits, -1.0, 2.0**in_bits - 2) for in_bits, size in fields if in_bits > 1
+        PackedSegment(size, in_bits + 4, in_bits, -1.0, 2.0**in_bits - 2) for in_bits, size in fields if in_bits > 1
     )
     packing.check_headroom(segments, 16)
     inputs = []
@@ -56,7 +56,7 @@ def test_integers_and_weights_are_summed_exactly(fields, weights, data):
 
 
 def test_the_fullest_field_of_every_device_does_not_reach_its_neighbour():
-    segment = Segment(6, 21, 14, 0.0, 1.0)
+    segment = PackedSegment(6, 21, 14, 0.0, 1.0)
     most = 2**21 // (2**14 - 1)
     packing.check_headroom((segment,), most)
     with pytest.raises(HeadroomError, match=f"{most + 1} values"):
@@ -67,7 +67,7 @@ def test_the_fullest_field_of_every_device_does_not_reach_its_neighbour():
 
 
 def test_quantising_has_no_bias_and_stays_within_one_step():
-    segment = Segment(400_000, 21, 6, -0.5, 0.5)
+    segment = PackedSegment(400_000, 21, 6, -0.5, 0.5)
     for value in (-0.5, -0.123, 0.0, 0.4999, 0.5):
         _, sums = summed((segment,), [(np.full(segment.size, value, np.float32), 1)])
         exact = np.float64(np.float32(value))
@@ -82,14 +82,14 @@ def test_values_are_clamped_to_their_range():
 
 
 def test_long_segment_is_scaled_to_its_norm_and_a_short_one_is_not():
-    segment = Segment(2, 32, 20, -10.0, 10.0, norm=5.0)
+    segment = PackedSegment(2, 32, 20, -10.0, 10.0, norm=5.0)
     for values, expected in (((6, 8), (3, 4)), ((0.3, 0.4), (0.3, 0.4)), ((3e38, 0), (5, 0))):
         _, sums = summed((segment,), [(vector(*values), 1)])
         np.testing.assert_allclose(sums, expected, atol=segment.step)
 
 
 def test_a_weighted_segment_sums_weight_times_value():
-    segments = (Segment(1, 32, 20, -4.0, 4.0, weighted=True), Segment(1, 32, 20, 0.0, 2.0**20 - 1))
+    segments = (PackedSegment(1, 32, 20, -4.0, 4.0, weighted=True), PackedSegment(1, 32, 20, 0.0, 2.0**20 - 1))
     total, sums = summed(segments, [(vector(2, 7), 10), (vector(-3, 1), 30), (vector(4, 0), 0)], 40)
     assert total == 40
     np.testing.assert_allclose(sums, [2 * 10 - 3 * 30, 8], atol=3 * 40 * segments[0].step)
@@ -110,7 +110,7 @@ def test_a_weight_beyond_the_greatest_is_refused(weight):
 @pytest.mark.parametrize("norm", [0.0, 1.0])
 def test_a_value_that_is_not_finite_is_refused(bad, norm):
     with pytest.raises(BadInput, match="not finite"):
-        packing.encode((Segment(3, 16, 8, 0.0, 255.0, norm),), vector(0, bad, 0), 1, 1)
+        packing.encode((PackedSegment(3, 16, 8, 0.0, 255.0, norm),), vector(0, bad, 0), 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -124,10 +124,10 @@ def test_a_vector_of_another_shape_or_type_is_refused(wrong):
 @pytest.mark.parametrize(
     "segment",
     [
-        Segment(1, 8, 0, 0.0, 1.0), Segment(1, 32, 21, 0.0, 1.0), Segment(1, 33, 8, 0.0, 1.0),
-        Segment(1, 7, 8, 0.0, 1.0), Segment(1, 16, 8, 1.0, 0.0), Segment(1, 16, 8, 0.0, 0.0),
-        Segment(1, 16, 8, 1.0, 2.0), Segment(1, 16, 8, -1e308, 1e308), Segment(1, 16, 8, 0.0, 5e-324),
-        Segment(1, 16, 8, 0.0, 1.0, norm=-1.0),
+        PackedSegment(1, 8, 0, 0.0, 1.0), PackedSegment(1, 32, 21, 0.0, 1.0), PackedSegment(1, 33, 8, 0.0, 1.0),
+        PackedSegment(1, 7, 8, 0.0, 1.0), PackedSegment(1, 16, 8, 1.0, 0.0), PackedSegment(1, 16, 8, 0.0, 0.0),
+        PackedSegment(1, 16, 8, 1.0, 2.0), PackedSegment(1, 16, 8, -1e308, 1e308), PackedSegment(1, 16, 8, 0.0, 5e-324),
+        PackedSegment(1, 16, 8, 0.0, 1.0, norm=-1.0),
     ],
 )  # fmt: skip
 def test_a_segment_that_cannot_be_quantised_is_refused(segment):
@@ -136,7 +136,7 @@ def test_a_segment_that_cannot_be_quantised_is_refused(segment):
 
 
 def test_any_single_wrong_word_and_any_two_swapped_are_noticed():
-    segments = (Segment(30, 21, 8, 0.0, 255.0),)
+    segments = (PackedSegment(30, 21, 8, 0.0, 255.0),)
     words = packing.encode(segments, np.arange(30, dtype=np.float32), 5, 10)
     for place in range(words.size):
         for change in (1, 2**63):
@@ -152,7 +152,7 @@ def test_any_single_wrong_word_and_any_two_swapped_are_noticed():
 
 def test_totals_of_groups_have_the_bits_of_one_total():
     made = np.random.default_rng(5)
-    segments = (Segment(999, 27, 20, -0.3, 0.7, norm=1.0, weighted=True), Segment(3, 30, 20, -8.0, 9.0))
+    segments = (PackedSegment(999, 27, 20, -0.3, 0.7, norm=1.0, weighted=True), PackedSegment(3, 30, 20, -8.0, 9.0))
     words = [
         packing.encode(segments, made.normal(0, 1, 1002).astype(np.float32), int(made.integers(0, 8)), 7)
         for _ in range(30)

@@ -9,12 +9,12 @@ import pytest
 from secagg.client import Reply
 from secagg.errors import BelowThreshold, OutOfOrder, TooFewNeighbours
 from secagg.invite import ACTIVE, HONEST, Invite
-from secagg.packing import Segment
+from secagg.packing import PackedSegment
 from secagg.parameters import GraphParameters
 from tests.secagg.cohort import EXACT, Cohort, integers, invitation
 
 STAGES = ("M1", "M3", "M5", "M7", "M9", "M11")
-SMALL = invitation(mode=HONEST, segments=(Segment(3, 16, 8, 0.0, 255.0),), min_sum=2)
+SMALL = invitation(mode=HONEST, segments=(PackedSegment(3, 16, 8, 0.0, 255.0),), min_sum=2)
 
 
 def complete(t):
@@ -98,7 +98,7 @@ def test_random_devices_leave_a_real_cohort_at_random_stages(n, mode, seed):
 
 @pytest.mark.parametrize("value", [0, 255])
 def test_an_upload_looks_uniform_with_any_content(value):
-    segment = Segment(100_000, 21, 8, 0.0, 255.0)
+    segment = PackedSegment(100_000, 21, 8, 0.0, 255.0)
     same = dict.fromkeys(range(10, 14), np.full(segment.size, value, "f4"))
     cohort = Cohort(4, invitation(segments=(segment,)), complete(2), vectors=same)
     cohort.upload(cohort.share(cohort.advertise()))
@@ -110,14 +110,14 @@ def test_an_upload_looks_uniform_with_any_content(value):
 
 @pytest.mark.parametrize("size", [0, 1, 7, 10_001])
 def test_vectors_of_every_length_are_summed(size):
-    cohort = Cohort(4, invitation(segments=(Segment(size, 21, 8, 0.0, 255.0),)), complete(2))
+    cohort = Cohort(4, invitation(segments=(PackedSegment(size, 21, 8, 0.0, 255.0),)), complete(2))
     np.testing.assert_array_equal(cohort.run().total.sums, cohort.total(cohort.clients))
 
 
 def test_segments_with_their_own_ranges_are_summed_each_by_its_rule():
     segments = (
-        Segment(4, 32, 20, -2.0, 2.0, norm=3.0, weighted=True), Segment(1, 8, 1, 0.0, 1.0),
-        Segment(2, 24, 16, 0.0, 65535.0),
+        PackedSegment(4, 32, 20, -2.0, 2.0, norm=3.0, weighted=True), PackedSegment(1, 8, 1, 0.0, 1.0),
+        PackedSegment(2, 24, 16, 0.0, 65535.0),
     )  # fmt: skip
     vectors = {slot: np.array([1, -1, 0.5, 0, slot % 2, 60_000, slot], np.float32) for slot in range(10, 15)}
     invite, weights = invitation(segments=segments, n_max=8, w_max=9), {slot: slot - 9 for slot in vectors}
@@ -128,7 +128,7 @@ def test_segments_with_their_own_ranges_are_summed_each_by_its_rule():
 
 
 def test_the_server_may_divide_the_work_among_processes():
-    cohort = Cohort(9, invitation(segments=(Segment(10_001, 21, 8, 0.0, 255.0),)))
+    cohort = Cohort(9, invitation(segments=(PackedSegment(10_001, 21, 8, 0.0, 255.0),)))
     survivors = cohort.upload(cohort.share(cohort.advertise()), without=(11,))
     cohort.reveal(cohort.confirm(survivors))
     with ProcessPoolExecutor(2) as executor:

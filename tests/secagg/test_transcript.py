@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 
-from secagg.packing import Segment
+from secagg.packing import PackedSegment
 from tests.secagg import reference
 from tests.secagg.make_vectors import PATH, SEGMENTS, transcript, vector
 
@@ -25,7 +25,7 @@ def test_the_sum_of_the_vectors_is_that_of_the_devices():
     assert (aggregate["devices"], aggregate["weight"]) == (6, sum(slots))
     vectors = {slot: vector(slot).astype(np.float64) for slot in slots}
     head = sum(slot * v[:4] * min(1, 1.5 / np.linalg.norm(v[:4])) for slot, v in vectors.items())
-    step: Segment = SEGMENTS[0]
+    step: PackedSegment = SEGMENTS[0]
     np.testing.assert_allclose(aggregate["sums"][:4], head, atol=len(slots) * 64 * step.step)
     assert aggregate["sums"][4:] == sum(v[4:] for v in vectors.values()).tolist()
 
