@@ -7,13 +7,18 @@ from collections.abc import Mapping
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.algorithms.fed_adam import FedAdam
 from fedcore.algorithms.fed_avg import FedAvg
+from fedcore.algorithms.fed_dyn import FedDyn
+from fedcore.algorithms.fed_pd import FedPD
+from fedcore.algorithms.local_ada_alter import LocalAdaAlter
 from fedcore.algorithms.mime_lite import MimeLite
 from fedcore.algorithms.scaffold import Scaffold
 from fedcore.algorithms.settings import parse
 from fedcore.errors import UnknownAlgorithm
 from fedcore.names import offered
 
-ALGORITHMS: dict[str, type[Algorithm]] = {cls.name: cls for cls in (FedAvg, FedAdam, MimeLite, Scaffold)}
+ALGORITHMS: dict[str, type[Algorithm]] = {
+    cls.name: cls for cls in (FedAvg, FedAdam, MimeLite, LocalAdaAlter, Scaffold, FedDyn, FedPD)
+}
 
 
 def create(name: str, settings: Mapping[str, object] | None = None) -> Algorithm:

@@ -7,9 +7,11 @@ apart. The references share no code with `fedcore.algorithms`.
 import numpy as np
 import pytest
 
-from fedcore.algorithms import create
-from fedcore.algorithms.algorithm import ServerStep
+from fedcore.algorithms import ALGORITHMS, create
+from fedcore.algorithms.algorithm import ServerStep, keeps_client_state
 from fedcore.algorithms.fed_avg import FedAvg
+from fedcore.algorithms.fed_dyn import FedDyn
+from fedcore.algorithms.fed_pd import FedPD
 from fedcore.algorithms.scaffold import Scaffold
 from fedcore.batching import StreamKey, permutation
 from tests.fedcore.quadratics import run_passes
@@ -91,10 +93,41 @@ def reference_scaffold(algorithm, x, clients, cohorts):
     return {"params": x, "c": c}, {"c_i": c_i}
 
 
-REFERENCES = {"scaffold": reference_scaffold}
+def reference_feddyn(algorithm, x, clients, cohorts):
+    total, h, gradients = len(clients), np.zeros(D), [np.zeros(D) for _ in clients]
+    for number, cohort in enumerate(cohorts):
+        reached = []
+        for slot, i in enumerate(cohort):
+            y = x.copy()
+            for batch in local_batches(clients[i], number, slot):
+                y -= algorithm.client_lr * (gradient(batch, y) - gradients[i] + algorithm.alpha * (y - x))
+            gradients[i] = gradients[i] - algorithm.alpha * (y - x)
+            reached.append(y)
+        h = h - algorithm.alpha / total * sum(y - x for y in reached)
+        x = sum(reached) / len(cohort) - h / algorithm.alpha
+    return {"params": x, "h": h}, {"l_i": gradients}
+
+
+def reference_fedpd(algorithm, x, clients, cohorts):
+    duals = [np.zeros(D) for _ in clients]
+    for number, cohort in enumerate(cohorts):
+        proposals = []
+        for slot, i in enumerate(cohort):
+            y = x.copy()
+            for batch in local_batches(clients[i], number, slot):
+                y -= algorithm.client_lr * (gradient(batch, y) + duals[i] + (y - x) / algorithm.eta)
+            duals[i] = duals[i] + (y - x) / algorithm.eta
+            proposals.append(y + algorithm.eta * duals[i])
+        x = sum(proposals) / len(cohort)
+    return {"params": x}, {"dual": duals}
+
+
+REFERENCES = {"scaffold": reference_scaffold, "feddyn": reference_feddyn, "fedpd": reference_fedpd}
 VARIANTS = [
     Scaffold(client_lr=0.05, batch_size=BATCH, epochs=EPOCHS),
     Scaffold(client_lr=0.05, server_lr=0.6, batch_size=BATCH, epochs=EPOCHS, option="I"),
+    FedDyn(client_lr=0.05, alpha=0.4, batch_size=BATCH, epochs=EPOCHS),
+    FedPD(client_lr=0.05, eta=2.5, batch_size=BATCH, epochs=EPOCHS),
 ]
 
 
@@ -148,6 +181,8 @@ def test_client_states_in_float32_stay_float32(algorithm, x0, clients):
     [
         Scaffold(client_lr=0.05, batch_size=64, epochs=5, option="I"),
         Scaffold(client_lr=0.05, batch_size=64, epochs=5),
+        FedDyn(client_lr=0.05, alpha=0.4, batch_size=64, epochs=5),
+        FedPD(client_lr=0.05, eta=2.5, batch_size=64, epochs=5),
     ],
     ids=repr,
 )
@@ -181,6 +216,27 @@ def test_k_of_scaffold_is_the_steps_that_the_client_took(x0, clients):
         np.testing.assert_allclose(kept[k]["c_i"], (x0 - y) / (steps * 0.05), rtol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["scaffold"])
+def test_feddyn_and_fedpd_are_one_when_all_clients_take_part(x0, clients):
+    everybody = [[0, 1, 2, 3, 4]] * 6
+    dyn, dyn_kept = run(FedDyn(client_lr=0.05, alpha=0.4, batch_size=BATCH), x0, clients, everybody)
+    pd, pd_kept = run(FedPD(client_lr=0.05, eta=1 / 0.4, batch_size=BATCH), x0, clients, everybody)
+    np.testing.assert_allclose(dyn["params"], pd["params"], rtol=1e-10)
+    for ours, theirs in zip(dyn_kept, pd_kept, strict=True):
+        np.testing.assert_allclose(ours["l_i"], -theirs["dual"], rtol=1e-9, atol=1e-12)
+    partial = run(FedDyn(client_lr=0.05, alpha=0.4, batch_size=BATCH), x0, clients, COHORTS)[0]["params"]
+    other = run(FedPD(client_lr=0.05, eta=1 / 0.4, batch_size=BATCH), x0, clients, COHORTS)[0]["params"]
+    assert np.abs(partial - other).max() > 1e-3
+
+
+def test_h_of_feddyn_is_the_mean_of_what_all_clients_keep(x0, clients):
+    state, kept = run(FedDyn(client_lr=0.05, alpha=0.4, batch_size=BATCH), x0, clients, COHORTS)
+    np.testing.assert_allclose(state["h"], np.mean([client["l_i"] for client in kept], 0), rtol=1e-11)
+
+
+@pytest.mark.parametrize("name", sorted(REFERENCES))
 def test_means_over_clients_with_state_are_uniform(name):
     assert create(name).weighting == "uniform"
+
+
+def test_every_algorithm_with_client_state_has_a_reference():
+    assert {name for name, algorithm in ALGORITHMS.items() if keeps_client_state(algorithm())} == set(REFERENCES)

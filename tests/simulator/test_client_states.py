@@ -19,7 +19,12 @@ COHORTS = [[0, 1, 2, 3], [3, 1], [2, 0, 1], [3]]
 
 @pytest.mark.parametrize(
     ("name", "settings"),
-    [("scaffold", {"option": "I"}), ("scaffold", {"option": "II", "server_lr": 0.7})],
+    [
+        ("scaffold", {"option": "I"}),
+        ("scaffold", {"option": "II", "server_lr": 0.7}),
+        ("feddyn", {"alpha": 0.5}),
+        ("fedpd", {"eta": 2}),
+    ],
 )
 def test_rounds_with_client_state_equal_the_readable_reference(name, settings):
     population, model = uneven((3, 17, 5, 12, 9)), Model(load("logreg"))

@@ -1,0 +1,91 @@
+"""FedPD: every client solves an augmented Lagrangian of its own, and the server averages what they propose.
+
+Zhang, Hong, Dhople, Yin, Liu, "FedPD: a federated learning framework with adaptivity to non-IID data", IEEE
+Transactions on Signal Processing 69, 2021, Algorithm 1. The local problem is solved by SGD (the paper's Oracle I), and
+no round goes without communication (its p = 0).
+
+With λ_i the client's dual vector, 0 at first:
+
+    on client i     y ≈ argmin F_i(y) + ⟨λ_i, y − x⟩ + ‖y − x‖² / (2 · eta)
+                    here by local SGD from x: for every batch    y −= client_lr · (g(y) + λ_i + (y − x) / eta)
+                    λ_i += (y − x) / eta
+                    sends y + eta · λ_i                          with the new λ_i
+    on the server   x = mean(y + eta · λ_i)
+
+Traps: the paper has all clients in every round; with a smaller cohort the mean is that of the cohort, and the paper
+proves nothing. The mean is uniform. With all clients it is FedDyn with alpha = 1 / eta and l_i = −λ_i. A client_lr
+above 2 · eta diverges on the quadratic term alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from fedcore.algorithms.algorithm import (
+    Broadcast,
+    Carry,
+    ClientState,
+    Gradient,
+    Pass,
+    Report,
+    ServerStep,
+    State,
+    Vector,
+)
+from fedcore.algorithms.settings import count, positive
+from fedcore.loop import Loop
+
+if TYPE_CHECKING:
+    from fedcore.report import Weighting  # loads NumPy, which names and settings do not need
+
+
+@dataclass(frozen=True, slots=True)
+class FedPD:
+    """Down: d. Up: d. Server state: only the model. Client state: λ_i, d.
+
+    eta: the inverse weight of the quadratic term.
+    client_lr: step size of local SGD.
+    epochs, batch_size: local sweeps and batch size.
+    """
+
+    name: ClassVar[str] = "fedpd"
+    family: ClassVar[str] = "primal-dual"
+    cross_device: ClassVar[str] = "keeps a dual vector on every client and wants all clients in every round"
+    weighting: ClassVar[Weighting] = "uniform"
+
+    eta: float = positive(10.0)
+    client_lr: float = positive(0.1)
+    epochs: int = count(1)
+    batch_size: int = count(20)
+
+    @property
+    def passes(self) -> tuple[Pass, ...]:
+        return (Pass("train", Loop(batch_size=self.batch_size, epochs=self.epochs), self._begin, self._train),)
+
+    def init(self, params_D: Vector) -> State:
+        return {"params": params_D}
+
+    def init_client(self, params_D: Vector) -> ClientState:
+        return {"dual": 0.0 * params_D}
+
+    def broadcast(self, state: State) -> Broadcast:
+        return {"params": state["params"]}
+
+    def report(self, broadcast: Broadcast, carries: Mapping[str, Carry]) -> Report:
+        return {"proposal": carries["train"]["params"] + self.eta * self.keep(broadcast, carries)["dual"]}
+
+    def keep(self, broadcast: Broadcast, carries: Mapping[str, Carry]) -> ClientState:
+        return {"dual": broadcast["dual"] + (carries["train"]["params"] - broadcast["params"]) / self.eta}
+
+    def update(self, state: State, mean: Report, step: ServerStep = ServerStep()) -> State:
+        return {"params": mean["proposal"]}
+
+    def _begin(self, broadcast: Broadcast) -> Carry:
+        return {"params": broadcast["params"]}
+
+    def _train(self, carry: Carry, broadcast: Broadcast, grad: Gradient) -> Carry:
+        _, gradient_D, _ = grad(carry["params"])
+        pull_D = (carry["params"] - broadcast["params"]) / self.eta
+        return {"params": carry["params"] - self.client_lr * (gradient_D + broadcast["dual"] + pull_D)}
