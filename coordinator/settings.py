@@ -85,6 +85,9 @@ class Settings(BaseSettings):
     trusted_proxies: str = Field(
         default="", description="addresses or networks, by commas, whose X-Forwarded-For and -Proto are believed"
     )
+    algorithms: str = Field(
+        default="", description="modules, by commas, from which algorithms that are not built in may be imported"
+    )
     retry_min_s: float = Field(
         default=5.0, ge=0, allow_inf_nan=False, description="earliest return of a device, whatever its pace"
     )
@@ -163,6 +166,11 @@ class Settings(BaseSettings):
     def proxies(self) -> tuple[Network, ...]:
         """The networks of `trusted_proxies`."""
         return _networks(self.trusted_proxies)
+
+    @property
+    def algorithm_modules(self) -> tuple[str, ...]:
+        """The modules of `algorithms`."""
+        return tuple(filter(None, map(str.strip, self.algorithms.split(","))))
 
     @property
     def keys_file(self) -> Path:

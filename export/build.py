@@ -15,7 +15,9 @@ from export.decompositions import TABLE
 from export.formats import Format, formats
 from export.model import Model
 from export.parity import certify
+from fedcore.algorithms import name_of
 from fedcore.algorithms.algorithm import Algorithm, check_cross_device
+from fedcore.algorithms.check import check
 from fedcore.bundle import AlgorithmRef, Bundle, Manifest
 from fedcore.checkpoint import encode
 from fedcore.params import VectorSpec
@@ -40,8 +42,10 @@ def export_bundle(
     """Trace, write and certify every graph in every format of `targets`, and write the bundle to `folder`.
 
     source: how `muster` finds the model again, a built-in name or `package.module:function`.
-    Raises ExportError (see export/errors.py), and NotCrossDevice when devices cannot run the algorithm.
+    Raises ExportError (see export/errors.py), InvalidAlgorithm, and NotCrossDevice when devices cannot run the
+    algorithm.
     """
+    check(algorithm)
     state = {name: vector.numpy() for name, vector in algorithm.init(torch.from_numpy(model.initial)).items()}
     plan, graphs = build_plan(model, algorithm, targets, progress)
     certificate = msgspec.json.encode(certify(model, algorithm, plan, graphs, progress))
@@ -50,7 +54,7 @@ def export_bundle(
     manifest = Manifest(
         name=plan.name,
         model=source or model.spec.name,
-        algorithm=AlgorithmRef(algorithm.name, settings),
+        algorithm=AlgorithmRef(name_of(algorithm), settings),
         plan=BlobRef.of(blobs[0]),
         state=BlobRef.of(blobs[1]),
         certificate=BlobRef.of(blobs[2]),

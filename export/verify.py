@@ -13,22 +13,22 @@ from export.formats import formats
 from export.model import Model
 from export.models import MODELS, load
 from export.parity import KINKED_TOLERANCE, certify
-from fedcore.algorithms import create
+from fedcore.algorithms import create, module_of, name_of
 from fedcore.algorithms.algorithm import Algorithm, State
 from fedcore.bundle import Bundle, Certificate, Manifest
 from fedcore.checkpoint import decode
-from fedcore.errors import PlanError
+from fedcore.errors import PlanError, UntrustedAlgorithm
 from fedcore.params import VectorSpec
 from fedcore.plan import Plan
 
 
-def verify_bundle(bundle: Bundle, source: str | None = None) -> Certificate:
+def verify_bundle(bundle: Bundle, source: str | None = None, own: str | None = None) -> Certificate:
     """A fresh certificate for the graphs in `bundle`, whose every blob is checked on the way.
 
-    source: where the model is found. Without one only a built-in model is loaded: a bundle may come from anywhere, and
-    importing what it names would run its author's code.
-    Raises UnknownModel when a source is needed, PlanError or DigestMismatch for a damaged bundle, ParityFailed when the
-    rest of the plan, or its graphs, are not what export makes of this model.
+    source, own: where model and algorithm are found. Without them only built-in ones are loaded: a bundle may come from
+    anywhere, and importing what it names would run its author's code.
+    Raises UnknownModel or UntrustedAlgorithm when one of them is needed, PlanError or DigestMismatch for a damaged
+    bundle, ParityFailed when the rest of the plan, or its graphs, are not what export makes of this model.
     """
     for _ in bundle.blobs():
         pass
@@ -40,7 +40,12 @@ def verify_bundle(bundle: Bundle, source: str | None = None) -> Certificate:
         raise PlanError(f"plan {plan.name} has no graphs, or examples without fields")
     first, label = plan.examples.fields[0], plan.examples.fields[-1]
     model = Model(load(source or manifest.model, first.shape, label.high))
-    algorithm = create(manifest.algorithm.name, manifest.algorithm.settings)
+    named = manifest.algorithm.name
+    if own is None and module_of(named):
+        raise UntrustedAlgorithm(
+            f"the bundle's algorithm is {named!r}; if you trust its code, name it with --algorithm"
+        )
+    algorithm = create(own or named, manifest.algorithm.settings, [module_of(own or "")])
     _compare(plan, build_plan(model, algorithm, ())[0], manifest)
     _compare_manifest(bundle, algorithm, algorithm.init(torch.from_numpy(model.initial)))
     graphs = {fmt: {name: bundle.read(ref) for name, ref in refs.items()} for fmt, refs in plan.graphs.items()}
@@ -63,8 +68,9 @@ def _compare(plan: Plan, rebuilt: Plan, manifest: Manifest) -> None:
 def _compare_manifest(bundle: Bundle, algorithm: Algorithm, state: State) -> None:
     """The server's half: every setting spelled out, the name, an initial state to start from."""
     manifest, settings = bundle.manifest, dataclasses.asdict(algorithm)  # type: ignore[call-overload]
-    if manifest.name != bundle.plan.name or manifest.algorithm.settings != settings:
-        raise ParityFailed(f"the manifest is not that of {bundle.plan.name} with {settings}")
+    said = manifest.algorithm
+    if manifest.name != bundle.plan.name or said.name != name_of(algorithm) or said.settings != settings:
+        raise ParityFailed(f"the manifest is not that of {bundle.plan.name} by {name_of(algorithm)} with {settings}")
     decode(bundle.read(manifest.state), [VectorSpec(name, vector.numel()) for name, vector in state.items()])
 
 

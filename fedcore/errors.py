@@ -15,6 +15,8 @@ FedcoreError
 ├── ReportError             a report has the wrong length or layout, or holds a non-finite number
 └── AlgorithmError
     ├── UnknownAlgorithm    no algorithm has that name
+    │   └── UntrustedAlgorithm  an algorithm of a user's own is in a module that must not be imported here
+    ├── InvalidAlgorithm    an algorithm of a user's own does not keep the contract
     ├── InvalidSetting      the algorithm has no such setting, or the value is out of range
     └── NotCrossDevice      the algorithm is for the simulator alone, and was to run on devices
 """
@@ -78,6 +80,14 @@ class AlgorithmError(FedcoreError):
 
 class UnknownAlgorithm(AlgorithmError):
     """No algorithm has that name."""
+
+
+class UntrustedAlgorithm(UnknownAlgorithm):
+    """An algorithm of a user's own is in a module that must not be imported here."""
+
+
+class InvalidAlgorithm(AlgorithmError):
+    """An algorithm of a user's own does not keep the contract."""
 
 
 class InvalidSetting(AlgorithmError):

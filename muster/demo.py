@@ -17,7 +17,7 @@ from device_runtime.phases import Phase
 from export.build import export_bundle
 from export.model import Model
 from export.models import load as load_model
-from fedcore.algorithms import create
+from fedcore.algorithms import create, module_of
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.bundle import Bundle
 from fedcore.signing import SigningKey
@@ -136,8 +136,9 @@ def _means(samples: Sequence[Sample], label: str) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """A plan with its model and algorithm. `seconds`: the time of its export."""
+    """A plan with its model and algorithm. name: as it was given. `seconds`: the time of its export."""
 
+    name: str
     model: Model
     algorithm: Algorithm
     bundle: Bundle
@@ -146,9 +147,9 @@ class Exported:
 
 def _export(config: DemoConfig, name: str) -> Exported:
     started = time.monotonic()
-    model, algorithm = Model(load_model(MODEL), config.seed), create(name, SETTINGS.get(name))
-    bundle = export_bundle(model, algorithm, config.folder / f"plan-{name}", MODEL)
-    return Exported(model, algorithm, bundle, time.monotonic() - started)
+    model, algorithm = Model(load_model(MODEL), config.seed), create(name, SETTINGS.get(name), [module_of(name)])
+    bundle = export_bundle(model, algorithm, config.folder / f"plan-{algorithm.name}", MODEL)
+    return Exported(name, model, algorithm, bundle, time.monotonic() - started)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +182,7 @@ class Trainer:
     def train_fleet(self, exported: Exported, on_progress: OnProgress) -> Run:
         """One algorithm's rounds. Raises DemoFailed when its task does not complete."""
         started = time.monotonic()
-        model, name = exported.model, exported.algorithm.name
+        model, name = exported.model, exported.name
         task = self._create_task(exported)
         curve: list[float] = []
         on_progress(name, 0, "first round")
@@ -198,8 +199,8 @@ class Trainer:
 
         fleet = FleetConfig(
             coordinator=self.coordinator.url,
-            population=f"digits-{name}",
-            folder=self.config.folder / "devices" / name,
+            population=f"digits-{exported.algorithm.name}",
+            folder=self.config.folder / "devices" / exported.algorithm.name,
             concurrency=self.config.devices,
             seed=self.config.seed,
             policy=Policy(signers=(self.key.signer,), require_secure_aggregation=True) if self.config.secure else None,
@@ -221,7 +222,7 @@ class Trainer:
         agreement = self._agreement(engine, run.task, fleet)
         reported = fleet.endings["reported"]
         return AlgorithmResult(
-            algorithm=exported.algorithm.name,
+            algorithm=exported.name,
             rounds=len(run.curve),
             test_accuracy=run.curve[-1],
             bytes_up_per_device=fleet.bytes_up / len(fleet.participants),

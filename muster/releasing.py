@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 FIRST_COUNTER, VALID_DAYS = 1, 90
 
 
-def released(
+def released(  # noqa: PLR0913  # a release says so much
     bundle: Bundle,
     settings: TaskSettings,
     key: SigningKey,
@@ -26,16 +26,20 @@ def released(
     *,
     counter: int = FIRST_COUNTER,
     days: int = VALID_DAYS,
+    algorithm_modules: Sequence[str] = (),
 ) -> Signed:
     """The signed release of a bundle for a task with these settings, valid for so many days. Raises InvalidTask.
 
     lineage: the public key with which the coordinator signs checkpoints. counter: devices that have seen a greater one
-    of this key for the population refuse the release.
+    of this key for the population refuse the release. algorithm_modules: as of `open_coordinator_store`.
     """
     from coordinator.store.tasks import release_of  # noqa: PLC0415  # to list the commands must load nothing heavy
 
     expires_at = int(time.time()) + days * 24 * 3600
-    return key.sign_release(release_of(bundle, settings, lineage, counter=counter, expires_at=expires_at))
+    release = release_of(
+        bundle, settings, lineage, counter=counter, expires_at=expires_at, algorithm_modules=algorithm_modules
+    )
+    return key.sign_release(release)
 
 
 def lineage_of(store: CoordinatorStore | RemoteStore, settings: Callable[[], Settings]) -> str:

@@ -20,7 +20,7 @@ from coordinator.api import tokens
 from coordinator.keys import Keys
 from coordinator.lineage import lineage_key
 from coordinator.rules.entities import Role, Task
-from coordinator.settings import Settings
+from coordinator.settings import Settings, load_settings
 from coordinator.store.tasks import CoordinatorStore, TaskSettings, open_coordinator_store
 from fedcore.bundle import Bundle
 from fedcore.signing import SigningKey, key_text
@@ -59,7 +59,7 @@ class LocalCoordinator:
         release = None
         if settings.secagg is not None:
             lineage = lineage_key(Settings(database=self.database).keys_file)
-            release = released(bundle, settings, key, lineage.signer)
+            release = released(bundle, settings, key, lineage.signer, algorithm_modules=self.store.algorithm_modules)
         return self.store.register_task(bundle, settings, release)
 
     def samples(self, metric: str) -> list[Sample]:
@@ -93,7 +93,8 @@ def starting_coordinator(
     folder.mkdir(parents=True, exist_ok=True)
     database, blobs = f"sqlite:///{folder / 'muster.db'}", folder / "blobs"
     with ExitStack() as stack:
-        store = stack.enter_context(open_coordinator_store(database, blobs))
+        modules = load_settings({"database": database, **settings}).algorithm_modules
+        store = stack.enter_context(open_coordinator_store(database, blobs, algorithm_modules=modules))
         authority = None
         if secure:
             server = Keys.open(Settings(database=database).keys_file, store.database).server

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from export.model import Model
 from export.models import load as load_model
-from fedcore.algorithms import create
+from fedcore.algorithms import create, module_of
+from fedcore.algorithms.check import check
 from fedcore.decoding import converter
 from simulator import datasets
 from simulator.diagnose_loss import cause
@@ -82,7 +83,8 @@ def simulate(
 
     Raises SimulatorError, ExportError or AlgorithmError, naming what is wrong, before any work.
     """
-    algorithm = create(config.algorithm, config.settings)
+    algorithm = create(config.algorithm, config.settings, [module_of(config.algorithm)])
+    check(algorithm)
     dataset = datasets.describe(config.dataset)
     model = Model(load_model(config.model, dataset.shape, dataset.classes), config.seed)
     train, test = datasets.load(config.dataset, config.data).split(config.held_out, config.seed)

@@ -51,7 +51,7 @@ class Service:
         KeysDamaged or KeysDiffer.
         """
         keys_file = settings.keys_file
-        store = open_coordinator_store(settings.database, settings.blobs)
+        store = open_coordinator_store(settings.database, settings.blobs, algorithm_modules=settings.algorithm_modules)
         try:
             keys, lineage = Keys.open(keys_file, store.database), make_lineage_key(keys_file)
         except BaseException:

@@ -20,7 +20,7 @@ from coordinator.rules.robust_aggregation import KeptReports
 from coordinator.rules.rounds import Abandon, Aggregated, Round, RoundState, TaskState, step
 from coordinator.store.records import Records
 from coordinator.store.tasks import CoordinatorStore
-from fedcore import algorithms, checkpoint
+from fedcore import checkpoint
 from fedcore.algorithms.algorithm import ServerStep
 from fedcore.errors import FedcoreError, ReportError
 from fedcore.plan import BlobRef
@@ -83,7 +83,7 @@ def _next_model(
     store: CoordinatorStore, running: OpenRound, reports: ReportSum | KeptReports
 ) -> tuple[BlobRef, BlobRef, dict[str, float]]:
     plan, task = running.task.plan, running.task.record
-    algorithm = algorithms.create(task.algorithm.name, task.algorithm.settings)
+    algorithm = store.algorithm(task.algorithm)
     try:
         state = checkpoint.decode(store.blobs.get(running.base.state_sha256), state_specs(plan, algorithm))
     except (UnknownBlob, FedcoreError) as error:

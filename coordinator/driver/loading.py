@@ -16,7 +16,7 @@ from coordinator.rules.selection import Needs
 from coordinator.rules.task_settings import TaskSettings
 from coordinator.store.records import Records
 from coordinator.store.tasks import CoordinatorStore
-from fedcore.errors import FedcoreError
+from fedcore.errors import AlgorithmError, FedcoreError
 from fedcore.plan import Plan
 from fedcore.wire.messages import Offer
 
@@ -80,12 +80,14 @@ def with_good_release(membership: Membership, record: Task, lineage: str, at: fl
     if record.state is TaskState.ACTIVE and record.release is not None:
         words = obstacle(record.release, lineage, at)
         if words:
-            return _pause(membership, record, words)
+            return _pause(membership, record, "release-unusable", words)
     return record
 
 
 def load_task(membership: Membership, record: Task, before: LoadedTask | None) -> LoadedTask | None:
-    """The task with its plan; None when a blob that it needs cannot be read. Then it is paused, and the others go on.
+    """The task with its plan; None when its algorithm cannot be made, or a blob that it needs cannot be read.
+
+    Then it is paused, and the others go on.
 
     before: the task as it was loaded last. When it is new here, or was resumed, all that its next round needs is looked
     for.
@@ -97,6 +99,10 @@ def load_task(membership: Membership, record: Task, before: LoadedTask | None) -
             _look_for(store, record, plan)
         return LoadedTask.of(record, plan)
     except Unavailable:  # an object store that does not answer now
+        return None
+    except AlgorithmError as error:
+        if record.state is TaskState.ACTIVE:
+            _pause(membership, record, "algorithm-unusable", str(error))
         return None
     except (UnknownBlob, FedcoreError) as error:
         if record.state is TaskState.ACTIVE:
@@ -113,7 +119,8 @@ def pause_unreadable(records: Records, task: Task, words: str) -> None:
 
 
 def _look_for(store: CoordinatorStore, record: Task, plan: Plan) -> None:
-    """Raise UnknownBlob unless plan, graphs, server state and checkpoint are there."""
+    """Raise AlgorithmError unless the algorithm can be made, UnknownBlob unless plan, graphs and state are there."""
+    store.algorithm(record.algorithm)
     with store.database.reading() as records:
         base = records.snapshot(record)
     graphs = {ref.sha256 for graphs in plan.graphs.values() for ref in graphs.values()}
@@ -122,8 +129,8 @@ def _look_for(store: CoordinatorStore, record: Task, plan: Plan) -> None:
             raise UnknownBlob(f"there is no blob {sha256[:12]}…")
 
 
-def _pause(membership: Membership, record: Task, words: str) -> Task:
+def _pause(membership: Membership, record: Task, cause: str, words: str) -> Task:
     _LOG.error("task %s is paused: %s", record.id, words)
     with membership.writing() as records:
-        records.move_task(record, TaskState.PAUSED, "release-unusable", words)
+        records.move_task(record, TaskState.PAUSED, cause, words)
     return replace(record, state=TaskState.PAUSED, reason=words)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
@@ -27,8 +27,8 @@ from coordinator.store.database import Database
 from coordinator.store.identity import tie
 from coordinator.store.records import Records
 from fedcore import algorithms, checkpoint
-from fedcore.algorithms.algorithm import check_cross_device
-from fedcore.bundle import Bundle
+from fedcore.algorithms.algorithm import Algorithm, check_cross_device
+from fedcore.bundle import AlgorithmRef, Bundle
 from fedcore.errors import FedcoreError
 from fedcore.plan import BlobRef, Plan
 from fedcore.release import Release, Signed
@@ -62,9 +62,10 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
     Methods that take a task id raise UnknownTask.
     """
 
-    def __init__(self, database: Database, blobs: Blobs) -> None:
+    def __init__(self, database: Database, blobs: Blobs, algorithm_modules: Sequence[str] = ()) -> None:
         self.database = database
         self.blobs = blobs
+        self.algorithm_modules = algorithm_modules
         self._plans: dict[str, Plan] = {}
 
     def __exit__(
@@ -88,7 +89,7 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
         its settings is unknown; StoreConflict when collections take its blobs time and again.
         """
         plan, _, manifest = bundle.plan, bundle.signer, bundle.manifest
-        first = first_checkpoint(bundle)
+        first = first_checkpoint(bundle, self.algorithm_modules)
         settings.clear.check_room(plan.report, settings.goal)
         check_release(plan, bundle.certificate, settings)
         with self.database.reading() as records:
@@ -277,6 +278,10 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
             self._plans[sha256] = Plan.decode(self.blobs.get(sha256))
         return self._plans[sha256]
 
+    def algorithm(self, ref: AlgorithmRef) -> Algorithm:
+        """The algorithm of a task, made from its settings. Raises AlgorithmError."""
+        return algorithms.create(ref.name, ref.settings, self.algorithm_modules)
+
     def _move(self, task_id: str, to: TaskState, by: str) -> None:
         with self.database.writing() as records:
             task = records.task(task_id)
@@ -287,13 +292,16 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
             records.audit.append(by, _MOVES[to], task_id)
 
 
-def first_checkpoint(bundle: Bundle) -> bytes:
+def first_checkpoint(bundle: Bundle, algorithm_modules: Sequence[str] = ()) -> bytes:
     """The checkpoint that devices receive in round 1 of a task on the bundle.
+
+    algorithm_modules: those from which an algorithm that is not built in may be imported.
 
     Raises InvalidTask when plan, algorithm and initial state do not fit each other, NotCrossDevice when devices cannot
     run the algorithm, and fedcore's other errors.
     """
-    plan, algorithm = bundle.plan, algorithms.create(bundle.manifest.algorithm.name, bundle.manifest.algorithm.settings)
+    plan, named = bundle.plan, bundle.manifest.algorithm
+    algorithm = algorithms.create(named.name, named.settings, algorithm_modules)
     check_cross_device(algorithm)
     try:
         state = checkpoint.decode(bundle.read(bundle.manifest.state), state_specs(plan, algorithm))
@@ -303,15 +311,24 @@ def first_checkpoint(bundle: Bundle) -> bytes:
     return checkpoint.encode(algorithm.broadcast(state))
 
 
-def release_of(bundle: Bundle, settings: TaskSettings, lineage: str, *, counter: int, expires_at: int) -> Release:
-    """What a release key must sign so that a task with these settings can run on the bundle. Raises InvalidTask.
+def release_of(
+    bundle: Bundle,
+    settings: TaskSettings,
+    lineage: str,
+    *,
+    counter: int,
+    expires_at: int,
+    algorithm_modules: Sequence[str] = (),
+) -> Release:
+    """What a release key must sign so that a task with these settings can run on the bundle.
 
     lineage: the public key with which the coordinator signs checkpoints. counter, expires_at: as in `Release`.
+    algorithm_modules: as of `first_checkpoint`, whose errors it raises.
     """
     return Release(
         population=settings.population,
         plan=bundle.manifest.plan.sha256,
-        checkpoint=BlobRef.of(first_checkpoint(bundle)).sha256,
+        checkpoint=BlobRef.of(first_checkpoint(bundle, algorithm_modules)).sha256,
         bounds=settings.sum_bounds,
         lineage=lineage,
         counter=counter,
@@ -320,9 +337,16 @@ def release_of(bundle: Bundle, settings: TaskSettings, lineage: str, *, counter:
 
 
 def open_coordinator_store(
-    database: str, blobs: str | Path, *, create: bool = True, clock: Callable[[], float] = time.time
+    database: str,
+    blobs: str | Path,
+    *,
+    create: bool = True,
+    clock: Callable[[], float] = time.time,
+    algorithm_modules: Sequence[str] = (),
 ) -> CoordinatorStore:
     """Open the state in `database` (a URL) and `blobs` (a folder or a URL), making them if missing and `create`.
+
+    algorithm_modules: those from which algorithms that are not built in may be imported.
 
     Raises UnsupportedDatabase, WrongRevision and WrongBlobs; without `create`, MissingStore, so that a mistyped path is
     not taken for a new store.
@@ -331,7 +355,7 @@ def open_coordinator_store(
     try:
         found = Blobs(blobs, create=create)
         tie(opened, found)
-        return CoordinatorStore(opened, found)
+        return CoordinatorStore(opened, found, algorithm_modules)
     except BaseException:
         opened.close()
         raise

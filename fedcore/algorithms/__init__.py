@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.algorithms.fed_adam import FedAdam
@@ -11,22 +11,36 @@ from fedcore.algorithms.fed_dyn import FedDyn
 from fedcore.algorithms.fed_pd import FedPD
 from fedcore.algorithms.local_ada_alter import LocalAdaAlter
 from fedcore.algorithms.mime_lite import MimeLite
+from fedcore.algorithms.own import module_of, own_algorithm
 from fedcore.algorithms.scaffold import Scaffold
 from fedcore.algorithms.settings import parse
 from fedcore.errors import UnknownAlgorithm
 from fedcore.names import offered
+
+__all__ = ["ALGORITHMS", "create", "module_of", "name_of"]
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     cls.name: cls for cls in (FedAvg, FedAdam, MimeLite, LocalAdaAlter, Scaffold, FedDyn, FedPD)
 }
 
 
-def create(name: str, settings: Mapping[str, object] | None = None) -> Algorithm:
+def create(name: str, settings: Mapping[str, object] | None = None, modules: Container[str] = ()) -> Algorithm:
     """The algorithm called `name` with `settings` over its defaults; values may be text.
 
-    Raises UnknownAlgorithm, or InvalidSetting naming the setting and what it may be.
+    name: a built-in one, or a user's own as `package.module:Class`. modules: those from which own ones may be imported.
+    Raises UnknownAlgorithm; UntrustedAlgorithm for a module that is none of `modules`; InvalidAlgorithm; or
+    InvalidSetting naming the setting and what it may be.
     """
+    if module_of(name):
+        return parse(own_algorithm(name, modules), settings or {})  # type: ignore[no-any-return]
     if name not in ALGORITHMS:
-        raise UnknownAlgorithm(f"no algorithm is called {name!r}; {offered(name, ALGORITHMS)}")
+        own = "give your own as package.module:Class"
+        raise UnknownAlgorithm(f"no algorithm is called {name!r}; {offered(name, ALGORITHMS)}, or {own}")
     algorithm: Algorithm = parse(ALGORITHMS[name], settings or {})
     return algorithm
+
+
+def name_of(algorithm: Algorithm) -> str:
+    """The name with which `create` finds the algorithm again: its own, or `package.module:Class`."""
+    cls = type(algorithm)
+    return algorithm.name if ALGORITHMS.get(algorithm.name) is cls else f"{cls.__module__}:{cls.__qualname__}"

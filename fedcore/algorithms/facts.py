@@ -122,7 +122,7 @@ def facts_of(algorithm: Algorithm) -> AlgorithmFacts:
         weighting=algorithm.weighting,
         simulated_only=getattr(algorithm, "cross_device", ""),
         trips=trips,
-        state=_sizes([one[-1].state for one in rehearsals]),
+        state=_sizes([one[-1].after for one in rehearsals]),
         settings=_settings(algorithm),
     )
 

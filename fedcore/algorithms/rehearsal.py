@@ -20,11 +20,12 @@ STEPS = 2
 
 @dataclass(frozen=True, slots=True)
 class Rehearsed:
-    """What went to a device and came back in one trip, and the server state after it."""
+    """One trip: the server state before it, what went to a device, what came back, and the server state after it."""
 
+    before: State
     broadcast: Broadcast
     report: Report
-    state: State
+    after: State
 
 
 def trips_of(algorithm: Any) -> tuple[Any, ...]:
@@ -49,8 +50,9 @@ def rehearse(algorithm: Algorithm, params_D: Vector, grad: Gradient = bowl, call
     for trip in trips_of(algorithm):
         broadcast = call("broadcast", trip.broadcast, state)
         report = contribute(trip, received(algorithm, broadcast, call), grad, call)
-        state = call("update", trip.update, state, report, ServerStep())
-        rehearsed.append(Rehearsed(broadcast, report, state))
+        after = call("update", trip.update, state, report, ServerStep())
+        rehearsed.append(Rehearsed(state, broadcast, report, after))
+        state = after
     return rehearsed
 
 

@@ -16,9 +16,10 @@ algorithms_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="
 
 @algorithms_app.command("list")
 def list_algorithms(json: Json = False) -> None:
-    """List every built-in algorithm: its family, what it sends, and whether it runs on devices.
+    """List every built-in algorithm, with its sizes.
 
-    Sizes are numbers of values, for a model of d parameters, with the default settings. A second trip follows a comma.
+    Also its family, and whether it runs on devices. Sizes are numbers of values, for a model of d parameters, with the
+    default settings. A second trip follows a comma.
     """
     from fedcore.algorithms import ALGORITHMS, create
     from fedcore.algorithms.facts import facts_of
@@ -32,18 +33,22 @@ def list_algorithms(json: Json = False) -> None:
 
 @algorithms_app.command()
 def show(
-    name: Annotated[str, typer.Argument(help="An algorithm, from `muster algorithms list`.")],
+    name: Annotated[str, typer.Argument(help="An algorithm of the list, or your own as package.module:Class.")],
     settings: Settings = None,
     json: Json = False,
 ) -> None:
-    """Show an algorithm: its equations, settings, and what device and server do.
+    """Show an algorithm: its equations and settings.
 
-    Sizes are numbers of values, for a model of d parameters. They are those of the settings given with --set.
+    Also what device and server do. Sizes are numbers of values, for a model of d parameters. They are those of the
+    settings given with --set.
     """
-    from fedcore.algorithms import create
+    from fedcore.algorithms import create, module_of
+    from fedcore.algorithms.check import check
     from fedcore.algorithms.facts import facts_of
 
-    facts = facts_of(create(name, parse_settings(settings)))
+    algorithm = create(name, parse_settings(settings), [module_of(name)])
+    check(algorithm)
+    facts = facts_of(algorithm)
     if json:
         return emit(facts)
     typer.echo(f"{facts.summary}\n\n{facts.equations}\n")

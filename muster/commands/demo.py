@@ -26,7 +26,7 @@ IN_CLEAR = "What the coordinator saw: every report in clear, with its weight and
 
 def demo(
     algorithms: Annotated[
-        str, typer.Option(help="Which to run, by commas; docs/algorithms.md has them all.")
+        str, typer.Option(help="Which to run, by commas; your own as package.module:Class.")
     ] = "mimelite,fedadam",
     rounds: Annotated[int, typer.Option(min=1, help="Rounds per algorithm.")] = 25,
     devices: Annotated[int, typer.Option(min=1, max=60, help="Devices per round, of 60.")] = 20,
@@ -45,7 +45,7 @@ def demo(
     model ("agreement", relative). With 8 devices or more, reports are summed under secure aggregation, whose rounding
     limits the agreement.
     """
-    from fedcore.algorithms import create
+    from fedcore.algorithms import create, module_of
     from fedcore.algorithms.algorithm import check_cross_device
     from muster.curves import draw_curves
     from secagg.parameters import LEAST_COHORT
@@ -53,7 +53,7 @@ def demo(
     # Wrong options are reported before torch is loaded, which takes seconds.
     names = tuple(dict.fromkeys(name.strip() for name in algorithms.split(",")))
     for name in names:
-        check_cross_device(create(name))
+        check_cross_device(create(name, None, [module_of(name)]))
     secure = devices >= LEAST_COHORT and not plain
     if not out.parent.is_dir():
         raise typer.BadParameter(f"there is no folder {out.parent}", param_hint="--out")
@@ -73,10 +73,12 @@ def _trained(names: tuple[str, ...], rounds: int, devices: int, seed: int, *, se
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="muster-demo-", dir=memory_folder())))
         with loading():
             # Coordinator and devices start meanwhile, on another core.
+            from fedcore.algorithms import module_of
             from muster.server import starting_coordinator
             from simulator.fleet.fork_servers import HERE, fork_servers
 
-            started = stack.enter_context(starting_coordinator(folder, secure=secure))
+            modules = ",".join(filter(None, map(module_of, names)))
+            started = stack.enter_context(starting_coordinator(folder, secure=secure, algorithms=modules))
             servers = stack.enter_context(fork_servers({HERE: ["onnxruntime"]}))
             import torch
 

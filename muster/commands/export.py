@@ -29,7 +29,9 @@ def export(
     model: Annotated[
         str | None, typer.Argument(help="A built-in model (see --list), or your own as package.module:function.")
     ] = None,
-    algorithm: Annotated[str, typer.Option(help="The federated algorithm.")] = "fedavg",
+    algorithm: Annotated[
+        str, typer.Option(help="An algorithm (`muster algorithms list`), or your own as package.module:Class.")
+    ] = "fedavg",
     settings: Settings = None,
     formats: Annotated[
         list[str] | None,
@@ -51,11 +53,11 @@ def export(
     runtime that devices have. Your own model is a function without arguments that returns an export.model.ModelSpec:
     see docs/models.md.
     """
-    from fedcore.algorithms import ALGORITHMS, create
+    from fedcore.algorithms import ALGORITHMS, create, module_of
     from fedcore.algorithms.algorithm import check_cross_device
 
     # Wrong options are reported before torch is loaded, which takes seconds.
-    chosen = create(algorithm, parse_settings(settings))
+    chosen = create(algorithm, parse_settings(settings), [module_of(algorithm)])
     check_cross_device(chosen)
     if not (force or every or list_models):
         _refuse_to_replace(out)
@@ -192,6 +194,9 @@ def verify(
         str | None,
         typer.Option(help="Where to import a model that is not built in: package.module:function."),
     ] = None,
+    algorithm: Annotated[
+        str | None, typer.Option(help="An algorithm that is not built in, to be imported: package.module:Class.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Check a bundle's digests, signature and graphs.
@@ -203,7 +208,7 @@ def verify(
 
     found = Bundle(bundle)
     signer = found.signer
-    certificate = verify_bundle(found, model)
+    certificate = verify_bundle(found, model, algorithm)
     if json:
         emit({"bundle": str(bundle), "ok": True, "signer": signer, "certificate": certificate})
     else:

@@ -12,6 +12,8 @@ import typer
 
 from muster.output import Json, Settings, emit, loading, parse_settings, progress, show_fields
 
+ALGORITHM = "An algorithm (`muster algorithms list`), or your own as package.module:Class.  [default: fedavg]"
+
 if TYPE_CHECKING:
     from simulator.simulation import SimulationConfig, SimulationResult
 
@@ -25,7 +27,7 @@ def simulate(
         str | None, typer.Option(help="digits (bundled), wisdm or mnist_10k.  [default: digits]")
     ] = None,
     data: Annotated[Path | None, typer.Option(help="The folder that holds data sets on disk.")] = None,
-    algorithm: Annotated[str | None, typer.Option(help="One of docs/algorithms.md.  [default: fedavg]")] = None,
+    algorithm: Annotated[str | None, typer.Option(help=ALGORITHM)] = None,
     settings: Settings = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds to run.  [default: 100]")] = None,
     cohort: Annotated[int | None, typer.Option(help="Users per round.  [default: 10]")] = None,
@@ -77,7 +79,7 @@ def _run(options: dict[str, Any]) -> SimulationResult:
 
 def _options(path: Path | None, flags: dict[str, Any], settings: dict[str, object]) -> dict[str, Any]:
     """The options of the file, overridden by the flags. A wrong algorithm is reported before torch is loaded."""
-    from fedcore.algorithms import create
+    from fedcore.algorithms import create, module_of
 
     values: dict[str, Any] = {}
     if path is not None:
@@ -89,7 +91,8 @@ def _options(path: Path | None, flags: dict[str, Any], settings: dict[str, objec
     if settings:
         values["settings"] = {**values.get("settings", {}), **settings}
     if isinstance(values.get("settings", {}), dict):
-        create(str(values.get("algorithm", "fedavg")), values.get("settings"))
+        algorithm = str(values.get("algorithm", "fedavg"))
+        create(algorithm, values.get("settings"), [module_of(algorithm)])
     return values
 
 

@@ -62,4 +62,6 @@ def open_store(
     from coordinator.store.tasks import open_coordinator_store
 
     settings = located(db, blobs)
-    return open_coordinator_store(settings.database, settings.blobs, create=False)
+    return open_coordinator_store(
+        settings.database, settings.blobs, create=False, algorithm_modules=settings.algorithm_modules
+    )

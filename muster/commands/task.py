@@ -74,7 +74,9 @@ def create(
         bundle, release = Bundle(plan), None
         if release_key is not None:
             key, lineage = SigningKey.load(release_key), lineage_of(store, lambda: located(db))
-            release = released(bundle, settings, key, lineage, counter=release_counter, days=release_days)
+            counted = {"counter": release_counter, "days": release_days}
+            modules = located(db).algorithm_modules
+            release = released(bundle, settings, key, lineage, **counted, algorithm_modules=modules)
         task = store.register_task(bundle, settings, release)
         _describe(store, task.id, json)
         url = _devices_url(store, located(db)) if isinstance(store, CoordinatorStore) else None

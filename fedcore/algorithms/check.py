@@ -1,0 +1,190 @@
+"""A check of an algorithm against its contract: a rehearsal on probes, alone and with two devices at once.
+
+It finds what would go wrong later, elsewhere and without a word: a function that writes into an argument, that asks
+vectors for more than operators, that gives vectors of a wrong shape, or whose report depends on the other devices.
+Messages name the line. Built-in algorithms pass it; it is made for those of users.
+"""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from fedcore.algorithms.algorithm import Algorithm, Vector
+from fedcore.algorithms.probe import NotAnOperator, Probe
+from fedcore.algorithms.rehearsal import contribute, received, rehearse, trips_of
+from fedcore.errors import InvalidAlgorithm
+from fedcore.report import WEIGHT
+
+SIZE, DEVICES = 5, 2
+"""Parameters of the model and devices of the cohort in a check: different, so that one is not taken for the other."""
+_SAME = 1e-9
+_OURS = tuple(str(Path(__file__).with_name(name)) for name in ("check.py", "probe.py", "rehearsal.py"))
+_AMONG_DEVICES = "; a report is averaged, so it may use only this device's vectors: .sum(-1)[..., None], x[..., :1]"
+
+
+def check(algorithm: Algorithm) -> None:
+    """Check that the algorithm keeps its contract. Raises InvalidAlgorithm, naming the function and the line."""
+    params = Probe(np.linspace(-1.0, 1.0, SIZE))
+    with np.errstate(all="ignore"):
+        first, again = (rehearse(algorithm, params, _bowl(np.ones(SIZE)), _Watched(algorithm.name)) for _ in range(2))
+        for trip, one, other in zip(trips_of(algorithm), first, again, strict=True):
+            changed = [name for name, vector in one.report.items() if not _equal(vector, other.report[name])]
+            if changed:
+                why = "it keeps something from one call to the next, or draws random numbers"
+                words = f"report gives another {changed[0]!r} for the same examples: {why}"
+                raise _wrong(algorithm.name, words, trip.report)
+            for batched in (False, True):
+                _check_cohort(algorithm, trip, one.broadcast, batched)
+
+
+def _check_cohort(algorithm: Algorithm, trip: Any, broadcast: Mapping[str, Probe], batched: bool) -> None:
+    """Refuse a report that is not, of every device of a cohort, what that device alone would report.
+
+    batched: whether the broadcast has the axis of devices too; carries always have.
+    """
+    centres = np.linspace(2.0, 5.0, DEVICES)[:, None] * np.ones(SIZE)
+    received_D = received(algorithm, dict(broadcast))
+    spread_KD = _spread(received_D) if batched else received_D
+    call = _Watched(algorithm.name, with_devices=True)
+    together = contribute(trip, spread_KD, _bowl(centres), call, _spread)
+    for index, centre in enumerate(centres):
+        alone = contribute(trip, received_D, _bowl(centre))
+        for name, vector in alone.items():
+            found = together[name].values
+            of_device = Probe(found[index] if found.ndim > vector.values.ndim else found)
+            if not _equal(vector, of_device):
+                words = f"{name!r} of a report is another when {DEVICES} devices are computed at once"
+                raise _wrong(algorithm.name, words + _AMONG_DEVICES, trip.report)
+
+
+def _spread(vectors: Mapping[str, Probe]) -> dict[str, Probe]:
+    """Vectors (n,) for all devices at once (K, n)."""
+    return {
+        name: Probe(np.repeat(vector.values[None], DEVICES, 0)) if vector.values.ndim == 1 else vector
+        for name, vector in vectors.items()
+    }
+
+
+def _bowl(centre: Any) -> Callable[[Vector], tuple[Vector, Vector, Vector]]:
+    """A gradient oracle with its minimum at `centre`, `(D,)` or `(K, D)`, on batches of two examples."""
+
+    def grad(params: Vector) -> tuple[Vector, Vector, Vector]:
+        if not isinstance(params, Probe) or params.values.shape[-1:] != (SIZE,):
+            raise NotAnOperator(
+                "grad(…) takes the vector of a model, as large as broadcast['params'], and nothing else"
+            )
+        gradient = params - Probe(centre)
+        one = 0.0 * gradient[..., :1] + 1.0
+        return one, gradient, 2.0 * one
+
+    return grad
+
+
+class _Watched:
+    """Calls functions of an algorithm with vectors that cannot be written into, and looks at what they give.
+
+    with_devices: whether vectors may have the axis of devices in front.
+    """
+
+    def __init__(self, name: str, *, with_devices: bool = False) -> None:
+        self._name, self._with_devices = name, with_devices
+
+    def __call__(self, what: str, function: Callable[..., Any], *arguments: Any) -> dict[str, Vector]:
+        try:
+            given = function(*map(_sealed, arguments))
+        except InvalidAlgorithm:
+            raise
+        except Exception as error:  # whatever the user's own code raises
+            raise _wrong(self._name, f"{what}{self._reason(error)}", function, error) from error
+        if not isinstance(given, Mapping):
+            words = f"{what} returns {type(given).__name__}, not a dictionary of vectors"
+            raise _wrong(self._name, words, function)
+        for name, value in given.items():
+            self._look_at(what, function, name, value)
+        wrong = self._unfit(what, given, arguments)
+        if wrong:
+            raise _wrong(self._name, f"{what} {wrong}", function)
+        return dict(given)
+
+    def _look_at(self, what: str, function: Callable[..., Any], name: object, value: object) -> None:
+        """Refuse what is no vector, or one with a wrong name or number of axes."""
+        if not isinstance(name, str) or not name.isidentifier():
+            raise _wrong(self._name, f"{what} calls a vector {name!r}; use letters, digits and _", function)
+        if not isinstance(value, Probe):
+            remedy = "a vector of size 1 is 0.0 * params[..., :1] + value"
+            raise _wrong(self._name, f"{what} gives {name!r} as {type(value).__name__}; {remedy}", function)
+        if value.values.ndim not in ((1, 2) if self._with_devices else (1,)) or not value.values.size:
+            shape = value.values.shape
+            remedy = "a vector has one axis; a sum is one as .sum(-1)[..., None]"
+            raise _wrong(self._name, f"{what} gives {name!r} in the shape {shape}; {remedy}", function)
+
+    def _unfit(self, what: str, given: Mapping[str, Probe], arguments: Sequence[Any]) -> str:
+        """What is wrong with vectors that are fine one by one; empty if nothing."""
+        if what in ("init", "broadcast"):
+            if "params" not in given:
+                return "gives no params, which are the model"
+            size = given["params"].values.shape[-1]
+            return "" if size == SIZE else f"gives params of size {size} for a model of size {SIZE}"
+        if what == "report" and (not given or WEIGHT in given):
+            return f"must give vectors, none of them called {WEIGHT!r}"
+        before, after = _shapes(arguments[0]) if what.startswith(("step", "update")) else {}, _shapes(given)
+        if before and before != after:
+            words = [", ".join(f"{name} {shape}" for name, shape in shapes.items()) for shapes in (before, after)]
+            return f"was given the vectors {words[0]} and must give these; it gives {words[1]}"
+        return ""
+
+    def _reason(self, error: Exception) -> str:
+        words = str(error).strip().partition("\n")[0]
+        if isinstance(error, NotAnOperator):
+            return f": {words}"
+        if "read-only" in words or "mappingproxy" in words:
+            return " writes into an argument; make a new vector or dictionary instead, such as x = x + y"
+        at_once = f" with {DEVICES} devices at once" if self._with_devices else ""
+        return f" fails{at_once} with {type(error).__name__}: {words}{_AMONG_DEVICES if at_once else ''}"
+
+
+def _sealed(value: Any) -> Any:
+    """The same value, which cannot be written into."""
+    if isinstance(value, Probe):
+        return value.sealed()
+    return MappingProxyType({name: _sealed(one) for name, one in value.items()}) if isinstance(value, dict) else value
+
+
+def _shapes(vectors: Mapping[str, Probe]) -> dict[str, tuple[int, ...]]:
+    return {name: vector.values.shape for name, vector in sorted(vectors.items())}
+
+
+def _equal(one: Probe, other: Probe) -> bool:
+    same = one.values.shape == other.values.shape
+    return same and np.allclose(one.values, other.values, rtol=_SAME, atol=_SAME, equal_nan=True)
+
+
+def _wrong(name: str, words: str, function: Callable[..., Any], error: BaseException | None = None) -> InvalidAlgorithm:
+    """The error that says what is wrong and in which line: that which raised `error`, else that of the function."""
+    return InvalidAlgorithm(f"{name}: {words} ({_raised_at(error) or _defined_at(function)})")
+
+
+def _raised_at(error: BaseException | None) -> str:
+    """The last line of an algorithm's own code on the way to an error, as `file:number: text`."""
+    frames = traceback.extract_tb(error.__traceback__) if error is not None else []
+    theirs = [one for one in frames if one.filename not in _OURS and "/site-packages/" not in one.filename]
+    return f"{_shown(theirs[-1].filename)}:{theirs[-1].lineno}: {theirs[-1].line}" if theirs else ""
+
+
+def _defined_at(function: Callable[..., Any]) -> str:
+    """Where a function begins, as `file:number`."""
+    code = inspect.unwrap(getattr(function, "__func__", function)).__code__
+    return f"{_shown(code.co_filename)}:{code.co_firstlineno}"
+
+
+def _shown(file: str) -> str:
+    """A file as short as the working folder allows."""
+    path = Path(file)
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
