@@ -5,8 +5,7 @@ AuthorityError
 ├── BeaconRefused   a beacon is not drawn: for this coordinator, or a second time for a device
 ├── BadSecret       the enrolment secret cannot be read, or is too short to be one
 ├── BadAndroidFile  the file that says which Android phones are taken, or one that it names, cannot be used
-├── KeyMissing      there is no file of the authority's key
-└── PortTaken       the port is taken, or cannot be had for another reason
+└── KeyMissing      there is no file of the authority's key
 """
 
 
@@ -32,7 +31,3 @@ class BadAndroidFile(AuthorityError):
 
 class KeyMissing(AuthorityError):
     """There is no file of the authority's key."""
-
-
-class PortTaken(AuthorityError):
-    """The port is taken, or cannot be had for another reason."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import uvicorn
@@ -14,20 +14,30 @@ from starlette.applications import Starlette
 
 from authority.attestation import Attestation
 from authority.beacons import Beacons
-from authority.errors import KeyMissing, PortTaken
+from authority.errors import KeyMissing
 from authority.issuer import Issuer
 from authority.service import authority_app
 from fedcore.signing import key_text, public_key
 from fedcore.succession import SucceedingKey
+from ingress.addresses import Network
+from ingress.connection_limits import ConnectionLimits
+from ingress.listener import listening
+from ingress.newcomers import Newcomers
+from ingress.server import HttpConfig, running
 
 DAY_S = 86_400
+DRAIN_S = 10.0
+"""How long a stop waits for requests in progress."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuthorityConfig:
     """How an authority runs. key: the file of its private key. credential_days: for how long a credential is good.
 
-    server_keys: the public keys, as text, of the coordinators for which it draws beacons.
+    server_keys: the public keys, as text, of the coordinators for which it draws beacons. connection_limit: how many
+    connections may wait for a request, and how many bodies may be on their way; address_connection_limit: how many of
+    one address may wait, 0 is no limit. Those of `proxies` are not limited by address. The defaults are within the
+    1024 open files that a process may usually have.
     """
 
     key: Path
@@ -40,6 +50,9 @@ class AuthorityConfig:
     server_keys: tuple[str, ...] = ()
     tls_cert: Path | None = None
     tls_key: Path | None = None
+    connection_limit: int = 400
+    address_connection_limit: int = 100
+    proxies: tuple[Network, ...] = ()
 
     def issuer(self) -> Issuer:
         """What issues credentials. Raises KeyMissing, InvalidKey, BadSecret or BadAndroidFile."""
@@ -55,77 +68,37 @@ class AuthorityConfig:
 def serve(config: AuthorityConfig, on_ready: Callable[[str], None] = lambda url: None) -> None:
     """Serve until SIGTERM or SIGINT. on_ready: called with the URL once requests are answered.
 
-    Raises PortTaken, and as `AuthorityConfig.issuer`.
+    Raises ingress.errors.CannotListen, and as `AuthorityConfig.issuer`.
     """
-    _Server(config, on_ready).listen()
+    _Server(config, on_ready).run()
 
 
 @contextmanager
 def serving(config: AuthorityConfig) -> Iterator[str]:
     """Serve from a thread of this process, for as long as the block runs; gives the URL."""
-    found: list[str] = []
-    ready = threading.Event()
-
-    def on_ready(url: str) -> None:
-        found.append(url)
-        ready.set()
-
-    server = _Server(config, on_ready)
-    thread = threading.Thread(target=server.listen, name="authority")
-    thread.start()
-    try:
-        while not ready.wait(0.01):
-            if not thread.is_alive():
-                raise RuntimeError("the authority did not start; its log says why")
-        yield found[0]
-    finally:
-        server.should_exit = True
-        thread.join()
+    with running("authority", partial(_Server, config)) as url:
+        yield url
 
 
 def _app(config: AuthorityConfig) -> Starlette:
     issuer = config.issuer()
     servers = {key_text(public_key(text).public_bytes_raw()) for text in config.server_keys}
-    return authority_app(issuer, Beacons(issuer.key.private, servers))
+    return authority_app(issuer, Beacons(issuer.key.private, servers), Newcomers(config.connection_limit))
 
 
 class _Server(uvicorn.Server):
     def __init__(self, config: AuthorityConfig, on_ready: Callable[[str], None]) -> None:
-        super().__init__(
-            uvicorn.Config(
-                _app(config),
-                access_log=False,
-                log_config=None,
-                server_header=False,
-                ssl_certfile=config.tls_cert,
-                ssl_keyfile=config.tls_key,
-            )
-        )
+        self._limits = ConnectionLimits(config.connection_limit, config.address_connection_limit, config.proxies)
+        self._http = HttpConfig(tls_cert=config.tls_cert, tls_key=config.tls_key, drain_s=DRAIN_S)
+        super().__init__(self._http.uvicorn(_app(config), self._limits))
         self._wanted = config
         self._on_ready = on_ready
 
-    def listen(self) -> None:
-        """Serve until told to stop."""
-        with _listening(self._wanted.host, self._wanted.port) as listener:
-            self.run([listener])
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        with listening(self._wanted.host, self._wanted.port, self._limits) as listener:
+            super().run([listener])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if sockets and self.started:
-            host, port = sockets[0].getsockname()[:2]
-            scheme = "https" if self._wanted.tls_cert else "http"
-            self._on_ready(f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}")
-
-
-@contextmanager
-def _listening(host: str, port: int) -> Iterator[socket.socket]:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        listener = socket.create_server((host, port), family=family)
-    except OSError as error:
-        raise PortTaken(
-            f"{host}: cannot listen on port {port}: {error.strerror or error}; choose another with --port"
-        ) from error
-    with listener:
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        yield listener
+            self._on_ready(self._http.url(sockets[0]))

@@ -9,6 +9,7 @@ import hashlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
@@ -30,6 +31,8 @@ from fedcore.wire import messages
 from fedcore.wire.messages import DrawnBeacon, RequestBeacon, RequestCredential
 from fedcore.wire.problems import PROBLEM_FIELD, PROBLEM_TYPE, problem
 from fedcore.wire.signatures import DIGEST, PublicKey, read_signature, sha256_in
+from ingress.connection import hang_up
+from ingress.newcomers import Newcomers
 
 MOST_BYTES = 1 << 16
 """Bytes of a message: a chain of certificates is the longest part of a device's, a roster of a coordinator's."""
@@ -51,13 +54,13 @@ _SLUGS: Mapping[type[Exception], str] = {
 }
 
 
-def authority_app(issuer: Issuer, beacons: Beacons) -> Starlette:
-    """The service."""
+def authority_app(issuer: Issuer, beacons: Beacons, newcomers: Newcomers) -> Starlette:
+    """The service. newcomers: the requests whose bodies are on their way."""
 
     async def credentials(request: Request) -> Response:
         try:
             signed = _signer(request, time.time())
-            asked = messages.decode(await _body(request, signed), RequestCredential)
+            asked = messages.decode(await _body(request, signed, newcomers), RequestCredential)
             issued = issuer.issue(asked, signed.key, signed.created, time.time())
         except tuple(_SLUGS) as error:
             return _problem(error)
@@ -69,7 +72,7 @@ def authority_app(issuer: Issuer, beacons: Beacons) -> Starlette:
         try:
             signed = _signer(request, time.time())
             beacons.admit(signed.key)
-            asked = messages.decode(await _body(request, signed), RequestBeacon)
+            asked = messages.decode(await _body(request, signed, newcomers), RequestBeacon)
             drawn = DrawnBeacon(beacons.draw(asked, time.time()))
         except tuple(_SLUGS) as error:
             return _problem(error)
@@ -122,13 +125,14 @@ def _target(request: Request) -> str:
     return f"{path}?{query}" if query else path
 
 
-async def _body(request: Request, signed: _Signed) -> bytes:
+async def _body(request: Request, signed: _Signed, newcomers: Newcomers) -> bytes:
     """The body that was signed."""
     body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > MOST_BYTES:
-            raise _TooLarge(f"this address takes at most {MOST_BYTES} bytes")
+    with newcomers.hold(partial(hang_up, request.scope)):
+        async for piece in request.stream():
+            body += piece
+            if len(body) > MOST_BYTES:
+                raise _TooLarge(f"this address takes at most {MOST_BYTES} bytes")
     signed.check(bytes(body))
     return bytes(body)
 

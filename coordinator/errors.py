@@ -15,7 +15,6 @@ CoordinatorError
 ├── StoreConflict           a row is not in the state that this process believed: another one changed it
 ├── UnexpectedEvent         a state machine was handed an event that its state cannot take (a bug in the caller)
 ├── KeysDamaged             the file of a key holds something else, or cannot be read
-├── CannotListen            a port is taken, or cannot be had for another reason
 ├── NonFiniteState          the algorithm's next state holds an infinite or undefined number
 ├── BrokenAudit             the audit log is not as it was written
 ├── UnknownDeviceId         no device has the id that an operator named
@@ -110,10 +109,6 @@ class UnexpectedEvent(CoordinatorError):
 
 class KeysDamaged(CoordinatorError):
     """The file of a key holds something else, or cannot be read."""
-
-
-class CannotListen(CoordinatorError):
-    """A port is taken, or cannot be had for another reason; the message names the option that changes it."""
 
 
 class NonFiniteState(CoordinatorError):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import ipaddress
 import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import (
@@ -26,10 +25,10 @@ from coordinator.store.garbage_collection import Retention
 from fedcore.errors import InvalidKey
 from fedcore.signing import public_key
 from fedcore.wire.messages import RetryWindow
+from ingress.addresses import Network, networks
 
 PREFIX = "MUSTER_"
 CONFIG = f"{PREFIX}CONFIG"
-Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -135,7 +134,7 @@ class Settings(BaseSettings):
     @field_validator("trusted_proxies")
     @classmethod
     def _are_networks(cls, value: str) -> str:
-        _networks(value)
+        networks(value)
         return value
 
     @field_validator("authority")
@@ -165,7 +164,7 @@ class Settings(BaseSettings):
     @property
     def proxies(self) -> tuple[Network, ...]:
         """The networks of `trusted_proxies`."""
-        return _networks(self.trusted_proxies)
+        return networks(self.trusted_proxies)
 
     @property
     def algorithm_modules(self) -> tuple[str, ...]:
@@ -212,10 +211,6 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Arguments win over the environment, which wins over the TOML file; no other source is read."""
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, _config_file())
-
-
-def _networks(text: str) -> tuple[Network, ...]:
-    return tuple(ipaddress.ip_network(part) for part in filter(None, map(str.strip, text.split(","))))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,19 @@ ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "architecture.md"
 HEADING = "## Where things are\n"
 INTRODUCTION = (
-    "Every module of the eight packages, with the first sentence of its docstring. `make filemap` writes this section."
+    "Every module of the nine packages, with the first sentence of its docstring. `make filemap` writes this section."
 )
-PACKAGES = ("fedcore", "secagg", "export", "authority", "coordinator", "device_runtime", "simulator", "muster")
+PACKAGES = (
+    "fedcore",
+    "secagg",
+    "export",
+    "ingress",
+    "authority",
+    "coordinator",
+    "device_runtime",
+    "simulator",
+    "muster",
+)
 
 
 def phrase(path: Path) -> str:

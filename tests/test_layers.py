@@ -49,6 +49,7 @@ def test_the_import_contracts_are_kept():
     [
         ("fedcore", {"torch", "sqlalchemy"} | WEB | GRAPHS),
         ("secagg", {"torch", "sqlalchemy", "msgspec", "safetensors", "fedcore"} | WEB | GRAPHS),
+        ("ingress", {"torch", "sqlalchemy", "secagg", "fastapi", "pydantic", "authority", "coordinator"} | GRAPHS),
         ("authority", {"torch", "sqlalchemy", "coordinator", "device_runtime"} | GRAPHS),
         ("coordinator", {"torch"} | GRAPHS),
         ("coordinator.rules", {"torch", "sqlalchemy", "httpx2", "obstore"} | WEB | GRAPHS),

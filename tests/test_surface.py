@@ -13,7 +13,7 @@ import device_runtime
 
 ROOT = Path(__file__).parents[1]
 HELD = Path(__file__).with_name("surface.txt")
-PACKAGES = ("fedcore", "secagg", "export", "authority", "coordinator", "device_runtime", "simulator")
+PACKAGES = ("fedcore", "secagg", "export", "ingress", "authority", "coordinator", "device_runtime", "simulator")
 PROGRAM = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 

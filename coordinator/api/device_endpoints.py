@@ -18,7 +18,6 @@ from starlette.responses import Response
 from coordinator.api.assignment_access import REMEMBERED, AssignmentAccess
 from coordinator.api.authentication import signed
 from coordinator.api.blobs import serve_blob
-from coordinator.api.connection import hang_up
 from coordinator.api.http import (
     answer,
     preferred_wait,
@@ -45,6 +44,7 @@ from coordinator.errors import MalformedMessage
 from coordinator.rules.selection import Eligibility
 from fedcore.plan import BlobRef
 from fedcore.wire.messages import Abort, Assignment, AssignmentAnswer, CheckIn, CheckInAnswer, Enrol, Willing
+from ingress.connection import hang_up
 from secagg.message_type import MessageType
 
 T = TypeVar("T")

@@ -19,8 +19,6 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from coordinator.api.authentication import signed
-from coordinator.api.connection import RECEIVE_INTO, Body
-from coordinator.api.limits import memory_of
 from coordinator.errors import (
     MalformedMessage,
     MismatchingOffset,
@@ -35,6 +33,7 @@ from fedcore.errors import WireError
 from fedcore.wire import messages
 from fedcore.wire.messages import RetryWindow
 from fedcore.wire.problems import PROBLEM_FIELD, PROBLEM_TYPE, Problem, problem
+from ingress.connection import RECEIVE_INTO, Body, memory_of
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)

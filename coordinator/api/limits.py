@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
-
-import numpy as np
 
 from coordinator.errors import TooLarge, TooManyRequests, Unavailable
 from coordinator.settings import Settings
+from ingress.connection import memory_of
+from ingress.newcomers import Newcomers
 
 _WINDOW_S = 60.0
 _TURN_S = 0.25
@@ -24,11 +22,6 @@ _NEWCOMERS = 8
 """The requests in progress that may be enrolments on their way: one of so many."""
 _SPARE = 8
 """The memory kept for the next reports is at most this part (1/8) of the whole budget."""
-
-
-def memory_of(size: int) -> memoryview:
-    """Memory of `size` bytes, not zeroed: zeroing takes as long as a copy."""
-    return np.empty(size, np.uint8).data
 
 
 class RateLimit:
@@ -90,29 +83,6 @@ class ConnectionLimit:
                 self._of[caller] -= 1
                 if not self._of[caller]:
                     del self._of[caller]
-
-
-class Newcomers:
-    """Enrolments whose bodies are on their way, `most` at a time: for one more, the oldest is cut off.
-
-    Anybody may begin one. So those that take long keep out nobody, not even each other's latest.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._cut_off: dict[object, Callable[[], None]] = {}
-
-    @contextmanager
-    def hold(self, cut_off: Callable[[], None]) -> Iterator[None]:
-        """Count an enrolment while the block runs, which `cut_off` ends."""
-        if len(self._cut_off) == self._most:
-            self._cut_off.pop(next(iter(self._cut_off)))()
-        me = object()
-        self._cut_off[me] = cut_off
-        try:
-            yield
-        finally:
-            self._cut_off.pop(me, None)
 
 
 class CheckInShedder:
@@ -200,20 +170,3 @@ class Limits:
         self.newcomers = Newcomers(max(1, settings.connection_limit // _NEWCOMERS))
         self.reports = MemoryBudget(settings.reports_bytes)
         self.sent_away: Callable[[str], None] = lambda assignment: None
-
-
-@lru_cache(maxsize=1 << 14)
-def caller_of(address: str) -> str | None:
-    """The caller of an address: itself, or the /64 of an IPv6 subscriber; None, and no limit, for loopback.
-
-    Loopback is this machine: a fleet of emulated devices, or a proxy, which then stands for everyone.
-    """
-    try:
-        known = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return address
-    if isinstance(known, ipaddress.IPv6Address):
-        if known.ipv4_mapped is None:
-            return None if known.is_loopback else known.exploded[:19]
-        known = known.ipv4_mapped
-    return None if known.is_loopback else str(known)

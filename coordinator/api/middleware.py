@@ -12,12 +12,13 @@ from contextlib import AbstractContextManager, nullcontext
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from coordinator.api.connection import RECEIVE_INTO, Body, ReceiveInto
 from coordinator.api.http import PROBLEM_OF, answer_refusal
-from coordinator.api.limits import Limits, caller_of
+from coordinator.api.limits import Limits
 from coordinator.errors import MalformedMessage, TooManyRequests, Unavailable
 from coordinator.metrics import Metrics
 from fedcore.wire.messages import RetryWindow
+from ingress.addresses import caller_of
+from ingress.connection import RECEIVE_INTO, Body, ReceiveInto
 
 _LOG = logging.getLogger(__name__)
 _ASSIGNMENT = re.compile("/v1/assignments/([^/:]+)")

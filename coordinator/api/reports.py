@@ -15,7 +15,6 @@ from starlette.responses import Response
 
 from coordinator.api.assignment_access import AssignmentAccess
 from coordinator.api.authentication import signed
-from coordinator.api.connection import Body
 from coordinator.api.http import answer, read_into
 from coordinator.api.service import Service
 from coordinator.api.uploads import Part, Senders, Upload, Uploads
@@ -37,6 +36,7 @@ from fedcore.params import FLOAT_BYTES, Float32
 from fedcore.report import ReportLayout, all_finite
 from fedcore.wire.messages import Receipt
 from fedcore.wire.signatures import sha256_in
+from ingress.connection import Body
 
 _LOG = logging.getLogger(__name__)
 HEADER_BYTES = 4096

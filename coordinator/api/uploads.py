@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
-from coordinator.api.connection import hang_up
-from coordinator.api.limits import MemoryBudget, memory_of
+from coordinator.api.limits import MemoryBudget
 from coordinator.errors import ConflictingReport, MalformedMessage, MismatchingOffset, NoLongerNeeded
+from ingress.connection import hang_up, memory_of
 
 
 @dataclass(frozen=True, slots=True)

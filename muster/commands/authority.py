@@ -6,12 +6,15 @@ import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from muster.cli import EXIT_TERMINATED
 from muster.output import Json, emit, say_next
+
+if TYPE_CHECKING:
+    from ingress.addresses import Network
 
 authority_app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Run the enrolment authority, which says who is a device."
@@ -88,6 +91,15 @@ def serve(
         Path | None, typer.Option(help="Certificate chain, PEM; with it the port speaks HTTPS.")
     ] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its private key, PEM.")] = None,
+    connection_limit: Annotated[
+        int, typer.Option(min=1, help="Connections that may wait for a request, and bodies on their way.")
+    ] = 400,
+    address_connection_limit: Annotated[
+        int, typer.Option(min=0, help="Those of one address that may wait for a request; 0 is no limit.")
+    ] = 100,
+    trusted_proxies: Annotated[
+        str, typer.Option(help="Addresses or networks of proxies, by commas: their connections are not limited.")
+    ] = "",
     ready_file: Annotated[Path | None, typer.Option(help="Write the URL here when ready.")] = None,
 ) -> None:
     """Vouch for devices, and draw beacons, until SIGTERM or Ctrl-C.
@@ -117,6 +129,9 @@ def serve(
         server_keys=tuple(server_key or ()),
         tls_cert=tls_cert,
         tls_key=tls_key,
+        connection_limit=connection_limit,
+        address_connection_limit=address_connection_limit,
+        proxies=_proxies(trusted_proxies),
     )
     for_people = configure_logs("info", "auto")
     ready = False
@@ -142,3 +157,12 @@ def serve(
     signal.signal(signal.SIGTERM, terminate)
     with suppress(KeyboardInterrupt):
         run(config, on_ready)
+
+
+def _proxies(text: str) -> tuple[Network, ...]:
+    from ingress.addresses import networks
+
+    try:
+        return networks(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--trusted-proxies") from error

@@ -8,6 +8,7 @@ import time
 from contextlib import suppress
 
 from fedcore.wire.signatures import content_digest
+from ingress import connection_limits
 
 
 def connect(client, receive_bytes=1 << 16):
@@ -51,6 +52,27 @@ def hung_up(connection):
         return connection.recv(1 << 16) == b""
     except ConnectionResetError:
         return True
+
+
+def drips(connection, piece=b"x", times=30):
+    """Whether a body may come byte by byte: the other end still listens after so many, one in 50 ms."""
+    connection.settimeout(0.05)
+    for _ in range(times):
+        try:
+            connection.sendall(piece)
+            if hung_up(connection):
+                return False
+        except (BrokenPipeError, ConnectionResetError):
+            return False
+        except TimeoutError:
+            continue
+    return True
+
+
+def be_impatient(monkeypatch):
+    """Have all ports of this process limit times to what a test can wait for."""
+    for name, seconds in (("HEAD_S", 0.4), ("WINDOW_S", 0.4), ("LOOK_S", 0.05)):
+        monkeypatch.setattr(connection_limits, name, seconds)
 
 
 def wait_until_closed(connections, count):

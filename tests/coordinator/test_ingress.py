@@ -10,16 +10,25 @@ from contextlib import ExitStack, contextmanager
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from coordinator.api import connection, connection_limits
 from coordinator.api.reports import HEADER_BYTES
 from coordinator.server import serving
 from coordinator.settings import Settings
 from fedcore.wire import messages
 from fedcore.wire.messages import Enrol, Unattested
+from ingress import connection, connection_limits
 from muster.bench.null_task import null_bundle
 from secagg.message_type import MessageType
 from tests.coordinator.bundles import report_body
-from tests.coordinator.connections import begun, connect, hung_up, rest_of, status_of, wait_until_closed
+from tests.coordinator.connections import (
+    be_impatient,
+    begun,
+    connect,
+    drips,
+    hung_up,
+    rest_of,
+    status_of,
+    wait_until_closed,
+)
 from tests.coordinator.devices import enrol, newcomer, speaking_to
 from tests.coordinator.test_api import abort, ask, assign, check_in, put, refused
 
@@ -47,8 +56,7 @@ def coordinator(database, tmp_path):
 @pytest.fixture
 def impatient(monkeypatch):
     """Limits of time that a test can wait for."""
-    for name, seconds in (("HEAD_S", 0.4), ("WINDOW_S", 0.4), ("LOOK_S", 0.05)):
-        monkeypatch.setattr(connection_limits, name, seconds)
+    be_impatient(monkeypatch)
 
 
 def enrolment(client, stop, **headers):
@@ -108,19 +116,7 @@ def test_requests_without_end_on_one_connection_are_cut_off(coordinator):
 @pytest.mark.parametrize("coding", [{}, {"Transfer-Encoding": "chunked"}])
 def test_a_body_that_drips_is_cut_off(coordinator, impatient, coding):
     with coordinator() as client, enrolment(client, 0, **coding) as attacker:
-        attacker.settimeout(0.05)
-        piece = b"1\r\nx\r\n" if coding else b"x"
-        for _ in range(30):
-            try:
-                attacker.sendall(piece)
-                assert hung_up(attacker)
-                break
-            except (BrokenPipeError, ConnectionResetError):
-                break
-            except TimeoutError:
-                continue
-        else:
-            pytest.fail("the body of an enrolment may take for ever")
+        assert not drips(attacker, b"1\r\nx\r\n" if coding else b"x")
 
 
 def test_an_answer_that_is_not_taken_is_cut_off(coordinator, register, tmp_path, impatient, monkeypatch):

@@ -20,12 +20,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from coordinator.api import authentication
-from coordinator.api.limits import RateLimit, caller_of
+from coordinator.api.limits import RateLimit
 from coordinator.api.tokens import issue
 from coordinator.errors import TooManyRequests
 from coordinator.rules.entities import Role
 from coordinator.server import serving_both
 from coordinator.settings import Settings
+from ingress.addresses import caller_of
 from tests.coordinator.bundles import report_body
 from tests.coordinator.conftest import committed
 from tests.coordinator.devices import speaking_to

@@ -9,9 +9,10 @@ import socket
 from coordinator.api.limits import CheckInShedder, Limits
 from coordinator.api.middleware import RequestMiddleware
 from coordinator.metrics import Metrics
-from coordinator.server import _listening
 from coordinator.settings import Settings
 from fedcore.wire.messages import RetryWindow
+from ingress.connection_limits import ConnectionLimits
+from ingress.listener import listening
 
 CHECK_IN, REPORT = "/v1/populations/p/checkins", "/v1/assignments/a/report"
 
@@ -71,7 +72,11 @@ def test_only_check_ins_are_shed_by_503_with_a_time_to_return():
 
 
 def test_an_answer_does_not_wait_for_an_acknowledgement():
-    with _listening("127.0.0.1", 0, "--port") as listener, socket.create_connection(listener.getsockname()):
-        accepted, _ = listener.accept()
-        with accepted:
-            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    async def connected():
+        limits = ConnectionLimits(1, 1)
+        with listening("127.0.0.1", 0, limits) as listener, socket.create_connection(listener.getsockname()):
+            accepted, _ = listener.accept()
+            with accepted:
+                assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+    asyncio.run(connected())

@@ -12,7 +12,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from coordinator.api import connection_limits, reports
+from coordinator.api import reports
 from coordinator.api.limits import MemoryBudget
 from coordinator.api.uploads import Part, Uploads
 from coordinator.errors import ConflictingReport, NoLongerNeeded, TooLarge, Unavailable
@@ -25,6 +25,7 @@ from fedcore import checkpoint
 from fedcore.wire import messages
 from fedcore.wire.messages import Receipt
 from fedcore.wire.signatures import content_digest
+from ingress import connection_limits
 from tests.coordinator.bundles import START, make_bundle, make_plan, report_body, report_vector
 from tests.coordinator.conftest import committed
 from tests.coordinator.connections import begun, hung_up

@@ -6,15 +6,14 @@ import asyncio
 import ipaddress
 import time
 from collections import Counter
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Protocol
 
-from coordinator.api.limits import caller_of
-from coordinator.metrics import Metrics
-from coordinator.settings import Settings
+from ingress.addresses import Network, caller_of
 
 HEAD_S = 30.0
-"""How long a connection may take from its beginning, or from its last answer, to the end of a request's head."""
+"""How long a TLS handshake may take, and then, or from the last answer on, the head of a request to its end."""
 WINDOW_S = 60.0
 """How long a body, or an answer, may take to move by the least that is demanded of it."""
 LEAST_BYTES_PER_S = 1000
@@ -40,32 +39,58 @@ class Limited(Protocol):
 class ConnectionLimits:
     """The connections of a port, by what they wait for. Used by the event loop's thread only.
 
-    A connection *waits* until the head of its next request has arrived. Of those, so many may be open as requests may
-    be in progress, and `address_connection_limit` of one address. For one more in all, the one that has waited longest
-    is closed: so connections that ask for nothing keep nobody out. A connection is *moving* while a body arrives, or
-    while its other end does not take an answer as fast as it comes.
+    A connection *waits* from its beginning, before a TLS handshake, until the head of a request has arrived, and again
+    after each answer. Of those, `most` may be open, and `most_of_address` of one address (0 is no limit). For one more
+    in all, the one that has waited longest is closed: so connections that ask for nothing keep nobody out. A connection
+    is *moving* while a body arrives, or while its other end does not take an answer as fast as it comes.
+
+    proxies: the networks whose addresses stand for many callers, and are not limited. count_closed: called with the
+    limit that was reached, for each connection that is closed: `address`, `crowded`, `head` or `rate`.
     """
 
-    def __init__(self, settings: Settings, metrics: Metrics) -> None:
-        self._most = settings.connection_limit
-        self._most_of_address = settings.address_connection_limit
-        self._proxies = settings.proxies
-        self._closed = metrics.closed
+    def __init__(
+        self,
+        most: int,
+        most_of_address: int,
+        proxies: tuple[Network, ...] = (),
+        count_closed: Callable[[str], None] = lambda limit: None,
+    ) -> None:
+        self.proxies = proxies
+        self._most = most
+        self._most_of_address = most_of_address
+        self._count_closed = count_closed
+        self._handshakes: dict[int, Limited] = {}  # by their descriptors
         self._waiting: dict[Limited, float] = {}  # the longest first
         self._waiting_of: Counter[str] = Counter()
         self._moving: dict[Limited, tuple[float, int]] = {}
         self._looking = False
         self._caller_of = lru_cache(1 << 14)(self._find_caller)
 
-    def opened(self, connection: Limited) -> None:
-        """Admit a new connection, or close it or another one."""
+    def accepted(self, connection: Limited, descriptor: int) -> None:
+        """Admit a new connection to its TLS handshake, where there is one, or close it or another one."""
         caller = self._caller_of(connection.address)
         if caller is not None and 0 < self._most_of_address <= self._waiting_of[caller]:
             self._close(connection, "address")
             return
+        self._handshakes[descriptor] = connection
         self.waits(connection)
         if len(self._waiting) > self._most:
             self._close(next(iter(self._waiting)), "crowded")
+
+    def opened(self, connection: Limited, descriptor: int) -> None:
+        """Let a connection take the place of the one that was accepted, unless that was closed meanwhile."""
+        accepted = self._handshakes.pop(descriptor, None)
+        if accepted in self._waiting:
+            self.closed(accepted)
+            self.waits(connection)
+        else:
+            connection.hang_up()
+
+    def ended(self, descriptor: int) -> None:
+        """An accepted connection is closed; nothing is done when it has been opened before."""
+        accepted = self._handshakes.pop(descriptor, None)
+        if accepted is not None:
+            self.closed(accepted)
 
     def waits(self, connection: Limited) -> None:
         """A connection waits for a request from now on."""
@@ -101,7 +126,7 @@ class ConnectionLimits:
         self.rests(connection)
 
     def _close(self, connection: Limited, reason: str) -> None:
-        self._closed.labels(reason).inc()
+        self._count_closed(reason)
         self.closed(connection)
         connection.hang_up()
 
@@ -130,4 +155,4 @@ class ConnectionLimits:
         if address is None:
             return None
         known = ipaddress.ip_address(address.partition("%")[0])
-        return None if any(known in network for network in self._proxies) else caller_of(address)
+        return None if any(known in network for network in self.proxies) else caller_of(address)

@@ -10,10 +10,10 @@ from functools import partial
 from typing import Any, TypeAlias, cast
 
 import httptools
+import numpy as np
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from coordinator.api.connection_limits import ConnectionLimits
-from coordinator.api.limits import memory_of
+from ingress.connection_limits import ConnectionLimits
 
 RECEIVE_INTO = "muster.receive_into"
 """The key of a request's scope for a `ReceiveInto`."""
@@ -44,6 +44,11 @@ _HEAD_TOO_LARGE = _last_words(
 def hang_up(scope: MutableMapping[str, Any]) -> None:
     """Close the connection of a request: it ends as when its sender hangs up."""
     scope.get(_HANG_UP, lambda: None)()
+
+
+def memory_of(size: int) -> memoryview:
+    """Memory of `size` bytes, not zeroed: zeroing takes as long as a copy."""
+    return np.empty(size, np.uint8).data
 
 
 class Body:
@@ -156,7 +161,7 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin, within the limits."""
         super().connection_made(transport)
-        self._limits.opened(self)
+        self._limits.opened(self, transport.get_extra_info("socket").fileno())
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End."""

@@ -1,0 +1,1 @@
+"""Ports for strangers: HTTP with limits on connections, and signed requests, for the coordinator and the authority."""

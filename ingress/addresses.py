@@ -1,0 +1,31 @@
+"""Addresses of callers, by which they are counted, and networks of proxies."""
+
+from __future__ import annotations
+
+import ipaddress
+from functools import lru_cache
+from typing import TypeAlias
+
+Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+def networks(text: str) -> tuple[Network, ...]:
+    """The networks of a text, such as `10.0.0.1, 10.1.0.0/16`. Raises ValueError, which names what is none."""
+    return tuple(ipaddress.ip_network(part) for part in filter(None, map(str.strip, text.split(","))))
+
+
+@lru_cache(maxsize=1 << 14)
+def caller_of(address: str) -> str | None:
+    """The caller of an address: itself, or the /64 of an IPv6 subscriber; None, and no limit, for loopback.
+
+    Loopback is this machine: a fleet of emulated devices, or a proxy, which then stands for everyone.
+    """
+    try:
+        known = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(known, ipaddress.IPv6Address):
+        if known.ipv4_mapped is None:
+            return None if known.is_loopback else known.exploded[:19]
+        known = known.ipv4_mapped
+    return None if known.is_loopback else str(known)

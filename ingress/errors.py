@@ -1,0 +1,13 @@
+"""Errors of ports.
+
+IngressError
+└── CannotListen    a port is taken, or cannot be had for another reason
+"""
+
+
+class IngressError(Exception):
+    """Base of every error raised by `ingress`."""
+
+
+class CannotListen(IngressError):
+    """A port is taken, or cannot be had for another reason; the message names the option that changes it."""
