@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
+from msgspec import Struct
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -22,17 +22,16 @@ from authority.issuer import Issuer
 from fedcore.errors import (
     DigestMismatch,
     ForgedSignature,
-    InvalidKey,
     MalformedSignature,
     StaleSignature,
     WireError,
 )
 from fedcore.wire import messages
-from fedcore.wire.messages import DrawnBeacon, RequestBeacon, RequestCredential
+from fedcore.wire.messages import DrawnBeacon, IssuedCredential, RequestBeacon, RequestCredential
 from fedcore.wire.problems import PROBLEM_FIELD, PROBLEM_TYPE, problem
-from fedcore.wire.signatures import DIGEST, PublicKey, read_signature, sha256_in
 from ingress.connection import hang_up
 from ingress.newcomers import Newcomers
+from ingress.signed_requests import Signed, named_key, read, signer_of
 
 MOST_BYTES = 1 << 16
 """Bytes of a message: a chain of certificates is the longest part of a device's, a roster of a coordinator's."""
@@ -57,75 +56,52 @@ _SLUGS: Mapping[type[Exception], str] = {
 def authority_app(issuer: Issuer, beacons: Beacons, newcomers: Newcomers) -> Starlette:
     """The service. newcomers: the requests whose bodies are on their way."""
 
-    async def credentials(request: Request) -> Response:
-        try:
-            signed = _signer(request, time.time())
-            asked = messages.decode(await _body(request, signed, newcomers), RequestCredential)
-            issued = issuer.issue(asked, signed.key, signed.created, time.time())
-        except tuple(_SLUGS) as error:
-            return _problem(error)
-        except ClientDisconnect:
-            return Response(status_code=400)
-        return Response(messages.encode(issued), media_type="application/json")
+    async def credentials(request: Request) -> IssuedCredential:
+        signed = _signer(request, time.time())
+        asked = messages.decode(await _body(request, signed, newcomers), RequestCredential)
+        return issuer.issue(asked, signed.keyid, signed.created, time.time())
 
-    async def draws(request: Request) -> Response:
-        try:
-            signed = _signer(request, time.time())
-            beacons.admit(signed.key)
-            asked = messages.decode(await _body(request, signed, newcomers), RequestBeacon)
-            drawn = DrawnBeacon(beacons.draw(asked, time.time()))
-        except tuple(_SLUGS) as error:
-            return _problem(error)
-        except ClientDisconnect:
-            return Response(status_code=400)
-        return Response(messages.encode(drawn), media_type="application/json")
+    async def draws(request: Request) -> DrawnBeacon:
+        signed = _signer(request, time.time())
+        beacons.admit(signed.keyid)
+        asked = messages.decode(await _body(request, signed, newcomers), RequestBeacon)
+        return DrawnBeacon(beacons.draw(asked, time.time()))
 
     async def health(_: Request) -> Response:
         return Response("ok\n", media_type="text/plain")
 
     return Starlette(
         routes=[
-            Route("/v1/credentials", credentials, methods=["POST"]),
-            Route("/v1/beacons", draws, methods=["POST"]),
+            Route("/v1/credentials", _endpoint(credentials), methods=["POST"]),
+            Route("/v1/beacons", _endpoint(draws), methods=["POST"]),
             Route("/healthz", health, methods=["GET"]),
         ]
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Signed:
-    """The public key, as text, that signed a request, when it did, and the digest that it signed of the body."""
+def _endpoint(answer: Callable[[Request], Awaitable[Struct]]) -> Callable[[Request], Awaitable[Response]]:
+    """The endpoint that gives an answer's message, or the problem document of its error."""
 
-    key: str
-    created: int
-    digest: bytes | None
+    async def endpoint(request: Request) -> Response:
+        try:
+            message = await answer(request)
+        except tuple(_SLUGS) as error:
+            return _problem(error)
+        except ClientDisconnect:
+            return Response(status_code=400)
+        return Response(messages.encode(message), media_type="application/json")
 
-    def check(self, body: bytes) -> None:
-        if self.digest != hashlib.sha256(body).digest():
-            raise DigestMismatch("the body is not the one that Content-Digest was made of; send it again")
+    return endpoint
 
 
-def _signer(request: Request, now: float) -> _Signed:
+def _signer(request: Request, now: float) -> Signed:
     """The signer of a request, a key that names itself. Raises WireError."""
-    fields = {name.lower(): ", ".join(request.headers.getlist(name)) for name in request.headers}
-    if "signature" not in fields or "signature-input" not in fields:
-        raise MalformedSignature("sign the request with the device's key, as RFC 9421 and the device protocol say")
-    signature, about = read_signature(request.method, _target(request), fields)
+    signature, about = read(request)
     signature.check_time(now)
-    try:
-        key = PublicKey.parse(signature.keyid)
-    except InvalidKey as error:
-        raise MalformedSignature(f"here, keyid is the public key: {error}") from error
-    signature.check(about, key)
-    return _Signed(signature.keyid, signature.created, sha256_in(fields.get(DIGEST)))
+    return signer_of(signature, about, named_key(signature))
 
 
-def _target(request: Request) -> str:
-    path, query = request.scope["raw_path"].decode("latin-1"), request.scope["query_string"].decode("latin-1")
-    return f"{path}?{query}" if query else path
-
-
-async def _body(request: Request, signed: _Signed, newcomers: Newcomers) -> bytes:
+async def _body(request: Request, signed: Signed, newcomers: Newcomers) -> bytes:
     """The body that was signed."""
     body = bytearray()
     with newcomers.hold(partial(hang_up, request.scope)):
@@ -133,7 +109,7 @@ async def _body(request: Request, signed: _Signed, newcomers: Newcomers) -> byte
             body += piece
             if len(body) > MOST_BYTES:
                 raise _TooLarge(f"this address takes at most {MOST_BYTES} bytes")
-    signed.check(bytes(body))
+    signed.check(hashlib.sha256(body).digest())
     return bytes(body)
 
 

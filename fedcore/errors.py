@@ -10,6 +10,7 @@ FedcoreError
 ├── BrokenSuccession        no chain of signatures leads from the pinned key to the one that is shown
 ├── WireError               a message is malformed or of an unknown version
 │   ├── MalformedSignature  a request's signature is not of the form that this protocol has, or covers too little
+│   │   └── Unsigned        a request has no signature
 │   ├── ForgedSignature     a request's signature was not made by its key over it
 │   └── StaleSignature      a request's signature is too old, too new or expired
 ├── ReportError             a report has the wrong length or layout, or holds a non-finite number
@@ -60,6 +61,10 @@ class WireError(FedcoreError):
 
 class MalformedSignature(WireError):
     """A request's signature is not of the form that this protocol has, or covers too little."""
+
+
+class Unsigned(MalformedSignature):
+    """A request has no signature."""
 
 
 class ForgedSignature(WireError):

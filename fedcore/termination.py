@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Callable
 from types import FrameType
 
 _AGAIN_S = 0.01
 
 
-def exit_on_sigterm(code: int) -> None:
-    """Have SIGTERM end this process with `code`, as `sys.exit` does. For the main thread.
+def exit_on_sigterm(code: int, unless: Callable[[], bool] = lambda: False) -> None:
+    """Have SIGTERM end this process with `code`, as `sys.exit` does; it does nothing when `unless` is true then.
+
+    For the main thread.
 
     Python drops an exception that is raised within a destructor: a signal that comes in one is taken once it is over.
     """
 
     def terminate(number: int, frame: FrameType | None) -> None:
+        if unless():
+            return
         if _in_destructor(frame):
             signal.signal(signal.SIGALRM, terminate)
             signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)

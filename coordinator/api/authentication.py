@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -29,27 +28,14 @@ from coordinator.metrics import Metrics
 from coordinator.rules.entities import Device
 from coordinator.store.tasks import CoordinatorStore
 from fedcore import errors
-from fedcore.wire.signatures import DIGEST, PublicKey, SignableRequest, Signature, read_signature, sha256_in
+from fedcore.wire.signatures import PublicKey, SignableRequest, Signature
+from ingress.signed_requests import Signed, named_key, read, signer_of
 
 KEYS = 1 << 16
 """Public keys kept in memory, at about 600 bytes each."""
 REQUESTS = 1 << 20
 """Signatures of five minutes that are remembered."""
 _SIGNED = "muster.signed"
-
-
-@dataclass(frozen=True, slots=True)
-class Signed:
-    """The signer of a request: the device's id, or at enrolment the key itself. `digest` is that of the body."""
-
-    keyid: str
-    created: int
-    digest: bytes | None
-
-    def check(self, digest: bytes) -> None:
-        """Raise DigestMismatch unless a body's SHA-256 is the signed one. Without one there was no body to sign."""
-        if self.digest is not None and self.digest != digest:
-            raise DigestMismatch("the body is not the one that Content-Digest was made of; send it again")
 
 
 class Authenticator:
@@ -90,12 +76,12 @@ class Authenticator:
         """
         signature, about = self._read(request)
         key, since = self._keys.get(signature.keyid) or await self._find(signature.keyid)
-        _check(signature, about, key)
+        signer = _checked(signature, about, key)
         if signature.keyid in self._revoked:
             raise DeviceRevoked
         self._replays.demand_new(signature, since, self._clock(), self._steady())
         self._admit(signature)
-        request.scope[_SIGNED] = _signed(signature, about)
+        request.scope[_SIGNED] = signer
 
     async def new_device(self, request: Request) -> None:
         """Demand the signature of a key that names itself. Raises Unauthenticated.
@@ -104,11 +90,10 @@ class Authenticator:
         """
         signature, about = self._read(request)
         try:
-            key = PublicKey.parse(signature.keyid)
-        except errors.InvalidKey as error:
-            raise MalformedSignature(f"at enrolment, keyid is the public key: {error}") from error
-        _check(signature, about, key)
-        request.scope[_SIGNED] = _signed(signature, about)
+            key = named_key(signature)
+        except errors.MalformedSignature as error:
+            raise MalformedSignature(str(error)) from error
+        request.scope[_SIGNED] = _checked(signature, about, key)
 
     def _admit(self, signature: Signature) -> None:
         """Count a device's own request: replays by others are not counted against it."""
@@ -121,11 +106,10 @@ class Authenticator:
 
     def _read(self, request: Request) -> tuple[Signature, SignableRequest]:
         """The signature of a request, which is fresh and covers all that it must."""
-        fields = _fields(request)
-        if "signature" not in fields or "signature-input" not in fields:
-            raise Unsigned("sign the request with the device's key, as RFC 9421 and the device protocol say")
         try:
-            signature, about = read_signature(request.method, _target(request), fields)
+            signature, about = read(request)
+        except errors.Unsigned as error:
+            raise Unsigned(str(error)) from error
         except errors.MalformedSignature as error:
             raise MalformedSignature(str(error)) from error
         self._replays.check(signature, self._clock())
@@ -156,34 +140,18 @@ def signed(request: Request) -> Signed:
     return signer
 
 
-def _signed(signature: Signature, request: SignableRequest) -> Signed:
-    """The signer, and the digest of the body. Raises MalformedSignature."""
-    if DIGEST not in signature.covered:
-        return Signed(signature.keyid, signature.created, None)
-    digest = sha256_in(request.field(DIGEST))
-    if digest is None:
-        raise MalformedSignature("send the body's digest as Content-Digest: sha-256=:<base64>:")
-    return Signed(signature.keyid, signature.created, digest)
-
-
-def _check(signature: Signature, request: SignableRequest, key: PublicKey) -> None:
+def demand_body(request: Request, sha256: bytes) -> None:
+    """Raise DigestMismatch unless a body with this SHA-256 is the one that was signed."""
     try:
-        signature.check(request, key)
+        signed(request).check(sha256)
+    except errors.DigestMismatch as error:
+        raise DigestMismatch(str(error)) from error
+
+
+def _checked(signature: Signature, about: SignableRequest, key: PublicKey) -> Signed:
+    try:
+        return signer_of(signature, about, key)
     except errors.MalformedSignature as error:
         raise MalformedSignature(str(error)) from error
     except errors.ForgedSignature as error:
         raise ForgedSignature(str(error)) from error
-
-
-def _target(request: Request) -> str:
-    path, query = request.scope["raw_path"].decode("latin-1"), request.scope["query_string"].decode("latin-1")
-    return f"{path}?{query}" if query else path
-
-
-def _fields(request: Request) -> dict[str, str]:
-    """The header fields by lower-case name, lines of one name joined as RFC 9110 joins them."""
-    found: dict[str, str] = {}
-    for name, value in request.scope["headers"]:
-        key, text = name.decode("latin-1").lower(), value.decode("latin-1")
-        found[key] = f"{found[key]}, {text}" if key in found else text
-    return found

@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from coordinator.api.assignment_access import REMEMBERED, AssignmentAccess
-from coordinator.api.authentication import signed
+from coordinator.api.authentication import demand_body, signed
 from coordinator.api.blobs import serve_blob
 from coordinator.api.http import (
     answer,
@@ -147,7 +147,7 @@ class DeviceApi:
         async with self._senders.alone(signed(request).keyid, request):
             with self._limits.reports.reserve(limit):
                 message, digest = await read_hashed(request, limit)
-                signed(request).check(digest)
+                demand_body(request, digest)
                 await self._ask(replace(command, message=bytes(message), sha256=digest.hex()))
 
     async def hear(self, assignment: str, number: Number, request: Request) -> Response:

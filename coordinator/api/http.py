@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Scope
 
-from coordinator.api.authentication import signed
+from coordinator.api.authentication import demand_body
 from coordinator.errors import (
     MalformedMessage,
     MismatchingOffset,
@@ -46,7 +46,7 @@ _SLUG_OF_STATUS = {404: "unknown-resource", 405: "method-not-allowed", 413: "too
 async def read_body(request: Request, limit: int) -> memoryview:
     """The whole body of a signed request. Raises TooLarge; DigestMismatch when another body was signed."""
     body, digest = await read_hashed(request, limit)
-    signed(request).check(digest)
+    demand_body(request, digest)
     return body
 
 

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from coordinator.api.assignment_access import AssignmentAccess
-from coordinator.api.authentication import signed
+from coordinator.api.authentication import demand_body, signed
 from coordinator.api.http import answer, read_into
 from coordinator.api.service import Service
 from coordinator.api.uploads import Part, Senders, Upload, Uploads
@@ -79,7 +79,7 @@ class ReportApi:
         with self._room.hold(most) as memory:
             body = ReportBody(memory, layout)
             await read_into(body, request, most)
-            signed(request).check(body.digest())
+            demand_body(request, body.digest())
             return await self._count(assignment, digest, body.data, layout, finite=body.finite)
 
     async def head(self, assignment: str, request: Request) -> Response:
@@ -247,4 +247,4 @@ async def _append(request: Request, upload: Upload) -> None:
     async for chunk in request.stream():
         upload.append(chunk)
         digest.update(chunk)
-    signed(request).check(digest.digest())
+    demand_body(request, digest.digest())

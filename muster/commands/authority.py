@@ -2,23 +2,51 @@
 
 from __future__ import annotations
 
-import signal
-import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from muster.cli import EXIT_TERMINATED
+from muster.commands.serving import ReadyFile, serve_until_terminated
 from muster.output import Json, emit, say_next
 
 if TYPE_CHECKING:
+    from authority.server import AuthorityConfig
     from ingress.addresses import Network
 
 authority_app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Run the enrolment authority, which says who is a device."
 )
+Key = Annotated[Path, typer.Option(metavar="FILE", help="The private key, from `muster authority new-key`.")]
+Host = Annotated[str, typer.Option(help="Address to listen on.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")]
+AcceptUnattested = Annotated[
+    bool, typer.Option("--accept-unattested", help="Vouch for devices without evidence; only for development.")
+]
+SecretFile = Annotated[
+    Path | None, typer.Option(help="File with the secret that devices prove to know; the coordinator has another.")
+]
+AndroidFile = Annotated[
+    Path | None, typer.Option(help="File that says which Android phones are taken, and for which app.")
+]
+CredentialDays = Annotated[
+    float, typer.Option(min=0.01, max=366.0, help="Days for which a credential is good; devices renew in time.")
+]
+ServerKeys = Annotated[
+    list[str] | None,
+    typer.Option(metavar="KEY", help="Draw beacons for the coordinator with this key; may be repeated."),
+]
+TlsCert = Annotated[Path | None, typer.Option(help="Certificate chain, PEM; with it the port speaks HTTPS.")]
+TlsKey = Annotated[Path | None, typer.Option(help="Its private key, PEM.")]
+ConnectionLimit = Annotated[
+    int, typer.Option(min=1, help="Connections that may wait for a request, and bodies on their way.")
+]
+AddressConnectionLimit = Annotated[
+    int, typer.Option(min=0, help="Those of one address that may wait for a request; 0 is no limit.")
+]
+Proxies = Annotated[
+    str, typer.Option(help="Addresses or networks of proxies, by commas: their connections are not limited.")
+]
 
 
 @authority_app.command("new-key")
@@ -68,39 +96,20 @@ def rotate(
 
 @authority_app.command()
 def serve(
-    key: Annotated[Path, typer.Option(metavar="FILE", help="The private key, from `muster authority new-key`.")],
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8082,
-    accept_unattested: Annotated[
-        bool, typer.Option("--accept-unattested", help="Vouch for devices without evidence; only for development.")
-    ] = False,
-    enrolment_secret_file: Annotated[
-        Path | None, typer.Option(help="File with the secret that devices prove to know; the coordinator has another.")
-    ] = None,
-    android_file: Annotated[
-        Path | None, typer.Option(help="File that says which Android phones are taken, and for which app.")
-    ] = None,
-    credential_days: Annotated[
-        float, typer.Option(min=0.01, max=366.0, help="Days for which a credential is good; devices renew in time.")
-    ] = 30.0,
-    server_key: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY", help="Draw beacons for the coordinator with this key; may be repeated."),
-    ] = None,
-    tls_cert: Annotated[
-        Path | None, typer.Option(help="Certificate chain, PEM; with it the port speaks HTTPS.")
-    ] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="Its private key, PEM.")] = None,
-    connection_limit: Annotated[
-        int, typer.Option(min=1, help="Connections that may wait for a request, and bodies on their way.")
-    ] = 400,
-    address_connection_limit: Annotated[
-        int, typer.Option(min=0, help="Those of one address that may wait for a request; 0 is no limit.")
-    ] = 100,
-    trusted_proxies: Annotated[
-        str, typer.Option(help="Addresses or networks of proxies, by commas: their connections are not limited.")
-    ] = "",
-    ready_file: Annotated[Path | None, typer.Option(help="Write the URL here when ready.")] = None,
+    key: Key,
+    host: Host = "127.0.0.1",
+    port: Port = 8082,
+    accept_unattested: AcceptUnattested = False,
+    enrolment_secret_file: SecretFile = None,
+    android_file: AndroidFile = None,
+    credential_days: CredentialDays = 30.0,
+    server_key: ServerKeys = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    connection_limit: ConnectionLimit = 400,
+    address_connection_limit: AddressConnectionLimit = 100,
+    trusted_proxies: Proxies = "",
+    ready_file: ReadyFile = None,
 ) -> None:
     """Vouch for devices, and draw beacons, until SIGTERM or Ctrl-C.
 
@@ -111,10 +120,6 @@ def serve(
     devices up as far as the two are apart.
     """
     from authority.server import AuthorityConfig
-    from authority.server import serve as run
-    from coordinator.logs import configure_logs
-    from fedcore.signing import key_text
-    from fedcore.succession import SucceedingKey
 
     if (tls_cert is None) is not (tls_key is None):
         raise typer.BadParameter("goes together with --tls-key", param_hint="--tls-cert")
@@ -133,30 +138,24 @@ def serve(
         address_connection_limit=address_connection_limit,
         proxies=_proxies(trusted_proxies),
     )
+    _run(config, ready_file)
+
+
+def _run(config: AuthorityConfig, ready_file: Path | None) -> None:
+    from authority.server import serve as run
+    from coordinator.logs import configure_logs
+    from fedcore.signing import key_text
+    from fedcore.succession import SucceedingKey
+
     for_people = configure_logs("info", "auto")
-    ready = False
 
-    def on_ready(url: str) -> None:
-        nonlocal ready
-        ready = True
-        typer.echo(f"authority ready at {url}", err=True)
-        public = key_text(SucceedingKey.load("authority", key).public)
+    def say(urls: tuple[str]) -> None:
         if for_people:
-            command = ["muster", "coordinator", "serve", "--authority", public, "--authority-url", url]
+            public = key_text(SucceedingKey.load("authority", config.key).public)
+            command = ["muster", "coordinator", "serve", "--authority", public, "--authority-url", urls[0]]
             say_next("start a coordinator that goes by it", command)
-        if ready_file is not None:
-            partial = ready_file.with_suffix(".partial")
-            partial.write_text(url)
-            partial.replace(ready_file)
 
-    def terminate(*_: object) -> None:
-        # Once it runs, the server handles SIGTERM itself and raises it again when it has stopped: a good end.
-        if not ready:
-            sys.exit(EXIT_TERMINATED)
-
-    signal.signal(signal.SIGTERM, terminate)
-    with suppress(KeyboardInterrupt):
-        run(config, on_ready)
+    serve_until_terminated("authority", lambda on_ready: run(config, lambda url: on_ready((url,))), say, ready_file)
 
 
 def _proxies(text: str) -> tuple[Network, ...]:

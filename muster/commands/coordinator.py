@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import signal
-import sys
 import time
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from muster.cli import EXIT_TERMINATED
 from muster.commands.coordinator_keys import keys_app
 from muster.commands.devices import devices_app
+from muster.commands.serving import ReadyFile, serve_until_terminated
 from muster.commands.stores import Blobs, Database, given_again, located
 from muster.commands.task import FIRST_TASK
 from muster.output import Json, at_utc, emit, say_next, show_fields, show_table
@@ -28,38 +26,40 @@ coordinator_app.add_typer(devices_app, name="devices")
 coordinator_app.add_typer(keys_app, name="keys")
 Config = Annotated[Path | None, typer.Option(help="A TOML file of settings; flags and environment win.")]
 Db = Annotated[str | None, typer.Option(help="sqlite:///PATH or postgresql://….  [default: sqlite:///muster.db]")]
+BlobStore = Annotated[
+    str | None, typer.Option(help="Folder of plans and models, or s3://…, gs://….  [default: muster-blobs]")
+]
+Host = Annotated[str | None, typer.Option(help="Address to listen on.  [default: 127.0.0.1]")]
+Port = Annotated[int | None, typer.Option(help="Port; 0 takes a free one.  [default: 8080]")]
+AdminPort = Annotated[int | None, typer.Option(help="Port for operators; 0 takes a free one.  [default: 8081]")]
+ReplicaRole = Annotated[
+    str | None,
+    typer.Option(help="all; api: drive no rounds, pass requests on; driver: answer only other replicas.  [all]"),
+]
+AcceptUnattested = Annotated[
+    bool, typer.Option("--accept-unattested", help="Enrol devices without evidence; only for development.")
+]
+SecretFile = Annotated[
+    Path | None, typer.Option(help="File with the secret that devices prove to know when they enrol.")
+]
+Authority = Annotated[str | None, typer.Option(help="Public key of the enrolment authority, which secure rounds need.")]
+AuthorityUrl = Annotated[str | None, typer.Option(help="Where devices reach the enrolment authority.")]
 
 
 @coordinator_app.command()
 def serve(
     config: Config = None,
     db: Db = None,
-    blobs: Annotated[
-        str | None, typer.Option(help="Folder of plans and models, or s3://…, gs://….  [default: muster-blobs]")
-    ] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on.  [default: 127.0.0.1]")] = None,
-    port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one.  [default: 8080]")] = None,
-    admin_port: Annotated[
-        int | None, typer.Option(help="Port for operators; 0 takes a free one.  [default: 8081]")
-    ] = None,
-    role: Annotated[
-        str | None,
-        typer.Option(help="all; api: drive no rounds, pass requests on; driver: answer only other replicas.  [all]"),
-    ] = None,
-    accept_unattested: Annotated[
-        bool, typer.Option("--accept-unattested", help="Enrol devices without evidence; only for development.")
-    ] = False,
-    enrolment_secret_file: Annotated[
-        Path | None, typer.Option(help="File with the secret that devices prove to know when they enrol.")
-    ] = None,
-    authority: Annotated[
-        str | None, typer.Option(help="Public key of the enrolment authority, which secure rounds need.")
-    ] = None,
-    authority_url: Annotated[str | None, typer.Option(help="Where devices reach the enrolment authority.")] = None,
-    ready_file: Annotated[
-        Path | None,
-        typer.Option(help="Write the URLs for devices and for operators here, a line each, when ready."),
-    ] = None,
+    blobs: BlobStore = None,
+    host: Host = None,
+    port: Port = None,
+    admin_port: AdminPort = None,
+    role: ReplicaRole = None,
+    accept_unattested: AcceptUnattested = False,
+    enrolment_secret_file: SecretFile = None,
+    authority: Authority = None,
+    authority_url: AuthorityUrl = None,
+    ready_file: ReadyFile = None,
 ) -> None:
     """Serve devices until SIGTERM or Ctrl-C.
 
@@ -83,27 +83,11 @@ def serve(
     settings = load_settings(_given(config, database=db, blobs=blobs, role=role, **ports, **enrolment))
     for_people = configure_logs(settings.log_level, settings.log_format)
 
-    ready = False
-
-    def on_ready(addresses: Addresses) -> None:
-        nonlocal ready
-        ready = True
-        typer.echo(f"coordinator ready at {addresses.devices}", err=True)
+    def say(addresses: Addresses) -> None:
         if for_people:
             _say_next(addresses, db, blobs)
-        if ready_file is not None:
-            partial = ready_file.with_suffix(".partial")
-            partial.write_text("\n".join(addresses))
-            partial.replace(ready_file)
 
-    def terminate(*_: object) -> None:
-        # Once it runs, the server handles SIGTERM itself and raises it again when it has stopped: a good end.
-        if not ready:
-            sys.exit(EXIT_TERMINATED)
-
-    signal.signal(signal.SIGTERM, terminate)
-    with suppress(KeyboardInterrupt):
-        run(settings, on_ready)
+    serve_until_terminated("coordinator", lambda on_ready: run(settings, on_ready), say, ready_file)
 
 
 @coordinator_app.command()
