@@ -26,7 +26,7 @@ class AlgorithmRef(msgspec.Struct, frozen=True):
     """The algorithm that the coordinator applies, with every setting spelled out."""
 
     name: str
-    settings: dict[str, float | int | str]
+    settings: dict[str, bool | float | int | str]
 
 
 class Parity(msgspec.Struct, frozen=True):

@@ -19,8 +19,9 @@ from coordinator.rules.progress import Reason
 from coordinator.rules.task_settings import TaskSettings
 from coordinator.settings import Settings
 from export.model import Model
-from fedcore.algorithms import ALGORITHMS
+from fedcore.algorithms import ALGORITHMS, create
 from fedcore.algorithms.algorithm import keeps_client_state
+from fedcore.algorithms.facts import facts_of
 from fedcore.plan import PLAN_VERSION
 from fedcore.wire.messages import WIRE_VERSION, AbortReason, RejectionReason
 from fedcore.wire.problems import PROBLEMS
@@ -74,24 +75,20 @@ def test_every_reason_to_abandon_a_round_is_documented():
     assert found == listed
 
 
-def test_every_algorithm_setting_is_documented_with_its_default():
-    table = rows(section(read("docs/algorithms.md"), "Settings"))
-    documented = {
-        (row[0], *setting.split(" ")) for row in table if row[0] in ALGORITHMS for setting in row[1].split(", ")
-    }
-    actual = {
-        (name, field.name, str(field.default))
-        for name, algorithm in ALGORITHMS.items()
-        for field in dataclasses.fields(algorithm)
-    }
-    assert documented == actual
-    assert {row[0] for row in table} >= {setting for _, setting, _ in actual}
-
-
 def test_every_algorithm_that_devices_cannot_run_is_documented_with_why():
     table = rows(section(read("docs/algorithms.md"), "For the simulator alone"))
     documented = {row[0]: row[2] for row in table[2:]}
     assert documented == {name: cls.cross_device for name, cls in ALGORITHMS.items() if keeps_client_state(cls())}
+
+
+def test_every_algorithm_is_documented_with_its_family_and_sizes():
+    table = rows(section(read("docs/algorithms.md"), "The algorithms"))[2:]
+    documented = {row[0]: (row[1], row[-2]) for row in table}
+    actual = {
+        name: (facts.family, f"{', '.join(map(str, facts.down))} / {', '.join(map(str, facts.up))}")
+        for name, facts in ((name, facts_of(create(name))) for name in ALGORITHMS)
+    }
+    assert documented == actual
 
 
 def test_every_setting_of_a_round_is_documented_with_its_default():

@@ -5,12 +5,23 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 
 from fedcore.algorithms.algorithm import Algorithm
+from fedcore.algorithms.fed_adagrad import FedAdagrad
 from fedcore.algorithms.fed_adam import FedAdam
 from fedcore.algorithms.fed_avg import FedAvg
+from fedcore.algorithms.fed_avg_m import FedAvgM
+from fedcore.algorithms.fed_dual_avg import FedDualAvg
 from fedcore.algorithms.fed_dyn import FedDyn
+from fedcore.algorithms.fed_lamb import FedLamb
+from fedcore.algorithms.fed_lars import FedLARS
+from fedcore.algorithms.fed_nova import FedNova
+from fedcore.algorithms.fed_pa import FedPA
 from fedcore.algorithms.fed_pd import FedPD
+from fedcore.algorithms.fed_prox import FedProx
+from fedcore.algorithms.fed_sgd import FedSGD
+from fedcore.algorithms.fed_yogi import FedYogi
 from fedcore.algorithms.local_ada_alter import LocalAdaAlter
 from fedcore.algorithms.mime_lite import MimeLite
+from fedcore.algorithms.norm_fed_avg import NormFedAvg
 from fedcore.algorithms.own import module_of, own_algorithm
 from fedcore.algorithms.scaffold import Scaffold
 from fedcore.algorithms.settings import parse
@@ -20,7 +31,27 @@ from fedcore.names import offered
 __all__ = ["ALGORITHMS", "create", "module_of", "name_of"]
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
-    cls.name: cls for cls in (FedAvg, FedAdam, MimeLite, LocalAdaAlter, Scaffold, FedDyn, FedPD)
+    cls.name: cls
+    for cls in (
+        FedAvg,
+        FedAdam,
+        MimeLite,
+        FedSGD,
+        FedProx,
+        FedNova,
+        NormFedAvg,
+        FedAvgM,
+        FedAdagrad,
+        FedYogi,
+        FedLARS,
+        FedLamb,
+        FedPA,
+        FedDualAvg,
+        LocalAdaAlter,
+        Scaffold,
+        FedDyn,
+        FedPD,
+    )
 }
 
 

@@ -32,6 +32,7 @@ from fedcore.algorithms.algorithm import (
     State,
     Vector,
 )
+from fedcore.algorithms.full_gradient import full_gradient, mean_gradient
 from fedcore.algorithms.settings import choice, count, positive
 from fedcore.loop import Loop
 
@@ -63,8 +64,7 @@ class Scaffold:
     @property
     def passes(self) -> tuple[Pass, ...]:
         train = Pass("train", Loop(batch_size=self.batch_size, epochs=self.epochs), self._begin_train, self._train)
-        sweep = Pass("sweep", Loop(batch_size=self.batch_size, shuffle=False), self._begin_sweep, self._sweep)
-        return (train, sweep) if self.option == "I" else (train,)
+        return (train, full_gradient(self.batch_size)) if self.option == "I" else (train,)
 
     def init(self, params_D: Vector) -> State:
         return {"params": params_D, "c": 0.0 * params_D}
@@ -98,21 +98,10 @@ class Scaffold:
         corrected_D = gradient_D - broadcast["c_i"] + broadcast["c"]
         return {"params": carry["params"] - self.client_lr * corrected_D, "steps": carry["steps"] + 1}
 
-    def _begin_sweep(self, broadcast: Broadcast) -> Carry:
-        zeros_D = 0.0 * broadcast["params"]
-        return {"gradient_sum": zeros_D, "examples": zeros_D[..., :1]}
-
-    def _sweep(self, carry: Carry, broadcast: Broadcast, grad: Gradient) -> Carry:
-        _, gradient_D, examples = grad(broadcast["params"])
-        return {
-            "gradient_sum": carry["gradient_sum"] + examples * gradient_D,
-            "examples": carry["examples"] + examples,
-        }
-
     def _next_c_i(self, broadcast: Broadcast, carries: Mapping[str, Carry]) -> Vector:
         """c_i⁺, by the chosen option."""
         if self.option == "I":
-            return carries["sweep"]["gradient_sum"] / carries["sweep"]["examples"]
+            return mean_gradient(carries["sweep"])
         train = carries["train"]
         drift_D = (broadcast["params"] - train["params"]) / (train["steps"] * self.client_lr)
         return broadcast["c_i"] - broadcast["c"] + drift_D

@@ -27,6 +27,21 @@ def count(default: int) -> Any:
     return _field(default, int, lambda value: 1 <= value <= MOST, f"a whole number from 1 to {MOST}")
 
 
+def nonnegative(default: float) -> Any:
+    """A finite number from 0."""
+    return _field(default, float, lambda value: 0 <= value < float("inf"), "a number from 0")
+
+
+def whole(default: int) -> Any:
+    """A whole number from 0 to 2^20."""
+    return _field(default, int, lambda value: 0 <= value <= MOST, f"a whole number from 0 to {MOST}")
+
+
+def flag(default: bool) -> Any:
+    """True or false."""
+    return _field(default, _truth, lambda value: value in {True, False}, "true or false")
+
+
 def choice(default: str, *others: str) -> Any:
     """One of the given words; the first is the default."""
     words = (default, *others)
@@ -54,5 +69,10 @@ def parse(algorithm: type[Any], given: Mapping[str, object]) -> Any:
     return algorithm(**values)
 
 
-def _field(default: Any, kind: type, allowed: Callable[[Any], bool], wording: str) -> Any:
+def _truth(text: str) -> bool:
+    """Raises ValueError for other words."""
+    return bool(("false", "true").index(text.lower()))
+
+
+def _field(default: Any, kind: Callable[[str], Any], allowed: Callable[[Any], bool], wording: str) -> Any:
     return dataclasses.field(default=default, metadata={"setting": (kind, allowed, wording)})

@@ -41,8 +41,18 @@ from tests.export import models
 EMBEDDING = TABLE[torch.ops.aten.embedding_dense_backward.default]
 # Those that export in seconds, with every algorithm; the others follow in test_golden.py.
 QUICK = ("logreg", "mlp", "digits_cnn")
-SETTINGS = [(name, {}) for name, algorithm in ALGORITHMS.items() if not keeps_client_state(algorithm())] + [
-    ("mimelite", {"optimizer": "adam", "client_lr": 0.01})
+SETTINGS = [
+    *((name, {}) for name in ("fedavg", "fedadam", "mimelite")),
+    ("mimelite", {"optimizer": "adam", "client_lr": 0.01}),
+]
+# Every graph that some algorithm can have; server optimizers share FedAvg's. FedPA samples within a trial's few steps.
+OWN_GRAPHS = [
+    *((name, {}) for name, one in ALGORITHMS.items() if name != "fedpa" and not keeps_client_state(one())),
+    ("fedpa", {"samples": 2, "steps_per_sample": 1, "burn_in_steps": 1, "burn_in_rounds": 2}),
+    ("fedavg", {"client_optimizer": "momentum"}),
+    ("fedavg", {"client_optimizer": "adam", "client_lr": 0.01}),
+    ("fednova", {"mu": 0.1, "client_momentum": 0.5}),
+    ("mimelite", {"optimizer": "adagrad", "client_lr": 0.01}),
 ]
 
 
@@ -67,6 +77,18 @@ def test_an_algorithm_with_client_state_is_refused_with_its_reason(name, tmp_pat
     with pytest.raises(NotCrossDevice, match=f"{name} keeps .*; only `muster simulate` runs it"):
         export_bundle(Model(load("logreg")), create(name), tmp_path)
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("algorithm", "settings"), OWN_GRAPHS)
+@pytest.mark.parametrize("form", ["onnx", pytest.param("executorch", marks=pytest.mark.long)])
+def test_graphs_of_every_algorithm_agree_with_torch(form, algorithm, settings, request):
+    if form == "executorch":
+        request.getfixturevalue("executorch")
+    model, chosen = Model(load("logreg", (1, 4, 4), 3)), create(algorithm, settings)
+    plan, graphs = build_plan(model, chosen, (form,))
+    work, backend = Trial.draw(model, chosen), BACKENDS[FORMATS[form]]()
+    found = work.exported(plan, {part: backend.load(graph, part) for part, graph in graphs[form].items()})
+    assert max(work.distances(found, work.reference()).values()) <= TOLERANCE
 
 
 USERS = [

@@ -1,4 +1,7 @@
-"""A model whose gradient is known, F(x) = mean over examples a of ½‖x − a‖², and devices that train it, in float64.
+"""Problems whose gradients are known, and devices that train them by the contract, in float64.
+
+Quadratics: F(x) is the mean over examples a of ½‖x − a‖². Regression: the mean over examples (a, t) of ½(a·x − t)²,
+where the last column of the examples is t.
 
 Shapes: K clients, D parameters, B examples of a batch. Every function takes `(D,)` or, batched over clients, `(K, D)`.
 """
@@ -10,7 +13,7 @@ from fedcore.batching import StreamKey, batches
 
 
 def gradient_oracle(examples_BD, mask_B):
-    """The contract's `grad` on one masked batch, `(B, D)` or `(K, B, D)`."""
+    """The contract's `grad` on one masked batch of a quadratic, `(B, D)` or `(K, B, D)`."""
 
     def grad(x_D):
         n = mask_B.sum(-1, keepdims=True)
@@ -21,9 +24,22 @@ def gradient_oracle(examples_BD, mask_B):
     return grad
 
 
-def run_device(algorithm, broadcast, examples_ND, key):
+def regression_oracle(examples_BE, mask_B):
+    """The contract's `grad` on one masked batch of a linear regression, `(B, D + 1)` or `(K, B, D + 1)`."""
+
+    def grad(x_D):
+        n = mask_B.sum(-1, keepdims=True)
+        a_BD, t_B = examples_BE[..., :-1], examples_BE[..., -1]
+        residual_B = ((a_BD * x_D[..., None, :]).sum(-1) - t_B) * mask_B
+        loss = 0.5 * (residual_B**2).sum(-1)[..., None] / n
+        return loss, (residual_B[..., None] * a_BD).sum(-2) / n, n
+
+    return grad
+
+
+def run_device(algorithm, broadcast, examples_ND, key, oracle=gradient_oracle):
     """What a device reports."""
-    return algorithm.report(broadcast, run_passes(algorithm, broadcast, examples_ND, key))
+    return algorithm.report(broadcast, run_passes(algorithm, broadcast, examples_ND, key, oracle))
 
 
 def run_passes(algorithm, broadcast, examples_ND, key, oracle=gradient_oracle):
@@ -61,9 +77,11 @@ def mean_report(algorithm, reports, counts):
     }
 
 
-def run_round(algorithm, state, clients, seed=0, round=0):
+def run_round(algorithm, state, clients, seed=0, round=0, *, oracle=gradient_oracle, layers=(slice(None),)):
     """The next state, after one round over `clients`, a list of `(n_i, D)` arrays."""
     broadcast = algorithm.broadcast(state)
-    reports = [run_device(algorithm, broadcast, a, StreamKey(seed, round, slot)) for slot, a in enumerate(clients)]
+    reports = [
+        run_device(algorithm, broadcast, a, StreamKey(seed, round, slot), oracle) for slot, a in enumerate(clients)
+    ]
     mean = mean_report(algorithm, reports, [len(a) for a in clients])
-    return algorithm.update(state, mean, ServerStep(devices=len(clients)))
+    return algorithm.update(state, mean, ServerStep(devices=len(clients), layers=layers))

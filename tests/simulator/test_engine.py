@@ -17,13 +17,16 @@ from simulator.errors import DatasetError, Diverged, EngineError
 from simulator.population import Population
 from tests.simulator.reference import reference_round
 
+TUNED = ("fedavg", "fedadam", "mimelite")
 SETTINGS = [
+    *((name, {"batch_size": 5, "epochs": 2, "weighting": w}) for name in TUNED for w in ("examples", "uniform")),
     *(
-        (name, {"batch_size": 5, "epochs": 2, "weighting": weighting})
-        for name, algorithm in ALGORITHMS.items()
-        for weighting in ("examples", "uniform")
-        if not keeps_client_state(algorithm())
+        (name, {"batch_size": 5})
+        for name, one in ALGORITHMS.items()
+        if name not in {*TUNED, "fedpa"} and not keeps_client_state(one())
     ),
+    ("fedpa", {"batch_size": 5, "samples": 2, "steps_per_sample": 2, "burn_in_steps": 1, "burn_in_rounds": 1}),
+    ("fedavg", {"batch_size": 5, "client_optimizer": "adam", "client_lr": 0.01}),
     ("mimelite", {"optimizer": "adam", "client_lr": 0.01, "batch_size": 5}),
 ]
 

@@ -1,0 +1,92 @@
+"""Local training: the steps of a client optimizer from the received model, and how far they went.
+
+FedAvg, FedProx and the server optimizers differ in what the server does with the mean delta; the device's part is here.
+With g the gradient on a batch at y, and y starting at the received x:
+
+    sgd        y −= client_lr · g
+    momentum   m ← β₁ m + g                                      y −= client_lr · m
+    adam       m ← β₁ m + (1 − β₁) g,  v ← β₂ v + (1 − β₂) g²    y −= client_lr · m̂ / (√v̂ + ε)
+
+with m̂ = m / (1 − β₁ᵗ), v̂ = v / (1 − β₂ᵗ) at the step t = 1, 2, … This Adam is that of Kingma and Ba, ICLR 2015.
+Trap: m and v start at 0 in every round. A device keeps nothing from one round to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from fedcore.algorithms.algorithm import Broadcast, Carry, Gradient, Pass, Report, State, Vector
+from fedcore.algorithms.settings import choice, count, fraction, positive
+from fedcore.loop import Loop
+
+if TYPE_CHECKING:
+    from fedcore.report import Weighting  # loads NumPy, which names and settings do not need
+
+
+@dataclass(frozen=True, slots=True)
+class LocalTraining:
+    """The device's part of an algorithm whose server needs only the mean delta. Down: d. Up: d.
+
+    client_lr: step size of local training.
+    server_lr: step size of the server.
+    epochs, batch_size: local sweeps and batch size.
+    weighting: the weight of a device in the mean, its "examples", or 1 if "uniform".
+    client_optimizer: "sgd", "momentum" or "adam".
+    client_beta1, client_beta2, client_epsilon: β₁, β₂, ε above; unused by "sgd", and the last two by "momentum".
+    """
+
+    client_lr: float = positive(0.1)
+    server_lr: float = positive(1.0)
+    epochs: int = count(1)
+    batch_size: int = count(20)
+    weighting: Weighting = choice("examples", "uniform")
+    client_optimizer: Literal["sgd", "momentum", "adam"] = choice("sgd", "momentum", "adam")
+    client_beta1: float = fraction(0.9)
+    client_beta2: float = fraction(0.999)
+    client_epsilon: float = positive(1e-3)
+
+    @property
+    def passes(self) -> tuple[Pass, ...]:
+        return (Pass("train", Loop(batch_size=self.batch_size, epochs=self.epochs), self._begin, self._step),)
+
+    def init(self, params_D: Vector) -> State:
+        return {"params": params_D}
+
+    def broadcast(self, state: State) -> Broadcast:
+        return {"params": state["params"]}
+
+    def report(self, broadcast: Broadcast, carries: Mapping[str, Carry]) -> Report:
+        return {"delta": carries["train"]["params"] - broadcast["params"]}
+
+    def local_gradient(self, params_D: Vector, broadcast: Broadcast, grad: Gradient) -> Vector:
+        """What a local step goes down along: the gradient on the batch."""
+        return grad(params_D)[1]
+
+    def _begin(self, broadcast: Broadcast) -> Carry:
+        x_D = broadcast["params"]
+        carry = {"params": x_D}
+        if self.client_optimizer != "sgd":
+            carry["m"] = 0.0 * x_D
+        if self.client_optimizer == "adam":
+            one = 0.0 * x_D[..., :1] + 1.0
+            carry |= {"v": 0.0 * x_D, "beta1_power": one, "beta2_power": one}
+        return carry
+
+    def _step(self, carry: Carry, broadcast: Broadcast, grad: Gradient) -> Carry:
+        g_D = self.local_gradient(carry["params"], broadcast, grad)
+        if self.client_optimizer == "momentum":
+            m_D = self.client_beta1 * carry["m"] + g_D
+            return {"params": carry["params"] - self.client_lr * m_D, "m": m_D}
+        if self.client_optimizer == "adam":
+            return self._adam(carry, g_D)
+        return {"params": carry["params"] - self.client_lr * g_D}
+
+    def _adam(self, carry: Carry, g_D: Vector) -> Carry:
+        m_D = self.client_beta1 * carry["m"] + (1 - self.client_beta1) * g_D
+        v_D = self.client_beta2 * carry["v"] + (1 - self.client_beta2) * g_D**2
+        power1, power2 = self.client_beta1 * carry["beta1_power"], self.client_beta2 * carry["beta2_power"]
+        u_D = (m_D / (1 - power1)) / ((v_D / (1 - power2)) ** 0.5 + self.client_epsilon)
+        y_D = carry["params"] - self.client_lr * u_D
+        return {"params": y_D, "m": m_D, "v": v_D, "beta1_power": power1, "beta2_power": power2}
