@@ -74,6 +74,30 @@ class Population:
             raise DatasetError("a population of one client has no users to hold out")
         return self.subset(sorted(order[count:].tolist())), self.subset(sorted(order[:count].tolist()))
 
+    def pooled(self) -> Population:
+        """The population of one client that holds all examples."""
+        return Population(("everybody",), self.fields, self.starts[[0, -1]])
+
+    def split_examples(self, held_out: float, seed: int) -> tuple[Population, Population]:
+        """The same users with some of their examples, and with the others held out; drawn by seed, at least one each.
+
+        Users with a single example are left out. Raises DatasetError when all are.
+        """
+        generator = np.random.Generator(np.random.Philox(key=[seed, 0]))
+        users = [user for user in range(len(self)) if self.sizes[user] > 1]
+        if not users:
+            raise DatasetError("no user has two examples, one to train on and one to hold out")
+        kept: list[dict[str, Array]] = []
+        out: list[dict[str, Array]] = []
+        for user in users:
+            shard, size = self.shard(user), int(self.sizes[user])
+            order = generator.permutation(size)
+            count = min(max(1, round(held_out * size)), size - 1)
+            for rows, shards in ((np.sort(order[count:]), kept), (np.sort(order[:count]), out)):
+                shards.append({name: array[rows] for name, array in shard.items()})
+        names = [self.clients[user] for user in users]
+        return Population.of(names, kept), Population.of(names, out)
+
     def sample(self, cohort: int, seed: int, round_number: int) -> list[int]:
         """A uniform cohort without replacement; its order gives the slots.
 

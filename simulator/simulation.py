@@ -1,8 +1,7 @@
-"""A federated simulation from start to finish: held-out users, cohorts, rounds, a learning curve."""
+"""A simulation from start to finish: held-out users, cohorts, rounds, a learning curve; federated, or a baseline."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,24 +14,34 @@ from export.model import Model
 from export.models import load as load_model
 from fedcore.algorithms import create, module_of
 from fedcore.algorithms.check import check
+from fedcore.algorithms.settings import parse
 from fedcore.decoding import converter
+from fedcore.names import offered
 from simulator import datasets
-from simulator.diagnose_loss import cause
-from simulator.engine import Engine, evaluate
-from simulator.errors import Diverged, EngineError
+from simulator.baselines import BASELINES, METHODS
+from simulator.baselines.linear import LOSSES
+from simulator.baselines.local_only import LocalOnly
+from simulator.baselines.method import LinearTraining
+from simulator.errors import EngineError
 from simulator.population import Population
+from simulator.training import EngineTraining, Training
 
 PERCENTILES = (5, 25, 50, 75, 95)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationConfig:
-    """Settings of a simulation. Held-out users measure the model every `evaluate_every` rounds and after the last."""
+    """Settings of a simulation. Held-out users measure the model every `evaluate_every` rounds and after the last.
+
+    baseline: what to run instead of federated training, one of BASELINES; the linear ones train a model "ridge" or
+    "logistic", have settings of their own and no algorithm.
+    """
 
     model: str
     dataset: str = "digits"
     data: Path | None = None
     algorithm: str = "fedavg"
+    baseline: str | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     rounds: int = 100
     cohort: int = 10
@@ -49,6 +58,10 @@ class SimulationConfig:
             raise EngineError(f"held_out must lie between 0 and 1, not {self.held_out}")
         if not 0 <= self.seed < 2**63:
             raise EngineError(f"seed must be a whole number from 0 to 2^63 − 1, not {self.seed}")
+        if self.baseline is not None and self.baseline not in BASELINES:
+            raise EngineError(f"no baseline is called {self.baseline!r}; {offered(self.baseline, BASELINES)}")
+        if self.baseline in METHODS and self.model not in LOSSES:
+            raise EngineError(f"{self.baseline} trains a linear model: {' or '.join(LOSSES)}, not {self.model!r}")
 
 
 to_config = converter(SimulationConfig, dec_hook=lambda kind, value: kind(value))
@@ -57,11 +70,16 @@ to_config = converter(SimulationConfig, dec_hook=lambda kind, value: kind(value)
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
-    """The outcome, JSON-ready. `per_user` holds percentiles of held-out users' accuracy (or loss without a metric)."""
+    """The outcome, JSON-ready. `per_user` holds percentiles of users' accuracy, and `user_mean` its mean over users.
+
+    Without a metric both are of the loss. Users measure on examples that nobody trained on: held-out users, or with
+    the baseline `local` every user on some of their own.
+    """
 
     model: str
     dataset: str
     algorithm: str
+    baseline: str | None
     settings: dict[str, object]
     rounds: int
     cohort: int
@@ -71,6 +89,7 @@ class SimulationResult:
     test_users: int
     test_loss: float
     test_accuracy: float | None
+    user_mean: float
     per_user: dict[str, float]
     curve: list[dict[str, float]]
     params_sha256: str
@@ -83,47 +102,50 @@ def simulate(
 
     Raises SimulatorError, ExportError or AlgorithmError, naming what is wrong, before any work.
     """
-    algorithm = create(config.algorithm, config.settings, [module_of(config.algorithm)])
-    check(algorithm)
-    dataset = datasets.describe(config.dataset)
-    model = Model(load_model(config.model, dataset.shape, dataset.classes), config.seed)
-    train, test = datasets.load(config.dataset, config.data).split(config.held_out, config.seed)
-    engine = Engine(model, algorithm, train, seed=config.seed, device=config.device)
+    training = training_of(config)
     curve = []
     for number in range(1, config.rounds + 1):
-        result = engine.run_round(number, train.sample(config.cohort, config.seed, number))
-        point: dict[str, float] = {"round": number} | result.metrics | {"excluded": result.excluded}
+        point: dict[str, float] = {"round": number} | training.run_round(number)
         if number % config.evaluate_every == 0 or number == config.rounds:
-            per_user = evaluate(model, engine.state["params"], test, device=config.device)
-            _refuse_non_finite(model, engine, test, per_user["loss"], number)
-            point |= {f"test.{name}": overall(values, test) for name, values in per_user.items()}
+            per_user = training.measure(number)
+            point |= {f"test.{name}": overall(values, training.test) for name, values in per_user.items()}
             curve.append(point)
         on_round(number, point)
     ranked = per_user.get("accuracy", per_user["loss"])
     return SimulationResult(
         model=config.model,
         dataset=config.dataset,
-        algorithm=algorithm.name,
-        settings=asdict(algorithm),  # type: ignore[call-overload]
+        baseline=config.baseline,
         rounds=config.rounds,
-        cohort=config.cohort,
         seed=config.seed,
-        parameters=model.schema.size,
-        train_users=len(train),
-        test_users=len(test),
-        test_loss=overall(per_user["loss"], test),
-        test_accuracy=overall(per_user["accuracy"], test) if "accuracy" in per_user else None,
+        test_users=len(training.test),
+        test_loss=overall(per_user["loss"], training.test),
+        test_accuracy=overall(per_user["accuracy"], training.test) if "accuracy" in per_user else None,
+        user_mean=float(ranked.mean()),
         per_user={f"p{percent}": float(np.percentile(ranked, percent)) for percent in PERCENTILES},
         curve=curve,
-        params_sha256=hashlib.sha256(engine.state["params"].tobytes()).hexdigest(),
+        params_sha256=training.digest(),
+        **asdict(training.facts),
     )
 
 
-def _refuse_non_finite(model: Model, engine: Engine, test: Population, loss: NDArray[np.float64], number: int) -> None:
-    bad = np.flatnonzero(~np.isfinite(loss)).tolist()
-    if bad:
-        why = cause(model, engine.state["params"], test, bad, number)
-        raise Diverged(f"round {number}: the loss of {len(bad)} held-out users is not finite: {why}")
+def training_of(config: SimulationConfig) -> Training:
+    """The training that a configuration asks for, before its first round. Raises as `simulate`."""
+    if config.baseline in METHODS:
+        method = parse(METHODS[config.baseline], config.settings)
+        classes = datasets.describe(config.dataset).classes
+        train, test = datasets.load(config.dataset, config.data).split(config.held_out, config.seed)
+        return LinearTraining(config.model, method, train, test, classes=classes, seed=config.seed)
+    algorithm = create(config.algorithm, config.settings, [module_of(config.algorithm)])
+    check(algorithm)
+    dataset = datasets.describe(config.dataset)
+    model = Model(load_model(config.model, dataset.shape, dataset.classes), config.seed)
+    users = datasets.load(config.dataset, config.data)
+    if config.baseline == "local":
+        return LocalOnly(model, algorithm, users, held_out=config.held_out, seed=config.seed, device=config.device)
+    train, test = users.split(config.held_out, config.seed)
+    clients, cohort = (train.pooled(), 1) if config.baseline == "pooled" else (train, config.cohort)
+    return EngineTraining(model, algorithm, (clients, test), cohort=cohort, seed=config.seed, device=config.device)
 
 
 def overall(per_user: NDArray[np.float64], population: Population) -> float:

@@ -27,6 +27,7 @@ from fedcore.wire.messages import WIRE_VERSION, AbortReason, RejectionReason
 from fedcore.wire.problems import PROBLEMS
 from muster.app import app
 from muster.commands.device import parser as device_parser
+from simulator.baselines import BASELINES, METHODS
 from simulator.fleet.profile import Kind
 from tests.tree import ROOT, files
 
@@ -89,6 +90,16 @@ def test_every_algorithm_is_documented_with_its_family_and_sizes():
         for name, facts in ((name, facts_of(create(name))) for name in ALGORITHMS)
     }
     assert documented == actual
+
+
+def test_every_baseline_and_its_settings_are_documented():
+    table = [tuple(row) for row in rows(section(read("docs/algorithms.md"), "Baselines of studies"))]
+    assert {row[0] for row in table} >= set(BASELINES)
+    assert {row[:3] for row in table} >= {
+        (name, field.name, str(field.default))
+        for name, method in METHODS.items()
+        for field in dataclasses.fields(method)
+    }
 
 
 def test_every_setting_of_a_round_is_documented_with_its_default():

@@ -13,6 +13,10 @@ import typer
 from muster.output import Json, Settings, emit, loading, parse_settings, progress, show_fields
 
 ALGORITHM = "An algorithm (`muster algorithms list`), or your own as package.module:Class.  [default: fedavg]"
+BASELINE = (
+    "Instead of federated training: pooled (one client has all examples), local (every user alone), or dane, cocoa "
+    "(models ridge, logistic)."
+)
 
 if TYPE_CHECKING:
     from simulator.simulation import SimulationConfig, SimulationResult
@@ -28,6 +32,7 @@ def simulate(
     ] = None,
     data: Annotated[Path | None, typer.Option(help="The folder that holds data sets on disk.")] = None,
     algorithm: Annotated[str | None, typer.Option(help=ALGORITHM)] = None,
+    baseline: Annotated[str | None, typer.Option(help=BASELINE)] = None,
     settings: Settings = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds to run.  [default: 100]")] = None,
     cohort: Annotated[int | None, typer.Option(help="Users per round.  [default: 10]")] = None,
@@ -35,7 +40,7 @@ def simulate(
     seed: Annotated[int | None, typer.Option(help="Seed of split, weights, cohorts, order.  [default: 0]")] = None,
     json: Json = False,
 ) -> None:
-    """Train over simulated users, measure on users never seen.
+    """Train over simulated users, measure on users never seen; or run a baseline for comparison.
 
     Users are split into train and held-out ones; accuracy is per example over all held-out users, and per user as
     percentiles. The same seed gives the same model, bit for bit, on the same machine.
@@ -45,6 +50,7 @@ def simulate(
         "dataset": dataset,
         "data": data,
         "algorithm": algorithm,
+        "baseline": baseline,
         "rounds": rounds,
         "cohort": cohort,
         "device": device,
@@ -69,16 +75,20 @@ def _run(options: dict[str, Any]) -> SimulationResult:
     torch.set_num_threads(1)  # small batches: a second thread costs more than it gives
     chosen = _configuration(options)
     with progress() as bar:
-        task = bar.add_task(f"{chosen.model} · {chosen.algorithm}", total=chosen.rounds, note="")
+        task = bar.add_task(f"{chosen.model} · {chosen.baseline or chosen.algorithm}", total=chosen.rounds, note="")
 
         def on_round(number: int, metrics: dict[str, float]) -> None:
-            bar.update(task, completed=number, note=f"train loss {metrics['train.loss']:.3f}")
+            loss = next(value for name, value in metrics.items() if name.endswith(".loss"))
+            bar.update(task, completed=number, note=f"train loss {loss:.3f}")
 
         return run(chosen, on_round)
 
 
 def _options(path: Path | None, flags: dict[str, Any], settings: dict[str, object]) -> dict[str, Any]:
-    """The options of the file, overridden by the flags. A wrong algorithm is reported before torch is loaded."""
+    """The options of the file, overridden by the flags. A wrong algorithm is reported before torch is loaded.
+
+    A baseline may have other settings, which are looked at later.
+    """
     from fedcore.algorithms import create, module_of
 
     values: dict[str, Any] = {}
@@ -90,7 +100,7 @@ def _options(path: Path | None, flags: dict[str, Any], settings: dict[str, objec
     values |= {name: value for name, value in flags.items() if value is not None}
     if settings:
         values["settings"] = {**values.get("settings", {}), **settings}
-    if isinstance(values.get("settings", {}), dict):
+    if isinstance(values.get("settings", {}), dict) and "baseline" not in values:
         algorithm = str(values.get("algorithm", "fedavg"))
         create(algorithm, values.get("settings"), [module_of(algorithm)])
     return values

@@ -261,6 +261,16 @@ def test_simulate_reads_a_file_and_flags_win(typed, tmp_path):
         assert (result.exit_code, words in result.output) == (2, True), result.output
 
 
+def test_a_baseline_is_simulated_with_settings_of_its_own(typed):
+    status, out, err = typed(
+        "simulate", "--model", "ridge", "--baseline", "dane", "--set", "mu=0.5", "--rounds", 1, "--json"
+    )
+    assert status == 0, err
+    result = json.loads(out)
+    assert (result["baseline"], result["algorithm"], result["settings"]["mu"]) == ("dane", "dane", 0.5)
+    assert result["test_accuracy"] > 0.5
+
+
 def test_one_device_run_by_hand_reports(plan, coordinators, tmp_path):
     np.savez(tmp_path / "mine.npz", **datasets.load("digits").shard(0))
     create = ["task", "create", "--plan", plan[0], "--population", "p", "--goal", 1, "--rounds", 1]

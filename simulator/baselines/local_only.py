@@ -1,0 +1,50 @@
+"""Local-only training: every user trains a model of their own on their own examples, and nothing is ever shared."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from export.model import Model
+from fedcore.algorithms.algorithm import Algorithm
+from simulator.engine import Engine, evaluate
+from simulator.errors import Diverged
+from simulator.population import Population
+from simulator.training import PerUser, digest_of, engine_facts
+
+
+class LocalOnly:
+    """One model for each user, trained by an algorithm whose whole population is that user.
+
+    Every user holds some of their own examples out, and measures their own model on them.
+    """
+
+    def __init__(
+        self, model: Model, algorithm: Algorithm, users: Population, *, held_out: float, seed: int, device: str
+    ) -> None:
+        train, self.test = users.split_examples(held_out, seed)
+        self._model, self._device = model, device
+        self._engines = [
+            Engine(model, algorithm, train.subset([user]), seed=seed, device=device) for user in range(len(train))
+        ]
+        self.facts = engine_facts(model, algorithm, len(train), len(train))
+
+    def run_round(self, number: int) -> dict[str, float]:
+        """A round of every user; the metrics are means over users."""
+        results = [engine.run_round(number, [0], [user]).metrics for user, engine in enumerate(self._engines)]
+        return {name: float(np.mean([metrics[name] for metrics in results])) for name in results[0]}
+
+    def measure(self, number: int) -> PerUser:
+        """The means of the users who measure, after round `number`."""
+        parts = [
+            evaluate(self._model, engine.state["params"], self.test.subset([user]), device=self._device)
+            for user, engine in enumerate(self._engines)
+        ]
+        per_user = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        bad = np.flatnonzero(~np.isfinite(per_user["loss"])).tolist()
+        if bad:
+            raise Diverged(f"round {number}: the models of users {bad} have no finite loss; a lower client_lr may help")
+        return per_user
+
+    def digest(self) -> str:
+        """SHA-256 of the trained weights."""
+        return digest_of([engine.state["params"] for engine in self._engines])

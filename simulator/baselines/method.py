@@ -1,0 +1,97 @@
+"""Distributed optimizers of linear problems: their contract, and their training on users' examples."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcore.batching import StreamKey, permutation
+from simulator.baselines.linear import Array, LinearProblem
+from simulator.errors import Diverged
+from simulator.population import Population
+from simulator.training import Facts, PerUser, digest_of
+
+Order = Callable[[int, int, int], NDArray[np.int64]]
+"""order(client, epoch, examples): the order in which a client visits its examples in this round, (examples,)."""
+
+
+class Method(Protocol):
+    """A distributed optimizer: pure functions, its settings as fields. All clients take part in every round."""
+
+    name: ClassVar[str]
+
+    @property
+    def l2(self) -> float:
+        """Weight of the regularisation."""
+
+    def init(self, problem: LinearProblem) -> Array:
+        """The state before round 1."""
+
+    def step(self, problem: LinearProblem, state: Array, order: Order) -> Array:
+        """The state after one round more."""
+
+    def weights(self, problem: LinearProblem, state: Array) -> Array:
+        """The weights (D, C) that a state stands for."""
+
+
+class LinearTraining:
+    """A linear model, trained by a method on the training users and measured by the held-out ones.
+
+    loss: "ridge" or "logistic". The users' examples are arrays `x`, of any shape, and classes `y`.
+    """
+
+    def __init__(
+        self, loss: str, method: Method, train: Population, test: Population, *, classes: int, seed: int
+    ) -> None:
+        self.test = test
+        self._method, self._classes, self._seed = method, classes, seed
+        features, targets = _examples(train, classes)
+        self._problem = LinearProblem(loss, features, targets, train.starts, method.l2)
+        self._state = method.init(self._problem)
+        size = features.shape[1] * classes
+        settings = asdict(method)  # type: ignore[call-overload]
+        self.facts = Facts(method.name, settings, len(train), len(train), size)
+
+    def run_round(self, number: int) -> dict[str, float]:
+        """One round."""
+        self._state = self._method.step(self._problem, self._state, functools.partial(self._order, number))
+        loss = self._problem.value(self._weights)
+        if not np.isfinite(loss):
+            raise Diverged(
+                f"round {number}: {self._method.name} diverged; a higher l2, or mu where there is one, helps"
+            )
+        return {"train.loss": loss}
+
+    def measure(self, number: int) -> PerUser:
+        """The means of the users who measure, after round `number`."""
+        features, targets = _examples(self.test, self._classes)
+        outputs = features @ self._weights
+        values = {
+            "loss": self._problem.losses(outputs, targets).sum(1),
+            "accuracy": (outputs.argmax(1) == self.test.fields["y"]).astype(np.float64),
+        }
+        starts, sizes = self.test.starts[:-1], self.test.sizes
+        return {name: np.add.reduceat(each, starts) / sizes for name, each in values.items()}
+
+    def digest(self) -> str:
+        """SHA-256 of the trained weights."""
+        return digest_of([self._weights])
+
+    @property
+    def _weights(self) -> Array:
+        return self._method.weights(self._problem, self._state)
+
+    def _order(self, number: int, client: int, epoch: int, examples: int) -> NDArray[np.int64]:
+        return permutation(StreamKey(self._seed, number, client), 0, epoch, examples)
+
+
+def _examples(users: Population, classes: int) -> tuple[Array, Array]:
+    """Features with a constant 1 at the end, and ±1 for every class."""
+    x = users.fields["x"].reshape(len(users.fields["x"]), -1).astype(np.float64)
+    targets = np.where(users.fields["y"][:, None] == np.arange(classes), 1.0, -1.0)
+    return np.hstack([x, np.ones((len(x), 1))]), targets

@@ -1,0 +1,111 @@
+"""Training, round by round, as `muster simulate` drives it: federated, or a baseline to compare with."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from export.model import Model
+from fedcore.algorithms.algorithm import Algorithm
+from simulator.diagnose_loss import cause
+from simulator.engine import Engine, evaluate
+from simulator.errors import Diverged
+from simulator.population import Population
+
+PerUser = dict[str, NDArray[np.float64]]
+"""Mean loss, and accuracy where there is one, of every user that measures: (users,)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a result says of a training.
+
+    cohort: clients that train in a round. train_users: clients that hold the training examples. parameters: numbers in
+    a model.
+    """
+
+    algorithm: str
+    settings: dict[str, object]
+    cohort: int
+    train_users: int
+    parameters: int
+
+
+class Training(Protocol):
+    """A training that goes on round by round, and the users who measure it."""
+
+    @property
+    def facts(self) -> Facts:
+        """What a result says of it."""
+
+    @property
+    def test(self) -> Population:
+        """Examples that nobody trains on, of the users who measure."""
+
+    def run_round(self, number: int) -> dict[str, float]:
+        """Train for a round, from 1; gives its metrics, `<pass>.loss` the first. Raises SimulatorError."""
+
+    def measure(self, number: int) -> PerUser:
+        """The users' means after round `number`. Raises Diverged when a loss is not finite."""
+
+    def digest(self) -> str:
+        """SHA-256 of all that was trained."""
+
+
+class EngineTraining:
+    """Rounds of an algorithm in the engine, each with a cohort that is drawn from the training users.
+
+    users: those who train, and those who measure.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        algorithm: Algorithm,
+        users: tuple[Population, Population],
+        *,
+        cohort: int,
+        seed: int,
+        device: str,
+    ) -> None:
+        train, self.test = users
+        self._model, self._train, self._seed, self._device = model, train, seed, device
+        self._engine = Engine(model, algorithm, train, seed=seed, device=device)
+        self.facts = engine_facts(model, algorithm, cohort, len(train))
+
+    def run_round(self, number: int) -> dict[str, float]:
+        """One round."""
+        result = self._engine.run_round(number, self._train.sample(self.facts.cohort, self._seed, number))
+        return result.metrics | {"excluded": result.excluded}
+
+    def measure(self, number: int) -> PerUser:
+        """The means of the users who measure, after round `number`."""
+        per_user = evaluate(self._model, self._engine.state["params"], self.test, device=self._device)
+        bad = np.flatnonzero(~np.isfinite(per_user["loss"])).tolist()
+        if bad:
+            why = cause(self._model, self._engine.state["params"], self.test, bad, number)
+            raise Diverged(f"round {number}: the loss of {len(bad)} held-out users is not finite: {why}")
+        return per_user
+
+    def digest(self) -> str:
+        """SHA-256 of the trained weights."""
+        return digest_of([self._engine.state["params"]])
+
+
+def engine_facts(model: Model, algorithm: Algorithm, cohort: int, train_users: int) -> Facts:
+    """The facts of a training in the engine."""
+    settings = asdict(algorithm)  # type: ignore[call-overload]
+    return Facts(algorithm.name, settings, cohort, train_users, model.schema.size)
+
+
+def digest_of(arrays: Sequence[NDArray[np.floating]]) -> str:
+    """SHA-256 of arrays, one after the other."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
