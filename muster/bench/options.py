@@ -25,6 +25,27 @@ class DemoOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeystoneOptions:
+    """Fleet against engine, for every algorithm.
+
+    The model of a fleet of device processes over HTTP, and that of the engine from the same cohorts: their distance,
+    relative to the way that training went. Every algorithm that devices run is trained with its default settings. The
+    exit code is 1 when two models differ by more than round-off. All algorithms on both models take about a quarter of
+    an hour on two cores.
+    """
+
+    algorithms: Annotated[
+        list[str] | None, Option("--algorithm", help="An algorithm; may be repeated.  [default: all]")
+    ] = None
+    models: Annotated[
+        list[str] | None, Option("--model", help="A model of images; may be repeated.  [default: digits_cnn, mlp]")
+    ] = None
+    rounds: Annotated[int, Option(min=1, help="Rounds of each algorithm; of both trips, where it has two.")] = 3
+    devices: Annotated[int, Option(min=1, max=60, help="How many there are, all in every round.")] = 8
+    seed: Annotated[int, Option(help="Seed of weights, and of the order of examples.")] = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
     """Rounds of the engine, against bare torch steps.
 
@@ -198,6 +219,7 @@ class SoakOptions:
 
 BENCHMARKS: dict[str, type] = {
     "demo": DemoOptions,
+    "keystone": KeystoneOptions,
     "engine": EngineOptions,
     "device_step": DeviceStepOptions,
     "device_footprint": DeviceFootprintOptions,
