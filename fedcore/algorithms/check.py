@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from fedcore.algorithms.algorithm import Algorithm, Vector
+from fedcore.algorithms.algorithm import Algorithm, StatefulAlgorithm, Vector, keeps_client_state
 from fedcore.algorithms.probe import NotAnOperator, Probe
-from fedcore.algorithms.rehearsal import contribute, received, rehearse, trips_of
+from fedcore.algorithms.rehearsal import carried, contribute, received, rehearse, trips_of
 from fedcore.errors import InvalidAlgorithm
 from fedcore.report import WEIGHT
 
@@ -42,6 +42,22 @@ def check(algorithm: Algorithm) -> None:
                 raise _wrong(algorithm.name, words, trip.report)
             for batched in (False, True):
                 _check_cohort(algorithm, trip, one.broadcast, batched)
+        if keeps_client_state(algorithm):
+            _check_client_state(algorithm, dict(first[0].broadcast))
+
+
+def _check_client_state(algorithm: StatefulAlgorithm, broadcast: dict[str, Probe]) -> None:
+    """Refuse a client state that hides a vector of the broadcast, or that changes its names or shapes in a round."""
+    call = _Watched(algorithm.name)
+    client = call("init_client", algorithm.init_client, broadcast["params"])
+    for name in sorted(set(client) & set(broadcast)):
+        words = f"init_client gives {name!r}, which the broadcast has too; give the client's vector another name"
+        raise _wrong(algorithm.name, words, algorithm.init_client)
+    given = broadcast | client
+    kept = call("keep", algorithm.keep, given, carried(algorithm, given, _bowl(np.ones(SIZE)), call))
+    if _shapes(kept) != _shapes(client):
+        words = f"keep gives the vectors {_shapes(kept)}, init_client {_shapes(client)}; they must be the same"
+        raise _wrong(algorithm.name, words, algorithm.keep)
 
 
 def _check_cohort(algorithm: Algorithm, trip: Any, broadcast: Mapping[str, Probe], batched: bool) -> None:

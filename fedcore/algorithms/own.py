@@ -19,6 +19,7 @@ from fedcore.names import offered
 
 _ALWAYS = ("name", "family", "weighting", "init")
 _OF_A_TRIP = ("passes", "broadcast", "report", "update")
+_OF_CLIENT_STATE = ("init_client", "keep", "cross_device")
 
 
 def module_of(name: str) -> str:
@@ -61,6 +62,8 @@ def _check_class(cls: type[Any]) -> None:
     if not dataclasses.is_dataclass(cls) or not cls.__dataclass_params__.frozen:  # type: ignore[attr-defined]
         raise InvalidAlgorithm(f"{where} is no frozen dataclass; put @dataclass(frozen=True) above it")
     required = (*_ALWAYS, "trips") if hasattr(cls, "trips") else (*_ALWAYS, *_OF_A_TRIP)
+    if any(hasattr(cls, name) for name in _OF_CLIENT_STATE):
+        required = (*required, *_OF_CLIENT_STATE)
     fields = {field.name for field in dataclasses.fields(cls)}
     lacking = [name for name in required if not hasattr(cls, name) and name not in fields]
     if lacking:

@@ -71,10 +71,21 @@ def contribute(
     spread: Callable[[Mapping[str, Vector]], Carry] = dict,
 ) -> Report:
     """The report of a device in one trip. `spread` is done to the first carry of every pass."""
+    return call("report", trip.report, broadcast, carried(trip, broadcast, grad, call, spread))
+
+
+def carried(
+    trip: Any,
+    broadcast: Broadcast,
+    grad: Gradient,
+    call: Call = plainly,
+    spread: Callable[[Mapping[str, Vector]], Carry] = dict,
+) -> dict[str, Carry]:
+    """The last carry of every pass of a trip, by name."""
     carries: dict[str, Carry] = {}
     for stage in trip.passes:
         carry = spread(call(f"begin of pass {stage.name}", stage.begin, broadcast))
         for _ in range(STEPS):
             carry = call(f"step of pass {stage.name}", stage.step, carry, broadcast, grad)
         carries[stage.name] = carry
-    return call("report", trip.report, broadcast, carries)
+    return carries

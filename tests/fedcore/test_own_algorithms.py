@@ -13,6 +13,7 @@ from fedcore.algorithms import ALGORITHMS, create, name_of
 from fedcore.algorithms.algorithm import Pass
 from fedcore.algorithms.check import check
 from fedcore.algorithms.fed_avg import FedAvg
+from fedcore.algorithms.scaffold import Scaffold
 from fedcore.algorithms.settings import positive
 from fedcore.errors import InvalidAlgorithm, InvalidSetting, UnknownAlgorithm, UntrustedAlgorithm
 from fedcore.loop import Loop
@@ -51,6 +52,12 @@ class Half:
 @dataclass(frozen=True)
 class Bare(FedAvg):
     rate: float = 1.0
+
+
+@dataclass(frozen=True)
+class Forgetful(FedAvg):
+    def keep(self, broadcast, carries):
+        return {}
 '''
 
 
@@ -92,6 +99,7 @@ def test_a_module_that_nobody_named_is_not_imported(mine):
         ("broken_algos:FedMine", UnknownAlgorithm, "ModuleNotFoundError: No module named 'nothing_like_that'"),
         ("my_algos:Thawed", InvalidAlgorithm, r"Thawed \(.*my_algos.py:\d+\) is no frozen dataclass"),
         ("my_algos:Half", InvalidAlgorithm, r"Half \(.*\) lacks family, weighting, init, passes, broadcast"),
+        ("my_algos:Forgetful", InvalidAlgorithm, r"Forgetful \(.*\) lacks init_client, cross_device"),
         ("my_algos:Bare", InvalidAlgorithm, "the fields rate are no settings; give each a default and a range"),
     ],
 )
@@ -157,6 +165,26 @@ def test_arguments_may_be_returned_and_own_vectors_be_written_into():
     check(Mine())
     check(with_functions(broadcast=aliased, begin=aliased))
     check(with_functions(report=own_scratch, update=lambda self, state, mean, step: state))
+
+
+@pytest.mark.parametrize(
+    ("functions", "says"),
+    [
+        (
+            {"init_client": lambda self, x: {"c_i": 0.0 * x, "c": 0.0 * x}},
+            "init_client gives 'c', which the broadcast has too",
+        ),
+        ({"keep": lambda self, broadcast, carries: {}}, r"keep gives the vectors \{\}, init_client \{'c_i': \(5,\)\}"),
+        (
+            {"keep": lambda self, broadcast, carries: {"c_i": broadcast["c_i"][..., :1]}},
+            r"'c_i': \(1,\).* must be the same",
+        ),
+        ({"keep": lambda self, broadcast, carries: {"c_i": np.tanh(broadcast["c_i"])}}, "keep: .*np.tanh"),
+    ],
+)
+def test_client_state_that_the_simulator_could_not_keep_is_refused(functions, says):
+    with pytest.raises(InvalidAlgorithm, match=says):
+        check(type("Kept", (Scaffold,), functions)())
 
 
 def adds_in_place(self, state, mean, step):
