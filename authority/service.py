@@ -57,17 +57,20 @@ def authority_app(issuer: Issuer, beacons: Beacons, newcomers: Newcomers) -> Sta
     """The service. newcomers: the requests whose bodies are on their way."""
 
     async def credentials(request: Request) -> IssuedCredential:
+        """A credential for the device that signed."""
         signed = _signer(request, time.time())
         asked = messages.decode(await _body(request, signed, newcomers), RequestCredential)
         return issuer.issue(asked, signed.keyid, signed.created, time.time())
 
     async def draws(request: Request) -> DrawnBeacon:
+        """A beacon for the coordinator that signed."""
         signed = _signer(request, time.time())
         beacons.admit(signed.keyid)
         asked = messages.decode(await _body(request, signed, newcomers), RequestBeacon)
         return DrawnBeacon(beacons.draw(asked, time.time()))
 
     async def health(_: Request) -> Response:
+        """That the authority is there."""
         return Response("ok\n", media_type="text/plain")
 
     return Starlette(
@@ -83,6 +86,7 @@ def _endpoint(answer: Callable[[Request], Awaitable[Struct]]) -> Callable[[Reque
     """The endpoint that gives an answer's message, or the problem document of its error."""
 
     async def endpoint(request: Request) -> Response:
+        """The response to one request."""
         try:
             message = await answer(request)
         except tuple(_SLUGS) as error:

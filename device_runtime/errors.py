@@ -54,8 +54,9 @@ def plain(text: str) -> str:
 class DeviceError(Exception):
     """Base of every error raised by `device_runtime`.
 
-    `reason` is its name in an outcome; `permanent` says that coming back within minutes is of no use. `detail` may be
-    told to the coordinator; the private part, which may hold paths or an engine's words about the data, stays here.
+    `reason` is its name in an outcome; `permanent` says that coming back within minutes is of no use. `detail` is
+    what the journal keeps; the private part, which may hold paths or an engine's words about the data, is in the
+    outcome alone. The coordinator hears neither.
     """
 
     reason: str

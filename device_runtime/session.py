@@ -238,7 +238,7 @@ class _Session:
             raise
         except STOPS:
             with contextlib.suppress(TransportError):
-                self._transport.leave(given.assignment, Abort("conditions", "the device was told to stop"))
+                self._transport.leave(given.assignment, Abort("conditions"))
             self._assignments.drop()
             raise
         else:
@@ -348,9 +348,8 @@ class _Session:
         if not (isinstance(error, Refused) and error.status in OVER):
             # The outcome keeps the first failure; a coordinator that hears nothing has its own deadline.
             with contextlib.suppress(TransportError):
-                # In a secure round no words leave: what went wrong may depend on the examples.
-                detail = error.detail if given.secagg is None else ""
-                self._transport.abort(given.assignment, Abort(reason, detail))
+                # No words: what went wrong may depend on the examples.
+                self._transport.abort(given.assignment, Abort(reason))
         self._assignments.drop()
 
     def _cpu_s(self) -> float:

@@ -66,6 +66,7 @@ def running(name: str, server_that_calls: Callable[[Callable[[T], None]], uvicor
     found: list[T] = []
 
     def on_ready(value: T) -> None:
+        """Let the block begin with this value."""
         found.append(value)
         ready.set()
 

@@ -25,6 +25,7 @@ from fedcore.wire.problems import decode_problem
 
 T = TypeVar("T")
 _TIMEOUT_S = 60.0
+LAST_PORT = 65535
 _LINEAGE, _RELEASES = decoder(LineageKey), decoder(list[Signed])
 _TASK, _TASKS = decoder(Task), decoder(list[Task])
 _PROGRESS, _PROGRESSES = decoder(Progress), decoder(list[Progress])
@@ -44,7 +45,7 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
 
     def __init__(self, url: str, token: str | None) -> None:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._client = httpx2.Client(base_url=url.rstrip("/") + PREFIX, headers=headers, timeout=_TIMEOUT_S)
+        self._client = httpx2.Client(base_url=_base(url), headers=headers, timeout=_TIMEOUT_S)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -139,7 +140,7 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
             return kind.decode(response.content)
         except msgspec.MsgspecError as error:
             raise RemoteError(
-                f"{_shown(response.url)} answered something else than this version expects: {error}"
+                f"{shown(response.url)} answered something else than this version expects: {error}"
             ) from error
 
     def _ask(self, method: str, path: str, **more: Any) -> httpx2.Response:
@@ -151,11 +152,9 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
         except WireError:
             problem = None
         if response.status_code == httpx2.codes.NOT_FOUND and (problem is None or problem.slug == "unknown-resource"):
-            raise RemoteError(
-                f"{_shown(response.url)} is no address of an admin API (404); name the port for operators"
-            )
+            raise RemoteError(f"{shown(response.url)} is no address of an admin API (404); name the port for operators")
         if problem is None:
-            raise RemoteError(f"{_shown(response.url)} answered {response.status_code} {response.reason_phrase}")
+            raise RemoteError(f"{shown(response.url)} answered {response.status_code} {response.reason_phrase}")
         if problem.slug in ADMIN_ERRORS:
             raise ADMIN_ERRORS[problem.slug](problem.detail)
         raise RemoteError(f"{response.status_code} {problem.slug}: {problem.detail}")
@@ -164,12 +163,26 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
         try:
             return self._client.request(method, path, **more)
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            raise RemoteError(f"{_shown(self._client.base_url)} cannot be reached: {error}") from error
+            raise RemoteError(f"{shown(self._client.base_url)} cannot be reached: {error}") from error
 
 
-def _shown(url: httpx2.URL) -> str:
+def _base(url: str) -> httpx2.URL:
+    """The base of the admin API's addresses. Raises RemoteError."""
+    try:
+        base: httpx2.URL | None = httpx2.URL(url.rstrip("/") + PREFIX)
+    except httpx2.InvalidURL:
+        base = None
+    if base is None or (base.port is not None and not 0 < base.port <= LAST_PORT):
+        # Without the words of the library, which may repeat a part of the password.
+        raise RemoteError(
+            f"{shown(url)} is no coordinator's URL: it has a host, and after a colon a port from 1 to {LAST_PORT}"
+        )
+    return base
+
+
+def shown(url: httpx2.URL | str) -> str:
     """An address as messages show it: without the user and the password that may be in it, also if it has no scheme."""
-    return re.sub(r"^(\w+://)?[^/]*@", r"\1", str(url))
+    return re.sub(r"^(\w+://)?.*@", r"\1", str(url))
 
 
 def _quoted(name: str) -> str:

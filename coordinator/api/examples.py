@@ -66,7 +66,7 @@ EXAMPLES: dict[type[msgspec.Struct], msgspec.Struct] = {
         minimum=20,
     ),
     Receipt: Receipt(assignment=_ASSIGNMENT, task=_TASK, round=3, sha256=_PLAN.sha256),
-    Abort: Abort("plan-refused", "the policy of this device"),
+    Abort: Abort("plan-refused"),
 }
 """An example of each message."""
 

@@ -266,7 +266,6 @@ class Abort(msgspec.Struct, frozen=True):
     """`POST /v1/assignments/{assignment}:abort`: the device gives up, and why."""
 
     reason: AbortReason
-    detail: str = ""
 
 
 CheckInAnswer = Accepted | Rejected

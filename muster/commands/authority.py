@@ -150,6 +150,7 @@ def _run(config: AuthorityConfig, ready_file: Path | None) -> None:
     for_people = configure_logs("info", "auto")
 
     def say(urls: tuple[str]) -> None:
+        """Say to a person what comes next."""
         if for_people:
             public = key_text(SucceedingKey.load("authority", config.key).public)
             command = ["muster", "coordinator", "serve", "--authority", public, "--authority-url", urls[0]]

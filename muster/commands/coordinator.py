@@ -84,6 +84,7 @@ def serve(
     for_people = configure_logs(settings.log_level, settings.log_format)
 
     def say(addresses: Addresses) -> None:
+        """Say to a person what comes next."""
         if for_people:
             _say_next(addresses, db, blobs)
 

@@ -30,6 +30,7 @@ def serve_until_terminated(
     ready = False
 
     def on_ready(urls: Urls) -> None:
+        """Say that requests are answered at these URLs from now on."""
         nonlocal ready
         ready = True
         typer.echo(f"{name} ready at {urls[0]}", err=True)

@@ -38,9 +38,17 @@ HeadFile = Annotated[
 ]
 
 
-def given_again(**options: str | None) -> list[str]:
-    """The options that were given, as they are typed: for the commands that come next."""
-    return [word for name, value in options.items() if value is not None for word in (f"--{name}", value)]
+def given_again(*, db: str | None = None, blobs: str | None = None, coordinator: str | None = None) -> list[str]:
+    """The options that were given, as they are typed, for the commands that come next; passwords are left out."""
+    from coordinator.store.database_engines import printable
+    from muster.remote import shown
+
+    said = {
+        "db": None if db is None else printable(db),
+        "blobs": blobs,
+        "coordinator": None if coordinator is None else shown(coordinator),
+    }
+    return [word for name, value in said.items() if value is not None for word in (f"--{name}", value)]
 
 
 def located(db: str | None, blobs: str | None = None, **more: object) -> Settings:

@@ -14,6 +14,7 @@ from device_runtime.backends.onnx_check import OPERATORS, check_graph
 from device_runtime.backends.onnxruntime import OnnxRuntime
 from device_runtime.errors import PlanRefused
 from device_runtime.session import run_session
+from fedcore.wire.messages import Abort
 from tests.device_runtime import linear
 
 FLOAT = TensorProto.FLOAT
@@ -111,12 +112,13 @@ def test_a_graph_with_more_than_plans_use_is_refused_before_it_is_loaded(what):
         OnnxRuntime().load(graph.SerializeToString(), "train.step")
 
 
-def test_a_device_refuses_a_loop_and_tells_the_coordinator(coordinator, config):
+def test_a_device_refuses_a_loop_and_says_so(coordinator, config):
     graphs = linear.graphs() | {"train.begin": endless().SerializeToString()}
     coordinator.offer(linear.plan(graphs), graphs, {"params": linear.PARAMS})
     outcome = run_session(config)
     assert (outcome.outcome, outcome.reason) == ("aborted", "plan-refused")
-    assert "'Loop'" in coordinator.aborts[0].detail
+    assert "'Loop'" in outcome.detail
+    assert coordinator.aborts == [Abort("plan-refused")]
 
 
 @pytest.mark.parametrize("name", [b"\xff", b"\xc3", b"\x80"])

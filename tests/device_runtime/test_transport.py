@@ -202,7 +202,7 @@ def test_body_bytes_are_counted_both_ways_with_failed_attempts(coordinator, tran
 
 def test_bytes_of_a_conversation_beside_count_too(coordinator, transport):
     beside = transport.beside(transport.identity)
-    beside.abort("a-1", Abort("plan-refused", "no"))
+    beside.abort("a-1", Abort("plan-refused"))
     assert transport.bytes_up == beside.bytes_up > 0
 
 
@@ -212,8 +212,8 @@ def test_waiting_for_an_assignment_says_for_how_long(coordinator, transport):
 
 
 def test_an_abort_arrives_with_its_reason(coordinator, transport):
-    transport.abort("a-1", Abort("plan-refused", "no"))
-    assert coordinator.aborts == [Abort("plan-refused", "no")]
+    transport.abort("a-1", Abort("plan-refused"))
+    assert coordinator.aborts == [Abort("plan-refused")]
 
 
 def test_nobody_listening_is_unreachable_after_three_more_attempts(pauses):

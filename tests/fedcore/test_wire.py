@@ -54,7 +54,7 @@ ASSIGNMENT = Assignment(
         (msgspec.structs.replace(ASSIGNMENT, plan_signature=PlanSignature("s", "v"), minimum=20), AssignmentAnswer),
         (REJECTED, AssignmentAnswer),
         (Receipt(assignment="a1", task="t1", round=3, sha256="00" * 32), Receipt),
-        (Abort("runtime-failed", "out of memory"), Abort),
+        (Abort("runtime-failed"), Abort),
     ],
 )
 def test_a_message_comes_back_as_it_was(message, kind):

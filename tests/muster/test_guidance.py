@@ -18,6 +18,7 @@ import pytest
 from coordinator.store.tasks import open_coordinator_store
 from fedcore.algorithms import create
 from muster.app import app
+from muster.commands.stores import given_again
 from muster.demo import SETTINGS
 from tests.coordinator.bundles import make_bundle
 from tests.muster.test_cli import in_process, muster
@@ -94,6 +95,13 @@ def test_next_steps_name_the_store_that_was_given_and_programs_hear_none(tmp_pat
     (tmp_path / "url").unlink()
     with serving(tmp_path, *where, MUSTER_LOG_FORMAT="json") as said:
         assert next_steps(said) == []
+
+
+def test_next_steps_repeat_no_password():
+    again = given_again(
+        db="postgresql://bob:hunter2@db:5432/muster?password=hunter2", blobs="b", coordinator="https://bob:hunter2@here"
+    )
+    assert again == ["--db", "postgresql://bob:***@db:5432/muster", "--blobs", "b", "--coordinator", "https://here"]
 
 
 @pytest.mark.parametrize(

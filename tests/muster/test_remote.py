@@ -180,6 +180,9 @@ def test_what_keeps_a_command_from_the_coordinator_is_named(served, monkeypatch)
         ("", "127.0.0.1:8081", "cannot be reached"),
         ("", "http://bob:hunter2@127.0.0.1:1", "http://127.0.0.1:1/admin/v1/ cannot be reached"),
         ("", "bob:hunter2@127.0.0.1:1", "cannot be reached"),
+        ("", "http://bob:hunter2@127.0.0.1:http", "http://127.0.0.1:http is no coordinator's URL"),
+        ("", "http://bob:hunter2/x@127.0.0.1:1", "http://127.0.0.1:1 is no coordinator's URL"),
+        ("", "http://127.0.0.1:99999", "a port from 1 to 65535"),
         ("", str(devices.base_url).replace("://", "://bob:hunter2@"), "(404); name the port for operators"),
         (viewer.stdout.strip(), there[1], "asks for the role operator"),
     ):
