@@ -186,16 +186,18 @@ def test_client_states_in_float32_stay_float32(algorithm, x0, clients):
     ],
     ids=repr,
 )
-def test_drift_is_corrected_where_fedavg_stays_off_the_optimum(algorithm, x0, clients):
-    cohorts = [[0, 1, 2, 3, 4]] * 600
-    state, _ = run(algorithm, x0, clients, cohorts)
-    np.testing.assert_allclose(state["params"], optimum(clients), rtol=0, atol=1e-6)
+def test_drift_is_corrected_up_to_the_optimum_of_all_clients(algorithm, x0, clients):
+    state, _ = run(algorithm, x0, clients, [[0, 1, 2, 3, 4]] * 150)
+    np.testing.assert_allclose(state["params"], optimum(clients), rtol=0, atol=5e-4)
+
+
+def test_fedavg_drifts_and_stays_off_the_optimum_of_all_clients(x0, clients):
     fedavg, x = FedAvg(client_lr=0.05, batch_size=64, epochs=5), x0
-    for number, cohort in enumerate(cohorts):
-        carries = [
-            run_passes(fedavg, {"params": x}, clients[k], StreamKey(SEED, number, k), least_squares) for k in cohort
-        ]
+    for _ in range(150):
+        before = x
+        carries = [run_passes(fedavg, {"params": x}, rows, StreamKey(SEED, 0, 0), least_squares) for rows in clients]
         x = np.mean([carry["train"]["params"] for carry in carries], 0)
+    assert np.abs(x - before).max() < 1e-4
     assert np.abs(x - optimum(clients)).max() > 0.01
 
 
