@@ -6,15 +6,18 @@ import functools
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from authority.server import AuthorityConfig, serving
+from coordinator.store.database import Database
 from coordinator.store.tasks import open_coordinator_store
 from fedcore.signing import key_text
 from fedcore.succession import SucceedingKey
@@ -35,8 +38,9 @@ class SeededSource(random.Random):
 class CoordinatorForkServer:
     """Starts coordinator processes; the caller of `fork` also ends what it started."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: subprocess.Popen[str], without_rows: Path) -> None:
         self._process = process
+        self._without_rows = without_rows
 
     def fork(self, ready: Path, settings: dict[str, object], environment: dict[str, str], seed: int | None = None):
         """The id of a process that writes its URLs, for devices and for operators, into `ready` once it answers.
@@ -62,6 +66,8 @@ class CoordinatorForkServer:
         folder.mkdir(parents=True, exist_ok=True)
         database, blobs, ready = f"sqlite:///{folder / 'muster.db'}", folder / "blobs", folder / "coordinator.url"
         ready.unlink(missing_ok=True)
+        if not (folder / "muster.db").exists():
+            shutil.copy(self._without_rows, folder / "muster.db")
         given = {"database": database, "blobs": str(blobs), "port": 0} | FOR_ONE_MACHINE | settings
         with open_coordinator_store(database, blobs) as store:
             pid = self.fork(ready, given, {}, seed)
@@ -89,8 +95,13 @@ def authority(folder: Path, **config: object) -> Iterator[dict[str, object]]:
 def coordinator_fork_server() -> Iterator[CoordinatorForkServer]:
     """A fork server for as long as the block runs."""
     command = [sys.executable, "-c", PROGRAM]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
-        yield CoordinatorForkServer(process)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process,
+    ):
+        without_rows = Path(folder, "state.db")
+        Database(f"sqlite:///{without_rows}").close()
+        yield CoordinatorForkServer(process, without_rows)
         process.stdin.close()
 
 
