@@ -22,7 +22,7 @@ from coordinator.store.tables import ASSIGNMENTS, BLOBS, REPORTS
 from coordinator.store.tasks import open_coordinator_store
 from fedcore import checkpoint
 from fedcore.params import VectorSpec
-from tests.coordinator.bundles import START, report_body
+from tests.coordinator.bundles import START, make_bundle, report_body
 from tests.coordinator.replicas import Phones, replicas_on, until
 
 GOAL, ROUNDS = 4, 3
@@ -142,13 +142,12 @@ def die(program, failpoint, *arguments):
 @pytest.mark.parametrize(
     ("failpoint", "tasks"), [("blob.before-name:3", 0), ("task.before-commit", 0), ("task.after-commit", 1)]
 )
-def test_task_whose_registration_was_killed_is_whole_or_absent(store, database, tmp_path, failpoint, tasks):
+def test_task_whose_registration_was_killed_is_whole_or_absent(store, database, tmp_path, register, failpoint, tasks):
     die(REGISTER, failpoint, database, tmp_path)
     assert len(store.tasks()) == tasks
     for (digest,) in rows(store, sqlalchemy.select(BLOBS.c.sha256)):
         assert store.blobs.get(digest)
-    done = subprocess.run([sys.executable, "-c", REGISTER, database, str(tmp_path)], check=False, capture_output=True)
-    assert done.returncode == 0
+    register(make_bundle(tmp_path / "again", start=np.arange(4, dtype=np.float32)), goal=1, rounds=1)
     assert len(store.tasks()) == tasks + 1
 
 
