@@ -68,13 +68,13 @@ def execute(
     when `keep_going` says no, NonFiniteReport, which says where it began, when the report is not finite.
     """
     _check(plan)
-    training = _Training(graphs, prefixed(BROADCAST, broadcast), prefixed(EXAMPLE, examples), key, keep_going)
-    known: dict[str, NDArray[Any]] = dict(training.broadcast)
+    known: dict[str, NDArray[Any]] = dict(prefixed(BROADCAST, broadcast))
+    training = _Training(graphs, known, prefixed(EXAMPLE, examples), key, keep_going)
     parts: dict[str, Float32] = {}
     steps, finite = 0, 0
     for index, one in enumerate(plan.passes):
         swept = training.sweep(one, index)
-        known |= prefixed(final_carry(one.name), swept.carry)
+        known.update(prefixed(final_carry(one.name), swept.carry))
         parts[metrics_segment(one.name)] = swept.metrics
         finite += swept.finite if finite == steps else 0
         steps += swept.steps
@@ -101,10 +101,13 @@ class _PassResult:
 
 @dataclass(frozen=True, slots=True)
 class _Training:
-    """The inputs that all passes of one assignment share; vectors and examples under their names at a graph's edge."""
+    """The inputs that all passes of one assignment share; vectors and examples under their names at a graph's edge.
+
+    known: the broadcast, and the last carry of every pass that is over.
+    """
 
     graphs: dict[str, Executable]
-    broadcast: Arrays
+    known: Arrays
     examples: Arrays
     key: StreamKey
     keep_going: Callable[[], bool]
@@ -121,9 +124,9 @@ class _Training:
         mask, metrics, totals = _buffer((size,)), _buffer((len(one.metrics),)), np.zeros(len(one.metrics))
         # The carry lives in two sets of buffers, read and written in turns: a graph must not write what it reads.
         now, after = ({spec.name: _buffer((spec.size,)) for spec in one.carry} for _ in range(2))
-        self.graphs.pop(begin_graph(one.name)).run(self.broadcast, prefixed(NEXT, now))
+        self.graphs.pop(begin_graph(one.name)).run(self.known, prefixed(NEXT, now))
         step, steps, finite = self.graphs.pop(step_graph(one.name)), 0, 0
-        fixed = {**self.broadcast, **batch, MASK: mask, NOISE: _buffer((size,), np.int32)}
+        fixed = {**self.known, **batch, MASK: mask, NOISE: _buffer((size,), np.int32)}
         for indices, real in batches(one.loop, self.count, self.key, index):
             if not self.keep_going():
                 raise DeadlinePassed(

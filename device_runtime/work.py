@@ -35,7 +35,7 @@ class Worker:
     keep_going: Callable[[], bool]
 
     def plan(self, given: Assignment) -> Plan:
-        """The plan of an assignment. Raises PlanRefused, StateError or TransportError."""
+        """The plan of an assignment's round. Raises PlanRefused, StateError or TransportError."""
         return plan_of(given, self.cache)
 
     def train(self, given: Assignment, plan: Plan, limits: Limits) -> TrainingResult:
@@ -80,8 +80,8 @@ def decode_unweighted(data: bytes, layout: ReportLayout) -> Float32:
 
 
 def plan_of(given: Assignment, cache: BlobCache) -> Plan:
-    """The plan of an assignment. Raises PlanRefused, StateError or TransportError."""
+    """The plan of the trip that an assignment's round runs. Raises PlanRefused, StateError or TransportError."""
     try:
-        return Plan.decode(cache.get(given.plan))
+        return Plan.decode(cache.get(given.plan)).of_round(given.round)
     except FedcoreError as error:
         raise PlanRefused(str(error)) from error

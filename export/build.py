@@ -10,22 +10,22 @@ from pathlib import Path
 import msgspec
 import torch
 
-from export.capture import Captured, Table, capture_begin, capture_report, capture_step
+from export.capture import Captured, Received, Table, capture_begin, capture_report, capture_step
 from export.decompositions import TABLE
 from export.formats import Format, formats
 from export.model import Model
 from export.parity import certify
 from fedcore.algorithms import name_of
-from fedcore.algorithms.algorithm import Algorithm, check_cross_device
+from fedcore.algorithms.algorithm import Algorithm, State, Trip, check_cross_device, trips_of
 from fedcore.algorithms.check import check
 from fedcore.bundle import AlgorithmRef, Bundle, Manifest
 from fedcore.checkpoint import encode
 from fedcore.params import VectorSpec
-from fedcore.plan import NOISE, REPORT, BlobRef, ExampleSpec, PassPlan, Plan, begin_graph, step_graph
-from fedcore.report import WEIGHT, ReportLayout, Segment, metrics_segment
+from fedcore.plan import NOISE, REPORT, BlobRef, ExampleSpec, PassPlan, Plan, TripPlan, begin_graph, step_graph
+from fedcore.report import WEIGHT, ReportLayout, Segment, Weighting, metrics_segment
 
-Graphs = dict[str, dict[str, bytes]]
-"""Serialised graphs by format and graph name."""
+Graphs = dict[BlobRef, bytes]
+"""Serialised graphs, of all trips and formats."""
 
 Progress = Callable[[str, str], None]
 """Told for which format (or none) what is being done now."""
@@ -59,7 +59,7 @@ def export_bundle(
         state=BlobRef.of(blobs[1]),
         certificate=BlobRef.of(blobs[2]),
     )
-    return Bundle.write(folder, manifest, [*blobs, *(graph for parts in graphs.values() for graph in parts.values())])
+    return Bundle.write(folder, manifest, [*blobs, *graphs.values()])
 
 
 def build_plan(
@@ -74,40 +74,54 @@ def build_plan(
     run the algorithm.
     """
     check_cross_device(algorithm)
-    received = algorithm.broadcast(algorithm.init(torch.from_numpy(model.initial)))
-    broadcast = tuple(VectorSpec(name, vector.numel()) for name, vector in received.items())
+    state = algorithm.init(torch.from_numpy(model.initial))
     writer = _Writer(formats(targets), progress)
-    passes, carries, metrics = [], {}, []
-    for item in algorithm.passes:
-        begin = writer.write(begin_graph(item.name), functools.partial(capture_begin, item, broadcast))
-        carries[item.name] = begin.specs
-        step = functools.partial(capture_step, model, item, broadcast, begin.specs)
+    first, *others = (_build_trip(model, trip, state, algorithm.weighting, writer) for trip in trips_of(algorithm))
+    plan = Plan(
+        name=f"{model.spec.name}-{algorithm.name}",
+        schema=model.schema,
+        examples=ExampleSpec(model.spec.fields),
+        second=others[0] if others else None,
+        **msgspec.structs.asdict(first),
+    )
+    return plan, writer.blobs
+
+
+def _build_trip(model: Model, trip: Trip, state: State, weighting: Weighting, writer: _Writer) -> TripPlan:
+    writer.begin_trip()
+    broadcast = tuple(VectorSpec(name, vector.numel()) for name, vector in trip.broadcast(state).items())
+    passes, metrics = [], []
+    carries: dict[str, Sequence[VectorSpec]] = {}
+    for item in trip.passes:
+        received = Received(broadcast, dict(carries))
+        begin = writer.write(begin_graph(item.name), functools.partial(capture_begin, item, received))
+        step = functools.partial(capture_step, model, item, received, begin.specs)
         ports = writer.write_step(step_graph(item.name), step, item.loop.batch_size).inputs
         noisy = any(port.name == NOISE for port in ports)
         passes.append(PassPlan(item.name, item.loop, begin.specs, model.metrics, noisy))
         metrics.append(Segment(metrics_segment(item.name), len(model.metrics), "sum", model.metrics))
-    report = writer.write(REPORT, functools.partial(capture_report, algorithm, broadcast, carries))
+        carries[item.name] = begin.specs
+    report = writer.write(REPORT, functools.partial(capture_report, trip, Received(broadcast, carries)))
     segments = [Segment(spec.name, spec.size, "mean") for spec in report.specs]
-    plan = Plan(
-        name=f"{model.spec.name}-{algorithm.name}",
-        schema=model.schema,
+    return TripPlan(
         broadcast=broadcast,
-        examples=ExampleSpec(model.spec.fields),
         passes=tuple(passes),
-        report=ReportLayout((*segments, Segment(WEIGHT, 1, "sum"), *metrics), algorithm.weighting),
-        graphs={
-            name: {part: BlobRef.of(graph) for part, graph in graphs.items()} for name, graphs in writer.graphs.items()
-        },
+        report=ReportLayout((*segments, Segment(WEIGHT, 1, "sum"), *metrics), weighting),
+        graphs=writer.graphs,
     )
-    return plan, writer.graphs
 
 
 class _Writer:
     """Captures graphs and writes them in every format."""
 
     def __init__(self, chosen: Sequence[Format], progress: Progress) -> None:
-        self.graphs: Graphs = {form.name: {} for form in chosen}
+        self.blobs: Graphs = {}
+        self.graphs: dict[str, dict[str, BlobRef]] = {}
         self._chosen, self._progress = chosen, progress
+
+    def begin_trip(self) -> None:
+        """Gather graphs anew: names are those of one trip."""
+        self.graphs = {form.name: {} for form in self._chosen}
 
     def write(self, name: str, capture: Callable[[], Captured]) -> Captured:
         """Write a graph that has no batch, and so is captured once."""
@@ -128,4 +142,6 @@ class _Writer:
 
     def _write(self, form: Format, name: str, captured: Captured) -> None:
         self._progress(form.name, f"write {name}")
-        self.graphs[form.name][name] = form.write(captured)
+        written = form.write(captured)
+        ref = self.graphs[form.name][name] = BlobRef.of(written)
+        self.blobs[ref] = written

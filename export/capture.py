@@ -31,7 +31,7 @@ from export.layers import Layers, layer_of
 from export.model import GradientOracle, Model
 from export.quiet import quiet
 from export.rewrites import Traceable, unhinted
-from fedcore.algorithms.algorithm import Algorithm, Pass, Vector
+from fedcore.algorithms.algorithm import Pass, Trip, Vector, with_carries
 from fedcore.params import VectorSpec
 from fedcore.plan import (
     BROADCAST,
@@ -221,51 +221,66 @@ def vector_ports(prefix: str, specs: Sequence[VectorSpec]) -> list[Port]:
     return [Port(f"{prefix}.{spec.name}", (spec.size,)) for spec in specs]
 
 
-def capture_begin(algorithm_pass: Pass, broadcast: Sequence[VectorSpec]) -> Captured:
-    """Graph `<pass>.begin`: broadcast in, first carry out."""
-    return capture(
-        lambda values: prefixed(NEXT, algorithm_pass.begin(unprefixed(BROADCAST, values))),
-        vector_ports(BROADCAST, broadcast),
-    )
+@dataclass(frozen=True, slots=True)
+class Received:
+    """What a pass can read of what came before it: the broadcast, and the last carries of earlier passes by name."""
+
+    broadcast: Sequence[VectorSpec]
+    carries: Mapping[str, Sequence[VectorSpec]]
+
+    @property
+    def ports(self) -> list[Port]:
+        """The inputs that hold it."""
+        ports = vector_ports(BROADCAST, self.broadcast)
+        for name, specs in self.carries.items():
+            ports += vector_ports(final_carry(name), specs)
+        return ports
+
+    def last(self, values: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+        """The carries among the values of a graph's inputs."""
+        return {name: unprefixed(final_carry(name), values) for name in self.carries}
+
+    def of(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """All of it, as a pass reads it."""
+        return with_carries(unprefixed(BROADCAST, values), self.last(values))
+
+
+def capture_begin(algorithm_pass: Pass, known: Received) -> Captured:
+    """Graph `<pass>.begin`: what was received in, first carry out."""
+    return capture(lambda values: prefixed(NEXT, algorithm_pass.begin(known.of(values))), known.ports)
 
 
 def capture_step(
     model: Model,
     algorithm_pass: Pass,
-    broadcast: Sequence[VectorSpec],
+    known: Received,
     carry: Sequence[VectorSpec],
     batch: int | None = None,
     table: Table = TABLE,
 ) -> Captured:
-    """Graph `<pass>.step`: carry, broadcast, one batch, its mask and noise in; the next carry and metric sums out.
+    """Graph `<pass>.step`: carry, what was received, one batch, its mask and noise in; next carry and metric sums out.
 
     batch: the batch size when it is to be fixed. table: the forms of operators.
     """
 
     def step(values: dict[str, Tensor]) -> dict[str, Tensor]:
         oracle = GradientOracle(model, unprefixed(EXAMPLE, values), values[MASK], values[NOISE])
-        after = algorithm_pass.step(unprefixed(CARRY, values), unprefixed(BROADCAST, values), oracle)
+        after = algorithm_pass.step(unprefixed(CARRY, values), known.of(values), oracle)
         return prefixed(NEXT, after) | {METRICS: oracle.sums}
 
-    ports = vector_ports(CARRY, carry) + vector_ports(BROADCAST, broadcast)
+    ports = vector_ports(CARRY, carry) + known.ports
     ports += [_example_port(field) for field in model.spec.fields]
     ports += [Port(MASK, (), batched=True), Port(NOISE, (), torch.int32, batched=True)]
     return capture(step, ports, batch, Layers(model.module), table)
 
 
-def capture_report(
-    algorithm: Algorithm, broadcast: Sequence[VectorSpec], carries: Mapping[str, Sequence[VectorSpec]]
-) -> Captured:
+def capture_report(trip: Trip, known: Received) -> Captured:
     """Graph `report`: broadcast and the last carry of every pass in, the averaged segments out."""
 
     def report(values: dict[str, Tensor]) -> dict[str, Vector]:
-        last = {name: unprefixed(final_carry(name), values) for name in carries}
-        return algorithm.report(unprefixed(BROADCAST, values), last)
+        return trip.report(unprefixed(BROADCAST, values), known.last(values))
 
-    ports = vector_ports(BROADCAST, broadcast)
-    for name, specs in carries.items():
-        ports += vector_ports(final_carry(name), specs)
-    return capture(report, ports)
+    return capture(report, known.ports)
 
 
 def _fake(mode: FakeTensorMode, port: Port, batch: int | None) -> Tensor:

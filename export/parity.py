@@ -10,11 +10,12 @@ import functools
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 
 from device_runtime import backends
 from device_runtime.backends.backend import Executable
@@ -26,7 +27,7 @@ from export.trial import STEPS, TOLERANCE, Trial, TrialOutcome, worst
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.bundle import Certificate, Evidence, Footprint, Parity
 from fedcore.decoding import decoder
-from fedcore.plan import Plan
+from fedcore.plan import BlobRef, Plan
 
 _FOOTPRINT = decoder(Footprint)
 
@@ -34,14 +35,13 @@ _FOOTPRINT = decoder(Footprint)
 # most. See `certify`.
 OWN_TIMES, KINKED_TOLERANCE = 20, 5e-3
 SINGLES = 5
-Graphs = Mapping[str, Mapping[str, bytes]]
 
 
 def certify(
     model: Model,
     algorithm: Algorithm,
     plan: Plan,
-    graphs: Graphs,
+    graphs: Mapping[BlobRef, bytes],
     progress: Callable[[str, str], None] = lambda form, doing: None,
 ) -> Certificate:
     """Run every pass for three steps and the report on every format's runtime and on torch, and measure the cost.
@@ -51,13 +51,29 @@ def certify(
     far those two are apart. To notice what that would hide, five more steps see one example each. One example seldom
     meets a kink, so the median of these is held to the tolerance of every other model.
 
-    graphs: serialised, by format and name. Raises ParityFailed, naming format and graph, when a vector is too far off.
+    graphs: serialised. Raises ParityFailed, naming format and graph, when a vector is too far off.
     """
+    of_trips = [_certify_trip(model, algorithm, index, trip, graphs, progress) for index, trip in enumerate(plan.trips)]
+    evidence = {name: _together([formats[name] for formats in of_trips]) for name in plan.graphs}
+    return Certificate(f"torch {torch.__version__}", evidence)
+
+
+def _certify_trip(
+    model: Model,
+    algorithm: Algorithm,
+    index: int,
+    plan: Plan,
+    graphs: Mapping[BlobRef, bytes],
+    progress: Callable[[str, str], None],
+) -> dict[str, Evidence]:
+    """The evidence about trip `index`, whose plan is given, by format."""
     progress("", "run torch")
-    references = _References(Trial.draw(model, algorithm), Trial.draw(model, algorithm, SINGLES, real=1))
+    draw = functools.partial(Trial.draw, model, algorithm, trip_index=index)
+    references = _References(draw(), draw(SINGLES, real=1))
     evidence = {}
-    for name, written in graphs.items():
+    for name, refs in plan.graphs.items():
         progress(name, "run and compare")
+        written = {part: graphs[ref] for part, ref in refs.items()}
         tolerance, parity = references.compare(plan, name, _load(name, written))
         evidence[name] = Evidence(
             runtime=backends.BACKENDS[backends.FORMATS[name]]().runtime,
@@ -66,7 +82,20 @@ def certify(
             parity=parity,
             footprint=_footprint(plan, name, written),
         )
-    return Certificate(f"torch {torch.__version__}", evidence)
+    return evidence
+
+
+def _together(trips: Sequence[Evidence]) -> Evidence:
+    """The evidence about all trips of a format: what the worst of them costs, and every graph."""
+    first, *others = trips
+    parity = [*first.parity, *(replace(one, graph=f"second.{one.graph}") for trip in others for one in trip.parity)]
+    footprints = [one.footprint for one in trips]
+    footprint = Footprint(
+        step_cpu_ms=max(one.step_cpu_ms for one in footprints),
+        peak_rss_mb=max(one.peak_rss_mb for one in footprints),
+        graph_bytes=sum(one.graph_bytes for one in footprints),
+    )
+    return replace(first, tolerance=max(one.tolerance for one in trips), parity=tuple(parity), footprint=footprint)
 
 
 class _References:

@@ -20,7 +20,7 @@ from device_runtime.backends.backend import Executable
 from device_runtime.footprint import random_field
 from export.errors import ExportError, InvalidModel, reason
 from export.model import GradientOracle, Model
-from fedcore.algorithms.algorithm import Algorithm
+from fedcore.algorithms.algorithm import Algorithm, Trip, trips_of, with_carries
 from fedcore.params import Float32
 from fedcore.plan import (
     BROADCAST,
@@ -78,31 +78,34 @@ class TrialOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """The same work for every runtime: broadcast vectors, and the batches of every pass."""
+    """The same work of a trip for every runtime: broadcast vectors, and the batches of every pass."""
 
     model: Model
-    algorithm: Algorithm
+    trip: Trip
     broadcast: Arrays
     batches: dict[str, list[Batch]]
 
     @classmethod
-    def draw(cls, model: Model, algorithm: Algorithm, steps: int = STEPS, real: int | None = None) -> Trial:
+    def draw(
+        cls, model: Model, algorithm: Algorithm, steps: int = STEPS, real: int | None = None, *, trip_index: int = 0
+    ) -> Trial:
         """Random batches, and the initial model with every other vector moved off zero, which could hide a term.
 
-        real: how many examples of every batch the mask keeps; when None all, and half of the last batch.
+        real: how many examples of every batch the mask keeps; when None all, and half of the last batch. trip_index:
+        which of the algorithm's trips, from 0.
         """
         random = np.random.default_rng(0)
-        state = algorithm.init(torch.from_numpy(model.initial))
-        broadcast = {name: vector.numpy().copy() for name, vector in algorithm.broadcast(state).items()}
+        state, trip = algorithm.init(torch.from_numpy(model.initial)), trips_of(algorithm)[trip_index]
+        broadcast = {name: vector.numpy().copy() for name, vector in trip.broadcast(state).items()}
         for name, vector in broadcast.items():
             if name != "params":
                 np.add(vector, np.abs(random.normal(0, 0.01, vector.shape)), out=vector, casting="same_kind")
         batches = {}
-        for item in algorithm.passes:
+        for item in trip.passes:
             size = item.loop.batch_size
             kept = [real or size] * (steps - 1) + [real or (size + 1) // 2]
             batches[item.name] = [_batch(model, size, count, random) for count in kept]
-        return cls(model, algorithm, broadcast, batches)
+        return cls(model, trip, broadcast, batches)
 
     def reference(self, dtype: torch.dtype = torch.float32, guide: TrialOutcome | None = None) -> TrialOutcome:
         """The work done by torch, with none of the exporter's rewriting but dropout, and on real examples alone.
@@ -127,9 +130,11 @@ class Trial:
             ) from error
 
     def _reference(self, model: Model, dtype: torch.dtype, guide: TrialOutcome | None) -> TrialOutcome:
-        received = _tensors(self.broadcast, dtype)
+        broadcast = _tensors(self.broadcast, dtype)
         trails: dict[str, list[Arrays]] = {}
-        for item in self.algorithm.passes:
+        last: dict[str, dict[str, torch.Tensor]] = {}
+        for item in self.trip.passes:
+            received = with_carries(broadcast, last)
             carry, trails[item.name] = item.begin(received), []
             for number, batch in enumerate(self.batches[item.name]):
                 if guide and number:
@@ -138,19 +143,18 @@ class Trial:
                 oracle = GradientOracle(model, fields, mask, torch.from_numpy(batch.real.noise))
                 carry = item.step(carry, received, oracle)
                 trails[item.name].append(_arrays(carry | {METRICS: oracle.sums}))
-        last = {name: _vectors_of((guide.trails if guide else trails)[name][-1]) for name in trails}
-        report = self.algorithm.report(received, {name: _tensors(carry, dtype) for name, carry in last.items()})
-        return TrialOutcome(trails, _arrays(report))
+            last[item.name] = _tensors(_vectors_of((guide.trails if guide else trails)[item.name][-1]), dtype)
+        return TrialOutcome(trails, _arrays(self.trip.report(broadcast, last)))
 
     def exported(self, plan: Plan, graphs: Mapping[str, Executable], guide: TrialOutcome | None = None) -> TrialOutcome:
         """The work done by exported graphs; guide: as in `reference`."""
-        received = prefixed(BROADCAST, self.broadcast)
-        trails = {one.name: self._exported_pass(one, graphs, received, guide) for one in plan.passes}
-        feed = dict(received)
-        for name in trails:
-            feed |= prefixed(final_carry(name), _vectors_of((guide.trails if guide else trails)[name][-1]))
+        received, trails = prefixed(BROADCAST, self.broadcast), {}
+        for one in plan.passes:
+            trails[one.name] = self._exported_pass(one, graphs, received, guide)
+            last = (guide.trails if guide else trails)[one.name][-1]
+            received |= prefixed(final_carry(one.name), _vectors_of(last))
         report = _empty({spec.name: spec.size for spec in plan.report.means})
-        graphs[REPORT].run(feed, report)
+        graphs[REPORT].run(received, report)
         return TrialOutcome(trails, report)
 
     def _exported_pass(
@@ -185,8 +189,10 @@ class Trial:
         distance = functools.partial(self._distance, by_tensor=by_tensor)
         received = _tensors(self.broadcast, torch.float32)
         apart = {}
-        for item in self.algorithm.passes:
+        for item in self.trip.passes:
             start = _arrays(item.begin(received))
+            last = _tensors(_vectors_of(expected.trails[item.name][-1]), torch.float32)
+            received = with_carries(received, {item.name: last})
             if over is None:
                 apart[step_graph(item.name)] = distance(found.last(item.name), expected.last(item.name), start)
             else:

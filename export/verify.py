@@ -48,16 +48,17 @@ def verify_bundle(bundle: Bundle, source: str | None = None, own: str | None = N
     algorithm = create(own or named, manifest.algorithm.settings, [module_of(own or "")])
     _compare(plan, build_plan(model, algorithm, ())[0], manifest)
     _compare_manifest(bundle, algorithm, algorithm.init(torch.from_numpy(model.initial)))
-    graphs = {fmt: {name: bundle.read(ref) for name, ref in refs.items()} for fmt, refs in plan.graphs.items()}
-    certificate = certify(model, algorithm, plan, graphs)
+    certificate = certify(model, algorithm, plan, {ref: bundle.read(ref) for ref in plan.graph_refs})
     _compare_certificates(bundle.certificate, certificate)
     return certificate
 
 
 def _compare(plan: Plan, rebuilt: Plan, manifest: Manifest) -> None:
     """All but the graphs: loops, weighting, noise and labels as much as the parameters."""
-    ours, theirs = (msgspec.structs.asdict(one) for one in (plan, rebuilt))
-    differ = [name for name in ours if name != "graphs" and ours[name] != theirs[name]]
+    differ = ["number of trips"] if len(plan.trips) != len(rebuilt.trips) else []
+    for trip, trip_now in zip(plan.trips, rebuilt.trips, strict=False):
+        ours, theirs = (msgspec.structs.asdict(one) for one in (trip, trip_now))
+        differ += [name for name in ours if name != "graphs" and ours[name] != theirs[name]]
     if differ:
         raise ParityFailed(
             f"the plan's {', '.join(differ)} are not what export makes of model {manifest.model} and algorithm "

@@ -155,7 +155,7 @@ class Bundle:
     def blobs(self) -> Iterable[tuple[BlobRef, bytes]]:
         """Every blob that the manifest and the plan name, checked."""
         refs = [self.manifest.plan, self.manifest.state, self.manifest.certificate]
-        refs += [ref for graphs in self.plan.graphs.values() for ref in graphs.values()]
+        refs += sorted(self.plan.graph_refs, key=lambda ref: ref.sha256)
         for ref in dict.fromkeys(refs):
             yield ref, self.read(ref)
 

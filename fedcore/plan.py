@@ -4,18 +4,19 @@ Spec: docs/spec/plan.md. A plan names no algorithm, so a device runs new algorit
 
 The names of graphs, and of their inputs and outputs, are defined here (§2). All vectors are float32 (size,):
 
-    <pass>.begin   broadcast.<name>                                            → next.<name>
-    <pass>.step    carry.<name>, broadcast.<name>, example.<field> (B, …),
-                   mask float32 (B,)[, noise int32 (B,)]                       → next.<name>, metrics float32 (M,)
+    <pass>.begin   broadcast.<name>, <earlier pass>.carry.<name>               → next.<name>
+    <pass>.step    carry.<name>, broadcast.<name>, <earlier pass>.carry.<name>,
+                   example.<field> (B, …), mask float32 (B,)[, noise int32 (B,)] → next.<name>, metrics float32 (M,)
     report         broadcast.<name>, <pass>.carry.<name>                       → one output per mean segment, its name
 
-`metrics` are sums over the batch under its mask, in the order of the pass's `metrics`.
+`metrics` are sums over the batch under its mask, in the order of the pass's `metrics`. `<pass>.carry` is the last carry
+of a pass.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
@@ -61,6 +62,11 @@ def prefixed(prefix: str, values: Mapping[str, T]) -> dict[str, T]:
 def unprefixed(prefix: str, values: Mapping[str, T]) -> dict[str, T]:
     """Those of the values that have the prefix, by name: the inverse of `prefixed`."""
     return {name.removeprefix(f"{prefix}."): value for name, value in values.items() if name.startswith(f"{prefix}.")}
+
+
+def in_turn(trips: Sequence[T], number: int) -> T:
+    """That of an algorithm's trips which round `number` runs, from 1: rounds take the trips in turn."""
+    return trips[(number - 1) % len(trips)]
 
 
 class BlobRef(msgspec.Struct, frozen=True):
@@ -124,17 +130,13 @@ class PassPlan(msgspec.Struct, frozen=True):
     noise: bool = False
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a device needs to take part in a round, by value or by digest.
+class TripPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a device does in one trip: what it receives, runs and reports.
 
     `graphs` maps a format ("onnx", "executorch") to graph names to blobs.
     """
 
-    version: int = PLAN_VERSION
-    name: str
-    schema: ParamSchema
     broadcast: tuple[VectorSpec, ...]
-    examples: ExampleSpec
     passes: tuple[PassPlan, ...]
     report: ReportLayout
     graphs: dict[str, dict[str, BlobRef]]
@@ -144,6 +146,43 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         for fmt, graphs in self.graphs.items():
             if set(graphs) != wanted:
                 raise PlanError(f"format {fmt!r} has graphs {sorted(graphs)}, the passes need {sorted(wanted)}")
+
+
+class Plan(TripPlan, frozen=True, kw_only=True):
+    """Everything a device needs to take part in a round, by value or by digest.
+
+    Its own members are those of the first trip. `second` is there for an algorithm of two trips: rounds 1, 3, 5, … run
+    the first, rounds 2, 4, 6, … the second.
+    """
+
+    version: int = PLAN_VERSION
+    name: str
+    schema: ParamSchema
+    examples: ExampleSpec
+    second: TripPlan | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.second is not None and set(self.second.graphs) != set(self.graphs):
+            found = f"{sorted(self.graphs)}, its second trip in {sorted(self.second.graphs)}"
+            raise PlanError(f"plan {self.name!r} has graphs in {found}; both need the same formats")
+
+    @property
+    def trips(self) -> tuple[Plan, ...]:
+        """Every trip as a plan of its own, in order; `(self,)` where there is one."""
+        if self.second is None:
+            return (self,)
+        members = msgspec.structs.asdict(self.second)
+        return msgspec.structs.replace(self, second=None), msgspec.structs.replace(self, second=None, **members)
+
+    def of_round(self, number: int) -> Plan:
+        """The trip that round `number` runs, from 1, as a plan of its own."""
+        return in_turn(self.trips, number)
+
+    @property
+    def graph_refs(self) -> frozenset[BlobRef]:
+        """Every graph, of all trips and formats."""
+        return frozenset(ref for trip in self.trips for graphs in trip.graphs.values() for ref in graphs.values())
 
     def encode(self) -> bytes:
         """Canonical JSON: equal plans give equal bytes."""

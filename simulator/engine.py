@@ -30,10 +30,14 @@ from fedcore.algorithms.algorithm import (
     Pass,
     Report,
     ServerStep,
+    Trip,
     keeps_client_state,
+    trips_of,
+    with_carries,
 )
 from fedcore.batching import StreamKey, batches, noise
 from fedcore.params import Float32
+from fedcore.plan import in_turn
 from fedcore.report import weight_of
 from simulator.client_states import ClientStates
 from simulator.diagnose_loss import cause
@@ -114,7 +118,7 @@ class Engine:
         return {name: vectors.cpu().numpy().copy() for name, vectors in self._clients.vectors.items()}
 
     def run_round(self, number: int, cohort: Sequence[int], slots: Sequence[int] | None = None) -> RoundResult:
-        """One round of the clients in `cohort`; moves the server state.
+        """One round, from 1, of the clients in `cohort`: one trip of the algorithm. Moves the server state.
 
         slots: each client's slot, its index in the cohort by default; the slot keys a client's random order.
         Raises Diverged, saying why, when no client contributes a finite report.
@@ -123,9 +127,9 @@ class Engine:
         # Longest first: the clients that still have a batch at step s are then a prefix.
         ordered = sorted(members, key=lambda member: -int(self._population.sizes[member[0]]))
         clients = [(client, StreamKey(self._seed, number, slot)) for client, slot in ordered]
-        sums = _Sums()
+        sums, trip = _Sums(), in_turn(trips_of(self._algorithm), number)
         for start in range(0, len(clients), self._at_once):
-            self._train(clients[start : start + self._at_once], sums)
+            self._train(trip, clients[start : start + self._at_once], sums)
         if sums.contributors == 0:
             why = cause(self._model, self.state["params"], self._population, cohort, number - 1)
             raise Diverged(f"round {number}: no client has a finite report: {why}")
@@ -135,7 +139,7 @@ class Engine:
             layers=self._model.schema.layers,
             participation=sums.contributors / len(self._population),
         )
-        state = self._algorithm.update({name: vector.double() for name, vector in self._state.items()}, mean, step)
+        state = trip.update({name: vector.double() for name, vector in self._state.items()}, mean, step)
         self._state = {name: vector.float() for name, vector in state.items()}
         metrics = {
             f"{name}.{label}": value
@@ -144,26 +148,26 @@ class Engine:
         }
         return RoundResult(metrics, len(cohort) - sums.contributors)
 
-    def _train(self, clients: Sequence[tuple[int, StreamKey]], sums: _Sums) -> None:
-        """Run every pass for some clients and add their reports and metrics to `sums`."""
+    def _train(self, trip: Trip, clients: Sequence[tuple[int, StreamKey]], sums: _Sums) -> None:
+        """Run every pass of a trip for some clients and add their reports and metrics to `sums`."""
         indices = [client for client, _ in clients]
-        broadcast = self._algorithm.broadcast(self._state) | self._clients.gather(indices)
+        broadcast = trip.broadcast(self._state) | self._clients.gather(indices)
         carries: dict[str, Carry] = {}
         metrics: dict[str, Tensor] = {}
-        for index, item in enumerate(self._algorithm.passes):
-            carries[item.name], metrics[item.name] = self._run_pass(index, item, broadcast, clients)
-        report = self._algorithm.report(broadcast, carries)
+        for index, item in enumerate(trip.passes):
+            received = with_carries(broadcast, carries)
+            carries[item.name], metrics[item.name] = self._run_pass(index, item, received, clients)
+        report = trip.report(broadcast, carries)
         kept = self._algorithm.keep(broadcast, carries) if keeps_client_state(self._algorithm) else {}
         finite = sums.add(report, metrics, self._weights(indices), kept)
         self._clients.scatter(indices, kept, finite)
 
     def _run_pass(
-        self, index: int, item: Pass, broadcast: Broadcast, clients: Sequence[tuple[int, StreamKey]]
+        self, index: int, item: Pass, received: Broadcast, clients: Sequence[tuple[int, StreamKey]]
     ) -> tuple[Carry, Tensor]:
         """The last carry (K, …) and the metric sums (K, M) of every client."""
         carry = {
-            name: vector.expand(len(clients), vector.shape[-1]).clone()
-            for name, vector in item.begin(broadcast).items()
+            name: vector.expand(len(clients), vector.shape[-1]).clone() for name, vector in item.begin(received).items()
         }
         sums_KM = torch.zeros(len(clients), len(self._model.metrics), device=self._device)
         for number, (rows, mask) in enumerate(self._steps(index, item, clients)):
@@ -172,7 +176,7 @@ class Engine:
             batch = {name: array[where] for name, array in self._examples.items()}
             drawn = self._noise(index, number, item.loop.batch_size, clients[:active])
             oracle = CohortOracle(self._model, batch, torch.from_numpy(mask).to(self._device), drawn)
-            after = item.step(_first(active, carry), _first(active, broadcast), oracle)
+            after = item.step(_first(active, carry), _first(active, received), oracle)
             for name, vector in after.items():
                 carry[name][:active] = vector
             sums_KM[:active] += oracle.sums_KM

@@ -183,7 +183,7 @@ class AdminApi:
     def _blobs(self, manifest: Manifest) -> list[bytes]:
         get = self._store.blobs.get
         plan = get(manifest.plan.sha256)
-        graphs = {ref.sha256 for of_format in Plan.decode(plan).graphs.values() for ref in of_format.values()}
+        graphs = {ref.sha256 for ref in Plan.decode(plan).graph_refs}
         return [plan, get(manifest.state.sha256), get(manifest.certificate.sha256), *map(get, sorted(graphs))]
 
 

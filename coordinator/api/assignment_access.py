@@ -42,7 +42,8 @@ class AssignmentAccess:
     def remember(self, given: Assignment, device: str) -> None:
         """Remember an assignment that a device is given, so that its report need not ask the database."""
         # The driver, which gave it, has decoded the plan: nothing is read here.
-        self._parts.put(given.assignment, _Part(device, self._store.plan(given.plan.sha256).report))
+        plan = self._store.plan(given.plan.sha256).of_round(given.round)
+        self._parts.put(given.assignment, _Part(device, plan.report))
 
     @asynccontextmanager
     async def present(self, assignment: str, request: Request) -> AsyncIterator[ReportLayout]:
@@ -89,4 +90,4 @@ class AssignmentAccess:
     def _find(self, assignment: str) -> _Part:
         with self._store.database.reading() as records:
             found = records.assignment(assignment)
-        return _Part(found.device, self._store.plan(found.plan_sha256).report)
+        return _Part(found.device, self._store.plan(found.plan_sha256).of_round(found.number).report)

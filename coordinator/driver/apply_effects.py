@@ -45,10 +45,10 @@ class Adopter:
                 self.metrics.round_moved(before.value, after, now - before.entered_at, now - before.opened_at)
                 if before.reporting and after.state is not before.value.state:
                     memory.sessions.end_assignments(before.task.id, "expired" if after.expired else "not needed")
-            case ReportsCounted(round_id, task, vectors):
-                if round_id not in memory.sums:
-                    memory.sums[round_id] = collector(task.plan.report, task.settings.clear)
-                memory.sums[round_id].add(*vectors)
+            case ReportsCounted(round_, vectors):
+                if round_.id not in memory.sums:
+                    memory.sums[round_.id] = collector(round_.plan.report, round_.task.settings.clear)
+                memory.sums[round_.id].add(*vectors)
             case AssignmentEnded():
                 self._end_assignment(effect)
 

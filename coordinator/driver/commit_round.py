@@ -21,9 +21,9 @@ from coordinator.rules.rounds import Abandon, Aggregated, Round, RoundState, Tas
 from coordinator.store.records import Records
 from coordinator.store.tasks import CoordinatorStore
 from fedcore import checkpoint
-from fedcore.algorithms.algorithm import ServerStep
+from fedcore.algorithms.algorithm import ServerStep, trips_of
 from fedcore.errors import FedcoreError, ReportError
-from fedcore.plan import BlobRef
+from fedcore.plan import BlobRef, in_turn
 from fedcore.signing import SigningKey
 
 _LOG = logging.getLogger(__name__)
@@ -82,14 +82,15 @@ def commit_round(
 def _next_model(
     store: CoordinatorStore, running: OpenRound, reports: ReportSum | KeptReports
 ) -> tuple[BlobRef, BlobRef, dict[str, float]]:
-    plan, task = running.task.plan, running.task.record
+    plan, task = running.plan, running.task.record
     algorithm = store.algorithm(task.algorithm)
     try:
         state = checkpoint.decode(store.blobs.get(running.base.state_sha256), state_specs(plan, algorithm))
     except (UnknownBlob, FedcoreError) as error:
         raise UnreadableBlob(f"the server state before round {running.number}: {error}") from error
     server_step = ServerStep(devices=running.value.reported, layers=plan.schema.layers)
-    made = aggregate(plan.report, algorithm, state, reports.total(), server_step)
+    trip, following = (in_turn(trips_of(algorithm), number) for number in (running.number, running.number + 1))
+    made = aggregate(plan.report, trip, state, reports.total(), server_step, following)
     # Files first: a row must never point at a blob that is not there.
     refs = [store.blobs.put(checkpoint.encode(vectors)) for vectors in (made.state, made.broadcast)]
     return refs[0], refs[1], made.metrics

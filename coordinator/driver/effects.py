@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.driver.loading import LoadedTask
 from coordinator.driver.open_rounds import OpenRound
 from coordinator.driver.sessions import Session
 from coordinator.rules.rounds import AssignmentState, Round
@@ -28,8 +27,7 @@ class RoundMoved:
 class ReportsCounted:
     """Reports (L,), or the sum of many, that belong into the sum of a round."""
 
-    round_id: int
-    task: LoadedTask
+    round: OpenRound
     vectors: list[NDArray[np.floating[Any]]]
 
 

@@ -123,7 +123,7 @@ def _look_for(store: CoordinatorStore, record: Task, plan: Plan) -> None:
     store.algorithm(record.algorithm)
     with store.database.reading() as records:
         base = records.snapshot(record)
-    graphs = {ref.sha256 for graphs in plan.graphs.values() for ref in graphs.values()}
+    graphs = {ref.sha256 for ref in plan.graph_refs}
     for sha256 in sorted(graphs | {record.plan_sha256, base.state_sha256, base.checkpoint_sha256}):
         if not store.blobs.has(sha256):
             raise UnknownBlob(f"there is no blob {sha256[:12]}…")

@@ -48,7 +48,7 @@ def invite(
 ) -> OpenRound:
     """The round with the secure aggregation of its first devices. at: now, in seconds since 1970."""
     task, slots = round_.task, {one.id: one.slot for one in assignments}
-    message = invitation(task.settings, task.plan, given, deadline=int(at + given.report_within_s))
+    message = invitation(task.settings, round_.plan, given, deadline=int(at + given.report_within_s))
     settings = SecureRoundSettings.of(task.settings, round_.value.deadline)
     return replace(round_, secure=factory.open(message, slots, settings))
 

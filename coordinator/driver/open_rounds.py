@@ -9,6 +9,7 @@ from coordinator.driver.loading import LoadedTask
 from coordinator.rules.entities import Snapshot
 from coordinator.rules.rounds import Abandon, Event, Revealed, Round, RoundState, Tick, Waiting
 from coordinator.secure.round import SecureRound
+from fedcore.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,11 @@ class OpenRound:
     def number(self) -> int:
         """The round's number, once it is not held any more."""
         return self.base.number + 1
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the trip that the round runs, once it is not held any more."""
+        return self.task.plan.of_round(self.number)
 
     def draws_replacements(self, now: float) -> bool:
         """Whether devices may be drawn in the place of lost ones."""

@@ -130,9 +130,8 @@ class Transaction:
             raise InvalidReport("this round takes only masked reports, as messages of its secure aggregation")
         self._digests[found.id] = command.sha256
         self._assignments[found.id] = replace(found, state=AssignmentState.REPORTED, report_sha256=command.sha256)
-        task = round_.task
-        counted = self._counted.setdefault(round_.id, ReportsCounted(round_.id, task, []))
-        counted.vectors.append(task.settings.clear.bound(command.vector, task.plan.report))
+        counted = self._counted.setdefault(round_.id, ReportsCounted(round_, []))
+        counted.vectors.append(round_.task.settings.clear.bound(command.vector, round_.plan.report))
         self._end(round_, found, AssignmentState.REPORTED)
         self._step(round_, Reported())
         return receipt
@@ -213,8 +212,8 @@ class Transaction:
             self._records.add_reports(digests)
             for found in self._records.assignments(digests).values():
                 self._end(round_, found, AssignmentState.REPORTED)
-            total = round_.secure.total(round_.task.plan.report)
-            self.effects.append(ReportsCounted(round_.id, round_.task, [total]))
+            total = round_.secure.total(round_.plan.report)
+            self.effects.append(ReportsCounted(round_, [total]))
 
     def _may_open(self, task: LoadedTask) -> bool:
         wanted = self.rounds.may_open(task) and bool(

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from coordinator.errors import InvalidTask, NonFiniteState
 from fedcore import checkpoint
-from fedcore.algorithms.algorithm import Algorithm, ServerStep
+from fedcore.algorithms.algorithm import Algorithm, ServerStep, Trip, trips_of
 from fedcore.errors import ReportError
 from fedcore.params import Float32, VectorSpec
 from fedcore.plan import Plan
-from fedcore.report import ReportLayout
+from fedcore.report import ReportLayout, Weighting
 
 Vectors = dict[str, Float32]
 _BLOCK = 1 << 16
@@ -61,19 +61,21 @@ def state_specs(plan: Plan, algorithm: Algorithm) -> tuple[VectorSpec, ...]:
 
 def aggregate(
     layout: ReportLayout,
-    algorithm: Algorithm,
+    trip: Trip,
     state: Vectors,
     total_L: NDArray[np.float64],
     step: ServerStep = ServerStep(),
+    following: Trip | None = None,
 ) -> Aggregate:
     """Apply the mean of the summed reports to `state`: float64 throughout, rounded to float32 at the end.
 
+    trip, following: those of this round and of the next one, whose devices receive the broadcast; by default the same.
     Raises ReportError when the summed weight is not positive, NonFiniteState naming the first bad vector.
     """
     # Overflow is looked for in the result, where it can be named; a warning would only say that it happened.
     with np.errstate(all="ignore"):
         parts = layout.split(total_L)
-        updated = algorithm.update({name: value.astype(np.float64) for name, value in state.items()}, parts, step)
+        updated = trip.update({name: value.astype(np.float64) for name, value in state.items()}, parts, step)
         rounded = {name: value.astype(np.float32) for name, value in updated.items()}
     for name, value in rounded.items():
         if not np.isfinite(value).all():
@@ -84,25 +86,31 @@ def aggregate(
                 f"finite, and the largest value of their mean was {largest:.2g}: training diverged, or a report was "
                 "false; roll the task back to an earlier round, lower max_norm, client_lr or server_lr in a new one"
             )
-    return Aggregate(rounded, algorithm.broadcast(rounded), layout.metrics(parts))
+    return Aggregate(rounded, (following or trip).broadcast(rounded), layout.metrics(parts))
 
 
 def check_fit(plan: Plan, algorithm: Algorithm, state: Vectors) -> None:
-    """Check that plan, algorithm and initial state fit, by one round without devices.
+    """Check that plan, algorithm and initial state fit, by one round of every trip without devices.
 
     Raises InvalidTask saying what does not fit.
     """
-    if plan.report.weighting != algorithm.weighting:
-        raise InvalidTask(f"the plan weighs by {plan.report.weighting}, the algorithm by {algorithm.weighting}")
-    broadcast = checkpoint.specs_of(algorithm.broadcast(state))
+    trips = trips_of(algorithm)
+    if len(plan.trips) != len(trips):
+        raise InvalidTask(f"the algorithm has {len(trips)} trips, the plan {len(plan.trips)}")
+    for planned, trip in zip(plan.trips, trips, strict=True):
+        _check_trip(planned, algorithm.weighting, trip, state)
+
+
+def _check_trip(plan: Plan, weighting: Weighting, trip: Trip, state: Vectors) -> None:
+    if plan.report.weighting != weighting:
+        raise InvalidTask(f"the plan weighs by {plan.report.weighting}, the algorithm by {weighting}")
+    broadcast = checkpoint.specs_of(trip.broadcast(state))
     if set(broadcast) != set(plan.broadcast):
         raise InvalidTask(f"the algorithm broadcasts {broadcast}, the plan expects {plan.broadcast}")
     if VectorSpec("params", plan.schema.size) not in broadcast:
         raise InvalidTask(f"the model has {plan.schema.size} parameters, the broadcast is {broadcast}")
     try:
-        after = aggregate(
-            plan.report, algorithm, state, np.ones(plan.report.size), ServerStep(layers=plan.schema.layers)
-        )
+        after = aggregate(plan.report, trip, state, np.ones(plan.report.size), ServerStep(layers=plan.schema.layers))
     except (KeyError, ValueError, ReportError, NonFiniteState) as error:
         raise InvalidTask(f"the algorithm cannot be applied to the plan's report: {error!r}") from error
     if checkpoint.specs_of(after.state) != checkpoint.specs_of(state):

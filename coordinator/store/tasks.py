@@ -20,6 +20,7 @@ from coordinator.rules.eligibility import OnDevice, Requires
 from coordinator.rules.entities import AssignmentRecord, Device, RoundRecord, SessionShape, Snapshot, Task, Transition
 from coordinator.rules.progress import Progress
 from coordinator.rules.release import check_release, check_signed
+from coordinator.rules.rollback import check_rollback
 from coordinator.rules.rounds import TaskState
 from coordinator.rules.task_settings import FootprintBudget, Secagg, TaskSettings
 from coordinator.store.blobs import Blobs
@@ -27,7 +28,7 @@ from coordinator.store.database import Database
 from coordinator.store.identity import tie
 from coordinator.store.records import Records
 from fedcore import algorithms, checkpoint
-from fedcore.algorithms.algorithm import Algorithm, check_cross_device
+from fedcore.algorithms.algorithm import Algorithm, check_cross_device, trips_of
 from fedcore.bundle import AlgorithmRef, Bundle
 from fedcore.errors import FedcoreError
 from fedcore.plan import BlobRef, Plan
@@ -90,7 +91,8 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
         """
         plan, _, manifest = bundle.plan, bundle.signer, bundle.manifest
         first = first_checkpoint(bundle, self.algorithm_modules)
-        settings.clear.check_room(plan.report, settings.goal)
+        for trip in plan.trips:
+            settings.clear.check_room(trip.report, settings.goal)
         check_release(plan, bundle.certificate, settings)
         with self.database.reading() as records:
             at = records.at
@@ -177,8 +179,8 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
         lineage: signs the checkpoint anew, as that of the round without devices.
 
         The history keeps the rounds since, and a round without devices is committed after them, with that model. Raises
-        TaskEnded unless the task is paused and its last round has ended; UnknownRound when the model is not there;
-        KeysDiffer when the task's release names another lineage key.
+        TaskEnded unless the task is paused and its last round has ended; UnknownRound when the model is not there, or
+        the next round's trip cannot go on from it; KeysDiffer when the task's release names another lineage key.
         """
         with self.database.writing() as records:
             task = records.task(task_id)
@@ -190,12 +192,13 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
                 raise TaskEnded(
                     f"round {running[0]} of task {task_id} still runs; roll the task back when it has ended"
                 )
-            to = records.snapshot(task, number)
+            to, last = records.snapshot(task, number), records.snapshot(task)
+            check_rollback(last.number, to.number, len(self.plan(task.plan_sha256).trips))
             refs = {records.blob(digest, public=False): public for digest, public in to.blobs}
             if not all(self.blobs.has(ref.sha256) for ref in refs):
                 raise UnknownRound(f"the model after round {number} of task {task_id} is not among the blobs any more")
             self.add_blobs(records, refs)
-            signed = entry(lineage, task, records.snapshot(task), to.checkpoint_sha256)
+            signed = entry(lineage, task, last, to.checkpoint_sha256)
             records.roll_back(task, to, signed, f"rolled back to the model after round {number} by {by}")
             records.audit.append(by, Action.TASK_ROLLED_BACK, task_id, f"to the model after round {number}")
 
@@ -230,7 +233,9 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
         with self.database.reading() as records:
             task = records.task(task_id)
             snapshot = records.snapshot(task, number)
-        return checkpoint.decode(self.blobs.get(snapshot.checkpoint_sha256), self.plan(task.plan_sha256).broadcast)
+        # What is broadcast after a round is what the next one begins with.
+        plan = self.plan(task.plan_sha256).of_round(snapshot.number + 1)
+        return checkpoint.decode(self.blobs.get(snapshot.checkpoint_sha256), plan.broadcast)
 
     def model(self, task_id: str, number: int | None = None, by: str = STORE) -> bytes:
         """The model after a round, as named tensors in safetensors' format; the audit log says who read it.
@@ -308,7 +313,7 @@ def first_checkpoint(bundle: Bundle, algorithm_modules: Sequence[str] = ()) -> b
     except FedcoreError as error:
         raise InvalidTask(f"the bundle's initial state is not one of {algorithm.name}: {error}") from error
     check_fit(plan, algorithm, state)
-    return checkpoint.encode(algorithm.broadcast(state))
+    return checkpoint.encode(trips_of(algorithm)[0].broadcast(state))
 
 
 def release_of(

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 
 from fedcore.algorithms.algorithm import Algorithm
+from fedcore.algorithms.dsvrg import Dsvrg
 from fedcore.algorithms.fed_adagrad import FedAdagrad
 from fedcore.algorithms.fed_adam import FedAdam
 from fedcore.algorithms.fed_avg import FedAvg
 from fedcore.algorithms.fed_avg_m import FedAvgM
+from fedcore.algorithms.fed_dane import FedDane
 from fedcore.algorithms.fed_dual_avg import FedDualAvg
 from fedcore.algorithms.fed_dyn import FedDyn
 from fedcore.algorithms.fed_lamb import FedLamb
@@ -19,7 +21,9 @@ from fedcore.algorithms.fed_pd import FedPD
 from fedcore.algorithms.fed_prox import FedProx
 from fedcore.algorithms.fed_sgd import FedSGD
 from fedcore.algorithms.fed_yogi import FedYogi
+from fedcore.algorithms.fsvrg import Fsvrg
 from fedcore.algorithms.local_ada_alter import LocalAdaAlter
+from fedcore.algorithms.mime import Mime
 from fedcore.algorithms.mime_lite import MimeLite
 from fedcore.algorithms.norm_fed_avg import NormFedAvg
 from fedcore.algorithms.own import module_of, own_algorithm
@@ -47,6 +51,10 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
         FedLamb,
         FedPA,
         FedDualAvg,
+        Mime,
+        FedDane,
+        Fsvrg,
+        Dsvrg,
         LocalAdaAlter,
         Scaffold,
         FedDyn,

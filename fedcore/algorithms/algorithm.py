@@ -5,17 +5,24 @@ slicing, `.sum(-1)`): the same source runs on NumPy float64 arrays (coordinator,
 client axis (simulator), and under tracing (export). Shapes: `x_D` is `(D,)` or, batched over K clients, `(K, D)`. A
 scalar is a vector of size 1, `(1,)` or `(K, 1)`, so both cases broadcast. Functions never write into an argument.
 
-Whoever has a gradient can drive an algorithm. One round, with the n_k examples of each device k of the cohort:
+An algorithm works in *trips*: one exchange with the devices of a cohort each. Most have one, and are it themselves. An
+algorithm of two, such as Mime, gives them in `trips`; both read and move the same state, and rounds take them in turn.
+So it needs two rounds for one step of the model, and each round may have another cohort.
 
-    broadcast = algorithm.broadcast(state)                          state is algorithm.init(params_D) in round 0
-    for stage in algorithm.passes:                                  for every device k
-        carry = stage.begin(broadcast)
+Whoever has a gradient can drive an algorithm. Round r = 0, 1, …, with the n_k examples of each device k of its cohort:
+
+    trips = trips_of(algorithm)                                     state is algorithm.init(params_D) before round 0
+    trip = trips[r % len(trips)]
+    broadcast = trip.broadcast(state)
+    for stage in trip.passes:                                       for every device k, whose carries are {} at first
+        received = with_carries(broadcast, carries)                 the broadcast alone in the first pass
+        carry = stage.begin(received)
         for batch in ...:                                           stage.loop says how many sweeps, and the batches
-            carry = stage.step(carry, broadcast, grad)              grad(y) gives loss, gradient and size of the batch
+            carry = stage.step(carry, received, grad)               grad(y) gives loss, gradient and size of the batch
         carries[stage.name] = carry
-    report_k = algorithm.report(broadcast, carries)
+    report_k = trip.report(broadcast, carries)
     mean = {name: Σ w_k report_k[name] / Σ w_k}                     w_k is n_k or 1, as algorithm.weighting says
-    state = algorithm.update(state, mean, ServerStep(devices=K))    ServerStep may be left out by most
+    state = trip.update(state, mean, ServerStep(devices=K))         ServerStep may be left out by most
 
 Where clients keep vectors between rounds (`StatefulAlgorithm`), a round of client k has two lines more, and
 ServerStep(participation=K/N) of N clients:
@@ -30,7 +37,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, TypeGuard, cast
 
 from fedcore.errors import NotCrossDevice
 from fedcore.loop import Loop
@@ -64,8 +71,9 @@ Gradient: TypeAlias = Callable[[Vector], tuple[Vector, Vector, Vector]]
 class Pass:
     """One sweep structure over the local examples.
 
-    `begin(broadcast) -> carry` once, then `step(carry, broadcast, grad) -> carry` for every batch of `loop`.
-    A pass sees only the broadcast and the examples: nothing of an earlier round can reach it.
+    `begin(received) -> carry` once, then `step(carry, received, grad) -> carry` for every batch of `loop`, where
+    `received` is the broadcast, with the last carries of earlier passes of the same trip (`with_carries`). A pass sees
+    only that and the examples: nothing of an earlier round can reach it.
     """
 
     name: str
@@ -89,25 +97,12 @@ class ServerStep:
     participation: float = 1.0
 
 
-class Algorithm(Protocol):
-    """A stateless federated algorithm. Implementations are frozen dataclasses whose fields are their settings.
-
-    family: the kind of algorithm, such as "averaging" or "server optimizer" (docs/algorithms.md).
-    """
-
-    name: ClassVar[str]
-    family: ClassVar[str]
-
-    @property
-    def weighting(self) -> Weighting:
-        """The weight of a device in every mean: its examples, or 1."""
+class Trip(Protocol):
+    """One exchange: what the devices of a round receive, run and report, and what the server makes of it."""
 
     @property
     def passes(self) -> tuple[Pass, ...]:
         """The passes that a device runs, in order."""
-
-    def init(self, params_D: Vector) -> State:
-        """The server state of round 0."""
 
     def broadcast(self, state: State) -> Broadcast:
         """The part of the state that devices receive."""
@@ -122,7 +117,38 @@ class Algorithm(Protocol):
         """
 
 
-class StatefulAlgorithm(Algorithm, Protocol):
+class Algorithm(Protocol):
+    """A stateless federated algorithm. Implementations are frozen dataclasses whose fields are their settings.
+
+    It is its own only Trip, or has the property `trips`: see OneTrip and TwoTrips, and `trips_of`.
+
+    family: the kind of algorithm, such as "averaging" or "server optimizer" (docs/algorithms.md).
+    """
+
+    name: ClassVar[str]
+    family: ClassVar[str]
+
+    @property
+    def weighting(self) -> Weighting:
+        """The weight of a device in every mean: its examples, or 1."""
+
+    def init(self, params_D: Vector) -> State:
+        """The server state of round 0."""
+
+
+class OneTrip(Algorithm, Trip, Protocol):
+    """An algorithm that is its own only trip."""
+
+
+class TwoTrips(Algorithm, Protocol):
+    """An algorithm of two trips."""
+
+    @property
+    def trips(self) -> tuple[Trip, Trip]:
+        """The trips, in order."""
+
+
+class StatefulAlgorithm(OneTrip, Protocol):
     """An algorithm whose clients keep vectors between rounds. The simulator alone runs it.
 
     Passes and `report` get the client's vectors beside the broadcast, in one dictionary: `broadcast | client`. Names of
@@ -149,3 +175,26 @@ def check_cross_device(algorithm: Algorithm) -> None:
     """Raise NotCrossDevice, with the reason, when the simulator alone runs the algorithm."""
     if keeps_client_state(algorithm):
         raise NotCrossDevice(f"{algorithm.name} {algorithm.cross_device}; only `muster simulate` runs it")
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A trip that is put together from functions."""
+
+    passes: tuple[Pass, ...]
+    broadcast: Callable[[State], Broadcast]
+    report: Callable[..., Report]
+    update: Callable[..., State]
+
+
+def trips_of(algorithm: Algorithm) -> tuple[Trip, ...]:
+    """The trips of an algorithm, in order."""
+    if hasattr(algorithm, "trips"):
+        return cast("TwoTrips", algorithm).trips
+    return (cast("OneTrip", algorithm),)
+
+
+def with_carries(broadcast: Broadcast, carries: Mapping[str, Carry]) -> Broadcast:
+    """What a pass receives: the broadcast, and the last carries of earlier passes, as `<pass>.<name>`."""
+    earlier = {f"{name}.{key}": vector for name, carry in carries.items() for key, vector in carry.items()}
+    return broadcast | earlier

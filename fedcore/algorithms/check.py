@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from fedcore.algorithms.algorithm import Algorithm, StatefulAlgorithm, Vector, keeps_client_state
+from fedcore.algorithms.algorithm import Algorithm, StatefulAlgorithm, Trip, Vector, keeps_client_state, trips_of
 from fedcore.algorithms.probe import NotAnOperator, Probe
-from fedcore.algorithms.rehearsal import carried, contribute, received, rehearse, trips_of
+from fedcore.algorithms.rehearsal import carried, contribute, received, rehearse
 from fedcore.errors import InvalidAlgorithm
 from fedcore.report import WEIGHT
 
@@ -60,7 +60,7 @@ def _check_client_state(algorithm: StatefulAlgorithm, broadcast: dict[str, Probe
         raise _wrong(algorithm.name, words, algorithm.keep)
 
 
-def _check_cohort(algorithm: Algorithm, trip: Any, broadcast: Mapping[str, Probe], batched: bool) -> None:
+def _check_cohort(algorithm: Algorithm, trip: Trip, broadcast: Mapping[str, Probe], batched: bool) -> None:
     """Refuse a report that is not, of every device of a cohort, what that device alone would report.
 
     batched: whether the broadcast has the axis of devices too; carries always have.

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from fedcore.algorithms.algorithm import Algorithm, Vector
-from fedcore.algorithms.rehearsal import rehearse, trips_of
+from fedcore.algorithms.algorithm import Algorithm, Vector, trips_of
+from fedcore.algorithms.rehearsal import rehearse
 
 _TRIED = (3, 5)
 """Two sizes of a model, from which follows how every size depends on that of the model."""

@@ -20,6 +20,11 @@ def mean_gradient(sweep: Carry) -> Vector:
     return sweep["gradient_sum"] / sweep["examples"]
 
 
+def received_gradient(received: Broadcast) -> Vector:
+    """∇F_i(x), (D,), from what a pass after the sweep receives."""
+    return received["sweep.gradient_sum"] / received["sweep.examples"]
+
+
 def _begin(broadcast: Broadcast) -> Carry:
     zeros_D = 0.0 * broadcast["params"]
     return {"gradient_sum": zeros_D, "examples": zeros_D[..., :1]}

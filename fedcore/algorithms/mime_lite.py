@@ -1,7 +1,8 @@
 """MimeLite: devices take steps of the server's optimizer, whose state only the server moves.
 
 Karimireddy, Jaggi, Kale, Mohri, Reddi, Stich, Suresh, "Breaking the centralized barrier for cross-device federated
-learning", NeurIPS 2021, Algorithm 1 (MimeLite) with the base optimizers of its Table 2.
+learning", NeurIPS 2021, Algorithm 1 (MimeLite). The base optimizers are those of its Table 2, and Adagrad in the same
+way.
 
 With U the base optimizer's step and V the move of its state s:
 
@@ -24,6 +25,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from fedcore.algorithms.algorithm import Broadcast, Carry, Gradient, Pass, Report, ServerStep, State, Vector
+from fedcore.algorithms.base_optimizer import BaseOptimizer
 from fedcore.algorithms.full_gradient import full_gradient, mean_gradient
 from fedcore.algorithms.settings import choice, count, fraction, positive
 from fedcore.loop import Loop
@@ -39,8 +41,8 @@ class MimeLite:
     optimizer: the base optimizer, "momentum" (SGD with momentum), "adam" or "adagrad".
     client_lr: step size η of local steps; use about 0.001 to 0.01 with adam and adagrad.
     server_lr: step size on the mean delta; 1 in the paper.
-    beta1, beta2, epsilon: β₁, β₂, ε above.
-    initial_v: where v starts; above 0, because devices divide by √v before any gradient was seen.
+    beta1, beta2, epsilon: β₁, β₂, ε of the base optimizer.
+    initial_v: where v of adam and adagrad starts; above 0, because devices divide by √v before any gradient was seen.
     epochs, batch_size: local sweeps and batch size.
     weighting: the paper is "uniform"; "examples" weighs a device by its number of examples.
     """
@@ -61,13 +63,11 @@ class MimeLite:
 
     @property
     def passes(self) -> tuple[Pass, ...]:
-        train = Loop(batch_size=self.batch_size, epochs=self.epochs)
-        return Pass("train", train, self._begin, self._step), full_gradient(self.batch_size)
+        train = Pass("train", Loop(batch_size=self.batch_size, epochs=self.epochs), self._begin, self._step)
+        return train, full_gradient(self.batch_size)
 
     def init(self, params_D: Vector) -> State:
-        zeros_D = 0.0 * params_D
-        m, v = {"m": zeros_D}, {"v": zeros_D + self.initial_v}
-        return {"params": params_D} | {"momentum": m, "adam": m | v, "adagrad": v}[self.optimizer]
+        return {"params": params_D} | self._optimizer.start(params_D)
 
     def broadcast(self, state: State) -> Broadcast:
         return dict(state)
@@ -80,27 +80,15 @@ class MimeLite:
 
     def update(self, state: State, mean: Report, step: ServerStep = ServerStep()) -> State:
         moved = {"params": state["params"] + self.server_lr * step.lr_scale * mean["delta"]}
-        return moved | self._move(mean["gradient"], state)
+        return moved | self._optimizer.move(mean["gradient"], state)
+
+    @property
+    def _optimizer(self) -> BaseOptimizer:
+        return BaseOptimizer(self.optimizer, self.beta1, self.beta2, self.epsilon, self.initial_v)
 
     def _begin(self, broadcast: Broadcast) -> Carry:
         return {"params": broadcast["params"]}
 
     def _step(self, carry: Carry, broadcast: Broadcast, grad: Gradient) -> Carry:
         _, gradient_D, _ = grad(carry["params"])
-        return {"params": carry["params"] - self.client_lr * self._direction(gradient_D, broadcast)}
-
-    def _direction(self, gradient_D: Vector, s: Broadcast) -> Vector:
-        """U: the base optimizer's step with its state held fixed."""
-        u_D = self.beta1 * s["m"] + (1 - self.beta1) * gradient_D if "m" in s else gradient_D
-        return u_D / (s["v"] ** 0.5 + self.epsilon) if "v" in s else u_D
-
-    def _move(self, gradient_D: Vector, s: State) -> State:
-        """V: the base optimizer's state after one gradient."""
-        moved = {}
-        if "m" in s:
-            moved["m"] = self.beta1 * s["m"] + (1 - self.beta1) * gradient_D
-        if self.optimizer == "adam":
-            moved["v"] = self.beta2 * s["v"] + (1 - self.beta2) * gradient_D**2
-        if self.optimizer == "adagrad":
-            moved["v"] = s["v"] + gradient_D**2
-        return moved
+        return {"params": carry["params"] - self.client_lr * self._optimizer.direction(gradient_D, broadcast)}

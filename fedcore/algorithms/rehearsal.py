@@ -1,4 +1,4 @@
-"""A rehearsal: one round of an algorithm on tiny vectors, from which its sizes are read and its mistakes are found.
+"""A rehearsal: every trip of an algorithm on tiny vectors, from which its sizes are read and its mistakes are found.
 
 The gradient is that of a bowl, Σ½(y − 1)², on batches of two examples; every pass takes two steps. One device makes the
 whole cohort.
@@ -10,7 +10,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from fedcore.algorithms.algorithm import Algorithm, Broadcast, Carry, Gradient, Report, ServerStep, State, Vector
+from fedcore.algorithms.algorithm import (
+    Algorithm,
+    Broadcast,
+    Carry,
+    Gradient,
+    Report,
+    ServerStep,
+    State,
+    Trip,
+    Vector,
+    trips_of,
+    with_carries,
+)
 
 Call: TypeAlias = Callable[..., dict[str, Vector]]
 """call(what, function, *arguments) gives function(*arguments); `what` names the function for a message."""
@@ -28,11 +40,6 @@ class Rehearsed:
     after: State
 
 
-def trips_of(algorithm: Any) -> tuple[Any, ...]:
-    """The trips of a round; an algorithm of one trip is that trip itself."""
-    return tuple(getattr(algorithm, "trips", (algorithm,)))
-
-
 def bowl(params: Vector) -> tuple[Vector, Vector, Vector]:
     """The gradient oracle of the bowl: mean loss, gradient and number of examples."""
     one = 0.0 * params[..., :1] + 1.0
@@ -45,7 +52,7 @@ def plainly(what: str, function: Callable[..., dict[str, Vector]], *arguments: A
 
 
 def rehearse(algorithm: Algorithm, params_D: Vector, grad: Gradient = bowl, call: Call = plainly) -> list[Rehearsed]:
-    """Every trip of one round that starts from `params_D`."""
+    """Every trip, in order, from `params_D`."""
     state, rehearsed = call("init", algorithm.init, params_D), []
     for trip in trips_of(algorithm):
         broadcast = call("broadcast", trip.broadcast, state)
@@ -64,7 +71,7 @@ def received(algorithm: Any, broadcast: Broadcast, call: Call = plainly) -> Broa
 
 
 def contribute(
-    trip: Any,
+    trip: Trip,
     broadcast: Broadcast,
     grad: Gradient,
     call: Call = plainly,
@@ -75,7 +82,7 @@ def contribute(
 
 
 def carried(
-    trip: Any,
+    trip: Trip,
     broadcast: Broadcast,
     grad: Gradient,
     call: Call = plainly,
@@ -84,8 +91,9 @@ def carried(
     """The last carry of every pass of a trip, by name."""
     carries: dict[str, Carry] = {}
     for stage in trip.passes:
-        carry = spread(call(f"begin of pass {stage.name}", stage.begin, broadcast))
+        known = with_carries(broadcast, carries)
+        carry = spread(call(f"begin of pass {stage.name}", stage.begin, known))
         for _ in range(STEPS):
-            carry = call(f"step of pass {stage.name}", stage.step, carry, broadcast, grad)
+            carry = call(f"step of pass {stage.name}", stage.step, carry, known, grad)
         carries[stage.name] = carry
     return carries

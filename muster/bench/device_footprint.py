@@ -21,7 +21,6 @@ from export.build import build_plan
 from export.model import Model
 from export.models import load
 from fedcore.algorithms import create
-from fedcore.plan import BlobRef
 from muster.bench.options import DeviceFootprintOptions
 from muster.output import Say
 from simulator.fleet.arm.calls import call
@@ -124,8 +123,8 @@ def train_rss_mb(path: str, form: str) -> float:
     with tempfile.TemporaryDirectory(prefix="muster-plan-") as place:
         folder = Path(place)
         (folder / "plan.json").write_bytes(plan.encode())
-        for graph in graphs[form].values():
-            (folder / BlobRef.of(graph).sha256).write_bytes(graph)
+        for ref, graph in graphs.items():
+            (folder / ref.sha256).write_bytes(graph)
         return float(_python(path, ["-c", TRAINS, str(folder), form]))
 
 

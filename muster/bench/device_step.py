@@ -92,8 +92,8 @@ def _measure(name: str, forms: Sequence[str], blocks: int, say: Say) -> list[Ste
         started = time.process_time()
         plan, graphs = build_plan(model, create("fedavg", {"client_lr": LEARNING_RATE, "batch_size": BATCH}), (form,))
         costs[form] = time.process_time() - started
-        sizes[form] = sum(len(graph) for graph in graphs[form].values())
-        runs[form] = _exported(model, plan, form, graphs[form]["train.step"], batch)
+        sizes[form] = sum(map(len, graphs.values()))
+        runs[form] = _exported(model, plan, form, graphs[plan.graphs[form]["train.step"]], batch)
     say(f"{name}: measure")
     best = _least(runs, blocks)
     return [

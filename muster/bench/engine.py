@@ -19,6 +19,7 @@ from torch import nn
 
 from export.model import Model, ModelSpec, cross_entropy
 from fedcore.algorithms import create
+from fedcore.algorithms.algorithm import trips_of
 from fedcore.batching import StreamKey, batches
 from fedcore.plan import Field
 from muster.bench.options import EngineOptions
@@ -123,7 +124,7 @@ def _bare(model: Model, users: Population, cohort: list[int], device: torch.devi
     """Seconds for the same steps, one client after the other, on tensors that are ready."""
     module = model.module.to(device)
     parameters = list(module.parameters())
-    loop = create("fedavg", {"batch_size": BATCH}).passes[0].loop
+    loop = trips_of(create("fedavg", {"batch_size": BATCH}))[0].passes[0].loop
     steps = []
     for slot, client in enumerate(cohort):
         shard = {name: torch.from_numpy(array).to(device) for name, array in users.shard(client).items()}

@@ -19,8 +19,7 @@ from export.build import export_bundle
 from export.model import Model
 from export.models import load
 from fedcore.algorithms import ALGORITHMS, create, module_of
-from fedcore.algorithms.algorithm import Algorithm, keeps_client_state
-from fedcore.algorithms.rehearsal import trips_of
+from fedcore.algorithms.algorithm import Algorithm, keeps_client_state, trips_of
 from muster.bench.options import KeystoneOptions
 from muster.output import Say
 from muster.server import LocalCoordinator, local_coordinator

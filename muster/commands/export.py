@@ -16,7 +16,7 @@ from muster.output import Json, Settings, emit, parse_settings, progress, say_ne
 if TYPE_CHECKING:
     from fedcore.algorithms.algorithm import Algorithm
     from fedcore.bundle import Bundle, Evidence
-    from fedcore.plan import Field, PassPlan
+    from fedcore.plan import Field, PassPlan, Plan
     from fedcore.signing import SigningKey
 
 plan_app = typer.Typer(
@@ -258,21 +258,19 @@ def _describe(bundle: Bundle, json: bool) -> None:
         "algorithm": manifest.algorithm.name,
         "settings": manifest.algorithm.settings,
         "parameters": plan.schema.size,
-        "down_bytes": 4 * sum(vector.size for vector in plan.broadcast),
-        "up_bytes": 4 * plan.report.size,
-        "graph_bytes": {fmt: sum(ref.size for ref in graphs.values()) for fmt, graphs in plan.graphs.items()},
-        "passes": {item.name: item.loop for item in plan.passes},
-        "segments": {segment.name: segment.size for segment in plan.report.segments},
+        **_of_trip(plan),
         "examples": {field.name: _kind(field) for field in plan.examples.fields},
         "parity_l2": bundle.certificate.worst,
         "plan_sha256": manifest.plan.sha256,
         "signer": bundle.signer,
     }
+    facts |= {f"second_{name}": fact for trip in plan.trips[1:] for name, fact in _of_trip(trip).items()}
     evidence = bundle.certificate.formats
     if json:
         emit(facts | {"formats": evidence})
         return
-    show_fields(facts | {"passes": [_sweeps(item) for item in plan.passes]})
+    names = ("passes", "second_passes")
+    show_fields(facts | {n: [_sweeps(item) for item in one.passes] for n, one in zip(names, plan.trips, strict=False)})
     typer.echo()
     columns = ("format", "from torch", "allowed", "step CPU ms", "peak RSS MB", "graphs kB")
     show_table(
@@ -289,6 +287,17 @@ def _describe(bundle: Bundle, json: bool) -> None:
             for name, one in evidence.items()
         ],
     )
+
+
+def _of_trip(plan: Plan) -> dict[str, Any]:
+    """The facts about one trip of a plan."""
+    return {
+        "down_bytes": 4 * sum(vector.size for vector in plan.broadcast),
+        "up_bytes": 4 * plan.report.size,
+        "graph_bytes": {fmt: sum(ref.size for ref in graphs.values()) for fmt, graphs in plan.graphs.items()},
+        "passes": {item.name: item.loop for item in plan.passes},
+        "segments": {segment.name: segment.size for segment in plan.report.segments},
+    }
 
 
 def _kind(field: Field) -> str:

@@ -22,7 +22,8 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedcore import checkpoint
-from fedcore.plan import BlobRef, Plan
+from fedcore.plan import BlobRef, Plan, in_turn
+from fedcore.report import ReportLayout
 from fedcore.wire.messages import (
     Accepted,
     Assignment,
@@ -110,7 +111,7 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
         self.devices: list[LoadDevice] = []
         self._random = random.Random(config.seed)
         self._authority = urlsplit(config.coordinator).netloc
-        self._plans: dict[str, tuple[bytes, str]] = {}
+        self._plans: dict[str, list[tuple[bytes, str]]] = {}
         self._checkpoint = ""
         self.trained = 0
         self.may_upload = asyncio.Event()
@@ -247,17 +248,15 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
         model, plan = given.checkpoint, given.plan.sha256
         async with self._cache_lock:
             if plan not in self._plans:
-                layout = Plan.decode(await self._blob(device, given.plan)).report
-                zeros = np.zeros(layout.size - 1, np.float32)
-                body = checkpoint.encode({"report": layout.weigh(zeros, 1.0)})
-                self._plans[plan] = body, content_digest(body)
+                trips = Plan.decode(await self._blob(device, given.plan)).trips
+                self._plans[plan] = [_zeros(trip.report) for trip in trips]
             known = self._checkpoint == model.sha256
             if not known:
                 await self._blob(device, model)
                 self._checkpoint = model.sha256
         if known:
             await self._blob(device, model, known=True)
-        return self._plans[plan]
+        return in_turn(self._plans[plan], given.round)
 
     async def _blob(self, device: LoadDevice, ref: BlobRef, *, known: bool = False) -> bytes:
         """A blob's bytes; none when they are known, since blobs never change."""
@@ -325,6 +324,12 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
         digest = headers.get("Content-Digest")
         about = SignableRequest(call.method, self._authority, call.path, {DIGEST: digest}.get)
         return headers | device.signer.headers(about, int(time.time()))
+
+
+def _zeros(layout: ReportLayout) -> tuple[bytes, str]:
+    """The body and digest of a report of weight 1 that is zero otherwise."""
+    body = checkpoint.encode({"report": layout.weigh(np.zeros(layout.size - 1, np.float32), 1.0)})
+    return body, content_digest(body)
 
 
 def _behaviours(behaviours: tuple[Behaviour, ...], shares: list[float], count: int) -> list[Behaviour]:

@@ -29,7 +29,8 @@ def counted_cohort(store: CoordinatorStore, task: str, number: int, clients: Map
     Raises EngineError when the round cannot be replayed: it was secure, and its plan reads noise.
     """
     found = store.task(task)
-    if found.settings.secagg is not None and any(one.noise for one in store.plan(found.plan_sha256).passes):
+    noisy = any(one.noise for trip in store.plan(found.plan_sha256).trips for one in trip.passes)
+    if found.settings.secagg is not None and noisy:
         raise EngineError(
             f"task {task} has secure rounds and a plan with noise (dropout), which only devices know: it cannot be "
             "replayed; compare it in plain rounds"
@@ -64,6 +65,8 @@ def worst_difference(
     for number, (cohort, params) in enumerate(zip(cohorts, fleet_params, strict=True), start=1):
         slots = sorted(cohort)
         engine.run_round(number, [population.clients.index(cohort[slot]) for slot in slots], slots)
-        gap = np.linalg.norm(engine.state["params"].astype(np.float64) - params)
-        worst = max(worst, float(gap / np.linalg.norm(params.astype(np.float64) - start)))
+        gap = float(np.linalg.norm(engine.state["params"].astype(np.float64) - params))
+        way = float(np.linalg.norm(params.astype(np.float64) - start))
+        # After the first of two trips the model is where it was: then nothing but equality will do.
+        worst = max(worst, 0.0 if gap == 0 else gap / way if way else math.inf)
     return worst

@@ -41,7 +41,9 @@ def make_plan(size=4, broadcast=None, segments=None, weighting="examples", forma
     )
 
 
-def make_bundle(folder: Path, plan=None, algorithm="fedavg", settings=None, start=START, *, state=None, evidence=None):
+def make_bundle(
+    folder: Path, plan=None, algorithm="fedavg", settings=None, start=START, *, state=None, evidence=None, graphs=()
+):
     """A bundle; `evidence` by format is what its certificate holds, by default as much as the release check wants."""
     plan = plan or make_plan()
     state = checkpoint.encode(state or algorithms.create(algorithm, settings).init(start))
@@ -54,7 +56,7 @@ def make_bundle(folder: Path, plan=None, algorithm="fedavg", settings=None, star
         state=BlobRef.of(state),
         certificate=BlobRef.of(certificate),
     )
-    return Bundle.write(folder, manifest, [plan.encode(), state, certificate, *GRAPHS.values()])
+    return Bundle.write(folder, manifest, [plan.encode(), state, certificate, *GRAPHS.values(), *graphs])
 
 
 def report_values(delta, weight, loss=0.0, plan=None):

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from device_runtime.backends.executorch import ExecuTorch
-from export.capture import Port, capture, capture_begin, capture_report, capture_step
+from export.capture import Port, Received, capture, capture_begin, capture_report, capture_step
 from export.errors import ExportError, UnsupportedOperator
 from export.executorch import TABLE, to_executorch
 from export.model import GradientOracle, Model
@@ -191,8 +191,9 @@ def after_three_steps(model, algorithm):
     feed = {f"broadcast.{name}": vector.numpy() for name, vector in received.items()}
     carries, theirs = {}, {}
     for item in algorithm.passes:
-        begin = capture_begin(item, broadcast)
-        step = capture_step(model, item, broadcast, begin.specs, BATCH, TABLE)
+        known = Received(broadcast, dict(carries))
+        begin = capture_begin(item, known)
+        step = capture_step(model, item, known, begin.specs, BATCH, TABLE)
         carries[item.name], expected = begin.specs, item.begin(received)
         state, program = (
             run(ExecuTorch().load(to_executorch(begin)), begin, feed),
@@ -208,7 +209,7 @@ def after_three_steps(model, algorithm):
             np.testing.assert_allclose(state["metrics"], oracle.sums.detach(), rtol=1e-4)
         feed |= {f"{item.name}.carry.{spec.name}": state[f"next.{spec.name}"] for spec in begin.specs}
         theirs[item.name] = expected
-    report = capture_report(algorithm, broadcast, carries)
+    report = capture_report(algorithm, Received(broadcast, carries))
     return run(ExecuTorch().load(to_executorch(report)), report, feed), algorithm.report(received, theirs)
 
 
@@ -286,7 +287,8 @@ def test_what_is_not_allowed_is_refused_by_name(function, words):
 def test_equal_graphs_give_equal_bytes():
     model, item = Model(load("digits_cnn")), create("fedavg").passes[0]
     specs = [VectorSpec("params", model.initial.size)]
-    first, second = (to_executorch(capture_step(model, item, specs, specs, BATCH, TABLE)) for _ in range(2))
+    known = Received(specs, {})
+    first, second = (to_executorch(capture_step(model, item, known, specs, BATCH, TABLE)) for _ in range(2))
     assert first == second
 
 

@@ -35,7 +35,7 @@ def test_twenty_steps_end_at_the_golden_vector(name, form, executorch):
     work = trial(name)
     plan, graphs = build_plan(work.model, algorithm(name), (form,))
     backend = BACKENDS[FORMATS[form]]()
-    found = work.exported(plan, {part: backend.load(graph, part) for part, graph in graphs[form].items()})
+    found = work.exported(plan, {part: backend.load(graphs[ref], part) for part, ref in plan.graphs[form].items()})
     assert distance(name, travelled(work, found), work.model.initial) <= allowed(name)
 
 

@@ -276,5 +276,5 @@ def test_what_is_promised_trains_as_in_torch(example, form, executorch):
     model, algorithm = Model(example), create("fedavg", {"batch_size": 4})
     plan, graphs = build_plan(model, algorithm, (form,))
     work, backend = Trial.draw(model, algorithm), BACKENDS[FORMATS[form]]()
-    found = work.exported(plan, {part: backend.load(graph, part) for part, graph in graphs[form].items()})
+    found = work.exported(plan, {part: backend.load(graphs[ref], part) for part, ref in plan.graphs[form].items()})
     assert max(work.distances(found, work.reference()).values()) <= TOLERANCE

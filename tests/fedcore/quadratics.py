@@ -8,7 +8,7 @@ Shapes: K clients, D parameters, B examples of a batch. Every function takes `(D
 
 import numpy as np
 
-from fedcore.algorithms.algorithm import ServerStep
+from fedcore.algorithms.algorithm import ServerStep, trips_of, with_carries
 from fedcore.batching import StreamKey, batches
 
 
@@ -37,36 +37,38 @@ def regression_oracle(examples_BE, mask_B):
     return grad
 
 
-def run_device(algorithm, broadcast, examples_ND, key, oracle=gradient_oracle):
-    """What a device reports."""
-    return algorithm.report(broadcast, run_passes(algorithm, broadcast, examples_ND, key, oracle))
+def run_device(trip, broadcast, examples_ND, key, oracle=gradient_oracle):
+    """What a device reports in a trip."""
+    return trip.report(broadcast, run_passes(trip, broadcast, examples_ND, key, oracle))
 
 
-def run_passes(algorithm, broadcast, examples_ND, key, oracle=gradient_oracle):
-    """The last carry of every pass, by the loop of the plan's specification."""
+def run_passes(trip, broadcast, examples_ND, key, oracle=gradient_oracle):
+    """The last carry of every pass of a trip, by the loop of the plan's specification."""
     carries = {}
-    for index, stage in enumerate(algorithm.passes):
-        carry = stage.begin(broadcast)
+    for index, stage in enumerate(trip.passes):
+        received = with_carries(broadcast, carries)
+        carry = stage.begin(received)
         for indices, mask in batches(stage.loop, len(examples_ND), key, index):
-            carry = stage.step(carry, broadcast, oracle(examples_ND[indices], mask.astype(np.float64)))
+            carry = stage.step(carry, received, oracle(examples_ND[indices], mask.astype(np.float64)))
         carries[stage.name] = carry
     return carries
 
 
-def run_cohort(algorithm, broadcast, examples_KND, place_of):
+def run_cohort(trip, broadcast, examples_KND, place_of):
     """The reports `(K, D)` of clients with equally many examples, all at once."""
     clients, count = len(examples_KND), examples_KND.shape[1]
     broadcast_KD = {name: np.repeat(value[None], clients, 0) for name, value in broadcast.items()}
     rows = np.arange(clients)[:, None]
     carries = {}
-    for index, stage in enumerate(algorithm.passes):
-        carry = stage.begin(broadcast_KD)
+    for index, stage in enumerate(trip.passes):
+        received = with_carries(broadcast_KD, carries)
+        carry = stage.begin(received)
         for steps in zip(*(batches(stage.loop, count, place_of(k), index) for k in range(clients)), strict=True):
             indices_KB, mask_KB = (np.stack(column) for column in zip(*steps, strict=True))
             grad = gradient_oracle(examples_KND[rows, indices_KB], mask_KB.astype(np.float64))
-            carry = stage.step(carry, broadcast_KD, grad)
+            carry = stage.step(carry, received, grad)
         carries[stage.name] = carry
-    return algorithm.report(broadcast_KD, carries)
+    return trip.report(broadcast_KD, carries)
 
 
 def mean_report(algorithm, reports, counts):
@@ -78,10 +80,10 @@ def mean_report(algorithm, reports, counts):
 
 
 def run_round(algorithm, state, clients, seed=0, round=0, *, oracle=gradient_oracle, layers=(slice(None),)):
-    """The next state, after one round over `clients`, a list of `(n_i, D)` arrays."""
-    broadcast = algorithm.broadcast(state)
-    reports = [
-        run_device(algorithm, broadcast, a, StreamKey(seed, round, slot), oracle) for slot, a in enumerate(clients)
-    ]
+    """The next state, after round `round`, from 0, over `clients`, a list of `(n_i, D)` arrays: one trip."""
+    trips = trips_of(algorithm)
+    trip = trips[round % len(trips)]
+    broadcast = trip.broadcast(state)
+    reports = [run_device(trip, broadcast, a, StreamKey(seed, round, slot), oracle) for slot, a in enumerate(clients)]
     mean = mean_report(algorithm, reports, [len(a) for a in clients])
-    return algorithm.update(state, mean, ServerStep(devices=len(clients), layers=layers))
+    return trip.update(state, mean, ServerStep(devices=len(clients), layers=layers))

@@ -4,7 +4,7 @@ import pytest
 from fedcore.errors import DigestMismatch, PlanError
 from fedcore.loop import Loop
 from fedcore.params import ParamSchema, TensorSpec, VectorSpec
-from fedcore.plan import BlobRef, ExampleSpec, Field, PassPlan, Plan
+from fedcore.plan import BlobRef, ExampleSpec, Field, PassPlan, Plan, TripPlan
 from fedcore.report import ReportLayout, Segment
 
 GRAPHS = {name: BlobRef.of(name.encode()) for name in ("train.begin", "train.step", "report")}
@@ -36,6 +36,44 @@ def changed(**fields):
 def test_a_plan_comes_back_as_it_was():
     plan = make_plan()
     assert Plan.decode(plan.encode()) == plan
+
+
+def of_two_trips(graphs=GRAPHS):
+    one = make_plan()
+    second = TripPlan(
+        broadcast=(*one.broadcast, VectorSpec("gradient", 2)),
+        passes=one.passes,
+        report=one.report,
+        graphs={"onnx": {name: BlobRef.of(b"second " + name.encode()) for name in graphs}},
+    )
+    return msgspec.structs.replace(one, second=second)
+
+
+def test_a_plan_of_two_trips_comes_back_as_it_was():
+    plan = of_two_trips()
+    assert Plan.decode(plan.encode()) == plan
+
+
+def test_rounds_take_the_trips_of_a_plan_in_turn():
+    plan, one = of_two_trips(), make_plan()
+    assert [one.of_round(number) for number in (1, 2, 3)] == [one] * 3
+    assert [plan.of_round(number) == one for number in (1, 2, 3, 4)] == [True, False, True, False]
+    assert [spec.name for spec in plan.of_round(2).broadcast] == ["params", "gradient"]
+    assert plan.of_round(2).second is None
+    assert plan.graph_refs == one.graph_refs | plan.of_round(2).graph_refs
+    assert len(plan.graph_refs) == 6
+
+
+def test_a_second_trip_without_the_graphs_of_its_passes_is_refused():
+    with pytest.raises(PlanError, match="the passes need"):
+        of_two_trips(("report",))
+
+
+def test_trips_in_different_formats_are_refused():
+    plan = of_two_trips()
+    second = msgspec.structs.replace(plan.second, graphs={"executorch": plan.second.graphs["onnx"]})
+    with pytest.raises(PlanError, match="both need the same formats"):
+        msgspec.structs.replace(plan, second=second)
 
 
 def test_equal_plans_give_equal_bytes():

@@ -74,6 +74,14 @@ def test_plan_show_and_verify(plan):
     assert {parity["graph"] for parity in proven} == {"train.step", "sweep.step", "report"}
 
 
+def test_plan_show_tells_of_both_trips(tmp_path):
+    made = json.loads(in_process("export", "logreg", "--algorithm", "feddane", "--out", tmp_path, "--json").stdout)
+    assert (made["down_bytes"], made["second_down_bytes"]) == (4 * 650, 2 * 4 * 650)
+    assert (list(made["passes"]), list(made["second_passes"])) == (["sweep"], ["sweep", "train"])
+    shown = in_process("plan", "show", tmp_path).stdout
+    assert "second_passes  sweep (1 × all examples" in shown
+
+
 def test_export_all_makes_a_table_and_names_what_failed(tmp_path, monkeypatch, executorch):
     monkeypatch.setattr(
         "export.models.MODELS", {"logreg": MODELS["logreg"], "broken": user_models.batch_norm, "mlp": MODELS["mlp"]}

@@ -106,7 +106,7 @@ def test_the_wheel_installs_with_the_emulated_machines_own_pip_and_trains(machin
     plan, graphs = build_plan(Model(load("digits_cnn")), create("mimelite", {"batch_size": 5}))
     plan_folder.mkdir()
     (plan_folder / "plan.json").write_bytes(plan.encode())
-    for graph in graphs["onnx"].values():
+    for graph in graphs.values():
         (plan_folder / BlobRef.of(graph).sha256).write_bytes(graph)
     code = "import platform, sys, device_runtime.session as s; print(platform.machine(), s.__file__, file=sys.stderr); "
     code += "from device_runtime.footprint import main; main()"

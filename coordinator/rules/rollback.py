@@ -1,0 +1,20 @@
+"""Rollback of a task to an earlier model: which rounds the next one can go on from. Pure. Spec: docs/spec/rounds.md."""
+
+from __future__ import annotations
+
+from coordinator.errors import UnknownRound
+
+
+def check_rollback(last: int, to: int, trips: int) -> None:
+    """Raise UnknownRound unless a task whose last round is `last` can go on from the model after round `to`.
+
+    The rollback is itself a round, and what was broadcast after `to` is for the trip that came next then. trips: of the
+    task's algorithm.
+    """
+    if (last + 1 - to) % trips:
+        # Of two trips the first leaves the model as it is: it is the same after round 2k and after round 2k + 1.
+        same = to - 1 if to % 2 else to + 1
+        raise UnknownRound(
+            f"rounds of this task take {trips} trips in turn, and the next round's does not go on from round {to}; "
+            f"round {same} led to the same model: roll back to that one"
+        )

@@ -1,0 +1,75 @@
+"""Two trips: a cohort's full gradient, then local steps that use it. Mime, FedDane, FSVRG and DSVRG share this.
+
+    trip 1   on the phone    ∇F_i(x)                                    all local examples
+             on the server   c ← mean(∇F_i(x)), kept as `gradient`
+    trip 2   on the phone    y starts at the received x, and takes steps that read all of the server state
+             on the server   x += server_lr · mean(y_i − x)
+
+Where a paper has one cohort for both trips, c is here that of another draw: each trip is a round with its own cohort.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from fedcore.algorithms.algorithm import (
+    Broadcast,
+    Carry,
+    Exchange,
+    Gradient,
+    Pass,
+    Report,
+    ServerStep,
+    State,
+    Vector,
+)
+from fedcore.algorithms.full_gradient import full_gradient, mean_gradient
+from fedcore.loop import Loop
+
+LocalStep = Callable[[Carry, Broadcast, Gradient], Carry]
+
+
+def begin_state(params_D: Vector) -> State:
+    """The model, and c before it was ever gathered: 2d."""
+    return {"params": params_D, "gradient": 0.0 * params_D}
+
+
+def gather_gradient(batch_size: int) -> Exchange:
+    """Trip 1: it leaves c in the state and moves nothing else. Down: d. Up: d."""
+    return Exchange((full_gradient(batch_size),), _model, _gradient, _keep)
+
+
+def train(loop: Loop, step: LocalStep, server_lr: float, *before: Pass) -> Exchange:
+    """Trip 2: the passes `before`, then the pass `train`. Down: the server state. Up: d."""
+
+    def update(state: State, mean: Report, step: ServerStep = ServerStep()) -> State:
+        return state | {"params": state["params"] + server_lr * step.lr_scale * mean["delta"]}
+
+    return Exchange((*before, Pass("train", loop, _model, step)), _everything, _delta, update)
+
+
+def reduced_gradient(carry: Carry, received: Broadcast, grad: Gradient) -> Vector:
+    """g(y; B) − g(x; B) + c, both gradients on the batch of the step: its variance vanishes as y nears x."""
+    _, at_x_D, _ = grad(received["params"])
+    _, at_y_D, _ = grad(carry["params"])
+    return at_y_D - at_x_D + received["gradient"]
+
+
+def _model(vectors: Mapping[str, Vector]) -> dict[str, Vector]:
+    return {"params": vectors["params"]}
+
+
+def _everything(state: State) -> Broadcast:
+    return dict(state)
+
+
+def _gradient(broadcast: Broadcast, carries: Mapping[str, Carry]) -> Report:
+    return {"gradient": mean_gradient(carries["sweep"])}
+
+
+def _keep(state: State, mean: Report, step: ServerStep = ServerStep()) -> State:
+    return state | {"gradient": mean["gradient"]}
+
+
+def _delta(broadcast: Broadcast, carries: Mapping[str, Carry]) -> Report:
+    return {"delta": carries["train"]["params"] - broadcast["params"]}
