@@ -40,10 +40,10 @@ def simulate(
     seed: Annotated[int | None, typer.Option(help="Seed of split, weights, cohorts, order.  [default: 0]")] = None,
     json: Json = False,
 ) -> None:
-    """Train over simulated users, measure on users never seen; or run a baseline for comparison.
+    """Train over simulated users, measure on users never seen.
 
-    Users are split into train and held-out ones; accuracy is per example over all held-out users, and per user as
-    percentiles. The same seed gives the same model, bit for bit, on the same machine.
+    Or run a baseline for comparison. Users are split into train and held-out ones; accuracy is per example over all
+    held-out users, and per user as percentiles. The same seed gives the same model, bit for bit, on the same machine.
     """
     flags = {
         "model": model,
