@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 LOCKED := --no-deps --require-hashes --requirement
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check format migration filemap lock sbom clean
+.PHONY: help install demo test check format migration algorithms filemap lock sbom clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -35,6 +35,9 @@ format: $(INSTALLED) ## rewrite the sources in the one format, and mend what the
 
 migration: $(INSTALLED) ## write the initial migration and the tables of docs/database.md anew
 	$(BIN)/python -m tests.coordinator.make_migration
+
+algorithms: $(INSTALLED) ## write the table of docs/algorithms.md and the pages of docs/algorithms/ anew
+	$(BIN)/python -m tests.make_algorithm_pages
 
 filemap: $(INSTALLED) ## write the file map of docs/architecture.md anew
 	$(BIN)/python -m tests.make_file_map

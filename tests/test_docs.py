@@ -19,16 +19,15 @@ from coordinator.rules.progress import Reason
 from coordinator.rules.task_settings import TaskSettings
 from coordinator.settings import Settings
 from export.model import Model
-from fedcore.algorithms import ALGORITHMS, create
+from fedcore.algorithms import ALGORITHMS
 from fedcore.algorithms.algorithm import keeps_client_state
-from fedcore.algorithms.facts import facts_of
 from fedcore.plan import PLAN_VERSION
 from fedcore.wire.messages import WIRE_VERSION, AbortReason, RejectionReason
 from fedcore.wire.problems import PROBLEMS
 from muster.app import app
 from muster.commands.device import parser as device_parser
-from simulator.baselines import BASELINES, METHODS
 from simulator.fleet.profile import Kind
+from tests.make_algorithm_pages import documents
 from tests.tree import ROOT, files
 
 MACHINE_PATH = re.compile(r"(?<![\w.:~\-/}])/(?:home|root|work|Users|mnt)/\w+")
@@ -82,24 +81,19 @@ def test_every_algorithm_that_devices_cannot_run_is_documented_with_why():
     assert documented == {name: cls.cross_device for name, cls in ALGORITHMS.items() if keeps_client_state(cls())}
 
 
-def test_every_algorithm_is_documented_with_its_family_and_sizes():
-    table = rows(section(read("docs/algorithms.md"), "The algorithms"))[2:]
-    documented = {row[0]: (row[1], row[-2]) for row in table}
-    actual = {
-        name: (facts.family, f"{', '.join(map(str, facts.down))} / {', '.join(map(str, facts.up))}")
-        for name, facts in ((name, facts_of(create(name))) for name in ALGORITHMS)
-    }
-    assert documented == actual
+@pytest.mark.parametrize(("path", "text"), documents().items(), ids=lambda one: getattr(one, "name", ""))
+def test_pages_of_algorithms_are_made_from_the_code(path, text):
+    assert path.read_text() == text, "run `make algorithms`"
 
 
-def test_every_baseline_and_its_settings_are_documented():
-    table = [tuple(row) for row in rows(section(read("docs/algorithms.md"), "Baselines of studies"))]
-    assert {row[0] for row in table} >= set(BASELINES)
-    assert {row[:3] for row in table} >= {
-        (name, field.name, str(field.default))
-        for name, method in METHODS.items()
-        for field in dataclasses.fields(method)
-    }
+def test_pages_of_families_say_when_to_use_them():
+    pages = [path for path in documents() if path.parent.name == "algorithms"]
+    assert sorted(pages) == sorted((ROOT / "docs" / "algorithms").glob("*.md"))
+    for page in pages:
+        by_hand = page.read_text().partition("## `")[0]
+        assert len(by_hand.split()) > 40, f"{page.name}: say what the family is, and when to use it"
+        named = set(re.findall(r"`(\w+)`", by_hand))
+        assert named & set(ALGORITHMS), page.name
 
 
 def test_every_setting_of_a_round_is_documented_with_its_default():
