@@ -29,7 +29,7 @@ from fedcore.algorithms.norm_fed_avg import NormFedAvg
 from fedcore.algorithms.own import module_of, own_algorithm
 from fedcore.algorithms.scaffold import Scaffold
 from fedcore.algorithms.settings import parse
-from fedcore.errors import UnknownAlgorithm
+from fedcore.errors import InvalidAlgorithm, UnknownAlgorithm
 from fedcore.names import offered
 
 __all__ = ["ALGORITHMS", "create", "module_of", "name_of"]
@@ -71,10 +71,13 @@ def create(name: str, settings: Mapping[str, object] | None = None, modules: Con
     InvalidSetting naming the setting and what it may be.
     """
     if module_of(name):
-        return parse(own_algorithm(name, modules), settings or {})  # type: ignore[no-any-return]
+        own = own_algorithm(name, modules)
+        if own.name in ALGORITHMS:
+            raise InvalidAlgorithm(f"{name} is called {own.name!r}, as a built-in algorithm is; give it another `name`")
+        return parse(own, settings or {})  # type: ignore[no-any-return]
     if name not in ALGORITHMS:
-        own = "give your own as package.module:Class"
-        raise UnknownAlgorithm(f"no algorithm is called {name!r}; {offered(name, ALGORITHMS)}, or {own}")
+        hint = "or give your own as package.module:Class"
+        raise UnknownAlgorithm(f"no algorithm is called {name!r}; {offered(name, ALGORITHMS)}, {hint}")
     algorithm: Algorithm = parse(ALGORITHMS[name], settings or {})
     return algorithm
 

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from fedcore.algorithms.algorithm import Algorithm, StatefulAlgorithm, Trip, Vec
 from fedcore.algorithms.probe import NotAnOperator, Probe
 from fedcore.algorithms.rehearsal import carried, contribute, received, rehearse
 from fedcore.errors import InvalidAlgorithm
-from fedcore.report import WEIGHT
+from fedcore.report import WEIGHT, Weighting
 
 SIZE, DEVICES = 5, 2
 """Parameters of the model and devices of the cohort in a check: different, so that one is not taken for the other."""
@@ -32,6 +32,7 @@ _AMONG_DEVICES = "; a report is averaged, so it may use only this device's vecto
 def check(algorithm: Algorithm) -> None:
     """Check that the algorithm keeps its contract. Raises InvalidAlgorithm, naming the function and the line."""
     params = Probe(np.linspace(-1.0, 1.0, SIZE))
+    _check_declared(algorithm)
     with np.errstate(all="ignore"):
         first, again = (rehearse(algorithm, params, _bowl(np.ones(SIZE)), _Watched(algorithm.name)) for _ in range(2))
         for trip, one, other in zip(trips_of(algorithm), first, again, strict=True):
@@ -58,6 +59,18 @@ def _check_client_state(algorithm: StatefulAlgorithm, broadcast: dict[str, Probe
     if _shapes(kept) != _shapes(client):
         words = f"keep gives the vectors {_shapes(kept)}, init_client {_shapes(client)}; they must be the same"
         raise _wrong(algorithm.name, words, algorithm.keep)
+
+
+def _check_declared(algorithm: Algorithm) -> None:
+    """Refuse a weighting or names of passes that no plan can have."""
+    if algorithm.weighting not in get_args(Weighting):
+        words = f"weighting is {algorithm.weighting!r}; it must be one of {', '.join(get_args(Weighting))}"
+        raise _wrong(algorithm.name, words, algorithm.init)
+    for trip in trips_of(algorithm):
+        names = [stage.name for stage in trip.passes]
+        if not names or len(set(names)) < len(names) or not all(map(str.isidentifier, names)):
+            words = f"its passes are called {names}; there must be one at least, each with a name of its own"
+            raise _wrong(algorithm.name, words, trip.report)
 
 
 def _check_cohort(algorithm: Algorithm, trip: Trip, broadcast: Mapping[str, Probe], batched: bool) -> None:

@@ -50,6 +50,11 @@ class Half:
 
 
 @dataclass(frozen=True)
+class Again(FedAvg):
+    pass
+
+
+@dataclass(frozen=True)
 class Bare(FedAvg):
     rate: float = 1.0
 
@@ -100,6 +105,7 @@ def test_a_module_that_nobody_named_is_not_imported(mine):
         ("my_algos:Thawed", InvalidAlgorithm, r"Thawed \(.*my_algos.py:\d+\) is no frozen dataclass"),
         ("my_algos:Half", InvalidAlgorithm, r"Half \(.*\) lacks family, weighting, init, passes, broadcast"),
         ("my_algos:Forgetful", InvalidAlgorithm, r"Forgetful \(.*\) lacks init_client, cross_device"),
+        ("my_algos:Again", InvalidAlgorithm, "is called 'fedavg', as a built-in algorithm is; give it another `name`"),
         ("my_algos:Bare", InvalidAlgorithm, "the fields rate are no settings; give each a default and a range"),
     ],
 )
@@ -290,6 +296,20 @@ def test_what_is_no_operator_is_refused_with_its_line(asked, says):
 def test_a_wrong_vector_is_refused_with_its_line(place, function, says):
     with pytest.raises(InvalidAlgorithm, match=rf"mine: .*{says}.*test_own_algorithms.py:\d+"):
         check(with_functions(**{place: function}))
+
+
+@pytest.mark.parametrize(
+    ("declared", "says"),
+    [
+        ({"weighting": "median"}, "weighting is 'median'; it must be one of examples, uniform"),
+        ({"passes": ()}, r"its passes are called \[\]; there must be one at least"),
+        ({"passes": Mine().passes * 2}, r"its passes are called \['train', 'train'\]; .* each with a name of its own"),
+    ],
+)
+def test_a_weighting_or_passes_that_no_plan_has_are_refused(declared, says):
+    algorithm = Mine(**declared) if "weighting" in declared else with_functions(**declared)
+    with pytest.raises(InvalidAlgorithm, match=f"mine: {says}"):
+        check(algorithm)
 
 
 def of_the_first_device(self, broadcast, carries):
