@@ -14,6 +14,7 @@ FedcoreError
 │   ├── ForgedSignature     a request's signature was not made by its key over it
 │   └── StaleSignature      a request's signature is too old, too new or expired
 ├── ReportError             a report has the wrong length or layout, or holds a non-finite number
+├── ScheduleError           a server schedule has a value out of range, or lacks one that another needs
 └── AlgorithmError
     ├── UnknownAlgorithm    no algorithm has that name
     │   └── UntrustedAlgorithm  an algorithm of a user's own is in a module that must not be imported here
@@ -77,6 +78,10 @@ class StaleSignature(WireError):
 
 class ReportError(FedcoreError):
     """A report has the wrong length or layout, or holds a non-finite number."""
+
+
+class ScheduleError(FedcoreError):
+    """A server schedule has a value out of range, or lacks one that another needs."""
 
 
 class AlgorithmError(FedcoreError):

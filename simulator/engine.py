@@ -39,6 +39,7 @@ from fedcore.batching import StreamKey, batches, noise
 from fedcore.params import Float32
 from fedcore.plan import in_turn
 from fedcore.report import weight_of
+from fedcore.schedule import ServerSchedule
 from simulator.client_states import ClientStates
 from simulator.diagnose_loss import cause
 from simulator.errors import Diverged, EngineError
@@ -117,10 +118,17 @@ class Engine:
         """A copy of what the clients keep between rounds, float32 (clients, …); empty for most algorithms."""
         return {name: vectors.cpu().numpy().copy() for name, vectors in self._clients.vectors.items()}
 
-    def run_round(self, number: int, cohort: Sequence[int], slots: Sequence[int] | None = None) -> RoundResult:
+    def run_round(
+        self,
+        number: int,
+        cohort: Sequence[int],
+        slots: Sequence[int] | None = None,
+        schedule: ServerSchedule = ServerSchedule(),
+    ) -> RoundResult:
         """One round, from 1, of the clients in `cohort`: one trip of the algorithm. Moves the server state.
 
         slots: each client's slot, its index in the cohort by default; the slot keys a client's random order.
+        schedule: of the server learning rate; the cohort is the caller's.
         Raises Diverged, saying why, when no client contributes a finite report.
         """
         members = zip(cohort, slots or range(len(cohort)), strict=True)
@@ -137,6 +145,7 @@ class Engine:
         step = ServerStep(
             devices=sums.contributors,
             layers=self._model.schema.layers,
+            lr_scale=schedule.lr_scale(number, sums.contributors),
             participation=sums.contributors / len(self._population),
         )
         state = trip.update({name: vector.double() for name, vector in self._state.items()}, mean, step)

@@ -17,6 +17,7 @@ from fedcore.algorithms.check import check
 from fedcore.algorithms.settings import parse
 from fedcore.decoding import converter
 from fedcore.names import offered
+from fedcore.schedule import ServerSchedule
 from simulator import datasets
 from simulator.baselines import BASELINES, METHODS
 from simulator.baselines.linear import LOSSES
@@ -24,7 +25,7 @@ from simulator.baselines.local_only import LocalOnly
 from simulator.baselines.method import LinearTraining
 from simulator.errors import EngineError
 from simulator.population import Population
-from simulator.training import EngineTraining, Training
+from simulator.training import Cohorts, EngineTraining, Training
 
 PERCENTILES = (5, 25, 50, 75, 95)
 
@@ -35,6 +36,7 @@ class SimulationConfig:
 
     baseline: what to run instead of federated training, one of BASELINES; the linear ones train a model "ridge" or
     "logistic", have settings of their own and no algorithm.
+    cohort: users of round 1; `schedule` says how it grows, and how the server learning rate changes.
     """
 
     model: str
@@ -49,6 +51,7 @@ class SimulationConfig:
     evaluate_every: int = 10
     device: str = "cpu"
     seed: int = 0
+    schedule: ServerSchedule = field(default_factory=ServerSchedule)
 
     def __post_init__(self) -> None:
         for name in ("rounds", "cohort", "evaluate_every"):
@@ -60,6 +63,8 @@ class SimulationConfig:
             raise EngineError(f"seed must be a whole number from 0 to 2^63 − 1, not {self.seed}")
         if self.baseline is not None and self.baseline not in BASELINES:
             raise EngineError(f"no baseline is called {self.baseline!r}; {offered(self.baseline, BASELINES)}")
+        if self.baseline is not None and self.schedule != ServerSchedule():
+            raise EngineError(f"a schedule is for federated training, not for the baseline {self.baseline}")
         if self.baseline in METHODS and self.model not in LOSSES:
             raise EngineError(f"{self.baseline} trains a linear model: {' or '.join(LOSSES)}, not {self.model!r}")
 
@@ -145,7 +150,11 @@ def training_of(config: SimulationConfig) -> Training:
         return LocalOnly(model, algorithm, users, held_out=config.held_out, seed=config.seed, device=config.device)
     train, test = users.split(config.held_out, config.seed)
     clients, cohort = (train.pooled(), 1) if config.baseline == "pooled" else (train, config.cohort)
-    return EngineTraining(model, algorithm, (clients, test), cohort=cohort, seed=config.seed, device=config.device)
+    largest = config.schedule.cohort(config.rounds, cohort)
+    if largest > len(clients):
+        raise EngineError(f"a cohort of {largest} cannot be drawn from {len(clients)} clients")
+    cohorts = Cohorts(cohort, config.schedule)
+    return EngineTraining(model, algorithm, (clients, test), cohorts=cohorts, seed=config.seed, device=config.device)
 
 
 def overall(per_user: NDArray[np.float64], population: Population) -> float:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from export.model import Model
 from fedcore.algorithms.algorithm import Algorithm
+from fedcore.schedule import ServerSchedule
 from simulator.diagnose_loss import cause
 from simulator.engine import Engine, evaluate
 from simulator.errors import Diverged
@@ -25,8 +26,8 @@ PerUser = dict[str, NDArray[np.float64]]
 class Facts:
     """What a result says of a training.
 
-    cohort: clients that train in a round. train_users: clients that hold the training examples. parameters: numbers in
-    a model.
+    cohort: clients that train in a round, in the first where it grows. train_users: clients that hold the training
+    examples. parameters: numbers in a model.
     """
 
     algorithm: str
@@ -57,10 +58,22 @@ class Training(Protocol):
         """SHA-256 of all that was trained."""
 
 
+@dataclass(frozen=True, slots=True)
+class Cohorts:
+    """The cohorts of a training: so many clients in round 1, then as the schedule has it grow."""
+
+    first: int
+    schedule: ServerSchedule = ServerSchedule()
+
+    def size(self, number: int) -> int:
+        """Clients that train in round `number`."""
+        return self.schedule.cohort(number, self.first)
+
+
 class EngineTraining:
     """Rounds of an algorithm in the engine, each with a cohort that is drawn from the training users.
 
-    users: those who train, and those who measure.
+    users: those who train, and those who measure. cohorts: how many train, with the server learning rate's schedule.
     """
 
     def __init__(
@@ -69,18 +82,20 @@ class EngineTraining:
         algorithm: Algorithm,
         users: tuple[Population, Population],
         *,
-        cohort: int,
+        cohorts: Cohorts,
         seed: int,
         device: str,
     ) -> None:
         train, self.test = users
+        self._cohorts = cohorts
         self._model, self._train, self._seed, self._device = model, train, seed, device
         self._engine = Engine(model, algorithm, train, seed=seed, device=device)
-        self.facts = engine_facts(model, algorithm, cohort, len(train))
+        self.facts = engine_facts(model, algorithm, cohorts.first, len(train))
 
     def run_round(self, number: int) -> dict[str, float]:
         """One round."""
-        result = self._engine.run_round(number, self._train.sample(self.facts.cohort, self._seed, number))
+        members = self._train.sample(self._cohorts.size(number), self._seed, number)
+        result = self._engine.run_round(number, members, schedule=self._cohorts.schedule)
         return result.metrics | {"excluded": result.excluded}
 
     def measure(self, number: int) -> PerUser:

@@ -30,7 +30,7 @@ class Live:
     @property
     def goal(self) -> int:
         """Reports that end it."""
-        return self.task.settings.goal
+        return self.task.settings.in_round(self.round.number).goal
 
     @property
     def until(self) -> str:

@@ -88,7 +88,9 @@ def _next_model(
         state = checkpoint.decode(store.blobs.get(running.base.state_sha256), state_specs(plan, algorithm))
     except (UnknownBlob, FedcoreError) as error:
         raise UnreadableBlob(f"the server state before round {running.number}: {error}") from error
-    server_step = ServerStep(devices=running.value.reported, layers=plan.schema.layers)
+    devices = running.value.reported
+    lr_scale = task.settings.schedule.lr_scale(running.number, devices)
+    server_step = ServerStep(devices=devices, layers=plan.schema.layers, lr_scale=lr_scale)
     trip, following = (in_turn(trips_of(algorithm), number) for number in (running.number, running.number + 1))
     made = aggregate(plan.report, trip, state, reports.total(), server_step, following)
     # Files first: a row must never point at a blob that is not there.

@@ -47,9 +47,9 @@ def invite(
     factory: SecureRoundFactory, round_: OpenRound, given: Assignment, assignments: Sequence[AssignedDevice], at: float
 ) -> OpenRound:
     """The round with the secure aggregation of its first devices. at: now, in seconds since 1970."""
-    task, slots = round_.task, {one.id: one.slot for one in assignments}
-    message = invitation(task.settings, round_.plan, given, deadline=int(at + given.report_within_s))
-    settings = SecureRoundSettings.of(task.settings, round_.value.deadline)
+    task, policy, slots = round_.task, round_.value.policy, {one.id: one.slot for one in assignments}
+    message = invitation(task.settings, policy, round_.plan, given, deadline=int(at + given.report_within_s))
+    settings = SecureRoundSettings.of(task.settings.secagg, policy, round_.value.deadline)
     return replace(round_, secure=factory.open(message, slots, settings))
 
 

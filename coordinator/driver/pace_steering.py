@@ -148,7 +148,7 @@ class Steering:
         return self._round_times.setdefault(task, _RoundTimes())
 
     def _demand(self, tasks: Iterable[LoadedTask], rounds: OpenRounds, now: float) -> Demand | None:
-        wanted = [(task.settings.policy.cohort, self._opens_in_s(task, rounds, now), task) for task in tasks]
+        wanted = [(_cohort(task, rounds), self._opens_in_s(task, rounds, now), task) for task in tasks]
         if not wanted:
             return None
         cohort = sum(size for size, _, _ in wanted)
@@ -170,3 +170,9 @@ class Steering:
         """From the draw of a round to its end; until one has ended, half of what it may take."""
         expected_s = self._times(task.id).takes_s
         return task.settings.policy.reporting_deadline_s / 2 if expected_s is None else expected_s
+
+
+def _cohort(task: LoadedTask, rounds: OpenRounds) -> int:
+    """The devices that the latest round draws; of a task without one, those of its first."""
+    latest = rounds.held.get(task.id) or rounds.running.get(task.id)
+    return (latest.value.policy if latest else task.settings.policy).cohort

@@ -230,9 +230,10 @@ class Transaction:
     def _open(self, task: LoadedTask) -> OpenRound:
         running = self.rounds.running.get(task.id)
         base = running.base if running else self._records.snapshot(task.record)
-        row_id, attempt = self._records.add_round(task.id, base.number + (2 if running else 1))
+        number = base.number + (2 if running else 1)
+        row_id, attempt = self._records.add_round(task.id, number)
         held = self.rounds.must_hold(task.id, self._now)
-        value = open_round(task.settings.policy, self._now, held=held)
+        value = open_round(task.settings.in_round(number).policy, self._now, held=held)
         round_ = OpenRound(row_id, attempt, self._now, base, task, value, self._now)
         self.rounds.put(round_)
         return round_

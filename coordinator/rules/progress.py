@@ -129,7 +129,17 @@ class Situation:
     @property
     def label(self) -> str:
         """The name of the round that runs, or comes next."""
-        return f"round {self.round.number if self.round else self.committed + 1}"
+        return f"round {self.number}"
+
+    @property
+    def number(self) -> int:
+        """The number of the round that runs, or comes next."""
+        return self.round.number if self.round else self.committed + 1
+
+    @property
+    def policy(self) -> RoundPolicy:
+        """The policy of that round."""
+        return self.task.settings.in_round(self.number).policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +205,7 @@ def _undriven(one: Situation, now: float) -> Found | None:
 
 
 def _running(one: Situation, round_: LiveRound, seen: Observation, now: float) -> Found:
-    policy, entered_s = one.task.settings.policy, now - round_.entered_at
+    policy, entered_s = one.policy, now - round_.entered_at
     if round_.state is not RoundState.REPORTING:
         return _aggregating(one, round_, entered_s)
     if seen.phase == UNMASKING:
@@ -239,7 +249,7 @@ def _selecting(one: Situation, seen: Observation, now: float) -> Found:
         why = f", the last with {one.last.reason}" if one.last and one.last.reason else ""
         words = f"{one.label} begins in {_seconds(seen.begins_at - now)}, because attempts at it failed{why}"
         return Reason.BACK_OFF, words
-    policy = one.task.settings.policy
+    policy = one.policy
     left_s = None if one.round is None else one.round.entered_at + policy.selection_timeout_s - now
     if left_s is not None and left_s < -GRACE_S:
         words = f"{one.label} should have drawn its devices {_seconds(-left_s)} ago"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from coordinator.rules.clear_reports import ClearReports
 from coordinator.rules.eligibility import OnDevice, Requires, demand
 from coordinator.rules.rounds import RoundPolicy
 from fedcore.release import SumBounds
+from fedcore.schedule import ServerSchedule
 from fedcore.wire.messages import LONGEST_REPORTING_S
 from secagg.parameters import LEAST_COHORT
 
@@ -95,6 +96,9 @@ class TaskSettings:
     the population needs them. budget: the largest footprint that its devices can bear. secagg: how reports are masked,
     so that the coordinator sees only sums; None lets it see every report, and then `clear` bounds each of them.
 
+    schedule: how the server learning rate and the goal change from round to round; `goal` and `minimum` are those of
+    round 1.
+
     Raises InvalidTask naming the setting and what it may be.
     """
 
@@ -116,6 +120,7 @@ class TaskSettings:
     budget: FootprintBudget = field(default_factory=FootprintBudget)
     secagg: Secagg | None = None
     clear: ClearReports = field(default_factory=ClearReports)
+    schedule: ServerSchedule = field(default_factory=ServerSchedule)
 
     def __post_init__(self) -> None:
         for name in ("goal", "rounds", "max_attempts", "min_examples", "min_separation_rounds"):
@@ -136,6 +141,8 @@ class TaskSettings:
         demand(1 <= self.over_selection <= 100, "over_selection", "from 1 to 100", self.over_selection)
         demand(0 <= self.seed < 2**63, "seed", "from 0 to below 2**63", self.seed)
         demand(bool(self.formats) and all(self.formats), "formats", "the name of one format or more", self.formats)
+        largest = self.schedule.largest_cohort
+        demand(largest <= MOST_COUNT, "largest_cohort of schedule", "below 2**31", largest)
         if self.minimum is not None:
             demand(1 <= self.minimum <= self.goal, "minimum", f"from 1 to the goal, {self.goal}", self.minimum)
         least = self.clear.least_reports
@@ -171,10 +178,24 @@ class TaskSettings:
         return RoundPolicy(self.goal, minimum, self.over_selection, *times_s)
 
     @property
+    def largest_goal(self) -> int:
+        """The goal of the last round, which no round exceeds."""
+        return self.schedule.cohort(self.rounds, self.goal)
+
+    def in_round(self, number: int) -> TaskSettings:
+        """The settings with the goal of a round, and as large a share of it as the minimum."""
+        goal = self.schedule.cohort(number, self.goal)
+        if goal == self.goal:
+            return self
+        return replace(self, goal=goal, minimum=-(-self.policy.minimum * goal // self.goal))
+
+    @property
     def sum_bounds(self) -> SumBounds:
         """How its secure rounds make their sums, as a release must allow it. The task must ask for masked reports."""
-        secagg, policy = self.secagg or Secagg(), self.policy
-        least = _least_sum(policy, secagg.group_size)
+        secagg = self.secagg or Secagg()
+        every = self.schedule.double_every or self.rounds
+        doublings = range(1, min(self.rounds, 32 * every) + 1, every)
+        least = min(_least_sum(self.in_round(number).policy, secagg.group_size) for number in doublings)
         return SumBounds(clip_norm=secagg.clip_norm, bits=secagg.bits, max_examples=secagg.max_examples, min_sum=least)
 
 

@@ -23,7 +23,7 @@ from coordinator.commands import AwaitMessage, PutMessage, settle
 from coordinator.errors import ConflictingReport, NoLongerNeeded, Refusal, UnusableMessage
 from coordinator.keys import Keys
 from coordinator.rules.progress import UNMASKING
-from coordinator.rules.rounds import REPLACING_S, Abandon, LeftOut, Summed
+from coordinator.rules.rounds import REPLACING_S, Abandon, LeftOut, RoundPolicy, Summed
 from coordinator.rules.task_settings import PHASES_AFTER_TRAINING, Secagg, TaskSettings
 from coordinator.secure.group import Elsewhere, Group
 from fedcore.masking import (
@@ -52,10 +52,10 @@ _OF_FAILURES = (Abandon("sum-out-of-range"), Abandon("no-beacon"), Abandon("seca
 """What becomes of a round for the failures of its groups, the gravest first."""
 
 
-def invitation(settings: TaskSettings, plan: Plan, given: Assignment, deadline: int) -> Invite:
+def invitation(settings: TaskSettings, policy: RoundPolicy, plan: Plan, given: Assignment, deadline: int) -> Invite:
     """M0's content for the round of `given`; `deadline` is in Unix seconds. The task must ask for masked reports."""
     bounds, secagg = settings.sum_bounds, settings.secagg or Secagg()
-    largest = min(settings.policy.cohort, secagg.group_size)
+    largest = min(policy.cohort, secagg.group_size)
     return Invite(
         mode=ACTIVE,
         task=task_hash(given.task),
@@ -94,9 +94,9 @@ class SecureRoundSettings:
     phase_s: float
 
     @classmethod
-    def of(cls, settings: TaskSettings, deadline: float) -> SecureRoundSettings:
+    def of(cls, secagg: Secagg | None, policy: RoundPolicy, deadline: float) -> SecureRoundSettings:
         """The settings of a round whose reporting deadline is this, on the driver's clock."""
-        policy, secagg = settings.policy, settings.secagg or Secagg()
+        secagg = secagg or Secagg()
         training_deadline = deadline - PHASES_AFTER_TRAINING * secagg.phase_s
         return cls(policy.goal, policy.minimum, secagg.group_size, training_deadline, secagg.phase_s)
 

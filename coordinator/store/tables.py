@@ -142,6 +142,7 @@ TASKS = Table(
     _column("budget", JSON, comment="the largest footprint that a device can bear; null where it is not bounded"),
     _column("secagg", JSON(none_as_null=True), comment="how reports are masked; null when they are not", null=True),
     _column("clear", JSON, comment="bounds on a report that is not masked"),
+    _column("schedule", JSON, comment="how the server learning rate and the goal change from round to round"),
     _column("created_at", Float, comment="seconds since 1970"),
     comment="Tasks: a plan, a population, and the settings of rounds",
 )

@@ -92,7 +92,7 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
         plan, _, manifest = bundle.plan, bundle.signer, bundle.manifest
         first = first_checkpoint(bundle, self.algorithm_modules)
         for trip in plan.trips:
-            settings.clear.check_room(trip.report, settings.goal)
+            settings.clear.check_room(trip.report, settings.largest_goal)
         check_release(plan, bundle.certificate, settings)
         with self.database.reading() as records:
             at = records.at

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from muster.output import Json, Settings, emit, loading, parse_settings, progress, show_fields
+from muster.output import (
+    Json,
+    Settings,
+    emit,
+    loading,
+    parse_settings,
+    progress,
+    show_fields,
+)
+from muster.schedule_option import Schedule, parse_schedule
 
 ALGORITHM = "An algorithm (`muster algorithms list`), or your own as package.module:Class.  [default: fedavg]"
 BASELINE = (
@@ -34,6 +43,7 @@ def simulate(
     algorithm: Annotated[str | None, typer.Option(help=ALGORITHM)] = None,
     baseline: Annotated[str | None, typer.Option(help=BASELINE)] = None,
     settings: Settings = None,
+    schedule: Schedule = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds to run.  [default: 100]")] = None,
     cohort: Annotated[int | None, typer.Option(help="Users per round.  [default: 10]")] = None,
     device: Annotated[str | None, typer.Option(help="Where to compute: cpu or cuda.  [default: cpu]")] = None,
@@ -45,7 +55,7 @@ def simulate(
     Or run a baseline for comparison. Users are split into train and held-out ones; accuracy is per example over all
     held-out users, and per user as percentiles. The same seed gives the same model, bit for bit, on the same machine.
     """
-    flags = {
+    flags: dict[str, Any] = {
         "model": model,
         "dataset": dataset,
         "data": data,
@@ -56,6 +66,8 @@ def simulate(
         "device": device,
         "seed": seed,
     }
+    if schedule:
+        flags["schedule"] = parse_schedule(schedule)
     result = _run(_options(config, flags, parse_settings(settings)))
     if json:
         emit(result)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from muster.schedule_option import Schedule, parse_schedule
+
 if TYPE_CHECKING:
     from coordinator.rules.task_settings import Secagg, TaskSettings
 
@@ -98,6 +100,7 @@ class TaskOptions:
         int,
         setting("min_separation_rounds", "Rounds from one participation of a device to its next, at least; 1 is none."),
     ]
+    schedule: Schedule = None
     require: Annotated[list[str] | None, typer.Option(metavar="RULES", help=REQUIRE)] = None
     on_device: Annotated[list[str] | None, typer.Option(metavar="RULES", help=ON_DEVICE)] = None
     seed: Annotated[int, setting("seed", "Key of every random number that devices draw.")]
@@ -145,6 +148,7 @@ class TaskOptions:
             min_separation_s=self.min_separation_s,
             min_separation_rounds=self.min_separation_rounds,
             requires=parse_rules(self.require, Requires, "--require"),
+            schedule=parse_schedule(self.schedule),
             on_device=parse_rules(self.on_device, OnDevice, "--on-device"),
             seed=self.seed,
             formats=tuple(self.formats),

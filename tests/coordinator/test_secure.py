@@ -363,7 +363,7 @@ def test_secure_settings_out_of_range_are_refused_by_name(wrong):
 def test_fields_are_as_narrow_as_the_sum_of_a_group_allows(register, desk, bits, cohort):
     settings = TaskSettings(population="p", rounds=1, goal=cohort, over_selection=1.0, secagg=Secagg(bits=bits))
     register(**SECURE)
-    invite = invitation(settings, make_plan(), seat(desk)[0].given, 0)
+    invite = invitation(settings, settings.policy, make_plan(), seat(desk)[0].given, 0)
     mean, largest = invite.segments[0], min(cohort, 200)
     assert largest * mean.most < 1 << mean.field_bits <= 2 * largest * mean.most
 

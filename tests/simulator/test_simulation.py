@@ -2,6 +2,8 @@
 
 import pytest
 
+from fedcore.schedule import ServerSchedule
+from simulator.engine import Engine
 from simulator.errors import EngineError
 from simulator.simulation import SimulationConfig, simulate
 
@@ -40,3 +42,39 @@ def test_the_curve_is_measured_as_often_as_asked_and_at_the_end():
 def test_impossible_options_are_named(wrong, words):
     with pytest.raises(EngineError, match=words):
         SimulationConfig(model="mlp", **wrong)
+
+
+def test_a_schedule_grows_the_cohort_and_warms_up_the_server():
+    cohorts, scales = [], []
+
+    class Watching(Engine):
+        def run_round(self, number, cohort, slots=None, schedule=None):
+            cohorts.append(len(cohort))
+            scales.append(schedule.lr_scale(number, len(cohort)))
+            return super().run_round(number, cohort, slots, schedule)
+
+    schedule = ServerSchedule(warmup_rounds=2, double_every=2, largest_cohort=7)
+    config = {"model": "logreg", "rounds": 5, "cohort": 2}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("simulator.training.Engine", Watching)
+        scheduled = simulate(SimulationConfig(schedule=schedule, **config))
+    assert (cohorts, scales) == ([2, 2, 4, 4, 7], [0.5, 1, 1, 1, 1])
+    assert scheduled.params_sha256 != simulate(SimulationConfig(**config)).params_sha256
+    warm = simulate(SimulationConfig(schedule=ServerSchedule(warmup_rounds=2), model="logreg", rounds=1, cohort=2))
+    halved = SimulationConfig(settings={"server_lr": 0.5}, model="logreg", rounds=1, cohort=2)
+    assert warm.params_sha256 == simulate(halved).params_sha256
+
+
+def test_a_cohort_that_outgrows_the_users_is_refused_before_any_work():
+    config = SimulationConfig(
+        model="logreg", rounds=9, cohort=20, schedule=ServerSchedule(double_every=4, largest_cohort=90)
+    )
+    heard = []
+    with pytest.raises(EngineError, match="a cohort of 80 cannot be drawn from 60 clients"):
+        simulate(config, lambda number, metrics: heard.append(number))
+    assert heard == []
+
+
+def test_a_baseline_takes_no_schedule():
+    with pytest.raises(EngineError, match="not for the baseline local"):
+        SimulationConfig(model="logreg", baseline="local", schedule=ServerSchedule(warmup_rounds=2))

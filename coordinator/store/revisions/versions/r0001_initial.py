@@ -268,6 +268,12 @@ def upgrade() -> None:
             comment="how reports are masked; null when they are not",
         ),
         sa.Column("clear", sa.JSON(), nullable=False, comment="bounds on a report that is not masked"),
+        sa.Column(
+            "schedule",
+            sa.JSON(),
+            nullable=False,
+            comment="how the server learning rate and the goal change from round to round",
+        ),
         sa.Column("created_at", sa.Float(), nullable=False, comment="seconds since 1970"),
         sa.ForeignKeyConstraint(["checkpoint_sha256"], ["blobs.sha256"], name=op.f("fk_tasks_checkpoint_sha256")),
         sa.ForeignKeyConstraint(["plan_sha256"], ["blobs.sha256"], name=op.f("fk_tasks_plan_sha256")),
