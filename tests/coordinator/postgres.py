@@ -15,6 +15,7 @@ import psycopg
 
 from coordinator.store.database import Database
 from coordinator.store.tables import METADATA
+from muster.memory_folder import memory_folder
 
 USER = "muster"
 # PostgreSQL refuses to run as root: then it runs as whoever exists for the purpose, on a folder of theirs.
@@ -57,7 +58,7 @@ class Cluster:
 @contextmanager
 def cluster(programs: Path, *options: str) -> Iterator[Cluster]:
     """Start a server on a socket in a folder of its own; without `options` it does not survive a power cut."""
-    folder = Path(tempfile.mkdtemp(prefix="muster-pg-"))
+    folder = Path(tempfile.mkdtemp(prefix="muster-pg-", dir=memory_folder()))
     data, log = folder / "data", folder / "log"
     if AS_USER:
         shutil.chown(folder, AS_USER["user"])
