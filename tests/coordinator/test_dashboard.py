@@ -9,6 +9,7 @@ from contextlib import ExitStack
 import httpx2
 import pytest
 from selenium import webdriver
+from selenium.common.exceptions import TimeoutException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
@@ -81,7 +82,11 @@ def shows(browser, *words):
         text = " ".join((browser.execute_script("return document.body && document.body.innerText") or "").split())
         return all(word in text for word in words)
 
-    WebDriverWait(browser, 60, poll_frequency=0.2).until(all_there, f"the page never showed {words}")
+    try:
+        WebDriverWait(browser, 60, poll_frequency=0.2).until(all_there)
+    except TimeoutException:
+        shown = browser.execute_script("return document.body && document.body.innerText")
+        raise AssertionError(f"the page never showed {words}: {shown}") from None
 
 
 def assert_sound(browser, origin):
