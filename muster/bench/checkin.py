@@ -35,7 +35,7 @@ from simulator.fleet.load import LoadConfig, LoadFleet
 
 POPULATION = "light"
 CALLERS = 16
-IN_PROGRESS = 256
+CONNECTION_LIMIT = 8192  # far more than the load opens: check-ins are shed, and no connection is closed
 LOADS = (50, 100, 200, 50)
 TARGETS = {"ratio_to_bare": 0.60}
 
@@ -62,8 +62,7 @@ class CheckinCosts(msgspec.Struct, frozen=True, kw_only=True):
     """Both servers, and the coordinator under load.
 
     per_cpu_second: rejected check-ins answered per CPU second of the server's process; bare: the same of the peer.
-    saturation: per second of wall time, on a machine that the callers share. in_progress: requests that the
-    coordinator may have in progress before it sheds.
+    saturation: per second of wall time, on a machine that the callers share. connection_limit: that of the coordinator.
     """
 
     devices: int
@@ -71,7 +70,7 @@ class CheckinCosts(msgspec.Struct, frozen=True, kw_only=True):
     bare: float
     ratio_to_bare: float
     saturation: float
-    in_progress: int
+    connection_limit: int
     loads: list[Load]
     targets: dict[str, float]
 
@@ -80,7 +79,7 @@ def run(options: CheckinOptions, say: Say) -> CheckinCosts:
     """Measure both servers in turns, then load the coordinator."""
     # A task for which no light device holds enough examples: every one is rejected, and may come again at once.
     settings = TaskSettings(population=POPULATION, goal=1, rounds=1, min_examples=1000)
-    with null_coordinator(10, settings, connection_limit=IN_PROGRESS, retry_min_s=0, retry_max_s=0) as (server, _):
+    with null_coordinator(10, settings, connection_limit=CONNECTION_LIMIT, retry_min_s=0, retry_max_s=0) as (server, _):
         return asyncio.run(_run(options, server, say))
 
 
@@ -104,7 +103,7 @@ async def _run(options: CheckinOptions, server: LocalCoordinator, say: Say) -> C
         bare=bare.cpu,
         ratio_to_bare=ours.cpu / bare.cpu,
         saturation=saturation,
-        in_progress=IN_PROGRESS,
+        connection_limit=CONNECTION_LIMIT,
         loads=loads,
         targets=TARGETS,
     )
