@@ -48,6 +48,12 @@ FEW = 4
 Arrays = dict[str, np.ndarray]
 
 
+def worst(distances: Iterable[float]) -> float:
+    """The largest; not a number if any is."""
+    found = list(distances)
+    return math.nan if any(map(math.isnan, found)) else max(found)
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """One step's input: fields (B, …), mask float32 (B,), noise int32 (B,)."""
@@ -74,6 +80,11 @@ class TrialOutcome:
         """The last carry of a pass, with the metrics of all its steps."""
         sums = np.sum([carry[METRICS] for carry in self.trails[name]], axis=0)
         return self.trails[name][-1] | {METRICS: sums}
+
+    def start_of(self, name: str, number: int) -> Arrays:
+        """The carry from which step `number` of a pass starts where this outcome guides it, from 1."""
+        trail = self.trails[name]
+        return _vectors_of(trail[(number - 1) % len(trail)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +121,8 @@ class Trial:
     def reference(self, dtype: torch.dtype = torch.float32, guide: TrialOutcome | None = None) -> TrialOutcome:
         """The work done by torch, with none of the exporter's rewriting but dropout, and on real examples alone.
 
-        guide: an outcome from whose carries every step but the first starts, in the place of its own.
+        guide: an outcome from whose carries every step but the first starts, in the place of its own; of more steps
+        than it has, the next starts from its first again.
         Raises InvalidModel when the model does not run in `dtype`.
         """
         model: Model = self.model
@@ -138,7 +150,7 @@ class Trial:
             carry, trails[item.name] = item.begin(received), []
             for number, batch in enumerate(self.batches[item.name]):
                 if guide and number:
-                    carry = _tensors(_vectors_of(guide.trails[item.name][number - 1]), dtype)
+                    carry = _tensors(guide.start_of(item.name, number), dtype)
                 fields, mask = _tensors(batch.real.fields, dtype), torch.from_numpy(batch.real.mask).to(dtype)
                 oracle = GradientOracle(model, fields, mask, torch.from_numpy(batch.real.noise))
                 carry = item.step(carry, received, oracle)
@@ -165,7 +177,7 @@ class Trial:
         graphs[begin_graph(one.name)].run(received, prefixed(NEXT, carry))
         for number, batch in enumerate(self.batches[one.name]):
             if guide and number:
-                carry = _vectors_of(guide.trails[one.name][number - 1])
+                carry = guide.start_of(one.name, number)
             after, metrics = _empty(sizes), np.empty(len(one.metrics), np.float32)
             feed = received | prefixed(CARRY, carry) | prefixed(EXAMPLE, batch.fields)
             feed |= {MASK: batch.mask, NOISE: batch.noise}
@@ -178,26 +190,28 @@ class Trial:
         self,
         found: TrialOutcome,
         expected: TrialOutcome,
-        over: Callable[[Iterable[float]], float] | None = None,
+        guide: TrialOutcome | None = None,
+        over: Callable[[Iterable[float]], float] = worst,
         *,
         by_tensor: bool = True,
     ) -> dict[str, float]:
-        """By graph, how far it is from what was expected: after all steps, or after each, summed up by `over`.
+        """By graph, how far it is from what was expected: after all steps; or after each, summed up by `over`.
 
-        The worst vector counts; by_tensor: the worst tensor of the model in it.
+        guide: what guided both; then it is after each step. The worst vector counts; by_tensor: the worst tensor of
+        the model in it.
         """
         distance = functools.partial(self._distance, by_tensor=by_tensor)
         received = _tensors(self.broadcast, torch.float32)
         apart = {}
         for item in self.trip.passes:
             start = _arrays(item.begin(received))
-            last = _tensors(_vectors_of(expected.trails[item.name][-1]), torch.float32)
+            last = _tensors(_vectors_of((guide or expected).trails[item.name][-1]), torch.float32)
             received = with_carries(received, {item.name: last})
-            if over is None:
+            if guide is None:
                 apart[step_graph(item.name)] = distance(found.last(item.name), expected.last(item.name), start)
             else:
                 ours, theirs = found.trails[item.name], expected.trails[item.name]
-                starts = [start, *map(_vectors_of, theirs)]
+                starts = [start, *(guide.start_of(item.name, number) for number in range(1, len(theirs)))]
                 apart[step_graph(item.name)] = over(map(distance, ours, theirs, starts))
         return apart | {REPORT: distance(found.report, expected.report, {})}
 
@@ -247,12 +261,6 @@ def _widened(value: object) -> object:
 
 def _norm(vector: np.ndarray) -> float:
     return float(np.linalg.norm(vector))
-
-
-def worst(distances: Iterable[float]) -> float:
-    """The largest; not a number if any is."""
-    found = list(distances)
-    return math.nan if any(map(math.isnan, found)) else max(found)
 
 
 def _batch(model: Model, size: int, real: int, random: np.random.Generator) -> Batch:
