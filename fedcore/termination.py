@@ -11,9 +11,9 @@ _AGAIN_S = 0.01
 
 
 def exit_on_sigterm(code: int, unless: Callable[[], bool] = lambda: False) -> None:
-    """Have SIGTERM end this process with `code`, as `sys.exit` does; it does nothing when `unless` is true then.
+    """Have SIGTERM end this process with `code`, as `sys.exit` does. To be called in the main thread.
 
-    For the main thread.
+    unless: asked when the signal comes; where it gives true, nothing happens.
 
     Python drops an exception that is raised within a destructor: a signal that comes in one is taken once it is over.
     """

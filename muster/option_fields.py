@@ -29,6 +29,7 @@ def taking(options: type) -> Callable[[Callable[..., None]], Callable[..., None]
     taken = {one.name: one for one in parameters_of(options)}
 
     def decorate(act: Callable[..., None]) -> Callable[..., None]:
+        """Give the command its options."""
         hints = get_type_hints(act, include_extras=True)
         parameters: list[inspect.Parameter] = []
         for name, own in inspect.signature(act).parameters.items():

@@ -30,8 +30,8 @@ class KeystoneOptions:
 
     The model of a fleet of device processes over HTTP, and that of the engine from the same cohorts: their distance,
     relative to the way that training went. Every algorithm that devices run is trained with its default settings. The
-    exit code is 1 when two models differ by more than round-off. All algorithms on both models take about a quarter of
-    an hour on two cores.
+    exit code is 1 when two models differ by more than round-off. All algorithms on both models take about three
+    minutes on two cores.
     """
 
     algorithms: Annotated[

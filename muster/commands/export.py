@@ -53,7 +53,7 @@ def export(
     runtime that devices have. Your own model is a function without arguments that returns an export.model.ModelSpec:
     see docs/models.md.
     """
-    from fedcore.algorithms import ALGORITHMS, create, module_of
+    from fedcore.algorithms import create, module_of
     from fedcore.algorithms.algorithm import check_cross_device
 
     # Wrong options are reported before torch is loaded, which takes seconds.
@@ -65,8 +65,7 @@ def export(
     from export.models import MODELS
 
     if list_models:
-        listing = {"models": list(MODELS), "algorithms": list(ALGORITHMS), "formats": list(FORMATS)}
-        return emit(listing) if json else show_fields(listing)
+        return _list(json)
     if every == (model is not None):
         raise typer.BadParameter("name a model or pass --all; --list shows the built-in ones", param_hint="MODEL")
     key = None if sign is None else _signing_key(sign)
@@ -77,6 +76,15 @@ def export(
     for name in () if force else MODELS:
         _refuse_to_replace(out / name)
     return _export_all(order, out, json)
+
+
+def _list(json: bool) -> None:
+    from export.formats import FORMATS
+    from export.models import MODELS
+    from fedcore.algorithms import ALGORITHMS
+
+    listing = {"models": list(MODELS), "algorithms": list(ALGORITHMS), "formats": list(FORMATS)}
+    return emit(listing) if json else show_fields(listing)
 
 
 def _say_next(folder: Path) -> None:
