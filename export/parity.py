@@ -23,7 +23,7 @@ from device_runtime.errors import DeviceError
 from export.errors import ParityFailed, UnknownFormat
 from export.formats import FORMATS
 from export.model import Model
-from export.trial import STEPS, TOLERANCE, Trial, TrialOutcome, worst
+from export.trial import TOLERANCE, Trial, TrialOutcome, worst
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.bundle import Certificate, Evidence, Footprint, Parity
 from fedcore.decoding import decoder
@@ -44,10 +44,10 @@ def certify(
     graphs: Mapping[BlobRef, bytes],
     progress: Callable[[str, str], None] = lambda form, doing: None,
 ) -> Certificate:
-    """Run every pass for three steps and the report on every format's runtime and on torch, and measure the cost.
+    """Run every pass for a few steps and the report on every format's runtime and on torch, and measure the cost.
 
     Networks of ReLU and group normalisation are chaotic: torch's own float32 and float64 end too far apart to say
-    anything about where three steps lead. There every step starts where torch's did, and the tolerance grows with how
+    anything about where the steps lead. There every step starts where torch's did, and the tolerance grows with how
     far those two are apart. To notice what that would hide, five more steps see one example each, and start there too:
     a step size that suits batches can send a model away that sees one example after the other. One example seldom
     meets a kink, so the median of these is held to the tolerance of every other model.
@@ -118,18 +118,22 @@ class _References:
 
     def compare(self, plan: Plan, name: str, graphs: Mapping[str, Executable]) -> tuple[float, tuple[Parity, ...]]:
         """What is allowed, and how far each of a format's graphs is from torch on its runtime. Raises ParityFailed."""
-        found = self._whole.distances(_exported(self._whole, plan, name, graphs), self._outcome)
+        found, steps = (
+            self._whole.distances(_exported(self._whole, plan, name, graphs), self._outcome),
+            self._whole.steps,
+        )
         if worst(found.values()) <= TOLERANCE:
-            return TOLERANCE, tuple(Parity(graph, STEPS, l2, self._own[graph]) for graph, l2 in found.items())
+            return TOLERANCE, tuple(Parity(graph, steps(graph), l2, self._own[graph]) for graph, l2 in found.items())
         outcome = _exported(self._whole, plan, name, graphs, self._outcome)
         found = self._whole.distances(outcome, self._outcome, self._outcome, by_tensor=False)
         subject = f"{self._whole.model.spec.name}: {name}"
         tolerance = min(KINKED_TOLERANCE, max(TOLERANCE, OWN_TIMES * worst(self._own_guided.values())))
-        _check(subject, found, tolerance, f"at one of {STEPS} steps")
+        _check(subject, found, tolerance, "at one of its steps")
         outcome = _exported(self._single, plan, name, graphs, self._outcome)
         single = self._single.distances(outcome, self._single_outcome, self._outcome, _median)
         _check(subject, single, TOLERANCE, "after a step of one example")
-        parity = (Parity(graph, STEPS, l2, self._own_guided[graph], single[graph]) for graph, l2 in found.items())
+        own = self._own_guided
+        parity = (Parity(graph, steps(graph), l2, own[graph], single[graph]) for graph, l2 in found.items())
         return tolerance, tuple(parity)
 
 

@@ -41,6 +41,8 @@ from fedcore.plan import (
 )
 
 STEPS = 3
+ROOM = 2**26
+"""Bytes of models after the steps of a pass that fixes how many it takes; a larger model is tried with fewer."""
 TOLERANCE = 1e-5
 TINY = 1e-30
 ROUND_OFF = float(np.finfo(np.float32).eps)
@@ -102,6 +104,7 @@ class Trial:
     ) -> Trial:
         """Random batches, and the initial model with every other vector moved off zero, which could hide a term.
 
+        A pass takes `steps`. One whose loop fixes more takes those: what it does may depend on how many came before.
         real: how many examples of every batch the mask keeps; when None all, and half of the last batch. trip_index:
         which of the algorithm's trips, from 0.
         """
@@ -114,9 +117,15 @@ class Trial:
         batches = {}
         for item in trip.passes:
             size = item.loop.batch_size
-            kept = [real or size] * (steps - 1) + [real or (size + 1) // 2]
+            fixed = min(item.loop.steps or 0, ROOM // model.initial.nbytes)
+            kept = [real or size] * (max(steps, fixed) - 1) + [real or (size + 1) // 2]
             batches[item.name] = [_batch(model, size, count, random) for count in kept]
         return cls(model, trip, broadcast, batches)
+
+    def steps(self, graph: str) -> int:
+        """The steps after which a graph is compared; for the report, those of all passes."""
+        by_graph = {step_graph(name): len(batches) for name, batches in self.batches.items()}
+        return by_graph.get(graph, sum(by_graph.values()))
 
     def reference(self, dtype: torch.dtype = torch.float32, guide: TrialOutcome | None = None) -> TrialOutcome:
         """The work done by torch, with none of the exporter's rewriting but dropout, and on real examples alone.

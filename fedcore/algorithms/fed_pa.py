@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 class FedPA:
     """Down: d. Up: d. Server state: the model; with momentum also v. A phone keeps (l + 1) d.
 
-    With rounds of burn-in, the round is in the state and goes down too.
+    With rounds of burn-in, the round is in the state, and whether to sample goes down too.
 
     client_lr: step size of local SGD.
     server_lr: step size on the mean delta.
@@ -75,14 +75,15 @@ class FedPA:
         return state | {"round": 0.0 * params_D[..., :1]} if self.burn_in_rounds else state
 
     def broadcast(self, state: State) -> Broadcast:
-        return {name: state[name] for name in ("params", "round") if name in state}
+        sampling = {"sampling": _reached(state["round"], self.burn_in_rounds)} if self.burn_in_rounds else {}
+        return {"params": state["params"]} | sampling
 
     def report(self, broadcast: Broadcast, carries: Mapping[str, Carry]) -> Report:
         x_D, train = broadcast["params"], carries["train"]
         samples = [train[f"sample{number}"] - x_D for number in range(self.samples)]
         delta_D = self._corrected(samples)
         if self.burn_in_rounds:
-            sampling = _reached(broadcast["round"], self.burn_in_rounds)
+            sampling = broadcast["sampling"]
             delta_D = sampling * delta_D + (1.0 - sampling) * (train["params"] - x_D)
         return {"delta": delta_D}
 

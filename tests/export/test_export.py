@@ -45,10 +45,10 @@ SETTINGS = [
     *((name, {}) for name in ("fedavg", "fedadam", "mimelite")),
     ("mimelite", {"optimizer": "adam", "client_lr": 0.01}),
 ]
-# Every graph that some algorithm can have; server optimizers share FedAvg's. FedPA samples within a trial's few steps.
+# Every graph that some algorithm can have; server optimizers share FedAvg's.
 OWN_GRAPHS = [
-    *((name, {}) for name, one in ALGORITHMS.items() if name != "fedpa" and not keeps_client_state(one())),
-    ("fedpa", {"samples": 2, "steps_per_sample": 1, "burn_in_steps": 1, "burn_in_rounds": 2}),
+    *((name, {}) for name, one in ALGORITHMS.items() if not keeps_client_state(one())),
+    ("fedpa", {"samples": 2, "burn_in_rounds": 2}),
     ("fedavg", {"client_optimizer": "momentum"}),
     ("fedavg", {"client_optimizer": "adam", "client_lr": 0.01}),
     ("fednova", {"mu": 0.1, "client_momentum": 0.5}),
@@ -338,6 +338,15 @@ def test_the_certificate_catches_one_row_of_an_embedding(wrong, algorithm, monke
 def test_the_certificate_catches_one_percent_in_one_of_several_vectors(setting):
     model, algorithm = Model(load("mlp")), create("mimelite", {"client_lr": 0.01})
     wrong = dataclasses.replace(algorithm, **{setting: getattr(algorithm, setting) * 1.01})
+    with pytest.raises(ParityFailed):
+        certify(model, algorithm, *build_plan(model, wrong))
+
+
+@pytest.mark.parametrize(("burn_in_rounds", "wrong"), [(0, {"burn_in_steps": 6}), (1, {"rho": 0.05})])
+def test_the_certificate_catches_what_only_late_steps_or_rounds_show(burn_in_rounds, wrong):
+    """FedPA's first sample begins after five steps, and in rounds of burn-in it corrects nothing."""
+    model, algorithm = Model(load("logreg")), create("fedpa", {"burn_in_rounds": burn_in_rounds})
+    wrong = dataclasses.replace(algorithm, **wrong)
     with pytest.raises(ParityFailed):
         certify(model, algorithm, *build_plan(model, wrong))
 
