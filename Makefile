@@ -9,8 +9,11 @@ INSTALLED := .venv/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 LOCKED := --no-deps --require-hashes --requirement
 
+JS := device_runtime/js
+NODE_IS_NEW := node -e 'process.exit(+(Number.parseInt(process.versions.node) < 22))' 2>/dev/null
+
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check format migration algorithms filemap lock sbom clean
+.PHONY: help install demo test js check format migration algorithms filemap lock sbom clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -21,7 +24,11 @@ demo: $(DEMO) ## train on handwritten digits: a real coordinator, emulated devic
 	$(BIN)/muster demo $(ARGS)
 
 test: $(INSTALLED) ## run all tests
+	@$(if $(ARGS),,if $(NODE_IS_NEW); then $(MAKE) --no-print-directory js; else echo 'skipped: make js, which needs Node 22 or newer'; fi)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+js: $(JS)/node_modules/.package-lock.json ## check and test the device runtime in TypeScript, with Node 22 or newer
+	cd $(JS) && npm run --silent check && npm test --silent
 
 check: $(INSTALLED) ## formatting, lint, types, and which package may import which
 	$(BIN)/ruff format --check .
@@ -50,7 +57,7 @@ sbom: $(INSTALLED) ## write sbom.json: the packages in .venv, their versions and
 	$(BIN)/cyclonedx-py environment $(BIN)/python --pyproject pyproject.toml --output-file sbom.json
 
 clean: ## remove .venv, caches and outputs
-	rm -rf .venv sbom.json build dist out *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv $(JS)/node_modules $(JS)/dist sbom.json build dist out *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/pip:
@@ -70,3 +77,9 @@ $(INSTALLED): pyproject.toml requirements/dev.lock | $(BIN)/pip
 	$(PIP) $(LOCKED) requirements/dev.lock
 	$(PIP) --no-build-isolation -e '.[dev]'
 	@touch $(DEMO) $@
+
+# npm writes this file when an installation is whole.
+$(JS)/node_modules/.package-lock.json: $(JS)/package-lock.json
+	@$(NODE_IS_NEW) || { echo 'The device runtime in TypeScript needs Node 22 or newer: npm install --prefix .venv/node node@24, and put .venv/node/node_modules/.bin on PATH' >&2; exit 1; }
+	cd $(JS) && npm ci --silent --no-audit --no-fund
+	@touch $@

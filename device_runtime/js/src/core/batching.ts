@@ -1,0 +1,76 @@
+/** Batches: which examples a device visits, and in which order, and the noise of its steps.
+ *
+ * Spec: docs/spec/plan.md §4. Seeds and slots go beyond 2^53, so they are bigints.
+ */
+
+import { type Bytes, concat, u64, utf8 } from "./bytes.ts";
+import { philox } from "./philox.ts";
+import type { Loop } from "./plan.ts";
+import { sha256 } from "./primitives.ts";
+
+const NO_SECRET: Bytes = new Uint8Array();
+
+/** The key of a device's random streams in one round.
+ *
+ * secret: in a secure round, bytes that only the device knows, on which its noise depends too; else empty.
+ */
+export interface StreamKey {
+  readonly seed: bigint;
+  readonly round: number;
+  readonly slot: bigint;
+  readonly secret: Bytes;
+}
+
+/** One step's batch: the indices of its examples, and 1 in the mask for each that is real, 0 for padding. */
+export interface Batch {
+  readonly indices: readonly number[];
+  readonly mask: Float32Array<ArrayBuffer>;
+}
+
+/** A random order of `examples` indices: the stable argsort of that many words of the stream. */
+export async function permutation(key: StreamKey, pass: number, epoch: number, examples: number): Promise<number[]> {
+  const words = await stream("muster.order.v1", { ...key, secret: NO_SECRET }, pass, epoch, examples);
+  const before = (a: number, b: number) => (words[a]! < words[b]! ? -1 : Number(words[a]! > words[b]!));
+  return Array.from(words.keys()).sort(before);
+}
+
+/** Random integers, uniform over all of int32, one for every place of a batch. */
+export async function noise(
+  key: StreamKey,
+  pass: number,
+  step: number,
+  size: number,
+): Promise<Int32Array<ArrayBuffer>> {
+  const words = await stream("muster.noise.v1", key, pass, step, Math.ceil(size / 2));
+  const integers = new Int32Array(size);
+  for (let place = 0; place < size; place++) {
+    integers[place] = Number(BigInt.asIntN(32, words[place >> 1]! >> BigInt(32 * (place & 1))));
+  }
+  return integers;
+}
+
+async function stream(label: string, key: StreamKey, pass: number, counter: number, words: number) {
+  const tag = u64(key.seed, BigInt(key.round), key.slot, BigInt(pass), BigInt(counter));
+  const digest = new DataView((await sha256(concat(utf8(label), key.secret, tag))).buffer);
+  return philox([digest.getBigUint64(0, true), digest.getBigUint64(8, true)], words);
+}
+
+/** The number of batches of a loop over so many examples. */
+export function stepCount(loop: Loop, examples: number): number {
+  return Math.min(loop.epochs * Math.ceil(examples / loop.batch_size), loop.steps ?? Infinity);
+}
+
+/** The batch of every step of a pass. A short last batch is padded with its own first index, under mask 0. */
+export async function* batches(loop: Loop, examples: number, key: StreamKey, pass: number): AsyncGenerator<Batch> {
+  let remaining = stepCount(loop, examples);
+  for (let epoch = 0; epoch < loop.epochs && remaining > 0; epoch++) {
+    const order = loop.shuffle
+      ? await permutation(key, pass, epoch, examples)
+      : Array.from({ length: examples }, (_, index) => index);
+    for (let start = 0; start < examples && remaining > 0; start += loop.batch_size, remaining--) {
+      const real = order.slice(start, start + loop.batch_size);
+      const padding = Array<number>(loop.batch_size - real.length).fill(real[0]!);
+      yield { indices: [...real, ...padding], mask: new Float32Array(loop.batch_size).fill(1, 0, real.length) };
+    }
+  }
+}

@@ -1,0 +1,110 @@
+/** Bytes: joined, compared, read and written as integers and as text. */
+
+export type Bytes = Uint8Array<ArrayBuffer>;
+
+const ENCODER = new TextEncoder();
+
+/** UTF-8 bytes of a text. */
+export function utf8(text: string): Bytes {
+  return ENCODER.encode(text);
+}
+
+/** The text of UTF-8 bytes. Throws TypeError when they are not UTF-8. */
+export function text(data: Uint8Array): string {
+  return new TextDecoder("utf-8", { fatal: true }).decode(data);
+}
+
+/** All parts, one after the other. */
+export function concat(...parts: readonly Uint8Array[]): Bytes {
+  const whole = new Uint8Array(parts.reduce((size, part) => size + part.length, 0));
+  let at = 0;
+  for (const part of parts) {
+    whole.set(part, at);
+    at += part.length;
+  }
+  return whole;
+}
+
+/** Whether two byte strings are the same. Not for secrets: the time that it takes tells where they differ. */
+export function equal(a: Uint8Array, b: Uint8Array): boolean {
+  return a.length === b.length && a.every((byte, place) => byte === b[place]);
+}
+
+/** Unsigned 32-bit little-endian integers, joined. */
+export function u32(...values: readonly number[]): Bytes {
+  const data = new Uint8Array(4 * values.length);
+  const view = new DataView(data.buffer);
+  values.forEach((value, place) => {
+    view.setUint32(4 * place, value, true);
+  });
+  return data;
+}
+
+/** Unsigned 64-bit little-endian integers, joined. Every value must be below 2^64. */
+export function u64(...values: readonly bigint[]): Bytes {
+  return concat(...values.map((value) => littleEndian(value, 8)));
+}
+
+/** An integer of any size as so many little-endian bytes. */
+export function littleEndian(value: bigint, size: number): Bytes {
+  const data = new Uint8Array(size);
+  for (let place = 0; place < size; place++) {
+    data[place] = Number((value >> BigInt(8 * place)) & 255n);
+  }
+  return data;
+}
+
+/** The integer that little-endian bytes hold. */
+export function fromLittleEndian(data: Uint8Array): bigint {
+  return BigInt(`0x${hex(Uint8Array.from(data).reverse()) || "0"}`);
+}
+
+/** Lower-case hexadecimal digits. */
+export function hex(data: Uint8Array): string {
+  return Array.from(data, (byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
+/** The bytes of hexadecimal digits. Throws RangeError when they are none. */
+export function fromHex(digits: string): Bytes {
+  if (!/^([0-9a-f]{2})*$/i.test(digits)) {
+    throw new RangeError(`${digits.slice(0, 40)} is not hexadecimal`);
+  }
+  return Uint8Array.from(digits.match(/../g) ?? [], (pair) => Number.parseInt(pair, 16));
+}
+
+/** Base64 with padding (RFC 4648 §4). */
+export function base64(data: Uint8Array): string {
+  let letters = "";
+  for (const byte of data) {
+    letters += String.fromCharCode(byte);
+  }
+  return btoa(letters);
+}
+
+/** The inverse of `base64`, and of nothing else: one value has one spelling. Throws RangeError. */
+export function fromBase64(letters: string): Bytes {
+  let data: Bytes;
+  try {
+    data = Uint8Array.from(atob(letters), (letter) => letter.charCodeAt(0));
+  } catch {
+    throw new RangeError("not base64");
+  }
+  if (base64(data) !== letters) {
+    throw new RangeError("base64 that is not in its one spelling");
+  }
+  return data;
+}
+
+/** Base64url without padding (RFC 4648 §5), as keys and signatures are written. */
+export function base64url(data: Uint8Array): string {
+  return base64(data).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
+}
+
+/** The inverse of `base64url`, and of nothing else. Throws RangeError. */
+export function fromBase64url(letters: string): Bytes {
+  if (!/^[A-Za-z0-9_-]*$/.test(letters)) {
+    throw new RangeError("not base64url without padding");
+  }
+  const padding = "=".repeat((4 - (letters.length % 4)) % 4);
+  return fromBase64(letters.replaceAll("-", "+").replaceAll("_", "/") + padding);
+}

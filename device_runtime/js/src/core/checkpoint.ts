@@ -1,0 +1,96 @@
+/** Named flat vectors as safetensors bytes: checkpoints and reports. Spec: docs/spec/params.md §3.
+ *
+ * The format holds data only: a length, a JSON header, and float32 values, all little-endian.
+ */
+
+import * as v from "valibot";
+import { type Bytes, concat, littleEndian, utf8 } from "./bytes.ts";
+import { FormatError } from "./errors.ts";
+import { checked, count, parseJson } from "./json.ts";
+import type { VectorSpec } from "./plan.ts";
+import type { Float32 } from "./report.ts";
+
+const HEAD_BYTES = 8;
+const tensorSchema = v.object({
+  dtype: v.literal("F32"),
+  shape: v.tuple([count]),
+  data_offsets: v.tuple([count, count]),
+});
+
+/** The bytes of one vector, as every writer makes them. */
+export function encodeVector(name: string, vector: Float32): Bytes {
+  const size = vector.byteLength;
+  const header = JSON.stringify({ [name]: { dtype: "F32", shape: [vector.length], data_offsets: [0, size] } });
+  const padded = header.padEnd(8 * Math.ceil(utf8(header).length / 8) - utf8(header).length + header.length);
+  const values = new Uint8Array(size);
+  const view = new DataView(values.buffer);
+  vector.forEach((value, place) => {
+    view.setFloat32(4 * place, value, true);
+  });
+  return concat(littleEndian(BigInt(utf8(padded).length), HEAD_BYTES), utf8(padded), values);
+}
+
+/** The vectors in `data`, each with a buffer of its own, in the order of `specs`.
+ *
+ * Throws FormatError when the bytes are not safetensors, or do not hold exactly the vectors of `specs`.
+ */
+export function decodeVectors(data: Bytes, specs: readonly VectorSpec[]): Map<string, Float32> {
+  const tensors = readHeader(data);
+  const names = specs.map((spec) => spec.name);
+  if ([...tensors.keys()].sort().join() !== [...names].sort().join()) {
+    throw new FormatError(`vectors are ${[...tensors.keys()]}, expected ${names}`);
+  }
+  let taken = 0;
+  const found = new Map<string, Float32>();
+  for (const { name, size } of specs) {
+    const { shape, values } = tensors.get(name)!;
+    if (shape !== size || values.length !== 4 * size) {
+      throw new FormatError(`vector ${name} has ${shape} values in ${values.length} bytes, expected float32[${size}]`);
+    }
+    const view = new DataView(values.buffer, values.byteOffset, values.length);
+    found.set(
+      name,
+      Float32Array.from({ length: size }, (_, place) => view.getFloat32(4 * place, true)),
+    );
+    taken += values.length;
+  }
+  if (taken !== data.length - [...tensors.values()][0]!.base) {
+    throw new FormatError("not a safetensors file: bytes are left over between its vectors or behind them");
+  }
+  return found;
+}
+
+interface Tensor {
+  readonly shape: number;
+  readonly values: Bytes;
+  readonly base: number;
+}
+
+function readHeader(data: Bytes): Map<string, Tensor> {
+  const length =
+    data.length < HEAD_BYTES ? Infinity : Number(new DataView(data.buffer, data.byteOffset).getBigUint64(0, true));
+  const base = HEAD_BYTES + length;
+  if (base > data.length) {
+    throw new FormatError("not a safetensors file: its header goes beyond its end");
+  }
+  const { __metadata__: _, ...described } = checked(
+    v.record(v.string(), v.unknown()),
+    parseJson(data.subarray(HEAD_BYTES, base), "safetensors header"),
+    "safetensors header",
+  );
+  const tensors = new Map<string, Tensor>();
+  for (const [name, value] of Object.entries(described)) {
+    const {
+      shape,
+      data_offsets: [start, end],
+    } = checked(tensorSchema, value, `vector ${name}`);
+    if (start > end || base + end > data.length) {
+      throw new FormatError(`vector ${name} goes beyond the end of its file`);
+    }
+    tensors.set(name, { shape: shape[0], values: data.subarray(base + start, base + end), base });
+  }
+  if (tensors.size === 0) {
+    throw new FormatError("the safetensors file holds no vector");
+  }
+  return tensors;
+}

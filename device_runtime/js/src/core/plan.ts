@@ -1,0 +1,105 @@
+/** A plan: the loops, graphs by digest, examples and report of a device, as data. Spec: docs/spec/plan.md.
+ *
+ * A plan names no algorithm, so a device runs new algorithms without new code. The names of graphs, and of their inputs
+ * and outputs, are those of §2.
+ */
+
+import * as v from "valibot";
+import type { Bytes } from "./bytes.ts";
+import { hex } from "./bytes.ts";
+import { FormatError, PlanRefused } from "./errors.ts";
+import { checked, count, digest, parseJson } from "./json.ts";
+import { sha256 } from "./primitives.ts";
+import { checkLayout, layoutSchema } from "./report.ts";
+
+export const PLAN_VERSION = 1;
+/** The longest plan, in bytes of JSON. */
+export const MOST_PLAN_BYTES = 4 * 2 ** 20;
+/** The name of the graph that makes the mean segments of the report. */
+export const REPORT = "report";
+
+const positive = v.pipe(count, v.minValue(1));
+export const vectorSchema = v.object({ name: v.string(), size: count });
+export const blobSchema = v.object({ sha256: digest, size: count });
+const loopSchema = v.object({
+  batch_size: positive,
+  epochs: v.optional(positive, 1),
+  steps: v.nullish(positive, null),
+  shuffle: v.optional(v.boolean(), true),
+});
+const passSchema = v.object({
+  name: v.string(),
+  loop: loopSchema,
+  carry: v.array(vectorSchema),
+  metrics: v.array(v.string()),
+  noise: v.optional(v.boolean(), false),
+});
+const fieldSchema = v.object({
+  name: v.string(),
+  dtype: v.picklist(["float32", "int64", "int32", "uint8"]),
+  shape: v.optional(v.array(count), []),
+  high: v.nullish(v.union([v.number(), v.bigint()]), null),
+});
+const tripMembers = {
+  broadcast: v.array(vectorSchema),
+  passes: v.array(passSchema),
+  report: layoutSchema,
+  graphs: v.record(v.string(), v.record(v.string(), blobSchema)),
+};
+const tripSchema = v.object(tripMembers);
+const planSchema = v.object({
+  ...tripMembers,
+  name: v.string(),
+  schema: v.object({ tensors: v.array(v.object({ name: v.string(), shape: v.array(count) })) }),
+  examples: v.object({ fields: v.array(fieldSchema), collection: v.optional(v.string(), "default") }),
+  second: v.nullish(tripSchema, null),
+});
+
+export type VectorSpec = v.InferOutput<typeof vectorSchema>;
+export type BlobRef = v.InferOutput<typeof blobSchema>;
+export type Loop = v.InferOutput<typeof loopSchema>;
+export type PassPlan = v.InferOutput<typeof passSchema>;
+export type Field = v.InferOutput<typeof fieldSchema>;
+export type TripPlan = v.InferOutput<typeof tripSchema>;
+/** A plan as one round runs it: of a plan with two trips, the members are those of the round's. */
+export type Plan = Omit<v.InferOutput<typeof planSchema>, "second">;
+
+/** The plan that round `round` runs, from 1. Throws PlanRefused for bytes that are no plan, or of another version. */
+export function decodePlan(data: Bytes, round: number): Plan {
+  if (data.length > MOST_PLAN_BYTES) {
+    throw new PlanRefused(`a plan of ${data.length} bytes, at most ${MOST_PLAN_BYTES} are read`);
+  }
+  try {
+    const value = parseJson(data, "plan");
+    const { version } = checked(v.object({ version: count }), value, "plan");
+    if (version !== PLAN_VERSION) {
+      throw new PlanRefused(`plan of version ${version}, this device knows ${PLAN_VERSION}; update the older side`);
+    }
+    const { second, ...first } = checked(planSchema, value, "plan");
+    const trips: TripPlan[] = second === null ? [first] : [first, second];
+    trips.forEach(checkTrip);
+    return { ...first, ...trips[(round - 1) % trips.length] };
+  } catch (error) {
+    throw error instanceof FormatError ? new PlanRefused(error.message) : error;
+  }
+}
+
+function checkTrip(trip: TripPlan): void {
+  checkLayout(trip.report);
+  const wanted = [...trip.passes.flatMap(({ name }) => [`${name}.begin`, `${name}.step`]), REPORT];
+  for (const [format, graphs] of Object.entries(trip.graphs)) {
+    if (Object.keys(graphs).sort().join() !== [...new Set(wanted)].sort().join()) {
+      throw new FormatError(`format ${format} has graphs ${Object.keys(graphs).sort()}, the passes need ${wanted}`);
+    }
+  }
+}
+
+/** The number of parameters of a plan's model. */
+export function parameterCount(plan: Plan): number {
+  return plan.schema.tensors.reduce((sum, tensor) => sum + tensor.shape.reduce((size, axis) => size * axis, 1), 0);
+}
+
+/** Whether bytes are those that a reference names, by length and digest. */
+export async function isBlob(ref: BlobRef, data: Bytes): Promise<boolean> {
+  return data.length === ref.size && hex(await sha256(data)) === ref.sha256;
+}

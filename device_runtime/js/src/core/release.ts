@@ -1,0 +1,98 @@
+/** Signed statements: plans, releases, entries of a lineage, heads of the log of releases. Spec: docs/spec/plan.md §8 to §10.
+ *
+ * A statement is JSON in the very bytes that were signed. Whether to trust its signer is for the caller to know.
+ */
+
+import * as v from "valibot";
+import { type Bytes, concat, fromBase64url, fromHex, hex, utf8 } from "./bytes.ts";
+import { FormatError } from "./errors.ts";
+import { bytes, checked, count, digest, parseJson } from "./json.ts";
+import type { BlobRef } from "./plan.ts";
+import { sha256, verifies } from "./primitives.ts";
+
+const KIND = "ed25519:";
+const RELEASE_VERSION = 1;
+const positive = v.pipe(v.number(), v.gtValue(0));
+
+export const signatureSchema = v.object({ signer: v.string(), value: v.string() });
+export const signedSchema = v.object({ text: v.string(), ...signatureSchema.entries });
+const releaseSchema = v.object({
+  version: count,
+  population: v.string(),
+  plan: digest,
+  checkpoint: digest,
+  bounds: v.object({ clip_norm: positive, bits: count, max_examples: count, min_sum: count }),
+  lineage: v.string(),
+  counter: count,
+  expires_at: count,
+});
+const entrySchema = v.object({ release: digest, round: count, parent: digest, checkpoint: digest });
+const headSchema = v.object({ size: count, root: digest });
+export const proofSchema = v.object({ head: signedSchema, position: count, path: bytes() });
+
+export type PlanSignature = v.InferOutput<typeof signatureSchema>;
+export type Signed = v.InferOutput<typeof signedSchema>;
+export type Release = v.InferOutput<typeof releaseSchema>;
+/** How a secure round makes its sums: nobody but the release key may move it. */
+export type SumBounds = Release["bounds"];
+export type LineageEntry = v.InferOutput<typeof entrySchema>;
+export type TreeHead = v.InferOutput<typeof headSchema>;
+export type LogProof = v.InferOutput<typeof proofSchema>;
+
+/** A public key of Ed25519, 32 bytes, from its text. Throws FormatError. */
+export function publicKey(signer: string): Bytes {
+  try {
+    const key = fromBase64url(signer.startsWith(KIND) ? signer.slice(KIND.length) : "");
+    if (key.length === 32) return key;
+  } catch {
+    // named below, with its form
+  }
+  throw new FormatError(`${signer.slice(0, 100)} is not a public key: it must be ${KIND} and 32 bytes in base64url`);
+}
+
+/** Throws FormatError unless `signature` is its signer's, over the plan of this digest. */
+export async function verifyPlan(plan: BlobRef, signature: PlanSignature): Promise<void> {
+  await demand(signature, concat(utf8("muster.plan.v1\0"), fromHex(plan.sha256)), `plan ${plan.sha256.slice(0, 12)}…`);
+}
+
+/** The release, if its signer signed it. Throws FormatError. */
+export async function verifiedRelease(signed: Signed): Promise<Release> {
+  const release = await verified(signed, "release", releaseSchema);
+  if (release.version !== RELEASE_VERSION) {
+    throw new FormatError(`release of version ${release.version}, this side knows ${RELEASE_VERSION}`);
+  }
+  return release;
+}
+
+/** The entry of a lineage, if its signer signed it. Throws FormatError. */
+export function verifiedEntry(signed: Signed): Promise<LineageEntry> {
+  return verified(signed, "lineage", entrySchema);
+}
+
+/** The head of a log of releases, if its signer signed it. Throws FormatError. */
+export function verifiedHead(signed: Signed): Promise<TreeHead> {
+  return verified(signed, "log", headSchema);
+}
+
+/** SHA-256 of a statement, in hex. */
+export async function digestOf(signed: Signed): Promise<string> {
+  return hex(await sha256(utf8(signed.text)));
+}
+
+async function verified<S extends v.GenericSchema>(signed: Signed, what: string, schema: S): Promise<v.InferOutput<S>> {
+  await demand(signed, utf8(`muster.${what}.v1\0${signed.text}`), `the statement of a ${what}`);
+  return checked(schema, parseJson(signed.text, what), what);
+}
+
+async function demand({ signer, value }: PlanSignature, message: Bytes, noun: string): Promise<void> {
+  const key = publicKey(signer);
+  let signature: Bytes = new Uint8Array();
+  try {
+    signature = fromBase64url(value);
+  } catch {
+    // no signature verifies
+  }
+  if (!(await verifies(key, signature, message))) {
+    throw new FormatError(`${noun} does not have the signature of ${signer}: it was altered, or signed for another`);
+  }
+}

@@ -1,0 +1,102 @@
+/** A device's report: one float32 vector of named segments that is only ever summed. Spec: docs/spec/plan.md §5.
+ *
+ * Until it leaves, a report is kept unweighted: its values (V,), which are all segments but the weight, and the weight
+ * beside them. It is weighed once: here when it is uploaded in clear, while it is packed when it is masked.
+ */
+
+import * as v from "valibot";
+import { FormatError, NonFiniteReport } from "./errors.ts";
+import { count } from "./json.ts";
+
+const WEIGHT = "weight";
+
+const segmentSchema = v.object({
+  name: v.string(),
+  size: count,
+  reduction: v.picklist(["mean", "sum"]),
+  labels: v.optional(v.array(v.string()), []),
+});
+export const layoutSchema = v.object({
+  segments: v.array(segmentSchema),
+  weighting: v.picklist(["examples", "uniform"]),
+});
+
+export type Segment = v.InferOutput<typeof segmentSchema>;
+/** The segments of a report, in order. Exactly one is the device's weight. */
+export type ReportLayout = v.InferOutput<typeof layoutSchema>;
+export type Float32 = Float32Array<ArrayBuffer>;
+
+/** Throws FormatError unless segments are distinct and one of them is the weight. */
+export function checkLayout(layout: ReportLayout): void {
+  const names = layout.segments.map((segment) => segment.name);
+  const weight = layout.segments.find((segment) => segment.name === WEIGHT);
+  if (new Set(names).size !== names.length || weight?.size !== 1 || weight.reduction !== "sum") {
+    throw new FormatError(`segments must be distinct and hold one ${WEIGHT}, a single value that is summed: ${names}`);
+  }
+}
+
+/** L, the length of the report vector. */
+export function reportSize(layout: ReportLayout): number {
+  return layout.segments.reduce((sum, segment) => sum + segment.size, 0);
+}
+
+/** The segments of the values (V,) that are kept until the report is weighed: all but the weight. */
+export function unweighted(layout: ReportLayout): Segment[] {
+  return layout.segments.filter((segment) => segment.name !== WEIGHT);
+}
+
+/** w of a device with that many examples. */
+export function weightOf(layout: ReportLayout, examples: number): number {
+  return layout.weighting === "examples" ? examples : 1;
+}
+
+/** The name of the segment that holds a pass's metric sums. */
+export function metricsSegment(pass: string): string {
+  return `${pass}.metrics`;
+}
+
+/** The unweighted values (V,) of a report from its segments by name.
+ *
+ * Throws NonFiniteReport when a segment is missing, of another size, or not finite once it has the weight.
+ */
+export function concatenate(layout: ReportLayout, parts: ReadonlyMap<string, Float32>, weight: number): Float32 {
+  const values = new Float32Array(reportSize(layout) - 1);
+  let start = 0;
+  for (const segment of unweighted(layout)) {
+    const part = parts.get(segment.name);
+    if (part?.length !== segment.size) {
+      throw new NonFiniteReport(`segment ${segment.name} must be float32[${segment.size}]`);
+    }
+    const factor = factorOf(segment, weight);
+    if (!part.every((value) => Number.isFinite(Math.fround(value * factor)))) {
+      throw new NonFiniteReport(`segment ${segment.name} holds a non-finite value`);
+    }
+    values.set(part, start);
+    start += segment.size;
+  }
+  return values;
+}
+
+/** The report (L,) as it is uploaded in clear: mean segments times the weight, and the weight itself. */
+export function weigh(layout: ReportLayout, values: Float32, weight: number): Float32 {
+  const report = new Float32Array(reportSize(layout));
+  let [from, to] = [0, 0];
+  for (const segment of layout.segments) {
+    if (segment.name === WEIGHT) {
+      report[to] = weight;
+    } else {
+      const factor = factorOf(segment, weight);
+      report.set(
+        values.subarray(from, from + segment.size).map((value) => value * factor),
+        to,
+      );
+      from += segment.size;
+    }
+    to += segment.size;
+  }
+  return report;
+}
+
+function factorOf(segment: Segment, weight: number): number {
+  return segment.reduction === "mean" ? Math.fround(weight) : 1;
+}

@@ -1,0 +1,24 @@
+/** The neighbour graph: a Harary ring on a permutation that nobody chose. Spec: docs/spec/secagg.md §3. */
+
+import { type Bytes, concat } from "../bytes.ts";
+import { Keystream, sha256 } from "../primitives.ts";
+import { tag } from "./encoding.ts";
+import type { GraphParameters } from "./parameters.ts";
+
+/** The k neighbours of a position; the one at index x − 1 has rank x. Being neighbours is mutual. */
+export async function neighboursOf(
+  position: number,
+  { n, k }: GraphParameters,
+  root: Bytes,
+  beacon: Bytes,
+): Promise<number[]> {
+  const stream = await Keystream.of(await sha256(concat(tag("graph"), root, beacon)));
+  const view = new DataView((await stream.bytes(0, 8 * n)).buffer);
+  const words = Array.from({ length: n }, (_, place) => view.getBigUint64(8 * place, true));
+  const ring = Array.from(words.keys()).sort((a, b) => (words[a]! < words[b]! ? -1 : Number(words[a]! > words[b]!)));
+  const place = ring.indexOf(position);
+  const near = Array.from({ length: n - 1 }, (_, index) => index + 1).filter(
+    (distance) => k === n - 1 || distance <= k / 2 || distance >= n - k / 2,
+  );
+  return near.map((distance) => ring[(place + distance) % n]!);
+}

@@ -1,0 +1,161 @@
+/** Packing: from a float vector to words that can be masked and added. Spec: docs/spec/secagg.md §5.
+ *
+ * A word of 64 bits is two numbers of 32 in an array, the lower one first: as little-endian bytes, that is the word.
+ */
+
+import { Keystream, type RandomSource } from "../primitives.ts";
+import type { Float32 } from "../report.ts";
+import { BadInput, HeadroomError } from "./errors.ts";
+
+export type Words = Uint32Array<ArrayBuffer>;
+
+const [WORD_BITS, MOST_IN_BITS, MOST_FIELD_BITS] = [64, 20, 32];
+const [LEAST_RANGE, MOST_RANGE] = [1e-40, 1e40]; // what float32 values span
+const POINT = 2 ** 32;
+const MANTISSA = 2 ** (MOST_IN_BITS + 32);
+const SLICE = 1 << 15; // values quantised at a time
+
+/** A segment as it is packed: `size` values in [low, high] that share one encoding.
+ *
+ * `inBits` of precision travel in fields of `fieldBits`. A `weighted` segment is multiplied by weight / w_max. `norm` is
+ * the greatest L2 norm, to which a longer segment is scaled down; 0 is no limit.
+ */
+export interface PackedSegment {
+  readonly size: number;
+  readonly fieldBits: number;
+  readonly inBits: number;
+  readonly low: number;
+  readonly high: number;
+  readonly norm: number;
+  readonly weighted: boolean;
+}
+
+/** Throws HeadroomError unless every field can hold the sum of nMax values and every range makes sense. */
+export function checkHeadroom(segments: readonly PackedSegment[], nMax: number): void {
+  segments.forEach(({ inBits, fieldBits, low, high, norm }, place) => {
+    const widths = 1 <= inBits && inBits <= MOST_IN_BITS && inBits <= fieldBits && fieldBits <= MOST_FIELD_BITS;
+    if (!widths || nMax * (2 ** inBits - 1) >= 2 ** fieldBits) {
+      throw new HeadroomError(`segment ${place}: ${nMax} values of ${inBits} bits do not fit into ${fieldBits} bits`);
+    }
+    const range = high - low;
+    if (!(low <= 0 && 0 <= high && LEAST_RANGE <= range && range <= MOST_RANGE && norm >= 0)) {
+      throw new HeadroomError(`segment ${place}: [${low}, ${high}] with norm ${norm} is no range to quantise`);
+    }
+  });
+}
+
+/** The words of one device, ready to be masked: its weight, the packed segments, the check word. Throws BadInput.
+ *
+ * Trap: values outside [low, high] are clamped, which is a bias; choose norm and range so that it is rare.
+ */
+export async function pack(
+  segments: readonly PackedSegment[],
+  vector: Float32,
+  weight: number,
+  wMax: number,
+  random: RandomSource,
+): Promise<Words> {
+  if (!(Number.isInteger(weight) && 0 <= weight && weight <= wMax)) {
+    throw new BadInput(`the weight must be 0 to ${wMax}, not ${weight}`);
+  }
+  const size = segments.reduce((sum, segment) => sum + segment.size, 0);
+  if (vector.length !== size) {
+    throw new BadInput(`the vector must have ${size} values, not ${vector.length}`);
+  }
+  const uniform = new Uniform(await Keystream.of(random(32)));
+  const words = new Uint32Array(2 * (2 + segments.reduce((sum, segment) => sum + wordsOf(segment), 0)));
+  words[0] = weight;
+  let [begin, at] = [0, 2];
+  for (const segment of segments) {
+    const values = vector.subarray(begin, begin + segment.size);
+    const target = words.subarray(at, at + 2 * wordsOf(segment));
+    await quantise(segment, values, factorOf(segment, values, weight / wMax), uniform, target);
+    begin += segment.size;
+    at += target.length;
+  }
+  setWord(words, words.length / 2 - 1, checkWord(words));
+  return words;
+}
+
+/** A stream of numbers, uniform over 32 bits, read from front to end. */
+class Uniform {
+  readonly #stream: Keystream;
+  #bytes = 0;
+
+  constructor(stream: Keystream) {
+    this.#stream = stream;
+  }
+
+  async take(size: number): Promise<DataView<ArrayBuffer>> {
+    const skip = this.#bytes % 16;
+    const data = await this.#stream.bytes((this.#bytes - skip) / 16, skip + 4 * size);
+    this.#bytes += 4 * size;
+    return new DataView(data.buffer, skip);
+  }
+}
+
+function wordsOf({ size, fieldBits }: PackedSegment): number {
+  return Math.ceil(size / Math.floor(WORD_BITS / fieldBits));
+}
+
+/** The factor of a segment: clipping to its norm, times `share` if it is weighted. Only here is a report weighed. */
+function factorOf(segment: PackedSegment, values: Float32, share: number): number {
+  const norm = Math.sqrt(values.reduce((sum, value) => sum + value * value, 0));
+  if (!Number.isFinite(norm)) {
+    throw new BadInput("the vector holds a value that is not finite: the training diverged, and nothing is sent");
+  }
+  const scale = 0 < segment.norm && segment.norm < norm ? segment.norm / norm : 1;
+  return segment.weighted ? scale * share : scale;
+}
+
+/** Quantise and pack: value v goes into word v mod P, at field ⌊v / P⌋.
+ *
+ * A value becomes a number with 32 bits behind the point in the mantissa of a double between 2^52 and 2^53, where
+ * neighbours differ by one: adding the uniform bits to the lower half, and keeping the upper, rounds without bias.
+ */
+async function quantise(segment: PackedSegment, values: Float32, factor: number, uniform: Uniform, target: Words) {
+  const words = target.length / 2;
+  const most = 2 ** segment.inBits - 1;
+  const scale = POINT / ((segment.high - segment.low) / most);
+  const offset = MANTISSA - segment.low * scale;
+  const [double, greatest] = [new DataView(new ArrayBuffer(8)), MANTISSA + most * POINT];
+  for (let plane = 0, start = 0; start < segment.size; plane++, start += words) {
+    const shift = plane * segment.fieldBits;
+    const end = Math.min(start + words, segment.size);
+    for (let first = start; first < end; first += SLICE) {
+      const drawn = await uniform.take(Math.min(SLICE, end - first));
+      for (let place = first; place < Math.min(first + SLICE, end); place++) {
+        const x = values[place]! * (factor * scale) + offset;
+        double.setFloat64(0, Math.min(Math.max(x, MANTISSA), greatest));
+        const carry = double.getUint32(4) + drawn.getUint32(4 * (place - first), true) >= POINT ? 1 : 0;
+        const q = (double.getUint32(0) + carry) & (2 ** MOST_IN_BITS - 1);
+        orInto(target, 2 * (place - start), q, shift);
+      }
+    }
+  }
+}
+
+/** Set the bits of a number of up to 20 bits in the word at `at`, from bit `shift` on. */
+function orInto(words: Words, at: number, bits: number, shift: number): void {
+  if (shift >= 32) {
+    words[at + 1]! |= bits << (shift - 32);
+  } else {
+    words[at]! |= bits << shift;
+    words[at + 1]! |= shift ? bits >>> (32 - shift) : 0;
+  }
+}
+
+/** Σ (2m + 1) · word m over all words but the last: linear, so it adds up, and no two words have the same factor. */
+function checkWord(words: Words): bigint {
+  let total = 0n;
+  for (let m = 0; m < words.length / 2 - 1; m++) {
+    const word = (BigInt(words[2 * m + 1]!) << 32n) | BigInt(words[2 * m]!);
+    total = BigInt.asUintN(64, total + BigInt(2 * m + 1) * word);
+  }
+  return total;
+}
+
+function setWord(words: Words, place: number, value: bigint): void {
+  words[2 * place] = Number(value & 0xffffffffn);
+  words[2 * place + 1] = Number(value >> 32n);
+}

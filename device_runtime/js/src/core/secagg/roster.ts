@@ -1,0 +1,157 @@
+/** The roster, M2, as one device sees it, and the checks of what its neighbours advertise.
+ *
+ * Spec: docs/spec/secagg.md §3, §4, §6.
+ */
+
+import { type Bytes, concat, equal, hex, littleEndian, u32 } from "../bytes.ts";
+import { DIGEST_BYTES, KEY_BYTES, M, message, openMessage, Reader, SIGNATURE_BYTES } from "./encoding.ts";
+import { BelowThreshold, DuplicateKey, ExpiredCredential, GraphMismatch, Malformed, SelfMismatch } from "./errors.ts";
+import { neighboursOf } from "./graph.ts";
+import type { AggregationPolicy, Invite } from "./invite.ts";
+import { NO_CONTEXT, verify } from "./keys.ts";
+import { climb, depth } from "./merkle.ts";
+import { checkParameters, type GraphParameters } from "./parameters.ts";
+
+const DEVICE_BYTES = 16;
+export const CREDENTIAL_BYTES = DEVICE_BYTES + 8 + SIGNATURE_BYTES;
+const BEACON_BYTES = SIGNATURE_BYTES;
+
+/** M1. A device's id and its keys for this session, signed, and its credential. */
+export interface Advertisement {
+  readonly id: Bytes;
+  readonly maskKey: Bytes;
+  readonly boxKey: Bytes;
+  readonly signature: Bytes;
+  readonly credential: Bytes;
+}
+
+/** A neighbour in M2: its position, its advertisement, and the path of its leaf. */
+export interface RosterEntry {
+  readonly position: number;
+  readonly device: Advertisement;
+  readonly path: Bytes;
+}
+
+/** M2. A device's view of the roster: its own position, and its neighbours by rank. */
+export interface Roster extends GraphParameters {
+  readonly root: Bytes;
+  readonly beacon: Bytes;
+  readonly position: number;
+  readonly path: Bytes;
+  readonly neighbours: readonly RosterEntry[];
+}
+
+/** M1. */
+export function encodeAdvertisement(inviteHash: Bytes, device: Advertisement): Bytes {
+  return message(M.ADVERTISE, inviteHash, leafOf(device), device.signature, device.credential);
+}
+
+/** The roster as sent to one device. Throws Malformed. */
+export function decodeRoster(data: Bytes, inviteHash: Bytes, nMax: number): Roster {
+  const reader = openMessage(data, M.ROSTER, "the roster", inviteHash);
+  const [n, k, t] = [reader.integer(4), reader.integer(4), reader.integer(4)];
+  if (n === 0 || n > nMax || k >= n) {
+    throw new Malformed(`a roster of ${n} with ${k} neighbours each does not exist among at most ${nMax}`);
+  }
+  const [root, beacon, position] = [reader.take(DIGEST_BYTES), reader.take(BEACON_BYTES), reader.integer(4)];
+  const length = DIGEST_BYTES * depth(n);
+  const path = reader.take(length);
+  const neighbours = Array.from({ length: k }, () => ({
+    position: reader.integer(4),
+    device: readAdvertisement(reader),
+    path: reader.take(length),
+  }));
+  reader.close();
+  if ([position, ...neighbours.map((entry) => entry.position)].some((place) => place >= n)) {
+    throw new Malformed(`the roster names a position that is not below ${n}`);
+  }
+  return { n, k, t, root, beacon, position, path, neighbours };
+}
+
+/** Throws a SecaggError unless the roster holds this device as it is, with the neighbours that it must have.
+ *
+ * now: the device's time, in seconds since 1970, at which the credentials of its neighbours must still be good.
+ */
+export async function checkRoster(
+  policy: AggregationPolicy,
+  invite: Invite,
+  own: Advertisement,
+  roster: Roster,
+  now: bigint,
+): Promise<void> {
+  checkParameters(roster);
+  if (roster.n < invite.minSum) {
+    throw new BelowThreshold(`the roster has ${roster.n} devices, and a sum must have ${invite.minSum}`);
+  }
+  if (!equal(await climb(leafOf(own), roster.position, roster.path), roster.root)) {
+    throw new SelfMismatch("the roster does not hold this device with the keys that it sent");
+  }
+  await checkBeacon(policy.authority, invite, roster);
+  const expected = await neighboursOf(roster.position, roster, roster.root, roster.beacon);
+  if (roster.neighbours.some((peer, rank) => peer.position !== expected[rank])) {
+    throw new GraphMismatch("the neighbours are not those that roster and beacon imply");
+  }
+  for (const { position, device, path } of roster.neighbours) {
+    if (!equal(await climb(leafOf(device), position, path), roster.root)) {
+      throw new GraphMismatch(`position ${position} is not what the roster holds there`, [position]);
+    }
+  }
+  checkDistinct([own, ...roster.neighbours.map((peer) => peer.device)]);
+  const until = now > invite.deadline ? now : invite.deadline;
+  await Promise.all(roster.neighbours.map((peer) => checkAdvertisement(policy.authority, invite, peer.device, until)));
+}
+
+/** Throws BadSignature or ExpiredCredential unless the authority gave the credential, good until then, to this key.
+ *
+ * The answer is the device (16 bytes) that the credential names, and when it ends.
+ */
+export async function checkCredential(authority: Bytes, id: Bytes, credential: Bytes, until: bigint) {
+  const reader = new Reader(credential, "the credential");
+  const [device, expires, signature] = [reader.take(DEVICE_BYTES), reader.wide(8), reader.take(SIGNATURE_BYTES)];
+  reader.close();
+  await verify(authority, signature, "credential", NO_CONTEXT, concat(id, device, littleEndian(expires, 8)));
+  if (expires < until) {
+    throw new ExpiredCredential(`a credential ended at ${expires}, and must be good until ${until}`);
+  }
+  return { device, expires };
+}
+
+async function checkBeacon(authority: Bytes, invite: Invite, { n, k, t, root, beacon }: Roster): Promise<void> {
+  if (k !== n - 1) {
+    await verify(authority, beacon, "beacon", invite.hash, concat(u32(n, k, t), root));
+  } else if (beacon.some((byte) => byte !== 0)) {
+    throw new GraphMismatch("there is a beacon, and everyone is everyone's neighbour: nothing was to be drawn");
+  }
+}
+
+async function checkAdvertisement(authority: Bytes, invite: Invite, device: Advertisement, until: bigint) {
+  await verify(device.id, device.signature, "advertise", invite.hash, concat(device.maskKey, device.boxKey));
+  await checkCredential(authority, device.id, device.credential, until);
+}
+
+/** Throws DuplicateKey when an id or a key occurs twice, in any role, or one device has two of them. */
+function checkDistinct(devices: readonly Advertisement[]): void {
+  const seen = new Set<string>();
+  for (const { id, maskKey, boxKey, credential } of devices) {
+    for (const name of [id, maskKey, boxKey, credential.slice(0, DEVICE_BYTES)].map(hex)) {
+      if (seen.has(name)) {
+        throw new DuplicateKey(`id or key ${name.slice(0, 12)}… occurs twice: one device plays several`);
+      }
+      seen.add(name);
+    }
+  }
+}
+
+function leafOf({ id, maskKey, boxKey }: Advertisement): Bytes {
+  return concat(id, maskKey, boxKey);
+}
+
+function readAdvertisement(reader: Reader): Advertisement {
+  return {
+    id: reader.take(KEY_BYTES),
+    maskKey: reader.take(KEY_BYTES),
+    boxKey: reader.take(KEY_BYTES),
+    signature: reader.take(SIGNATURE_BYTES),
+    credential: reader.take(CREDENTIAL_BYTES),
+  };
+}

@@ -1,0 +1,165 @@
+/** Messages, plans, checkpoints, reports and statements are read and written as in Python. */
+
+import { expect, test } from "vitest";
+import { fromHex, hex, utf8 } from "../src/core/bytes.ts";
+import { decodeVectors, encodeVector } from "../src/core/checkpoint.ts";
+import { FormatError, NonFiniteReport, PlanRefused } from "../src/core/errors.ts";
+import { checked, parseJson } from "../src/core/json.ts";
+import * as masking from "../src/core/masking.ts";
+import { decodePlan, parameterCount } from "../src/core/plan.ts";
+import { SigningKey } from "../src/core/primitives.ts";
+import { digestOf, verifiedEntry, verifiedHead, verifiedRelease, verifyPlan } from "../src/core/release.ts";
+import { concatenate, weigh } from "../src/core/report.ts";
+import { follow, successionSchema } from "../src/core/succession.ts";
+import { decodeAnswer } from "../src/core/wire/messages.ts";
+import { deviceId, keyText, signatureBase, signatureFields } from "../src/core/wire/signatures.ts";
+import { bytesOf, floats, type Vector, vectors } from "./vectors.ts";
+
+const device = vectors("device.json");
+
+test("an assignment keeps integers that a number would round", () => {
+  const given = decodeAnswer("assignment", utf8(device.messages.good.assignment[0]));
+  expect(given).toMatchObject({ outcome: "assigned", round: 3, minimum: 8, over_selected: true, lost_after_s: 5.25 });
+  expect(given).toMatchObject({ seed: BigInt(device.messages.seed), slot: BigInt(device.messages.slot) });
+  expect(given).toMatchObject({ secagg: Uint8Array.of(0, 1), plan: { size: 2 ** 40 }, release: null });
+});
+
+test("every answer that Python writes is read", () => {
+  for (const [kind, texts] of Object.entries<string[]>(device.messages.good)) {
+    for (const one of texts) {
+      decodeAnswer(kind as "assignment", utf8(one));
+    }
+  }
+});
+
+test.each(device.messages.bad_assignments as string[])("a text that is no assignment is refused: %s", (bad) => {
+  expect(() => decodeAnswer("assignment", utf8(bad))).toThrow(FormatError);
+});
+
+test("an error names the member that is wrong", () => {
+  expect(() => decodeAnswer("assignment", utf8(device.messages.bad_assignments[1]))).toThrow(
+    /assignment.*at assignment/,
+  );
+});
+
+test("a plan runs its trips in turn, and its layouts have Python's hashes", async () => {
+  for (const [round, hash] of Object.entries(device.plan.layout_hash)) {
+    const plan = decodePlan(utf8(device.plan.text), Number(round));
+    expect(hex(await masking.layoutHash(plan.report))).toBe(hash);
+    expect(parameterCount(plan)).toBe(device.plan.parameters);
+    expect(plan.passes).toHaveLength(Number(round) % 2 === 1 ? 2 : 1);
+  }
+});
+
+test.each([
+  ["another version", '"version":1', '"version":2', /version 2/],
+  ["a graph too few", '"report":{"sha256"', '"repor":{"sha256"', /the passes need/],
+  ["a negative size", '"size":3', '"size":-3', /size/],
+  ["a batch of nothing", '"batch_size":4', '"batch_size":0', /batch_size/],
+  ["two weights", '"name":"delta"', '"name":"weight"', /weight/],
+])("a plan with %s is refused", (_, from, to, message) => {
+  expect(() => decodePlan(utf8(device.plan.text.replace(from, to)), 1)).toThrow(PlanRefused);
+  expect(() => decodePlan(utf8(device.plan.text.replace(from, to)), 1)).toThrow(message);
+});
+
+test.for<Vector>(device.checkpoints)(
+  "vectors are read, and one vector is written, as by safetensors",
+  ({ vectors: named, bytes }) => {
+    const specs = Object.entries<number[]>(named).map(([name, one]) => ({ name, size: one.length }));
+    const found = decodeVectors(fromHex(bytes), specs);
+    expect(Object.fromEntries([...found].map(([name, one]) => [name, [...one]]))).toEqual(named);
+    if (specs.length === 1) {
+      expect(hex(encodeVector(specs[0]!.name, found.get(specs[0]!.name)!))).toBe(bytes);
+    }
+    expect(() => decodeVectors(fromHex(bytes), [{ name: "other", size: 1 }])).toThrow(FormatError);
+    expect(() =>
+      decodeVectors(
+        fromHex(bytes),
+        specs.map((spec) => ({ ...spec, size: spec.size + 1 })),
+      ),
+    ).toThrow(FormatError);
+  },
+);
+
+test("a checkpoint that is cut anywhere is refused", () => {
+  const { bytes } = device.checkpoints[0];
+  for (let end = 0; end < bytes.length; end += 2) {
+    expect(() => decodeVectors(fromHex(bytes.slice(0, end)), [{ name: "report", size: 7 }])).toThrow(FormatError);
+  }
+  expect(() => decodeVectors(fromHex(`${bytes}00`), [{ name: "report", size: 7 }])).toThrow(FormatError);
+});
+
+test.for<Vector>(device.reports)("a report of weight $weight has Python's bits", (one) => {
+  const parts = new Map([
+    ["delta", floats(one.delta)],
+    ["train.metrics", floats(one.metrics)],
+  ]);
+  if (one.values === null) {
+    expect(() => concatenate(one.layout, parts, one.weight)).toThrow(NonFiniteReport);
+    return;
+  }
+  const kept = concatenate(one.layout, parts, one.weight);
+  expect(hex(bytesOf(kept))).toBe(one.values);
+  expect(hex(bytesOf(weigh(one.layout, kept, one.weight)))).toBe(one.weighed);
+});
+
+test("the derivations of a secure round are Python's", async () => {
+  const { layout, bounds, ...expected } = device.masking;
+  const [plan, checkpoint] = [expected.plan, expected.checkpoint].map((sha256) => ({ sha256, size: 0 }));
+  expect(
+    masking.fixedPoints(layout, bounds).map((one) => [one.size, one.inBits, one.low, one.high, one.norm, one.weighted]),
+  ).toEqual(expected.fixed_points);
+  expect(masking.greatestWeight(layout, bounds)).toBe(expected.greatest_weight);
+  expect(hex(await masking.layoutHash(layout))).toBe(expected.layout_hash);
+  expect(hex(await masking.taskHash("tâche-1"))).toBe(expected.task_hash);
+  expect(hex(await masking.modelHash(plan!, checkpoint!))).toBe(expected.model_hash);
+  expect(masking.sessionNumber(2 ** 31 - 1, 5)).toBe(BigInt(expected.session_number));
+  expect(masking.lastSessionNumber(7)).toBe(BigInt(expected.last_session_number));
+  const key = await SigningKey.of(new Uint8Array(32).fill(1));
+  expect(keyText(key.public)).toBe(expected.device_key);
+  expect(await deviceId(expected.device_key)).toBe(expected.device);
+});
+
+test("signed statements are verified, and one changed character is seen", async () => {
+  const { plan, plan_signature, release, entry, head } = device.statements;
+  await verifyPlan(plan, plan_signature);
+  expect((await verifiedRelease(release)).population).toBe("phones");
+  expect((await verifiedEntry(entry)).round).toBe(1);
+  expect((await verifiedHead(head)).size).toBe(3);
+  expect(await digestOf(release)).toBe(release.digest);
+  await expect(verifyPlan({ ...plan, sha256: "00".repeat(32) }, plan_signature)).rejects.toThrow(FormatError);
+  await expect(verifiedRelease({ ...release, text: release.text.replace("phones", "phoney") })).rejects.toThrow(
+    FormatError,
+  );
+  await expect(verifiedEntry(release)).rejects.toThrow(FormatError);
+  await expect(verifiedHead({ ...head, signer: `${head.signer}=` })).rejects.toThrow(/not a public key/);
+});
+
+test.for<Vector>(device.successions)("a pinned key leads where Python says", async ({ shown, pinned, leads_to }) => {
+  const succession = checked(successionSchema, parseJson(shown, "succession"), "succession");
+  const led = follow("server", succession, fromHex(pinned));
+  await (leads_to === null
+    ? expect(led).rejects.toThrow(FormatError)
+    : led.then((key) => expect(hex(key)).toBe(leads_to)));
+});
+
+const requests = vectors("requests.json").filter((one: Vector) => one.outcome === "good");
+
+test.for<Vector>(requests)("signature base: $name", (one) => {
+  const [, covered, rest] = /^device=\(([^)]*)\)(.*)$/.exec(one.signature_input)!;
+  const names = covered!.split(" ").map((name: string) => name.replaceAll('"', ""));
+  const request = { method: one.method, url: new URL(`http://${one.host}${one.target}`), fields: one.fields };
+  expect(new TextDecoder().decode(signatureBase(request, names, `(${covered})${rest}`))).toBe(one.base);
+});
+
+test("a request that this device signs has the fields of the vectors", async () => {
+  const key = await SigningKey.of(new Uint8Array(32).fill(1));
+  const one = requests.find(({ name }: { name: string }) => name === "a check-in with a body, Ed25519");
+  const request = { method: one.method, url: new URL(`http://${one.host}${one.target}`), fields: one.fields };
+  const counting = (size: number) => Uint8Array.from({ length: size }, (_, place) => place);
+  const keyid = /keyid="([^"]+)"/.exec(one.signature_input)![1]!;
+  const fields = await signatureFields({ keyid, key }, request, 1763740800, counting);
+  expect(fields["signature-input"]).toBe(one.signature_input);
+  const mine = keyText(key.public) === one.key ? one.signature : expect.stringMatching(/^device=:.{88}:$/);
+  expect(fields.signature).toEqual(mine);
+});

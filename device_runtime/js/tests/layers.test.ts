@@ -1,0 +1,18 @@
+/** The core imports no platform: only itself and the libraries that run anywhere. */
+
+import { readdirSync, readFileSync } from "node:fs";
+import { expect, test } from "vitest";
+
+const CORE = new URL("../src/core/", import.meta.url);
+const LIBRARIES = ["lossless-json", "onnxruntime-common", "valibot"];
+const MODULES = readdirSync(CORE, { recursive: true, encoding: "utf-8" }).filter((name) => name.endsWith(".ts"));
+
+test.each(MODULES)("core/%s imports the core and portable libraries alone", (name) => {
+  const source = readFileSync(new URL(name, CORE), "utf-8");
+  const imported = [...source.matchAll(/\b(?:from|import)\s*\(?"([^"]+)"/g)].map(([, from]) => from!);
+  const inside = (from: string) =>
+    from.startsWith(".") && new URL(from, new URL(name, CORE)).href.startsWith(CORE.href);
+  expect(imported.filter((from) => !inside(from) && !LIBRARIES.includes(from))).toEqual([]);
+  expect(source).not.toMatch(/\b(process|Buffer|window|document|__dirname)\./);
+  expect(source.split("\n").length).toBeLessThan(400);
+});

@@ -1,0 +1,219 @@
+/** Secure aggregation: the primitives give published answers, and a device replays Python's session byte by byte. */
+
+import { beforeAll, describe, expect, test } from "vitest";
+import { type Bytes, concat, fromHex, fromLittleEndian, hex, littleEndian, utf8 } from "../src/core/bytes.ts";
+import {
+  hkdf,
+  Keystream,
+  openBox,
+  PairKey,
+  type RandomSource,
+  SigningKey,
+  sha256,
+  verifies,
+} from "../src/core/primitives.ts";
+import { Client } from "../src/core/secagg/client.ts";
+import * as errors from "../src/core/secagg/errors.ts";
+import { addMasks } from "../src/core/secagg/masking.ts";
+import { pack } from "../src/core/secagg/packing.ts";
+import { checkParameters } from "../src/core/secagg/parameters.ts";
+import type { SessionInput } from "../src/core/secagg/session.ts";
+import { PRIME, split } from "../src/core/secagg/shamir.ts";
+import { bytesOf, type Vector, values, vectors } from "./vectors.ts";
+
+const known = vectors("secagg/known_answers.json");
+const device = vectors("device.json");
+const session = vectors("secagg/transcript.json");
+const SLOT = "10";
+
+test.for<Vector>(known.x25519.vectors)("X25519 gives the RFC's secret", async ({ scalar, u, output }) => {
+  const point = fromHex(u);
+  point[31]! &= 0x7f;
+  expect(hex(await (await PairKey.of(fromHex(scalar))).agree(point))).toBe(output);
+});
+
+test.for<Vector>(known.ed25519.vectors)("Ed25519 gives the RFC's signature", async (one) => {
+  const key = await SigningKey.of(fromHex(one.private));
+  expect(hex(key.public)).toBe(one.public);
+  expect(hex(await key.sign(fromHex(one.message)))).toBe(one.signature);
+  expect(await verifies(key.public, fromHex(one.signature), fromHex(`${one.message}00`))).toBe(false);
+});
+
+test("HKDF gives the RFC's first bytes", async () => {
+  for (const { ikm, salt, info, okm } of known.hkdf_sha256.vectors) {
+    expect(hex(await hkdf(fromHex(ikm), fromHex(salt), fromHex(info)))).toBe(okm.slice(0, 64));
+  }
+});
+
+test("a keystream can be read from any block on", async () => {
+  const stream = await Keystream.of(new Uint8Array(32).fill(9));
+  const whole = await stream.bytes(0, 160);
+  expect(hex(await stream.bytes(3, 48))).toBe(hex(whole.slice(48, 96)));
+});
+
+test("a box that was altered does not open", async () => {
+  await expect(openBox(new Uint8Array(32), new Uint8Array(80), new Uint8Array())).rejects.toThrow();
+});
+
+test("any t shares give a secret back", () => {
+  const drawn = [77n, 154n];
+  const shares = split(12345n, 5, 3, () => littleEndian(drawn.pop()!, 32));
+  const ranks = [2n, 3n, 5n];
+  const power = (base: bigint, exponent: bigint): bigint =>
+    exponent === 0n ? 1n : (power((base * base) % PRIME, exponent >> 1n) * (exponent & 1n ? base : 1n)) % PRIME;
+  const secret = ranks.reduce((sum, x) => {
+    const others = ranks.filter((one) => one !== x);
+    const [top, below] = [others.reduce((a, b) => a * b, 1n), others.reduce((a, b) => a * (b - x), 1n)];
+    return sum + shares[Number(x) - 1]! * top * power(((below % PRIME) + PRIME) % PRIME, PRIME - 2n);
+  }, 0n);
+  expect(secret % PRIME).toBe(12345n);
+});
+
+test.for<Vector>(device.packings)("packed words are Python's: $name", async (one) => {
+  const segments = one.segments.map(([size, fieldBits, inBits, low, high, norm, weighted]: Vector) => ({
+    size,
+    fieldBits,
+    inBits,
+    low,
+    high,
+    norm,
+    weighted,
+  }));
+  const size = segments.reduce((sum: number, segment: Vector) => sum + segment.size, 0);
+  const vector = one.vector === null ? values(size) : Float32Array.from(one.vector);
+  const words = await pack(segments, vector, one.weight, one.w_max, (length) => new Uint8Array(length).fill(7));
+  expect(words).toHaveLength(2 * one.words);
+  expect(hex(await sha256(bytesOf(words)))).toBe(one.sha256);
+});
+
+test("masks of both signs cancel out, over several chunks", async () => {
+  const words = new Uint32Array(2 * 150_000).map((_, place) => place * 2_654_435_761);
+  const before = hex(await sha256(bytesOf(words)));
+  const key = new Uint8Array(32).fill(3);
+  await addMasks(words, [{ key, sign: 1 }]);
+  expect(hex(await sha256(bytesOf(words)))).not.toBe(before);
+  await addMasks(words, [{ key, sign: -1 }]);
+  expect(hex(await sha256(bytesOf(words)))).toBe(before);
+});
+
+test.for<Vector>(device.parameters)("n = %i, k = %i, t = %i: accepted is %s", ([n, k, t, accepted]) => {
+  const check = () => checkParameters({ n, k, t });
+  accepted ? check() : expect(check).toThrow(errors.PolicyViolation);
+});
+
+/** Draw i of a device is SHA-256("SA1" ‖ its slot ‖ i): as in Python's transcript, whose digests are listed. */
+const chance = (): RandomSource => {
+  let drawn = 0;
+  return () => fromHex(session.drawn[SLOT][drawn++]);
+};
+
+describe("the session of the transcript", () => {
+  let identity: SigningKey;
+  const input = (): SessionInput => ({
+    vector: Float32Array.from(session.vectors[SLOT]),
+    weight: Number(SLOT),
+    modelHash: new Uint8Array(32).fill(1),
+    layoutHash: new Uint8Array(32).fill(2),
+    credential: fromHex(session.sent.M1[SLOT]).slice(-88),
+    lastRound: -1n,
+    now: 0n,
+  });
+  let policy: { serverKey: Bytes; authority: Bytes; minSum: number };
+
+  beforeAll(async () => {
+    identity = await SigningKey.of(fromHex(session.identity_private_keys[SLOT]));
+    const serverKey = (await SigningKey.of(fromHex(session.server_private_key))).public;
+    const authority = (await SigningKey.of(fromHex(session.authority_private_key))).public;
+    policy = { serverKey, authority, minSum: 2 };
+  });
+
+  const got = (number: number): Bytes => fromHex(number === 0 ? session.M0 : session.got_by_slot_10[`M${number}`]);
+  const client = (changes: Partial<SessionInput> = {}) =>
+    new Client(identity, policy, { ...input(), ...changes }, chance());
+  const upTo = async (last: number) => {
+    const one = client();
+    for (let number = 0; number < last; number += 2) await one.receive(got(number));
+    return one;
+  };
+
+  test("every message of the device is Python's, byte by byte", async () => {
+    const one = client();
+    for (let number = 0; number < 12; number += 2) {
+      const reply = await one.receive(got(number));
+      expect(hex(reply.message!)).toBe(session.sent[`M${number + 1}`][SLOT]);
+      expect(reply.keep === undefined).toBe(number < 6);
+    }
+    expect(await one.receive(got(12))).toEqual({ done: true });
+    expect(one.result.summed).toBe(true);
+    expect(hex(one.result.aggregateHash)).toBe(session.aggregate.digest);
+  });
+
+  test("a device that was restarted says again what it said", async () => {
+    const one = await upTo(6);
+    const { keep } = await one.receive(got(6));
+    for (const number of [8, 10]) {
+      const again = Client.restore(identity, policy, keep!);
+      if (number === 10) await again.receive(got(8));
+      expect(hex((await again.receive(got(number))).message!)).toBe(session.sent[`M${number + 1}`][SLOT]);
+    }
+  });
+
+  test("a message that is not due is refused, and ends the session", async () => {
+    const one = await upTo(4);
+    await expect(one.receive(got(2))).rejects.toThrow(errors.OutOfOrder);
+    await expect(one.receive(got(4))).rejects.toThrow(errors.OutOfOrder);
+  });
+
+  test.each([0, 2, 4, 6, 8, 10, 12])(
+    "M%i with a changed bit, or of another length, is refused or complained of",
+    async (number) => {
+      const message = got(number);
+      const places = [0, 1, 2, 20, 40, Math.floor(message.length / 2), message.length - 1];
+      for (const place of places.filter((one) => one < message.length)) {
+        const one = await upTo(number);
+        const bad = message.slice();
+        bad[place]! ^= 1;
+        const reply = await one.receive(bad).catch((error: unknown) => error);
+        const complained = number === 4 && reply !== undefined && !(reply instanceof Error);
+        expect(complained || reply instanceof errors.SecaggError).toBe(true);
+      }
+      await expect((await upTo(number)).receive(concat(message, Uint8Array.of(0)))).rejects.toThrow(errors.SecaggError);
+      await expect((await upTo(number)).receive(message.slice(0, -1))).rejects.toThrow(errors.SecaggError);
+    },
+  );
+
+  test.each([
+    ["a round that was answered", { lastRound: 7n }, errors.ReplayedRound],
+    ["another model", { modelHash: new Uint8Array(32) }, errors.ModelMismatch],
+    ["another layout", { layoutHash: new Uint8Array(32) }, errors.ModelMismatch],
+  ])("an invitation for %s is refused", async (_, changes, kind) => {
+    await expect(client(changes).receive(got(0))).rejects.toThrow(kind);
+  });
+
+  test("a policy that wants a larger sum refuses the invitation", async () => {
+    policy = { ...policy, minSum: 5 };
+    await expect(client().receive(got(0))).rejects.toThrow(errors.PolicyViolation);
+    policy = { ...policy, minSum: 2 };
+  });
+
+  test.each([
+    ["a value that is not finite", { vector: new Float32Array(7).fill(Number.NaN) }],
+    ["a vector of another length", { vector: new Float32Array(6) }],
+    ["a weight above the greatest", { weight: 65 }],
+  ])("%s is refused before it is masked", async (_, changes) => {
+    const one = client(changes);
+    for (const number of [0, 2, 4]) await one.receive(got(number));
+    await expect(one.receive(got(6))).rejects.toThrow(errors.BadInput);
+  });
+
+  test("a peer's credential that ended is refused", async () => {
+    const one = client({ now: 2_000_000_002n });
+    await one.receive(got(0));
+    await expect(one.receive(got(2))).rejects.toThrow(errors.ExpiredCredential);
+  });
+});
+
+test("integers of any size survive their bytes", () => {
+  for (const value of [0n, 255n, PRIME - 1n]) expect(fromLittleEndian(littleEndian(value, 32))).toBe(value);
+  expect(hex(utf8("é"))).toBe("c3a9");
+});
