@@ -69,28 +69,45 @@ def execute(
     """
     _check(plan)
     known: dict[str, NDArray[Any]] = dict(prefixed(BROADCAST, broadcast))
-    training = _Training(graphs, known, prefixed(EXAMPLE, examples), key, keep_going)
+    local = Local(prefixed(EXAMPLE, examples), key, keep_going)
     parts: dict[str, Float32] = {}
     steps, finite = 0, 0
     for index, one in enumerate(plan.passes):
-        swept = training.sweep(one, index)
+        swept = _run_pass(one, index, graphs, known, local)
         known.update(prefixed(final_carry(one.name), swept.carry))
         parts[metrics_segment(one.name)] = swept.metrics
         finite += swept.finite if finite == steps else 0
         steps += swept.steps
     means = {spec.name: _buffer((spec.size,)) for spec in plan.report.means}
     graphs.pop(REPORT).run(known, means)
-    weight = plan.report.weight(training.count)
+    weight = plan.report.weight(local.count)
     try:
         with np.errstate(over="ignore"):  # an overflow is reported as a non-finite segment
             values = plan.report.concatenate(parts | means, weight)
     except ReportError as error:
         raise NonFiniteReport(f"{error}: {_cause(steps, finite)}") from error
-    return TrainingResult(values, weight, training.count, steps)
+    return TrainingResult(values, weight, local.count, steps)
 
 
 @dataclass(frozen=True, slots=True)
-class _PassResult:
+class Local:
+    """What is one client's own: its examples (n, …) under their names at a graph's edge, and the key of its streams.
+
+    keep_going: asked before every step.
+    """
+
+    examples: Arrays
+    key: StreamKey
+    keep_going: Callable[[], bool] = lambda: True
+
+    @property
+    def count(self) -> int:
+        """n, the number of local examples."""
+        return len(next(iter(self.examples.values())))
+
+
+@dataclass(frozen=True, slots=True)
+class PassResult:
     """The end of a pass: its last carry, its metric sums (M,), its steps, and how many of the first were finite."""
 
     carry: dict[str, Float32]
@@ -99,51 +116,64 @@ class _PassResult:
     finite: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Training:
-    """The inputs that all passes of one assignment share; vectors and examples under their names at a graph's edge.
+class PassRunner:
+    """Runs one pass over the examples of one client after the other, on buffers that it allocates once.
 
-    known: the broadcast, and the last carry of every pass that is over.
+    one, index: the pass, and its place in the plan. examples: those of any client, for dtypes and shapes. Raises
+    PlanRefused when there is no memory for the buffers.
     """
 
-    graphs: dict[str, Executable]
-    known: Arrays
-    examples: Arrays
-    key: StreamKey
-    keep_going: Callable[[], bool]
-
-    @property
-    def count(self) -> int:
-        """n, the number of local examples."""
-        return len(next(iter(self.examples.values())))
-
-    def sweep(self, one: PassPlan, index: int) -> _PassResult:
-        """Run all steps of a pass."""
+    def __init__(self, one: PassPlan, index: int, examples: Arrays) -> None:
+        self._pass, self._index = one, index
         size = one.loop.batch_size
-        batch = {name: _buffer((size, *array.shape[1:]), array.dtype) for name, array in self.examples.items()}
-        mask, metrics, totals = _buffer((size,)), _buffer((len(one.metrics),)), np.zeros(len(one.metrics))
+        self._batch = {name: _buffer((size, *array.shape[1:]), array.dtype) for name, array in examples.items()}
+        self._mask, self._noise = _buffer((size,)), _buffer((size,), np.int32)
+        self._metrics = _buffer((len(one.metrics),))
         # The carry lives in two sets of buffers, read and written in turns: a graph must not write what it reads.
-        now, after = ({spec.name: _buffer((spec.size,)) for spec in one.carry} for _ in range(2))
-        self.graphs.pop(begin_graph(one.name)).run(self.known, prefixed(NEXT, now))
-        step, steps, finite = self.graphs.pop(step_graph(one.name)), 0, 0
-        fixed = {**self.known, **batch, MASK: mask, NOISE: _buffer((size,), np.int32)}
-        for indices, real in batches(one.loop, self.count, self.key, index):
-            if not self.keep_going():
+        self._carries = [{spec.name: _buffer((spec.size,)) for spec in one.carry} for _ in range(2)]
+
+    def begin(self, graph: Executable, known: Arrays) -> None:
+        """Run the begin graph. known: the broadcast and the last carries of earlier passes, by names at the edge."""
+        graph.run(known, prefixed(NEXT, self._carries[0]))
+
+    def sweep(self, step: Executable, known: Arrays, local: Local) -> PassResult:
+        """Run the step graph for every batch. The carry of the result lies in buffers that the next `begin` overwrites.
+
+        Raises DeadlinePassed when the client is not to keep going.
+        """
+        one, size, steps, finite = self._pass, self._pass.loop.batch_size, 0, 0
+        totals, turns = np.zeros(len(one.metrics)), self._turns(known)
+        for indices, real in batches(one.loop, local.count, local.key, self._index):
+            if not local.keep_going():
                 raise DeadlinePassed(
                     f"stopped in pass {one.name!r} after {steps} steps: the report would come too late"
                 )
-            for name, array in self.examples.items():
-                array.take(indices, axis=0, out=batch[name], mode="clip")  # any other mode copies twice
-            np.copyto(mask, real)
+            for name, array in local.examples.items():
+                array.take(indices, axis=0, out=self._batch[name], mode="clip")  # any other mode copies twice
+            np.copyto(self._mask, real)
             if one.noise:
-                np.copyto(fixed[NOISE], noise(self.key, index, steps, size))
-            step.run(fixed | prefixed(CARRY, now), {**prefixed(NEXT, after), METRICS: metrics})
-            now, after = after, now
-            totals += metrics
-            finite += finite == steps and bool(np.isfinite(metrics).all())
+                np.copyto(self._noise, noise(local.key, self._index, steps, size))
+            step.run(*turns[steps % 2])
+            totals += self._metrics
+            finite += finite == steps and bool(np.isfinite(self._metrics).all())
             steps += 1
         with np.errstate(over="ignore"):
-            return _PassResult(now, totals.astype(np.float32), steps, finite)
+            return PassResult(self._carries[steps % 2], totals.astype(np.float32), steps, finite)
+
+    def _turns(self, known: Arrays) -> list[tuple[Arrays, Arrays]]:
+        """The inputs and outputs of even steps and of odd ones."""
+        fixed = {**known, **self._batch, MASK: self._mask, NOISE: self._noise}
+        pairs = (self._carries, self._carries[::-1])
+        return [
+            (fixed | prefixed(CARRY, now), {**prefixed(NEXT, after), METRICS: self._metrics}) for now, after in pairs
+        ]
+
+
+def _run_pass(one: PassPlan, index: int, graphs: dict[str, Executable], known: Arrays, local: Local) -> PassResult:
+    """Run a pass whose graphs and buffers, but for the last carry, are free again afterwards."""
+    runner = PassRunner(one, index, local.examples)
+    runner.begin(graphs.pop(begin_graph(one.name)), known)
+    return runner.sweep(graphs.pop(step_graph(one.name)), known, local)
 
 
 def _cause(steps: int, finite: int) -> str:

@@ -23,6 +23,8 @@ from simulator.baselines import BASELINES, METHODS
 from simulator.baselines.linear import LOSSES
 from simulator.baselines.local_only import LocalOnly
 from simulator.baselines.method import LinearTraining
+from simulator.engines.calibration import Task
+from simulator.engines.choice import Wanted, choose
 from simulator.errors import EngineError
 from simulator.population import Population
 from simulator.training import Cohorts, EngineTraining, Training
@@ -37,6 +39,7 @@ class SimulationConfig:
     baseline: what to run instead of federated training, one of BASELINES; the linear ones train a model "ridge" or
     "logistic", have settings of their own and no algorithm.
     cohort: users of round 1; `schedule` says how it grows, and how the server learning rate changes.
+    engine: what trains the clients; "auto" leaves that to a calibration (simulator/engines/choice.py).
     """
 
     model: str
@@ -49,6 +52,7 @@ class SimulationConfig:
     cohort: int = 10
     held_out: float = datasets.HELD_OUT
     evaluate_every: int = 10
+    engine: Wanted = "auto"
     device: str = "cpu"
     seed: int = 0
     schedule: ServerSchedule = field(default_factory=ServerSchedule)
@@ -65,6 +69,8 @@ class SimulationConfig:
             raise EngineError(f"no baseline is called {self.baseline!r}; {offered(self.baseline, BASELINES)}")
         if self.baseline is not None and self.schedule != ServerSchedule():
             raise EngineError(f"a schedule is for federated training, not for the baseline {self.baseline}")
+        if self.baseline not in {None, "pooled"} and self.engine == "graphs":
+            raise EngineError(f"the engine graphs is for federated training, not for the baseline {self.baseline}")
         if self.baseline in METHODS and self.model not in LOSSES:
             raise EngineError(f"{self.baseline} trains a linear model: {' or '.join(LOSSES)}, not {self.model!r}")
 
@@ -90,6 +96,8 @@ class SimulationResult:
     cohort: int
     seed: int
     parameters: int
+    engine: str | None
+    engine_reason: str | None
     train_users: int
     test_users: int
     test_loss: float
@@ -153,8 +161,10 @@ def training_of(config: SimulationConfig) -> Training:
     largest = config.schedule.cohort(config.rounds, cohort)
     if largest > len(clients):
         raise EngineError(f"a cohort of {largest} cannot be drawn from {len(clients)} clients")
+    clients.check(model.spec.fields)
     cohorts = Cohorts(cohort, config.schedule)
-    return EngineTraining(model, algorithm, (clients, test), cohorts=cohorts, seed=config.seed, device=config.device)
+    choice = choose(config.engine, Task(model, algorithm, clients, cohorts.total(config.rounds)), config.device)
+    return EngineTraining(model, algorithm, (clients, test), cohorts=cohorts, choice=choice, seed=config.seed)
 
 
 def overall(per_user: NDArray[np.float64], population: Population) -> float:

@@ -15,6 +15,7 @@ from fedcore.algorithms.algorithm import Algorithm
 from fedcore.schedule import ServerSchedule
 from simulator.diagnose_loss import cause
 from simulator.engine import Engine, evaluate
+from simulator.engines.choice import Choice
 from simulator.errors import Diverged
 from simulator.population import Population
 
@@ -27,7 +28,7 @@ class Facts:
     """What a result says of a training.
 
     cohort: clients that train in a round, in the first where it grows. train_users: clients that hold the training
-    examples. parameters: numbers in a model.
+    examples. parameters: numbers in a model. engine: "torch" or "graphs", and why that; None where no engine trains.
     """
 
     algorithm: str
@@ -35,6 +36,8 @@ class Facts:
     cohort: int
     train_users: int
     parameters: int
+    engine: str | None = None
+    engine_reason: str | None = None
 
 
 class Training(Protocol):
@@ -69,11 +72,16 @@ class Cohorts:
         """Clients that train in round `number`."""
         return self.schedule.cohort(number, self.first)
 
+    def total(self, rounds: int) -> int:
+        """Clients that train in all of so many rounds, each counted as often as it does."""
+        return sum(self.size(number) for number in range(1, rounds + 1))
+
 
 class EngineTraining:
     """Rounds of an algorithm in the engine, each with a cohort that is drawn from the training users.
 
     users: those who train, and those who measure. cohorts: how many train, with the server learning rate's schedule.
+    choice: the engine.
     """
 
     def __init__(
@@ -83,14 +91,14 @@ class EngineTraining:
         users: tuple[Population, Population],
         *,
         cohorts: Cohorts,
+        choice: Choice,
         seed: int,
-        device: str,
     ) -> None:
         train, self.test = users
         self._cohorts = cohorts
-        self._model, self._train, self._seed, self._device = model, train, seed, device
-        self._engine = Engine(model, algorithm, train, seed=seed, device=device)
-        self.facts = engine_facts(model, algorithm, cohorts.first, len(train))
+        self._model, self._train, self._seed, self._device = model, train, seed, choice.computing.device
+        self._engine = Engine(model, algorithm, train, seed=seed, computing=choice.computing)
+        self.facts = engine_facts(model, algorithm, cohorts.first, len(train), choice)
 
     def run_round(self, number: int) -> dict[str, float]:
         """One round."""
@@ -112,10 +120,12 @@ class EngineTraining:
         return digest_of([self._engine.state["params"]])
 
 
-def engine_facts(model: Model, algorithm: Algorithm, cohort: int, train_users: int) -> Facts:
+def engine_facts(model: Model, algorithm: Algorithm, cohort: int, train_users: int, choice: Choice) -> Facts:
     """The facts of a training in the engine."""
     settings = asdict(algorithm)  # type: ignore[call-overload]
-    return Facts(algorithm.name, settings, cohort, train_users, model.schema.size)
+    return Facts(
+        algorithm.name, settings, cohort, train_users, model.schema.size, choice.computing.engine, choice.reason
+    )
 
 
 def digest_of(arrays: Sequence[NDArray[np.floating]]) -> str:

@@ -25,6 +25,8 @@ from fedcore.plan import Field
 from muster.bench.options import EngineOptions
 from muster.output import Say
 from simulator.engine import Engine
+from simulator.engines.calibration import Task
+from simulator.engines.choice import Wanted, choose
 from simulator.population import Population
 
 CLIENTS, CLASSES, BATCH = 3400, 62, 20
@@ -49,6 +51,7 @@ class WorkloadTime(msgspec.Struct, frozen=True, kw_only=True):
 class EngineTimes(msgspec.Struct, frozen=True, kw_only=True):
     """The workloads by name. gpu: its name, where one computed."""
 
+    engine: str
     device: str
     gpu: str | None
     clock: str
@@ -82,9 +85,10 @@ def run(options: EngineOptions, say: Say) -> EngineTimes:
     found = {}
     for name in WORKLOADS:
         say(name)
-        found[name] = _measure(name, device, options.rounds)
+        found[name] = _measure(name, options.engine, device, options.rounds)
     on_cpu = device.type == "cpu"
     return EngineTimes(
+        engine=options.engine,
         device=options.device,
         gpu=None if on_cpu else torch.cuda.get_device_name(device),
         clock="CPU seconds" if on_cpu else "wall seconds",
@@ -92,11 +96,13 @@ def run(options: EngineOptions, say: Say) -> EngineTimes:
     )
 
 
-def _measure(name: str, device: torch.device, rounds: int) -> WorkloadTime:
+def _measure(name: str, kind: Wanted, device: torch.device, rounds: int) -> WorkloadTime:
     workload = WORKLOADS[name]
     inputs, label = (Field("x", "float32", (1, 28, 28)),), Field("y", "int64", high=CLASSES)
     model, users = Model(ModelSpec(name, workload.make, cross_entropy, inputs, label)), _population(workload.examples)
-    engine = Engine(model, create("fedavg", {"batch_size": BATCH}), users, device=str(device))
+    algorithm = create("fedavg", {"batch_size": BATCH})
+    choice = choose(kind, Task(model, algorithm, users, rounds * workload.cohort), str(device))
+    engine = Engine(model, algorithm, users, computing=choice.computing)
     ours, bare = [], []
     for number in range(rounds + 1):
         cohort = users.sample(workload.cohort, 0, number)

@@ -27,6 +27,11 @@ BASELINE = (
     "(models ridge, logistic)."
 )
 
+ENGINE = (
+    "What trains users: torch, several at once; graphs, one by one on what devices run, after an export of seconds; or "
+    "auto, which measures a few steps of both where that pays and keeps the figures in your cache.  [default: auto]"
+)
+
 if TYPE_CHECKING:
     from simulator.simulation import SimulationConfig, SimulationResult
 
@@ -46,6 +51,7 @@ def simulate(
     schedule: Schedule = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds to run.  [default: 100]")] = None,
     cohort: Annotated[int | None, typer.Option(help="Users per round.  [default: 10]")] = None,
+    engine: Annotated[str | None, typer.Option(help=ENGINE)] = None,
     device: Annotated[str | None, typer.Option(help="Where to compute: cpu or cuda.  [default: cpu]")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of split, weights, cohorts, order.  [default: 0]")] = None,
     json: Json = False,
@@ -53,7 +59,8 @@ def simulate(
     """Train over simulated users, measure on users never seen.
 
     Or run a baseline for comparison. Users are split into train and held-out ones; accuracy is per example over all
-    held-out users, and per user as percentiles. The same seed gives the same model, bit for bit, on the same machine.
+    held-out users, and per user as percentiles. The same seed and engine give the same model, bit for bit, on the same
+    machine.
     """
     flags: dict[str, Any] = {
         "model": model,
@@ -63,6 +70,7 @@ def simulate(
         "baseline": baseline,
         "rounds": rounds,
         "cohort": cohort,
+        "engine": engine,
         "device": device,
         "seed": seed,
     }

@@ -7,6 +7,8 @@ import numpy as np
 from export.model import Model
 from fedcore.algorithms.algorithm import Algorithm
 from simulator.engine import Engine, evaluate
+from simulator.engines.choice import Choice
+from simulator.engines.computing import Computing
 from simulator.errors import Diverged
 from simulator.population import Population
 from simulator.training import PerUser, digest_of, engine_facts
@@ -24,9 +26,11 @@ class LocalOnly:
         train, self.test = users.split_examples(held_out, seed)
         self._model, self._device = model, device
         self._engines = [
-            Engine(model, algorithm, train.subset([user]), seed=seed, device=device) for user in range(len(train))
+            Engine(model, algorithm, train.subset([user]), seed=seed, computing=Computing(device))
+            for user in range(len(train))
         ]
-        self.facts = engine_facts(model, algorithm, len(train), len(train))
+        choice = Choice(Computing(device), "every user has an engine of their own")
+        self.facts = engine_facts(model, algorithm, len(train), len(train), choice)
 
     def run_round(self, number: int) -> dict[str, float]:
         """A round of every user; the metrics are means over users."""

@@ -16,12 +16,17 @@ from simulator.baselines.dane import Dane
 from simulator.baselines.linear import LinearProblem
 from simulator.baselines.local_only import LocalOnly
 from simulator.baselines.method import LinearTraining
+from simulator.engines.choice import Choice
+from simulator.engines.computing import Computing
 from simulator.errors import Diverged, EngineError
 from simulator.population import Population
 from simulator.simulation import SimulationConfig, simulate
 from simulator.training import Cohorts, EngineTraining
 
 D, SIZES = 3, (6, 11, 4, 8)
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+TORCH = Choice(Computing(), "as asked")
 
 
 def problem(loss, *, l2=0.1, sizes=SIZES, outputs=2):
@@ -143,7 +148,7 @@ def after_descent(shard, start, lr, steps):
 def test_pooled_gradient_descent_is_the_closed_form():
     users, model = regression_users(), regression_model()
     descent = create("fedavg", {"client_lr": 0.1, "batch_size": 64})
-    training = EngineTraining(model, descent, (users.pooled(), users), cohorts=Cohorts(1), seed=0, device="cpu")
+    training = EngineTraining(model, descent, (users.pooled(), users), cohorts=Cohorts(1), seed=0, choice=TORCH)
     for number in range(1, 6):
         training.run_round(number)
     expected = after_descent(users.fields, model.initial, 0.1, 5)
@@ -156,7 +161,7 @@ def test_pooled_gradient_descent_is_the_closed_form():
 def test_pooled_sgd_visits_the_examples_of_all_users_in_one_order():
     users, model = regression_users(), regression_model()
     sgd = create("fedavg", {"client_lr": 0.05, "batch_size": 4, "epochs": 2})
-    training = EngineTraining(model, sgd, (users.pooled(), users.pooled()), cohorts=Cohorts(1), seed=5, device="cpu")
+    training = EngineTraining(model, sgd, (users.pooled(), users.pooled()), cohorts=Cohorts(1), seed=5, choice=TORCH)
     training.run_round(1)
     w, x, y = model.initial.astype(np.float64), users.fields["x"], users.fields["y"]
     for epoch in range(2):

@@ -9,6 +9,7 @@ from export.models import load
 from fedcore.algorithms import create
 from simulator.client_states import ClientStates
 from simulator.engine import Engine
+from simulator.engines.computing import Computing
 from simulator.errors import EngineError
 from simulator.population import Population
 from tests.simulator.reference import reference_round
@@ -29,7 +30,7 @@ COHORTS = [[0, 1, 2, 3], [3, 1], [2, 0, 1], [3]]
 def test_rounds_with_client_state_equal_the_readable_reference(name, settings):
     population, model = uneven((3, 17, 5, 12, 9)), Model(load("logreg"))
     algorithm = create(name, {"batch_size": 5, "epochs": 2} | settings)
-    engine = Engine(model, algorithm, population, seed=7, at_once=2)
+    engine = Engine(model, algorithm, population, seed=7, computing=Computing(at_once=2))
     state, kept = engine.state, [algorithm.init_client(torch.from_numpy(model.initial)) for _ in range(5)]
     for number, cohort in enumerate(COHORTS, start=1):
         engine.run_round(number, cohort)
@@ -68,7 +69,7 @@ def test_client_states_that_do_not_fit_are_refused_with_their_size():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
 def test_client_states_lie_where_the_engine_computes():
     population, model, algorithm = uneven(), Model(load("logreg")), create("scaffold", {"batch_size": 5})
-    engines = [Engine(model, algorithm, population, device=device) for device in ("cpu", "cuda")]
+    engines = [Engine(model, algorithm, population, computing=Computing(device=device)) for device in ("cpu", "cuda")]
     for engine in engines:
         for number, cohort in enumerate(COHORTS, start=1):
             engine.run_round(number, cohort)

@@ -12,7 +12,9 @@ from fedcore.algorithms import ALGORITHMS, create
 from fedcore.algorithms.algorithm import ServerStep, keeps_client_state
 from fedcore.algorithms.fed_avg import FedAvg
 from simulator import datasets
-from simulator.engine import CohortOracle, Engine, evaluate
+from simulator.engine import Engine, evaluate
+from simulator.engines.computing import Computing
+from simulator.engines.vectorised import CohortOracle
 from simulator.errors import DatasetError, Diverged, EngineError
 from simulator.population import Population
 from tests.simulator.reference import reference_round
@@ -170,7 +172,7 @@ def test_evaluation_is_per_client_whatever_the_batch():
 
 def test_an_absent_compute_device_and_ill_fitting_examples_are_named():
     with pytest.raises(EngineError, match="'abacus'"):
-        Engine(Model(load("logreg")), create("fedavg"), uneven(), device="abacus")
+        Engine(Model(load("logreg")), create("fedavg"), uneven(), computing=Computing(device="abacus"))
     with pytest.raises(DatasetError, match=r"field 'x' is float32\[1, 8, 8\] .* reads float32\[43\]"):
         Engine(Model(load("mlp")), create("fedavg"), uneven())
     with pytest.raises(DatasetError, match="outside 0 … 5"):
@@ -180,7 +182,7 @@ def test_an_absent_compute_device_and_ill_fitting_examples_are_named():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
 def test_the_gpu_reaches_the_cpus_model():
     population, model, algorithm = datasets.load("digits"), Model(load("digits_cnn")), create("mimelite")
-    engines = [Engine(model, algorithm, population, device=device) for device in ("cpu", "cuda")]
+    engines = [Engine(model, algorithm, population, computing=Computing(device=device)) for device in ("cpu", "cuda")]
     for engine in engines:
         for number in (1, 2, 3):
             engine.run_round(number, population.sample(20, 0, number))

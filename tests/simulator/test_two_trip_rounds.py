@@ -12,6 +12,7 @@ from fedcore.algorithms import create
 from fedcore.bundle import Bundle
 from simulator import datasets
 from simulator.engine import Engine
+from simulator.engines.computing import Computing
 from simulator.proofs.fleet_against_engine import rounding_error, worst_difference
 from tests.simulator.federation import SEED
 from tests.simulator.test_keystone import RUNTIME, TOLERANCE, tell
@@ -80,7 +81,8 @@ def test_passes_receive_the_carry_of_their_own_client_alone():
     settings = {"batch_size": int(users.sizes.min()), "mu": 0.1}
     assert users.sizes.min() < users.sizes.max()
     together, alone = (
-        Engine(*made("logreg", "feddane", settings), users, seed=SEED, at_once=at_once) for at_once in (4, 1)
+        Engine(*made("logreg", "feddane", settings), users, seed=SEED, computing=Computing(at_once=at_once))
+        for at_once in (4, 1)
     )
     for number in (1, 2):
         for engine in (together, alone):

@@ -1,0 +1,94 @@
+"""The choice of an engine for a training: as asked, or the one that a calibration expects to be done first."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Literal
+
+from msgspec.structs import replace
+
+from export.errors import ExportError
+from fedcore.algorithms.algorithm import Algorithm, keeps_client_state
+from simulator.engines.calibration import Figures, GraphFigures, Notes, Task, seconds_per_step
+from simulator.engines.computing import Computing
+from simulator.errors import EngineError
+
+if TYPE_CHECKING:
+    from simulator.engines.graphs import Exported  # needs ONNX Runtime
+
+Wanted = Literal["auto", "graphs", "torch"]
+# A training that torch ends within so many CPU seconds is not worth an export, which takes some of them.
+PATIENCE_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """An engine for a training. reason: why that, as a clause."""
+
+    computing: Computing
+    reason: str
+
+
+def choose(wanted: Wanted, task: Task, device: str) -> Choice:
+    """The engine that is wanted; with "auto" the one that is expected to need less CPU time, its start included.
+
+    Raises EngineError or ExportError when the engine `graphs` is wanted and cannot run the task.
+    """
+    if wanted == "torch":
+        return Choice(Computing(device), "as asked")
+    obstacle = _obstacle(task.algorithm, device)
+    if wanted == "auto":
+        return Choice(Computing(device), obstacle) if obstacle else _calibrated(task)
+    if obstacle:
+        raise EngineError(f"the engine graphs cannot run this: {obstacle}; take the engine torch")
+    return Choice(Computing(graphs=_export(task)), "as asked")
+
+
+def _obstacle(algorithm: Algorithm, device: str) -> str:
+    """What keeps graphs from running, if anything."""
+    if keeps_client_state(algorithm):
+        return f"{algorithm.name} keeps vectors on clients, and graphs run only what devices run"
+    if device != "cpu":
+        return f"graphs run on the CPU, not on {device}"
+    missing = [name for name in ("onnx", "onnxruntime") if find_spec(name) is None]
+    return f"{' and '.join(missing)} is not installed: pip install 'muster-fl[export]'" if missing else ""
+
+
+def _calibrated(task: Task) -> Choice:
+    notes, torch_alone = Notes(task), Computing()
+    figures = notes.read() or Figures(seconds_per_step(task, torch_alone))
+    notes.write(figures)
+    work_s = task.steps * figures.torch_s
+    if work_s < PATIENCE_S:
+        return Choice(torch_alone, f"about {work_s:.1g} CPU s of steps are too few to export graphs for")
+    if figures.of_graphs is not None and not _pays(task, figures.torch_s, figures.of_graphs):
+        return Choice(torch_alone, _compared(figures.torch_s, figures.of_graphs))
+    try:
+        start = time.process_time()
+        on_graphs = Computing(graphs=_export(task))
+        export_s = time.process_time() - start
+        of_graphs = figures.of_graphs or GraphFigures(seconds_per_step(task, on_graphs), export_s)
+    except (ExportError, EngineError) as error:
+        return Choice(torch_alone, f"there are no graphs of this model: {error}")
+    notes.write(replace(figures, of_graphs=of_graphs))
+    chosen = on_graphs if _pays(task, figures.torch_s, of_graphs) else torch_alone
+    return Choice(chosen, _compared(figures.torch_s, of_graphs))
+
+
+def _pays(task: Task, torch_s: float, of_graphs: GraphFigures) -> bool:
+    return of_graphs.export_s + task.steps * of_graphs.step_s < task.steps * torch_s
+
+
+def _compared(torch_s: float, of_graphs: GraphFigures) -> str:
+    return (
+        f"a client's step takes {1e3 * of_graphs.step_s:.3g} CPU ms on graphs, which take {of_graphs.export_s:.2g} s "
+        f"to export, and {1e3 * torch_s:.3g} with torch"
+    )
+
+
+def _export(task: Task) -> Exported:
+    from simulator.engines.graphs import export_graphs  # noqa: PLC0415  # needs ONNX Runtime
+
+    return export_graphs(task.model, task.algorithm)

@@ -1,0 +1,47 @@
+"""Clients of a cohort, and the contract of what trains them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from fedcore.batching import StreamKey
+from simulator.engines.sums import RoundSums
+
+# A cohort is divided into about so many blocks.
+BLOCKS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """A client in a round: its index in the population, and the key of its random streams."""
+
+    index: int
+    key: StreamKey
+
+
+class ClientTrainer(Protocol):
+    """What trains clients of a population: an engine's part of a round. at_once: how many it trains together."""
+
+    @property
+    def at_once(self) -> int:
+        """As many clients, at most, go into one call of their model."""
+
+    def train(self, number: int, broadcast: Mapping[str, Tensor], clients: Sequence[Client], sums: RoundSums) -> None:
+        """Run the trip of round `number` for every client, longest first, and add what they report to `sums`.
+
+        broadcast: the vectors that they receive. Raises EngineError or ExportError when the model does not run.
+        """
+
+
+def blocks(clients: Sequence[Client], at_once: int) -> list[Sequence[Client]]:
+    """The cohort in blocks of whole groups of `at_once` clients.
+
+    Each block has sums of its own, and those are added in order. So no rounding depends on who trains which block.
+    """
+    groups = -(-len(clients) // min(at_once, len(clients)))
+    size = at_once * -(-groups // BLOCKS)
+    return [clients[start : start + size] for start in range(0, len(clients), size)]

@@ -1,0 +1,60 @@
+"""The computing of an engine: on which device, with torch or on exported graphs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from export.model import Model
+from fedcore.algorithms.algorithm import Algorithm
+from simulator.client_states import ClientStates
+from simulator.engines.clients import ClientTrainer
+from simulator.engines.vectorised import VectorisedTrainer
+from simulator.errors import EngineError
+from simulator.population import Population
+
+if TYPE_CHECKING:
+    from simulator.engines.graphs import Exported
+
+
+@dataclass(frozen=True, slots=True)
+class Computing:
+    """How clients are trained: by torch on its `device`, several together, or on graphs on the CPU, one by one.
+
+    graphs: what `simulator.engines.graphs.export_graphs` gives; without them torch computes. at_once: how many clients
+    torch vectorises together; chosen by model and device when not given.
+    """
+
+    device: str = "cpu"
+    graphs: Exported | None = None
+    at_once: int | None = None
+
+    @property
+    def engine(self) -> str:
+        """The engine's name."""
+        return "torch" if self.graphs is None else "graphs"
+
+    def trainer(self, model: Model, algorithm: Algorithm, population: Population, kept: ClientStates) -> ClientTrainer:
+        """What trains the clients of a population; `kept` is what they keep between rounds.
+
+        Raises EngineError when this machine or installation cannot compute so.
+        """
+        if self.graphs is None:
+            return VectorisedTrainer(
+                model, algorithm, population, kept, device=compute_device(self.device), at_once=self.at_once
+            )
+        from simulator.engines.graphs import GraphsTrainer  # noqa: PLC0415  # needs ONNX Runtime, which torch does not
+
+        return GraphsTrainer(self.graphs, population)
+
+
+def compute_device(name: str) -> torch.device:
+    """The torch device called `name`. Raises EngineError when this installation cannot compute there."""
+    try:
+        device = torch.device(name)
+        float(torch.zeros(1, device=device))
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise EngineError(f"cannot compute on {name!r} here: {str(error).splitlines()[0]}") from error
+    return device

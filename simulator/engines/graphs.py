@@ -1,0 +1,105 @@
+"""The engine `graphs`: one client after the other on the exported graphs, as devices run them.
+
+Graphs are loaded once, and every buffer is allocated and bound once: a client costs its steps, and no memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from torch import Tensor
+
+from device_runtime.backends import open_backend
+from device_runtime.backends.backend import Executable
+from device_runtime.errors import DeviceError
+from device_runtime.runner import Local, PassRunner
+from export.build import build_plan
+from export.model import Model
+from fedcore.algorithms.algorithm import Algorithm
+from fedcore.params import Float32
+from fedcore.plan import BROADCAST, EXAMPLE, REPORT, Plan, begin_graph, final_carry, in_turn, prefixed, step_graph
+from fedcore.report import all_finite
+from simulator.engines.clients import Client
+from simulator.engines.sums import RoundSums
+from simulator.errors import EngineError
+from simulator.population import Population
+
+Exported = list[tuple[Plan, dict[str, bytes]]]
+"""Every trip as a plan of its own, with its graphs by name."""
+
+
+def export_graphs(model: Model, algorithm: Algorithm) -> Exported:
+    """The graphs of every trip, which takes seconds.
+
+    Raises ExportError for a model that has none, and NotCrossDevice for an algorithm that devices cannot run.
+    """
+    plan, blobs = build_plan(model, algorithm, ("onnx",))
+    return [(trip, {name: blobs[ref] for name, ref in trip.graphs["onnx"].items()}) for trip in plan.trips]
+
+
+class GraphsTrainer:
+    """Trains one client after the other on exported graphs. Raises EngineError when they cannot be loaded here."""
+
+    at_once = 1
+
+    def __init__(self, exported: Exported, population: Population) -> None:
+        try:
+            backend = open_backend("onnxruntime")
+            self._trips = [
+                _TripRunner(plan, {name: backend.load(graph, name) for name, graph in graphs.items()}, population)
+                for plan, graphs in exported
+            ]
+        except DeviceError as error:
+            raise EngineError(f"the engine graphs cannot run here: {error}") from error
+
+    def train(self, number: int, broadcast: Mapping[str, Tensor], clients: Sequence[Client], sums: RoundSums) -> None:
+        """Run a trip for every client: see ClientTrainer."""
+        trip = in_turn(self._trips, number)
+        trip.receive(broadcast)
+        try:
+            for client in clients:
+                trip.run(client, sums)
+        except DeviceError as error:
+            raise EngineError(f"the engine graphs does not run this model: {error}: {error.detail}") from error
+
+
+class _TripRunner:
+    """The graphs of a trip, and the buffers of everything that they read and write. V: values of a report."""
+
+    def __init__(self, plan: Plan, graphs: Mapping[str, Executable], population: Population) -> None:
+        self._plan, self._graphs, self._starts = plan, graphs, population.starts.tolist()
+        self._examples = prefixed(EXAMPLE, {item.name: population.fields[item.name] for item in plan.examples.fields})
+        self._received = {spec.name: np.empty(spec.size, np.float32) for spec in plan.broadcast}
+        self._runners = [PassRunner(one, index, self._examples) for index, one in enumerate(plan.passes)]
+        self._values_V = np.empty(sum(spec.size for spec in plan.report.means), np.float32)
+        ends = np.cumsum([spec.size for spec in plan.report.means]).tolist()
+        self._means = {
+            spec.name: self._values_V[end - spec.size : end] for spec, end in zip(plan.report.means, ends, strict=True)
+        }
+
+    def receive(self, broadcast: Mapping[str, Tensor]) -> None:
+        """Take over the vectors that clients receive from now on."""
+        for name, vector in self._received.items():
+            np.copyto(vector, broadcast[name].numpy())
+
+    def run(self, client: Client, sums: RoundSums) -> None:
+        """Train one client, and add its report if it is finite once weighted."""
+        rows = slice(self._starts[client.index], self._starts[client.index + 1])
+        local = Local({name: array[rows] for name, array in self._examples.items()}, client.key)
+        known: dict[str, Float32] = dict(prefixed(BROADCAST, self._received))
+        metrics = []
+        for one, runner in zip(self._plan.passes, self._runners, strict=True):
+            runner.begin(self._graphs[begin_graph(one.name)], known)
+            swept = runner.sweep(self._graphs[step_graph(one.name)], known, local)
+            known.update(prefixed(final_carry(one.name), swept.carry))
+            metrics.append(swept.metrics)
+        self._graphs[REPORT].run(known, self._means)
+        weight = self._plan.report.weight(local.count)
+        with np.errstate(over="ignore"):  # what overflows is left out below
+            np.multiply(self._values_V, np.float32(weight), out=self._values_V)
+        sums_M = np.concatenate(metrics)
+        if all_finite(self._values_V) and all_finite(sums_M):
+            total = sums.vector.numpy()
+            total[: self._values_V.size] += self._values_V
+            total[self._values_V.size :] += (*sums_M, weight, 1.0)

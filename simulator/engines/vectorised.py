@@ -1,0 +1,174 @@
+"""The engine `torch`: clients vectorised together, on the algorithm's own functions and the model's own operators.
+
+Shapes: K clients, A of them active, D parameters, B batch, M metric sums.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.func import grad_and_value, vmap
+from torch.nn.modules.conv import _ConvNd
+
+from export.errors import ExportError, reason
+from export.model import Model
+from export.rewrites import Traceable
+from fedcore.algorithms.algorithm import (
+    Algorithm,
+    Broadcast,
+    Carry,
+    Pass,
+    keeps_client_state,
+    trips_of,
+    with_carries,
+)
+from fedcore.batching import batches, noise
+from fedcore.params import Float32
+from fedcore.plan import in_turn
+from fedcore.report import weight_of
+from simulator.client_states import ClientStates
+from simulator.engines.clients import Client
+from simulator.engines.sums import RoundSums
+from simulator.errors import EngineError
+from simulator.population import Population
+
+# So many parameters at most are vectorised together in networks with convolutions.
+CONVOLVED_TOGETHER = 1_000_000
+
+
+class VectorisedTrainer:
+    """Trains clients together on one compute device, which holds the examples of the whole population.
+
+    kept: what clients keep between rounds; it is moved. at_once: chosen by model and device when not given.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        algorithm: Algorithm,
+        population: Population,
+        kept: ClientStates,
+        *,
+        device: torch.device,
+        at_once: int | None = None,
+    ) -> None:
+        self._model, self._algorithm, self._population, self._kept = model, algorithm, population, kept
+        self._device = device
+        self.at_once = at_once or _clients_at_once(model, device)
+        self._examples = on_device(device, population.fields)
+
+    def train(self, number: int, broadcast: Mapping[str, Tensor], clients: Sequence[Client], sums: RoundSums) -> None:
+        """Run a trip for every client: see ClientTrainer."""
+        for start in range(0, len(clients), self.at_once):
+            self._train(number, broadcast, clients[start : start + self.at_once], sums)
+
+    def _train(self, number: int, broadcast: Mapping[str, Tensor], clients: Sequence[Client], sums: RoundSums) -> None:
+        indices, trip = [client.index for client in clients], in_turn(trips_of(self._algorithm), number)
+        known = {**broadcast, **self._kept.gather(indices)}
+        carries: dict[str, Carry] = {}
+        metrics: dict[str, Tensor] = {}
+        for index, item in enumerate(trip.passes):
+            received = with_carries(known, carries)
+            carries[item.name], metrics[item.name] = self._run_pass(index, item, received, clients)
+        report = trip.report(known, carries)
+        kept = self._algorithm.keep(known, carries) if keeps_client_state(self._algorithm) else {}
+        finite = sums.add(report, metrics, self._weights(indices), kept)
+        self._kept.scatter(indices, kept, finite)
+
+    def _run_pass(self, index: int, item: Pass, received: Broadcast, clients: Sequence[Client]) -> tuple[Carry, Tensor]:
+        """The last carry (K, …) and the metric sums (K, M) of every client."""
+        carry = {
+            name: vector.expand(len(clients), vector.shape[-1]).clone() for name, vector in item.begin(received).items()
+        }
+        sums_KM = torch.zeros(len(clients), len(self._model.metrics), device=self._device)
+        for number, (rows, mask) in enumerate(self._steps(index, item, clients)):
+            active = len(rows)
+            where = torch.from_numpy(rows).to(self._device)
+            batch = {name: array[where] for name, array in self._examples.items()}
+            drawn = self._noise(index, number, item.loop.batch_size, clients[:active])
+            oracle = CohortOracle(self._model, batch, torch.from_numpy(mask).to(self._device), drawn)
+            after = item.step(_first(active, carry), _first(active, received), oracle)
+            for name, vector in after.items():
+                carry[name][:active] = vector
+            sums_KM[:active] += oracle.sums_KM
+        return carry, sums_KM
+
+    def _steps(self, index: int, item: Pass, clients: Sequence[Client]) -> Iterator[tuple[NDArray[np.int64], Float32]]:
+        """For each step, rows (A, B) into the population's examples and masks (A, B) of the A clients still active."""
+        sizes, starts = self._population.sizes, self._population.starts
+        schedules = [
+            [
+                (starts[one.index] + rows, mask)
+                for rows, mask in batches(item.loop, int(sizes[one.index]), one.key, index)
+            ]
+            for one in clients
+        ]
+        for step in range(len(schedules[0])):
+            active = [schedule[step] for schedule in schedules if step < len(schedule)]
+            yield np.stack([rows for rows, _ in active]), np.stack([mask for _, mask in active])
+
+    def _noise(self, index: int, step: int, size: int, clients: Sequence[Client]) -> Tensor | None:
+        """The seeds of the clients' dropout in this step, int32 (A, B), or None when nothing is dropped."""
+        if not self._model.noisy:
+            return None
+        return torch.from_numpy(np.stack([noise(one.key, index, step, size) for one in clients])).to(self._device)
+
+    def _weights(self, clients: Sequence[int]) -> Tensor:
+        weights = [weight_of(self._algorithm.weighting, int(self._population.sizes[client])) for client in clients]
+        return torch.tensor(weights, dtype=torch.float32, device=self._device)
+
+
+class CohortOracle:
+    """The gradient oracle of the algorithm contract for K clients, each on a batch of its own."""
+
+    def __init__(
+        self, model: Model, batch: Mapping[str, Tensor], mask_KB: Tensor, noise_KB: Tensor | None = None
+    ) -> None:
+        self._model, self._batch, self._mask_KB, self._noise_KB = model, dict(batch), mask_KB, noise_KB
+        self.sums_KM = mask_KB.new_zeros(mask_KB.shape[0], len(model.metrics))
+
+    def __call__(self, params: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """params: (K, D), or (D,) when all clients share them. Gives (K, 1), (K, D), (K, 1)."""
+        shared = None if params.dim() == 1 else 0
+        gradient = vmap(
+            grad_and_value(self._model.loss, has_aux=True),
+            (shared, 0, 0, None if self._noise_KB is None else 0),
+        )
+        tensors = self._model.tensors(params)
+        try:
+            with Traceable():
+                gradients, (loss_K, self.sums_KM) = gradient(tensors, self._batch, self._mask_KB, self._noise_KB)
+        except ExportError:
+            raise
+        except Exception as error:  # anything that the user's own code raises
+            raise EngineError(f"the model {self._model.spec.name} does not run here: {reason(error)}") from error
+        flat_KD = torch.cat([gradient.flatten(1) for gradient in gradients.values()], 1)
+        return loss_K[:, None], flat_KD, self.sums_KM[:, :1]
+
+
+def _clients_at_once(model: Model, device: torch.device) -> int:
+    """On a GPU the whole cohort. On a CPU as many as stay in cache.
+
+    Networks with convolutions of some size go one client at a time, because torch vectorises them over clients as
+    grouped convolutions, which are slow there; in tiny ones the cost of a call outweighs that (docs/performance.md).
+    """
+    if device.type != "cpu":
+        return sys.maxsize
+    if not any(isinstance(layer, _ConvNd) for layer in model.module.modules()):
+        return 10
+    return max(1, min(20, CONVOLVED_TOGETHER // model.initial.size))
+
+
+def _first(active: int, vectors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The rows of the first clients, of vectors (K, …); vectors that all clients share stay whole."""
+    return {name: vector[:active] if vector.dim() == 2 else vector for name, vector in vectors.items()}
+
+
+def on_device(device: torch.device, arrays: Mapping[str, NDArray[np.generic]]) -> dict[str, Tensor]:
+    """Arrays by name as tensors on a compute device."""
+    return {name: torch.from_numpy(np.ascontiguousarray(array)).to(device) for name, array in arrays.items()}

@@ -1,0 +1,173 @@
+"""The engines agree on every algorithm that devices run, and each says what it cannot do."""
+
+import dataclasses
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from export.errors import ExportError
+from export.model import Model
+from export.models import load
+from fedcore.algorithms import ALGORITHMS, create
+from fedcore.algorithms.algorithm import keeps_client_state
+from simulator.engine import Engine
+from simulator.engines.calibration import Figures, GraphFigures, Notes, Task
+from simulator.engines.choice import PATIENCE_S, choose
+from simulator.engines.computing import Computing
+from simulator.engines.graphs import export_graphs
+from simulator.errors import EngineError
+from simulator.population import Population
+from simulator.simulation import SimulationConfig, simulate
+from tests.simulator.test_engine import uneven
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+SAMPLE = {"mimelite", "mime"}
+DEVICES_RUN = [name for name, one in ALGORITHMS.items() if not keeps_client_state(one())]
+
+
+def with_a_field_more(population):
+    """The same population, whose examples have a field that no model reads."""
+    return dataclasses.replace(population, fields={**population.fields, "z": population.fields["y"]})
+
+
+def both(model, algorithm, population):
+    """The engine torch and the engine graphs."""
+    graphs = export_graphs(model, algorithm)
+    return [Engine(model, algorithm, population, seed=7, computing=Computing(graphs=one)) for one in (None, graphs)]
+
+
+@pytest.mark.parametrize(
+    ("model_name", "name", "settings"),
+    [
+        ("mlp", "fedavg", {"batch_size": 5, "epochs": 2, "weighting": "uniform"}),
+        ("tests.export.models:digits_dropout", "fedadam", {"batch_size": 5}),
+        *(
+            pytest.param("logreg", name, {"batch_size": 5}, marks=[] if name in SAMPLE else pytest.mark.long)
+            for name in DEVICES_RUN
+        ),
+    ],
+)
+def test_both_engines_reach_the_same_state_to_round_off(model_name, name, settings):
+    population, model = with_a_field_more(uneven()), Model(load(model_name, (1, 8, 8), 10))
+    plain, graphs = both(model, create(name, settings), population)
+    start = plain.state["params"]
+    for number, cohort in enumerate([[0, 1, 2, 3], [3, 1], [2, 0, 1], [1, 2]], start=1):
+        expected, found = plain.run_round(number, cohort), graphs.run_round(number, cohort)
+        assert found.metrics == pytest.approx(expected.metrics, rel=1e-5, abs=1e-6)
+    for key, vector in plain.state.items():
+        # The distance that training went, for the model; else the vector itself.
+        size = np.linalg.norm(vector - start) if key == "params" else np.linalg.norm(vector)
+        assert np.linalg.norm(graphs.state[key] - vector) <= 1e-5 * size, key
+    assert not np.array_equal(plain.state["params"], start)
+
+
+def test_graphs_leave_a_diverging_client_out_in_value_and_in_weight():
+    population, model, algorithm = uneven(), Model(load("logreg")), create("fedavg", {"batch_size": 5})
+    broken = {name: array.copy() for name, array in population.fields.items()}
+    broken["x"][population.starts[1]] = np.inf
+    computing = Computing(graphs=export_graphs(model, algorithm))
+    engines = [
+        Engine(model, algorithm, users, computing=computing)
+        for users in (Population(population.clients, broken, population.starts), population)
+    ]
+    found, expected = engines[0].run_round(1, [0, 1, 2]), engines[1].run_round(1, [0, 2], [0, 2])
+    assert (found.excluded, found.metrics) == (1, expected.metrics)
+    np.testing.assert_array_equal(engines[0].state["params"], engines[1].state["params"])
+
+
+def task(clients, name="fedavg", **settings):
+    return Task(Model(load("logreg")), create(name, settings), uneven(), clients)
+
+
+def test_what_graphs_cannot_run_is_refused_by_name():
+    with pytest.raises(EngineError, match=r"graphs cannot run this: scaffold keeps vectors on clients.*engine torch"):
+        choose("graphs", task(1, "scaffold"), "cpu")
+    with pytest.raises(EngineError, match="graphs cannot run this: graphs run on the CPU, not on cuda"):
+        choose("graphs", task(1), "cuda")
+
+
+@pytest.mark.parametrize(("name", "device", "says"), [("scaffold", "cpu", "keeps vectors"), ("fedavg", "cuda", "cuda")])
+def test_what_graphs_cannot_run_is_for_torch_by_itself(name, device, says):
+    choice = choose("auto", task(10**9, name), device)
+    assert choice.computing == Computing(device)
+    assert says in choice.reason
+
+
+def test_a_model_without_graphs_is_refused_or_left_to_torch():
+    spec = load("logreg")
+
+    def odd(outputs, label):
+        return spec.loss(outputs, label) + torch.lgamma(outputs.detach().abs() + 1).sum(1)
+
+    unexportable = dataclasses.replace(task(10**9), model=Model(dataclasses.replace(spec, loss=odd)))
+    with pytest.raises(ExportError):
+        choose("graphs", unexportable, "cpu")
+    choice = choose("auto", unexportable, "cpu")
+    assert choice.computing.engine == "torch"
+    assert choice.reason.startswith("there are no graphs of this model: operator")
+
+
+def test_auto_exports_nothing_for_little_work_and_measures_once():
+    little = task(10)
+    choice = choose("auto", little, "cpu")
+    assert choice.computing.engine == "torch"
+    assert "CPU s of steps are too few to export graphs for" in choice.reason
+    assert Notes(little).read().of_graphs is None
+    assert choose("auto", little, "cpu") == choice
+
+
+def test_auto_calibrates_both_engines_for_much_work():
+    much = task(10**7)
+    choice = choose("auto", much, "cpu")
+    figures = Notes(much).read()
+    faster = figures.of_graphs.step_s < figures.torch_s
+    assert choice.computing.engine == ("graphs" if faster else "torch")
+    assert "CPU ms on graphs" in choice.reason
+    assert choose("auto", much, "cpu").reason == choice.reason
+
+
+@pytest.mark.parametrize(
+    ("clients", "torch_s", "graphs_s", "export_s", "engine"),
+    [
+        (10**6, 1e-3, 2e-3, 1.0, "torch"),
+        (10**6, 1e-3, 5e-4, 1.0, "graphs"),
+        (10**6, 1e-3, 5e-4, 1e5, "torch"),
+        (100, PATIENCE_S / 1000, 1e-9, 0.0, "torch"),
+    ],
+)
+def test_the_choice_counts_the_export_and_takes_the_lesser_time(clients, torch_s, graphs_s, export_s, engine):
+    asked = task(clients)
+    Notes(asked).write(Figures(torch_s, GraphFigures(graphs_s, export_s)))
+    assert choose("auto", asked, "cpu").computing.engine == engine
+
+
+def test_notes_are_of_one_model_and_algorithm(tmp_path):
+    Notes(task(1)).write(Figures(1.0))
+    assert Notes(task(99)).read() == Figures(1.0)
+    for other in (task(1, "fedadam"), task(1, batch_size=6)):
+        assert Notes(other).read() is None
+    (path,) = (tmp_path / "muster").iterdir()
+    path.write_bytes(msgspec.json.encode({"torch_s": "fast"}))
+    assert Notes(task(1)).read() is None
+
+
+def test_a_simulation_says_which_engine_trained_and_why():
+    config = {"model": "logreg", "rounds": 2, "cohort": 3}
+    results = {engine: simulate(SimulationConfig(engine=engine, **config)) for engine in ("torch", "graphs", "auto")}
+    assert {asked: result.engine for asked, result in results.items()} == {
+        "torch": "torch",
+        "graphs": "graphs",
+        "auto": "torch",
+    }
+    assert results["graphs"].engine_reason == "as asked"
+    assert results["graphs"].test_loss == pytest.approx(results["torch"].test_loss, rel=1e-5)
+    assert results["auto"].params_sha256 == results["torch"].params_sha256
+    again = simulate(SimulationConfig(engine="graphs", **config))
+    assert again == results["graphs"]
+
+
+def test_a_baseline_without_engine_refuses_graphs():
+    with pytest.raises(EngineError, match="the engine graphs is for federated training, not for the baseline local"):
+        SimulationConfig(model="logreg", baseline="local", engine="graphs")
