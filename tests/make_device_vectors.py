@@ -16,6 +16,8 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec.structs import replace
 
+from device_runtime.backends.onnxruntime import OnnxRuntime
+from device_runtime.runner import execute
 from fedcore import checkpoint, masking
 from fedcore.batching import StreamKey, noise, permutation
 from fedcore.errors import BrokenSuccession, ReportError
@@ -31,6 +33,7 @@ from secagg import packing, parameters
 from secagg.errors import PolicyViolation
 from secagg.packing import PackedSegment
 from tests.device_runtime import linear
+from tests.device_runtime.test_onnx_check import REFUSED
 
 PATH = Path(__file__).parent / "vectors" / "device.json"
 BOUNDS = SumBounds(clip_norm=1.5, bits=20, max_examples=100, min_sum=8)
@@ -77,6 +80,8 @@ def device_vectors():
         "parameters": cohorts(),
         "statements": statements(),
         "successions": successions(),
+        "runner": trained(),
+        "refused_graphs": {name: graph.SerializeToString().hex() for name, (graph, _) in REFUSED.items()},
     }
 
 
@@ -280,6 +285,22 @@ def successions():
             text = msgspec.json.encode(shown).decode()
             found.append({"shown": text, "pinned": pinned.hex(), "leads_to": leads_to})
     return found
+
+
+def trained():
+    """The unweighted report of the linear plan: its graphs, inputs and values."""
+    graphs, data = linear.graphs(), linear.examples(13)
+    executables = {name: OnnxRuntime().load(graph, name) for name, graph in graphs.items()}
+    result = execute(linear.plan(), executables, {"params": linear.PARAMS}, data, linear.KEY)
+    return {
+        "plan": linear.plan().encode().decode(),
+        "graphs": {name: graph.hex() for name, graph in graphs.items()},
+        "params": linear.PARAMS.tobytes().hex(),
+        **{name: column.tobytes().hex() for name, column in data.items()},
+        "seed": str(linear.KEY.seed), "round": linear.KEY.round, "slot": str(linear.KEY.slot),
+        "values": result.values.tobytes().hex(), "weight": result.weight, "steps": result.steps,
+        "examples": result.examples,
+    }  # fmt: skip
 
 
 def digest(data):

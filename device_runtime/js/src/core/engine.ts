@@ -1,0 +1,101 @@
+/** The engine of ONNX graphs: any implementation of `onnxruntime-common`'s interface, on one thread.
+ *
+ * onnxruntime-node, onnxruntime-web and onnxruntime-react-native have that interface, each with its own copy of the
+ * package, so the engine is handed in and never imported here. Traps, found by trying: wasm ignores preallocated
+ * outputs, so the engine allocates them; React Native ignores a view's offset, so every array has a buffer of its own.
+ */
+
+import type { InferenceSession, Tensor } from "onnxruntime-common";
+import type { Bytes } from "./bytes.ts";
+import { PlanRefused, RuntimeFailed } from "./errors.ts";
+import { checkGraph } from "./onnx-check.ts";
+
+/** What an implementation of ONNX Runtime must offer. */
+export interface OnnxRuntime {
+  readonly InferenceSession: {
+    create(model: Bytes, options?: InferenceSession.SessionOptions): Promise<InferenceSession>;
+  };
+  readonly Tensor: new (
+    type: "float32" | "int64" | "int32" | "uint8",
+    data: Float32Array | BigInt64Array | Int32Array | Uint8Array,
+    dims: readonly number[],
+  ) => Tensor;
+}
+
+/** An implementation, and its name and version as a coordinator is told them. */
+export interface Engine {
+  readonly ort: OnnxRuntime;
+  readonly name: string;
+}
+
+export type Tensors = Readonly<Record<string, Tensor>>;
+
+const OPTIONS: InferenceSession.SessionOptions = {
+  executionProviders: ["cpu"],
+  intraOpNumThreads: 1,
+  interOpNumThreads: 1,
+  executionMode: "sequential",
+  // The last level rearranges images for convolutions whose weights are constants; ours are inputs.
+  graphOptimizationLevel: "extended",
+  // One block for a whole step holds more memory than the arena, which frees as it goes.
+  enableMemPattern: false,
+  logSeverityLevel: 4,
+  extra: {
+    session: { intra_op: { allow_spinning: "0" }, inter_op: { allow_spinning: "0" }, load_model_format: "ONNX" },
+  },
+};
+
+/** A graph that is ready to run. */
+export class Graph {
+  readonly name: string;
+  readonly #session: InferenceSession;
+
+  private constructor(session: InferenceSession, name: string) {
+    this.#session = session;
+    this.name = name;
+  }
+
+  /** Throws PlanRefused when no plan may hold the graph, or the engine cannot read it. */
+  static async load(engine: Engine, graph: Bytes, name: string): Promise<Graph> {
+    checkGraph(graph, name);
+    try {
+      return new Graph(await engine.ort.InferenceSession.create(graph, OPTIONS), name);
+    } catch (error) {
+      throw new PlanRefused(`ONNX Runtime cannot load graph ${name}: ${String(error)}`);
+    }
+  }
+
+  /** The outputs `wanted` (name → size of a float32 vector), from those inputs that the graph declares.
+   *
+   * Throws PlanRefused when inputs or outputs are not those of the plan, RuntimeFailed when the graph fails.
+   */
+  async run(inputs: Tensors, wanted: ReadonlyMap<string, number>): Promise<Record<string, Tensor>> {
+    const { inputNames, outputNames } = this.#session;
+    const missing = [
+      ...inputNames.filter((name) => inputs[name] === undefined),
+      ...[...wanted.keys()].filter((name) => !outputNames.includes(name)),
+    ];
+    if (missing.length > 0) {
+      throw new PlanRefused(`graph ${this.name} has inputs or outputs that the plan does not: ${missing}`);
+    }
+    const feeds = Object.fromEntries(inputNames.map((name) => [name, inputs[name]!]));
+    let found: Record<string, Tensor>;
+    try {
+      found = { ...(await this.#session.run(feeds, [...wanted.keys()])) };
+    } catch (error) {
+      throw new RuntimeFailed(`graph ${this.name} failed: ${String(error)}`);
+    }
+    for (const [name, size] of wanted) {
+      const { type, dims } = found[name]!;
+      if (type !== "float32" || dims.length !== 1 || dims[0] !== size) {
+        throw new PlanRefused(`graph ${this.name} gives ${name} as ${type}[${dims}], the plan says float32[${size}]`);
+      }
+    }
+    return found;
+  }
+
+  /** Let go of the engine's memory. */
+  async release(): Promise<void> {
+    await this.#session.release();
+  }
+}

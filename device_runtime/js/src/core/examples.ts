@@ -1,0 +1,82 @@
+/** Local examples: one array per field over all examples of a collection, and the check that a plan can train on them. */
+
+import { type AbortReason, AssignmentError } from "./errors.ts";
+import type { Field, Plan } from "./plan.ts";
+
+export type Values =
+  | Float32Array<ArrayBuffer>
+  | BigInt64Array<ArrayBuffer>
+  | Int32Array<ArrayBuffer>
+  | Uint8Array<ArrayBuffer>;
+
+/** The values of one field, example by example; `shape` is that of a single example. */
+export interface Column {
+  readonly shape: readonly number[];
+  readonly values: Values;
+}
+
+/** The examples of a collection: `count` of them, and the column of every field by name. */
+export interface Examples {
+  readonly count: number;
+  readonly columns: ReadonlyMap<string, Column>;
+}
+
+/** Examples in named collections, in the app's storage. */
+export interface ExampleSource {
+  /** The number of examples per collection. */
+  counts(): Promise<ReadonlyMap<string, number>>;
+  /** All examples of a collection. */
+  load(collection: string): Promise<Examples>;
+  /** The number of examples that are no older than that; 0 in a source that does not know how old they are. */
+  countRecent(collection: string, maxAgeS: number): Promise<number>;
+}
+
+/** Local examples are missing, too few, or not what the plan asks for. */
+export class ExamplesError extends AssignmentError {
+  override readonly reason: AbortReason;
+
+  constructor(reason: "too-few-examples" | "invalid-examples", message: string) {
+    super(message);
+    this.reason = reason;
+  }
+}
+
+const KINDS = { float32: Float32Array, int64: BigInt64Array, int32: Int32Array, uint8: Uint8Array } as const;
+
+/** Throws ExamplesError unless the examples are what the plan trains on: at least one, of its types, finite, in range. */
+export function checkExamples(plan: Plan, examples: Examples): void {
+  if (examples.count === 0) {
+    throw new ExamplesError("too-few-examples", `no examples in collection ${plan.examples.collection}`);
+  }
+  for (const field of plan.examples.fields) {
+    const column = examples.columns.get(field.name);
+    if (column === undefined) {
+      throw new ExamplesError("invalid-examples", `examples have no field ${field.name}, which the plan wants`);
+    }
+    checkColumn(field, column, examples.count);
+  }
+}
+
+function checkColumn(field: Field, { shape, values }: Column, count: number): void {
+  const width = field.shape.reduce((size, axis) => size * axis, 1);
+  if (
+    !(values instanceof KINDS[field.dtype]) ||
+    shape.join() !== field.shape.join() ||
+    values.length !== count * width
+  ) {
+    const found = `${values.constructor.name}[${shape}] with ${values.length} values`;
+    throw new ExamplesError(
+      "invalid-examples",
+      `field ${field.name} holds ${found}, the plan wants ${field.dtype}[${field.shape}]`,
+    );
+  }
+  const [low, high] = field.dtype === "float32" ? [-Infinity, Infinity] : [-1, field.high];
+  if (high === null) return;
+  for (let place = 0; place < values.length; place++) {
+    const value = values[place]!;
+    if (!(value > low && value < high)) {
+      const example = Math.floor(place / width);
+      throw new ExamplesError("invalid-examples", `field ${field.name} of example ${example} holds ${value}`);
+    }
+  }
+}

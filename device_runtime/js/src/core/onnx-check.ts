@@ -1,0 +1,209 @@
+/** The check of an ONNX graph before ONNX Runtime sees its bytes. The rules: docs/spec/plan.md §2.1.
+ *
+ * A graph is data from elsewhere, and ONNX Runtime runs far more than a plan needs: loops that do not end, operators of
+ * other domains, tensors in files. So the protobuf bytes are walked here along a table of all fields that a plan's graph
+ * may have. Messages of the table do not contain themselves, so the depth is bounded by the table.
+ */
+
+import { type Bytes, text } from "./bytes.ts";
+import { PlanRefused } from "./errors.ts";
+
+const OPSET = 18;
+/** The operators that a plan may use, all of ONNX's own domain. */
+const OPERATORS = new Set(
+  `Abs Add And Cast Ceil Clip Concat Conv ConvTranspose Cos Div Equal Erf Exp Expand Floor Gather GatherElements Gemm
+  Greater GreaterOrEqual Identity Less LessOrEqual Log LogSoftmax MatMul Max MaxPool Min Mod Mul Neg Not Or Pad Pow
+  Reciprocal ReduceMax ReduceMean ReduceMin ReduceSum Relu Reshape ScatterElements ScatterND Shape Sigmoid Sign Sin
+  Size Slice Softmax Split Sqrt Squeeze Sub Tanh Tile TopK Transpose Unsqueeze Where`.split(/\s+/),
+);
+/** Element types by ONNX's numbers: float32, uint8, int32, int64, bool, float64. */
+const ELEMENTS = new Set([1, 2, 6, 7, 9, 11]);
+const [MOST_NODES, MOST_FIELDS] = [100_000, 3_000_000];
+
+// Wire types of protobuf.
+const [VARINT, FIXED64, LENGTH, FIXED32] = [0, 1, 2, 5];
+// Kinds of fields: a number, an element type, a text, bytes or a list of numbers; any other is a message of that name.
+const PLAIN = ["number", "element", "text", "bytes"];
+const FIELDS: Readonly<Record<string, Readonly<Record<number, readonly [field: string, kind: string]>>>> = {
+  model: {
+    1: ["ir_version", "number"],
+    2: ["producer_name", "text"],
+    3: ["producer_version", "text"],
+    7: ["graph", "graph"],
+    8: ["opset_import", "opset"],
+  },
+  opset: { 1: ["domain", "text"], 2: ["version", "number"] },
+  graph: {
+    1: ["node", "node"],
+    2: ["name", "text"],
+    5: ["initializer", "tensor"],
+    11: ["input", "value"],
+    12: ["output", "value"],
+    13: ["value_info", "value"],
+  },
+  node: {
+    1: ["input", "text"],
+    2: ["output", "text"],
+    3: ["name", "text"],
+    4: ["op_type", "text"],
+    5: ["attribute", "attribute"],
+    7: ["domain", "text"],
+  },
+  attribute: {
+    1: ["name", "text"],
+    2: ["f", "number"],
+    3: ["i", "number"],
+    4: ["s", "text"],
+    7: ["floats", "bytes"],
+    8: ["ints", "bytes"],
+    20: ["type", "number"],
+  },
+  tensor: {
+    1: ["dims", "bytes"],
+    2: ["data_type", "element"],
+    4: ["float_data", "bytes"],
+    5: ["int32_data", "bytes"],
+    7: ["int64_data", "bytes"],
+    8: ["name", "text"],
+    9: ["raw_data", "bytes"],
+    10: ["double_data", "bytes"],
+  },
+  value: { 1: ["name", "text"], 2: ["type", "type"] },
+  type: { 1: ["tensor_type", "tensor type"] },
+  "tensor type": { 1: ["elem_type", "element"], 2: ["shape", "shape"] },
+  shape: { 1: ["dim", "dimension"] },
+  dimension: { 1: ["dim_value", "number"], 2: ["dim_param", "text"] },
+};
+
+/** Throws PlanRefused, calling the graph `name`, unless its bytes are an ONNX model that a plan may hold. */
+export function checkGraph(graph: Bytes, name: string): void {
+  try {
+    const walk = new Walk(graph);
+    walk.message("model", 0, graph.length);
+    walk.checkOpsets();
+  } catch (error) {
+    throw error instanceof Unfit ? new PlanRefused(`cannot load graph ${name}: ${error.message}`) : error;
+  }
+}
+
+/** The reason to refuse a graph. */
+class Unfit extends Error {}
+
+/** One walk over the bytes of a model. */
+class Walk {
+  readonly #data: Bytes;
+  #nodes = 0;
+  #fields = 0;
+  #opsets = 0;
+  #versions = 0;
+
+  constructor(data: Bytes) {
+    this.#data = data;
+  }
+
+  /** Throws Unfit unless the model that was walked over names one set of operators, with its version. */
+  checkOpsets(): void {
+    if (this.#opsets !== 1 || this.#versions !== 1) {
+      throw new Unfit(`it must import one opset with one version, not ${this.#opsets} with ${this.#versions}`);
+    }
+  }
+
+  /** Check the message between two places of the bytes. */
+  message(kind: string, begin: number, end: number): void {
+    this.#nodes += Number(kind === "node");
+    this.#opsets += Number(kind === "opset");
+    if (this.#nodes > MOST_NODES) {
+      throw new Unfit(`it has more than ${MOST_NODES} nodes`);
+    }
+    for (let at = begin; at < end; ) {
+      const [number, wire, start, stop] = this.#field(at, end);
+      const [field, inner] = FIELDS[kind]?.[number] ?? ["", ""];
+      if (field === "") {
+        throw new Unfit(`its ${kind} has a field ${number} that a plan's graph does not have`);
+      }
+      if (PLAIN.includes(inner)) {
+        this.#value(`${kind}.${field}`, inner, wire, start, stop);
+      } else if (wire === LENGTH) {
+        this.message(inner, start, stop);
+      } else {
+        throw new Unfit(`${field} of its ${kind} is no message`);
+      }
+      at = stop;
+    }
+  }
+
+  #value(field: string, kind: string, wire: number, start: number, stop: number): void {
+    if (kind === "text") {
+      this.#text(field, wire, start, stop);
+    } else if (kind === "element" || field === "opset.version") {
+      const number = wire === VARINT ? this.#varint(start, stop)[0] : Number.NaN;
+      if (kind === "element" && !ELEMENTS.has(number)) {
+        throw new Unfit(`${field} is ${number}, which is no type of a plan's tensors`);
+      }
+      if (kind === "number" && number !== OPSET) {
+        throw new Unfit(`it is of opset ${number}, a plan's graphs are of opset ${OPSET}`);
+      }
+      this.#versions += Number(kind === "number");
+    }
+  }
+
+  #text(field: string, wire: number, start: number, stop: number): void {
+    let found = "";
+    try {
+      found = text(this.#data.subarray(start, stop));
+    } catch {
+      wire = Number.NaN;
+    }
+    if (wire !== LENGTH) {
+      throw new Unfit(`${field} is not text in UTF-8`);
+    }
+    if (field === "node.op_type" && !OPERATORS.has(found)) {
+      throw new Unfit(`operator ${found.slice(0, 100)} is none that a plan may use`);
+    }
+    if ((field === "node.domain" || field === "opset.domain") && found !== "") {
+      throw new Unfit(`${field} is ${found.slice(0, 100)}, a plan's operators are ONNX's own`);
+    }
+  }
+
+  /** The field at a place: its number, wire type, and the places where its content begins and ends. */
+  #field(at: number, end: number): [number: number, wire: number, start: number, stop: number] {
+    this.#fields += 1;
+    if (this.#fields > MOST_FIELDS) {
+      throw new Unfit(`it has more than ${MOST_FIELDS} fields`);
+    }
+    const [tag, start] = this.#varint(at, end);
+    const [number, wire] = [Math.floor(tag / 8), tag % 8];
+    const [begin, stop] = this.#content(wire, start, end);
+    if (stop > end) {
+      throw new Unfit("a field ends behind its message");
+    }
+    return [number, wire, begin, stop];
+  }
+
+  #content(wire: number, start: number, end: number): [begin: number, stop: number] {
+    if (wire === VARINT) {
+      return [start, this.#varint(start, end)[1]];
+    }
+    if (wire === LENGTH) {
+      const [size, begin] = this.#varint(start, end);
+      return [begin, begin + size];
+    }
+    if (wire === FIXED64 || wire === FIXED32) {
+      return [start, start + (wire === FIXED64 ? 8 : 4)];
+    }
+    throw new Unfit(`there is no wire type ${wire}`);
+  }
+
+  /** The number that begins at a place, and the place behind it. Above 2^53 it is rounded, and of no use here. */
+  #varint(at: number, end: number): [value: number, behind: number] {
+    let [value, scale] = [0, 1];
+    for (let place = at; place < Math.min(at + 10, end); place++, scale *= 128) {
+      const byte = this.#data[place]!;
+      value += (byte & 0x7f) * scale;
+      if (byte < 0x80) {
+        return [value, place + 1];
+      }
+    }
+    throw new Unfit("a number does not end");
+  }
+}

@@ -1,0 +1,95 @@
+/** The runner gives Python's report, bit for bit, and refuses what it must before anything runs. */
+
+import { expect, test } from "vitest";
+import { fromHex, hex, utf8 } from "../src/core/bytes.ts";
+import { Graph } from "../src/core/engine.ts";
+import { DeadlinePassed, NonFiniteReport, PlanRefused } from "../src/core/errors.ts";
+import { checkExamples, type Examples, ExamplesError } from "../src/core/examples.ts";
+import { checkGraph } from "../src/core/onnx-check.ts";
+import { decodePlan } from "../src/core/plan.ts";
+import { execute, type Work } from "../src/core/runner.ts";
+import { nodeEngine } from "../src/node/engine.ts";
+import { bytesOf, floats, type Vector, vectors } from "./vectors.ts";
+
+const { runner, refused_graphs: refused } = vectors("device.json");
+const plan = decodePlan(utf8(runner.plan), 1);
+
+async function work(changes: Partial<Work> = {}): Promise<Work> {
+  const graphs = new Map<string, Graph>();
+  for (const [name, bytes] of Object.entries<string>(runner.graphs)) {
+    graphs.set(name, await Graph.load(nodeEngine, fromHex(bytes), name));
+  }
+  const key = { seed: BigInt(runner.seed), round: runner.round, slot: BigInt(runner.slot), secret: new Uint8Array() };
+  const broadcast = new Map([["params", floats(runner.params)]]);
+  return { engine: nodeEngine, plan, graphs, broadcast, examples: examples(), key, keepGoing: () => true, ...changes };
+}
+
+function examples(): Examples {
+  const columns = new Map([
+    ["x", { shape: [3], values: floats(runner.x) }],
+    ["y", { shape: [], values: floats(runner.y) }],
+  ]);
+  return { count: runner.examples, columns };
+}
+
+test("two passes give Python's values, weight and steps", async () => {
+  const found = await execute(await work());
+  expect(hex(bytesOf(found.values))).toBe(runner.values);
+  expect([found.weight, found.steps, found.examples]).toEqual([runner.weight, runner.steps, runner.examples]);
+});
+
+test("work that may not go on stops between two steps, and says where", async () => {
+  let left = 3;
+  const stopped = execute(await work({ keepGoing: () => left-- > 0 }));
+  await expect(stopped).rejects.toThrow(DeadlinePassed);
+  await expect(stopped).rejects.toThrow("in pass train after 3 steps");
+});
+
+test("a checkpoint that diverges gives no report, and says when it began", async () => {
+  const broadcast = new Map([["params", new Float32Array(3).fill(3e38)]]);
+  const diverged = execute(await work({ broadcast }));
+  await expect(diverged).rejects.toThrow(NonFiniteReport);
+  await expect(diverged).rejects.toThrow("not finite in the first step");
+});
+
+test("a plan whose sums no pass makes is refused", async () => {
+  const segments = plan.report.segments.map((one) => (one.name === "train.metrics" ? { ...one, name: "other" } : one));
+  const other = { ...plan, report: { ...plan.report, segments } };
+  await expect(execute(await work({ plan: other }))).rejects.toThrow(PlanRefused);
+});
+
+test("a graph of other outputs than the plan's is refused", async () => {
+  const passes = plan.passes.map((pass) => ({ ...pass, carry: [{ name: "other", size: 3 }] }));
+  await expect(execute(await work({ plan: { ...plan, passes } }))).rejects.toThrow(/train.begin.*next.other/);
+  const longer = plan.passes.map((pass) => ({ ...pass, carry: pass.carry.map((one) => ({ ...one, size: 4 })) }));
+  await expect(execute(await work({ plan: { ...plan, passes: longer } }))).rejects.toThrow(
+    /float32\[3\].*float32\[4\]/,
+  );
+});
+
+test.for<Vector>(Object.entries(refused))("a graph with more than plans use is refused: %s", ([, bytes]) => {
+  expect(() => checkGraph(fromHex(bytes), "train.step")).toThrow(PlanRefused);
+  expect(() => checkGraph(fromHex(bytes), "train.step")).toThrow("cannot load graph train.step");
+});
+
+test("a graph that is cut is refused, or is a graph of known operators", async () => {
+  const graph = fromHex(runner.graphs["train.step"]);
+  for (let end = 0; end < graph.length; end += 7) {
+    await expect(Graph.load(nodeEngine, graph.slice(0, end), "g")).rejects.toThrow(PlanRefused);
+  }
+});
+
+test.each<[string, Partial<Examples>, RegExp]>([
+  ["none", { count: 0 }, /no examples/],
+  ["too many values", { count: 12 }, /x holds Float32Array/],
+  ["a missing field", { columns: new Map() }, /no field x/],
+  [
+    "a NaN",
+    { columns: new Map([["x", { shape: [3], values: new Float32Array(39).fill(Number.NaN) }]]) },
+    /example 0 holds NaN/,
+  ],
+  ["another type", { columns: new Map([["x", { shape: [3], values: new Int32Array(39) }]]) }, /plan wants float32/],
+])("examples with %s are refused", (_, changes, words) => {
+  expect(() => checkExamples(plan, { ...examples(), ...changes })).toThrow(ExamplesError);
+  expect(() => checkExamples(plan, { ...examples(), ...changes })).toThrow(words);
+});

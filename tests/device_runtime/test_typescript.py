@@ -1,0 +1,53 @@
+"""The device runtime in TypeScript trains as this one does: the same plan and examples give the same bytes."""
+
+import json
+import subprocess
+
+import numpy as np
+import pytest
+
+from device_runtime.backends.onnxruntime import OnnxRuntime
+from device_runtime.runner import execute
+from export.build import build_plan
+from export.model import Model
+from export.models import MODELS, load
+from fedcore import checkpoint
+from fedcore.algorithms import create
+from fedcore.batching import StreamKey
+from tests.device_runtime.node import command
+
+EXAMPLES, BATCH = 23, 10
+KEY = StreamKey(seed=2**53 + 3, round=1, slot=7)
+LONG = pytest.mark.long
+
+
+def drawn(fields):
+    """Random examples for the fields of a plan."""
+    rng = np.random.default_rng(1)
+    return {
+        one.name: rng.integers(one.high or 2, size=(EXAMPLES, *one.shape)).astype(one.dtype)
+        if one.dtype != "float32"
+        else rng.random((EXAMPLES, *one.shape), np.float32)
+        for one in fields
+    }
+
+
+@pytest.mark.parametrize("name", [name if name == "digits_cnn" else pytest.param(name, marks=LONG) for name in MODELS])
+def test_node_trains_to_the_same_report_bit_for_bit(name, tmp_path):
+    model, algorithm = Model(load(name)), create("mimelite", {"batch_size": BATCH})
+    plan, graphs = build_plan(model, algorithm, ("onnx",), lambda form, doing: None)
+    blobs = {graph: graphs[ref] for graph, ref in plan.graphs["onnx"].items()}
+    state = {key: np.asarray(vector) for key, vector in algorithm.init(model.initial).items()}
+    broadcast, examples = algorithm.broadcast(state), drawn(plan.examples.fields)
+    (tmp_path / "graphs").mkdir()
+    for graph, blob in blobs.items():
+        (tmp_path / "graphs" / graph).write_bytes(blob)
+    (tmp_path / "plan.json").write_bytes(plan.encode())
+    (tmp_path / "checkpoint.safetensors").write_bytes(checkpoint.encode(broadcast))
+    (tmp_path / "key.json").write_text(json.dumps({"seed": str(KEY.seed), "round": str(KEY.round), "slot": "7"}))
+    np.savez(tmp_path / "examples.npz", **examples)
+    subprocess.run(command("train.ts", tmp_path), check=True)
+    executables = {graph: OnnxRuntime().load(blob, graph) for graph, blob in blobs.items()}
+    expected = execute(plan, executables, broadcast, examples, KEY)
+    body = checkpoint.encode({"report": plan.report.weigh(expected.values, expected.weight)})
+    assert (tmp_path / "report.safetensors").read_bytes() == body
