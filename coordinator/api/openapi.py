@@ -5,6 +5,7 @@ Messages are read and written by msgspec, which also makes their schemas.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -131,7 +132,9 @@ def _field(name: str) -> dict[str, Any]:
     }
 
 
+@functools.cache
 def _schema(body: BodyType) -> dict[str, Any]:
+    """The schema of a type. Cached: msgspec looks through all that the type refers to, and routes share few types."""
     (schema,), _ = msgspec.json.schema_components([body], ref_template=_REFERENCE)
     return schema
 

@@ -31,7 +31,7 @@ WARM_UP = 0.2
 """This part of the time: caches fill, and the allocator reaches its size."""
 EVERY_S = 5.0
 QUIET_S = 10.0
-"""Seconds after the last device until its connections are closed."""
+"""Seconds after the last device until its connections are closed; less in a run that is shorter itself."""
 
 
 class SoakOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,7 +107,7 @@ async def _run(options: SoakOptions, server: LocalCoordinator, task: str, say: S
         await fleet.enrol()
         await fleet.run(watch)
     store.cancel(task)
-    await asyncio.sleep(QUIET_S)
+    await asyncio.sleep(min(QUIET_S, 60 * options.minutes))
     rounds = [one for one in store.rounds(task) if one.state is RoundState.COMMITTED]
     return SoakOutcome(
         minutes=options.minutes,
