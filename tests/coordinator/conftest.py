@@ -201,10 +201,10 @@ class Desk:
         """From now on the device with this assignment is there."""
         self.driver.presence.begin(given.assignment)
 
-    def live(self, seconds: float, *here) -> None:
+    def live(self, seconds: float, *here, step_s=0.5) -> None:
         """Let time pass as it does, in small steps; devices with the assignments `here` ask something at every one."""
-        for _ in range(round(2 * seconds)):
-            self.now += 0.5
+        for _ in range(round(seconds / step_s)):
+            self.now += step_s
             for given in here:
                 self.hold(given)
                 self.driver.presence.end(given.assignment, broken=False)

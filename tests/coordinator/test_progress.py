@@ -53,9 +53,9 @@ def said(store, task):
     return one.reason.value, one.sentence
 
 
-def at_length(desk, seconds, *here):
+def at_length(desk, seconds, *here, step_s=1.0):
     """Let time pass as a driver sees it; devices with the assignments `here` are there."""
-    desk.live(seconds, *here)
+    desk.live(seconds, *here, step_s=step_s)
 
 
 def test_task_that_no_coordinator_drives_or_has_looked_at_says_so(store, register, desk):
@@ -127,7 +127,7 @@ def test_devices_that_are_rejected_are_counted_by_what_keeps_them_out(
     needs = "round 1 needs 2 devices, 2 at least, and none that is eligible waits"
     rejected = f"3 check-ins were rejected lately: 3 {OBSTACLES[obstacle]}"
     assert said(store, task) == ("none-eligible", f"{needs}; {rejected}")
-    at_length(desk, 180)
+    at_length(desk, 180, step_s=4.0)
     assert said(store, task)[0] == "no-devices"
 
 
