@@ -72,7 +72,7 @@ def export(
     order = _Order(chosen, tuple(formats or (FORMATS if every else ("onnx",))), seed, key)
     if model is not None:
         _describe(_exported(order, model, out)[0], json)
-        return None if json else _say_next(out)
+        return None if json else _say_next(out, module_of(algorithm))
     for name in () if force else MODELS:
         _refuse_to_replace(out / name)
     return _export_all(order, out, json)
@@ -87,9 +87,11 @@ def _list(json: bool) -> None:
     return emit(listing) if json else show_fields(listing)
 
 
-def _say_next(folder: Path) -> None:
-    task = ["muster", "task", "create", "--plan", folder, *FIRST_TASK]
-    say_next("start a coordinator, unless one runs", ["muster", "coordinator", "serve", "--accept-unattested"])
+def _say_next(folder: Path, module: str) -> None:
+    """module: that of a user's own algorithm, which a coordinator must be told to trust; else empty."""
+    muster = [f"MUSTER_ALGORITHMS={module}", "muster"] if module else ["muster"]
+    task = [*muster, "task", "create", "--plan", folder, *FIRST_TASK]
+    say_next("start a coordinator, unless one runs", [*muster, "coordinator", "serve", "--accept-unattested"])
     say_next("create a task beside it, in another terminal", task)
 
 

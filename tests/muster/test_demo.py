@@ -4,6 +4,7 @@ import json
 from xml.etree import ElementTree
 
 from tests.muster.test_cli import muster
+from tests.muster.test_own_algorithms import MY_ALGOS
 
 
 def test_demo_prints_one_object_and_draws_the_curves(tmp_path):
@@ -33,7 +34,7 @@ def test_demo_prints_one_object_and_draws_the_curves(tmp_path):
     assert len([dot for dot in drawn.iter(f"{svg}circle") if "dot" in dot.get("class")]) == 6
 
 
-def test_demo_with_enough_devices_masks_and_agrees_up_to_rounding(tmp_path):
+def test_demo_masks_and_agrees_and_runs_an_own_algorithm_in_clear(tmp_path, monkeypatch):
     arguments = ["demo", "--algorithms", "fedavg", "--rounds", 2, "--devices", 8, "--out", tmp_path / "c.svg"]
     status, out, err = muster(*arguments, "--json")
     assert status == 0, err
@@ -42,5 +43,9 @@ def test_demo_with_enough_devices_masks_and_agrees_up_to_rounding(tmp_path):
     assert result["round_steps"]["unmasking"] > 0
     assert result["algorithms"]["fedavg"]["phases"]["mask"] > 0
     assert 1e-6 < result["agreement"] < 5e-3
-    status, _, err = muster(*arguments, "--rounds", 1, "--plain")
-    assert (status, "every report in clear" in err) == (0, True)
+    (tmp_path / "my_algos.py").write_text(MY_ALGOS)
+    monkeypatch.chdir(tmp_path)
+    status, out, err = muster(*arguments, "--algorithms", "my_algos:FedMine", "--rounds", 1, "--plain")
+    assert status == 0, err
+    assert "every report in clear" in err
+    assert "my_algos:FedMine  1 " in out

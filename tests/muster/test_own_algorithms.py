@@ -1,6 +1,7 @@
 """Commands with an algorithm of a user's own, in a file of the working folder."""
 
 import json
+import shlex
 import sys
 
 import pytest
@@ -46,17 +47,19 @@ def muster(tmp_path, monkeypatch):
 
 
 def test_an_own_algorithm_is_exported_shown_and_verified_if_named(muster, monkeypatch):
-    made = json.loads(muster("export", "logreg", "--algorithm", "my_algos:FedMine", "--out", "plan", "--json").stdout)
-    assert (made["plan"], made["algorithm"]) == ("logreg-fedmine", "my_algos:FedMine")
+    made = muster("export", "logreg", "--algorithm", "my_algos:FedMine", "--out", "plan")
+    assert "my_algos:FedMine" in made.stdout
+    setting, *create = next(shlex.split(line) for line in made.stderr.splitlines() if "task create" in line)
+    assert (setting, create[0]) == ("MUSTER_ALGORITHMS=my_algos", "muster")
     with pytest.raises(UntrustedAlgorithm, match="if you trust its code, name it with --algorithm"):
         muster("plan", "verify", "plan")
     assert "ok: " in muster("plan", "verify", "plan", "--algorithm", "my_algos:FedMine").stdout
     open_coordinator_store("sqlite:///muster.db", "muster-blobs").close()
-    create = ("task", "create", "--plan", "plan", "--population", "p", "--goal", "1", "--rounds", "1")
-    with pytest.raises(UntrustedAlgorithm, match="MUSTER_ALGORITHMS=my_algos"):
-        muster(*create)
-    monkeypatch.setenv("MUSTER_ALGORITHMS", "my_algos")
-    assert json.loads(muster(*create, "--json").stdout)["algorithm"]["name"] == "my_algos:FedMine"
+    with pytest.raises(UntrustedAlgorithm, match=setting):
+        muster(*create[1:])
+    monkeypatch.setenv(*setting.split("="))
+    created = json.loads(muster(*create[1:], "--json").stdout)
+    assert (created["algorithm"]["name"], created["plan"]) == ("my_algos:FedMine", "logreg-fedmine")
 
 
 def test_an_own_algorithm_is_shown_and_simulated(muster):
