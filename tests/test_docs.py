@@ -75,6 +75,13 @@ def test_every_reason_to_abandon_a_round_is_documented():
     assert found == listed
 
 
+def test_every_test_that_the_algorithms_page_names_is_there():
+    named = set(re.findall(r"`(test_\w+)`", read("docs/algorithms.md")))
+    sources = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    assert named
+    assert not named - set(re.findall(r"^def (test_\w+)", sources, re.MULTILINE))
+
+
 def test_every_algorithm_that_devices_cannot_run_is_documented_with_why():
     table = rows(section(read("docs/algorithms.md"), "For the simulator alone"))
     documented = {row[0]: row[2] for row in table[2:]}

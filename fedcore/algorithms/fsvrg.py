@@ -10,9 +10,11 @@ is for dense features, see below.
              on the server   x += server_lr · Σ (n_i / n) (w_i − x)
 
 The paper also scales coordinates: S_i = φ / φ_i on the phone and A = K / ω on the server, where φ and φ_i are how
-often a feature is not zero among all examples and among the device's, and ω is the number of devices that have it.
-These are statistics of a whole population, which nobody gathers here. Where no feature is ever zero all of them are 1,
-and this is the paper's algorithm; on sparse features it is the paper's without the scaling.
+often a feature is not zero among all examples and among the device's, and ω is the number of devices that have it. It
+is left out for two reasons. An algorithm sees gradients and no examples: they say which features an example has for a
+linear model only, and only one example at a time. And the cohort of trip 1 would have to stand for the population: a
+rare feature that it did not see gets φ = 0, and those are the features that the scaling is for. Where no feature is
+ever zero all of them are 1, and this is the paper's algorithm.
 
 Trap: a larger batch takes one step of the size of one example's, so a sweep then goes less far.
 """

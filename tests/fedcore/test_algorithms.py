@@ -38,6 +38,12 @@ def test_the_variants_cover_every_stateless_algorithm_of_one_trip():
     assert {one.name for one in VARIANTS} == set(algorithms.ALGORITHMS) - others
 
 
+def test_means_are_weighted_as_in_the_papers_by_default():
+    uniform = {"fedprox", "localadaalter", "mime", "mimelite", "feddane", "dsvrg", "feddualavg"}
+    uniform |= {"scaffold", "feddyn", "fedpd"}
+    assert {name for name, cls in algorithms.ALGORITHMS.items() if cls().weighting == "uniform"} == uniform
+
+
 @pytest.mark.parametrize("algorithm", VARIANTS, ids=repr)
 def test_it_keeps_the_contract(algorithm):
     check(algorithm)

@@ -4,8 +4,12 @@ The clients hold linear regressions of different curvature, F_i(x) = mean of ½ 
 apart. The references share no code with `fedcore.algorithms`.
 """
 
+import dataclasses
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fedcore.algorithms import ALGORITHMS, create
 from fedcore.algorithms.algorithm import ServerStep, keeps_client_state
@@ -233,6 +237,20 @@ def test_feddyn_and_fedpd_are_one_when_all_clients_take_part(x0, clients):
 def test_h_of_feddyn_is_the_mean_of_what_all_clients_keep(x0, clients):
     state, kept = run(FedDyn(client_lr=0.05, alpha=0.4, batch_size=BATCH), x0, clients, COHORTS)
     np.testing.assert_allclose(state["h"], np.mean([client["l_i"] for client in kept], 0), rtol=1e-11)
+
+
+@pytest.mark.parametrize("algorithm", VARIANTS, ids=repr)
+@settings(max_examples=10, deadline=None)
+@given(st.permutations(range(5)), st.integers(1, 5))
+def test_the_order_of_clients_in_a_cohort_never_matters(algorithm, order, size):
+    rng, x0 = np.random.default_rng(2), np.linspace(-1, 1, D)
+    clients = [rng.normal(size=(n, D + 1)) for n in (6, 4, 9, 1, 5)]
+    whole_batch = dataclasses.replace(algorithm, batch_size=64)
+    drawn, by_number = [order[:size]] * 2, [sorted(order[:size])] * 2
+    (state, kept), (expected, expected_kept) = (run(whole_batch, x0, clients, one) for one in (drawn, by_number))
+    for ours, theirs in zip([state, *kept], [expected, *expected_kept], strict=True):
+        for name, value in theirs.items():
+            np.testing.assert_allclose(ours[name], value, rtol=1e-11, atol=1e-13, err_msg=name)
 
 
 @pytest.mark.parametrize("name", sorted(REFERENCES))
