@@ -69,6 +69,16 @@ def in_turn(trips: Sequence[T], number: int) -> T:
     return trips[(number - 1) % len(trips)]
 
 
+def first_of_pair(number: int) -> int:
+    """The round that runs the first of two trips, of the pair of rounds to which round `number` belongs."""
+    return number - (number - 1) % 2
+
+
+def is_second(number: int) -> bool:
+    """Whether round `number` runs the second of two trips."""
+    return number != first_of_pair(number)
+
+
 class BlobRef(msgspec.Struct, frozen=True):
     """Immutable bytes, named by their SHA-256 in hex."""
 

@@ -7,7 +7,7 @@ The clients of a cohort are trained in one of several ways, which are in `engine
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,6 +64,10 @@ class Engine:
     def state(self) -> dict[str, Float32]:
         """The server state, float32 vectors."""
         return {name: vector.cpu().numpy() for name, vector in self._state.items()}
+
+    def restore(self, state: Mapping[str, Float32]) -> None:
+        """Go on from an earlier server state; what clients keep stays as it is."""
+        self._state = {name: torch.from_numpy(vector).to(self._device) for name, vector in state.items()}
 
     @property
     def client_states(self) -> dict[str, Float32]:

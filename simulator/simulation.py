@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from export.model import Model
 from export.models import load as load_model
 from fedcore.algorithms import create, module_of
+from fedcore.algorithms.algorithm import check_two_trips
 from fedcore.algorithms.check import check
 from fedcore.algorithms.settings import parse
 from fedcore.decoding import converter
@@ -38,7 +39,8 @@ class SimulationConfig:
 
     baseline: what to run instead of federated training, one of BASELINES; the linear ones train a model "ridge" or
     "logistic", have settings of their own and no algorithm.
-    cohort: users of round 1; `schedule` says how it grows, and how the server learning rate changes.
+    cohort: users of round 1; `schedule` says how it grows, and how the server learning rate changes. same_cohort:
+    whether the second of two trips has the users of the first.
     engine: what trains the clients; "auto" leaves that to a calibration (simulator/engines/choice.py).
     """
 
@@ -56,6 +58,7 @@ class SimulationConfig:
     device: str = "cpu"
     seed: int = 0
     schedule: ServerSchedule = field(default_factory=ServerSchedule)
+    same_cohort: bool = False
 
     def __post_init__(self) -> None:
         for name in ("rounds", "cohort", "evaluate_every"):
@@ -151,6 +154,8 @@ def training_of(config: SimulationConfig) -> Training:
         return LinearTraining(config.model, method, train, test, classes=classes, seed=config.seed)
     algorithm = create(config.algorithm, config.settings, [module_of(config.algorithm)])
     check(algorithm)
+    if config.same_cohort:
+        check_two_trips(algorithm)
     dataset = datasets.describe(config.dataset)
     model = Model(load_model(config.model, dataset.shape, dataset.classes), config.seed)
     users = datasets.load(config.dataset, config.data)
@@ -162,7 +167,7 @@ def training_of(config: SimulationConfig) -> Training:
     if largest > len(clients):
         raise EngineError(f"a cohort of {largest} cannot be drawn from {len(clients)} clients")
     clients.check(model.spec.fields)
-    cohorts = Cohorts(cohort, config.schedule)
+    cohorts = Cohorts(cohort, config.schedule, config.same_cohort)
     choice = choose(config.engine, Task(model, algorithm, clients, cohorts.total(config.rounds)), config.device)
     return EngineTraining(model, algorithm, (clients, test), cohorts=cohorts, choice=choice, seed=config.seed)
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from export.model import Model
 from fedcore.algorithms.algorithm import Algorithm
+from fedcore.plan import first_of_pair
 from fedcore.schedule import ServerSchedule
 from simulator.diagnose_loss import cause
 from simulator.engine import Engine, evaluate
@@ -63,14 +64,25 @@ class Training(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Cohorts:
-    """The cohorts of a training: so many clients in round 1, then as the schedule has it grow."""
+    """The cohorts of a training: so many clients in round 1, then as the schedule has it grow.
+
+    same: whether the second of two trips has the clients of the first.
+    """
 
     first: int
     schedule: ServerSchedule = ServerSchedule()
+    same: bool = False
+
+    def draw(self, number: int, clients: Population, seed: int) -> list[int]:
+        """The clients that train in round `number`, uniformly drawn."""
+        return clients.sample(self.size(number), seed, self._drawn_in(number))
 
     def size(self, number: int) -> int:
         """Clients that train in round `number`."""
-        return self.schedule.cohort(number, self.first)
+        return self.schedule.cohort(self._drawn_in(number), self.first)
+
+    def _drawn_in(self, number: int) -> int:
+        return first_of_pair(number) if self.same else number
 
     def total(self, rounds: int) -> int:
         """Clients that train in all of so many rounds, each counted as often as it does."""
@@ -102,7 +114,7 @@ class EngineTraining:
 
     def run_round(self, number: int) -> dict[str, float]:
         """One round."""
-        members = self._train.sample(self._cohorts.size(number), self._seed, number)
+        members = self._cohorts.draw(number, self._train, self._seed)
         result = self._engine.run_round(number, members, schedule=self._cohorts.schedule)
         return result.metrics | {"excluded": result.excluded}
 

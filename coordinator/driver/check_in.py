@@ -25,12 +25,14 @@ from fedcore.wire.messages import Accepted, CheckInAnswer, Rejected, RejectionRe
 class _Snapshot:
     """The facts by which check-ins are answered: replaced as a whole, so that any thread may read them.
 
-    driven: the populations that this process drives. active: their active tasks, by population.
+    driven: the populations that this process drives. active: their active tasks, by population. awaited: the devices
+    that should come back soon (`OpenRounds.awaited`), by population.
     """
 
     populations: frozenset[str] = frozenset()
     driven: AbstractSet[str] = frozenset()
     active: Mapping[str, tuple[LoadedTask, ...]] = field(default_factory=dict)
+    awaited: Mapping[str, AbstractSet[str]] = field(default_factory=dict)
 
 
 class CheckIns:
@@ -69,7 +71,8 @@ class CheckIns:
         tasks = tuple(tasks)
         active = {name: tuple(task for task in tasks if task.active and task.population == name) for name in driven}
         known = {task.id for there in self._known.active.values() for task in there}
-        self._known = _Snapshot(populations, frozenset(driven), active)
+        awaited = {name: frozenset().union(*map(rounds.awaited, there)) for name, there in active.items()}
+        self._known = _Snapshot(populations, frozenset(driven), active, awaited)
         self._steering.learn(tasks, rounds, now)
         # A device that nobody needed may be the one for a new task.
         self._steering.forget_returns({task.population for task in tasks if task.active and task.id not in known})
@@ -109,8 +112,11 @@ class CheckIns:
         active = self._known.active.get(command.population, ())
         eligibility = command.eligibility.only(task.needs for task in active)
         session, older = self._sessions.enter(command.population, command.device, eligibility, now)
-        rest_s = min(task.settings.min_separation_s for task in offers)
-        retry = self._steering.after(command.population, rest_s, now)
+        if any(task.settings.same_cohort for task in offers):
+            retry = self._steering.soon
+        else:
+            rest_s = min(task.settings.min_separation_s for task in offers)
+            retry = self._steering.after(command.population, rest_s, now)
         if older is not None:
             # The same device: it is told to come back once.
             self._sessions.reject(older, Rejected("superseded", retry))
@@ -183,6 +189,8 @@ class CheckIns:
 
     def _rejected(self, population: str, device: str, reason: RejectionReason, now: float) -> Rejected:
         useful = reason in ("not-selected", "shutting-down")
+        if useful and device in self._known.awaited.get(population, ()):
+            return Rejected(reason, self._steering.awaited(population, device, now))
         when = self._steering.needed if useful else self._steering.idle
         return Rejected(reason, when(population, device, now))
 

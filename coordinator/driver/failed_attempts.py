@@ -5,9 +5,12 @@ from __future__ import annotations
 import logging
 
 from coordinator.driver.open_rounds import OpenRound
+from coordinator.errors import UnknownRound
+from coordinator.lineage import entry
 from coordinator.rules.entities import Task
 from coordinator.rules.rounds import TaskState, back_off_s
 from coordinator.store.records import Records
+from fedcore.signing import SigningKey
 
 _LOG = logging.getLogger(__name__)
 
@@ -24,6 +27,29 @@ def note_failure(records: Records, round_: OpenRound, reason: str) -> float:
         _LOG.error("task %s is paused: %s", task.id, words)
         records.move_task(task, TaskState.PAUSED, reason, f"{words}; find out why, then resume it")
     return back_off_s(failures)
+
+
+def begin_pair_again(records: Records, task: Task, lineage: SigningKey) -> None:
+    """Roll a task back to before its last round, because the cohort of that one is gone; the next is a first trip.
+
+    lineage: signs the checkpoint of a task with a release. The task is paused when this happened too often in a row, or
+    when the model is kept no more, which only an earlier rollback of an operator can bring about.
+    """
+    task, last = records.task(task.id), records.snapshot(task)
+    times = records.pairs_begun_again(task)
+    words = f"too few of the devices that round {last.number} counted came back for round {last.number + 1}"
+    try:
+        to = records.snapshot(task, records.made_in(task, last) - 1)
+    except UnknownRound as error:
+        remedy = f"roll it back to an earlier round: {error}"
+    else:
+        records.roll_back(task, to, entry(lineage, task, last, to.checkpoint_sha256), f"{words}; the pair begins again")
+        if times < task.settings.max_attempts:
+            return
+        words, remedy = f"{words}, {times} times in a row", "resume it, or create it anew without same_cohort"
+    if task.state is TaskState.ACTIVE:
+        _LOG.error("task %s is paused: %s", task.id, words)
+        records.move_task(task, TaskState.PAUSED, "cohort-gone", f"{words}; {remedy}")
 
 
 def pause_without_authority(records: Records, task: Task) -> None:

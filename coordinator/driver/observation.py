@@ -79,8 +79,9 @@ class Observer:
         return seen != written.observation
 
     def _look(self, task: LoadedTask, rounds: OpenRounds, now: float) -> Observation:
-        running = rounds.running.get(task.id)
+        running, members = rounds.running.get(task.id), rounds.members(task.id)
         seen = Observation(
+            members=None if members is None else len(members),
             since=self._since[task.id],
             begins_at=rounds.not_before.get(task.id),
             accepted_at=self.arrivals.accepted_at(task.population),
@@ -101,7 +102,8 @@ class Observer:
         replacing = running is not None and running.reporting
         drawn = running.devices if running is not None and replacing else frozenset()
         left_out = self.selector.left_out(task, rounds, 0 if replacing else rounds.rounds_before_draw(task.id)) - drawn
-        if not (replacing or left_out or task.settings.separation is not None):
+        members = rounds.members(task.id)
+        if not (replacing or left_out or members is not None or task.settings.separation is not None):
             return dict(found)
         if running is not None and replacing:
             eligible = len(self.selector.candidates(running, rounds, now))
@@ -109,8 +111,10 @@ class Observer:
             eligible = len(self.selector.eligible(task, rounds, now))
         fitting = [session.device for session in sessions.eligible(task.population, task.id, task.needs)]
         again, left = sum(one in drawn for one in fitting), sum(one in left_out for one in fitting)
-        resting = found[""] - again - left - eligible
-        return dict(found + Counter({"": eligible - found[""], "again": again, "left-out": left, "resting": resting}))
+        others = 0 if members is None else sum(one not in members | left_out for one in fitting)
+        resting = found[""] - again - left - others - eligible
+        why = {"again": again, "left-out": left, "other-cohort": others, "resting": resting}
+        return dict(found + Counter({"": eligible - found[""]} | why))
 
     def _look_at_round(self, seen: Observation, running: OpenRound) -> Observation:
         silence = self.presence.silence(running.id, GRACE_S)

@@ -19,6 +19,7 @@ class OpenRound:
     opened_at, entered_at: when it was opened, and when its present step began, on the driver's clock. base: the model
     that it starts from; while the round is held, the model that the round before it starts from.
     devices: all that were given an assignment in it, also those that gave up or were lost.
+    members: the devices that it may draw, as the second trip of the same cohort; None when any device may be drawn.
     """
 
     id: int
@@ -30,6 +31,7 @@ class OpenRound:
     entered_at: float
     secure: SecureRound | None = None
     devices: frozenset[str] = frozenset()
+    members: frozenset[str] | None = None
 
     @property
     def reporting(self) -> bool:
@@ -98,6 +100,20 @@ class OpenRounds:
         running = self.running.get(task)
         return 0 if running is None or running.value.state in (RoundState.SELECTING, RoundState.CONFIGURING) else 1
 
+    def members(self, task: str) -> frozenset[str] | None:
+        """The devices that a task's round may draw; None when any device may be drawn."""
+        round_ = self.running.get(task) or self.held.get(task)
+        return None if round_ is None else round_.members
+
+    def awaited(self, task: LoadedTask) -> frozenset[str]:
+        """The devices that should come back soon, because the second trip of the same cohort waits or will wait."""
+        running = self.running.get(task.id)
+        if running is None or not task.settings.same_cohort:
+            return frozenset()
+        if running.members is None:
+            return running.devices
+        return running.members if running.value.state is RoundState.SELECTING else frozenset()
+
     def leave_out(self, task: str, devices: Iterable[str]) -> None:
         """Draw devices no more until the task's next round is committed."""
         self.left_out[task] = self.left_out.get(task, frozenset()).union(devices)
@@ -112,7 +128,10 @@ class OpenRounds:
         if not task.active or task.id in self.held:
             return False
         running = self.running.get(task.id)
-        return running is None or (not self.selects(task) and running.number < task.settings.rounds)
+        if running is None or task.settings.same_cohort:
+            # Which devices a second trip may draw is known only when the first one has ended.
+            return running is None
+        return not self.selects(task) and running.number < task.settings.rounds
 
     def next_event(
         self, round_: OpenRound, task: LoadedTask | None, eligible: Callable[[OpenRound], Sized], now: float

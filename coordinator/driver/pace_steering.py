@@ -118,6 +118,16 @@ class Steering:
         with self._lock:
             return self._after(self._at(population, now), rest_s, now)
 
+    @property
+    def soon(self) -> RetryWindow:
+        """The window for a device that the next trip needs again."""
+        return RetryWindow(self.bounds.min_s, max(self.bounds.min_s, min(_GATHER_S, self.bounds.max_s)))
+
+    def awaited(self, population: str, device: str, now: float) -> RetryWindow:
+        """The window for a device that the next trip needs again, which is sent away. It takes no place."""
+        with self._lock:
+            return self._expect(population, device, self.soon, now)
+
     def _after(self, one: _Population, rest_s: float, now: float) -> RetryWindow:
         demand = self._upcoming(one, now)
         _, found = window(one.pace, demand, self.bounds) if demand else idle_window(one.pace, self.bounds)

@@ -58,10 +58,12 @@ class Selector:
 
     def _free(self, task: LoadedTask, rounds: OpenRounds, rounds_before: int, now: float) -> list[Session]:
         left_out = self.left_out(task, rounds, rounds_before)
+        members = None if rounds_before else rounds.members(task.id)
         return [
             session
             for session in self.sessions.eligible(task.population, task.id, task.needs)
             if session.device not in left_out
+            and (members is None or session.device in members)
             and not self.participation.is_resting(task.id, session.device, now, rounds_before)
         ]
 

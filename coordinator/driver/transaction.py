@@ -21,7 +21,7 @@ from coordinator.driver.effects import (
     ReportsCounted,
     RoundMoved,
 )
-from coordinator.driver.failed_attempts import note_failure, pause_without_authority
+from coordinator.driver.failed_attempts import begin_pair_again, note_failure, pause_without_authority
 from coordinator.driver.loading import LoadedTask
 from coordinator.driver.make_assignments import common_part, for_device, invite
 from coordinator.driver.open_rounds import OpenRound, OpenRounds
@@ -34,6 +34,7 @@ from coordinator.rules.rounds import (
     FAILURES,
     Aborted,
     AssignmentState,
+    BeginPairAgain,
     Configured,
     EndAssignments,
     Event,
@@ -49,7 +50,9 @@ from coordinator.rules.rounds import (
     open_round,
     step,
 )
+from coordinator.rules.rounds import Effect as RoundEffect
 from coordinator.store.records import Records
+from fedcore.plan import is_second
 from fedcore.wire.messages import Receipt
 
 
@@ -233,8 +236,12 @@ class Transaction:
         number = base.number + (2 if running else 1)
         row_id, attempt = self._records.add_round(task.id, number)
         held = self.rounds.must_hold(task.id, self._now)
-        value = open_round(task.settings.in_round(number).policy, self._now, held=held)
-        round_ = OpenRound(row_id, attempt, self._now, base, task, value, self._now)
+        members = (
+            self._records.counted_devices(task.record) if task.settings.same_cohort and is_second(number) else None
+        )
+        policy = task.settings.in_round(number).policy.among(None if members is None else len(members))
+        value = open_round(policy, self._now, held=held)
+        round_ = OpenRound(row_id, attempt, self._now, base, task, value, self._now, members=members)
         self.rounds.put(round_)
         return round_
 
@@ -260,14 +267,20 @@ class Transaction:
             self.rounds.leave_out(after.task.id, self._records.leave_out(after.secure.left_out))
         if value.reason in FAILURES:
             self.rounds.not_before[after.task.id] = self._now + note_failure(self._records, after, value.reason)
+        self._do(effects, after, cause)
+
+    def _do(self, effects: Sequence[RoundEffect], after: OpenRound, cause: str) -> None:
+        """Do what a step of a round asks for."""
         for effect in effects:
             match effect:
                 case Select(count):
                     self._draw(after, count)
                 case TurnAway():
                     self.effects.append(DevicesTurnedAway(self._candidates(after)))
+                case BeginPairAgain():
+                    begin_pair_again(self._records, after.task.record, self._selector.secure.lineage)
                 case EndAssignments(state):
-                    self._records.end_assignments(round_.id, state, cause)
+                    self._records.end_assignments(after.id, state, cause)
 
     def _release(self, round_: OpenRound) -> OpenRound:
         base = self._records.snapshot(round_.task.record)

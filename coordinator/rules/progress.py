@@ -58,6 +58,7 @@ OBSTACLES = {
     "format": "without a format of the plan",
     "again": "that this round drew before",
     "left-out": "left out after an earlier attempt at this round",
+    "other-cohort": "not counted in the first trip of this pair",
     "resting": "resting after taking part",
     "unwilling": "willing only for other tasks",
 }
@@ -82,6 +83,7 @@ class Observation:
     of the last minute or two that were rejected, by obstacle. accepted_at: the last accepted check-in.
     silent: devices of the round that were not heard of lately, the first of them since `silent_since`.
     phase: of a secure round, in which `answered` of `asked` devices have sent what it waits for.
+    members: how many devices the round may draw from, as the second trip of the same cohort.
     """
 
     since: float
@@ -95,6 +97,7 @@ class Observation:
     phase: str = ""
     answered: int = 0
     asked: int = 0
+    members: int | None = None
 
     def later(self, seconds: float) -> Observation:
         """The same on a clock that is ahead by so much."""
@@ -139,7 +142,7 @@ class Situation:
     @property
     def policy(self) -> RoundPolicy:
         """The policy of that round."""
-        return self.task.settings.in_round(self.number).policy
+        return self.task.settings.in_round(self.number).policy.among(self.observed.members if self.observed else None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,17 +63,27 @@ class TaskState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RoundPolicy:
-    """When a round starts, ends and counts. Checked by `TaskSettings`."""
+    """When a round starts, ends and counts. Checked by `TaskSettings`.
+
+    members: how many devices the round may draw from, as the second trip of the same cohort; None when from all.
+    """
 
     goal: int
     minimum: int
     over_selection: float
     selection_timeout_s: float
     reporting_deadline_s: float
+    members: int | None = None
+
+    def among(self, members: int | None) -> RoundPolicy:
+        """The policy of a round that draws all of so many devices, if they come; the same policy for None."""
+        return self if members is None else replace(self, members=members, goal=min(self.goal, members))
 
     @property
     def cohort(self) -> int:
         """How many devices to select, so that `goal` of them report although some fall silent."""
+        if self.members is not None:
+            return self.members
         # Rounded first: 100 × 1.1 is a hair above 110 in binary, and must not select 111.
         return math.ceil(round(self.goal * self.over_selection, 6))
 
@@ -219,7 +229,12 @@ class EndAssignments:
     state: AssignmentState
 
 
-Effect: TypeAlias = Release | Select | TurnAway | EndAssignments
+@dataclass(frozen=True, slots=True)
+class BeginPairAgain:
+    """Go back to the model before the first trip: too few devices of its cohort came back for the second."""
+
+
+Effect: TypeAlias = Release | Select | TurnAway | EndAssignments | BeginPairAgain
 Stepped: TypeAlias = tuple[Round, tuple[Effect, ...]]
 
 
@@ -285,6 +300,9 @@ def _select(round_: Round, eligible: int, now: float) -> Stepped:
     policy = round_.policy
     if eligible < policy.cohort and now < round_.deadline:
         return round_, ()
+    if eligible < policy.minimum and policy.members is not None:
+        # Devices that wait stay: they may be drawn for the first trip.
+        return _abandon(round_, "cohort-gone")[0], (BeginPairAgain(),)
     if eligible < policy.minimum:
         abandoned, effects = _abandon(round_, "too-few-devices")
         return abandoned, (*effects, TurnAway())

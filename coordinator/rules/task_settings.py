@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from coordinator.rules.clear_reports import ClearReports
 from coordinator.rules.eligibility import OnDevice, Requires, demand
 from coordinator.rules.rounds import RoundPolicy
+from fedcore.plan import first_of_pair
 from fedcore.release import SumBounds
 from fedcore.schedule import ServerSchedule
 from fedcore.wire.messages import LONGEST_REPORTING_S
@@ -99,6 +100,9 @@ class TaskSettings:
     schedule: how the server learning rate and the goal change from round to round; `goal` and `minimum` are those of
     round 1.
 
+    same_cohort: whether the second of two trips draws only devices that the first one counted. Then both rounds of a
+    pair have the goal and the minimum of the first, and no separation may be asked for.
+
     Raises InvalidTask naming the setting and what it may be.
     """
 
@@ -121,6 +125,7 @@ class TaskSettings:
     secagg: Secagg | None = None
     clear: ClearReports = field(default_factory=ClearReports)
     schedule: ServerSchedule = field(default_factory=ServerSchedule)
+    same_cohort: bool = False
 
     def __post_init__(self) -> None:
         for name in ("goal", "rounds", "max_attempts", "min_examples", "min_separation_rounds"):
@@ -132,6 +137,8 @@ class TaskSettings:
         demand(deadline_s <= LONGEST_REPORTING_S, "reporting_deadline_s", "a week at most", deadline_s)
         apart_s = self.min_separation_s
         demand(0 <= apart_s < math.inf, "min_separation_s", "a finite number of seconds, at least 0", apart_s)
+        wording = "left out with same_cohort: a device of a first trip must take part in the next round too"
+        demand(not self.same_cohort or self.separation is None, "min_separation", wording, self.separation)
         named = 0 < len(self.population) <= 200 and self.population.isprintable()
         demand(named, "population", "a name of 1 to 200 printable characters", self.population)
         reachable = "/" not in self.population and self.population not in {".", ".."}
@@ -184,6 +191,8 @@ class TaskSettings:
 
     def in_round(self, number: int) -> TaskSettings:
         """The settings with the goal of a round, and as large a share of it as the minimum."""
+        if self.same_cohort:
+            number = first_of_pair(number)
         goal = self.schedule.cohort(number, self.goal)
         if goal == self.goal:
             return self

@@ -35,8 +35,9 @@ _FIRST = 0.1
 class Retention:
     """The retention of every task: the models of its last `models` committed rounds; assignments for `assignments_s`.
 
-    Assignments are kept for longer where a separation of participations still needs them. grace_s: how long bytes are
-    kept that no row points at or names yet: while a backup is made, or a bundle is uploaded.
+    Of a task with `same_cohort` two models are kept at least, as a pair of its rounds may begin again. Assignments are
+    kept for longer where a separation of participations still needs them. grace_s: how long bytes are kept that no row
+    points at or names yet: while a backup is made, or a bundle is uploaded.
     """
 
     models: int = 5
@@ -74,7 +75,9 @@ def collect(store: CoordinatorStore, retention: Retention, stopped: Stopped = la
         if stopped():
             break
         with store.database.writing() as records:
-            gone = superseded(records.garbage.rounds_with_models(task.id), retention.models)
+            # A pair of rounds that begins again goes back by two.
+            keep = max(retention.models, 2 if task.settings.same_cohort else 1)
+            gone = superseded(records.garbage.rounds_with_models(task.id), keep)
             if gone:
                 records.garbage.forget_models(task.id, gone)
         models += len(gone)

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 import msgspec
-from sqlalchemy import Row, Select, Table, Update, bindparam, func, insert, select, update
+from sqlalchemy import ColumnElement, Row, Select, Table, Update, bindparam, func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
@@ -162,6 +162,11 @@ class Records:
             raise UnknownRound(f"task {task.id} has not committed a round {number}, or its model is kept no more")
         return task.initial
 
+    def made_in(self, task: Task, snapshot: Snapshot) -> int:
+        """The number of the round whose devices made a server state, which a rollback may have copied; 0 for none."""
+        made = _committed_by_devices(task.id) & (ROUNDS.c.state_sha256 == snapshot.state_sha256)
+        return self._connection.scalar(select(func.max(ROUNDS.c.number)).where(made)) or 0
+
     # --- rounds
 
     def roll_back(self, task: Task, to: Snapshot, lineage: Signed | None, cause: str) -> None:
@@ -208,11 +213,24 @@ class Records:
 
     def failures(self, task_id: str, number: int) -> int:
         """Failed attempts at round `number` since the task was last made active."""
-        moves = (TRANSITIONS.c.entity == "task") & (TRANSITIONS.c.entity_id == task_id)
-        made_active = moves & (TRANSITIONS.c.to_state == TaskState.ACTIVE)
-        since = self._connection.scalar(select(func.max(TRANSITIONS.c.at)).where(made_active)) or 0.0
+        since = ROUNDS.c.ended_at > self._made_active(task_id)
         failed = (ROUNDS.c.task == task_id) & (ROUNDS.c.number == number) & ROUNDS.c.reason.in_(sorted(FAILURES))
-        return self._connection.scalar(select(func.count()).where(failed & (ROUNDS.c.ended_at > since))) or 0
+        return self._connection.scalar(select(func.count()).where(failed & since)) or 0
+
+    def pairs_begun_again(self, task: Task) -> int:
+        """Second trips in a row whose cohort was gone, since the last one that counted or the task was made active."""
+        counted = _committed_by_devices(task.id) & (ROUNDS.c.number % 2 == 0)
+        after = self._connection.scalar(select(func.max(ROUNDS.c.number)).where(counted)) or 0
+        gone = (ROUNDS.c.task == task.id) & (ROUNDS.c.reason == "cohort-gone") & (ROUNDS.c.number > after)
+        since = ROUNDS.c.ended_at > self._made_active(task.id)
+        return self._connection.scalar(select(func.count()).where(gone & since)) or 0
+
+    def _made_active(self, task_id: str) -> float:
+        """When a task was last made active."""
+        of_task = (TRANSITIONS.c.entity == "task") & (TRANSITIONS.c.entity_id == task_id)
+        # A rollback leaves an active task as it is.
+        made = (TRANSITIONS.c.to_state == TaskState.ACTIVE) & (TRANSITIONS.c.from_state != TaskState.ACTIVE)
+        return self._connection.scalar(select(func.max(TRANSITIONS.c.at)).where(of_task & made)) or 0.0
 
     def move_round(self, row_id: int, before: Round, after: Round, cause: str) -> None:
         """Write a round's counts and state. Raises StoreConflict when the stored state is not that of `before`."""
@@ -294,6 +312,13 @@ class Records:
         """The assignments of one attempt at a round, by slot."""
         where = (ROUNDS.c.task == task_id) & (ROUNDS.c.number == number) & (ROUNDS.c.attempt == attempt)
         return [assignment_of(row) for row in self._connection.execute(_ASSIGNED.where(where))]
+
+    def counted_devices(self, task: Task) -> frozenset[str]:
+        """The devices whose reports made a task's last model."""
+        of_round = (ROUNDS.c.task == task.id) & (ROUNDS.c.number == self.made_in(task, self.snapshot(task)))
+        counted = of_round & (ASSIGNMENTS.c.state == AssignmentState.REPORTED)
+        query = select(ASSIGNMENTS.c.device).join(ROUNDS).where(counted & (ROUNDS.c.state == RoundState.COMMITTED))
+        return frozenset(self._connection.scalars(query))
 
     def participations(self, task_id: str, after: int, since: float) -> list[tuple[str, float, int]]:
         """Devices that took part, and stayed, in rounds above `after`, or that ended later than `since` or not yet.
@@ -378,6 +403,11 @@ class Records:
         rows = [{"entity_id": str(entity_id)} | shared for entity_id in ids]
         if rows:
             self._connection.execute(insert(TRANSITIONS), rows)
+
+
+def _committed_by_devices(task_id: str) -> ColumnElement[bool]:
+    """The committed rounds of a task, but for rollbacks."""
+    return (ROUNDS.c.task == task_id) & (ROUNDS.c.state == RoundState.COMMITTED) & (ROUNDS.c.reported > 0)
 
 
 @cache

@@ -143,6 +143,7 @@ TASKS = Table(
     _column("secagg", JSON(none_as_null=True), comment="how reports are masked; null when they are not", null=True),
     _column("clear", JSON, comment="bounds on a report that is not masked"),
     _column("schedule", JSON, comment="how the server learning rate and the goal change from round to round"),
+    _column("same_cohort", Boolean, comment="whether a second trip draws only devices that the first one counted"),
     _column("created_at", Float, comment="seconds since 1970"),
     comment="Tasks: a plan, a population, and the settings of rounds",
 )
@@ -166,6 +167,7 @@ OBSERVATIONS = Table(
     _column("phase", String(16), comment="phase of a secure round; empty without one"),
     _column("answered", Integer, comment="devices that have sent their message of the phase"),
     _column("asked", Integer, comment="devices whose message the phase needs"),
+    _column("members", Integer, comment="devices that a second trip of the same cohort may draw", null=True),
     comment="What drivers know of their tasks only in memory: why a task makes no progress",
 )
 

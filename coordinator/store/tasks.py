@@ -28,7 +28,7 @@ from coordinator.store.database import Database
 from coordinator.store.identity import tie
 from coordinator.store.records import Records
 from fedcore import algorithms, checkpoint
-from fedcore.algorithms.algorithm import Algorithm, check_cross_device, trips_of
+from fedcore.algorithms.algorithm import Algorithm, check_cross_device, check_two_trips, trips_of
 from fedcore.bundle import AlgorithmRef, Bundle
 from fedcore.errors import FedcoreError
 from fedcore.plan import BlobRef, Plan
@@ -85,12 +85,14 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
 
         release: signed for this bundle and these settings; a task with secure aggregation needs one.
 
-        Raises InvalidTask when plan, algorithm and initial state do not fit each other, or the plan does not pass the
-        release check; fedcore's errors when a blob was altered, a signature is not good, or the algorithm or one of
-        its settings is unknown; StoreConflict when collections take its blobs time and again.
+        Raises InvalidTask when plan, algorithm, initial state and settings do not fit each other, or the plan does not
+        pass the release check; fedcore's errors when a blob was altered, a signature is not good, or the algorithm or
+        one of its settings is unknown; StoreConflict when collections take its blobs time and again.
         """
         plan, _, manifest = bundle.plan, bundle.signer, bundle.manifest
         first = first_checkpoint(bundle, self.algorithm_modules)
+        if settings.same_cohort:
+            check_two_trips(self.algorithm(manifest.algorithm))
         for trip in plan.trips:
             settings.clear.check_room(trip.report, settings.largest_goal)
         check_release(plan, bundle.certificate, settings)

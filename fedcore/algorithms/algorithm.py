@@ -7,7 +7,7 @@ scalar is a vector of size 1, `(1,)` or `(K, 1)`, so both cases broadcast. Funct
 
 An algorithm works in *trips*: one exchange with the devices of a cohort each. Most have one, and are it themselves. An
 algorithm of two, such as Mime, gives them in `trips`; both read and move the same state, and rounds take them in turn.
-So it needs two rounds for one step of the model, and each round may have another cohort.
+So it needs two rounds for one step of the model. Each round may have another cohort, unless `same_cohort` is asked for.
 
 Whoever has a gradient can drive an algorithm. Round r = 0, 1, …, with the n_k examples of each device k of its cohort:
 
@@ -39,7 +39,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, TypeGuard, cast
 
-from fedcore.errors import NotCrossDevice
+from fedcore.errors import InvalidSetting, NotCrossDevice
 from fedcore.loop import Loop
 
 if TYPE_CHECKING:
@@ -175,6 +175,15 @@ def check_cross_device(algorithm: Algorithm) -> None:
     """Raise NotCrossDevice, with the reason, when the simulator alone runs the algorithm."""
     if keeps_client_state(algorithm):
         raise NotCrossDevice(f"{algorithm.name} {algorithm.cross_device}; only `muster simulate` runs it")
+
+
+def check_two_trips(algorithm: Algorithm) -> None:
+    """Raise InvalidSetting unless the algorithm has two trips, and so may ask for the same cohort in both."""
+    if len(trips_of(algorithm)) != 2:
+        raise InvalidSetting(
+            f"same_cohort is for algorithms of two trips, and {algorithm.name} has one: leave same_cohort out, or "
+            "choose an algorithm of two trips (docs/algorithms.md)"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ With U the base optimizer's step and V the move of its state s:
     adam      s = m, v   U(g, s) = (β₁ m + (1 − β₁) g) / (√v + ε)       V: m as above, v ← β₂ v + (1 − β₂) c²
     adagrad   s = v      U(g, s) = g / (√v + ε)                         V: v ← v + c²
 
-The paper has one cohort for both trips. Here each trip is a round of its own (`two_trips.py`).
+The paper has one cohort for both trips, which `same_cohort` asks for. Else each trip has its own (`two_trips.py`).
 
 Traps: both gradients of a step are taken on the same batch. s moves once for two trips, after the local work, from c.
 With "sgd", full batches and one cohort this is FedDane without its proximal term.

@@ -5,7 +5,8 @@
     trip 2   on the phone    y starts at the received x, and takes steps that read all of the server state
              on the server   x += server_lr · mean(y_i − x)
 
-Where a paper has one cohort for both trips, c is here that of another draw: each trip is a round with its own cohort.
+Where a paper has one cohort for both trips, c is here that of another draw: each trip is a round with its own cohort,
+unless `same_cohort` asks for that of the first (docs/spec/rounds.md §9).
 """
 
 from __future__ import annotations

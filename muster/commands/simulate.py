@@ -52,6 +52,9 @@ def simulate(
     rounds: Annotated[int | None, typer.Option(help="Rounds to run.  [default: 100]")] = None,
     cohort: Annotated[int | None, typer.Option(help="Users per round.  [default: 10]")] = None,
     engine: Annotated[str | None, typer.Option(help=ENGINE)] = None,
+    same_cohort: Annotated[
+        bool | None, typer.Option("--same-cohort", help="Of an algorithm of two trips: the same users in both.")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="Where to compute: cpu or cuda.  [default: cpu]")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of split, weights, cohorts, order.  [default: 0]")] = None,
     json: Json = False,
@@ -71,6 +74,7 @@ def simulate(
         "rounds": rounds,
         "cohort": cohort,
         "engine": engine,
+        "same_cohort": same_cohort,
         "device": device,
         "seed": seed,
     }

@@ -101,6 +101,13 @@ class TaskOptions:
         setting("min_separation_rounds", "Rounds from one participation of a device to its next, at least; 1 is none."),
     ]
     schedule: Schedule = None
+    same_cohort: Annotated[
+        bool,
+        typer.Option(
+            "--same-cohort",
+            help="Of an algorithm of two trips: draw for the second trip only devices that the first one counted.",
+        ),
+    ] = False
     require: Annotated[list[str] | None, typer.Option(metavar="RULES", help=REQUIRE)] = None
     on_device: Annotated[list[str] | None, typer.Option(metavar="RULES", help=ON_DEVICE)] = None
     seed: Annotated[int, setting("seed", "Key of every random number that devices draw.")]
@@ -149,6 +156,7 @@ class TaskOptions:
             min_separation_rounds=self.min_separation_rounds,
             requires=parse_rules(self.require, Requires, "--require"),
             schedule=parse_schedule(self.schedule),
+            same_cohort=self.same_cohort,
             on_device=parse_rules(self.on_device, OnDevice, "--on-device"),
             seed=self.seed,
             formats=tuple(self.formats),

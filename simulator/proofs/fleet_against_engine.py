@@ -57,14 +57,19 @@ def worst_difference(
 ) -> float:
     """Run rounds 1, 2, … of `cohorts` on a fresh `engine`; the largest relative difference from the fleet's models.
 
+    A cohort without devices is that of a second trip whose pair begins again: the engine goes back by two rounds.
+
     fleet_params: the fleet's parameters (D,) after each of those rounds. The difference after a round is the l2 norm of
     the two models' difference over that of the fleet's whole way from the start, which is stricter than over the model.
     """
     start = engine.state["params"]
-    worst = 0.0
+    worst, before, last = 0.0, engine.state, engine.state
     for number, (cohort, params) in enumerate(zip(cohorts, fleet_params, strict=True), start=1):
-        slots = sorted(cohort)
-        engine.run_round(number, [population.clients.index(cohort[slot]) for slot in slots], slots)
+        before, last, slots = last, engine.state, sorted(cohort)
+        if cohort:
+            engine.run_round(number, [population.clients.index(cohort[slot]) for slot in slots], slots)
+        else:
+            engine.restore(before)
         gap = float(np.linalg.norm(engine.state["params"].astype(np.float64) - params))
         way = float(np.linalg.norm(params.astype(np.float64) - start))
         # After the first of two trips the model is where it was: then nothing but equality will do.

@@ -61,9 +61,9 @@ def make_bundle(
 
 def report_values(delta, weight, loss=0.0, plan=None):
     """The unweighted values of a report."""
-    metrics = np.array([weight, loss], np.float32)
-    parts = {"delta": np.asarray(delta, np.float32), "train.metrics": metrics}
-    return (plan or make_plan()).report.concatenate(parts, weight)
+    layout = (plan or make_plan()).report
+    parts = {one.name: np.array([weight, loss], np.float32) for one in layout.segments if one.labels}
+    return layout.concatenate(parts | {layout.means[0].name: np.asarray(delta, np.float32)}, weight)
 
 
 def report_vector(delta, weight, loss=0.0, plan=None):

@@ -30,7 +30,7 @@ from tests.coordinator.bundles import START, make_plan, report_values
 from tests.coordinator.conftest import AUTHORITY, KEYS, Desk
 
 NEVER = 1 << 40
-LAYOUT = make_plan().report
+PLAN = make_plan()
 NAMES = tuple(f"d{number}" for number in range(8))
 SECURE = {"goal": 8, "minimum": 8, "secagg": Secagg(clip_norm=4.0, max_examples=10, phase_s=5.0), "rounds": 1}
 LENIENT = SECURE | {"goal": 10, "minimum": 8}
@@ -48,12 +48,12 @@ def device_of(given):
 class Device:
     """One seat of a secure round."""
 
-    def __init__(self, desk, given, delta, weight=1, loss=0.0):
+    def __init__(self, desk, given, delta, weight=1, loss=0.0, plan=PLAN):
         self.desk, self.given = desk, given
-        self.vector = report_values(delta, weight, loss)
+        self.vector = report_values(delta, weight, loss, plan)
         identity = Ed25519PrivateKey.generate()
         policy = AggregationPolicy(KEYS.server.public, public(AUTHORITY), 8)
-        held = model_hash(given.plan, given.checkpoint), layout_hash(LAYOUT)
+        held = model_hash(given.plan, given.checkpoint), layout_hash(plan.report)
         brought = SessionInput(self.vector, weight, *held, issue(AUTHORITY, public(identity), device_of(given), NEVER))
         self.client = Client(identity, policy, brought)
         self.said = {}

@@ -35,12 +35,12 @@ def trip(name, segment, *broadcast):
 
 SWEEP, TRAIN = trip("sweep", "gradient", MODEL), trip("train", "delta", MODEL, GRADIENT)
 PLAN = msgspec.structs.replace(make_plan(), **SWEEP, second=TripPlan(**TRAIN))
+GRAPHS = [part.encode() for part in ("train.begin", "train.step", "sweep.begin", "sweep.step", "report")]
 
 
 @pytest.fixture
 def bundle(tmp_path):
-    graphs = [part.encode() for part in ("train.begin", "train.step", "sweep.begin", "sweep.step", "report")]
-    return make_bundle(tmp_path / "two", PLAN, "feddane", SETTINGS, graphs=graphs)
+    return make_bundle(tmp_path / "two", PLAN, "feddane", SETTINGS, graphs=GRAPHS)
 
 
 def report(desk, given, values):

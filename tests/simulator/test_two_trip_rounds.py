@@ -5,15 +5,23 @@ import itertools
 import numpy as np
 import pytest
 
-from coordinator.store.tasks import Secagg
+from coordinator.rules.rounds import TaskState
+from coordinator.store.tasks import Secagg, TaskSettings
+from export.build import export_bundle
 from export.model import Model
 from export.models import load
 from fedcore.algorithms import create
 from fedcore.bundle import Bundle
+from fedcore.errors import InvalidSetting
+from fedcore.schedule import ServerSchedule
 from simulator import datasets
 from simulator.engine import Engine
 from simulator.engines.computing import Computing
-from simulator.proofs.fleet_against_engine import rounding_error, worst_difference
+from simulator.fleet.fleet import Fleet, FleetConfig
+from simulator.proofs.fleet_against_engine import counted_cohort, rounding_error, worst_difference
+from simulator.simulation import SimulationConfig, simulate, training_of
+from simulator.training import Cohorts
+from tests.coordinator.fork_server import wait_until
 from tests.simulator.federation import SEED
 from tests.simulator.test_keystone import RUNTIME, TOLERANCE, tell
 
@@ -57,6 +65,62 @@ def test_a_secure_fleet_agrees_over_two_trips_within_the_rounding(tmp_path, fede
         allowed = max(allowed, moved / way if way else 0.0)
     tell(capsys, f"mime under secure aggregation, {allowed:.1e} allowed", run.difference)
     assert TOLERANCE < run.difference < allowed < 1e-2
+
+
+@pytest.mark.long
+def test_a_fleet_of_same_cohorts_agrees_with_the_engine(tmp_path, coordinators, capsys):
+    users, _ = datasets.users("digits", None, 14)
+    model, algorithm = made("logreg", "feddane", {"batch_size": 5, "mu": 0.1})
+    bundle = export_bundle(model, algorithm, tmp_path / "plan")
+    settings = TaskSettings(
+        population="p", goal=6, rounds=ROUNDS, over_selection=1.3, minimum=4, seed=SEED, same_cohort=True
+    )
+    with coordinators.local(tmp_path) as local:
+        task = local.store.register_task(bundle, settings).id
+        config = FleetConfig(coordinator=local.url, population="p", folder=tmp_path / "devices", concurrency=14)
+        clients = Fleet(config, users).run().clients
+        wait_until(lambda: local.store.task(task).state is TaskState.COMPLETED)
+        numbers = range(1, local.store.task(task).settings.rounds + 1)
+        cohorts = [counted_cohort(local.store, task, number, clients) for number in numbers]
+        models = [local.store.checkpoint(task, number)["params"] for number in numbers]
+    for first, second in zip(cohorts[::2], cohorts[1::2], strict=True):
+        assert set(second.values()) <= set(first.values())
+    found = worst_difference(Engine(model, algorithm, users, seed=SEED), users, cohorts, models)
+    tell(capsys, "feddane with same cohorts", found)
+    assert found < TOLERANCE
+
+
+def test_a_pair_that_began_again_is_replayed(tmp_path):
+    users, _ = datasets.users("digits", None, 6)
+    parts, cohort = made("logreg", "feddane", {"batch_size": 5}), dict(enumerate(users.clients))
+    fleet = Engine(*parts, users, seed=SEED)
+    models = [fleet.state["params"]] * 2
+    for number in (3, 4):
+        fleet.run_round(number, range(6))
+        models.append(fleet.state["params"])
+    assert worst_difference(Engine(*parts, users, seed=SEED), users, [cohort, {}, cohort, cohort], models) == 0
+
+
+def test_a_simulated_second_trip_has_the_clients_of_the_first():
+    users, _ = datasets.users("digits", None, 12)
+    schedule = ServerSchedule(double_every=1, largest_cohort=8)
+    same, others = Cohorts(2, schedule, same=True), Cohorts(2, schedule)
+    drawn = [same.draw(number, users, SEED) for number in range(1, 4)]
+    assert drawn == [users.sample(2, SEED, 1), users.sample(2, SEED, 1), users.sample(8, SEED, 3)]
+    assert others.draw(2, users, SEED) == users.sample(4, SEED, 2)
+    assert (same.total(3), others.total(3)) == (12, 14)
+
+
+def test_a_simulation_of_one_trip_refuses_the_same_cohort():
+    with pytest.raises(InvalidSetting, match="same_cohort is for algorithms of two trips, and fedavg has one"):
+        training_of(SimulationConfig(model="logreg", same_cohort=True))
+
+
+def test_the_same_cohort_is_a_setting_of_a_simulation():
+    parts = {"model": "logreg", "algorithm": "feddane", "settings": {"batch_size": 5, "mu": 0.1}, "rounds": 2}
+    same, another = (simulate(SimulationConfig(**parts, cohort=3, same_cohort=asked)) for asked in (True, False))
+    assert same.params_sha256 != another.params_sha256
+    assert simulate(SimulationConfig(**parts, cohort=3, same_cohort=True)).params_sha256 == same.params_sha256
 
 
 def test_the_engine_runs_one_trip_a_round():

@@ -274,6 +274,12 @@ def upgrade() -> None:
             nullable=False,
             comment="how the server learning rate and the goal change from round to round",
         ),
+        sa.Column(
+            "same_cohort",
+            sa.Boolean(),
+            nullable=False,
+            comment="whether a second trip draws only devices that the first one counted",
+        ),
         sa.Column("created_at", sa.Float(), nullable=False, comment="seconds since 1970"),
         sa.ForeignKeyConstraint(["checkpoint_sha256"], ["blobs.sha256"], name=op.f("fk_tasks_checkpoint_sha256")),
         sa.ForeignKeyConstraint(["plan_sha256"], ["blobs.sha256"], name=op.f("fk_tasks_plan_sha256")),
@@ -330,6 +336,9 @@ def upgrade() -> None:
             "answered", sa.Integer(), nullable=False, comment="devices that have sent their message of the phase"
         ),
         sa.Column("asked", sa.Integer(), nullable=False, comment="devices whose message the phase needs"),
+        sa.Column(
+            "members", sa.Integer(), nullable=True, comment="devices that a second trip of the same cohort may draw"
+        ),
         sa.ForeignKeyConstraint(["task"], ["tasks.id"], name=op.f("fk_observations_task")),
         sa.PrimaryKeyConstraint("task", name=op.f("pk_observations")),
         comment="What drivers know of their tasks only in memory: why a task makes no progress",
