@@ -260,7 +260,7 @@ def gated_cell():
     return spec(GatedCell)
 
 
-TOKENS = Field("tokens", "int64", (6,), high=11)
+TOKENS = Field("tokens", "int64", (4,), high=11)
 
 
 def recurrent():

@@ -110,11 +110,13 @@ USERS = [
 ]
 
 
+# Tracing takes seconds for each pass of those, and MimeLite has two.
+SLOW = {models.residual, models.grouped, models.separable, models.gated_cell, models.recurrent, models.encoder}
+
+
 @pytest.mark.parametrize("make", USERS)
 def test_a_users_own_model_agrees_with_torch_in_both_formats(make, executorch):
-    # Tracing takes seconds for each pass of those, and MimeLite has two.
-    slow = make in {models.recurrent, models.encoder}
-    model, algorithm = Model(make()), create("fedavg" if slow else "mimelite")
+    model, algorithm = Model(make()), create("fedavg" if make in SLOW else "mimelite")
     plan, graphs = build_plan(model, algorithm, tuple(FORMATS))
     assert set(plan.graphs) == {"onnx", "executorch"}
     work = Trial.draw(model, algorithm)
@@ -150,16 +152,22 @@ def test_the_same_export_gives_the_same_bytes(tmp_path):
     assert (first.plan, first.state) == (second.plan, second.state)
 
 
-@pytest.mark.parametrize("size", [1, 2, 33])
-def test_one_graph_takes_any_batch_size(size):
+@pytest.fixture(scope="module")
+def digits():
+    """The built-in CNN, and a session of FedAvg's step on it."""
     model = Model(load("digits_cnn"))
     plan, graphs = build_plan(model, create("fedavg"))
-    graph = graphs[plan.graphs["onnx"]["train.step"]]
+    return model, onnxruntime.InferenceSession(graphs[plan.graphs["onnx"]["train.step"]])
+
+
+@pytest.mark.parametrize("size", [1, 2, 33])
+def test_one_graph_takes_any_batch_size(size, digits):
+    model, session = digits
     random = np.random.default_rng(size)
     x = random.normal(size=(size, 1, 8, 8)).astype(np.float32)
     y = random.integers(0, 10, size)
     feed = {"carry.params": model.initial, "example.x": x, "example.y": y}
-    found, sums = onnxruntime.InferenceSession(graph).run(None, feed | {"mask": np.ones(size, np.float32)})
+    found, sums = session.run(None, feed | {"mask": np.ones(size, np.float32)})
     leaves = {name: part.requires_grad_() for name, part in model.tensors(torch.from_numpy(model.initial)).items()}
     loss = torch.nn.functional.cross_entropy(
         torch.func.functional_call(model.module, leaves, torch.from_numpy(x)), torch.from_numpy(y)
@@ -169,10 +177,8 @@ def test_one_graph_takes_any_batch_size(size):
     np.testing.assert_allclose(sums[:2], [size, loss.item() * size], rtol=1e-5)
 
 
-def test_a_masked_batch_equals_a_short_one():
-    model = Model(load("digits_cnn"))
-    plan, graphs = build_plan(model, create("fedavg"))
-    session = onnxruntime.InferenceSession(graphs[plan.graphs["onnx"]["train.step"]])
+def test_a_masked_batch_equals_a_short_one(digits):
+    model, session = digits
     random = np.random.default_rng(0)
     x, y = random.normal(size=(6, 1, 8, 8)).astype(np.float32), random.integers(0, 10, 6)
 

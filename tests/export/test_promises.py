@@ -17,7 +17,7 @@ from fedcore.plan import Field
 from tests.export.models import TOKENS, Y, spec
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "models.md"
-CAUSAL = torch.ones(6, 6, dtype=torch.bool).triu(1)
+CAUSAL = torch.ones(4, 4, dtype=torch.bool).triu(1)
 
 
 def layers(*makers):
@@ -49,14 +49,14 @@ def function(between):
 
 
 class Sequence(nn.Module):
-    """A function of a module and six embedded tokens."""
+    """A function of a module and four embedded tokens."""
 
     def __init__(self, inner, function):
         super().__init__()
         self.embedding, self.inner, self.last = nn.Embedding(11, 8), inner, nn.LazyLinear(5)
         self.register_buffer("mask", CAUSAL.clone())
         self.function = function
-        self(torch.zeros(2, 6, dtype=torch.int64))
+        self(torch.zeros(2, 4, dtype=torch.int64))
 
     def forward(self, tokens):
         return self.last(self.function(self, self.embedding(tokens)).flatten(1))
@@ -74,8 +74,8 @@ def attention(**options):
     return nn.MultiheadAttention(8, 2, batch_first=True, **options)
 
 
-def encoder():
-    return nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
+def encoder(layers=1):
+    return nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), layers)
 
 
 def decoder():
@@ -145,7 +145,7 @@ PROMISES = {
             sequence(attention, lambda m, x: m.inner(x, x, x, attn_mask=m.mask, need_weights=False)[0]),
         ],
         "TransformerEncoder": [
-            sequence(encoder, lambda m, x: m.inner(x)),
+            sequence(lambda: encoder(layers=2), lambda m, x: m.inner(x)),
             sequence(encoder, lambda m, x: m.inner(x, m.mask)),
             sequence(encoder, lambda m, x: m.inner(x, m.mask, is_causal=True)),
         ],
