@@ -25,12 +25,14 @@ class SignedBy(httpx2.Auth):
         # A body that is still to be made has its digest given.
         if "content-digest" not in request.headers and request.read():
             request.headers["Content-Digest"] = content_digest(request.content)
-        self.sign(request)
-        response = yield request
-        if response.status_code == 401 and "retry-after" in response.headers:
-            time.sleep(int(response.headers["retry-after"]))  # the coordinator has begun anew
+        for _ in range(3):
             self.sign(request)
-            yield request
+            response = yield request
+            if response.status_code != 401 or "retry-after" not in response.headers:
+                return
+            # The coordinator has begun anew. A busy one reads its two clocks at different moments, and so takes another
+            # moment for its beginning at every look: the time that it named may be a little too early.
+            time.sleep(int(response.headers["retry-after"]))
 
     def sign(self, request):
         about = SignableRequest(
