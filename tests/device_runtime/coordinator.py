@@ -53,7 +53,7 @@ class Coordinator:
         self.parties, self.issue, self.issued = lambda url: None, None, []
         self.release, self.lineage, self.round = lambda plan, checkpoint: None, None, linear.KEY.round
         self.server = None
-        self.aggregate = lambda number, message: b""
+        self.aggregate, self.hear = lambda number, message: b"", lambda number: b""
         self.attempt = 1
         self.keys, self.created, self.enrolments, self.nonces = {}, {}, [], set()
         self.blobs = {}
@@ -160,6 +160,9 @@ class Coordinator:
             case ["PUT", "v1", "assignments", _, "secagg", number]:
                 self.said.append((int(number), body))
                 message = self.aggregate(int(number), body)
+                return "secagg", 200 if message else 204, "application/octet-stream", message
+            case ["GET", "v1", "assignments", _, "secagg", number]:
+                message = self.hear(int(number))
                 return "secagg", 200 if message else 204, "application/octet-stream", message
         return "unknown", 404, PROBLEM_TYPE, encode(problem("unknown-resource", path))
 

@@ -1,9 +1,12 @@
 """The device runtime in TypeScript, as processes of Node."""
 
 import functools
+import json
 import shutil
 import subprocess
+from contextlib import contextmanager
 
+import numpy as np
 import pytest
 
 from tests.tree import ROOT
@@ -25,5 +28,32 @@ def node():
 
 
 def command(script, *words):
-    """The words that run a script of `src/node`."""
-    return [node(), "--no-warnings", str(FOLDER / "src" / "node" / script), *map(str, words)]
+    """The words that run a script of the package."""
+    return [node(), "--no-warnings", str(FOLDER / script), *map(str, words)]
+
+
+def device_words(folder, url, population, examples, **policy):
+    """The words of a device with a folder of its own; `policy` are settings of its owner."""
+    folder.mkdir(exist_ok=True)
+    np.savez(folder / "examples.npz", **examples)
+    (folder / "policy.json").write_text(json.dumps(policy))
+    given = {
+        "coordinator": url, "population": population, "examples": folder / "examples.npz", "state": folder / "state",
+        "policy": folder / "policy.json",
+    }  # fmt: skip
+    return [word for name, value in given.items() for word in (f"--{name}", str(value))]
+
+
+@contextmanager
+def sessions():
+    """A process of Node that runs sessions, which costs less than one for each; gives what runs one by its words."""
+    process = subprocess.Popen(command("tests/sessions.ts"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def run(words):
+        process.stdin.write(json.dumps(words) + "\n")
+        process.stdin.flush()
+        return json.loads(process.stdout.readline())
+
+    with process:
+        yield run
+        process.stdin.close()

@@ -2,6 +2,7 @@
 
 import { readdirSync, readFileSync } from "node:fs";
 import { expect, test } from "vitest";
+import { VERSION } from "../src/core/session.ts";
 
 const CORE = new URL("../src/core/", import.meta.url);
 const LIBRARIES = ["lossless-json", "onnxruntime-common", "valibot"];
@@ -15,4 +16,11 @@ test.each(MODULES)("core/%s imports the core and portable libraries alone", (nam
   expect(imported.filter((from) => !inside(from) && !LIBRARIES.includes(from))).toEqual([]);
   expect(source).not.toMatch(/\b(process|Buffer|window|document|__dirname)\./);
   expect(source.split("\n").length).toBeLessThan(400);
+});
+
+test("the version that a coordinator is told is the package's", () => {
+  const { version } = JSON.parse(readFileSync(new URL("../package.json", import.meta.url), "utf-8")) as {
+    version: string;
+  };
+  expect(VERSION).toBe(version);
 });

@@ -1,7 +1,7 @@
 /** Errors of the device runtime. The names and the meaning are those of Python's (device_runtime/errors.py).
  *
- * `reason` is the name of an error in an outcome; the coordinator hears it when the device gives an assignment up.
- * `permanent` says that coming back within minutes is of no use.
+ * `reason` is the name of an error in an outcome; `permanent` says that coming back within minutes is of no use. The
+ * coordinator hears the reason of an AssignmentError, and no words.
  */
 
 export type AbortReason =
@@ -15,8 +15,8 @@ export type AbortReason =
   | "already-revealed";
 
 /** Base of every error that a session answers for. */
-export class DeviceError extends Error {
-  readonly reason: string = "failed";
+export abstract class DeviceError extends Error {
+  abstract readonly reason: string;
   readonly permanent: boolean = false;
   override get name(): string {
     return this.constructor.name;
@@ -25,8 +25,30 @@ export class DeviceError extends Error {
 
 /** A message, a checkpoint or a plan is not one of the formats of the specification. */
 export class FormatError extends DeviceError {
-  override readonly reason = "bad-format";
+  override readonly reason = "bad-answer";
   override readonly permanent = true;
+}
+
+/** The configuration, or the policy, is not one. */
+export class ConfigError extends DeviceError {
+  override readonly reason = "bad-configuration";
+  override readonly permanent = true;
+}
+
+/** This device's policy lets it take no part now; the coordinator was not called. */
+export class PolicyForbids extends DeviceError {
+  override readonly reason = "policy";
+  override readonly permanent = true;
+}
+
+/** What was kept is gone or was changed: a finished report, an identity. */
+export class StateDamaged extends DeviceError {
+  override readonly reason = "state-unusable";
+}
+
+/** Another process runs a session with this state. */
+export class StateInUse extends DeviceError {
+  override readonly reason = "state-in-use";
 }
 
 /** This device cannot carry out the assignment; the coordinator is told `reason`. */
@@ -40,15 +62,82 @@ export class PlanRefused extends AssignmentError {
   override readonly permanent = true;
 }
 
+/** A condition under which this device may work failed, or its owner stopped it. */
+export class NotAllowedNow extends AssignmentError {
+  override readonly reason = "conditions";
+}
+
+/** This device refused a step of a secure aggregation, or cannot go on with it. No share leaves it any more. */
+export class SecaggRefused extends AssignmentError {
+  override readonly reason: AbortReason = "secagg-refused";
+}
+
+/** The aggregation ended without a sum: the round does not count. */
+export class SumAbandoned extends SecaggRefused {}
+
+/** This device revealed shares in another attempt at the round: the difference of two sums could be its report. */
+export class AlreadyRevealed extends AssignmentError {
+  override readonly reason = "already-revealed";
+}
+
 /** The report holds an infinity or NaN; the message says where that began. */
 export class NonFiniteReport extends AssignmentError {
   override readonly reason = "non-finite-report";
 }
 
-/** A graph failed while it ran. */
+/** A graph failed while it ran, or the device was stopped while it worked. */
 export class RuntimeFailed extends AssignmentError {
-  override readonly reason: AbortReason = "runtime-failed";
+  override readonly reason = "runtime-failed";
 }
 
 /** The coordinator stopped waiting before the work was done. */
 export class DeadlinePassed extends RuntimeFailed {}
+
+/** Talking to the coordinator failed. */
+export abstract class TransportError extends DeviceError {}
+
+/** No whole answer arrived, however often it was asked for. */
+export class Unreachable extends TransportError {
+  override readonly reason = "unreachable";
+}
+
+/** The answer is not one of this protocol, or not the bytes that were asked for. */
+export class BadAnswer extends TransportError {
+  override readonly reason = "bad-answer";
+}
+
+// These name what a coordinator keeps for a while only: it may have restarted, or the round may be over.
+const PASSING = ["unknown-session", "unknown-assignment", "unknown-blob", "conflicting-report", "no-longer-needed"];
+// These are about when a request was signed and by whom, and say nothing of what it asks.
+const ABOUT_SIGNATURES = ["stale-signature", "replayed-signature", "unknown-device"];
+
+/** The rest of a refusal besides its problem: when to come back, and the coordinator's own time. */
+export interface RefusalHints {
+  readonly retry: { readonly min_s: number; readonly max_s: number } | null;
+  readonly afterS: number;
+  readonly theirTime: number | null;
+}
+
+/** The coordinator answered with a problem: its `status`, and its registered name as `reason`.
+ *
+ * Permanent: a fault of the request or of this installation, which time does not mend. Final: the same request would be
+ * refused again, as after a round is over.
+ */
+export class Refused extends TransportError {
+  override readonly reason: string;
+  override readonly permanent: boolean;
+  readonly final: boolean;
+  readonly status: number;
+  readonly hints: RefusalHints;
+
+  constructor(status: number, reason: string, detail: string, hints: RefusalHints) {
+    super(detail);
+    const fault = status >= 400 && status < 500 && status !== 408 && status !== 429;
+    const aboutSignature = ABOUT_SIGNATURES.includes(reason);
+    this.reason = reason;
+    this.status = status;
+    this.hints = hints;
+    this.permanent = (fault && !aboutSignature && !PASSING.includes(reason)) || status === 501;
+    this.final = fault && !aboutSignature;
+  }
+}

@@ -52,7 +52,7 @@ const acceptedSchema = v.object({
   offers: v.optional(v.array(offerSchema), []),
   retry: v.nullish(retrySchema, null),
 });
-const assignmentSchema = v.object({
+export const assignmentSchema = v.object({
   outcome: v.literal("assigned"),
   version: v.optional(count, WIRE_VERSION),
   assignment: v.string(),

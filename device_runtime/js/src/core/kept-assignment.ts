@@ -1,0 +1,64 @@
+/** The last assignment of a device, kept with its report until that was counted. Spec: docs/spec/wire.md §6, §8.
+ *
+ * A device that stopped while it trained gives the assignment up when it is back; a finished report is sent, and a secure
+ * aggregation goes on from the state that was durable.
+ */
+
+import { stringify } from "lossless-json";
+import * as v from "valibot";
+import { type Bytes, base64 } from "./bytes.ts";
+import { FormatError, StateDamaged } from "./errors.ts";
+import { bytes, checked, count, finite, parseJson } from "./json.ts";
+import type { Store } from "./platform.ts";
+import { assignmentSchema } from "./wire/messages.ts";
+
+const keptSchema = v.object({
+  given: assignmentSchema,
+  due: finite,
+  phase: v.picklist(["assigned", "trained", "masked", "reported"]),
+  report: bytes(),
+  examples: count,
+  steps: count,
+});
+
+/** An assignment and how far it came. due: seconds since 1970, by this device's clock.
+ *
+ * report: once trained the body of the upload, in a secure round the unweighted values; once masked the state of SA1;
+ * once reported nothing. Then the assignment is only known, so that it is not trained for again.
+ */
+export type KeptAssignment = v.InferOutput<typeof keptSchema>;
+
+/** The kept assignment of a device in one population of one coordinator. */
+export class AssignmentKeeper {
+  readonly #store: Store;
+  readonly #place: string;
+
+  constructor(store: Store, coordinator: URL, population: string) {
+    this.#store = store;
+    this.#place = `assignment:${coordinator.href}:${population}`;
+  }
+
+  /** The kept assignment, if any. Throws StateDamaged, after which it is gone. */
+  async get(): Promise<KeptAssignment | null> {
+    const text = await this.#store.get(this.#place);
+    if (text === null) return null;
+    try {
+      return checked(keptSchema, parseJson(text, "kept assignment"), "kept assignment");
+    } catch (error) {
+      if (!(error instanceof FormatError)) throw error;
+      await this.drop();
+      throw new StateDamaged(`the assignment of an earlier session is lost: ${error.message}`);
+    }
+  }
+
+  /** Make an assignment and its phase durable, in the place of the one before. */
+  async keep(kept: KeptAssignment): Promise<void> {
+    const inBase64 = (_: string, value: unknown) => (value instanceof Uint8Array ? base64(value as Bytes) : value);
+    await this.#store.write({ [this.#place]: stringify(kept, inBase64) ?? null });
+  }
+
+  /** Nothing is left to do for the kept assignment. */
+  async drop(): Promise<void> {
+    await this.#store.write({ [this.#place]: null });
+  }
+}

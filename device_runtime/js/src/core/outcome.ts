@@ -1,0 +1,65 @@
+/** The outcome of a session, in words and numbers: what an app shows, and what the journal keeps. */
+
+import { type DeviceError, Refused } from "./errors.ts";
+import { keptJson, type Store } from "./platform.ts";
+import type { RetryWindow } from "./wire/messages.ts";
+
+const PLACE = "journal";
+const MOST_ENTRIES = 1000;
+
+/** The end of a session.
+ *
+ * reported: the report was counted. rejected: no work now. not-needed: the round ended first. not-now: a rule of this
+ * device does not hold, and nothing was sent. aborted: the device gave its assignment up. failed: the rest. `retryable`
+ * says, unless the report was counted, whether coming back within minutes is of use.
+ */
+export interface Outcome {
+  readonly outcome: "reported" | "rejected" | "not-needed" | "not-now" | "aborted" | "failed";
+  readonly reason: string;
+  readonly detail: string;
+  readonly device: string;
+  readonly task: string;
+  readonly round: number;
+  readonly attempt: number;
+  readonly secure: boolean;
+  readonly examples: number;
+  readonly steps: number;
+  readonly bytes_up: number;
+  readonly bytes_down: number;
+  readonly retry: RetryWindow | null;
+  readonly retryable: "transient" | "permanent" | null;
+}
+
+export const NOTHING_YET: Outcome = {
+  outcome: "failed",
+  reason: "",
+  detail: "",
+  device: "",
+  task: "",
+  round: 0,
+  attempt: 0,
+  secure: false,
+  examples: 0,
+  steps: 0,
+  bytes_up: 0,
+  bytes_down: 0,
+  retry: null,
+  retryable: null,
+};
+
+/** What an error makes of an outcome. */
+export function failure(error: DeviceError): Partial<Outcome> {
+  const facts = {
+    reason: error.reason,
+    detail: error.message,
+    retryable: error.permanent ? "permanent" : "transient",
+  } as const;
+  if (!(error instanceof Refused)) return { outcome: "failed", ...facts };
+  return { outcome: error.status === 410 ? "not-needed" : "failed", ...facts, retry: error.hints.retry };
+}
+
+/** Add an entry to the journal, for the device's owner: what was trained, when, for whom, and how it ended. */
+export async function writeJournal(store: Store, at: number, outcome: Outcome): Promise<void> {
+  const entries = (await keptJson<object[]>(store, PLACE)) ?? [];
+  await store.write({ [PLACE]: JSON.stringify([...entries, { at, ...outcome }].slice(-MOST_ENTRIES)) });
+}

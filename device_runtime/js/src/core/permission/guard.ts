@@ -1,0 +1,188 @@
+/** The guard: what the owner's policy refuses, checked before anything runs. The rules: docs/device.md.
+ *
+ * The coordinator hears only the name of the reason. The value that was found and the limit stay in the outcome.
+ */
+
+import { stepCount } from "../batching.ts";
+import { FormatError, PlanRefused, PolicyForbids } from "../errors.ts";
+import { MOST_PLAN_BYTES, type Plan, parameterCount } from "../plan.ts";
+import { keptJson, type Platform } from "../platform.ts";
+import { verifyPlan } from "../release.ts";
+import { reportSize } from "../report.ts";
+import type { Assignment } from "../wire/messages.ts";
+import type { Policy } from "./policy.ts";
+import { checkRelease } from "./releases.ts";
+
+const DAY_S = 86_400;
+const FLOAT_BYTES = 4;
+const FORMAT = "onnx";
+const PLACE = "spent";
+
+/** What was used at a time, in seconds since 1970. */
+interface Spent {
+  readonly at: number;
+  readonly seconds: number;
+  readonly bytes: number;
+  readonly sessions: number;
+}
+
+/** The checks of one session, in the order in which they come. */
+export class Guard {
+  readonly policy: Policy;
+  readonly #platform: Platform;
+  readonly #population: string;
+  readonly #spent: readonly Spent[];
+  #started: number | null = null;
+
+  private constructor(platform: Platform, policy: Policy, population: string, spent: readonly Spent[]) {
+    this.#platform = platform;
+    this.policy = policy;
+    this.#population = population;
+    this.#spent = spent;
+  }
+
+  /** The guard of a session, which knows what was used within the last day. */
+  static async of(platform: Platform, policy: Policy, population: string): Promise<Guard> {
+    const kept = (await keptJson<Spent[]>(platform.store, PLACE)) ?? [];
+    const recent = kept.filter(({ at }) => Math.abs(platform.now() - at) < DAY_S);
+    return new Guard(platform, policy, population, recent);
+  }
+
+  /** Count what this session used so far, in the place of what it had used before. */
+  async spend(bytes: number, sessions: number): Promise<void> {
+    const now = { at: this.#platform.now(), seconds: this.seconds, bytes, sessions };
+    await this.#platform.store.write({ [PLACE]: JSON.stringify([...this.#spent, now]) });
+  }
+
+  /** Before a byte is sent: the coordinator's address, the population, the day's budget. Throws PolicyForbids. */
+  checkIn(coordinator: URL): void {
+    const { require_https, populations, per_day } = this.policy;
+    if (require_https && coordinator.protocol !== "https:") {
+      throw forbidden("require_https", `the coordinator is ${coordinator.origin}`);
+    }
+    if (populations !== null && !populations.includes(this.#population)) {
+      throw forbidden("populations", `it does not name ${this.#population}`);
+    }
+    const rules = [
+      ["compute_seconds", this.#used("seconds"), per_day.compute_seconds],
+      ["bytes", this.#used("bytes"), per_day.bytes],
+      ["sessions", this.#used("sessions"), per_day.sessions],
+    ] as const;
+    for (const [rule, used, most] of rules) {
+      if (most !== null && used >= most) {
+        throw forbidden(`per_day.${rule}`, `${used} of ${most} are used up in the last 24 hours`);
+      }
+    }
+  }
+
+  /** The counts of examples of those collections that a coordinator may know of. */
+  visible(counts: ReadonlyMap<string, number>): Map<string, number> {
+    return new Map([...counts].filter(([name]) => this.#isAllowed(name)));
+  }
+
+  /** Before the plan is fetched: cohort, signature or release, size. `moved`: bytes of this session so far.
+   *
+   * again: an earlier session accepted the assignment. Throws PlanRefused.
+   */
+  async checkAssignment(given: Assignment, moved: number, again = false): Promise<void> {
+    const { require_secure_aggregation, min_cohort, plan } = this.policy;
+    if (require_secure_aggregation && given.secagg === null) {
+      throw refused("require_secure_aggregation", "the round asks for the report in clear");
+    }
+    if (min_cohort > (given.minimum ?? 1)) {
+      throw refused(
+        "min_cohort",
+        `the round may count with ${given.minimum ?? 1} reports, the least allowed is ${min_cohort}`,
+      );
+    }
+    if (given.secagg === null) {
+      await this.#checkSignature(given);
+    } else {
+      await checkRelease(this.#platform, this.policy, this.#population, given, again);
+    }
+    const size = given.plan.size + given.checkpoint.size;
+    atMost("the longest plan that is read", given.plan.size, MOST_PLAN_BYTES);
+    atMost("per_day.bytes", this.#used("bytes") + moved + size, this.policy.per_day.bytes);
+    atMost("plan.memory_bytes", size, plan.memory_bytes);
+  }
+
+  /** Before examples are read and graphs fetched: schema, limits, collection. From here on the time counts.
+   *
+   * examples: the number of them. moved: bytes of this session so far. Throws PlanRefused.
+   */
+  checkPlan(given: Assignment, plan: Plan, examples: number, moved: number): void {
+    const limits = this.policy.plan;
+    const received = plan.broadcast.find(({ name }) => name === "params")?.size;
+    if (received !== parameterCount(plan)) {
+      throw new PlanRefused(`the plan's schema has ${parameterCount(plan)} parameters, its broadcast ${received}`);
+    }
+    const vectors = [...plan.broadcast, ...plan.passes.flatMap((pass) => pass.carry), ...plan.report.segments];
+    const graphs = Object.values(plan.graphs[FORMAT] ?? {}).reduce((sum, { size }) => sum + size, 0);
+    const report = FLOAT_BYTES * reportSize(plan.report);
+    const visited = plan.passes.reduce((sum, { loop }) => sum + loop.batch_size * stepCount(loop, examples), 0);
+    atMost("plan.parameters", Math.max(...vectors.map(({ size }) => size)), limits.parameters);
+    atMost("plan.graph_bytes", graphs, limits.graph_bytes);
+    atMost("plan.memory_bytes", given.plan.size + given.checkpoint.size + graphs + report, limits.memory_bytes);
+    const bytes = this.#used("bytes") + moved + graphs + given.checkpoint.size + report;
+    atMost("per_day.bytes", bytes, this.policy.per_day.bytes);
+    atMost("plan.batch_examples", visited, limits.batch_examples);
+    this.checkCollection(plan);
+    this.#started = this.#platform.workSeconds();
+  }
+
+  /** Before a report leaves, and before examples are read: may a coordinator have them? Throws PlanRefused. */
+  checkCollection(plan: Plan): void {
+    if (!this.#isAllowed(plan.examples.collection)) {
+      throw refused("collections", `the plan wants ${plan.examples.collection}`);
+    }
+  }
+
+  /** To be asked while it trains. Throws PlanRefused when the compute seconds of plan or day are used up. */
+  checkWork(): void {
+    atMost("plan.compute_seconds", this.seconds, this.policy.plan.compute_seconds);
+    atMost("per_day.compute_seconds", this.#used("seconds") + this.seconds, this.policy.per_day.compute_seconds);
+  }
+
+  /** Seconds of work in this session. */
+  get seconds(): number {
+    return this.#started === null ? 0 : this.#platform.workSeconds() - this.#started;
+  }
+
+  #used(what: "seconds" | "bytes" | "sessions"): number {
+    return this.#spent.reduce((sum, one) => sum + one[what], 0);
+  }
+
+  #isAllowed(collection: string): boolean {
+    return this.policy.collections?.includes(collection) ?? true;
+  }
+
+  async #checkSignature({ plan, plan_signature: signature }: Assignment): Promise<void> {
+    const { signers } = this.policy;
+    if (signers.length === 0) return;
+    if (signature === null || !signers.includes(signature.signer)) {
+      throw refused(
+        "signers",
+        `the plan is signed by ${signature?.signer ?? "nobody"}, which the policy does not name`,
+      );
+    }
+    try {
+      await verifyPlan(plan, signature);
+    } catch (error) {
+      throw error instanceof FormatError ? refused("signers", error.message) : error;
+    }
+  }
+}
+
+function atMost(rule: string, found: number, allowed: number | null): void {
+  if (allowed !== null && found > allowed) {
+    throw refused(rule, `${found} found, ${allowed} allowed`);
+  }
+}
+
+function refused(rule: string, why: string): PlanRefused {
+  return new PlanRefused(`against ${rule} of this device's policy: ${why}`);
+}
+
+function forbidden(rule: string, why: string): PolicyForbids {
+  return new PolicyForbids(`against ${rule} of this device's policy: ${why}`);
+}

@@ -1,0 +1,62 @@
+/** The owner's policy as data, which no coordinator can change. The meaning: docs/device.md. */
+
+import * as v from "valibot";
+import type { Bytes } from "../bytes.ts";
+import { ConfigError, FormatError } from "../errors.ts";
+import { checked } from "../json.ts";
+import { publicKey } from "../release.ts";
+
+const amount = v.nullish(v.pipe(v.number(), v.minValue(0)), null);
+const names = v.nullish(v.pipe(v.array(v.string()), v.minLength(1)), null);
+
+const policySchema = v.strictObject({
+  populations: names,
+  collections: names,
+  signers: v.optional(v.array(v.string()), []),
+  min_cohort: v.optional(v.pipe(v.number(), v.integer(), v.minValue(1)), 1),
+  require_secure_aggregation: v.optional(v.boolean(), false),
+  require_release_log: v.optional(v.boolean(), false),
+  require_https: v.optional(v.boolean(), false),
+  authority: v.nullish(v.string(), null),
+  authority_url: v.nullish(v.pipe(v.string(), v.url()), null),
+  per_day: v.optional(v.strictObject({ compute_seconds: amount, bytes: amount, sessions: amount }), {}),
+  plan: v.optional(
+    v.strictObject({
+      parameters: amount,
+      graph_bytes: amount,
+      batch_examples: amount,
+      memory_bytes: v.optional(v.pipe(v.number(), v.minValue(0)), 1_000_000_000),
+      compute_seconds: v.optional(v.pipe(v.number(), v.minValue(0)), 600),
+    }),
+    {},
+  ),
+});
+
+/** The limits of a device. null is no limit, or any name. The default allows everything but secure rounds. */
+export type Policy = v.InferOutput<typeof policySchema>;
+
+/** The enrolment authority that a policy names. url: empty where the coordinator says it. */
+export interface NamedAuthority {
+  readonly key: Bytes;
+  readonly url: string;
+}
+
+/** A policy from its settings, with defaults for the rest. Throws ConfigError, naming the setting that is wrong. */
+export function policyOf(settings: object): Policy {
+  try {
+    const policy = checked(policySchema, settings, "policy");
+    policy.signers.forEach(publicKey);
+    if (policy.authority !== null) publicKey(policy.authority);
+    if (policy.authority_url !== null && policy.authority === null) {
+      throw new ConfigError("authority_url needs authority, the public key that is to be found there");
+    }
+    return policy;
+  } catch (error) {
+    throw error instanceof FormatError ? new ConfigError(error.message) : error;
+  }
+}
+
+/** The authority that a policy names, if any. */
+export function namedAuthority({ authority, authority_url }: Policy): NamedAuthority | null {
+  return authority === null ? null : { key: publicKey(authority), url: authority_url ?? "" };
+}

@@ -1,0 +1,153 @@
+/** Releases: what this device demands of a secure round before it trains. Spec: docs/spec/plan.md §9, §10.
+ *
+ * The plan, its first checkpoint and the way sums are made must be released with a key that the owner's policy names, and
+ * every later checkpoint must descend from the first. The store remembers what was shown, against going back.
+ */
+
+import { equal, fromHex, utf8 } from "../bytes.ts";
+import { FormatError, PlanRefused } from "../errors.ts";
+import { keptJson, type Platform } from "../platform.ts";
+import {
+  digestOf,
+  type LineageEntry,
+  type Release,
+  type Signed,
+  type TreeHead,
+  verifiedEntry,
+  verifiedHead,
+  verifiedRelease,
+} from "../release.ts";
+import { climb, depth } from "../secagg/merkle.ts";
+import type { Assignment } from "../wire/messages.ts";
+import type { Policy } from "./policy.ts";
+
+const LOG = "require_release_log";
+
+/** The release of a secure round, with its digest and the entry of the lineage that came with it. */
+interface Shown {
+  readonly release: Release;
+  readonly signed: Signed;
+  readonly digest: string;
+  readonly entry: LineageEntry | null;
+}
+
+/** Hold an assignment of a secure round against its release, and remember both it and its checkpoint.
+ *
+ * again: an earlier session accepted it, so that a head of the log may have been shown since. Throws PlanRefused, which
+ * names the rule that is broken.
+ */
+export async function checkRelease(
+  { store, now }: Platform,
+  policy: Policy,
+  population: string,
+  given: Assignment,
+  again: boolean,
+): Promise<Release> {
+  const shown = await readRelease(policy, given);
+  const { release, signed, digest, entry } = shown;
+  const counterPlace = `released:${signed.signer}:${population}`;
+  const seen = Number((await store.get(counterPlace)) ?? 0);
+  demand(release.population === population, "release", `it is for population ${release.population}`);
+  demand(release.plan === given.plan.sha256, "release", "it is for another plan");
+  demand(release.expires_at > now(), "release", "it has expired");
+  demand(release.counter >= seen, "release", `its counter is ${release.counter}; this device has seen ${seen}`);
+  const entryPlace = `lineage:${digest}`;
+  checkCheckpoint(given, shown, await keptJson<LineageEntry>(store, entryPlace));
+  const changes: Record<string, string> = { [counterPlace]: String(release.counter) };
+  if (entry !== null) {
+    changes[entryPlace] = JSON.stringify(entry);
+  }
+  if (policy.require_release_log) {
+    const head = await provenHead(release, signed, given);
+    const headPlace = `log:${release.lineage}`;
+    if (!again) {
+      checkGrowth(head, (await keptJson<TreeHead>(store, headPlace)) ?? head);
+      changes[headPlace] = JSON.stringify(head);
+    }
+  }
+  await store.write(changes);
+  return release;
+}
+
+async function readRelease(policy: Policy, given: Assignment): Promise<Shown> {
+  const signed = given.release;
+  if (signed === null) {
+    throw refused("signers", "the secure round has no signed release");
+  }
+  demand(
+    policy.signers.includes(signed.signer),
+    "signers",
+    `the release is signed by ${signed.signer}, which it does not name`,
+  );
+  try {
+    const entry = given.lineage === null ? null : await verifiedEntry(given.lineage);
+    return { release: await verifiedRelease(signed), signed, digest: await digestOf(signed), entry };
+  } catch (error) {
+    throw error instanceof FormatError ? refused("signers", error.message) : error;
+  }
+}
+
+function checkCheckpoint(given: Assignment, { release, digest, entry }: Shown, last: LineageEntry | null): void {
+  const rule = "lineage";
+  if (entry === null) {
+    const first = given.checkpoint.sha256 === release.checkpoint;
+    demand(first, rule, "the checkpoint is not the release's, and no signed entry comes with it");
+    demand(given.round === 1, rule, `no signed entry comes with the checkpoint of round ${given.round}`);
+    demand(last === null, rule, `the first checkpoint comes again after that of round ${last?.round}`);
+    return;
+  }
+  demand(given.lineage?.signer === release.lineage, rule, "the checkpoint is not signed by the release's key");
+  const fits = entry.release === digest && entry.checkpoint === given.checkpoint.sha256;
+  demand(fits, rule, "the signed entry is for another release or checkpoint");
+  const inTurn = entry.round === given.round - 1 && entry.round >= 1;
+  demand(inTurn, rule, `the checkpoint of round ${entry.round} comes in round ${given.round}`);
+  const descends = entry.round > 1 || entry.parent === release.checkpoint;
+  demand(descends, rule, "the checkpoint of round 1 does not descend from the release's");
+  if (last !== null) {
+    checkDescent(entry, last);
+  }
+}
+
+/** Refuse unless a checkpoint can come after, or again as, the last one that this device was shown. */
+function checkDescent(entry: LineageEntry, last: LineageEntry): void {
+  const same = entry.parent === last.parent && entry.checkpoint === last.checkpoint;
+  const follows = entry.round !== last.round + 1 || entry.parent === last.checkpoint;
+  demand(
+    entry.round >= last.round,
+    "lineage",
+    `the checkpoint of round ${entry.round} comes after that of ${last.round}`,
+  );
+  demand(entry.round !== last.round || same, "lineage", `two checkpoints of round ${entry.round} are signed`);
+  demand(follows, "lineage", `the checkpoint of round ${entry.round} does not descend from that of ${last.round}`);
+}
+
+/** The head of a log that holds the release. */
+async function provenHead(release: Release, signed: Signed, { log }: Assignment): Promise<TreeHead> {
+  if (log === null || log.head.signer !== release.lineage) {
+    throw refused(LOG, "no head that the release's lineage key signed comes with it");
+  }
+  let head: TreeHead;
+  try {
+    head = await verifiedHead(log.head);
+  } catch (error) {
+    throw error instanceof FormatError ? refused(LOG, error.message) : error;
+  }
+  const leaf = utf8(`${signed.signer}\n${signed.text}`);
+  const fits = log.position < head.size && log.path.length === 32 * depth(head.size);
+  const leads = fits && equal(await climb(leaf, log.position, log.path), fromHex(head.root));
+  demand(leads, LOG, "the proof does not lead from the release to the head");
+  return head;
+}
+
+function checkGrowth(head: TreeHead, last: TreeHead): void {
+  const grew = head.size > last.size || (head.size === last.size && head.root === last.root);
+  demand(grew, LOG, `the head of ${head.size} contradicts one of ${last.size} that was shown before`);
+}
+
+function demand(holds: boolean, rule: string, why: string): void {
+  if (!holds) throw refused(rule, why);
+}
+
+function refused(rule: string, why: string): PlanRefused {
+  return new PlanRefused(`against ${rule} of this device's policy: ${why}`);
+}

@@ -1,0 +1,50 @@
+/** The platform under a device: storage, network, clock, chance, engine and examples. The core imports none of them. */
+
+import type { Bytes } from "./bytes.ts";
+import type { Conditions } from "./conditions.ts";
+import type { Engine } from "./engine.ts";
+import { StateDamaged } from "./errors.ts";
+import type { ExampleSource } from "./examples.ts";
+import type { RandomSource } from "./primitives.ts";
+
+/** Texts by key that survive restarts. They hold private keys and shares of others: keep them as one keeps a key. */
+export interface Store {
+  get(key: string): Promise<string | null>;
+  /** Write texts, and remove those whose text is null: all of them or none, durable when the promise is kept. */
+  write(changes: Readonly<Record<string, string | null>>): Promise<void>;
+}
+
+/** The value of the JSON text under a key; null when there is none. Throws StateDamaged when it is not JSON. */
+export async function keptJson<T>(store: Store, key: string): Promise<T | null> {
+  const text = await store.get(key);
+  try {
+    return text === null ? null : (JSON.parse(text) as T);
+  } catch {
+    throw new StateDamaged(`what is kept as ${key} is not JSON: remove it, and the device begins anew there`);
+  }
+}
+
+/** Plans and graphs by digest, kept between rounds. What is kept may be lost at any time. */
+export interface BlobCache {
+  get(sha256: string): Promise<Bytes | null>;
+  put(sha256: string, data: Bytes): Promise<void>;
+}
+
+/** Everything that a session needs of the machine. One session at a time may use it. */
+export interface Platform {
+  readonly store: Store;
+  readonly blobs: BlobCache;
+  readonly engine: Engine;
+  readonly examples: ExampleSource;
+  /** Reads the conditions now. */
+  readonly conditions: () => Promise<Conditions>;
+  readonly fetch: typeof fetch;
+  readonly random: RandomSource;
+  /** Seconds since 1970, by a clock that may be wrong. */
+  readonly now: () => number;
+  /** Seconds of work, from any start: CPU time where the platform tells it. */
+  readonly workSeconds: () => number;
+  readonly sleep: (seconds: number) => Promise<void>;
+  /** The machine's memory in bytes; null when it is not known. */
+  readonly memoryBytes: number | null;
+}

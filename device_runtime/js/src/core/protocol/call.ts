@@ -1,0 +1,125 @@
+/** A call as one HTTP request: signed anew at every attempt, its answer bounded in time and size.
+ *
+ * Spec: docs/spec/wire.md §1, §7, §10.
+ */
+
+import { type Bytes, concat } from "../bytes.ts";
+import { BadAnswer, FormatError, Refused, Unreachable } from "../errors.ts";
+import type { Platform } from "../platform.ts";
+import { sha256 } from "../primitives.ts";
+import { decodeAnswer } from "../wire/messages.ts";
+import { digestField, type Signer, signatureFields } from "../wire/signatures.ts";
+
+export const TIMEOUT_S = 30;
+const LARGEST_MESSAGE = 1 << 20;
+const URN = "urn:muster:problem:";
+export const JSON_TYPE = { "content-type": "application/json" };
+export const BYTES_TYPE = { "content-type": "application/octet-stream" };
+const MOST_SHOWN = 500;
+
+/** One call of the wire. created: the time of its signature, in seconds since 1970. most: bytes of the answer. */
+export interface Call {
+  readonly method: string;
+  readonly path: string;
+  readonly body?: Bytes;
+  readonly headers?: Readonly<Record<string, string>>;
+  readonly timeoutS?: number;
+  readonly most?: number;
+  readonly cancelled?: AbortSignal;
+}
+
+/** An answer that was read to its end. */
+export interface Answer {
+  readonly status: number;
+  readonly headers: Headers;
+  readonly body: Bytes;
+}
+
+/** Bytes of bodies that left and came. */
+export interface BytesMoved {
+  up: number;
+  down: number;
+}
+
+/** Make a call once. Throws Unreachable, BadAnswer or Refused. */
+export async function send(
+  platform: Platform,
+  base: URL,
+  call: Call,
+  signer: Signer,
+  created: number,
+  moved: BytesMoved,
+): Promise<Answer> {
+  const name = `${call.method} ${call.path}`;
+  const url = new URL(base.pathname.replace(/\/$/, "") + call.path, base);
+  const fields: Record<string, string> = { ...call.headers };
+  if (call.body !== undefined) {
+    fields["content-digest"] = digestField(await sha256(call.body));
+  }
+  const signature = await signatureFields(signer, { method: call.method, url, fields }, created, platform.random);
+  const timeout = AbortSignal.timeout(1000 * (call.timeoutS ?? TIMEOUT_S));
+  const answer = await exchange(platform, url, call, { ...fields, ...signature }, timeout, moved).catch((error) => {
+    throw error instanceof BadAnswer ? error : new Unreachable(`${name}: ${String(error?.cause ?? error)}`);
+  });
+  if (answer.status < 200 || answer.status >= 300) {
+    throw refusal(name, answer);
+  }
+  return answer;
+}
+
+async function exchange(
+  platform: Platform,
+  url: URL,
+  call: Call,
+  headers: Record<string, string>,
+  timeout: AbortSignal,
+  moved: BytesMoved,
+): Promise<Answer> {
+  const response = await platform.fetch(url, {
+    method: call.method,
+    headers,
+    ...(call.body === undefined ? {} : { body: call.body }),
+    signal: call.cancelled === undefined ? timeout : AbortSignal.any([timeout, call.cancelled]),
+    redirect: "manual",
+    cache: "no-store",
+    credentials: "omit",
+  });
+  moved.up += call.body?.length ?? 0;
+  const [pieces, most] = [[] as Uint8Array[], call.most ?? LARGEST_MESSAGE];
+  let size = 0;
+  const reader = response.body?.getReader();
+  for (let piece = await reader?.read(); piece?.value !== undefined; piece = await reader?.read()) {
+    pieces.push(piece.value);
+    size += piece.value.length;
+    moved.down += piece.value.length;
+    if (size > most) {
+      await reader?.cancel();
+      throw new BadAnswer(`${call.method} ${call.path}: the answer is longer than ${most} bytes`);
+    }
+  }
+  return { status: response.status, headers: response.headers, body: concat(...pieces) };
+}
+
+/** A text of others as it may be kept and printed: without control characters, and not too long. */
+export function plain(text: string): string {
+  return text.slice(0, MOST_SHOWN).replace(/\p{C}/gu, " ");
+}
+
+/** The problem that an answer holds; one made up from its status when it holds none. */
+function refusal(name: string, { status, headers, body }: Answer): Refused {
+  const after = headers.get("retry-after") ?? "";
+  const date = Date.parse(headers.get("date") ?? "");
+  const hints = {
+    retry: null,
+    afterS: /^\d{1,9}$/.test(after) ? Number(after) : 0,
+    theirTime: Number.isNaN(date) ? null : date / 1000,
+  };
+  const named = plain(headers.get("muster-problem") ?? `http-${status}`);
+  try {
+    const { type, detail, retry } = decodeAnswer("problem", body);
+    return new Refused(status, plain(type.replace(URN, "")), plain(detail), { ...hints, retry });
+  } catch (error) {
+    if (!(error instanceof FormatError)) throw error;
+    return new Refused(status, named, `${name} was answered with status ${status}`, hints); // to HEAD, or by a proxy
+  }
+}

@@ -1,0 +1,247 @@
+/** Enrolment: a device makes itself known to a coordinator once, and signs with the id that it was given.
+ *
+ * It pins the keys of secure rounds at first sight, and gets its credential from the authority. Spec: docs/spec/wire.md §9.
+ */
+
+import { type Bytes, base64, fromBase64, hex, littleEndian, utf8 } from "../bytes.ts";
+import { FormatError, SecaggRefused, StateDamaged, TransportError } from "../errors.ts";
+import type { NamedAuthority } from "../permission/policy.ts";
+import { keptJson, type Platform } from "../platform.ts";
+import { SigningKey, sha256 } from "../primitives.ts";
+import { SecaggError } from "../secagg/errors.ts";
+import { sign } from "../secagg/keys.ts";
+import { checkCredential } from "../secagg/roster.ts";
+import { currentKey, follow, type Succession } from "../succession.ts";
+import { deviceId, keyText, type Signer } from "../wire/signatures.ts";
+import { type Identity, Transport } from "./transport.ts";
+
+const KEY_BYTES = 32;
+/** The part of its time after which a credential is renewed. */
+const SPENT = 2 / 3;
+
+/** The two private keys of a device: of its requests, and of secure aggregation. */
+export interface DeviceKeys {
+  readonly device: SigningKey;
+  readonly secagg: SigningKey;
+}
+
+/** The parties of a coordinator's secure rounds, as the device pinned them when it first saw them. Keys are in base64. */
+interface Parties {
+  readonly server: string;
+  readonly authority: string;
+  readonly url: string;
+}
+
+/** An enrolment as it is kept. known: false once the coordinator said that it knows no such device. */
+interface Enrolment {
+  readonly key: string;
+  readonly device: string;
+  readonly parties: Parties | null;
+  readonly known: boolean;
+}
+
+/** A credential as it is kept, for the authority whose key signed it. Bytes are in base64. */
+interface KeptCredential {
+  readonly secagg: string;
+  readonly authority: string;
+  readonly credential: string;
+  readonly renewAt: number;
+}
+
+/** The device's own keys, made at the first call and kept in the store. */
+export async function deviceKeys({ store, random }: Platform): Promise<DeviceKeys> {
+  const [device, secagg] = [await store.get("key:device"), await store.get("key:secagg")];
+  const kept = { "key:device": device ?? base64(random(KEY_BYTES)), "key:secagg": secagg ?? base64(random(KEY_BYTES)) };
+  if (device === null || secagg === null) {
+    await store.write(kept);
+  }
+  try {
+    return {
+      device: await SigningKey.of(fromBase64(kept["key:device"])),
+      secagg: await SigningKey.of(fromBase64(kept["key:secagg"])),
+    };
+  } catch (error) {
+    throw new StateDamaged(`a key of this device cannot be read: ${String(error)}`);
+  }
+}
+
+/** A device's enrolment at one coordinator. named: the authority of its policy, if any. */
+export class Enrolments implements Identity {
+  readonly keys: DeviceKeys;
+  readonly #platform: Platform;
+  readonly #coordinator: URL;
+  readonly #transport: Transport;
+  readonly #named: NamedAuthority | null;
+  #enrolment: Enrolment | null = null;
+
+  private constructor(
+    platform: Platform,
+    coordinator: URL,
+    transport: Transport,
+    keys: DeviceKeys,
+    named: NamedAuthority | null,
+  ) {
+    this.#platform = platform;
+    this.#coordinator = coordinator;
+    this.#transport = transport;
+    this.#named = named;
+    this.keys = keys;
+  }
+
+  /** The enrolment that the store holds for a coordinator, if any. Throws StateDamaged. */
+  static async of(
+    platform: Platform,
+    coordinator: URL,
+    transport: Transport,
+    named: NamedAuthority | null,
+  ): Promise<Enrolments> {
+    const found = new Enrolments(platform, coordinator, transport, await deviceKeys(platform), named);
+    found.#enrolment = await keptJson<Enrolment>(platform.store, found.#place);
+    return found;
+  }
+
+  /** The id at this coordinator; empty before the first enrolment. */
+  get device(): string {
+    return this.#enrolment?.device ?? "";
+  }
+
+  /** The signer of requests; it enrols first when this key is not enrolled. Throws TransportError. */
+  async signer(): Promise<Signer> {
+    const known = this.#enrolment;
+    const enrolled = known?.known && known.key === keyText(this.keys.device.public) ? known : await this.#enrol();
+    return { keyid: enrolled.device, key: this.keys.device };
+  }
+
+  /** The coordinator knows no such device: enrol before the next request. */
+  async forget(): Promise<void> {
+    if (this.#enrolment !== null) {
+      await this.#keep({ ...this.#enrolment, known: false });
+    }
+  }
+
+  /** The server's key, given the one that it shows now; pinned from now on if it succeeds the pinned one.
+   *
+   * Throws SecaggRefused when it does not: then nothing changes.
+   */
+  async server(shown: Succession | null): Promise<Bytes> {
+    const known = this.#enrolment;
+    if (known?.parties == null || shown === null) {
+      throw new SecaggRefused("the coordinator names no parties of secure rounds, or does not show the server's key");
+    }
+    const current = await refusing(() => follow("server", shown, fromBase64(known.parties!.server)));
+    if (base64(current) !== known.parties.server) {
+      await this.#keep({ ...known, parties: { ...known.parties, server: base64(current) } });
+    }
+    return current;
+  }
+
+  /** The device's credential, with the key of the authority that signed it.
+   *
+   * Throws SecaggRefused when the coordinator has no secure rounds, or goes by another authority than this device does;
+   * TransportError when the authority must be asked, and cannot.
+   */
+  async credential(): Promise<{ authority: Bytes; credential: Bytes }> {
+    await this.signer();
+    const parties = this.#enrolment?.parties ?? (await this.#enrol()).parties; // it may have come to an authority since
+    if (parties === null) {
+      throw new SecaggRefused("the coordinator names no enrolment authority, so it has no secure rounds");
+    }
+    const pinned = this.#named?.key ?? fromBase64(parties.authority);
+    const kept = await this.#credentialOf(pinned, this.#named?.url || parties.url);
+    return { authority: fromBase64(kept.authority), credential: fromBase64(kept.credential) };
+  }
+
+  /** The coordinator refused what this device advertised: it asks for a fresh credential the next time. */
+  async refused(): Promise<void> {
+    const pinned = this.#named?.key ?? fromBase64(this.#enrolment?.parties?.authority ?? "");
+    await this.#platform.store.write({ [credentialPlace(pinned)]: null });
+  }
+
+  get #place(): string {
+    return `enrolment:${this.#coordinator.href}`;
+  }
+
+  async #enrol(): Promise<Enrolment> {
+    const key = keyText(this.keys.device.public);
+    const message = async () => ({ attestation: { kind: "none" } });
+    const { device, secagg } = await this.#transport.enrol({ keyid: key, key: this.keys.device }, message);
+    const seen =
+      secagg === null
+        ? null
+        : { server: base64(currentKey(secagg.server)), authority: base64(secagg.authority), url: secagg.authority_url };
+    return this.#keep({ key, device, parties: this.#enrolment?.parties ?? seen, known: true });
+  }
+
+  async #keep(enrolment: Enrolment): Promise<Enrolment> {
+    await this.#platform.store.write({ [this.#place]: JSON.stringify(enrolment) });
+    this.#enrolment = enrolment;
+    return enrolment;
+  }
+
+  /** A kept credential while it is good, renewed in the last third of its time where the authority can be reached. */
+  async #credentialOf(pinned: Bytes, url: string): Promise<KeptCredential> {
+    const { store, now } = this.#platform;
+    const kept = await keptJson<KeptCredential>(store, credentialPlace(pinned));
+    const good = kept !== null && (await this.#isGood(kept));
+    if (good && now() < kept.renewAt) return kept;
+    try {
+      const fresh = await this.#ask(pinned, url);
+      await store.write({ [credentialPlace(pinned)]: JSON.stringify(fresh) });
+      return fresh;
+    } catch (error) {
+      if (good && error instanceof TransportError) return kept;
+      throw error;
+    }
+  }
+
+  async #isGood({ secagg, authority, credential }: KeptCredential): Promise<boolean> {
+    const own = this.keys.secagg.public;
+    try {
+      await checkCredential(
+        fromBase64(authority),
+        own,
+        fromBase64(credential),
+        BigInt(Math.floor(this.#platform.now())),
+      );
+      return secagg === base64(own);
+    } catch (error) {
+      if (error instanceof SecaggError) return false;
+      throw error;
+    }
+  }
+
+  async #ask(pinned: Bytes, url: string): Promise<KeptCredential> {
+    const [key, own] = [keyText(this.keys.device.public), this.keys.secagg.public];
+    const about = await sha256(utf8(key));
+    const message = async (created: number) => ({
+      attestation: { kind: "none" },
+      secagg: base64(own),
+      possession: base64(await sign(this.keys.secagg, "possession", about, littleEndian(BigInt(created), 8))),
+    });
+    const authority = new Transport(this.#platform, new URL(url));
+    const issued = await authority.credential({ keyid: key, key: this.keys.device }, message);
+    const { current, device, expires } = await refusing(async () => {
+      const current = await follow("authority", issued.authority, pinned);
+      return { current, ...(await checkCredential(current, own, issued.credential, 0n)) };
+    });
+    if (hex(device) !== (await deviceId(key))) {
+      throw new SecaggRefused("the authority gave this device the credential of another");
+    }
+    const now = this.#platform.now();
+    const renewAt = now + SPENT * Math.max(0, Number(expires) - now);
+    return { secagg: base64(own), authority: base64(current), credential: base64(issued.credential), renewAt };
+  }
+}
+
+function credentialPlace(authority: Bytes): string {
+  return `credential:${hex(authority)}`;
+}
+
+async function refusing<T>(check: () => Promise<T>): Promise<T> {
+  try {
+    return await check();
+  } catch (error) {
+    if (error instanceof FormatError || error instanceof SecaggError) throw new SecaggRefused(error.message);
+    throw error;
+  }
+}

@@ -1,0 +1,211 @@
+/** The device's part in a secure round: what it checks of an invitation, and the conversation. Spec: docs/spec/wire.md §8. */
+
+import { type Bytes, equal } from "../bytes.ts";
+import { decodeVectors } from "../checkpoint.ts";
+import { AlreadyRevealed, DeadlinePassed, Refused, SecaggRefused, StateDamaged } from "../errors.ts";
+import type { AssignmentKeeper, KeptAssignment } from "../kept-assignment.ts";
+import * as masking from "../masking.ts";
+import type { Platform } from "../platform.ts";
+import { digestOf, type Release, verifiedRelease } from "../release.ts";
+import { type ReportLayout, reportSize, weightOf } from "../report.ts";
+import { Client, type SessionResult } from "../secagg/client.ts";
+import { M, numberOf } from "../secagg/encoding.ts";
+import { SecaggError } from "../secagg/errors.ts";
+import { type AggregationPolicy, acceptInvitation, type HeldModel, type Invite } from "../secagg/invite.ts";
+import { LEAST_COHORT } from "../secagg/parameters.ts";
+import type { Assignment } from "../wire/messages.ts";
+import type { Enrolments } from "./enrolment.ts";
+import type { Transport } from "./transport.ts";
+
+/** Seconds that one request waits for a message, and seconds between two requests. */
+const [WAIT_S, PAUSE_S] = [20, 0.2];
+/** The vector of a report that waits to be masked. */
+export const UNWEIGHTED = "values";
+
+/** What a secure round is with: the coordinator, the conversation, who the parties are, and what is kept. */
+interface Means {
+  readonly coordinator: URL;
+  readonly transport: Transport;
+  readonly enrolments: Enrolments;
+  readonly keeper: AssignmentKeeper;
+}
+
+/** The secure delivery of one assignment. least: the fewest reports with which a sum may count. */
+export class SecureDelivery {
+  readonly #platform: Platform;
+  readonly #coordinator: URL;
+  readonly #transport: Transport;
+  readonly #enrolments: Enrolments;
+  readonly #keeper: AssignmentKeeper;
+  readonly #least: number;
+  readonly #keepGoing: () => boolean;
+
+  constructor(platform: Platform, means: Means, least: number, keepGoing: () => boolean) {
+    this.#platform = platform;
+    this.#coordinator = means.coordinator;
+    this.#transport = means.transport;
+    this.#enrolments = means.enrolments;
+    this.#keeper = means.keeper;
+    this.#least = least;
+    this.#keepGoing = keepGoing;
+  }
+
+  /** Throws SecaggRefused, before any work is done, for an invitation that this device would not follow. */
+  async check(given: Assignment, layout: ReportLayout): Promise<void> {
+    await explained(async () => this.#accept(await this.#policy(given), given, layout));
+  }
+
+  /** Take part to the end, from where an earlier session was stopped. Throws SecaggRefused or TransportError. */
+  async run(kept: KeptAssignment, layout: ReportLayout): Promise<SessionResult> {
+    return explained(async () => {
+      let [client, message] = kept.phase === "masked" ? await this.#resume(kept) : await this.#begin(kept, layout);
+      for (;;) {
+        const reply = await client.receive(message);
+        if (reply.message === undefined) return client.result;
+        if (numberOf(reply.message) === M.UNMASK) {
+          // Before shares leave: the sums of two attempts could differ by one device, whose report would be the difference.
+          await this.#answer(kept.given, masking.lastSessionNumber(kept.given.round));
+        }
+        if (reply.keep !== undefined) {
+          kept = { ...kept, phase: "masked", report: reply.keep };
+          await this.#keeper.keep(kept);
+        }
+        message = await this.#say(kept.given.assignment, reply.message);
+      }
+    });
+  }
+
+  /** The client of a new session, and M0. The round is noted by then, as it must be before M1 leaves. */
+  async #begin(kept: KeptAssignment, layout: ReportLayout): Promise<[Client, Bytes]> {
+    const { given, report, examples } = kept;
+    const policy = await this.#policy(given);
+    const { credential } = await this.#enrolments.credential();
+    const invite = await this.#accept(policy, given, layout);
+    const vector = decodeVectors(report, [{ name: UNWEIGHTED, size: reportSize(layout) - 1 }]).get(UNWEIGHTED);
+    if (vector === undefined) {
+      throw new StateDamaged("the kept report does not fit its plan");
+    }
+    const weight = Math.min(weightOf(layout, examples), invite.wMax);
+    const [lastRound, now] = [await this.#lastRound(given), BigInt(Math.floor(this.#platform.now()))];
+    await this.#answer(given, invite.round);
+    const input = { vector, weight, credential, lastRound, now, ...(await held(given, layout)) };
+    return [new Client(this.#enrolments.keys.secagg, policy, input, this.#platform.random), given.secagg!];
+  }
+
+  /** The client of a session in which the masked report may have left, and M8. */
+  async #resume({ given, report }: KeptAssignment): Promise<[Client, Bytes]> {
+    const client = Client.restore(this.#enrolments.keys.secagg, await this.#policy(given), report);
+    return [client, await this.#hear(given.assignment, M.SURVIVORS)];
+  }
+
+  /** The policy with the keys that this device pinned, once the server's is the one that the assignment shows. */
+  async #policy(given: Assignment): Promise<AggregationPolicy> {
+    const { authority } = await this.#enrolments.credential();
+    const serverKey = await this.#enrolments.server(given.server);
+    return { serverKey, authority, minSum: Math.max(this.#least, LEAST_COHORT) };
+  }
+
+  /** The invitation of an assignment, if this device may follow it. */
+  async #accept(policy: AggregationPolicy, given: Assignment, layout: ReportLayout): Promise<Invite> {
+    const last = await this.#lastRound(given);
+    if (last === masking.lastSessionNumber(given.round)) {
+      throw new AlreadyRevealed(`this device revealed shares in an earlier attempt at round ${given.round}`);
+    }
+    const release = await verifiedRelease(given.release!);
+    const invite = await acceptInvitation(policy, given.secagg!, await held(given, layout), last);
+    await checkInvitation(invite, given, layout, release);
+    return invite;
+  }
+
+  /** The greatest session number of its task, or of its release, that this device answered; -1 when it answered none.
+   *
+   * A coordinator may name a task as it likes; the model of a release it cannot offer again under another name.
+   */
+  async #lastRound(given: Assignment): Promise<bigint> {
+    const kept = await Promise.all((await this.#answeredPlaces(given)).map((place) => this.#platform.store.get(place)));
+    return kept.map((number) => BigInt(number ?? -1)).reduce((a, b) => (a > b ? a : b));
+  }
+
+  /** From now on no round of its task or release up to this one is answered. */
+  async #answer(given: Assignment, number: bigint): Promise<void> {
+    const places = await this.#answeredPlaces(given);
+    await this.#platform.store.write(Object.fromEntries(places.map((place) => [place, String(number)])));
+  }
+
+  async #answeredPlaces({ task, release }: Assignment): Promise<string[]> {
+    if (release === null) {
+      throw new SecaggRefused("the invitation comes without a release");
+    }
+    return [`answered:${this.#coordinator.href}:${task}`, `answered:${await digestOf(release)}`];
+  }
+
+  /** Send a message; the coordinator's next one. */
+  async #say(assignment: string, message: Bytes): Promise<Bytes> {
+    const number = numberOf(message);
+    try {
+      const answer = await this.#transport.say(assignment, number, message, WAIT_S);
+      return answer === null ? await this.#hear(assignment, number + 1) : only(number + 1, answer);
+    } catch (error) {
+      if (error instanceof Refused && error.reason === "unusable-message" && number === M.ADVERTISE) {
+        await this.#enrolments.refused();
+      }
+      throw error;
+    }
+  }
+
+  async #hear(assignment: string, number: number): Promise<Bytes> {
+    while (this.#keepGoing()) {
+      const message = await this.#transport.hear(assignment, number, WAIT_S);
+      if (message !== null) return only(number, message);
+      await this.#platform.sleep(PAUSE_S);
+    }
+    throw new DeadlinePassed(`message M${number} of the secure aggregation did not come in time`);
+  }
+}
+
+/** The hashes of the model and the layout that this device holds. */
+async function held({ plan, checkpoint }: Assignment, layout: ReportLayout): Promise<HeldModel> {
+  return { modelHash: await masking.modelHash(plan, checkpoint), layoutHash: await masking.layoutHash(layout) };
+}
+
+/** The message, which must be of that number: else a coordinator could have the same step done without end. */
+function only(number: number, message: Bytes): Bytes {
+  if (numberOf(message) !== number) {
+    throw new SecaggRefused(`M${message[0]} of the secure aggregation came in the place of M${number}`);
+  }
+  return message;
+}
+
+/** Throws SecaggRefused for an invitation that is not for its assignment, or makes sums otherwise than released. */
+async function checkInvitation(
+  invite: Invite,
+  given: Assignment,
+  layout: ReportLayout,
+  { bounds }: Release,
+): Promise<void> {
+  const expected = masking.fixedPoints(layout, bounds);
+  const found = invite.segments.map(({ fieldBits: _, ...segment }) => segment);
+  const same = (a: masking.FixedPoint, b: masking.FixedPoint | undefined) =>
+    (Object.keys(a) as (keyof masking.FixedPoint)[]).every((name) => a[name] === b?.[name]);
+  const [task, round] = [await masking.taskHash(given.task), masking.sessionNumber(given.round, given.attempt)];
+  if (!equal(invite.task, task) || invite.round !== round) {
+    throw new SecaggRefused("the invitation is for another task or round than the assignment");
+  }
+  if (invite.minSum < bounds.min_sum) {
+    throw new SecaggRefused(`the sum may be over ${invite.minSum} devices, the release demands ${bounds.min_sum}`);
+  }
+  if (invite.wMax !== masking.greatestWeight(layout, bounds)) {
+    throw new SecaggRefused(`the greatest weight is ${invite.wMax}, not the one that is released`);
+  }
+  if (found.length !== expected.length || !expected.every((one, place) => same(one, found[place]))) {
+    throw new SecaggRefused("the invitation's segments are not those of the plan's report under the release's bounds");
+  }
+}
+
+async function explained<T>(step: () => Promise<T>): Promise<T> {
+  try {
+    return await step();
+  } catch (error) {
+    throw error instanceof SecaggError ? new SecaggRefused(`${error.name}: ${error.message}`) : error;
+  }
+}

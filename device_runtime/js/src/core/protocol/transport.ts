@@ -1,0 +1,245 @@
+/** The device's half of the wire: every call that it makes, and which calls are made again. Spec: docs/spec/wire.md. */
+
+import { type Bytes, hex, utf8 } from "../bytes.ts";
+import { type AbortReason, BadAnswer, FormatError, Refused, Unreachable } from "../errors.ts";
+import { type BlobRef, isBlob } from "../plan.ts";
+import type { Platform } from "../platform.ts";
+import { sha256 } from "../primitives.ts";
+import { type ANSWERS, type Assignment, decodeAnswer, type Rejected, WIRE_VERSION } from "../wire/messages.ts";
+import { digestField, type Signer } from "../wire/signatures.ts";
+import { type Answer, BYTES_TYPE, type BytesMoved, type Call, JSON_TYPE, plain, send, TIMEOUT_S } from "./call.ts";
+
+const RETRIES = 3;
+const [FIRST_DELAY_S, LONGEST_DELAY_S] = [0.5, 60];
+// A larger report is uploaded so that a cut connection loses nothing.
+const LARGEST_WHOLE = 8 << 20;
+// A body that arrived damaged, or an upload that began elsewhere: the next attempt asks for the offset anew.
+const SENT_AGAIN = ["digest-mismatch", "mismatching-offset"];
+
+/** The device's identity for the coordinator. `signer` may enrol first; after `forget` it does. */
+export interface Identity {
+  signer(): Promise<Signer>;
+  forget(): Promise<void>;
+}
+
+/** A conversation with one coordinator, or enrolment authority.
+ *
+ * A call is made again on 429, on 503, when the coordinator is too new for a signature and when the connection breaks: 3
+ * times until there is an assignment, and 3 times within it. When the coordinator finds this device's clock wrong, its own
+ * time counts for signatures from then on. Every method throws Unreachable, Refused or BadAnswer.
+ */
+export class Transport {
+  identity: Identity | null = null;
+  readonly moved: BytesMoved = { up: 0, down: 0 };
+  /** When a call about an assignment ended last, in seconds; infinity while there is one. */
+  spokeAt = -Infinity;
+  readonly #platform: Platform;
+  readonly #base: URL;
+  #left = RETRIES;
+  #aheadS = 0;
+
+  constructor(platform: Platform, base: URL) {
+    this.#platform = platform;
+    this.#base = base;
+  }
+
+  /** Say that this device is willing. */
+  async checkIn(population: string, message: object) {
+    return this.#message("checkIn", `/v1/populations/${encodeURIComponent(population)}/checkins`, message);
+  }
+
+  /** Wait, for about `waitS` seconds, to be selected for one of `tasks`. */
+  async awaitAssignment(session: string, waitS: number, tasks: readonly string[]): Promise<Assignment | Rejected> {
+    const path = `/v1/sessions/${encodeURIComponent(session)}/assignments`;
+    const answer = await this.#message("assignment", path, { tasks }, waitS);
+    this.#left = RETRIES;
+    return answer;
+  }
+
+  /** A blob's bytes, checked. */
+  async blob(ref: BlobRef): Promise<Bytes> {
+    const call = { method: "GET", path: `/v1/blobs/${ref.sha256}`, most: ref.size };
+    const { body } = await this.#again(() => this.#attempt(call));
+    if (!(await isBlob(ref, body))) {
+      throw new BadAnswer(`blob ${ref.sha256.slice(0, 12)}… of ${ref.size} bytes arrived as ${body.length} others`);
+    }
+    return body;
+  }
+
+  /** Upload the report. Asking again is safe: the coordinator counts a digest once. */
+  async report(assignment: string, body: Bytes): Promise<void> {
+    const path = `${assignmentPath(assignment)}/report`;
+    const answer = await this.#again(() =>
+      body.length > LARGEST_WHOLE
+        ? this.#bringTheRest(path, body)
+        : this.#attempt({ method: "PUT", path, body, headers: BYTES_TYPE }),
+    );
+    if (read("receipt", path, answer).sha256 !== hex(await sha256(body))) {
+      throw new BadAnswer("the receipt is for another report");
+    }
+  }
+
+  /** Become known to the coordinator; `message` gives what to say at a time. Asking again is safe. */
+  async enrol(newcomer: Signer, message: (created: number) => Promise<object>) {
+    return this.#introduce("enrolled", "/v1/devices", newcomer, message);
+  }
+
+  /** Ask for a credential, where the other end is an enrolment authority. */
+  async credential(newcomer: Signer, message: (created: number) => Promise<object>) {
+    return this.#introduce("credential", "/v1/credentials", newcomer, message);
+  }
+
+  /** Be there, for about `waitS` seconds; asked once. Throws Refused once the round needs nothing more. */
+  async hold(assignment: string, waitS: number, cancelled: AbortSignal): Promise<void> {
+    const path = assignmentPath(assignment);
+    await this.#attempt({ method: "GET", path, headers: prefer(waitS), timeoutS: waitS + TIMEOUT_S, cancelled });
+  }
+
+  /** Send a message of a secure aggregation, and hear the next as `hear` does. Sending the same again is safe. */
+  say(assignment: string, number: number, body: Bytes, waitS: number): Promise<Bytes | null> {
+    return this.#secagg(
+      { method: "PUT", body, headers: { ...BYTES_TYPE, ...prefer(waitS) } },
+      assignment,
+      number,
+      waitS,
+    );
+  }
+
+  /** A message of a secure aggregation; null when there is none within about `waitS` seconds. */
+  hear(assignment: string, number: number, waitS: number): Promise<Bytes | null> {
+    return this.#secagg({ method: "GET", headers: prefer(waitS) }, assignment, number, waitS);
+  }
+
+  /** Give the assignment up. */
+  async abort(assignment: string, reason: AbortReason): Promise<void> {
+    const body = utf8(JSON.stringify({ reason }));
+    await this.#again(() =>
+      this.#attempt({ method: "POST", path: `${assignmentPath(assignment)}:abort`, body, headers: JSON_TYPE }),
+    );
+  }
+
+  async #secagg(call: Omit<Call, "path">, assignment: string, number: number, waitS: number): Promise<Bytes | null> {
+    const path = `${assignmentPath(assignment)}/secagg/${number}`;
+    const answer = await this.#again(() => this.#attempt({ ...call, path, timeoutS: waitS + TIMEOUT_S }));
+    return answer.status === 204 ? null : answer.body;
+  }
+
+  async #message<K extends keyof typeof ANSWERS>(kind: K, path: string, message: object, waitS = 0) {
+    const body = utf8(JSON.stringify({ version: WIRE_VERSION, ...message }));
+    const headers = { ...JSON_TYPE, ...(waitS ? prefer(waitS) : {}) };
+    const call = { method: "POST", path, body, headers, timeoutS: waitS + TIMEOUT_S };
+    return read(kind, path, await this.#again(() => this.#attempt(call)));
+  }
+
+  async #introduce<K extends "enrolled" | "credential">(
+    kind: K,
+    path: string,
+    newcomer: Signer,
+    message: (created: number) => Promise<object>,
+  ) {
+    const answer = await this.#again(async () => {
+      const created = this.#now();
+      const body = utf8(JSON.stringify({ version: WIRE_VERSION, ...(await message(created)) }));
+      const call = { method: "POST", path, body, headers: JSON_TYPE };
+      return send(this.#platform, this.#base, call, newcomer, created, this.moved);
+    });
+    return read(kind, path, answer);
+  }
+
+  /** Upload what the coordinator does not have yet. */
+  async #bringTheRest(path: string, body: Bytes): Promise<Answer> {
+    const { headers } = await this.#attempt({ method: "HEAD", path });
+    const offset =
+      headers.get("upload-complete") === "?1" ? body.length : Number(headers.get("upload-offset") ?? "none");
+    if (!Number.isInteger(offset) || offset < 0 || offset > body.length) {
+      throw new BadAnswer("the coordinator does not say how much of the report has arrived");
+    }
+    const about = {
+      "content-type": "application/partial-upload",
+      "upload-offset": String(offset),
+      "upload-length": String(body.length),
+      "upload-complete": "?1",
+      "repr-digest": digestField(await sha256(body)),
+    };
+    const rest = offset < body.length ? { body: body.slice(offset) } : {};
+    return this.#attempt({ method: "PATCH", path, headers: about, ...rest });
+  }
+
+  async #attempt(call: Call): Promise<Answer> {
+    if (this.identity === null) {
+      throw new Error("a transport without an identity only introduces");
+    }
+    const signer = await this.identity.signer();
+    const aboutAssignment = call.path.startsWith("/v1/assignments/");
+    try {
+      if (aboutAssignment) this.spokeAt = Infinity;
+      return await send(this.#platform, this.#base, call, signer, this.#now(), this.moved);
+    } finally {
+      if (aboutAssignment) this.spokeAt = this.#platform.now();
+    }
+  }
+
+  /** The answer after as many attempts as the rules allow. Each kind of refusal is mended once. */
+  async #again(attempt: () => Promise<Answer>): Promise<Answer> {
+    const mended = new Set<string>();
+    for (let tries = 0; ; tries++) {
+      try {
+        return await attempt();
+      } catch (error) {
+        if (!(error instanceof Refused || error instanceof Unreachable)) throw error;
+        if (error instanceof Refused && !mended.has(error.reason) && (await this.#mend(error))) {
+          mended.add(error.reason);
+          continue;
+        }
+        const askedS = error instanceof Refused ? error.hints.afterS : 0;
+        if (!passes(error) || this.#left === 0 || askedS > LONGEST_DELAY_S) throw error;
+        this.#left -= 1;
+        await this.#platform.sleep(Math.max(askedS, FIRST_DELAY_S * 2 ** tries * (0.5 + Math.random() / 2)));
+      }
+    }
+  }
+
+  /** Do what makes the same call worth another attempt at once; false when there is no such thing. */
+  async #mend({ reason, hints }: Refused): Promise<boolean> {
+    if (reason === "unknown-device" && this.identity !== null) {
+      await this.identity.forget();
+      return true;
+    }
+    if (reason === "stale-signature" && hints.theirTime !== null && hints.afterS === 0) {
+      this.#aheadS = hints.theirTime - this.#platform.now();
+      return true;
+    }
+    return SENT_AGAIN.includes(reason);
+  }
+
+  /** The coordinator's time, as far as it is known, in whole seconds. */
+  #now(): number {
+    return Math.floor(this.#platform.now() + this.#aheadS);
+  }
+}
+
+/** Whether the same call may be answered later in this session. */
+function passes(error: Refused | Unreachable): boolean {
+  if (error instanceof Unreachable || [429, 503].includes(error.status)) return true;
+  return error.reason === "stale-signature" && error.hints.afterS > 0; // the coordinator has just begun
+}
+
+function read<K extends keyof typeof ANSWERS>(kind: K, path: string, { headers, body }: Answer) {
+  if (!headers.get("content-type")?.startsWith("application/json")) {
+    // A captive portal or a proxy's page, as a rule, and gone in minutes.
+    throw new BadAnswer(`${path} was answered with something other than JSON`);
+  }
+  try {
+    return decodeAnswer(kind, body);
+  } catch (error) {
+    throw error instanceof FormatError ? new BadAnswer(plain(`${path}: ${error.message}`)) : error;
+  }
+}
+
+function prefer(waitS: number): Record<string, string> {
+  return { prefer: `wait=${Math.round(waitS)}` };
+}
+
+function assignmentPath(assignment: string): string {
+  return `/v1/assignments/${encodeURIComponent(assignment)}`;
+}

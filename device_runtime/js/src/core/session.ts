@@ -1,0 +1,292 @@
+/** One session: check in, wait to be selected, do the work, upload once. Spec: docs/spec/wire.md.
+ *
+ * A device that was stopped finds its last assignment in the store, and finishes that first.
+ */
+
+import { decodeVectors, encodeVector } from "./checkpoint.ts";
+import { acceptableTasks, roundedMb, statedConditions, statedExamples } from "./conditions.ts";
+import { Graph } from "./engine.ts";
+import {
+  AssignmentError,
+  BadAnswer,
+  DeviceError,
+  PlanRefused,
+  PolicyForbids,
+  Refused,
+  RuntimeFailed,
+  SumAbandoned,
+  TransportError,
+} from "./errors.ts";
+import { checkExamples } from "./examples.ts";
+import { AssignmentKeeper, type KeptAssignment } from "./kept-assignment.ts";
+import { failure, NOTHING_YET, type Outcome, writeJournal } from "./outcome.ts";
+import { Guard } from "./permission/guard.ts";
+import { namedAuthority, type Policy } from "./permission/policy.ts";
+import { type BlobRef, decodePlan, isBlob, type Plan } from "./plan.ts";
+import type { Platform } from "./platform.ts";
+import { Enrolments } from "./protocol/enrolment.ts";
+import { Hold } from "./protocol/hold.ts";
+import { SecureDelivery, UNWEIGHTED } from "./protocol/secure.ts";
+import { Transport } from "./protocol/transport.ts";
+import { weigh } from "./report.ts";
+import { execute, type TrainingResult } from "./runner.ts";
+import type { Assignment, Rejected } from "./wire/messages.ts";
+
+export const VERSION = "0.1.0";
+const FORMAT = "onnx";
+const SECRET_BYTES = 32;
+const MOST_TASKS = 256;
+// Answers to an upload after which there is no assignment left to give up: unknown, decided, too late.
+const OVER = [404, 409, 410];
+
+/** Where and how a device takes part. waitS: seconds to wait to be selected. */
+export interface SessionConfig {
+  readonly coordinator: URL;
+  readonly population: string;
+  readonly policy: Policy;
+  readonly waitS: number;
+}
+
+/** Run one session. Errors are in the outcome, and the coordinator was told if it was waiting. */
+export async function runSession(platform: Platform, config: SessionConfig): Promise<Outcome> {
+  const transport = new Transport(platform, config.coordinator);
+  const session = new Session(platform, config, transport);
+  try {
+    await session.run();
+  } catch (error) {
+    if (!(error instanceof DeviceError)) throw error;
+    session.note(failure(error));
+    if (error instanceof PolicyForbids) session.note({ outcome: "not-now" });
+  }
+  session.note({ bytes_up: transport.moved.up, bytes_down: transport.moved.down });
+  await writeJournal(platform.store, platform.now(), session.outcome);
+  return session.outcome;
+}
+
+/** One pass through the protocol. */
+class Session {
+  outcome: Outcome = NOTHING_YET;
+  readonly #platform: Platform;
+  readonly #config: SessionConfig;
+  readonly #transport: Transport;
+  #guard!: Guard;
+  #enrolments!: Enrolments;
+  readonly #keeper: AssignmentKeeper;
+  #hold: Hold | null = null;
+  #isTrained = false;
+
+  constructor(platform: Platform, config: SessionConfig, transport: Transport) {
+    this.#platform = platform;
+    this.#keeper = new AssignmentKeeper(platform.store, config.coordinator, config.population);
+    this.#config = config;
+    this.#transport = transport;
+  }
+
+  note(facts: Partial<Outcome>): void {
+    this.outcome = { ...this.outcome, ...facts };
+  }
+
+  /** Everything from the policy to the receipt. */
+  async run(): Promise<void> {
+    const { coordinator, population, policy } = this.#config;
+    this.#guard = await Guard.of(this.#platform, policy, population);
+    this.#guard.checkIn(coordinator);
+    this.#enrolments = await Enrolments.of(this.#platform, coordinator, this.#transport, namedAuthority(policy));
+    this.#transport.identity = this.#enrolments;
+    const earlier = await this.#keeper.get();
+    try {
+      if (earlier === null || earlier.phase === "reported" || earlier.due <= this.#platform.now()) {
+        await this.#takePart(earlier);
+      } else {
+        await this.#finish(earlier);
+      }
+    } finally {
+      this.note({ device: this.#enrolments.device });
+      await this.#guard.spend(this.#moved, this.outcome.task === "" ? 0 : 1);
+    }
+  }
+
+  /** Finish the assignment that a stopped device left, or give it up. */
+  async #finish(kept: KeptAssignment): Promise<void> {
+    const { given } = kept;
+    this.#noteAssignment(given);
+    await this.#holding(given, async () => {
+      if (kept.phase === "assigned") {
+        // Not trained again: what stopped the device may well have been this work.
+        throw new RuntimeFailed("the device was stopped while it worked");
+      }
+      this.#isTrained = true;
+      await this.#guard.checkAssignment(given, this.#moved, true);
+      this.note({ examples: kept.examples, steps: kept.steps });
+      const plan = await this.#plan(given);
+      this.#guard.checkCollection(plan);
+      await this.#deliver(kept, plan);
+    });
+  }
+
+  async #takePart(last: KeptAssignment | null): Promise<void> {
+    const { examples, engine, memoryBytes } = this.#platform;
+    const now = await this.#platform.conditions();
+    const answer = await this.#transport.checkIn(this.#config.population, {
+      capabilities: {
+        runtime: "muster-js",
+        version: VERSION,
+        engine: engine.name,
+        formats: [FORMAT],
+        secagg: ["SA1"],
+        memory_mb: memoryBytes === null ? null : roundedMb(memoryBytes),
+      },
+      examples: statedExamples(this.#guard.visible(await examples.counts())),
+      conditions: statedConditions(now),
+    });
+    if (answer.outcome === "rejected") return this.#rejected(answer);
+    const tasks = (await acceptableTasks(answer.offers, examples, now)).slice(0, MOST_TASKS);
+    if (tasks.length === 0) {
+      // Nobody is told: what the device found may be private, and its silence is the same as a lost connection.
+      return this.note({ outcome: "rejected", reason: "unwilling", retry: answer.retry, retryable: "transient" });
+    }
+    const given = await this.#transport.awaitAssignment(answer.session, this.#config.waitS, tasks);
+    if (given.outcome === "rejected") return this.#rejected(given);
+    if (last?.given.assignment === given.assignment) {
+      throw new BadAnswer(`assignment ${given.assignment} came again after this device was done with it`);
+    }
+    this.#noteAssignment(given);
+    await this.#holding(given, async () => {
+      const [kept, plan] = await this.#train(given);
+      await this.#deliver(kept, plan);
+    });
+    if (this.outcome.outcome === "reported") this.note({ retry: answer.retry });
+  }
+
+  /** Train, and keep the report. */
+  async #train(given: Assignment): Promise<[KeptAssignment, Plan]> {
+    const due = this.#platform.now() + given.report_within_s;
+    const assigned = { given, due, phase: "assigned", report: new Uint8Array(), examples: 0, steps: 0 } as const;
+    await this.#keeper.keep(assigned);
+    await this.#guard.spend(this.#moved, 1); // now: a device that is killed at work has used it
+    await this.#guard.checkAssignment(given, this.#moved);
+    const plan = await this.#plan(given);
+    const counts = await this.#platform.examples.counts();
+    this.#guard.checkPlan(given, plan, counts.get(plan.examples.collection) ?? 0, this.#moved);
+    if (given.secagg !== null) {
+      await this.#secure(due).check(given, plan.report);
+    }
+    const result = await this.#execute(given, plan, due);
+    const report =
+      given.secagg === null
+        ? encodeVector("report", weigh(plan.report, result.values, result.weight))
+        : encodeVector(UNWEIGHTED, result.values);
+    const kept = { ...assigned, phase: "trained", report, examples: result.examples, steps: result.steps } as const;
+    await this.#keeper.keep(kept);
+    this.#isTrained = true;
+    this.note({ examples: result.examples, steps: result.steps });
+    return [kept, plan];
+  }
+
+  async #execute(given: Assignment, plan: Plan, due: number): Promise<TrainingResult> {
+    const { engine, random } = this.#platform;
+    const refs = plan.graphs[FORMAT];
+    if (refs === undefined) {
+      throw new PlanRefused(`plan ${plan.name} has graphs in ${Object.keys(plan.graphs)}, this device runs ${FORMAT}`);
+    }
+    const examples = await this.#platform.examples.load(plan.examples.collection);
+    checkExamples(plan, examples);
+    const broadcast = decodeVectors(await this.#transport.blob(given.checkpoint), plan.broadcast);
+    // In a secure round nobody else may know what noise a graph reads: it could place examples by it in the sum.
+    const secret = given.secagg === null ? new Uint8Array() : random(SECRET_BYTES);
+    const key = { seed: given.seed, round: given.round, slot: given.slot, secret };
+    const graphs = new Map<string, Graph>();
+    try {
+      for (const [name, ref] of Object.entries(refs)) {
+        graphs.set(name, await Graph.load(engine, await this.#blob(ref), name));
+      }
+      return await execute({ engine, plan, graphs, broadcast, examples, key, keepGoing: () => this.#keepGoing(due) });
+    } finally {
+      for (const graph of graphs.values()) await graph.release();
+    }
+  }
+
+  /** Send the kept report. It stays kept until its receipt is in, unless nobody wants it any more. */
+  async #deliver(kept: KeptAssignment, plan: Plan): Promise<void> {
+    const { given } = kept;
+    if (given.secagg === null) {
+      if (given.over_selected) await this.#hold?.ask();
+      await this.#transport.report(given.assignment, kept.report);
+    } else {
+      const { summed } = await this.#secure(kept.due).run(kept, plan.report);
+      if (!summed) throw new SumAbandoned("the secure aggregation ended without a sum");
+    }
+    this.note({ outcome: "reported" });
+    await this.#keeper.keep({ ...kept, phase: "reported", report: new Uint8Array() });
+  }
+
+  /** Work on an assignment, be there meanwhile, and give it up when it fails for good. */
+  async #holding(given: Assignment, work: () => Promise<void>): Promise<void> {
+    this.#hold = new Hold(this.#platform, this.#transport, given);
+    try {
+      await work();
+    } catch (error) {
+      const known =
+        error instanceof DeviceError ? error : new RuntimeFailed(`the device's own code failed: ${String(error)}`);
+      // A report that may still arrive stays kept: the next session sends it if there is time left.
+      const mayArrive = known instanceof TransportError && !(known instanceof Refused && known.final);
+      if (!(mayArrive && this.#isTrained)) await this.#giveUp(given, known);
+      this.note(failure(known));
+      if (known instanceof AssignmentError) this.note({ outcome: "aborted" });
+    } finally {
+      this.#hold.end();
+    }
+  }
+
+  /** End an assignment without a report, and say why. */
+  async #giveUp(given: Assignment, error: DeviceError): Promise<void> {
+    if (!(error instanceof Refused && OVER.includes(error.status))) {
+      const reason = error instanceof AssignmentError ? error.reason : "runtime-failed";
+      await this.#transport.abort(given.assignment, reason).catch((failed: unknown) => {
+        if (!(failed instanceof TransportError)) throw failed; // the outcome keeps the first failure
+      });
+    }
+    await this.#keeper.drop();
+  }
+
+  #keepGoing(due: number): boolean {
+    this.#hold?.check();
+    this.#guard.checkWork();
+    return this.#platform.now() < due;
+  }
+
+  #secure(due: number): SecureDelivery {
+    const least = this.#guard.policy.min_cohort;
+    const { coordinator } = this.#config;
+    const means = { coordinator, transport: this.#transport, enrolments: this.#enrolments, keeper: this.#keeper };
+    return new SecureDelivery(this.#platform, means, least, () => this.#keepGoing(due));
+  }
+
+  async #plan(given: Assignment): Promise<Plan> {
+    return decodePlan(await this.#blob(given.plan), given.round);
+  }
+
+  /** A plan or a graph, kept between rounds. */
+  async #blob(ref: BlobRef) {
+    const { blobs } = this.#platform;
+    const kept = await blobs.get(ref.sha256);
+    if (kept !== null && (await isBlob(ref, kept))) return kept;
+    const data = await this.#transport.blob(ref);
+    await blobs.put(ref.sha256, data);
+    return data;
+  }
+
+  get #moved(): number {
+    return this.#transport.moved.up + this.#transport.moved.down;
+  }
+
+  #noteAssignment({ task, round, attempt, secagg }: Assignment): void {
+    this.note({ task, round, attempt, secure: secagg !== null });
+  }
+
+  #rejected({ reason, retry, formats }: Rejected): void {
+    const wanted = reason === "unsupported-format" ? `this device runs ${FORMAT}; wanted: ${formats}` : "";
+    const retryable = reason === "unsupported-format" ? "permanent" : "transient";
+    this.note({ outcome: "rejected", reason, detail: wanted, retry, retryable });
+  }
+}

@@ -1,0 +1,84 @@
+/** The store of a device on Node: one SQLite file, whole after a kill or a power cut, and blobs as files beside it. */
+
+import { mkdirSync } from "node:fs";
+import { mkdir, readFile, rename, writeFile } from "node:fs/promises";
+import { join } from "node:path";
+import { DatabaseSync } from "node:sqlite";
+import type { Bytes } from "../core/bytes.ts";
+import { StateDamaged, StateInUse } from "../core/errors.ts";
+import type { BlobCache, Store } from "../core/platform.ts";
+
+// The table is made under the lock that the process then keeps.
+const OPENING = `
+  PRAGMA locking_mode = EXCLUSIVE;
+  PRAGMA synchronous = FULL;
+  BEGIN EXCLUSIVE;
+  CREATE TABLE IF NOT EXISTS kept (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+  COMMIT`;
+
+/** Texts by key in `state.db` of a folder that only its owner can read, for one process at a time. */
+export class SqliteStore implements Store {
+  readonly #database: DatabaseSync;
+
+  /** Throws StateInUse when another process has the folder, StateDamaged when it cannot be used. */
+  constructor(folder: string) {
+    try {
+      mkdirSync(folder, { recursive: true, mode: 0o700 });
+      this.#database = new DatabaseSync(join(folder, "state.db"));
+      this.#database.exec(OPENING);
+    } catch (error) {
+      const inUse = String(error).includes("database is locked");
+      throw inUse
+        ? new StateInUse(`another process runs a session with the state in ${folder}`)
+        : new StateDamaged(`the state in ${folder} cannot be used: ${String(error)}`);
+    }
+  }
+
+  async get(key: string): Promise<string | null> {
+    const row = this.#database.prepare("SELECT value FROM kept WHERE key = ?").get(key);
+    return row === undefined ? null : String(row["value"]);
+  }
+
+  async write(changes: Readonly<Record<string, string | null>>): Promise<void> {
+    const put = this.#database.prepare("INSERT OR REPLACE INTO kept VALUES (?, ?)");
+    const remove = this.#database.prepare("DELETE FROM kept WHERE key = ?");
+    this.#database.exec("BEGIN IMMEDIATE");
+    try {
+      for (const [key, value] of Object.entries(changes)) {
+        value === null ? remove.run(key) : put.run(key, value);
+      }
+      this.#database.exec("COMMIT");
+    } catch (error) {
+      this.#database.exec("ROLLBACK");
+      throw new StateDamaged(`the state cannot be written: ${String(error)}`);
+    }
+  }
+
+  close(): void {
+    this.#database.close();
+  }
+}
+
+/** Blobs by digest, as files in the folder `blobs`. */
+export class FileBlobs implements BlobCache {
+  readonly #folder: string;
+
+  constructor(folder: string) {
+    this.#folder = join(folder, "blobs");
+  }
+
+  async get(sha256: string): Promise<Bytes | null> {
+    try {
+      return Uint8Array.from(await readFile(join(this.#folder, sha256)));
+    } catch {
+      return null; // it is fetched
+    }
+  }
+
+  async put(sha256: string, data: Bytes): Promise<void> {
+    await mkdir(this.#folder, { recursive: true });
+    const part = join(this.#folder, `${sha256}.part`);
+    await writeFile(part, data);
+    await rename(part, join(this.#folder, sha256));
+  }
+}

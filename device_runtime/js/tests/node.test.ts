@@ -1,0 +1,93 @@
+/** Node's store and examples: what is written stays, and what is damaged is said. */
+
+import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { strToU8, zipSync } from "fflate";
+import { afterEach, beforeEach, expect, test } from "vitest";
+import { StateDamaged, StateInUse } from "../src/core/errors.ts";
+import { ExamplesError } from "../src/core/examples.ts";
+import { policyOf } from "../src/core/permission/policy.ts";
+import { keptJson } from "../src/core/platform.ts";
+import { NpzFile } from "../src/node/npz.ts";
+import { FileBlobs, SqliteStore } from "../src/node/store.ts";
+
+let folder = "";
+beforeEach(() => {
+  folder = mkdtempSync(join(tmpdir(), "device-"));
+});
+afterEach(() => {
+  rmSync(folder, { recursive: true });
+});
+
+test("what a store is told survives its end", async () => {
+  const store = new SqliteStore(folder);
+  await store.write({ a: "1", b: "2" });
+  await store.write({ a: null, b: "3" });
+  store.close();
+  const again = new SqliteStore(folder);
+  expect([await again.get("a"), await again.get("b")]).toEqual([null, "3"]);
+  again.close();
+});
+
+test("a write that fails changes nothing", async () => {
+  const store = new SqliteStore(folder);
+  await store.write({ a: "1" });
+  await expect(store.write({ a: "2", b: {} as string })).rejects.toThrow(StateDamaged);
+  expect(await store.get("a")).toBe("1");
+  store.close();
+});
+
+test("one process at a time uses a folder", () => {
+  const store = new SqliteStore(folder);
+  expect(() => new SqliteStore(folder)).toThrow(StateInUse);
+  store.close();
+});
+
+test("a file that is no store is said to be none", async () => {
+  writeFileSync(join(folder, "state.db"), "x".repeat(5000));
+  expect(() => new SqliteStore(folder)).toThrow(StateDamaged);
+});
+
+test("kept text that is no JSON is an error that names it", async () => {
+  const store = new SqliteStore(folder);
+  await store.write({ spent: "{" });
+  await expect(keptJson(store, "spent")).rejects.toThrow(/spent is not JSON/);
+  store.close();
+});
+
+test("a blob that was never put is none", async () => {
+  const blobs = new FileBlobs(folder);
+  expect(await blobs.get("ab")).toBeNull();
+  await blobs.put("ab", Uint8Array.of(1, 2));
+  expect(await blobs.get("ab")).toEqual(Uint8Array.of(1, 2));
+});
+
+test.each([
+  ["no zip", strToU8("no zip"), /cannot be read/],
+  ["no array", zipSync({ "x.npy": strToU8("no array at all") }), /not for plain arrays/],
+  ["an object array", npz("|O", "(2,)", 16), /holds \|O/],
+  ["columns in the other order", npz("<f4", "(2, 2)", 16, "True"), /C order/],
+  ["too few bytes", npz("<f4", "(2, 3)", 16), /6 values, which its 16 bytes are not/],
+])("a file of examples that holds %s is refused", async (_, data, words) => {
+  writeFileSync(join(folder, "examples.npz"), data);
+  const examples = new NpzFile(join(folder, "examples.npz"));
+  await expect(examples.load()).rejects.toThrow(ExamplesError);
+  await expect(examples.load()).rejects.toThrow(words);
+});
+
+test.each([
+  [{ min_cohort: 0 }, /min_cohort/],
+  [{ signers: ["ed25519:short"] }, /not a public key/],
+  [{ populatoins: ["p"] }, /populatoins/],
+  [{ plan: { parameters: -1 } }, /plan.parameters/],
+  [{ authority_url: "https://a.example" }, /needs authority/],
+])("a policy with %o is refused", (settings, words) => {
+  expect(() => policyOf(settings)).toThrow(words);
+});
+
+function npz(descr: string, shape: string, size: number, fortran = "False"): Uint8Array {
+  const header = `{'descr': '${descr}', 'fortran_order': ${fortran}, 'shape': ${shape}, }`.padEnd(117);
+  const head = Uint8Array.of(0x93, ...strToU8("NUMPY"), 1, 0, header.length + 1, 0, ...strToU8(`${header}\n`));
+  return zipSync({ "x.npy": Uint8Array.of(...head, ...new Uint8Array(size)) });
+}

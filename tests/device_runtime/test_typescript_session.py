@@ -1,0 +1,232 @@
+"""Sessions of the device runtime in TypeScript against a coordinator that errs and lies: what it sends, and why not."""
+
+import subprocess
+from dataclasses import replace
+from threading import Event
+
+import numpy as np
+import pytest
+
+from fedcore.masking import session_number
+from fedcore.succession import Succession
+from fedcore.wire.messages import Rejected, encode
+from tests.coordinator.fork_server import wait_until
+from tests.device_runtime import linear
+from tests.device_runtime.coordinator import WINDOW, answer, cut, hang_up, refusal, report_of, status
+from tests.device_runtime.node import command, device_words, sessions
+from tests.device_runtime.test_onnx_check import endless
+from tests.device_runtime.test_secure import (
+    LINEAGE,
+    RELEASE,
+    ROUND,
+    SEGMENTS,
+    SERVER,
+    Aggregator,
+    invitation,
+    issuing,
+    parties,
+    private,
+    public,
+    releasing,
+    terms,
+)
+
+
+@pytest.fixture(scope="module")
+def node():
+    with sessions() as run:
+        yield run
+
+
+@pytest.fixture
+def session(node, coordinator, tmp_path, examples):
+    """Runs a session of a device with ten examples; a policy may be given."""
+    return lambda **policy: node(device_words(tmp_path / "node", coordinator.url, "phones", examples, **policy))
+
+
+@pytest.fixture
+def secure(coordinator):
+    coordinator.invite, coordinator.release = invitation(), releasing()
+    coordinator.parties, coordinator.issue = parties(), issuing()
+    coordinator.server, coordinator.round = Succession(public(SERVER)), ROUND
+    return coordinator
+
+
+def test_a_report_in_clear_is_what_the_arithmetic_says(coordinator, session, examples):
+    coordinator.lost_after_s, coordinator.over_selected = 30.0, True
+    outcome = session()
+    assert (outcome["outcome"], outcome["examples"], outcome["device"]) == ("reported", 10, "d-0")
+    np.testing.assert_allclose(coordinator.reports[0], report_of(examples), rtol=1e-5)
+    hello = coordinator.checkins[0]
+    assert (hello.capabilities.formats, hello.capabilities.secagg, hello.examples) == (
+        ("onnx",),
+        ("SA1",),
+        {"default": 8},
+    )
+    assert coordinator.calls == ["check-in", "assignment", "blob", *["blob"] * 6, "hold", "report"]
+
+
+def test_what_passes_is_asked_for_again(coordinator, session):
+    coordinator.faults["check-in"] = [status(503)]
+    coordinator.faults["assignment"] = [hang_up]
+    coordinator.faults["blob"] = [cut]
+    coordinator.faults["report"] = [refusal("digest-mismatch")]
+    assert session()["outcome"] == "reported"
+    assert len(coordinator.enrolments) == 1
+
+
+def test_a_device_that_is_not_known_any_more_enrols_again(coordinator, session):
+    coordinator.faults["check-in"] = [None, refusal("unknown-device")]
+    assert session()["outcome"] == "reported"
+    assert session()["outcome"] == "reported"
+    assert len(coordinator.enrolments) == 2
+    assert coordinator.calls[coordinator.calls.index("report") + 1 :].count("blob") == 1, "the checkpoint alone"
+
+
+def test_a_report_that_cannot_leave_now_is_sent_by_the_next_session(coordinator, session):
+    coordinator.faults["report"] = [refusal("unavailable", Retry_After="61")]
+    first = session()
+    assert (first["outcome"], first["reason"], coordinator.aborts) == ("failed", "unavailable", [])
+    assert session()["outcome"] == "reported"
+    assert coordinator.calls.count("check-in") == 1
+
+
+def test_an_assignment_that_comes_again_is_not_trained_for_again(coordinator, session):
+    assert session()["outcome"] == "reported"
+    coordinator.faults["assignment"] = [answer(encode(coordinator.assignment()))]
+    assert session()["reason"] == "bad-answer"
+    assert len(coordinator.reports) == 1
+
+
+def test_a_session_that_was_used_up_counts_for_the_day(coordinator, session):
+    assert session()["outcome"] == "reported"
+    found = session(per_day={"sessions": 1})
+    assert (found["outcome"], "per_day.sessions" in found["detail"]) == ("not-now", True)
+    assert coordinator.calls.count("check-in") == 1
+
+
+def test_a_device_that_was_killed_at_work_gives_up_when_it_is_back(coordinator, tmp_path, examples, session):
+    killed = Event()
+    coordinator.faults["blob"] = [lambda handler: killed.wait(30)]
+    words = device_words(tmp_path / "node", coordinator.url, "phones", examples)
+    with subprocess.Popen(command("src/node/main.ts", *words), stdout=subprocess.DEVNULL) as process:
+        wait_until(lambda: "blob" in coordinator.calls)
+        process.kill()
+    killed.set()
+    found = session()
+    assert (found["outcome"], found["reason"]) == ("aborted", "runtime-failed")
+    assert [one.reason for one in coordinator.aborts] == ["runtime-failed"]
+    assert session()["outcome"] == "reported"
+
+
+@pytest.mark.parametrize(
+    ("call", "fault", "outcome", "reason"),
+    [
+        ("check-in", answer(encode(Rejected("resting", WINDOW))), "rejected", "resting"),
+        ("check-in", answer(b"<html>", "text/html"), "failed", "bad-answer"),
+        ("assignment", answer(b'{"outcome": "assigned"}'), "failed", "bad-answer"),
+        ("report", refusal("no-longer-needed"), "not-needed", "no-longer-needed"),
+        ("blob", answer(b"evil", "application/octet-stream"), "failed", "bad-answer"),
+    ],
+)
+def test_an_answer_that_ends_the_session_is_its_outcome(coordinator, session, call, fault, outcome, reason):
+    coordinator.faults[call] = [fault]
+    found = session()
+    assert (found["outcome"], found["reason"]) == (outcome, reason)
+    assert coordinator.reports == []
+
+
+@pytest.mark.parametrize(
+    ("policy", "outcome", "words"),
+    [
+        ({"populations": ["tablets"]}, "not-now", "populations"),
+        ({"require_https": True}, "not-now", "require_https"),
+        ({"per_day": {"sessions": 0}}, "not-now", "per_day.sessions"),
+        ({"require_secure_aggregation": True}, "aborted", "require_secure_aggregation"),
+        ({"min_cohort": 2}, "aborted", "min_cohort"),
+        ({"signers": [RELEASE.signer]}, "aborted", "signed by nobody"),
+        ({"collections": ["diary"]}, "aborted", "collections"),
+        ({"plan": {"parameters": 2}}, "aborted", "plan.parameters"),
+        ({"plan": {"batch_examples": 10}}, "aborted", "plan.batch_examples"),
+    ],
+)
+def test_the_owners_policy_is_kept(coordinator, session, policy, outcome, words):
+    found = session(**policy)
+    assert found["outcome"] == outcome
+    assert words in found["detail"]
+    assert coordinator.reports == []
+    assert [one.reason for one in coordinator.aborts] == (["plan-refused"] if outcome == "aborted" else [])
+    assert outcome == "aborted" or coordinator.calls == []
+
+
+def test_a_graph_that_loops_is_refused(coordinator, session):
+    graphs = linear.graphs() | {"train.begin": endless().SerializeToString()}
+    coordinator.offer(linear.plan(graphs), graphs, {"params": linear.PARAMS})
+    outcome = session()
+    assert (outcome["outcome"], outcome["reason"]) == ("aborted", "plan-refused")
+    assert "operator Loop" in outcome["detail"]
+
+
+def test_a_device_takes_part_in_a_secure_sum_to_its_end(secure, session):
+    secure.aggregate = Aggregator(terms(secure.plan, secure.checkpoint)).answer
+    outcome = session(signers=[RELEASE.signer])
+    assert (outcome["outcome"], outcome["secure"], outcome["examples"]) == ("reported", True, 10)
+    assert [number for number, _ in secure.said] == [1, 3, 5, 7, 9, 11]
+    assert secure.reports == []
+    # Another attempt at the round: two sums over cohorts that differ in one device would give its report.
+    secure.attempt, secure.invite = 2, invitation(round=session_number(ROUND, 2))
+    again = session(signers=[RELEASE.signer])
+    assert (again["outcome"], again["reason"]) == ("aborted", "already-revealed")
+
+
+def test_a_device_that_stopped_after_it_masked_goes_on(secure, session):
+    others = Aggregator(terms(secure.plan, secure.checkpoint))
+    heard = []
+
+    def aggregate(number, message):
+        """M8 goes to who asks for it anew: the answer to M7 is lost."""
+        heard.append(others.answer(number, message))
+        return b"" if number == 7 else heard[-1]
+
+    secure.aggregate, secure.hear = aggregate, lambda number: heard[-1]
+    secure.faults["secagg"] = [None] * 4 + [refusal("unavailable", Retry_After="61")]
+    assert session(signers=[RELEASE.signer])["reason"] == "unavailable"
+    assert session(signers=[RELEASE.signer])["outcome"] == "reported"
+    assert [number for number, _ in secure.said] == [1, 3, 5, 7, 9, 11]
+    assert secure.calls.count("check-in") == 1
+
+
+@pytest.mark.parametrize(
+    ("lie", "error"),
+    [
+        ({"signer": private(9)}, "BadSignature"),
+        ({"mode": 0}, "PolicyViolation"),
+        ({"min_sum": 7}, "PolicyViolation"),
+        ({"task": bytes(32)}, "another task or round"),
+        ({"segments": (replace(SEGMENTS[0], norm=0.0), *SEGMENTS[1:])}, "segments"),
+        ({"w_max": 1000}, "greatest weight is 1000"),
+    ],
+)
+def test_a_lying_invitation_is_refused_before_it_trains(secure, session, lie, error):
+    secure.invite = invitation(**lie)
+    outcome = session(signers=[RELEASE.signer])
+    assert (outcome["outcome"], outcome["reason"], outcome["steps"]) == ("aborted", "secagg-refused", 0)
+    assert error in outcome["detail"]
+    assert secure.said == []
+
+
+@pytest.mark.parametrize(
+    ("release", "words"),
+    [
+        (lambda plan, checkpoint: None, "no signed release"),
+        (releasing(signer=LINEAGE), "which it does not name"),
+        (releasing(population="tablets"), "population tablets"),
+        (releasing(expires_at=1), "expired"),
+        (releasing(checkpoint="ab" * 32), "no signed entry comes with it"),
+    ],
+)
+def test_a_round_that_was_not_released_is_refused(secure, session, release, words):
+    secure.release = release
+    outcome = session(signers=[RELEASE.signer])
+    assert (outcome["outcome"], outcome["reason"]) == ("aborted", "plan-refused")
+    assert words in outcome["detail"]
