@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import re
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pygal
 from pygal.style import Style
 
 COLOURS = ("#1f77b4", "#d95f02", "#2ca02c")
+RANGE_COLOURS = ("#808080", "#3b8eea", "#e07b39", "#2ea35f", "#b565d9", "#d64f6c", "#a08a1a")
+"""Of middling brightness: legible on white and on black."""
+DARK = "@media (prefers-color-scheme: dark) { text { fill: #bbb !important } .axis .line { stroke: #888 } }"
 
 
 def draw_curves(curves: Mapping[str, Sequence[float]], path: Path) -> None:
@@ -31,3 +37,62 @@ def draw_curves(curves: Mapping[str, Sequence[float]], path: Path) -> None:
     for name, curve in curves.items():
         chart.add(name, list(curve))
     chart.render_to_file(str(path))
+
+
+def draw_ranges(curves: Mapping[str, Sequence[Sequence[float]]], every: int, title: str) -> str:
+    """The SVG text of each algorithm's mean accuracy over its trainings, in a band from the lowest to the highest.
+
+    curves: by name, the accuracies after rounds `every`, 2 · `every`, … of each training, 0 to 1.
+    """
+    colours = RANGE_COLOURS[: len(curves)]
+    found = [accuracy for trainings in curves.values() for accuracies in trainings for accuracy in accuracies]
+    chart = pygal.XY(
+        title=title,
+        x_title="round",
+        y_title="accuracy, unseen users",
+        range=(math.floor(10 * min(found)) / 10, math.ceil(10 * max(found)) / 10),
+        style=Style(
+            background="transparent",
+            plot_background="transparent",
+            foreground="#666",
+            foreground_strong="#444",
+            foreground_subtle="#999",
+            colors=colours * 2,
+            guide_stroke_color="#8884",
+            major_guide_stroke_color="#8888",
+            font_family="system-ui, sans-serif",
+            title_font_size=15,
+            legend_font_size=14,
+            stroke_width=2,
+        ),
+        css=["file://style.css", "file://graph.css", "inline:" + DARK + _bands(colours)],
+        show_dots=False,
+        legend_at_bottom=True,
+        legend_at_bottom_columns=4,
+        truncate_legend=-1,
+        js=[],
+        no_prefix=True,
+        width=720,
+        height=420,
+    )
+    last = every * max(len(accuracies) for trainings in curves.values() for accuracies in trainings)
+    chart.x_labels = list(range(2 * every, last + 1, 2 * every))
+    for trainings in curves.values():
+        low, high = (_points(extreme(at) for at in zip(*trainings, strict=True)) for extreme in (min, max))
+        chart.add(None, [(every * x, y) for x, y in high + low[::-1]])
+    for name, trainings in curves.items():
+        chart.add(name, [(every * x, y) for x, y in _points(map(statistics.fmean, zip(*trainings, strict=True)))])
+    # Its comments hold the date: without them equal curves give equal bytes.
+    return re.sub(r"<!--.*?-->", "", str(chart.render(is_unicode=True)), flags=re.DOTALL)
+
+
+def _points(values: Iterable[float]) -> list[tuple[int, float]]:
+    return list(enumerate(values, 1))
+
+
+def _bands(colours: Sequence[str]) -> str:
+    """The style of the first series, which are bands: filled, without a line."""
+    return "".join(
+        f".serie-{number} .nofill {{ fill: {colour}; fill-opacity: 0.13; stroke: none }}"
+        for number, colour in enumerate(colours)
+    )

@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import typing
+from xml.etree import ElementTree
 
 import msgspec
 import pytest
@@ -27,7 +28,7 @@ from fedcore.wire.problems import PROBLEMS
 from muster.app import app
 from muster.commands.device import parser as device_parser
 from simulator.fleet.profile import Kind
-from tests.make_algorithm_pages import documents
+from tests.make_algorithm_pages import PICTURES, documents, pictures
 from tests.tree import ROOT, files
 
 MACHINE_PATH = re.compile(r"(?<![\w.:~\-/}])/(?:home|root|work|Users|mnt)/\w+")
@@ -93,11 +94,20 @@ def test_pages_of_algorithms_are_made_from_the_code(path, text):
     assert path.read_text() == text, "run `make algorithms`"
 
 
+def test_pictures_of_learning_curves_are_those_of_the_results_and_small():
+    drawn = pictures()
+    assert sorted(drawn) == sorted(PICTURES.iterdir())
+    for path, text in drawn.items():
+        assert path.read_text() == text, f"{path.name}: run `make algorithms`"
+        assert len(text) < 40_000
+        ElementTree.fromstring(text)
+
+
 def test_pages_of_families_say_when_to_use_them():
     pages = [path for path in documents() if path.parent.name == "algorithms"]
     assert sorted(pages) == sorted((ROOT / "docs" / "algorithms").glob("*.md"))
     for page in pages:
-        by_hand = page.read_text().partition("## `")[0]
+        by_hand = page.read_text().partition("## ")[0]
         assert len(by_hand.split()) > 40, f"{page.name}: say what the family is, and when to use it"
         named = set(re.findall(r"`(\w+)`", by_hand))
         assert named & set(ALGORITHMS), page.name

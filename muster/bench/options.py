@@ -46,6 +46,19 @@ class KeystoneOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CurvesOptions:
+    """Learning curves of every algorithm.
+
+    On a data set with users, in the engine. Each is tuned on a small grid and then trained with three seeds. The pages
+    of `docs/algorithms/` show the results. One data set takes five minutes of CPU time.
+    """
+
+    dataset: Annotated[str, Option(help="Whose users' examples: digits (bundled) or wisdm.")] = "digits"
+    data: Annotated[Path | None, Option(help="The folder that holds data sets on disk.")] = None
+    rounds: Annotated[int, Option(min=1, help="Rounds of each training.")] = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
     """Rounds of the engine, against bare torch steps.
 
@@ -221,6 +234,7 @@ class SoakOptions:
 BENCHMARKS: dict[str, type] = {
     "demo": DemoOptions,
     "keystone": KeystoneOptions,
+    "curves": CurvesOptions,
     "engine": EngineOptions,
     "device_step": DeviceStepOptions,
     "device_footprint": DeviceFootprintOptions,

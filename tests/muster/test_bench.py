@@ -16,8 +16,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from fedcore.algorithms import ALGORITHMS, create
+from muster.bench import curves
 from muster.bench.device_footprint import LOADS, LOADS_SANDBOX, TARGETS, import_cpu_s, size_mb, train_rss_mb
-from muster.bench.options import BENCHMARKS, ReportOptions
+from muster.bench.options import BENCHMARKS, CurvesOptions, ReportOptions
 from muster.bench.report import run
 from muster.bench.runner import command_of
 
@@ -126,3 +128,20 @@ def test_a_report_is_measured_against_its_body_received_hashed_and_added():
     assert [pair.coordinator_ms > pair.yardstick_ms > 0 for pair in cost.pairs] == [True, True]
     assert 0 < cost.ratio < 1
     assert cost.target is None
+
+
+def test_every_algorithm_has_a_grid_of_values_that_it_takes():
+    # In the engine, whose rounds wait for every client, FedBuff is FedAvg.
+    assert set(ALGORITHMS) - set(curves.GRIDS) <= {"fedbuff"}
+    for name, grid in curves.GRIDS.items():
+        assert [create(name, point) for point in curves.points(grid)]
+
+
+def test_a_learning_curve_is_of_the_best_point_of_the_grid(monkeypatch):
+    monkeypatch.setattr(curves, "GRIDS", {"fedsgd": {"server_lr": (1e-6, 1.0)}})
+    found = curves.run(CurvesOptions(rounds=5), lambda *said: None)
+    (curve,) = found.curves
+    assert curve.settings == {"server_lr": 1.0}
+    assert [one.settings["server_lr"] for one in curve.tried] == [1e-6, 1.0]
+    assert [len(accuracies) for accuracies in curve.accuracies] == [1, 1, 1]
+    assert len({tuple(accuracies) for accuracies in curve.accuracies}) > 1
