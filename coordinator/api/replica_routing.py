@@ -7,6 +7,7 @@ drives its population. Everything else is in the database, and any replica answe
 from __future__ import annotations
 
 import asyncio
+import functools
 import hmac
 import logging
 import re
@@ -58,8 +59,7 @@ class Router:
         self._longest_s = settings.max_wait_s + _SLACK_S
         # Rarer than the directory changes, and rare enough for ten thousand that wait.
         self._look_s = max(0.5, settings.lease_s / 3)
-        self._trusted = ssl.create_default_context()
-        self._shared = self._client()
+        self._shared: httpx2.AsyncClient | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer here or elsewhere."""
@@ -67,7 +67,8 @@ class Router:
             try:
                 await self._app(scope, receive, send)
             finally:
-                await self._shared.aclose()
+                if self._shared is not None:
+                    await self._shared.aclose()
             return
         if self.is_forwarded(scope) or _HEALTH.fullmatch(scope["path"]):
             await self._app(scope, receive, send)
@@ -132,10 +133,16 @@ class Router:
         The time that a pool spends on a request grows with the requests in it: with 3,000 that wait it is 50 ms.
         """
         if _POPULATION.fullmatch(path):
+            self._shared = self._shared or self._client()
             yield self._shared
             return
         async with self._client() as client:
             yield client
+
+    @functools.cached_property
+    def _trusted(self) -> ssl.SSLContext:
+        """The authorities that the system trusts. Read when the first request is forwarded: it takes some 20 ms."""
+        return ssl.create_default_context()
 
     def _client(self) -> httpx2.AsyncClient:
         return httpx2.AsyncClient(
