@@ -1,7 +1,7 @@
 /** Messages, plans, checkpoints, reports and statements are read and written as in Python. */
 
 import { expect, test } from "vitest";
-import { fromHex, hex, utf8 } from "../src/core/bytes.ts";
+import { concat, fromHex, hex, u64, utf8 } from "../src/core/bytes.ts";
 import { decodeVectors, encodeVector } from "../src/core/checkpoint.ts";
 import { FormatError, NonFiniteReport, PlanRefused } from "../src/core/errors.ts";
 import { checked, parseJson } from "../src/core/json.ts";
@@ -87,6 +87,18 @@ test("a checkpoint that is cut anywhere is refused", () => {
     expect(() => decodeVectors(fromHex(bytes.slice(0, end)), [{ name: "report", size: 7 }])).toThrow(FormatError);
   }
   expect(() => decodeVectors(fromHex(`${bytes}00`), [{ name: "report", size: 7 }])).toThrow(FormatError);
+});
+
+test("vectors that overlap, or leave a gap, are refused", () => {
+  const specs = ["a", "b"].map((name) => ({ name, size: 1 }));
+  const file = (a: number[], b: number[]) => {
+    const of = (offsets: number[]) => ({ dtype: "F32", shape: [1], data_offsets: offsets });
+    const header = utf8(JSON.stringify({ a: of(a), b: of(b) }));
+    return concat(u64(BigInt(header.length)), header, new Uint8Array(8));
+  };
+  expect(decodeVectors(file([4, 8], [0, 4]), specs).size).toBe(2);
+  expect(() => decodeVectors(file([0, 4], [0, 4]), specs)).toThrow(FormatError);
+  expect(() => decodeVectors(file([0, 4], [2, 6]), specs)).toThrow(FormatError);
 });
 
 test.for<Vector>(device.reports)("a report of weight $weight has Python's bits", (one) => {

@@ -40,7 +40,6 @@ export function decodeVectors(data: Bytes, specs: readonly VectorSpec[]): Map<st
   if ([...tensors.keys()].sort().join() !== [...names].sort().join()) {
     throw new FormatError(`vectors are ${[...tensors.keys()]}, expected ${names}`);
   }
-  let taken = 0;
   const found = new Map<string, Float32>();
   for (const { name, size } of specs) {
     const { shape, values } = tensors.get(name)!;
@@ -52,10 +51,6 @@ export function decodeVectors(data: Bytes, specs: readonly VectorSpec[]): Map<st
       name,
       Float32Array.from({ length: size }, (_, place) => view.getFloat32(4 * place, true)),
     );
-    taken += values.length;
-  }
-  if (taken !== data.length - [...tensors.values()][0]!.base) {
-    throw new FormatError("not a safetensors file: bytes are left over between its vectors or behind them");
   }
   return found;
 }
@@ -63,7 +58,6 @@ export function decodeVectors(data: Bytes, specs: readonly VectorSpec[]): Map<st
 interface Tensor {
   readonly shape: number;
   readonly values: Bytes;
-  readonly base: number;
 }
 
 function readHeader(data: Bytes): Map<string, Tensor> {
@@ -79,6 +73,7 @@ function readHeader(data: Bytes): Map<string, Tensor> {
     "safetensors header",
   );
   const tensors = new Map<string, Tensor>();
+  const ranges: [start: number, end: number][] = [];
   for (const [name, value] of Object.entries(described)) {
     const {
       shape,
@@ -87,10 +82,14 @@ function readHeader(data: Bytes): Map<string, Tensor> {
     if (start > end || base + end > data.length) {
       throw new FormatError(`vector ${name} goes beyond the end of its file`);
     }
-    tensors.set(name, { shape: shape[0], values: data.subarray(base + start, base + end), base });
+    tensors.set(name, { shape: shape[0], values: data.subarray(base + start, base + end) });
+    ranges.push([start, end]);
   }
-  if (tensors.size === 0) {
-    throw new FormatError("the safetensors file holds no vector");
+  const behind = ranges
+    .toSorted(([a, aEnd], [b, bEnd]) => a - b || aEnd - bEnd)
+    .reduce((at, [start, end]) => (start === at ? end : Number.NaN), 0);
+  if (behind !== data.length - base) {
+    throw new FormatError("not a safetensors file: its vectors do not follow each other from its header to its end");
   }
   return tensors;
 }

@@ -101,7 +101,9 @@ export class Guard {
       await checkRelease(this.#platform, this.policy, this.#population, given, again);
     }
     const size = given.plan.size + given.checkpoint.size;
-    atMost("the longest plan that is read", given.plan.size, MOST_PLAN_BYTES);
+    if (given.plan.size > MOST_PLAN_BYTES) {
+      throw new PlanRefused(`the plan has ${given.plan.size} bytes, a device reads at most ${MOST_PLAN_BYTES}`);
+    }
     atMost("per_day.bytes", this.#used("bytes") + moved + size, this.policy.per_day.bytes);
     atMost("plan.memory_bytes", size, plan.memory_bytes);
   }
