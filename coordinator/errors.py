@@ -35,7 +35,7 @@ CoordinatorError
     ├── DeviceRevoked · NotAttested · ForeignSession · ForeignAssignment
     ├── ConflictingReport · MismatchingOffset · DigestMismatch · InvalidReport · UnusableMessage
     ├── TooLarge · RangeNotSatisfiable
-    └── NoLongerNeeded · Unavailable · TooManyRequests      (each with a retry window)
+    └── NoLongerNeeded (TooStale) · Unavailable · TooManyRequests   (each with a retry window)
 """
 
 from __future__ import annotations
@@ -326,6 +326,12 @@ class NoLongerNeeded(Refusal):
 
     slug = "no-longer-needed"
     retriable = True
+
+
+class TooStale(NoLongerNeeded):
+    """The report starts from a model that is too old for the round."""
+
+    slug = "too-stale"
 
 
 class Unavailable(Refusal):

@@ -14,6 +14,7 @@ from coordinator.rules.progress import Progress, Reason
 from coordinator.rules.rounds import AssignmentState, Round, RoundState
 from fedcore.wire.messages import Accepted, CheckInAnswer
 
+_VERSIONS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 _LONG_S = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200)
 _SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
 _STEP_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200)
@@ -32,6 +33,9 @@ class Metrics:
         self.aborts = self._counter("aborts", "assignments that devices aborted, by reason", "reason")
         self.unreported = self._counter(
             "unreported", "assignments that ended without a report, without the aborted ones", "state"
+        )
+        self.staleness = self._histogram(
+            "report_staleness", "versions between the model of a report and its round, in mode buffered", _VERSIONS
         )
         self.round_duration = self._histogram(
             "round_duration_seconds", "from opening to end, by state", _LONG_S, "state"
@@ -85,9 +89,13 @@ class Metrics:
             self.round_steps.labels(step).observe(step_s)
         if after.reported > before.reported:
             self.reports.inc(after.reported - before.reported)
+        for staleness, count in enumerate(after.staleness):
+            for _ in range(count - (before.staleness[staleness] if staleness < len(before.staleness) else 0)):
+                self.staleness.observe(staleness)
         self.unreported.labels(AssignmentState.LOST).inc(after.lost - before.lost)
-        if before.state is RoundState.REPORTING is not after.state:
-            self.unreported.labels(AssignmentState.EXPIRED).inc(after.expired)
+        self.unreported.labels(AssignmentState.EXPIRED).inc(after.expired - before.expired)
+        self.unreported.labels(AssignmentState.TOO_STALE).inc(after.stale - before.stale)
+        if after.closed and not before.closed:
             self.unreported.labels(AssignmentState.NOT_NEEDED).inc(after.outstanding)
         if after.state.ended and not before.state.ended:
             self.rounds.labels(after.state, after.reason).inc()

@@ -36,7 +36,8 @@ from pathlib import Path
 from fedcore.wire.messages import AbortReason, RetryWindow
 
 # These name what a coordinator keeps for a while only: it may have restarted, or the round may be over.
-PASSING = frozenset({"unknown-session", "unknown-assignment", "unknown-blob", "conflicting-report", "no-longer-needed"})
+NOT_WANTED = frozenset({"no-longer-needed", "too-stale"})
+PASSING = frozenset({"unknown-session", "unknown-assignment", "unknown-blob", "conflicting-report"}) | NOT_WANTED
 # These are about when a request was signed and by whom, and say nothing of what it asks.
 ABOUT_SIGNATURES = frozenset({"stale-signature", "replayed-signature", "unknown-device"})
 

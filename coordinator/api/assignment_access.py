@@ -13,7 +13,8 @@ from starlette.requests import ClientDisconnect, Request
 from coordinator.api.authentication import signed
 from coordinator.api.lru_cache import LruCache
 from coordinator.driver.device_presence import Presence
-from coordinator.errors import ForeignAssignment, NoLongerNeeded
+from coordinator.errors import ForeignAssignment
+from coordinator.rules.buffers import refusal
 from coordinator.rules.rounds import AssignmentState
 from coordinator.store.tasks import CoordinatorStore
 from fedcore.report import ReportLayout
@@ -84,7 +85,7 @@ class AssignmentAccess:
         if found.report_sha256 is not None:
             return Receipt(assignment=found.id, task=found.task, round=found.number, sha256=found.report_sha256)
         if found.state is not AssignmentState.ASSIGNED:
-            raise NoLongerNeeded(f"the assignment is {found.state} and its round needs no report of it")
+            raise refusal(found.state)
         return None
 
     def _find(self, assignment: str) -> _Part:

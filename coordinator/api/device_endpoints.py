@@ -116,6 +116,7 @@ class DeviceApi:
         """Hear, within as long as `Prefer: wait=N` says, that the round does not need the device; else 204."""
         async with self._assignments.present(assignment, request):
             wait_s, headers = preferred_wait(request, self._settings.max_wait_s)
+            await self._assignments.receipt(assignment)  # of one that is not open: why
             future = self._driver.presence.hold(assignment)
             try:
                 with suppress(TimeoutError):

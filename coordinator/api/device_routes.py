@@ -40,6 +40,7 @@ DEVICES = ApiDocument(
 _BODY = ("malformed-message", "too-large", "digest-mismatch")
 """Problems of any request with a body."""
 _OWN = ("unknown-assignment", "foreign-assignment")
+_OVER = ("no-longer-needed", "too-stale")
 _UPLOAD = ("Upload-Offset", "Upload-Length", "Upload-Complete", "Repr-Digest")
 Add = Callable[..., None]
 _DIGEST, _WAIT, _WAITED = ("Content-Digest",), ("Prefer",), ("Preference-Applied",)
@@ -110,15 +111,15 @@ def _working(add: Add, api: DeviceApi) -> None:
 def _reporting(add: Add, api: DeviceApi, reports: ReportApi) -> None:
     """Presence, reports and aborts."""
     held = {204: Answer("Its report is still needed", (), _WAITED)}
-    about = DEVICES.route(held, (*_OWN, "no-longer-needed"), fields=_WAIT)
+    about = DEVICES.route(held, (*_OWN, *_OVER), fields=_WAIT)
     add("/v1/assignments/{assignment}", api.hold, methods=["GET"], **about)
     path = "/v1/assignments/{assignment}/report"
     ending = (*_BODY, *_OWN, "conflicting-report")
-    counting = (*ending, "no-longer-needed", "invalid-report")
+    counting = (*ending, *_OVER, "invalid-report")
     counted = {200: Answer("Counted, once", (Receipt,))}
     add(path, reports.put, methods=["PUT"], **DEVICES.route(counted, counting, takes=BYTES, fields=_DIGEST))
     here = {204: Answer("The part that has arrived", (), ("Upload-Offset", "Upload-Complete"))}
-    about = DEVICES.route(here, (*_OWN, "no-longer-needed"))
+    about = DEVICES.route(here, (*_OWN, *_OVER))
     add(path, reports.head, methods=["HEAD"], **about)
     more = {204: Answer("More is wanted", (), ("Upload-Offset", "Upload-Complete"))}
     about = DEVICES.route(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from coordinator.dashboard.curves import Curve, curves
+from coordinator.rules.buffers import mean_staleness
 from coordinator.rules.entities import LiveRound, SessionShape, Task, Transition
 from coordinator.rules.progress import Progress
 from coordinator.rules.rounds import RoundState
@@ -17,7 +18,7 @@ from coordinator.store.records import Records
 _RECENT = 20
 _PASSAGE = ("accepted", "waited", "assigned", "fetched checkpoint", "reported")
 """Steps of a session that reports, in order."""
-_NOTHING = Totals(0, 0, 0, 0, 0, 0, 0)
+_NOTHING = Totals(0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +34,17 @@ class Live:
         return self.task.settings.in_round(self.round.number).goal
 
     @property
+    def mean_staleness(self) -> float:
+        """The mean staleness of its reports so far, in mode buffered."""
+        return mean_staleness(self.round.staleness)
+
+    @property
     def until(self) -> str:
         """When its state ends at the latest, as a time of day, UTC; empty where nothing says so."""
         policy = self.task.settings.policy
-        limits = {
-            RoundState.SELECTING: policy.selection_timeout_s,
-            RoundState.REPORTING: policy.reporting_deadline_s,
-        }
+        limits = {RoundState.SELECTING: policy.selection_timeout_s}
+        if not policy.buffered:
+            limits[RoundState.REPORTING] = policy.reporting_deadline_s
         limit_s = limits.get(self.round.state)
         return "" if limit_s is None else clock(self.round.entered_at + limit_s)
 
@@ -65,7 +70,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """An attempt at a round that ended."""
+    """An attempt at a round that ended. stale: assignments too stale at its end; staleness: the mean of its reports."""
 
     number: int
     attempt: int
@@ -73,6 +78,8 @@ class Attempt:
     reason: str
     assigned: int
     reported: int
+    stale: int
+    staleness: float
     seconds: float
     ended: str
 
@@ -119,6 +126,8 @@ def task_page(records: Records, task_id: str) -> TaskPage:
                 row.reason,
                 row.assigned,
                 row.reported,
+                row.stale,
+                mean_staleness(row.staleness),
                 row.ended_at - row.opened_at,
                 clock(row.ended_at),
             )
@@ -155,8 +164,10 @@ def _assignments(totals: Totals) -> tuple[Step, ...]:
         ("lost", totals.lost),
         ("not needed", totals.not_needed),
         ("expired", totals.expired),
+        ("too stale", totals.stale),
+        ("at work", totals.going_on),
     )
-    return _shares(ended, totals.assigned)
+    return _shares([one for one in ended if one[1] or one[0] not in ("too stale", "at work")], totals.assigned)
 
 
 def _passage(sessions: Sequence[SessionShape]) -> tuple[Step, ...]:

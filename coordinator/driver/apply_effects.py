@@ -43,7 +43,7 @@ class Adopter:
         match effect:
             case RoundMoved(before, after):
                 self.metrics.round_moved(before.value, after, now - before.entered_at, now - before.opened_at)
-                if before.reporting and after.state is not before.value.state:
+                if before.reporting and after.closed:
                     memory.sessions.end_assignments(before.task.id, "expired" if after.expired else "not needed")
             case ReportsCounted(round_, vectors):
                 if round_.id not in memory.sums:
@@ -59,7 +59,7 @@ class Adopter:
             self.metrics.aborts.labels(ended.reason).inc()
         memory.sessions.end_assignment(ended.population, ended.device, how)
         memory.presence.forget([ended.assignment])
-        if ended.state is not AssignmentState.REPORTED:
+        if ended.state in (AssignmentState.ABORTED, AssignmentState.LOST):
             memory.participation.leave(ended.task, ended.device)
 
     def _begin(self, effect: Effect, now: float) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from prometheus_client import Histogram
 
 from coordinator.driver.failed_attempts import note_failure
+from coordinator.driver.hand_over import HandOver, end_or_keep, open_next
 from coordinator.driver.loading import pause_unreadable
 from coordinator.driver.open_rounds import OpenRound
 from coordinator.driver.replica_membership import Membership
@@ -15,9 +18,10 @@ from coordinator.errors import NonFiniteState, UnknownBlob, UnreadableBlob
 from coordinator.failpoints import reach
 from coordinator.lineage import entry
 from coordinator.rules.aggregation import ReportSum, aggregate, state_specs
-from coordinator.rules.entities import Snapshot
+from coordinator.rules.buffers import discount
+from coordinator.rules.entities import AssignedDevice, Snapshot
 from coordinator.rules.robust_aggregation import KeptReports
-from coordinator.rules.rounds import Abandon, Aggregated, Round, RoundState, TaskState, step
+from coordinator.rules.rounds import Abandon, Aggregated, EndAssignments, Round, RoundState, TaskState
 from coordinator.store.records import Records
 from coordinator.store.tasks import CoordinatorStore
 from fedcore import checkpoint
@@ -33,12 +37,15 @@ class Outcome(NamedTuple):
     """How an attempt at a round ended.
 
     pause_s: for how many seconds the task must open no other, which is 0 but after failed attempts. left_out: the
-    devices that further attempts at the round must not draw.
+    devices that further attempts at the round must not draw. too_stale: assignments that ended with a buffered round.
+    successor: the round that takes over those that did not.
     """
 
     value: Round
     pause_s: float = 0.0
     left_out: frozenset[str] = frozenset()
+    too_stale: Sequence[AssignedDevice] = ()
+    successor: OpenRound | None = None
 
 
 def commit_round(
@@ -51,7 +58,8 @@ def commit_round(
 ) -> Outcome:
     """Commit the round with the sum of its reports, or abandon it when that is unusable. `steps` observes the times.
 
-    lineage: signs the checkpoint of a task with a release.
+    lineage: signs the checkpoint of a task with a release. A buffered round has a successor, which takes over its
+    open assignments, if the task is active and has more rounds to come.
 
     A state that is no longer finite also pauses the task: another attempt from the same checkpoint would likely end
     there too, and an operator may go back to an earlier model. So does a server state that cannot be read. When
@@ -68,10 +76,17 @@ def commit_round(
             return _end(records, running, Abandon("cancelled"), now)
         membership.store.add_blobs(records, {state: False})
         membership.store.add_blobs(records, {broadcast: True})
-        outcome = _end(records, running, Aggregated(), now)
+        last = running.number == task.settings.rounds
+        goes_on = running.buffered and not last and running.task.active and task.state is TaskState.ACTIVE
+        kept = end_or_keep(records, running, goes_on=goes_on) if running.buffered else HandOver()
+        outcome = _end(records, running, kept.event, now)._replace(too_stale=kept.too_stale)
         signed = entry(lineage, task, running.base, broadcast.sha256)
-        records.finish_round(running.id, Snapshot(running.number, state.sha256, broadcast.sha256, signed), metrics)
-        if running.number == task.settings.rounds:
+        made = Snapshot(running.number, state.sha256, broadcast.sha256, signed)
+        records.finish_round(running.id, made, metrics)
+        if goes_on:
+            following = open_next(records, replace(running, value=outcome.value), made, now)
+            outcome = outcome._replace(successor=following)
+        if last:
             records.move_task(task, TaskState.COMPLETED, "its last round was committed")
         reach("round.before-commit")
     reach("round.after-commit")
@@ -90,7 +105,8 @@ def _next_model(
         raise UnreadableBlob(f"the server state before round {running.number}: {error}") from error
     devices = running.value.reported
     lr_scale = task.settings.schedule.lr_scale(running.number, devices)
-    server_step = ServerStep(devices=devices, layers=plan.schema.layers, lr_scale=lr_scale)
+    discounted = discount(running.value.staleness)
+    server_step = ServerStep(devices=devices, layers=plan.schema.layers, lr_scale=lr_scale, discount=discounted)
     trip, following = (in_turn(trips_of(algorithm), number) for number in (running.number, running.number + 1))
     made = aggregate(plan.report, trip, state, reports.total(), server_step, following)
     # Files first: a row must never point at a blob that is not there.
@@ -123,8 +139,11 @@ def _cause(error: ReportError | NonFiniteState | UnreadableBlob) -> Abandon:
 
 def _end(records: Records, running: OpenRound, event: Aggregated | Abandon, now: float) -> Outcome:
     """Write how the round ended and, of an attempt that came to nothing, which devices revealed shares in it."""
-    value, _ = step(running.value, event, now)
+    value, effects = running.after(event, now)
     records.move_round(running.id, running.value, value, value.reason or "aggregated")
+    for effect in effects:
+        if isinstance(effect, EndAssignments):
+            records.end_assignments(running.task.id, running.numbers, effect.state, value.reason)
     if running.secure is None or value.state is RoundState.COMMITTED:
         return Outcome(value)
     return Outcome(value, left_out=records.leave_out(running.secure.left_out))

@@ -147,8 +147,16 @@ class Presence:
         for future in holds:
             settle(future, None)
 
-    def forget(self, assignments: Iterable[str]) -> None:
-        """Drop assignments that have ended, and tell the devices that hold them."""
+    def hand_over(self, ended: int, successor: int) -> None:
+        """The open assignments of a round that ended are those of its successor from now on."""
+        with self._lock:
+            names = self._rounds.pop(ended, set())
+            for name in names:
+                self._assignments[name].round_id = successor
+                self._rounds[successor].add(name)
+
+    def forget(self, assignments: Iterable[str], refusal: NoLongerNeeded | None = None) -> None:
+        """Drop assignments that have ended, and tell the devices that hold them, with `refusal` if there is one."""
         holds: list[Future[None]] = []
         with self._lock:
             for assignment in assignments:
@@ -159,7 +167,7 @@ class Presence:
                     if not self._rounds[one.round_id]:
                         del self._rounds[one.round_id]
         for future in holds:
-            settle(future, _over())
+            settle(future, refusal or _over())
 
     def forget_all_but(self, round_ids: Collection[int]) -> None:
         """Drop the assignments of all rounds but these."""

@@ -33,7 +33,7 @@ class ReportsCounted:
 
 @dataclass(frozen=True, slots=True)
 class AssignmentEnded:
-    """An assignment that ended before its round did. reason: of the device, when it gave up."""
+    """An assignment that ended before its round did, or apart from it. reason: of the device, when it gave up."""
 
     assignment: str
     device: str

@@ -44,13 +44,18 @@ class Memory:
         for task_id, ended in self.rounds.running.items():
             if ended.id not in open_ids:
                 self.sums.pop(ended.id, None)
+                successor = rounds.running.get(task_id)
+                if successor is not None and successor.predecessor == ended.id:
+                    self.presence.hand_over(ended.id, successor.id)
+                    self.steering.ended(ended.task, now)
+                    continue
                 self.sessions.end_assignments(task_id, "not needed")
                 self.participation.end(task_id, now, committed=False)
                 if ended.value.assigned:
                     self.steering.ended(ended.task, now)
         self.rounds = rounds
         self.secure.adopt(rounds.running.values(), now)
-        self.presence.forget_all_but({round_.id for round_ in rounds if round_.reporting})
+        self.presence.forget_all_but({round_.id for round_ in rounds if not round_.value.closed})
         self._last_round |= {task_id: round_.id for task_id, round_ in rounds.running.items()}
 
     def drop_populations(self, populations: frozenset[str], now: float) -> None:

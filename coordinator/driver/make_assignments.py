@@ -32,7 +32,7 @@ def common_part(records: Records, round_: OpenRound, key: SigningKey, now: float
         seed=task.settings.seed,
         plan=records.blob(task.plan_sha256, public=True),
         checkpoint=records.blob(round_.base.checkpoint_sha256, public=True),
-        report_within_s=round_.value.deadline - now,
+        report_within_s=round_.report_within_s(now),
         plan_signature=task.plan_signature,
         release=task.release,
         lineage=round_.base.lineage,

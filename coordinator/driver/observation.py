@@ -88,7 +88,7 @@ class Observer:
         )
         if running is not None and running.value.state is not RoundState.SELECTING:
             seen = self._look_at_round(seen, running)
-            if not seen.silent and not running.draws_replacements(now):
+            if not seen.silent and not running.draws_more(now):
                 # Devices for the next round: how many wait changes all the time, and means nothing.
                 return seen
         waiting = self._waiting(task, rounds, now)

@@ -6,8 +6,10 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sized
 from dataclasses import dataclass, field
 
 from coordinator.driver.loading import LoadedTask
+from coordinator.rules import buffers
+from coordinator.rules import rounds as cohorts
 from coordinator.rules.entities import Snapshot
-from coordinator.rules.rounds import Abandon, Event, Revealed, Round, RoundState, Tick, Waiting
+from coordinator.rules.rounds import Abandon, Event, Revealed, Round, RoundState, Stepped, Tick, Waiting
 from coordinator.secure.round import SecureRound
 from fedcore.plan import Plan
 
@@ -18,8 +20,10 @@ class OpenRound:
 
     opened_at, entered_at: when it was opened, and when its present step began, on the driver's clock. base: the model
     that it starts from; while the round is held, the model that the round before it starts from.
-    devices: all that were given an assignment in it, also those that gave up or were lost.
     members: the devices that it may draw, as the second trip of the same cohort; None when any device may be drawn.
+    devices: all that were given an assignment in it, also those that gave up or were lost; of a buffered round those
+    whose reports it counted. It draws none of them again. predecessor: the row id of the round whose open assignments
+    it took over.
     """
 
     id: int
@@ -32,6 +36,26 @@ class OpenRound:
     secure: SecureRound | None = None
     devices: frozenset[str] = frozenset()
     members: frozenset[str] | None = None
+    predecessor: int | None = None
+
+    @property
+    def buffered(self) -> bool:
+        """Whether devices come and report at their own speed."""
+        return self.value.policy.buffered
+
+    def after(self, event: Event, now: float) -> Stepped:
+        """The round's value after `event`, and what must be done about it. Raises UnexpectedEvent."""
+        return buffers.step(self.value, event) if self.buffered else cohorts.step(self.value, event, now)
+
+    @property
+    def numbers(self) -> range:
+        """The numbers of the rounds whose assignments may report to it."""
+        return buffers.drawn_in(self.number, self.task.settings.max_staleness)
+
+    def report_within_s(self, now: float) -> float:
+        """How long a device has that is given an assignment now."""
+        policy = self.value.policy
+        return policy.reporting_deadline_s if policy.buffered else self.value.deadline - now
 
     @property
     def reporting(self) -> bool:
@@ -48,8 +72,10 @@ class OpenRound:
         """The plan of the trip that the round runs, once it is not held any more."""
         return self.task.plan.of_round(self.number)
 
-    def draws_replacements(self, now: float) -> bool:
-        """Whether devices may be drawn in the place of lost ones."""
+    def draws_more(self, now: float) -> bool:
+        """Whether a reporting round may draw devices: in the place of lost ones, or whoever comes to a buffered one."""
+        if self.buffered:
+            return buffers.places(self.value) > 0
         return self.value.missing(now) > 0 and (self.secure is None or self.secure.advertising)
 
 
@@ -123,10 +149,12 @@ class OpenRounds:
         running = self.running.get(task.id)
         return running is not None and running.value.state is RoundState.SELECTING
 
-    def may_open(self, task: LoadedTask) -> bool:
+    def may_open(self, task: LoadedTask, now: float) -> bool:
         """Whether a task may begin to select devices: for its next round, or for the one after that which reports."""
         if not task.active or task.id in self.held:
             return False
+        if task.settings.buffered is not None:
+            return not self.must_hold(task.id, now)
         running = self.running.get(task.id)
         if running is None or task.settings.same_cohort:
             # Which devices a second trip may draw is known only when the first one has ended.
@@ -142,13 +170,15 @@ class OpenRounds:
         """
         if task is None:
             return Abandon("cancelled")
-        if round_.value.held and not task.active:
+        if (round_.value.held or (round_.buffered and not round_.value.outstanding)) and not task.active:
             return Abandon("paused")
         if round_.value.state is RoundState.SELECTING:
             held = self.must_hold(round_.task.id, now)
             # A round that stays held draws no device: those that wait need not be counted.
             return Waiting(0 if round_.value.held and held else len(eligible(round_)), held)
+        # A buffered round has no deadline, so a pause ends its draws.
+        may_draw = task.active or not round_.buffered
         secure = round_.secure if round_.reporting else None
         if secure is not None and (secure.event is not None or secure.unmasking):
             return secure.event or Revealed()
-        return Waiting(len(eligible(round_))) if round_.draws_replacements(now) else Tick()
+        return Waiting(len(eligible(round_))) if round_.draws_more(now) and may_draw else Tick()

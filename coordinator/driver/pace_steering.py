@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from coordinator.driver.expected_returns import ExpectedReturns
 from coordinator.driver.loading import LoadedTask
 from coordinator.driver.open_rounds import OpenRounds
+from coordinator.rules.buffers import places
 from coordinator.rules.pacing import Demand, Pace, drawn, idle_window, observe, window
 from coordinator.rules.rounds import RoundState
 from fedcore.wire.messages import RetryWindow
@@ -77,7 +78,10 @@ class Steering:
     def drawn(self, task: LoadedTask, devices: int, now: float) -> None:
         """Note that a cohort of so many devices was drawn for a task."""
         with self._lock:
-            self._times(task.id).drawn_at = now
+            times = self._times(task.id)
+            # Whoever comes to a buffered round is drawn, again and again: the first of them counts.
+            if times.drawn_at is None or task.settings.buffered is None:
+                times.drawn_at = now
             one = self._at(task.population, now, float(devices))
             one.pace = drawn(one.pace)
 
@@ -90,6 +94,7 @@ class Steering:
             took_s = now - times.drawn_at
             before_s = took_s if times.takes_s is None else times.takes_s
             times.takes_s = before_s + _WEIGHT * (took_s - before_s)
+            times.drawn_at = None if task.settings.buffered is None else now
 
     def needed(self, population: str, device: str, now: float) -> RetryWindow:
         """The window for a device that rounds could use, which is sent away."""
@@ -171,7 +176,7 @@ class Steering:
             return max(0.0, rounds.not_before.get(task.id, now) - now)
         if running.value.state in (RoundState.SELECTING, RoundState.CONFIGURING):
             return 0.0
-        if running.draws_replacements(now):
+        if running.draws_more(now):
             return 0.0
         drawn_at = self._times(task.id).drawn_at
         return max(0.0, (now if drawn_at is None else drawn_at) + self._takes_s(task) - now)
@@ -183,6 +188,11 @@ class Steering:
 
 
 def _cohort(task: LoadedTask, rounds: OpenRounds) -> int:
-    """The devices that the latest round draws; of a task without one, those of its first."""
+    """The devices that the latest round draws; of a task without one, those of its first.
+
+    A buffered round draws as many as it has places, and over its time about as many as it counts reports.
+    """
     latest = rounds.held.get(task.id) or rounds.running.get(task.id)
+    if latest is not None and latest.buffered:
+        return max(places(latest.value), latest.value.policy.goal)
     return (latest.value.policy if latest else task.settings.policy).cohort

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from coordinator.rules.entities import Task
@@ -42,15 +43,17 @@ class Participations:
         """Drop a device that gave its assignment up, or was lost."""
         self._running.pop(device, None)
 
-    def end(self, now: float, *, committed: bool) -> None:
-        """End the round that ran."""
+    def end(self, now: float, *, committed: bool, going_on: AbstractSet[str] = frozenset()) -> None:
+        """End the round that ran. going_on: devices whose assignments go on in the next one, which is buffered."""
+        working = {device: one for device, one in self._running.items() if device in going_on}
         if committed:
             self._committed += 1
-            known = {**self._last, **self._running}
+            over = {device: one for device, one in self._running.items() if device not in going_on}
+            known = {**self._last, **over}
             self._last = {
                 device: one for device, one in known.items() if self._is_resting(one, now, self._committed + 1)
             }
-        self._running = {}
+        self._running = working
 
     def is_resting(self, device: str, now: float, rounds_before: int | None = None) -> bool:
         """Whether a device may not yet be drawn for a round.
@@ -115,15 +118,15 @@ class ParticipationLimit:
         if task in self._tasks:
             self._tasks[task].leave(device)
 
-    def end(self, task: str, now: float, *, committed: bool) -> None:
-        """End the round of a task that ran."""
+    def end(self, task: str, now: float, *, committed: bool, going_on: AbstractSet[str] = frozenset()) -> None:
+        """End the round of a task that ran: `Participations.end`."""
         if task in self._tasks:
-            self._tasks[task].end(now, committed=committed)
+            self._tasks[task].end(now, committed=committed, going_on=going_on)
 
 
 def _read(records: Records, task: Task, separation: Separation, now: float) -> Participations:
     committed = records.snapshot(task).number
     # A device may rest from round `committed + 1` if it took part in one of the `rounds - 1` before that, or later.
-    rows = records.participations(task.id, committed - separation.rounds + 1, records.at - separation.seconds)
+    rows = records.cohorts.participations(task.id, committed - separation.rounds + 1, records.at - separation.seconds)
     known = (Participation(device, now - (records.at - at), number) for device, at, number in rows)
     return Participations(separation, committed, known)

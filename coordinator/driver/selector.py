@@ -9,7 +9,7 @@ from coordinator.driver.loading import LoadedTask
 from coordinator.driver.open_rounds import OpenRound, OpenRounds
 from coordinator.driver.recent_participation import ParticipationLimit
 from coordinator.driver.sessions import Session, Sessions
-from coordinator.rules.rounds import RoundState, step
+from coordinator.rules.rounds import RoundState
 from coordinator.rules.selection import draw
 from coordinator.secure.round import SecureRoundFactory
 
@@ -45,12 +45,17 @@ class Selector:
 
         for by_task in (rounds.running, rounds.held):
             if task_id in by_task:
-                if task is not None and self._too_few(by_task[task_id], now):
+                round_ = by_task[task_id]
+                if task is not None and self._too_few(round_, now):
                     continue
-                event = rounds.next_event(by_task[task_id], task, eligible, now)
-                if step(by_task[task_id].value, event, now) != (by_task[task_id].value, ()):
+                event = rounds.next_event(round_, task, eligible, now)
+                if round_.after(event, now) != (round_.value, ()) or self.late(round_, now):
                     return True
-        return task is not None and rounds.may_open(task) and bool(self.eligible(task, rounds, now))
+        return task is not None and rounds.may_open(task, now) and bool(self.eligible(task, rounds, now))
+
+    def late(self, round_: OpenRound, now: float) -> list[str]:
+        """The assignments of a buffered round whose deadlines have passed; those of any other end with it."""
+        return self.sessions.late(round_.task.id, now) if round_.buffered else []
 
     def left_out(self, task: LoadedTask, rounds: OpenRounds, rounds_before: int) -> frozenset[str]:
         """The devices that a draw must pass by for what they did in an earlier attempt at its round."""

@@ -163,6 +163,21 @@ class Sessions:
         """Sessions without an assignment whose time is up; the others end with their assignments."""
         return [one for one in self._sessions.values() if one.assignment is None and one.until <= now]
 
+    def late(self, task: str, now: float) -> list[str]:
+        """The open assignments of a task whose deadlines have passed."""
+        given = [(one.assignment, one.until) for mine in self._working.values() for one in mine.values()]
+        return [one.assignment for one, until in given if one is not None and one.task == task and until <= now]
+
+    def at_work(self, task: str) -> frozenset[str]:
+        """The devices with an open assignment of a task."""
+        given = [(device, one.assignment) for device, mine in self._working.items() for one in mine.values()]
+        return frozenset(device for device, one in given if one is not None and one.task == task)
+
+    def is_late(self, population: str, device: str, now: float) -> bool:
+        """Whether a device works on an assignment whose deadline has passed."""
+        session = self._working.get(device, {}).get(population)
+        return session is not None and session.until <= now
+
     def end_assignment(self, population: str, device: str, how: str) -> None:
         """End the session of a device whose assignment has ended; `how` is its last step."""
         session = self._working.get(device, {}).pop(population, None)

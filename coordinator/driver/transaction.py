@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from enum import Enum
 
 import msgspec
+import numpy as np
 
 from coordinator.commands import AbortAssignment, CountReport
 from coordinator.driver.effects import (
@@ -27,7 +29,15 @@ from coordinator.driver.make_assignments import common_part, for_device, invite
 from coordinator.driver.open_rounds import OpenRound, OpenRounds
 from coordinator.driver.selector import Selector
 from coordinator.driver.sessions import Session
-from coordinator.errors import ConflictingReport, InvalidReport, NoLongerNeeded, Refusal, UnknownAssignment
+from coordinator.errors import (
+    ConflictingReport,
+    InvalidReport,
+    NoLongerNeeded,
+    Refusal,
+    Unavailable,
+    UnknownAssignment,
+)
+from coordinator.rules.buffers import open_buffer, refusal, staleness_weight
 from coordinator.rules.entities import AssignedDevice, AssignmentRecord
 from coordinator.rules.leases import new_id
 from coordinator.rules.rounds import (
@@ -38,6 +48,7 @@ from coordinator.rules.rounds import (
     Configured,
     EndAssignments,
     Event,
+    Expired,
     LeftOut,
     Lost,
     Release,
@@ -48,12 +59,20 @@ from coordinator.rules.rounds import (
     TaskState,
     TurnAway,
     open_round,
-    step,
 )
 from coordinator.rules.rounds import Effect as RoundEffect
 from coordinator.store.records import Records
 from fedcore.plan import is_second
 from fedcore.wire.messages import Receipt
+
+
+class Later(Enum):
+    """An answer that is still to come: the next transaction will have it."""
+
+    LATER = "later"
+
+
+LATER = Later.LATER
 
 
 class Transaction:
@@ -63,12 +82,14 @@ class Transaction:
         self._records = records
         self._selector = selector
         self._now = now
+        self._before = rounds
         self.rounds = rounds.copy()
         self.effects: list[Effect] = []
         self._drawn: set[str] = set()
         """Sessions that were given an assignment."""
         self._assignments: dict[str, AssignmentRecord] = {}
-        self._digests: dict[str, str] = {}
+        self._digests: dict[str, tuple[int, str]] = {}
+        """Reports that are counted and not written yet, by assignment: the round's row id, and the digest."""
         self._counted: dict[int, ReportsCounted] = {}
         self._before_reports: dict[int, OpenRound] = {}
         """Rounds as they were before the reports that are counted and not written yet."""
@@ -79,8 +100,11 @@ class Transaction:
         kinds = {type(effect) for effect in self.effects}
         return ["assignment"] * (DevicesDrawn in kinds) + ["report"] * (ReportsCounted in kinds)
 
-    def take(self, commands: Sequence[CountReport | AbortAssignment]) -> list[Receipt | Refusal | None]:
-        """The answers to devices that report or give up, one after the other; rows are read and written together."""
+    def take(self, commands: Sequence[CountReport | AbortAssignment]) -> list[Receipt | Refusal | Later | None]:
+        """The answers to devices that report or give up, one after the other; rows are read and written together.
+
+        LATER for a report to a buffered round that has reached its goal in this very transaction.
+        """
         self._assignments = self._records.assignments({command.assignment for command in commands})
         answers = [self._answer(command) for command in commands]
         self._write_reports()
@@ -91,13 +115,11 @@ class Transaction:
 
         One whose masked report is in the sum of its round stays: it is not needed for that any more.
         """
-        for round_ in [one for one in self.rounds.running.values() if one.reporting and one.id in lost]:
+        for round_ in [one for one in self.rounds.running.values() if not one.value.closed and one.id in lost]:
             names = set(lost[round_.id]) - (round_.secure.uploads.keys() if round_.secure else set())
-            ended = self._records.end_assignments(round_.id, AssignmentState.LOST, "not heard of", names)
-            for found in ended:
-                self._end(round_, found, AssignmentState.LOST)
+            ended = self._end_some(round_, names, AssignmentState.LOST, "not heard of")
             if ended:
-                self._step(round_, Lost(len(ended), round_.secure is not None and round_.secure.proven))
+                self._step(round_, Lost(ended, round_.secure is not None and round_.secure.proven))
 
     def advance(self, task_id: str, task: LoadedTask | None) -> None:
         """Open, move or end a task's rounds, as time and the waiting devices ask; with None the task is over."""
@@ -109,16 +131,16 @@ class Transaction:
 
     # --- reports, and devices that give up
 
-    def _answer(self, command: CountReport | AbortAssignment) -> Receipt | Refusal | None:
+    def _answer(self, command: CountReport | AbortAssignment) -> Receipt | Refusal | Later | None:
         try:
             if isinstance(command, CountReport):
                 return self._count(command)
             self._abort(command)
-        except Refusal as refusal:
-            return refusal
+        except Refusal as refused:
+            return refused
         return None
 
-    def _count(self, command: CountReport) -> Receipt:
+    def _count(self, command: CountReport) -> Receipt | Later:
         """Count a report, once. Raises UnknownAssignment, ConflictingReport, NoLongerNeeded or InvalidReport."""
         found = self._assignment(command.assignment)
         receipt = Receipt(assignment=found.id, task=found.task, round=found.number, sha256=command.sha256)
@@ -131,12 +153,18 @@ class Transaction:
         round_ = self._reporting_round(found)
         if round_.secure is not None:
             raise InvalidReport("this round takes only masked reports, as messages of its secure aggregation")
-        self._digests[found.id] = command.sha256
+        if not round_.reporting:
+            return LATER
+        if round_.buffered:
+            round_ = replace(round_, devices=round_.devices | {found.device})
+        self._digests[found.id] = round_.id, command.sha256
         self._assignments[found.id] = replace(found, state=AssignmentState.REPORTED, report_sha256=command.sha256)
         counted = self._counted.setdefault(round_.id, ReportsCounted(round_, []))
-        counted.vectors.append(round_.task.settings.clear.bound(command.vector, round_.plan.report))
+        bounded = round_.task.settings.clear.bound(command.vector, round_.plan.report)
+        staleness = round_.number - found.number
+        counted.vectors.append(staleness_weight(staleness) * bounded.astype(np.float64) if staleness else bounded)
         self._end(round_, found, AssignmentState.REPORTED)
-        self._step(round_, Reported())
+        self._step(round_, Reported(staleness))
         return receipt
 
     def _abort(self, command: AbortAssignment) -> None:
@@ -165,10 +193,22 @@ class Transaction:
         return found
 
     def _reporting_round(self, found: AssignmentRecord) -> OpenRound:
-        """The round that still waits for the report of an assignment. Raises NoLongerNeeded."""
+        """The round that still waits for the report of an assignment; a buffered one may have reached its goal now.
+
+        Raises NoLongerNeeded; Unavailable when a buffered round has its reports for a while and cannot be committed.
+        """
         round_ = self.rounds.running.get(found.task)
-        if round_ is None or round_.id != found.round or found.state is not AssignmentState.ASSIGNED:
-            raise NoLongerNeeded(f"the assignment is {found.state} and its round needs no report of it")
+        if round_ is None or found.state is not AssignmentState.ASSIGNED:
+            raise refusal(found.state)
+        if round_.buffered:
+            if self._selector.sessions.is_late(round_.task.population, found.device, self._now):
+                raise NoLongerNeeded("the deadline of the assignment has passed")
+            before = self._before.running.get(found.task)
+            if before is not None and before.value.state is RoundState.AGGREGATING:
+                raise Unavailable("the next model cannot be written now; send the report again later")
+            return round_
+        if round_.id != found.round:
+            raise refusal(found.state)
         if not round_.reporting or self._now >= round_.value.deadline:
             raise NoLongerNeeded(f"round {found.number} has what it needs, or its deadline has passed")
         return round_
@@ -189,10 +229,23 @@ class Transaction:
         task = round_.task
         self.effects.append(AssignmentEnded(found.id, found.device, task.population, task.id, state, reason))
 
+    def _end_some(self, round_: OpenRound, names: Collection[str], state: AssignmentState, cause: str) -> int:
+        """End these assignments as far as they are open; answers how many were."""
+        ended = self._records.end_assignments(round_.task.id, round_.numbers, state, cause, names)
+        for found in ended:
+            self._end(round_, found, state)
+        return len(ended)
+
     # --- rounds
 
     def _advance(self, round_: OpenRound, task: LoadedTask | None) -> None:
-        if task is not None and (round_.value.state is RoundState.SELECTING or round_.draws_replacements(self._now)):
+        late = self._selector.late(round_, self._now)
+        if late and (ended := self._end_some(round_, late, AssignmentState.EXPIRED, "deadline passed")):
+            self._step(round_, Expired(ended))
+            if round_.task.id not in self.rounds.running:
+                return
+            round_ = self.rounds.running[round_.task.id]
+        if task is not None and (round_.value.state is RoundState.SELECTING or round_.draws_more(self._now)):
             task = self._as_it_stands(task)
         event = self.rounds.next_event(round_, task, self._candidates, self._now)
         if isinstance(event, Summed):
@@ -211,7 +264,7 @@ class Transaction:
     def _count_masked(self, round_: OpenRound) -> None:
         """Count every masked report that is in the sum which came out."""
         if round_.secure is not None:
-            digests = round_.secure.uploads
+            digests = {one: (round_.id, sha256) for one, sha256 in round_.secure.uploads.items()}
             self._records.add_reports(digests)
             for found in self._records.assignments(digests).values():
                 self._end(round_, found, AssignmentState.REPORTED)
@@ -219,7 +272,7 @@ class Transaction:
             self.effects.append(ReportsCounted(round_, [total]))
 
     def _may_open(self, task: LoadedTask) -> bool:
-        wanted = self.rounds.may_open(task) and bool(
+        wanted = self.rounds.may_open(task, self._now) and bool(
             self._not_drawn(self._selector.eligible(task, self.rounds, self._now))
         )
         record = self._records.task(task.id) if wanted else None
@@ -234,19 +287,19 @@ class Transaction:
         running = self.rounds.running.get(task.id)
         base = running.base if running else self._records.snapshot(task.record)
         number = base.number + (2 if running else 1)
-        row_id, attempt = self._records.add_round(task.id, number)
-        held = self.rounds.must_hold(task.id, self._now)
-        members = (
-            self._records.counted_devices(task.record) if task.settings.same_cohort and is_second(number) else None
-        )
+        members = None
+        if task.settings.same_cohort and is_second(number):
+            members = self._records.cohorts.counted_devices(task.id, self._records.made_in(task.record, base))
         policy = task.settings.in_round(number).policy.among(None if members is None else len(members))
-        value = open_round(policy, self._now, held=held)
+        held = self.rounds.must_hold(task.id, self._now)
+        value = open_buffer(policy) if policy.buffered else open_round(policy, self._now, held=held)
+        row_id, attempt = self._records.add_round(task.id, number, value)
         round_ = OpenRound(row_id, attempt, self._now, base, task, value, self._now, members=members)
         self.rounds.put(round_)
         return round_
 
     def _step(self, round_: OpenRound, event: Event) -> None:
-        value, effects = step(round_.value, event, self._now)
+        value, effects = round_.after(event, self._now)
         if (value, effects) == (round_.value, ()):
             return
         if isinstance(event, Reported) and value.state is round_.value.state and not effects:
@@ -280,7 +333,7 @@ class Transaction:
                 case BeginPairAgain():
                     begin_pair_again(self._records, after.task.record, self._selector.secure.lineage)
                 case EndAssignments(state):
-                    self._records.end_assignments(after.id, state, cause)
+                    self._records.end_assignments(after.task.id, after.numbers, state, cause)
 
     def _release(self, round_: OpenRound) -> OpenRound:
         base = self._records.snapshot(round_.task.record)
@@ -295,8 +348,9 @@ class Transaction:
         replica = self._selector.sessions.replica
         new = [AssignedDevice(new_id(replica), slot, session.device) for slot, session in enumerate(chosen, first)]
         self._records.add_assignments(round_.id, new)
-        devices = round_.devices.union(one.device for one in new)
-        self._step(replace(round_, devices=devices), Configured(len(new)))
+        if not round_.buffered:
+            round_ = replace(round_, devices=round_.devices.union(one.device for one in new))
+        self._step(round_, Configured(len(new)))
         round_ = self.rounds.running[round_.task.id]
         given = common_part(self._records, round_, self._selector.secure.lineage, self._now)
         if round_.task.settings.secagg is not None and round_.secure is None:

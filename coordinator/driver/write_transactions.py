@@ -13,7 +13,7 @@ from coordinator.driver.apply_effects import Adopter
 from coordinator.driver.in_memory_state import Memory
 from coordinator.driver.replica_membership import Membership
 from coordinator.driver.selector import Selector
-from coordinator.driver.transaction import Transaction
+from coordinator.driver.transaction import LATER, Transaction
 from coordinator.errors import DatabaseLocked, LeaseLost, StoreConflict, Unavailable
 from coordinator.failpoints import reach
 from coordinator.metrics import Metrics
@@ -53,7 +53,7 @@ class Writer:
 
     @property
     def waits(self) -> bool:
-        """Whether commands wait for the database."""
+        """Whether commands wait for the next transaction."""
         return bool(self._postponed)
 
     def ready(self, now: float) -> bool:
@@ -109,8 +109,11 @@ class Writer:
             self._adopter.adopt(transaction, now)
             self._memory.presence.forget(chain.from_iterable(lost.values()))
         self._postponed_since = None
-        for (_, future), outcome in zip(durable, outcomes, strict=True):
-            settle(future, outcome)
+        for one, outcome in zip(durable, outcomes, strict=True):
+            if outcome is LATER:
+                self._postponed.append(one)
+            else:
+                settle(one[1], outcome)
 
     def fail(self, error: Exception, now: float) -> None:
         """Take note of a transaction that failed: it is in doubt, unless the lease was lost or nothing was begun."""

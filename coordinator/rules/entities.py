@@ -66,7 +66,7 @@ class Task:
 class RoundRecord:
     """One attempt at a round. `seconds` and `checkpoint_sha256` are None while, or because, there are none.
 
-    abort_reasons: how many devices gave up, by reason.
+    abort_reasons: how many devices gave up, by reason. The counts and `staleness` are those of `rules.rounds.Round`.
     """
 
     id: int
@@ -79,6 +79,10 @@ class RoundRecord:
     aborted: int
     lost: int
     expired: int
+    stale: int
+    taken_over: int
+    handed_on: int
+    staleness: tuple[int, ...]
     abort_reasons: dict[str, int]
     metrics: dict[str, float]
     opened_at: float
@@ -88,8 +92,9 @@ class RoundRecord:
     @property
     def not_needed(self) -> int:
         """Devices of a round that is over whose report it did without."""
-        rest = self.assigned - self.reported - self.aborted - self.lost - self.expired
-        return rest if self.state.ended else 0
+        begun = self.taken_over + self.assigned
+        ended = self.reported + self.aborted + self.lost + self.expired + self.stale
+        return begun - ended - self.handed_on if self.state.ended else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +109,15 @@ class LiveRound:
     reported: int
     aborted: int
     lost: int
+    expired: int
+    taken_over: int
+    staleness: tuple[int, ...]
     entered_at: float
+
+    @property
+    def at_work(self) -> int:
+        """Devices that may still report."""
+        return self.taken_over + self.assigned - self.reported - self.aborted - self.lost - self.expired
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

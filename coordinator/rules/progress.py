@@ -211,6 +211,8 @@ def _running(one: Situation, round_: LiveRound, seen: Observation, now: float) -
     policy, entered_s = one.policy, now - round_.entered_at
     if round_.state is not RoundState.REPORTING:
         return _aggregating(one, round_, entered_s)
+    if policy.buffered:
+        return _buffering(one, round_, seen, now)
     if seen.phase == UNMASKING:
         return (
             Reason.AGGREGATING,
@@ -228,6 +230,16 @@ def _running(one: Situation, round_: LiveRound, seen: Observation, now: float) -
         return Reason.REPORTING, "; ".join([f"{one.label}: {state}", *lost, *_obstacles(seen)])
     unheard = f"{_devices(seen.silent)} not heard of for {_seconds(now - seen.silent_since)}"
     return Reason.DEVICES_SILENT, "; ".join([f"{one.label} waits for {unheard}: {state}", *lost, *_obstacles(seen)])
+
+
+def _buffering(one: Situation, round_: LiveRound, seen: Observation, now: float) -> Found:
+    policy = one.policy
+    state = f"{one.label}: {round_.reported} of {policy.goal} reports in the buffer"
+    since = max(round_.entered_at, seen.since, seen.accepted_at or 0.0)
+    if round_.at_work == 0 and not seen.eligible and now - since > GRACE_S:
+        return _nobody(f"{state}, and no device is at work", seen, now)
+    work = f"{state}, {round_.at_work} of {_devices(policy.concurrency)} at work"
+    return Reason.REPORTING, "; ".join([work, *_obstacles(seen)])
 
 
 def _without_silent(round_: LiveRound, seen: Observation) -> int:
@@ -259,9 +271,12 @@ def _selecting(one: Situation, seen: Observation, now: float) -> Found:
         return Reason.CANNOT_WRITE, f"{words} and the coordinator could not write it; its log says why"
     left = "" if left_s is None else f", {_seconds(max(0.0, left_s))} left"
     if _is_expected(one, seen, now):
-        words = f"{one.label}: {seen.eligible} of {_devices(policy.cohort)} {_wait(seen.eligible)}{left}"
+        asked = "" if policy.buffered else f" of {_devices(policy.cohort)}"
+        words = f"{one.label}: {seen.eligible}{asked} {_wait(seen.eligible)}{left}"
         return Reason.SELECTING, "; ".join([words, *_obstacles(seen)])
     needs = f"{one.label} needs {_devices(policy.cohort)}, {policy.minimum} at least"
+    if policy.buffered:
+        needs = f"{one.label} takes whoever comes"
     if seen.eligible:
         words = f"{needs}: {seen.eligible} {_wait(seen.eligible)}{left}; the attempt before had too few"
         return Reason.TOO_FEW_DEVICES, "; ".join([words, *_obstacles(seen)])

@@ -43,6 +43,7 @@ class AssignmentState(StrEnum):
     LOST = "lost"
     NOT_NEEDED = "not-needed"
     EXPIRED = "expired"
+    TOO_STALE = "too-stale"
 
 
 class LeftOut(StrEnum):
@@ -66,6 +67,7 @@ class RoundPolicy:
     """When a round starts, ends and counts. Checked by `TaskSettings`.
 
     members: how many devices the round may draw from, as the second trip of the same cohort; None when from all.
+    concurrency: devices at work at once in a buffered round (buffers.py); 0 for a round that draws a cohort.
     """
 
     goal: int
@@ -74,16 +76,24 @@ class RoundPolicy:
     selection_timeout_s: float
     reporting_deadline_s: float
     members: int | None = None
+    concurrency: int = 0
 
     def among(self, members: int | None) -> RoundPolicy:
         """The policy of a round that draws all of so many devices, if they come; the same policy for None."""
         return self if members is None else replace(self, members=members, goal=min(self.goal, members))
 
     @property
+    def buffered(self) -> bool:
+        """Whether devices come and report at their own speed."""
+        return self.concurrency > 0
+
+    @property
     def cohort(self) -> int:
-        """How many devices to select, so that `goal` of them report although some fall silent."""
+        """Devices that have an assignment at once: so many that `goal` of them report although some fall silent."""
         if self.members is not None:
             return self.members
+        if self.buffered:
+            return self.concurrency
         # Rounded first: 100 × 1.1 is a hair above 110 in binary, and must not select 111.
         return math.ceil(round(self.goal * self.over_selection, 6))
 
@@ -97,6 +107,10 @@ class Round:
     lost: lost devices; replaced: how many were drawn in their place. expired: devices that the deadline cut off.
     proven: a device has carried the plan out. short_until: how long a round that can no longer come to its minimum
     waits for replacements.
+
+    Of a buffered round alone: taken_over, handed_on: open assignments that it took over from the round before, and
+    handed on to the next one. stale: assignments that ended because too many versions came after theirs. staleness:
+    counts of its reports by staleness, from 0.
     """
 
     policy: RoundPolicy
@@ -112,16 +126,26 @@ class Round:
     replaced: int = 0
     proven: bool = False
     short_until: float = math.inf
+    taken_over: int = 0
+    handed_on: int = 0
+    stale: int = 0
+    staleness: tuple[int, ...] = ()
 
     @property
     def outstanding(self) -> int:
         """Devices that could still report; once the round reports no more, those that it did not need."""
-        return self.assigned - self.reported - self.aborted - self.lost - self.expired
+        begun = self.taken_over + self.assigned
+        return begun - self.reported - self.aborted - self.lost - self.expired - self.stale - self.handed_on
+
+    @property
+    def closed(self) -> bool:
+        """Whether its devices cannot report any more. Those of a buffered round can as long as it has not ended."""
+        return self.state.ended or (self.state is RoundState.AGGREGATING and not self.policy.buffered)
 
     @property
     def revealed(self) -> bool:
         """Whether devices have done their part, and the sum of a secure aggregation is being made."""
-        return self.state is RoundState.REPORTING and self.deadline == math.inf
+        return self.state is RoundState.REPORTING and self.deadline == math.inf and not self.policy.buffered
 
     @property
     def attainable(self) -> int:
@@ -157,7 +181,9 @@ class Configured:
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """One assignment's report was taken."""
+    """One assignment's report was taken. staleness: versions that were committed since the one that it starts from."""
+
+    staleness: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,13 +212,23 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
+class Expired:
+    """The deadlines of so many assignments passed, in a buffered round."""
+
+    devices: int
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time passed, and the round draws no devices."""
 
 
 @dataclass(frozen=True, slots=True)
 class Aggregated:
-    """The next checkpoint is durable."""
+    """The next checkpoint is durable. Of a buffered round: so many assignments are too stale now, or go on."""
+
+    stale: int = 0
+    handed_on: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +238,9 @@ class Abandon:
     reason: str
 
 
-Event: TypeAlias = Waiting | Configured | Reported | Revealed | Summed | Aborted | Lost | Tick | Aggregated | Abandon
+Event: TypeAlias = (
+    Waiting | Configured | Reported | Revealed | Summed | Aborted | Lost | Expired | Tick | Aggregated | Abandon
+)
 
 
 @dataclass(frozen=True, slots=True)

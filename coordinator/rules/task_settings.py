@@ -18,6 +18,8 @@ LEAST_GROUP, MOST_GROUP = 2 * LEAST_COHORT, 500
 """Bounds on the size of a group in a secure round: a group of one too many, halved, still holds LEAST_COHORT."""
 MOST_COUNT = 2**31 - 1
 """The largest number of rounds, reports or examples in a setting: columns hold no more."""
+MOST_STALENESS = 1000
+"""The largest bound on staleness: so many models may have to be kept for devices that have not fetched theirs."""
 PHASES_AFTER_TRAINING = 5
 """Phases of a secure round that follow the training: shares, masked reports, confirmations, shares revealed."""
 
@@ -69,6 +71,25 @@ class Secagg:
         demand(within, "group_size", f"from {LEAST_GROUP} to {MOST_GROUP}", self.group_size)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buffered:
+    """How devices come and report at their own speed (docs/spec/rounds.md §10).
+
+    concurrency: devices at work at once, at most. max_staleness: how many versions of the model may be committed while
+    a device works; after more, its report is refused.
+
+    Raises InvalidTask naming the setting and what it may be.
+    """
+
+    concurrency: int = 100
+    max_staleness: int = 50
+
+    def __post_init__(self) -> None:
+        demand(1 <= self.concurrency <= MOST_COUNT, "concurrency", "from 1 to below 2**31", self.concurrency)
+        most = self.max_staleness
+        demand(0 <= most <= MOST_STALENESS, "max_staleness", f"from 0 to {MOST_STALENESS}", most)
+
+
 @dataclass(frozen=True, slots=True)
 class Separation:
     """The least distance between two participations of a device in a task.
@@ -103,6 +124,9 @@ class TaskSettings:
     same_cohort: whether the second of two trips draws only devices that the first one counted. Then both rounds of a
     pair have the goal and the minimum of the first, and no separation may be asked for.
 
+    buffered: how devices come and report at their own speed, in mode "buffered", where `goal` reports of any age make
+    the next version; over_selection and selection_timeout_s mean nothing then. None draws a cohort for every round.
+
     Raises InvalidTask naming the setting and what it may be.
     """
 
@@ -126,6 +150,7 @@ class TaskSettings:
     clear: ClearReports = field(default_factory=ClearReports)
     schedule: ServerSchedule = field(default_factory=ServerSchedule)
     same_cohort: bool = False
+    buffered: Buffered | None = None
 
     def __post_init__(self) -> None:
         for name in ("goal", "rounds", "max_attempts", "min_examples", "min_separation_rounds"):
@@ -159,6 +184,8 @@ class TaskSettings:
         )
         if self.secagg is not None:
             self._check_secagg(self.secagg)
+        if self.buffered is not None:
+            self._check_buffered()
 
     def _check_secagg(self, secagg: Secagg) -> None:
         least = self.policy.minimum
@@ -169,6 +196,24 @@ class TaskSettings:
         after_s, deadline_s = PHASES_AFTER_TRAINING * secagg.phase_s, self.reporting_deadline_s
         wording = f"above {after_s:g} ({PHASES_AFTER_TRAINING} × phase_s) with secagg, to leave time for training"
         demand(deadline_s > after_s, "reporting_deadline_s", wording, deadline_s)
+
+    def _check_buffered(self) -> None:
+        wording = "absent in mode buffered: the devices of a secure sum must start from one model"
+        demand(self.secagg is None, "secagg", wording, self.secagg)
+        wording = "mean in mode buffered: other estimators do not know of staleness"
+        demand(self.clear.estimator == "mean", "estimator", wording, self.clear.estimator)
+        wording = f"the goal, {self.goal}, or not given in mode buffered: nothing else ends a round"
+        demand(self.minimum in (None, self.goal), "minimum", wording, self.minimum)
+
+    @property
+    def mode(self) -> str:
+        """How rounds get their reports: "synchronous", each from a cohort of its own, or "buffered"."""
+        return "synchronous" if self.buffered is None else "buffered"
+
+    @property
+    def max_staleness(self) -> int:
+        """How many versions old the model may be that a report starts from."""
+        return 0 if self.buffered is None else self.buffered.max_staleness
 
     @property
     def separation(self) -> Separation | None:
@@ -182,7 +227,8 @@ class TaskSettings:
         """The part that governs a round."""
         minimum = self.goal if self.minimum is None else self.minimum
         times_s = self.selection_timeout_s, self.reporting_deadline_s
-        return RoundPolicy(self.goal, minimum, self.over_selection, *times_s)
+        concurrency = 0 if self.buffered is None else self.buffered.concurrency
+        return RoundPolicy(self.goal, minimum, self.over_selection, *times_s, concurrency=concurrency)
 
     @property
     def largest_goal(self) -> int:

@@ -35,9 +35,10 @@ _FIRST = 0.1
 class Retention:
     """The retention of every task: the models of its last `models` committed rounds; assignments for `assignments_s`.
 
-    Of a task with `same_cohort` two models are kept at least, as a pair of its rounds may begin again. Assignments are
-    kept for longer where a separation of participations still needs them. grace_s: how long bytes are kept that no row
-    points at or names yet: while a backup is made, or a bundle is uploaded.
+    Of a task with `same_cohort` two models are kept at least, as a pair of its rounds may begin again. Models are kept
+    for longer where an open assignment starts from them, assignments where a separation of participations still needs
+    them. grace_s: how long bytes are kept that no row points at or names yet: while a backup is made, or a bundle is
+    uploaded.
     """
 
     models: int = 5
@@ -55,9 +56,9 @@ class Collected:
     assignments: int
 
 
-def superseded(committed: Iterable[int], keep: int) -> list[int]:
-    """The round numbers whose models go; the last `keep` of those `committed` stay, and one in any case."""
-    return sorted(committed)[: -max(keep, 1)]
+def superseded(committed: Iterable[int], keep: int, in_use: Collection[int] = ()) -> list[int]:
+    """The round numbers whose models go; the last `keep` of those `committed` stay, one at least, and those in use."""
+    return [number for number in sorted(committed)[: -max(keep, 1)] if number not in in_use]
 
 
 def unknown(stored: Iterable[StoredName], known: Collection[str], before: float) -> list[str]:
@@ -76,8 +77,8 @@ def collect(store: CoordinatorStore, retention: Retention, stopped: Stopped = la
             break
         with store.database.writing() as records:
             # A pair of rounds that begins again goes back by two.
-            keep = max(retention.models, 2 if task.settings.same_cohort else 1)
-            gone = superseded(records.garbage.rounds_with_models(task.id), keep)
+            keep, garbage = max(retention.models, 2 if task.settings.same_cohort else 1), records.garbage
+            gone = superseded(garbage.rounds_with_models(task.id), keep, garbage.models_in_use(task.id))
             if gone:
                 records.garbage.forget_models(task.id, gone)
         models += len(gone)

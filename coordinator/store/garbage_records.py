@@ -7,7 +7,7 @@ from collections.abc import Collection
 from sqlalchemy import delete, exists, func, or_, select, text, update
 from sqlalchemy.engine import Connection
 
-from coordinator.rules.rounds import RoundState
+from coordinator.rules.rounds import AssignmentState, RoundState
 from coordinator.store.tables import ASSIGNMENTS, BLOBS, METADATA, REPORTS, ROUNDS, TRANSITIONS
 
 
@@ -33,6 +33,12 @@ class GarbageRecords:
         kept = (ROUNDS.c.task == task_id) & ROUNDS.c.checkpoint_sha256.is_not(None)
         return list(self._connection.scalars(select(ROUNDS.c.number).where(kept)))
 
+    def models_in_use(self, task_id: str) -> set[int]:
+        """The rounds from whose models open assignments start; 0 is the start."""
+        open_ = (ROUNDS.c.task == task_id) & (ASSIGNMENTS.c.state == AssignmentState.ASSIGNED)
+        drawn = select(ROUNDS.c.number).join(ASSIGNMENTS).where(open_).distinct()
+        return {number - 1 for number in self._connection.scalars(drawn)}
+
     def forget_models(self, task_id: str, numbers: Collection[int]) -> None:
         """Remove the models of committed rounds; note the time at blobs that no row points at any more."""
         self._lock_blobs()
@@ -54,14 +60,16 @@ class GarbageRecords:
     def rounds_with_cohorts(self, task_id: str, age_s: float, within: int) -> list[int]:
         """Row ids of rounds that ended over `age_s` ago, whose assignments are still there.
 
-        The last `within` committed rounds of the task, and all later ones, are not among them.
+        The last `within` committed rounds of the task, and all later ones, are not among them. Nor are those with an
+        assignment that is open.
         """
         of_task = ROUNDS.c.task == task_id
         committed = select(func.max(ROUNDS.c.number)).where(of_task & (ROUNDS.c.state == RoundState.COMMITTED))
         last = self._connection.scalar(committed) or 0
         old = of_task & (ROUNDS.c.ended_at < self._at - age_s) & (ROUNDS.c.number <= last - within)
-        here = exists().where(ASSIGNMENTS.c.round == ROUNDS.c.id)
-        return list(self._connection.scalars(select(ROUNDS.c.id).where(old & here).order_by(ROUNDS.c.id)))
+        here = ASSIGNMENTS.c.round == ROUNDS.c.id
+        over = exists().where(here) & ~exists().where(here & (ASSIGNMENTS.c.state == AssignmentState.ASSIGNED))
+        return list(self._connection.scalars(select(ROUNDS.c.id).where(old & over).order_by(ROUNDS.c.id)))
 
     def forget_cohort(self, round_id: int) -> int:
         """Remove a round's assignments with their reports and transitions; answers how many assignments."""

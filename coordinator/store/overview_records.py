@@ -18,20 +18,25 @@ _ENDED = [state for state in RoundState if state.ended]
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Counts of a task: its assignments in rounds that ended, by outcome, and its attempts, by outcome."""
+    """Counts of a task: its assignments in rounds that ended, by outcome, and its attempts, by outcome.
+
+    going_on: those that the last of these rounds, a buffered one, handed on.
+    """
 
     assigned: int
     reported: int
     aborted: int
     lost: int
     expired: int
+    stale: int
+    going_on: int
     committed: int
     abandoned: int
 
     @property
     def not_needed(self) -> int:
         """Devices whose report was not needed."""
-        return self.assigned - self.reported - self.aborted - self.lost - self.expired
+        return self.assigned - self.reported - self.aborted - self.lost - self.expired - self.stale - self.going_on
 
 
 class OverviewRecords:
@@ -53,20 +58,27 @@ class OverviewRecords:
             .label("entered_at")
         )
         query = select(ROUNDS, entered).where(ROUNDS.c.state.not_in(_ENDED)).order_by(ROUNDS.c.task, ROUNDS.c.id)
-        same = ("task", "number", "attempt", "assigned", "reported", "aborted", "lost", "entered_at")
+        same = ("task", "number", "attempt", "assigned", "reported", "aborted", "lost", "expired", "taken_over")
         return [
-            LiveRound(**{name: getattr(row, name) for name in same}, state=RoundState(row.state))
+            LiveRound(
+                **{name: getattr(row, name) for name in same},
+                state=RoundState(row.state),
+                staleness=tuple(row.staleness),
+                entered_at=row.entered_at,
+            )
             for row in self._connection.execute(query)
         ]
 
     def totals(self) -> dict[str, Totals]:
         """Sums over the rounds that ended, of every task that has any."""
         counted = (ROUNDS.c.state == RoundState.COMMITTED).label("counted")
-        sums = [func.sum(ROUNDS.c[name]) for name in ("assigned", "reported", "aborted", "lost", "expired")]
-        query = select(ROUNDS.c.task, counted, *sums, func.count()).where(ROUNDS.c.state.in_(_ENDED))
+        names = ("assigned", "reported", "aborted", "lost", "expired", "stale")
+        sums = [func.sum(ROUNDS.c[name]) for name in names]
+        going_on = func.sum(ROUNDS.c.handed_on - ROUNDS.c.taken_over)
+        query = select(ROUNDS.c.task, counted, *sums, going_on, func.count()).where(ROUNDS.c.state.in_(_ENDED))
         found: dict[str, list[int]] = {}
         for task, committed, *counts, rounds in self._connection.execute(query.group_by(ROUNDS.c.task, counted)):
-            of_task = found.setdefault(task, [0] * 7)
+            of_task = found.setdefault(task, [0] * 9)
             more = (*counts, rounds if committed else 0, 0 if committed else rounds)
             found[task] = [int(a) + int(b) for a, b in zip(of_task, more, strict=True)]
         return {task: Totals(*sums) for task, sums in found.items()}

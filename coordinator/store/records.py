@@ -13,11 +13,13 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
 from coordinator.errors import StoreConflict, UnknownAssignment, UnknownBlob, UnknownRound, UnknownTask
+from coordinator.rules.buffers import drawn_in
 from coordinator.rules.entities import AssignedDevice, AssignmentRecord, RoundRecord, Snapshot, Task, Transition
 from coordinator.rules.progress import Progress, explain
 from coordinator.rules.rounds import FAILURES, AssignmentState, LeftOut, Round, RoundState, TaskState, move
 from coordinator.rules.task_settings import MOST_COUNT
 from coordinator.store.audit_records import AuditRecords
+from coordinator.store.cohort_records import ASSIGNED_ROWS, CohortRecords
 from coordinator.store.device_records import DeviceRecords
 from coordinator.store.garbage_records import GarbageRecords
 from coordinator.store.identity_records import IdentityRecords
@@ -44,13 +46,8 @@ _MOST_NAMED = 1000
 """Ids in one statement."""
 _CONFLICT = "a row of {} is no longer {}: does another coordinator use this store?"
 # Made once, and so compiled once: to build a statement anew costs more than to execute it.
-_ASSIGNED = (
-    select(ASSIGNMENTS, ROUNDS.c.task, ROUNDS.c.number, TASKS.c.plan_sha256, REPORTS.c.sha256)
-    .select_from(ASSIGNMENTS.join(ROUNDS).join(TASKS, ROUNDS.c.task == TASKS.c.id).outerjoin(REPORTS))
-    .order_by(ASSIGNMENTS.c.slot)
-)
 _THESE = ASSIGNMENTS.c.id.in_(bindparam("ids", expanding=True))
-_GIVEN = _ASSIGNED.where(_THESE).with_for_update(of=ASSIGNMENTS, key_share=True)
+_GIVEN = ASSIGNED_ROWS.where(_THESE).with_for_update(of=ASSIGNMENTS, key_share=True)
 _REPORT = (
     update(ASSIGNMENTS)
     .where(_THESE & (ASSIGNMENTS.c.state == AssignmentState.ASSIGNED))
@@ -79,6 +76,7 @@ class Records:
         self.observations = ObservationRecords(connection)
         self.garbage = GarbageRecords(connection, at)
         self.sessions = SessionCountRecords(connection)
+        self.cohorts = CohortRecords(connection)
 
     # --- tasks and blobs
 
@@ -176,7 +174,7 @@ class Records:
         rounds more as it lost, up to MOST_COUNT in all.
         """
         number = self.snapshot(task).number + 1
-        values: dict[str, Any] = {**dict.fromkeys(COUNTS, 0), "reason": cause, "metrics": {}}
+        values: dict[str, Any] = {**dict.fromkeys(COUNTS, 0), "staleness": [], "reason": cause, "metrics": {}}
         values |= {"state_sha256": to.state_sha256, "checkpoint_sha256": to.checkpoint_sha256}
         values |= {"lineage": msgspec.to_builtins(lineage)}
         values |= {"task": task.id, "number": number, "attempt": self._next_attempt(task.id, number)}
@@ -186,13 +184,13 @@ class Records:
         self._guarded(TASKS, task.id, task.state, {"rounds": rounds})
         self._transition("task", task.id, task.state, task.state, cause)
 
-    def add_round(self, task_id: str, number: int) -> tuple[int, int]:
-        """Write a new round that selects; answers its row id and its attempt, one more than the last."""
+    def add_round(self, task_id: str, number: int, value: Round) -> tuple[int, int]:
+        """Write a new round; answers its row id and its attempt, one more than the last."""
         attempt = self._next_attempt(task_id, number)
-        values: dict[str, Any] = {**dict.fromkeys(COUNTS, 0), "reason": "", "metrics": {}}
+        values = _values(value) | {"metrics": {}}
         values |= {"task": task_id, "number": number, "attempt": attempt, "opened_at": self.at}
-        row_id = self._insert(ROUNDS, state=RoundState.SELECTING, **values)
-        self._transition("round", row_id, "", RoundState.SELECTING, "devices are waiting")
+        row_id = self._insert(ROUNDS, **values)
+        self._transition("round", row_id, "", value.state, "devices are waiting")
         return row_id, attempt
 
     def release_round(self, row_id: int, task_id: str, number: int) -> int:
@@ -234,7 +232,7 @@ class Records:
 
     def move_round(self, row_id: int, before: Round, after: Round, cause: str) -> None:
         """Write a round's counts and state. Raises StoreConflict when the stored state is not that of `before`."""
-        values: dict[str, Any] = {name: getattr(after, name) for name in ("state", "reason", *COUNTS)}
+        values = _values(after)
         if after.state.ended:
             values["ended_at"] = self.at
         self._guarded(ROUNDS, row_id, before.state, values)
@@ -255,7 +253,7 @@ class Records:
         Answers how many, and which go on.
         """
         running = ROUNDS.c.state.in_([state for state in RoundState if not state.ended])
-        query = select(ROUNDS).join(TASKS).where(running & TASKS.c.population.in_(populations))
+        query = select(ROUNDS, TASKS.c.buffered).join(TASKS).where(running & TASKS.c.population.in_(populations))
         ended, go_on = 0, set()
         for row in self._connection.execute(query).all():
             if known and _agrees(row, known.get(row.id)):
@@ -264,7 +262,8 @@ class Records:
             values = {"state": RoundState.ABANDONED, "reason": reason, "ended_at": self.at}
             self._guarded(ROUNDS, row.id, row.state, values)
             self._transition("round", row.id, row.state, RoundState.ABANDONED, reason)
-            self.end_assignments(row.id, AssignmentState.NOT_NEEDED, reason)
+            numbers = drawn_in(row.number, row.buffered["max_staleness"] if row.buffered else 0)
+            self.end_assignments(row.task, numbers, AssignmentState.NOT_NEEDED, reason)
             ended += 1
         return ended, go_on
 
@@ -294,7 +293,7 @@ class Records:
 
     def assignment(self, assignment_id: str) -> AssignmentRecord:
         """One assignment. Raises UnknownAssignment."""
-        query = self._held(_ASSIGNED.where(ASSIGNMENTS.c.id == assignment_id), ASSIGNMENTS)
+        query = self._held(ASSIGNED_ROWS.where(ASSIGNMENTS.c.id == assignment_id), ASSIGNMENTS)
         row = self._connection.execute(query).one_or_none()
         if row is None:
             raise UnknownAssignment("there is no such assignment; check in again")
@@ -308,39 +307,17 @@ class Records:
             for row in self._connection.execute(_GIVEN, {"ids": some})
         }
 
-    def cohort(self, task_id: str, number: int, attempt: int) -> list[AssignmentRecord]:
-        """The assignments of one attempt at a round, by slot."""
-        where = (ROUNDS.c.task == task_id) & (ROUNDS.c.number == number) & (ROUNDS.c.attempt == attempt)
-        return [assignment_of(row) for row in self._connection.execute(_ASSIGNED.where(where))]
-
-    def counted_devices(self, task: Task) -> frozenset[str]:
-        """The devices whose reports made a task's last model."""
-        of_round = (ROUNDS.c.task == task.id) & (ROUNDS.c.number == self.made_in(task, self.snapshot(task)))
-        counted = of_round & (ASSIGNMENTS.c.state == AssignmentState.REPORTED)
-        query = select(ASSIGNMENTS.c.device).join(ROUNDS).where(counted & (ROUNDS.c.state == RoundState.COMMITTED))
-        return frozenset(self._connection.scalars(query))
-
-    def participations(self, task_id: str, after: int, since: float) -> list[tuple[str, float, int]]:
-        """Devices that took part, and stayed, in rounds above `after`, or that ended later than `since` or not yet.
-
-        Device, time of its last assignment in seconds since 1970, and number of that round. Abandoned rounds do not
-        count.
-        """
-        stayed = ASSIGNMENTS.c.state.not_in((AssignmentState.ABORTED, AssignmentState.LOST))
-        counting = (ROUNDS.c.task == task_id) & (ROUNDS.c.state != RoundState.ABANDONED)
-        lately = (ROUNDS.c.number > after) | (ROUNDS.c.ended_at > since) | ROUNDS.c.ended_at.is_(None)
-        columns = (ASSIGNMENTS.c.device, func.max(ASSIGNMENTS.c.assigned_at), func.max(ROUNDS.c.number))
-        query = select(*columns).select_from(ASSIGNMENTS.join(ROUNDS)).where(counting & lately & stayed)
-        return [(row[0], row[1], row[2]) for row in self._connection.execute(query.group_by(ASSIGNMENTS.c.device))]
-
-    def add_reports(self, digests: Mapping[str, str]) -> None:
-        """Count the reports of these digests, by assignment, all at once.
+    def add_reports(self, digests: Mapping[str, tuple[int, str]]) -> None:
+        """Count reports, all at once: by assignment, the row id of the round whose sum each is in, and its digest.
 
         Raises StoreConflict when one of the assignments waits for a report no more.
         """
         if not digests:
             return
-        rows = [{"assignment": one, "sha256": sha256, "received_at": self.at} for one, sha256 in digests.items()]
+        rows = [
+            {"assignment": one, "round": round_id, "sha256": sha256, "received_at": self.at}
+            for one, (round_id, sha256) in digests.items()
+        ]
         self._connection.execute(insert(REPORTS), rows)
         if sum(self._connection.execute(_REPORT, {"ids": some}).rowcount for some in _slices(digests)) != len(digests):
             raise StoreConflict(_CONFLICT.format(ASSIGNMENTS.name, AssignmentState.ASSIGNED))
@@ -354,10 +331,15 @@ class Records:
         self._transition("assignment", assignment.id, assignment.state, to, cause)
 
     def end_assignments(
-        self, round_id: int, to: AssignmentState, cause: str, names: Collection[str] | None = None
+        self, task_id: str, numbers: range, to: AssignmentState, cause: str, names: Collection[str] | None = None
     ) -> list[AssignedDevice]:
-        """End the open assignments of a round, or only those called `names`; answers which ended."""
-        open_ = (ASSIGNMENTS.c.round == round_id) & (ASSIGNMENTS.c.state == AssignmentState.ASSIGNED)
+        """End the open assignments of a task's rounds of these numbers, or only those called `names`.
+
+        Answers which ended.
+        """
+        within = (ROUNDS.c.number >= numbers.start) & (ROUNDS.c.number < numbers.stop)
+        rounds = select(ROUNDS.c.id).where((ROUNDS.c.task == task_id) & within)
+        open_ = ASSIGNMENTS.c.round.in_(rounds) & (ASSIGNMENTS.c.state == AssignmentState.ASSIGNED)
         query = self._held(select(ASSIGNMENTS.c.id, ASSIGNMENTS.c.slot, ASSIGNMENTS.c.device).where(open_), ASSIGNMENTS)
         ended = [AssignedDevice(*row) for row in self._connection.execute(query) if names is None or row.id in names]
         for some in _slices([one.id for one in ended]):
@@ -408,6 +390,11 @@ class Records:
 def _committed_by_devices(task_id: str) -> ColumnElement[bool]:
     """The committed rounds of a task, but for rollbacks."""
     return (ROUNDS.c.task == task_id) & (ROUNDS.c.state == RoundState.COMMITTED) & (ROUNDS.c.reported > 0)
+
+
+def _values(round_: Round) -> dict[str, Any]:
+    """The columns of a round that its value has."""
+    return {name: getattr(round_, name) for name in ("state", "reason", *COUNTS)} | {"staleness": round_.staleness}
 
 
 @cache

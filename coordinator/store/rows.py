@@ -15,7 +15,7 @@ from fedcore.plan import PlanSignature
 from fedcore.release import Signed
 
 SETTINGS = tuple(TaskSettings.__dataclass_fields__)
-COUNTS = ("assigned", "reported", "aborted", "lost", "expired")
+COUNTS = ("assigned", "reported", "aborted", "lost", "expired", "stale", "taken_over", "handed_on")
 """Of a round's assignments, as its value and its row have them; once it is over, the rest were not needed."""
 _task_settings = converter(TaskSettings)
 _plan_signature, _statement = converter(PlanSignature), converter(Signed)
@@ -48,6 +48,7 @@ def round_of(row: Row[Any], abort_reasons: dict[str, int]) -> RoundRecord:
     same = ("id", "number", "attempt", "reason", *COUNTS, "metrics", "opened_at")
     return RoundRecord(
         **{name: getattr(row, name) for name in same},
+        staleness=tuple(row.staleness),
         abort_reasons=abort_reasons,
         state=RoundState(row.state),
         seconds=None if row.ended_at is None else row.ended_at - row.opened_at,

@@ -144,6 +144,7 @@ TASKS = Table(
     _column("clear", JSON, comment="bounds on a report that is not masked"),
     _column("schedule", JSON, comment="how the server learning rate and the goal change from round to round"),
     _column("same_cohort", Boolean, comment="whether a second trip draws only devices that the first one counted"),
+    _column("buffered", JSON(none_as_null=True), comment="mode buffered; null in mode synchronous", null=True),
     _column("created_at", Float, comment="seconds since 1970"),
     comment="Tasks: a plan, a population, and the settings of rounds",
 )
@@ -195,6 +196,10 @@ ROUNDS = Table(
     _column("aborted", Integer, comment="devices that aborted"),
     _column("lost", Integer, comment="devices that vanished"),
     _column("expired", Integer, comment="devices that the deadline cut off"),
+    _column("stale", Integer, comment="assignments that were too stale at its end; this and the next three: buffered"),
+    _column("taken_over", Integer, comment="open assignments of earlier rounds that it began with"),
+    _column("handed_on", Integer, comment="open assignments that went on after its end"),
+    _column("staleness", JSON, comment="counts of its reports by staleness, from 0; empty in mode synchronous"),
     _column("opened_at", Float, comment="when it could draw devices, in seconds since 1970; not when it began to wait"),
     _column("ended_at", Float, comment="seconds since 1970", null=True),
     _blob("state_sha256", "server state after the round, once committed", null=True),
@@ -209,10 +214,12 @@ ASSIGNMENTS = Table(
     "assignments",
     METADATA,
     _column("id", String(32), comment="unguessable id", key=True),
-    _column("round", _SERIAL, ForeignKey("rounds.id"), comment="the round"),
+    _column(
+        "round", _SERIAL, ForeignKey("rounds.id"), comment="the round that drew the device, from whose model it starts"
+    ),
     _column("slot", Integer, comment="place in the cohort, from 0; keys the device's random numbers"),
     _column("device", String(200), comment="the device that signed the check-in"),
-    _column("state", String(16), comment="assigned, reported, aborted, lost, not-needed or expired"),
+    _column("state", String(16), comment="assigned, reported, aborted, lost, not-needed, expired or too-stale"),
     _column("reason", Text, comment="why it was aborted, or its device is left out of further attempts; else empty"),
     _column("assigned_at", Float, comment="seconds since 1970"),
     UniqueConstraint("round", "slot"),
@@ -224,8 +231,10 @@ REPORTS = Table(
     METADATA,
     # This primary key is what makes a report count once.
     _column("assignment", String(32), ForeignKey("assignments.id"), comment="the assignment", key=True),
+    _column("round", _SERIAL, ForeignKey("rounds.id"), comment="the round whose sum it is in"),
     _column("sha256", String(64), comment="digest of the body, hex"),
     _column("received_at", Float, comment="seconds since 1970"),
+    Index("reports_of", "round"),
     comment="Reports that were counted; their contents are never stored",
 )
 

@@ -21,7 +21,7 @@ from coordinator.rules.entities import AssignmentRecord, Device, RoundRecord, Se
 from coordinator.rules.progress import Progress
 from coordinator.rules.release import check_release, check_signed
 from coordinator.rules.rollback import check_rollback
-from coordinator.rules.rounds import TaskState
+from coordinator.rules.rounds import RoundState, TaskState
 from coordinator.rules.task_settings import FootprintBudget, Secagg, TaskSettings
 from coordinator.store.blobs import Blobs
 from coordinator.store.database import Database
@@ -93,6 +93,11 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
         first = first_checkpoint(bundle, self.algorithm_modules)
         if settings.same_cohort:
             check_two_trips(self.algorithm(manifest.algorithm))
+        if settings.buffered is not None and len(plan.trips) > 1:
+            raise InvalidTask(
+                f"algorithm {manifest.algorithm.name} has {len(plan.trips)} trips, which rounds take in turn; in mode "
+                "buffered devices of several rounds work at once: take an algorithm of one trip"
+            )
         for trip in plan.trips:
             settings.clear.check_room(trip.report, settings.largest_goal)
         check_release(plan, bundle.certificate, settings)
@@ -225,7 +230,15 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
             attempts = [r.attempt for r in records.rounds(records.task(task_id).id) if r.number == number]
             if not attempts:
                 raise UnknownRound(f"task {task_id} has no round {number}")
-            return records.cohort(task_id, number, max(attempts))
+            return records.cohorts.drawn(task_id, number, max(attempts))
+
+    def counted(self, task_id: str, number: int) -> list[AssignmentRecord]:
+        """The assignments whose reports are in the model after round `number`. Raises UnknownRound."""
+        with self.database.reading() as records:
+            done = [one for one in records.rounds(records.task(task_id).id) if one.number == number]
+            if not done or done[-1].state is not RoundState.COMMITTED:
+                raise UnknownRound(f"task {task_id} has not committed a round {number}")
+            return records.cohorts.counted(task_id, number, done[-1].attempt)
 
     def checkpoint(self, task_id: str, number: int | None = None) -> Vectors:
         """The broadcast vectors after round `number`, by default the last committed one; 0 is the start.

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from types import TracebackType
 
-from device_runtime.errors import DeviceError, Refused, TransportError
+from device_runtime.errors import NOT_WANTED, DeviceError, Refused, TransportError
 from device_runtime.protocol.transport import Transport
 from fedcore.wire.messages import Assignment
 from fedcore.wire.signatures import Signer
@@ -71,7 +71,7 @@ class Hold:
             self._thread.join(LEAVING_S)
 
     def check(self) -> None:
-        """Raise Refused, `no-longer-needed`, once the coordinator has said so."""
+        """Raise Refused, one of NOT_WANTED, once the coordinator has said so."""
         if self._refused is not None:
             raise self._refused
 
@@ -82,7 +82,7 @@ class Hold:
             try:
                 self._transport.hold(self._assignment, 0.0)
             except TransportError as error:
-                if isinstance(error, Refused) and error.slug == "no-longer-needed":
+                if isinstance(error, Refused) and error.slug in NOT_WANTED:
                     raise
 
     def _keep(self, beside: Transport) -> None:
@@ -96,7 +96,7 @@ class Hold:
                 rest_s = self._ask_once(beside)
             except DeviceError as error:
                 if isinstance(error, Refused) and error.final:
-                    self._refused = error if error.slug == "no-longer-needed" else None
+                    self._refused = error if error.slug in NOT_WANTED else None
                     return
                 # A coordinator that is full may ask for more patience than it has itself.
                 asked_s = error.after_s if isinstance(error, Refused) else 0.0

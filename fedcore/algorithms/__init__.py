@@ -10,6 +10,7 @@ from fedcore.algorithms.fed_adagrad import FedAdagrad
 from fedcore.algorithms.fed_adam import FedAdam
 from fedcore.algorithms.fed_avg import FedAvg
 from fedcore.algorithms.fed_avg_m import FedAvgM
+from fedcore.algorithms.fed_buff import FedBuff
 from fedcore.algorithms.fed_dane import FedDane
 from fedcore.algorithms.fed_dual_avg import FedDualAvg
 from fedcore.algorithms.fed_dyn import FedDyn
@@ -44,6 +45,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
         FedProx,
         FedNova,
         NormFedAvg,
+        FedBuff,
         FedAvgM,
         FedAdagrad,
         FedYogi,

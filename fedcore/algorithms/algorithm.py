@@ -88,13 +88,15 @@ class ServerStep:
 
     devices: reports in the mean. layers: ranges of the schema's tensors in the flat vector; without a schema, the whole
     vector is one layer. lr_scale: the schedule's factor on the server learning rate. participation: `devices` as a
-    share of all clients, |S| / N, which the simulator alone knows.
+    share of all clients, |S| / N, which the simulator alone knows. discount: the mean of the reports' staleness
+    weights, with which the mean is made too; 1 where all reports start from the same model.
     """
 
     devices: int = 1
     layers: tuple[slice, ...] = (slice(None),)
     lr_scale: float = 1.0
     participation: float = 1.0
+    discount: float = 1.0
 
 
 class Trip(Protocol):

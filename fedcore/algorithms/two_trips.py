@@ -6,7 +6,7 @@
              on the server   x += server_lr · mean(y_i − x)
 
 Where a paper has one cohort for both trips, c is here that of another draw: each trip is a round with its own cohort,
-unless `same_cohort` asks for that of the first (docs/spec/rounds.md §9).
+unless `same_cohort` asks for that of the first (docs/spec/rounds.md §10).
 """
 
 from __future__ import annotations

@@ -43,6 +43,7 @@ PROBLEMS = {
     "conflicting-report": ProblemKind(409, "Another report was already accepted for this assignment"),
     "mismatching-offset": ProblemKind(409, "The part does not begin where the last one ended"),
     "no-longer-needed": ProblemKind(410, "The round no longer needs this report"),
+    "too-stale": ProblemKind(410, "The report starts from a model that is too old by now"),
     "too-large": ProblemKind(413, "The body is larger than this address accepts"),
     "range-not-satisfiable": ProblemKind(416, "The requested range lies outside the blob"),
     "digest-mismatch": ProblemKind(422, "The body does not have the digest that Content-Digest names"),

@@ -214,7 +214,7 @@ class _Account:
             for task in self.tasks:
                 for one in records.rounds(task):
                     if one.state.ended:
-                        yield task, one, records.cohort(task, one.number, one.attempt)
+                        yield task, one, records.cohorts.drawn(task, one.number, one.attempt)
 
     def states(self, task: str) -> Counter[str]:
         return Counter(one.state.value for name, one, _ in self.attempts() if name == task)

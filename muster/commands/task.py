@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -222,7 +221,7 @@ def checkpoint(
 
 def _say_next(task: Task, url: str | None, where: list[str]) -> None:
     settings = task.settings
-    selected = math.ceil(settings.goal * settings.over_selection)
+    selected = settings.policy.cohort
     fleet = ["muster", "fleet", "run", "--coordinator", url, "--population", settings.population]
     if task.release is not None:
         fleet += ["--signer", task.release.signer]
@@ -242,21 +241,36 @@ def _show_rounds(rounds: list[RoundRecord]) -> None:
     """How rounds went, and below it what went wrong: two tables, so that each fits a terminal."""
     names = list(dict.fromkeys(name for record in rounds for name in record.metrics))
     columns = ("round", "attempt", "state", "reported", "seconds", *(name.replace(".", " ") for name in names))
-    counts = [f"{r.reported} of {r.assigned}" for r in rounds]
-    cells = [
-        (r.number, r.attempt, r.state, count, r.seconds, *map(r.metrics.get, names))
-        for r, count in zip(rounds, counts, strict=True)
-    ]
+    cells = [(r.number, r.attempt, r.state, _reported(r), r.seconds, *map(r.metrics.get, names)) for r in rounds]
     show_table(columns, cells)
+    ends = {
+        "round": "number",
+        "attempt": "attempt",
+        "aborted": "aborted",
+        "lost": "lost",
+        "not needed": "not_needed",
+        "expired": "expired",
+        **({"too stale": "stale"} if any(r.stale for r in rounds) else {}),
+        "reason": "reason",
+        "abort reasons": "abort_reasons",
+    }
     missing = [
-        (r.number, r.attempt, r.aborted, r.lost, r.not_needed, r.expired, r.reason, r.abort_reasons)
+        [getattr(r, name) for name in ends.values()]
         for r in rounds
-        if r.assigned > r.reported or r.reason or r.abort_reasons
+        if r.taken_over + r.assigned > r.reported + r.handed_on or r.reason or r.abort_reasons
     ]
     if missing:
         typer.echo()
-        columns = ("round", "attempt", "aborted", "lost", "not needed", "expired", "reason", "abort reasons")
-        show_table(columns, missing)
+        show_table(tuple(ends), missing)
+
+
+def _reported(record: RoundRecord) -> str:
+    """The reports of a round: of how many devices or, in mode buffered, how many versions old on average."""
+    from coordinator.rules.buffers import mean_staleness
+
+    if not record.staleness:
+        return f"{record.reported} of {record.assigned}"
+    return f"{record.reported}, {mean_staleness(record.staleness):.1f} versions old"
 
 
 def _facts(task: Task, progress: Progress) -> dict[str, Any]:
@@ -270,6 +284,7 @@ def _facts(task: Task, progress: Progress) -> dict[str, Any]:
         "plan_sha256": task.plan_sha256,
         "signer": task.plan_signature and task.plan_signature.signer,
         "release": task.release and release_facts(task.release),
+        "mode": task.settings.mode,
         **msgspec.to_builtins(task.settings),
     }
 

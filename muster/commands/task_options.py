@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,8 +12,9 @@ import typer
 from muster.schedule_option import Schedule, parse_schedule
 
 if TYPE_CHECKING:
-    from coordinator.rules.task_settings import Secagg, TaskSettings
+    from coordinator.rules.task_settings import Buffered, Secagg, TaskSettings
 
+MODE = "Draw a cohort for every round, or take whoever comes and make a model of every --goal reports."
 DEADLINE = "How long a round waits for reports. With --secagg, 5 × phase-s of it are for the phases after the training."
 REQUIRE = (
     "What a device must say of itself, or it is rejected: charging, idle, unmetered, min_battery=0.4, "
@@ -78,6 +80,18 @@ def clear_setting(name: str, about: str) -> Any:
     return typer.Option(help=f"Without --secagg: {about}", default_factory=Default(name, "ClearReports"))
 
 
+def buffered_setting(name: str, about: str) -> Any:
+    """An option for a field of Buffered, with its default."""
+    return typer.Option(help=f"If buffered: {about}", default_factory=Default(name, "Buffered"))
+
+
+class Mode(StrEnum):
+    """How rounds get their reports."""
+
+    SYNCHRONOUS = "synchronous"
+    BUFFERED = "buffered"
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TaskOptions:
     """A task's settings as options."""
@@ -85,6 +99,9 @@ class TaskOptions:
     population: Annotated[str, typer.Option(help="Whose devices take part.")]
     goal: Annotated[int, typer.Option(help="Reports that end a round.")]
     rounds: Annotated[int, typer.Option(help="Rounds to commit.")]
+    mode: Annotated[Mode, typer.Option(help=MODE)] = Mode.SYNCHRONOUS
+    concurrency: Annotated[int, buffered_setting("concurrency", "most devices at work at once.")]
+    max_staleness: Annotated[int, buffered_setting("max_staleness", "most versions that a report may be behind.")]
     minimum: Annotated[int | None, typer.Option(help="Reports a round must have to count.  [default: the goal]")] = None
     over_selection: Annotated[float, setting("over_selection", "Devices selected per report wanted.")]
     selection_timeout_s: Annotated[float, setting("selection_timeout_s", "How long a round waits for devices.")]
@@ -166,6 +183,7 @@ class TaskOptions:
                 graph_bytes=None if self.max_graph_mb is None else self.max_graph_mb * 1e6,
             ),
             secagg=self._masking() if self.secagg else None,
+            buffered=self._buffered() if self.mode is Mode.BUFFERED else None,
             clear=ClearReports(
                 max_norm=self.max_norm,
                 max_weight=self.max_weight,
@@ -173,6 +191,11 @@ class TaskOptions:
                 tolerate=self.tolerate,
             ),
         )
+
+    def _buffered(self) -> Buffered:
+        from coordinator.rules.task_settings import Buffered
+
+        return Buffered(concurrency=self.concurrency, max_staleness=self.max_staleness)
 
     def _masking(self) -> Secagg:
         from coordinator.rules.task_settings import Secagg

@@ -38,8 +38,10 @@ class Reconciliation:
 
 def reconcile(store: CoordinatorStore, task: str, folder: Path, summary: FleetSummary) -> Reconciliation:
     """Compare the rows of `task`, the only one that the devices served, with the journals under a fleet's `folder`."""
-    rounds = _rounds(store, task)
-    seats = [seat for _, cohort in rounds for seat in cohort]
+    with store.database.reading() as records:
+        attempts = [(one, (task, one.number, one.attempt)) for one in records.rounds(task)]
+        seats = [seat for _, which in attempts for seat in records.cohorts.drawn(*which)]
+        sums = [(one, records.cohorts.counted(*which)) for one, which in attempts]
     journals = {client: read_journal(state_folder(folder, client)) for client in summary.sessions}
     sessions = {client: [one for one in entries if one.coordinator] for client, entries in journals.items()}
     everything = [entry for entries in sessions.values() for entry in entries]
@@ -50,25 +52,26 @@ def reconcile(store: CoordinatorStore, task: str, folder: Path, summary: FleetSu
         journalled=sum(entry.times for entry in everything),
         interrupted=sum(entry.outcome == "interrupted" for entry in everything),
         receipts=sum(bool(entry.receipt) for entry in everything),
-        discrepancies=(*_in_rows(rounds), *_in_journals(sessions, summary), *_in_receipts(sessions, seats, summary)),
+        discrepancies=(
+            *_in_rows(seats, sums),
+            *_in_journals(sessions, summary),
+            *_in_receipts(sessions, seats, summary),
+        ),
     )
 
 
-def _rounds(store: CoordinatorStore, task: str) -> list[tuple[RoundRecord, list[AssignmentRecord]]]:
-    with store.database.reading() as records:
-        return [(one, records.cohort(task, one.number, one.attempt)) for one in records.rounds(task)]
-
-
-def _in_rows(rounds: Sequence[tuple[RoundRecord, Sequence[AssignmentRecord]]]) -> list[str]:
+def _in_rows(
+    seats: Sequence[AssignmentRecord], sums: Sequence[tuple[RoundRecord, Sequence[AssignmentRecord]]]
+) -> list[str]:
     """Every sum holds as many reports as were accepted for it, none of a device twice."""
     found = []
-    for one, cohort in rounds:
+    having = {seat.id for seat in seats if seat.report_sha256 is not None}
+    if having != {seat.id for seat in seats if seat.state is AssignmentState.REPORTED}:
+        found.append("other assignments are reported than have a report")
+    for one, accepted in sums:
         place = f"round {one.number}, attempt {one.attempt}"
-        accepted = [seat for seat in cohort if seat.report_sha256 is not None]
         if len(accepted) != one.reported:
             found.append(f"{place}: {one.reported} reports in the sum, {len(accepted)} accepted")
-        if accepted != [seat for seat in cohort if seat.state is AssignmentState.REPORTED]:
-            found.append(f"{place}: other assignments are reported than have a report")
         devices = Counter(seat.device for seat in accepted)
         found += [f"{place}: {count} reports of device {name}" for name, count in devices.items() if count > 1]
     return found

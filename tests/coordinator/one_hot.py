@@ -21,7 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from muster.bench.header import header
-from tests.coordinator.one_hot_world import Operation, Violation, World
+from tests.coordinator.one_hot_world import BufferedWorld, Operation, Violation, World
 from tests.coordinator.postgres import binaries, cluster
 
 FAIR_EVERY = 250
@@ -60,13 +60,13 @@ def operations(seed: int, count: int) -> list[Operation]:
     return [(name, source.randrange(1000)) for name in names]
 
 
-def play(script: list[Operation], folder: Path, database: str = "") -> Counter:
+def play(script: list[Operation], folder: Path, database: str = "", kind: type[World] = World) -> Counter:
     """Play the operations; what was done, and how many rounds were committed.
 
     Raises Violation with the operations that led to it, to be handed to `play` again.
     """
     done = []
-    with closing(World(folder, database)) as world:
+    with closing(kind(folder, database)) as world:
         try:
             for index, operation in enumerate(script):
                 done.append(operation)
@@ -84,6 +84,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--operations", type=int, default=10_000)
+    parser.add_argument("--buffered", action="store_true", help="in mode buffered")
     parser.add_argument("--postgresql", action="store_true", help="on a PostgreSQL server of its own")
     options = parser.parse_args()
     total, began = Counter(), time.process_time()
@@ -92,7 +93,8 @@ def main() -> None:
             with TemporaryDirectory(prefix="one-hot-") as folder:
                 print(f"seed {seed}", file=sys.stderr)
                 database = server.without_tables() if server else ""
-                total += play(operations(seed, options.operations), Path(folder), database)
+                kind = BufferedWorld if options.buffered else World
+                total += play(operations(seed, options.operations), Path(folder), database, kind)
     cpu_s = round(time.process_time() - began, 1)
     figures = {
         "seeds": options.seeds,

@@ -16,6 +16,7 @@ from coordinator.commands import AbortAssignment, AwaitAssignment, CancelWait, C
 from coordinator.errors import ConflictingReport, Refusal, TaskEnded, Unavailable
 from coordinator.rules.rounds import RoundState, TaskState
 from coordinator.rules.selection import Eligibility
+from coordinator.rules.task_settings import Buffered
 from coordinator.store.tables import ROUNDS
 from coordinator.store.tasks import TaskSettings, open_coordinator_store
 from fedcore.params import VectorSpec
@@ -70,6 +71,8 @@ class Sent:
 class World:
     """Phones, a coordinator, and the sea between them."""
 
+    algorithm, settings, longest_s = "fedavg", SETTINGS, LONGEST_S
+
     def __init__(self, folder: Path, database: str = ""):
         self.source = random.Random(0)
         self.folder, self.url = folder, database or f"sqlite:///{folder}/state.db"
@@ -79,7 +82,7 @@ class World:
         self.plan = make_plan(size, (VectorSpec("params", size),), segments, weighting="uniform")
         self.start = np.zeros(size, np.float32)
         settings = {"weighting": "uniform"}
-        self.bundle = make_bundle(folder / "bundle", self.plan, settings=settings, start=self.start)
+        self.bundle = make_bundle(folder / "bundle", self.plan, self.algorithm, settings, self.start)
         self.phones = [Phone(index) for index in range(DEVICES)]
         self.seen, self.inbox = Counter(), []
         self.marks, self.bodies, self.receipts = {}, {}, {}
@@ -112,7 +115,7 @@ class World:
         self.ghost = None
 
     def new_task(self):
-        self.task = self.operator.register_task(self.bundle, SETTINGS).id
+        self.task = self.operator.register_task(self.bundle, self.settings).id
         self.number, self.model = 0, self.start
 
     # --- operations
@@ -350,7 +353,7 @@ class World:
             elif row.state != RoundState.ABANDONED:
                 began = max(row.opened_at, self.disk.last_at)
                 demand(
-                    self.now <= began + LONGEST_S + max(LEAPS_S) + 2,
+                    self.now <= began + self.longest_s + max(LEAPS_S) + 2,
                     f"round {row.number} is {row.state} since {row.opened_at}",
                 )
 
@@ -382,12 +385,15 @@ class World:
         demand(
             row.reported == len(holders), f"round {attempt} says {row.reported} reports, {len(holders)} have receipts"
         )
-        demand(row.reported >= SETTINGS.policy.minimum, f"round {attempt} committed {row.reported} reports")
+        demand(row.reported >= self.settings.policy.minimum, f"round {attempt} committed {row.reported} reports")
         self.model = after
         self.seen["rounds committed"] += 1
         self.seen["devices lost in them"] += row.lost
         self.seen["rounds committed with replacements"] += row.assigned > SETTINGS.policy.cohort
-        if row.number == SETTINGS.rounds:
+        self.end_round(row)
+
+    def end_round(self, row):
+        if row.number == self.settings.rounds:
             demand(self.operator.task(self.task).state is TaskState.COMPLETED, "the last round completes the task")
 
     def fair_weather(self):
@@ -408,6 +414,69 @@ class World:
                 self.report(phone, phone.given[-1])
             self.turn()
             self.pass_time(1)
+
+
+class BufferedWorld(World):
+    """The same at a task in mode buffered: rows say which reports are in a sum, and from which model each starts."""
+
+    algorithm, longest_s = "fedbuff", float("inf")
+    settings = TaskSettings(
+        population="phones",
+        goal=3,
+        rounds=8,
+        reporting_deadline_s=60.0,
+        buffered=Buffered(concurrency=5, max_staleness=2),
+    )
+
+    def turn(self, _=0):
+        self.deliver()
+        self.look()
+
+    def deliver(self):
+        """A report beyond the goal is answered in the turn after the commit, which a fault delays by a second."""
+        sent, self.inbox = self.inbox, []
+        self.desk.driver.turn([one.queued for one in sent])
+        self.desk.driver.turn([])
+        while any(not one.queued.future.done() for one in sent if isinstance(one.queued.command, CountReport)):
+            self.pass_time(1.0)
+            self.desk.driver.turn([])
+        self.hear(sent)
+        for phone in self.phones:
+            self.hear_assignment(phone)
+
+    def check_round(self, row):
+        """The model must move by the reports that have a row, whose devices get their receipts, and by no other."""
+        before, self.number = self.model, row.number
+        self.model = self.operator.checkpoint(self.task, row.number)["params"]
+        known = {given.assignment: (phone, given) for phone in self.phones for given in phone.given}
+        in_sum = self.operator.counted(self.task, row.number)
+        demand(len({one.device for one in in_sum}) == self.settings.goal == row.reported, f"not the goal: {in_sum}")
+        ages = [row.number - one.number for one in in_sum]
+        demand(max(ages) <= self.settings.max_staleness, f"reports of round {row.number} have ages {ages}")
+        demand(row.staleness == [ages.count(age) for age in range(max(ages) + 1)], f"{row.staleness} for {ages}")
+        moved = sum((1 + age) ** -0.5 * self.delta(*known[one.id]) for one, age in zip(in_sum, ages, strict=True))
+        found = (self.model - before) * row.reported
+        demand(np.allclose(found, moved, rtol=0, atol=1e-5), f"round {row.number} counted {found}, not {moved}")
+        self.ask_for_receipts(known, in_sum)
+        self.seen["rounds committed"] += 1
+        self.seen["old reports in them"] += sum(age > 0 for age in ages)
+        self.end_round(row)
+
+    def ask_for_receipts(self, known, in_sum):
+        self.disk.faults, queued, self.inbox = [], self.inbox, []
+        for one in in_sum:
+            if one.id not in self.receipts:
+                for loss in self.bodies.get(one.id, ()):
+                    self.report(*known[one.id], loss)
+        self.deliver()
+        self.inbox = queued
+        demand({one.id for one in in_sum} <= self.receipts.keys(), "a report without a receipt is in a sum")
+
+    def delta(self, phone, given):
+        """One for the device, and one for the model that it starts from."""
+        delta = np.zeros(DEVICES + MARKS, np.float32)
+        delta[phone.index] = delta[DEVICES + given.round] = 1
+        return delta
 
 
 def outcome_of(future):

@@ -17,12 +17,13 @@ import sqlalchemy
 
 from coordinator.failpoints import FAILPOINTS, VARIABLE, reach
 from coordinator.rules.rounds import RoundState, TaskState
+from coordinator.rules.task_settings import Buffered
 from coordinator.store.database import Database
 from coordinator.store.tables import ASSIGNMENTS, BLOBS, REPORTS
 from coordinator.store.tasks import open_coordinator_store
 from fedcore import checkpoint
 from fedcore.params import VectorSpec
-from tests.coordinator.bundles import START, make_bundle, report_body
+from tests.coordinator.bundles import START, make_bundle, make_plan, report_body
 from tests.coordinator.replicas import Phones, replicas_on, until
 
 GOAL, ROUNDS = 4, 3
@@ -124,6 +125,36 @@ def test_killed_training_ends_with_the_model_of_an_undisturbed_one(store, regist
     assert len(store.rounds(task)) <= ROUNDS + bool(failpoint) * 2
     for (digest,) in rows(store, sqlalchemy.select(BLOBS.c.sha256)):
         assert store.blobs.get(digest)
+
+
+@pytest.mark.parametrize(
+    ("database", "failpoint"),
+    [
+        ("sqlite", "round.after-commit:2"),
+        ("postgresql", "round.before-commit:2"),
+        *[
+            pytest.param(engine, f"{name}:{n}", marks=pytest.mark.long)
+            for engine in ("sqlite", "postgresql")
+            for name in SERVING
+            for n in range(1, 4)
+        ],
+    ],
+    indirect=["database"],
+)
+def test_killed_buffers_lose_no_version_and_count_no_report_twice(store, register, replicas, tmp_path, failpoint):
+    bundle = make_bundle(tmp_path / "fedbuff", make_plan(weighting="uniform"), "fedbuff", start=START)
+    task = register(bundle, goal=2, rounds=5, buffered=Buffered(concurrency=GOAL, max_staleness=3))
+    receipts = train(store, task, replicas, failpoint)
+    models, counted = [START.astype(np.float64)], []
+    for number in range(1, 6):
+        in_sum = store.counted(task, number)
+        steps = [(1 + number - one.number) ** -0.5 * (target(one.slot) - models[one.number - 1]) / 2 for one in in_sum]
+        models.append(models[-1] + sum(steps) / 2)
+        counted += [one.id for one in in_sum]
+        assert len({one.device for one in in_sum}) == len(in_sum) == 2
+    np.testing.assert_allclose(store.checkpoint(task)["params"], models[-1], rtol=1e-5)
+    assert len(set(counted)) == len(counted) == 10
+    assert set(receipts) <= {row.assignment for row in rows(store, sqlalchemy.select(REPORTS.c.assignment))}
 
 
 def die(program, failpoint, *arguments):

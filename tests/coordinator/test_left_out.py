@@ -21,7 +21,7 @@ def fails(work):
 
 def drawn(store, task, attempt):
     with store.database.reading() as records:
-        return {one.device for one in records.cohort(task, 1, attempt)}
+        return {one.device for one in records.cohorts.drawn(task, 1, attempt)}
 
 
 def left_out(store, task):

@@ -6,6 +6,7 @@ from coordinator.errors import NoLongerNeeded, Unavailable
 from coordinator.rules.rounds import RoundState
 from tests.coordinator.disk import Disk
 from tests.coordinator.one_hot import operations, play
+from tests.coordinator.one_hot_world import BufferedWorld
 
 
 @pytest.mark.every_engine
@@ -13,6 +14,13 @@ from tests.coordinator.one_hot import operations, play
 def test_whatever_happens_exactly_the_holders_of_receipts_are_counted(seed, tmp_path, database):
     done = play(operations(seed, 500), tmp_path, database)
     assert done["rounds committed"] >= 3
+
+
+@pytest.mark.every_engine
+def test_a_buffered_model_moves_by_the_reports_with_receipts_alone(tmp_path, database):
+    done = play(operations(0, 400), tmp_path, database, BufferedWorld)
+    assert done["rounds committed"] >= 3
+    assert done["old reports in them"] >= 3
 
 
 def test_report_whose_commit_is_in_doubt_costs_the_attempt(store, register, desk):

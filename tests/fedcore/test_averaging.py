@@ -1,12 +1,14 @@
-"""Averaging: FedAvg with its client optimizers, FedSGD, FedProx, FedNova, and normalised FedAvg."""
+"""Averaging: FedAvg with its client optimizers, FedSGD, FedProx, FedNova, normalised FedAvg, and FedBuff."""
 
 import dataclasses
 
 import numpy as np
 import pytest
 
+from fedcore.algorithms.algorithm import ServerStep
 from fedcore.algorithms.fed_avg import FedAvg
 from fedcore.algorithms.fed_avg_m import FedAvgM
+from fedcore.algorithms.fed_buff import FedBuff
 from fedcore.algorithms.fed_nova import FedNova
 from fedcore.algorithms.fed_prox import FedProx
 from fedcore.algorithms.fed_sgd import FedSGD
@@ -15,6 +17,7 @@ from fedcore.batching import StreamKey
 from tests.fedcore.quadratics import run_device, run_round
 from tests.fedcore.references import (
     COHORTS,
+    SEED,
     D,
     check,
     mean_delta,
@@ -83,7 +86,14 @@ def normfedavg(algorithm, problem, x):
     return {"params": x}
 
 
-REFERENCES = {"fedavg": fedavg, "fedsgd": fedsgd, "fedprox": fedprox, "fednova": fednova, "normfedavg": normfedavg}
+REFERENCES = {
+    "fedavg": fedavg,
+    "fedsgd": fedsgd,
+    "fedprox": fedprox,
+    "fednova": fednova,
+    "normfedavg": normfedavg,
+    "fedbuff": fedavg,  # as long as every device starts from the newest model
+}
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.name)
@@ -213,3 +223,51 @@ def test_a_normalised_step_has_the_length_of_the_learning_rate():
 def test_normalised_fedavg_takes_no_step_along_a_mean_of_zero():
     state = NormFedAvg().update({"params": start()}, {"delta": np.zeros(D)})
     np.testing.assert_array_equal(state["params"], start())
+
+
+ARRIVALS = ((0, 0), (1, 0), (2, 1), (0, 0), (3, 1), (1, 0), (2, 3), (0, 1), (3, 4), (1, 2))
+"""Reports in their order: of which client, and how many versions the model that it started from was old."""
+
+
+def fedbuff_arrival_by_arrival(algorithm, problem, x, goal):
+    """Algorithm 1 of Nguyen et al. as one loop over arrivals, with the staleness weights of the paper."""
+    models, total, held = [x], np.zeros_like(x), 0
+    for place, (client, staleness) in enumerate(ARRIVALS):
+        base = max(0, len(models) - 1 - staleness)
+        y = models[base]
+        batches = ordered_batches(problem.clients[client], place, base, algorithm.batch_size, algorithm.epochs)
+        for batch in batches:
+            y = y - algorithm.client_lr * problem.gradient(y, batch)
+        total = total + (y - models[base]) / np.sqrt(1 + len(models) - 1 - base)
+        held += 1
+        if held == goal:
+            models.append(models[-1] + algorithm.server_lr / goal * total)
+            total, held = np.zeros_like(x), 0
+    return models[1:]
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.name)
+@pytest.mark.parametrize("goal", [1, 2, 5])
+def test_fedbuff_is_the_papers_loop_over_arrivals(problem, goal):
+    algorithm = FedBuff(**LOCAL, server_lr=0.6)
+    states = [algorithm.init(start())]
+    for first in range(0, len(ARRIVALS), goal):
+        reports, weights = [], []
+        for place, (client, staleness) in enumerate(ARRIVALS[first : first + goal], first):
+            base = max(0, len(states) - 1 - staleness)
+            key = StreamKey(SEED, base, place)
+            reports.append(run_device(algorithm, states[base], problem.clients[client], key, problem.oracle)["delta"])
+            weights.append((1 + len(states) - 1 - base) ** -0.5)
+        mean = {"delta": sum(c * delta for c, delta in zip(weights, reports, strict=True)) / sum(weights)}
+        step = ServerStep(devices=goal, discount=sum(weights) / goal)
+        states.append(algorithm.update(states[-1], mean, step))
+    expected = fedbuff_arrival_by_arrival(algorithm, problem, start(), goal)
+    assert np.abs(expected[-1] - start()).max() > 0.01
+    np.testing.assert_allclose([state["params"] for state in states[1:]], expected, rtol=1e-12, atol=1e-13)
+
+
+def test_a_buffer_of_old_deltas_moves_fedbuff_less():
+    """Equally old deltas have the mean of fresh ones: only the discount tells them apart."""
+    mean = {"delta": np.ones(D)}
+    fresh, old = (FedBuff().update({"params": start()}, mean, ServerStep(discount=c)) for c in (1.0, 0.25))
+    np.testing.assert_allclose(old["params"] - start(), 0.25 * (fresh["params"] - start()), rtol=1e-12)

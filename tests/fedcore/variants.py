@@ -4,6 +4,7 @@ from fedcore.algorithms.fed_adagrad import FedAdagrad
 from fedcore.algorithms.fed_adam import FedAdam
 from fedcore.algorithms.fed_avg import FedAvg
 from fedcore.algorithms.fed_avg_m import FedAvgM
+from fedcore.algorithms.fed_buff import FedBuff
 from fedcore.algorithms.fed_dual_avg import FedDualAvg
 from fedcore.algorithms.fed_lamb import FedLamb
 from fedcore.algorithms.fed_lars import FedLARS
@@ -38,6 +39,8 @@ AVERAGING = [
     FedNova(**LOCAL | {"client_lr": 0.1}, mu=0.8, client_momentum=0.6, server_momentum=0.4, server_lr=0.5),
     NormFedAvg(**LOCAL),
     NormFedAvg(**LOCAL, server_lr=1.5, weighting="uniform"),
+    FedBuff(**LOCAL),
+    FedBuff(**LOCAL, server_lr=0.4, weighting="examples", client_optimizer="momentum"),
 ]
 SERVER_OPTIMIZERS = [
     FedAvgM(**LOCAL, server_lr=0.3),

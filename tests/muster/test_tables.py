@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from coordinator.rules.entities import AssignedDevice
+from coordinator.rules.rounds import open_round
 from coordinator.store.tasks import open_coordinator_store
 from tests.coordinator.bundles import make_bundle
 from tests.muster.terminal import on_terminal
@@ -53,7 +54,7 @@ def task(tmp_path):
     metrics = {f"{one}.{what}": 0.123456789 for one in ("train", "sweep") for what in ("loss", "accuracy")}
     with open_coordinator_store(where[1], where[3]) as store, store.database.writing() as records:
         for number, reasons in ((1, ()), (2, ("plan-refused", "invalid-examples"))):
-            row_id, _ = records.add_round(task, number)
+            row_id, _ = records.add_round(task, number, open_round(records.task(task).settings.policy, 0.0))
             drawn = [AssignedDevice(f"{number}-{slot}", slot, f"d{slot}") for slot in range(26)]
             records.add_assignments(row_id, drawn)
             for slot, reason in enumerate(reasons):

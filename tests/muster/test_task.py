@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from coordinator.rules.entities import AssignedDevice
+from coordinator.rules.rounds import open_round
 from coordinator.rules.task_settings import ClearReports, Secagg, TaskSettings
 from coordinator.store.tasks import open_coordinator_store
 from tests.coordinator.bundles import make_bundle, make_plan
@@ -146,7 +147,7 @@ def test_mistyped_database_or_blob_folder_is_named_and_nothing_is_made(bundle, w
 def test_metrics_show_why_devices_gave_up(bundle, where):
     task = json.loads(create(bundle, *where, "--json").stdout)["task"]
     with open_coordinator_store(where[1], where[3]) as store, store.database.writing() as records:
-        row_id, _ = records.add_round(task, 1)
+        row_id, _ = records.add_round(task, 1, open_round(records.task(task).settings.policy, 0.0))
         records.add_assignments(row_id, [AssignedDevice(f"seat-{slot}", slot, f"device-{slot}") for slot in range(4)])
         for slot, reason in enumerate(("plan-refused", "invalid-examples", "plan-refused")):
             records.move_assignment(records.assignment(f"seat-{slot}"), "aborted", "device", reason)

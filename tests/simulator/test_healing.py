@@ -64,7 +64,7 @@ def vanish_and_heal(task, folder, sign, secagg):
                 until(lambda: store.rounds(task_id)[-1].state is RoundState.COMMITTED, "the commit")
         attempts = store.rounds(task_id)
         with store.database.reading() as records:
-            states = [seat.state for one in attempts for seat in records.cohort(task_id, 1, one.attempt)]
+            states = [seat.state for one in attempts for seat in records.cohorts.drawn(task_id, 1, one.attempt)]
     return attempts, states
 
 

@@ -109,7 +109,7 @@ def test_a_report_without_a_reported_assignment_is_found(world):
     folder, seat = world[2], accepted(world, 1)[0]
     sql = f"UPDATE assignments SET state = '{{}}' WHERE id = '{seat.id}'"
     back = change(folder / "muster.db", sql.format(AssignmentState.EXPIRED), sql.format(AssignmentState.REPORTED))
-    assert found(world) == ("round 1, attempt 1: other assignments are reported than have a report",)
+    assert found(world) == ("other assignments are reported than have a report",)
     back()
 
 

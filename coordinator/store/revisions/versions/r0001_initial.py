@@ -280,6 +280,9 @@ def upgrade() -> None:
             nullable=False,
             comment="whether a second trip draws only devices that the first one counted",
         ),
+        sa.Column(
+            "buffered", sa.JSON(none_as_null=True), nullable=True, comment="mode buffered; null in mode synchronous"
+        ),
         sa.Column("created_at", sa.Float(), nullable=False, comment="seconds since 1970"),
         sa.ForeignKeyConstraint(["checkpoint_sha256"], ["blobs.sha256"], name=op.f("fk_tasks_checkpoint_sha256")),
         sa.ForeignKeyConstraint(["plan_sha256"], ["blobs.sha256"], name=op.f("fk_tasks_plan_sha256")),
@@ -367,6 +370,22 @@ def upgrade() -> None:
         sa.Column("lost", sa.Integer(), nullable=False, comment="devices that vanished"),
         sa.Column("expired", sa.Integer(), nullable=False, comment="devices that the deadline cut off"),
         sa.Column(
+            "stale",
+            sa.Integer(),
+            nullable=False,
+            comment="assignments that were too stale at its end; this and the next three: buffered",
+        ),
+        sa.Column(
+            "taken_over", sa.Integer(), nullable=False, comment="open assignments of earlier rounds that it began with"
+        ),
+        sa.Column("handed_on", sa.Integer(), nullable=False, comment="open assignments that went on after its end"),
+        sa.Column(
+            "staleness",
+            sa.JSON(),
+            nullable=False,
+            comment="counts of its reports by staleness, from 0; empty in mode synchronous",
+        ),
+        sa.Column(
             "opened_at",
             sa.Float(),
             nullable=False,
@@ -396,7 +415,12 @@ def upgrade() -> None:
     op.create_table(
         "assignments",
         sa.Column("id", sa.String(length=32), nullable=False, comment="unguessable id"),
-        sa.Column("round", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False, comment="the round"),
+        sa.Column(
+            "round",
+            sa.BigInteger().with_variant(sa.Integer(), "sqlite"),
+            nullable=False,
+            comment="the round that drew the device, from whose model it starts",
+        ),
         sa.Column(
             "slot",
             sa.Integer(),
@@ -408,7 +432,7 @@ def upgrade() -> None:
             "state",
             sa.String(length=16),
             nullable=False,
-            comment="assigned, reported, aborted, lost, not-needed or expired",
+            comment="assigned, reported, aborted, lost, not-needed, expired or too-stale",
         ),
         sa.Column(
             "reason",
@@ -425,16 +449,25 @@ def upgrade() -> None:
     op.create_table(
         "reports",
         sa.Column("assignment", sa.String(length=32), nullable=False, comment="the assignment"),
+        sa.Column(
+            "round",
+            sa.BigInteger().with_variant(sa.Integer(), "sqlite"),
+            nullable=False,
+            comment="the round whose sum it is in",
+        ),
         sa.Column("sha256", sa.String(length=64), nullable=False, comment="digest of the body, hex"),
         sa.Column("received_at", sa.Float(), nullable=False, comment="seconds since 1970"),
         sa.ForeignKeyConstraint(["assignment"], ["assignments.id"], name=op.f("fk_reports_assignment")),
+        sa.ForeignKeyConstraint(["round"], ["rounds.id"], name=op.f("fk_reports_round")),
         sa.PrimaryKeyConstraint("assignment", name=op.f("pk_reports")),
         comment="Reports that were counted; their contents are never stored",
     )
+    op.create_index("reports_of", "reports", ["round"], unique=False)
 
 
 def downgrade() -> None:
     """Drop every table."""
+    op.drop_index("reports_of", table_name="reports")
     op.drop_table("reports")
     op.drop_table("assignments")
     op.drop_table("rounds")

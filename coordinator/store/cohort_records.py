@@ -1,0 +1,64 @@
+"""Queries of the devices that took part in rounds, within one transaction."""
+
+from __future__ import annotations
+
+from sqlalchemy import func, select
+from sqlalchemy.engine import Connection
+
+from coordinator.rules.entities import AssignmentRecord
+from coordinator.rules.rounds import AssignmentState, RoundState
+from coordinator.store.rows import assignment_of
+from coordinator.store.tables import ASSIGNMENTS, REPORTS, ROUNDS, TASKS
+
+_OF_ASSIGNMENT = REPORTS.c.assignment == ASSIGNMENTS.c.id
+ASSIGNED_ROWS = (
+    select(ASSIGNMENTS, ROUNDS.c.task, ROUNDS.c.number, TASKS.c.plan_sha256, REPORTS.c.sha256)
+    .select_from(ASSIGNMENTS.join(ROUNDS).join(TASKS, ROUNDS.c.task == TASKS.c.id).outerjoin(REPORTS, _OF_ASSIGNMENT))
+    .order_by(ASSIGNMENTS.c.slot)
+)
+_SUMS = ROUNDS.alias()
+
+
+class CohortRecords:
+    """The queries; nothing is written."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def drawn(self, task_id: str, number: int, attempt: int) -> list[AssignmentRecord]:
+        """The assignments of one attempt at a round, by slot."""
+        where = (ROUNDS.c.task == task_id) & (ROUNDS.c.number == number) & (ROUNDS.c.attempt == attempt)
+        return [assignment_of(row) for row in self._connection.execute(ASSIGNED_ROWS.where(where))]
+
+    def counted(self, task_id: str, number: int, attempt: int) -> list[AssignmentRecord]:
+        """The assignments whose reports are in the sum of one attempt at a round, by number and slot.
+
+        Those of a buffered round may have been drawn by earlier ones, as their numbers say.
+        """
+        this = (_SUMS.c.task == task_id) & (_SUMS.c.number == number) & (_SUMS.c.attempt == attempt)
+        query = (
+            ASSIGNED_ROWS.where(REPORTS.c.round.in_(select(_SUMS.c.id).where(this)))
+            .order_by(None)
+            .order_by(ROUNDS.c.number, ASSIGNMENTS.c.slot)
+        )
+        return [assignment_of(row) for row in self._connection.execute(query)]
+
+    def counted_devices(self, task_id: str, number: int) -> frozenset[str]:
+        """The devices whose reports a committed round counted, of a task whose rounds draw cohorts."""
+        of_round = (ROUNDS.c.task == task_id) & (ROUNDS.c.number == number)
+        counted = of_round & (ASSIGNMENTS.c.state == AssignmentState.REPORTED)
+        query = select(ASSIGNMENTS.c.device).join(ROUNDS).where(counted & (ROUNDS.c.state == RoundState.COMMITTED))
+        return frozenset(self._connection.scalars(query))
+
+    def participations(self, task_id: str, after: int, since: float) -> list[tuple[str, float, int]]:
+        """Devices that took part, and stayed, in rounds above `after`, or that ended later than `since` or not yet.
+
+        Device, time of its last assignment in seconds since 1970, and number of that round. Abandoned rounds do not
+        count.
+        """
+        stayed = ASSIGNMENTS.c.state.not_in((AssignmentState.ABORTED, AssignmentState.LOST))
+        counting = (ROUNDS.c.task == task_id) & (ROUNDS.c.state != RoundState.ABANDONED)
+        lately = (ROUNDS.c.number > after) | (ROUNDS.c.ended_at > since) | ROUNDS.c.ended_at.is_(None)
+        columns = (ASSIGNMENTS.c.device, func.max(ASSIGNMENTS.c.assigned_at), func.max(ROUNDS.c.number))
+        query = select(*columns).select_from(ASSIGNMENTS.join(ROUNDS)).where(counting & lately & stayed)
+        return [(row[0], row[1], row[2]) for row in self._connection.execute(query.group_by(ASSIGNMENTS.c.device))]
