@@ -21,6 +21,7 @@ from coordinator.rules.entities import AssignmentRecord, Device, RoundRecord, Se
 from coordinator.rules.progress import Progress
 from coordinator.rules.release import check_release, check_signed
 from coordinator.rules.rollback import check_rollback
+from coordinator.rules.rounding_trial import check_rounding
 from coordinator.rules.rounds import RoundState, TaskState
 from coordinator.rules.task_settings import FootprintBudget, Secagg, TaskSettings
 from coordinator.store.blobs import Blobs
@@ -98,6 +99,9 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
                 f"algorithm {manifest.algorithm.name} has {len(plan.trips)} trips, which rounds take in turn; in mode "
                 "buffered devices of several rounds work at once: take an algorithm of one trip"
             )
+        if settings.secagg is not None:
+            devices = settings.sum_bounds.min_sum
+            check_rounding(self.algorithm(manifest.algorithm), settings.secagg, devices, plan.schema.size)
         for trip in plan.trips:
             settings.clear.check_room(trip.report, settings.largest_goal)
         check_release(plan, bundle.certificate, settings)
