@@ -14,6 +14,7 @@ a is how far y would go if every gradient were 1, in units of client_lr: K with 
 not in the paper; the recursion holds for them too. mean(a_i) is the paper's τ_eff.
 
 Traps: K is the steps that a device takes, which depends on how many examples it has. The server multiplies two means.
+A secure round clips a_i to clip_norm like any mean: clip_norm must be above the number of steps.
 """
 
 from __future__ import annotations

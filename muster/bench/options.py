@@ -30,8 +30,9 @@ class KeystoneOptions:
 
     The model of a fleet of device processes over HTTP, and that of the engine from the same cohorts: their distance,
     relative to the way that training went. Every algorithm that devices run is trained with its default settings. The
-    exit code is 1 when two models differ by more than round-off. All algorithms on both models take about three
-    minutes on two cores.
+    exit code is 1 when two models differ by more than round-off, or in secure rounds by more than their rounding. A
+    model that differs by more is trained again in the engine with other rounding: its own distance is the sensitivity,
+    and the fleet may be five times as far. All algorithms on both models take about three minutes on two cores.
     """
 
     algorithms: Annotated[
@@ -43,6 +44,10 @@ class KeystoneOptions:
     rounds: Annotated[int, Option(min=1, help="Rounds of each algorithm; of both trips, where it has two.")] = 3
     devices: Annotated[int, Option(min=1, max=60, help="How many there are, all in every round.")] = 8
     seed: Annotated[int, Option(help="Seed of weights, and of the order of examples.")] = 0
+    dataset: Annotated[str, Option(help="Whose users' examples the devices hold.")] = "digits"
+    data: Annotated[Path | None, Option(help="The folder that holds data sets on disk.")] = None
+    secure: Annotated[bool, Option("--secure", help="Sum reports under secure aggregation.")] = False
+    clip_norm: Annotated[float, Option(help="With --secure: the longest segment of a report, as an L2 norm.")] = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

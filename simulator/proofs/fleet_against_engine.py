@@ -7,7 +7,7 @@ In plain rounds that is the round-off of float32; in secure rounds that of the f
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -52,26 +52,41 @@ def rounding_error(secagg: Secagg, layout: ReportLayout, examples: Sequence[int]
     return float(step * w_max * math.sqrt(len(weights) * values) / (2 * sum(weights)))
 
 
-def worst_difference(
-    engine: Engine, population: Population, cohorts: Sequence[Cohort], fleet_params: Sequence[Float32]
-) -> float:
-    """Run rounds 1, 2, … of `cohorts` on a fresh `engine`; the largest relative difference from the fleet's models.
+def replay(engine: Engine, population: Population, cohorts: Sequence[Cohort]) -> Iterator[Float32]:
+    """The parameters (D,) after rounds 1, 2, … of `cohorts` on a fresh `engine`.
 
     A cohort without devices is that of a second trip whose pair begins again: the engine goes back by two rounds.
-
-    fleet_params: the fleet's parameters (D,) after each of those rounds. The difference after a round is the l2 norm of
-    the two models' difference over that of the fleet's whole way from the start, which is stricter than over the model.
     """
-    start = engine.state["params"]
-    worst, before, last = 0.0, engine.state, engine.state
-    for number, (cohort, params) in enumerate(zip(cohorts, fleet_params, strict=True), start=1):
+    before, last = engine.state, engine.state
+    for number, cohort in enumerate(cohorts, start=1):
         before, last, slots = last, engine.state, sorted(cohort)
         if cohort:
             engine.run_round(number, [population.clients.index(cohort[slot]) for slot in slots], slots)
         else:
             engine.restore(before)
-        gap = float(np.linalg.norm(engine.state["params"].astype(np.float64) - params))
-        way = float(np.linalg.norm(params.astype(np.float64) - start))
+        yield engine.state["params"]
+
+
+def worst_difference(
+    engine: Engine, population: Population, cohorts: Sequence[Cohort], fleet_params: Sequence[Float32]
+) -> float:
+    """Replay `cohorts` on a fresh `engine`: `worst_distance` of its models from the fleet's.
+
+    fleet_params: the fleet's parameters (D,) after each of those rounds.
+    """
+    return worst_distance(engine.state["params"], fleet_params, replay(engine, population, cohorts))
+
+
+def worst_distance(start: Float32, these: Iterable[Float32], those: Iterable[Float32]) -> float:
+    """The largest relative distance of two trainings' models, round by round, from the same `start`.
+
+    The distance after a round is the l2 norm of the two models' difference over that of the whole way of `these` from
+    the start, which is stricter than over the model.
+    """
+    worst = 0.0
+    for this, that in zip(these, those, strict=True):
+        gap = float(np.linalg.norm(that.astype(np.float64) - this))
+        way = float(np.linalg.norm(this.astype(np.float64) - start))
         # After the first of two trips the model is where it was: then nothing but equality will do.
         worst = max(worst, 0.0 if gap == 0 else gap / way if way else math.inf)
     return worst
