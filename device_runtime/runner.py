@@ -5,6 +5,7 @@ Spec: docs/spec/plan.md. The names of graphs, inputs and outputs: fedcore/plan.p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from device_runtime.backends.backend import Arrays, Executable
+from device_runtime.backends.backend import Arrays, Executable, address
 from device_runtime.errors import DeadlinePassed, NonFiniteReport, PlanRefused
 from fedcore.batching import StreamKey, batches, noise
 from fedcore.errors import ReportError
@@ -34,6 +35,8 @@ from fedcore.plan import (
     step_graph,
 )
 from fedcore.report import metrics_segment
+
+ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,7 @@ def execute(
         parts[metrics_segment(one.name)] = swept.metrics
         finite += swept.finite if finite == steps else 0
         steps += swept.steps
-    means = {spec.name: _buffer((spec.size,)) for spec in plan.report.means}
+    means = {spec.name: aligned((spec.size,)) for spec in plan.report.means}
     graphs.pop(REPORT).run(known, means)
     weight = plan.report.weight(local.count)
     try:
@@ -126,11 +129,11 @@ class PassRunner:
     def __init__(self, one: PassPlan, index: int, examples: Arrays) -> None:
         self._pass, self._index = one, index
         size = one.loop.batch_size
-        self._batch = {name: _buffer((size, *array.shape[1:]), array.dtype) for name, array in examples.items()}
-        self._mask, self._noise = _buffer((size,)), _buffer((size,), np.int32)
-        self._metrics = _buffer((len(one.metrics),))
+        self._batch = {name: aligned((size, *array.shape[1:]), array.dtype) for name, array in examples.items()}
+        self._mask, self._noise = aligned((size,)), aligned((size,), np.int32)
+        self._metrics = aligned((len(one.metrics),))
         # The carry lives in two sets of buffers, read and written in turns: a graph must not write what it reads.
-        self._carries = [{spec.name: _buffer((spec.size,)) for spec in one.carry} for _ in range(2)]
+        self._carries = [{spec.name: aligned((spec.size,)) for spec in one.carry} for _ in range(2)]
 
     def begin(self, graph: Executable, known: Arrays) -> None:
         """Run the begin graph. known: the broadcast and the last carries of earlier passes, by names at the edge."""
@@ -199,8 +202,17 @@ def _check(plan: Plan) -> None:
             )
 
 
-def _buffer(shape: tuple[int, ...], dtype: Any = np.float32) -> NDArray[Any]:
+def aligned(shape: tuple[int, ...], dtype: Any = np.float32) -> NDArray[Any]:
+    """An uninitialised array whose memory begins at a multiple of 64 bytes, as that of engines does.
+
+    Where an array begins decides which of its values vector instructions add first, and so how a sum is rounded.
+    Raises PlanRefused when there is no memory for it.
+    """
     try:
-        return np.empty(shape, dtype)
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        memory = np.empty(size + ALIGNMENT, np.uint8)
+        start = -address(memory) % ALIGNMENT
+        array: NDArray[Any] = memory[start : start + size].view(dtype).reshape(shape)
     except (MemoryError, ValueError) as error:
         raise PlanRefused(f"the plan asks for a buffer of {list(shape)}: {error}") from error
+    return array

@@ -11,11 +11,15 @@ from torch import Tensor
 
 from fedcore.algorithms.algorithm import Algorithm, ClientState, keeps_client_state
 from simulator.errors import EngineError
+from simulator.shared_memory import shared_zeros
 
 
 @dataclass(frozen=True, slots=True)
 class ClientStates:
-    """The vectors of every client, float32 (N, …) by name, where the engine computes. They are moved in place."""
+    """The vectors of every client, float32 (N, …) by name, where the engine computes. They are moved in place.
+
+    On the CPU they lie in memory that forked processes share.
+    """
 
     vectors: dict[str, Tensor]
 
@@ -36,7 +40,8 @@ class ClientStates:
                 f"all, and {free / 1e9:,.1f} GB are free on {params_D.device}; take a smaller model, fewer users, or "
                 "an algorithm without client state"
             )
-        return cls({name: vector.repeat(clients, 1) for name, vector in initial.items()})
+        on_cpu = params_D.device.type == "cpu"
+        return cls({name: _repeated(vector, clients, shared=on_cpu) for name, vector in initial.items()})
 
     def gather(self, clients: Sequence[int]) -> ClientState:
         """Copies (K, …) of some clients' vectors."""
@@ -47,6 +52,10 @@ class ClientStates:
         rows = torch.tensor(clients, device=finite_K.device)[finite_K]
         for name, vectors in kept.items():
             self.vectors[name][rows] = vectors[finite_K]
+
+
+def _repeated(vector: Tensor, clients: int, *, shared: bool) -> Tensor:
+    return shared_zeros((clients, len(vector))).copy_(vector) if shared else vector.repeat(clients, 1)
 
 
 def _free_bytes(device: torch.device) -> int | None:

@@ -7,6 +7,7 @@ The clients of a cohort are trained in one of several ways, which are in `engine
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -25,9 +26,10 @@ from simulator.client_states import ClientStates
 from simulator.diagnose_loss import cause
 from simulator.engines.clients import Client, blocks
 from simulator.engines.computing import Computing, compute_device
-from simulator.engines.sums import RoundSums, layouts_of
+from simulator.engines.processes import CohortTrainer, OneProcess, Processes
+from simulator.engines.sums import layouts_of
 from simulator.engines.vectorised import on_device
-from simulator.errors import Diverged
+from simulator.errors import Diverged, EngineError
 from simulator.population import Population
 
 
@@ -57,8 +59,8 @@ class Engine:
         initial = torch.from_numpy(model.initial).to(self._device)
         self._state = {name: vector.clone() for name, vector in algorithm.init(initial).items()}
         self._clients = ClientStates.of(algorithm, initial, len(population))
-        self._layouts = layouts_of(model, algorithm)
-        self._trainer = computing.trainer(model, algorithm, population, self._clients)
+        self._together = computing.together(model)
+        self._trainer = self._cohort_trainer(computing)
 
     @property
     def state(self) -> dict[str, Float32]:
@@ -85,12 +87,14 @@ class Engine:
 
         slots: each client's slot, its index in the cohort by default; the slot keys a client's random order.
         schedule: of the server learning rate; the cohort is the caller's.
-        Raises Diverged, saying why, when no client contributes a finite report.
+        Raises Diverged, saying why, when no client contributes a finite report, and EngineError when a process ends.
         """
         members = zip(cohort, slots or range(len(cohort)), strict=True)
         # Longest first: the clients that still have a batch at step s are then a prefix.
         ordered = sorted(members, key=lambda member: -int(self._population.sizes[member[0]]))
-        sums = self._train(number, [Client(index, StreamKey(self._seed, number, slot)) for index, slot in ordered])
+        clients = [Client(index, StreamKey(self._seed, number, slot)) for index, slot in ordered]
+        trip = in_turn(trips_of(self._algorithm), number)
+        sums = self._trainer.train(number, trip.broadcast(self._state), blocks(clients, self._together))
         contributors, weight = int(sums.contributors), float(sums.weight)
         if contributors == 0:
             why = cause(self._model, self.state["params"], self._population, cohort, number - 1)
@@ -102,7 +106,6 @@ class Engine:
             lr_scale=schedule.lr_scale(number, contributors),
             participation=contributors / len(self._population),
         )
-        trip = in_turn(trips_of(self._algorithm), number)
         state = trip.update({name: vector.double() for name, vector in self._state.items()}, mean, step)
         self._state = {name: vector.float() for name, vector in state.items()}
         metrics = {
@@ -112,16 +115,17 @@ class Engine:
         }
         return RoundResult(metrics, len(cohort) - contributors)
 
-    def _train(self, number: int, clients: Sequence[Client]) -> RoundSums:
-        """Train the clients, longest first, from the state."""
-        layout, trip = in_turn(self._layouts, number), in_turn(trips_of(self._algorithm), number)
-        broadcast = trip.broadcast(self._state)
-        total, part = (torch.empty(layout.size, dtype=torch.float64, device=self._device) for _ in range(2))
-        sums = RoundSums(layout, total)
-        for block in blocks(clients, self._trainer.at_once):
-            self._trainer.train(number, broadcast, block, RoundSums(layout, part))
-            sums.vector += part
-        return sums
+    def _cohort_trainer(self, computing: Computing) -> CohortTrainer:
+        model, algorithm = self._model, self._algorithm
+        layouts = layouts_of(model, algorithm)
+        make = functools.partial(computing.trainer, model, algorithm, self._population, self._clients)
+        if computing.processes == 1:
+            return OneProcess(make(), layouts, self._device)
+        if self._device.type != "cpu":
+            raise EngineError(f"{computing.processes} processes train on the CPU; on {computing.device} there is one")
+        return Processes(
+            make, computing.processes, layouts, [trip.broadcast(self._state) for trip in trips_of(algorithm)]
+        )
 
 
 def evaluate(

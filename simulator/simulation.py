@@ -26,6 +26,8 @@ from simulator.baselines.local_only import LocalOnly
 from simulator.baselines.method import LinearTraining
 from simulator.engines.calibration import Task
 from simulator.engines.choice import Wanted, choose
+from simulator.engines.computing import Computing
+from simulator.engines.processes import usable_cores
 from simulator.errors import EngineError
 from simulator.population import Population
 from simulator.training import Cohorts, EngineTraining, Training
@@ -41,7 +43,8 @@ class SimulationConfig:
     "logistic", have settings of their own and no algorithm.
     cohort: users of round 1; `schedule` says how it grows, and how the server learning rate changes. same_cohort:
     whether the second of two trips has the users of the first.
-    engine: what trains the clients; "auto" leaves that to a calibration (simulator/engines/choice.py).
+    engine: what trains the clients; "auto" leaves that to a calibration (simulator/engines/choice.py). processes: how
+    many train; by default one for each core that may be used, and one on a GPU.
     """
 
     model: str
@@ -56,13 +59,14 @@ class SimulationConfig:
     evaluate_every: int = 10
     engine: Wanted = "auto"
     device: str = "cpu"
+    processes: int | None = None
     seed: int = 0
     schedule: ServerSchedule = field(default_factory=ServerSchedule)
     same_cohort: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "cohort", "evaluate_every"):
-            if getattr(self, name) < 1:
+        for name in ("rounds", "cohort", "evaluate_every", "processes"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise EngineError(f"{name} must be at least 1, not {getattr(self, name)}")
         if not 0 < self.held_out < 1:
             raise EngineError(f"held_out must lie between 0 and 1, not {self.held_out}")
@@ -72,8 +76,8 @@ class SimulationConfig:
             raise EngineError(f"no baseline is called {self.baseline!r}; {offered(self.baseline, BASELINES)}")
         if self.baseline is not None and self.schedule != ServerSchedule():
             raise EngineError(f"a schedule is for federated training, not for the baseline {self.baseline}")
-        if self.baseline not in {None, "pooled"} and self.engine == "graphs":
-            raise EngineError(f"the engine graphs is for federated training, not for the baseline {self.baseline}")
+        if self.baseline not in {None, "pooled"} and (self.engine != "auto" or self.processes is not None):
+            raise EngineError(f"engine and processes are for federated training, not for the baseline {self.baseline}")
         if self.baseline in METHODS and self.model not in LOSSES:
             raise EngineError(f"{self.baseline} trains a linear model: {' or '.join(LOSSES)}, not {self.model!r}")
 
@@ -168,8 +172,13 @@ def training_of(config: SimulationConfig) -> Training:
         raise EngineError(f"a cohort of {largest} cannot be drawn from {len(clients)} clients")
     clients.check(model.spec.fields)
     cohorts = Cohorts(cohort, config.schedule, config.same_cohort)
-    choice = choose(config.engine, Task(model, algorithm, clients, cohorts.total(config.rounds)), config.device)
+    choice = choose(config.engine, Task(model, algorithm, clients, cohorts.total(config.rounds)), _computing(config))
     return EngineTraining(model, algorithm, (clients, test), cohorts=cohorts, choice=choice, seed=config.seed)
+
+
+def _computing(config: SimulationConfig) -> Computing:
+    default = usable_cores() if config.device == "cpu" else 1
+    return Computing(config.device, processes=config.processes or default)
 
 
 def overall(per_user: NDArray[np.float64], population: Population) -> float:

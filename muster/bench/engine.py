@@ -27,6 +27,7 @@ from muster.output import Say
 from simulator.engine import Engine
 from simulator.engines.calibration import Task
 from simulator.engines.choice import Wanted, choose
+from simulator.engines.computing import Computing
 from simulator.population import Population
 
 CLIENTS, CLASSES, BATCH = 3400, 62, 20
@@ -101,7 +102,7 @@ def _measure(name: str, kind: Wanted, device: torch.device, rounds: int) -> Work
     inputs, label = (Field("x", "float32", (1, 28, 28)),), Field("y", "int64", high=CLASSES)
     model, users = Model(ModelSpec(name, workload.make, cross_entropy, inputs, label)), _population(workload.examples)
     algorithm = create("fedavg", {"batch_size": BATCH})
-    choice = choose(kind, Task(model, algorithm, users, rounds * workload.cohort), str(device))
+    choice = choose(kind, Task(model, algorithm, users, rounds * workload.cohort), Computing(str(device)))
     engine = Engine(model, algorithm, users, computing=choice.computing)
     ours, bare = [], []
     for number in range(rounds + 1):

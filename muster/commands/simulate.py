@@ -31,6 +31,7 @@ ENGINE = (
     "What trains users: torch, several at once; graphs, one by one on what devices run, after an export of seconds; or "
     "auto, which measures a few steps of both where that pays and keeps the figures in your cache.  [default: auto]"
 )
+PROCESSES = "Processes that train, on the CPU; their number changes no result.  [default: one for each core]"
 
 if TYPE_CHECKING:
     from simulator.simulation import SimulationConfig, SimulationResult
@@ -56,6 +57,7 @@ def simulate(
         bool | None, typer.Option("--same-cohort", help="Of an algorithm of two trips: the same users in both.")
     ] = None,
     device: Annotated[str | None, typer.Option(help="Where to compute: cpu or cuda.  [default: cpu]")] = None,
+    processes: Annotated[int | None, typer.Option(help=PROCESSES)] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of split, weights, cohorts, order.  [default: 0]")] = None,
     json: Json = False,
 ) -> None:
@@ -76,6 +78,7 @@ def simulate(
         "engine": engine,
         "same_cohort": same_cohort,
         "device": device,
+        "processes": processes,
         "seed": seed,
     }
     if schedule:

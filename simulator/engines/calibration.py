@@ -84,7 +84,7 @@ def seconds_per_step(task: Task, computing: Computing) -> float:
     kept = ClientStates.of(task.algorithm, initial, len(sample))
     trainer, state = computing.trainer(task.model, task.algorithm, sample, kept), task.algorithm.init(initial)
     trips, layouts = trips_of(task.algorithm), layouts_of(task.model, task.algorithm)
-    clients = sorted(range(len(sample)), key=lambda index: -int(sample.sizes[index]))[: trainer.at_once]
+    clients = sorted(range(len(sample)), key=lambda index: -int(sample.sizes[index]))[: computing.together(task.model)]
     cohort = [Client(index, StreamKey(0, 1, slot)) for slot, index in enumerate(clients)]
     steps = sum(
         item.loop.step_count(int(sample.sizes[index])) for trip in trips for item in trip.passes for index in clients

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
-
-from msgspec.structs import replace
 
 from export.errors import ExportError
 from fedcore.algorithms.algorithm import Algorithm, keeps_client_state
@@ -31,19 +29,20 @@ class Choice:
     reason: str
 
 
-def choose(wanted: Wanted, task: Task, device: str) -> Choice:
+def choose(wanted: Wanted, task: Task, torch_alone: Computing) -> Choice:
     """The engine that is wanted; with "auto" the one that is expected to need less CPU time, its start included.
 
-    Raises EngineError or ExportError when the engine `graphs` is wanted and cannot run the task.
+    torch_alone: device and processes, without graphs. Raises EngineError or ExportError when the engine `graphs` is
+    wanted and cannot run the task.
     """
     if wanted == "torch":
-        return Choice(Computing(device), "as asked")
-    obstacle = _obstacle(task.algorithm, device)
+        return Choice(torch_alone, "as asked")
+    obstacle = _obstacle(task.algorithm, torch_alone.device)
     if wanted == "auto":
-        return Choice(Computing(device), obstacle) if obstacle else _calibrated(task)
+        return Choice(torch_alone, obstacle) if obstacle else _calibrated(task, torch_alone)
     if obstacle:
         raise EngineError(f"the engine graphs cannot run this: {obstacle}; take the engine torch")
-    return Choice(Computing(graphs=_export(task)), "as asked")
+    return Choice(replace(torch_alone, graphs=_export(task)), "as asked")
 
 
 def _obstacle(algorithm: Algorithm, device: str) -> str:
@@ -56,8 +55,8 @@ def _obstacle(algorithm: Algorithm, device: str) -> str:
     return f"{' and '.join(missing)} is not installed: pip install 'muster-fl[export]'" if missing else ""
 
 
-def _calibrated(task: Task) -> Choice:
-    notes, torch_alone = Notes(task), Computing()
+def _calibrated(task: Task, torch_alone: Computing) -> Choice:
+    notes = Notes(task)
     figures = notes.read() or Figures(seconds_per_step(task, torch_alone))
     notes.write(figures)
     work_s = task.steps * figures.torch_s
@@ -67,12 +66,12 @@ def _calibrated(task: Task) -> Choice:
         return Choice(torch_alone, _compared(figures.torch_s, figures.of_graphs))
     try:
         start = time.process_time()
-        on_graphs = Computing(graphs=_export(task))
+        on_graphs = replace(torch_alone, graphs=_export(task))
         export_s = time.process_time() - start
         of_graphs = figures.of_graphs or GraphFigures(seconds_per_step(task, on_graphs), export_s)
     except (ExportError, EngineError) as error:
         return Choice(torch_alone, f"there are no graphs of this model: {error}")
-    notes.write(replace(figures, of_graphs=of_graphs))
+    notes.write(Figures(figures.torch_s, of_graphs))
     chosen = on_graphs if _pays(task, figures.torch_s, of_graphs) else torch_alone
     return Choice(chosen, _compared(figures.torch_s, of_graphs))
 

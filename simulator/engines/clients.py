@@ -24,11 +24,7 @@ class Client:
 
 
 class ClientTrainer(Protocol):
-    """What trains clients of a population: an engine's part of a round. at_once: how many it trains together."""
-
-    @property
-    def at_once(self) -> int:
-        """As many clients, at most, go into one call of their model."""
+    """What trains clients of a population: an engine's part of a round."""
 
     def train(self, number: int, broadcast: Mapping[str, Tensor], clients: Sequence[Client], sums: RoundSums) -> None:
         """Run the trip of round `number` for every client, longest first, and add what they report to `sums`.
@@ -38,9 +34,9 @@ class ClientTrainer(Protocol):
 
 
 def blocks(clients: Sequence[Client], at_once: int) -> list[Sequence[Client]]:
-    """The cohort in blocks of whole groups of `at_once` clients.
+    """The cohort in blocks, each of one or more groups of clients that are trained together, `at_once` of them.
 
-    Each block has sums of its own, and those are added in order. So no rounding depends on who trains which block.
+    A block has sums of its own, and those are added in order, so that no rounding depends on who trains which block.
     """
     groups = -(-len(clients) // min(at_once, len(clients)))
     size = at_once * -(-groups // BLOCKS)

@@ -11,7 +11,7 @@ from export.model import Model
 from fedcore.algorithms.algorithm import Algorithm
 from simulator.client_states import ClientStates
 from simulator.engines.clients import ClientTrainer
-from simulator.engines.vectorised import VectorisedTrainer
+from simulator.engines.vectorised import VectorisedTrainer, clients_at_once
 from simulator.errors import EngineError
 from simulator.population import Population
 
@@ -23,12 +23,14 @@ if TYPE_CHECKING:
 class Computing:
     """How clients are trained: by torch on its `device`, several together, or on graphs on the CPU, one by one.
 
-    graphs: what `simulator.engines.graphs.export_graphs` gives; without them torch computes. at_once: how many clients
-    torch vectorises together; chosen by model and device when not given.
+    graphs: what `simulator.engines.graphs.export_graphs` gives; without them torch computes. processes: how many train,
+    one thread each; only on the CPU more than one. at_once: how many clients torch vectorises together; chosen by model
+    and device when not given.
     """
 
     device: str = "cpu"
     graphs: Exported | None = None
+    processes: int = 1
     at_once: int | None = None
 
     @property
@@ -36,15 +38,20 @@ class Computing:
         """The engine's name."""
         return "torch" if self.graphs is None else "graphs"
 
+    def together(self, model: Model) -> int:
+        """How many clients of a model are trained together."""
+        if self.graphs is not None:
+            return 1
+        return self.at_once or clients_at_once(model, torch.device(self.device))
+
     def trainer(self, model: Model, algorithm: Algorithm, population: Population, kept: ClientStates) -> ClientTrainer:
         """What trains the clients of a population; `kept` is what they keep between rounds.
 
         Raises EngineError when this machine or installation cannot compute so.
         """
         if self.graphs is None:
-            return VectorisedTrainer(
-                model, algorithm, population, kept, device=compute_device(self.device), at_once=self.at_once
-            )
+            device, at_once = compute_device(self.device), self.together(model)
+            return VectorisedTrainer(model, algorithm, population, kept, device=device, at_once=at_once)
         from simulator.engines.graphs import GraphsTrainer  # noqa: PLC0415  # needs ONNX Runtime, which torch does not
 
         return GraphsTrainer(self.graphs, population)

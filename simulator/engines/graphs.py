@@ -13,7 +13,7 @@ from torch import Tensor
 from device_runtime.backends import open_backend
 from device_runtime.backends.backend import Executable
 from device_runtime.errors import DeviceError
-from device_runtime.runner import Local, PassRunner
+from device_runtime.runner import Local, PassRunner, aligned
 from export.build import build_plan
 from export.model import Model
 from fedcore.algorithms.algorithm import Algorithm
@@ -40,8 +40,6 @@ def export_graphs(model: Model, algorithm: Algorithm) -> Exported:
 
 class GraphsTrainer:
     """Trains one client after the other on exported graphs. Raises EngineError when they cannot be loaded here."""
-
-    at_once = 1
 
     def __init__(self, exported: Exported, population: Population) -> None:
         try:
@@ -70,9 +68,9 @@ class _TripRunner:
     def __init__(self, plan: Plan, graphs: Mapping[str, Executable], population: Population) -> None:
         self._plan, self._graphs, self._starts = plan, graphs, population.starts.tolist()
         self._examples = prefixed(EXAMPLE, {item.name: population.fields[item.name] for item in plan.examples.fields})
-        self._received = {spec.name: np.empty(spec.size, np.float32) for spec in plan.broadcast}
+        self._received = {spec.name: aligned((spec.size,)) for spec in plan.broadcast}
         self._runners = [PassRunner(one, index, self._examples) for index, one in enumerate(plan.passes)]
-        self._values_V = np.empty(sum(spec.size for spec in plan.report.means), np.float32)
+        self._values_V = aligned((sum(spec.size for spec in plan.report.means),))
         ends = np.cumsum([spec.size for spec in plan.report.means]).tolist()
         self._means = {
             spec.name: self._values_V[end - spec.size : end] for spec, end in zip(plan.report.means, ends, strict=True)

@@ -42,9 +42,9 @@ CONVOLVED_TOGETHER = 1_000_000
 
 
 class VectorisedTrainer:
-    """Trains clients together on one compute device, which holds the examples of the whole population.
+    """Trains `at_once` clients together on one compute device, which holds the examples of the whole population.
 
-    kept: what clients keep between rounds; it is moved. at_once: chosen by model and device when not given.
+    kept: what clients keep between rounds; it is moved.
     """
 
     def __init__(
@@ -55,17 +55,16 @@ class VectorisedTrainer:
         kept: ClientStates,
         *,
         device: torch.device,
-        at_once: int | None = None,
+        at_once: int,
     ) -> None:
         self._model, self._algorithm, self._population, self._kept = model, algorithm, population, kept
-        self._device = device
-        self.at_once = at_once or _clients_at_once(model, device)
+        self._device, self._at_once = device, at_once
         self._examples = on_device(device, population.fields)
 
     def train(self, number: int, broadcast: Mapping[str, Tensor], clients: Sequence[Client], sums: RoundSums) -> None:
         """Run a trip for every client: see ClientTrainer."""
-        for start in range(0, len(clients), self.at_once):
-            self._train(number, broadcast, clients[start : start + self.at_once], sums)
+        for start in range(0, len(clients), self._at_once):
+            self._train(number, broadcast, clients[start : start + self._at_once], sums)
 
     def _train(self, number: int, broadcast: Mapping[str, Tensor], clients: Sequence[Client], sums: RoundSums) -> None:
         indices, trip = [client.index for client in clients], in_turn(trips_of(self._algorithm), number)
@@ -151,8 +150,8 @@ class CohortOracle:
         return loss_K[:, None], flat_KD, self.sums_KM[:, :1]
 
 
-def _clients_at_once(model: Model, device: torch.device) -> int:
-    """On a GPU the whole cohort. On a CPU as many as stay in cache.
+def clients_at_once(model: Model, device: torch.device) -> int:
+    """How many clients to vectorise together: on a GPU the whole cohort, on a CPU as many as stay in cache.
 
     Networks with convolutions of some size go one client at a time, because torch vectorises them over clients as
     grouped convolutions, which are slow there; in tiny ones the cost of a call outweighs that (docs/performance.md).

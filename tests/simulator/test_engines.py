@@ -83,14 +83,14 @@ def task(clients, name="fedavg", **settings):
 
 def test_what_graphs_cannot_run_is_refused_by_name():
     with pytest.raises(EngineError, match=r"graphs cannot run this: scaffold keeps vectors on clients.*engine torch"):
-        choose("graphs", task(1, "scaffold"), "cpu")
+        choose("graphs", task(1, "scaffold"), Computing())
     with pytest.raises(EngineError, match="graphs cannot run this: graphs run on the CPU, not on cuda"):
-        choose("graphs", task(1), "cuda")
+        choose("graphs", task(1), Computing("cuda"))
 
 
 @pytest.mark.parametrize(("name", "device", "says"), [("scaffold", "cpu", "keeps vectors"), ("fedavg", "cuda", "cuda")])
 def test_what_graphs_cannot_run_is_for_torch_by_itself(name, device, says):
-    choice = choose("auto", task(10**9, name), device)
+    choice = choose("auto", task(10**9, name), Computing(device))
     assert choice.computing == Computing(device)
     assert says in choice.reason
 
@@ -103,29 +103,29 @@ def test_a_model_without_graphs_is_refused_or_left_to_torch():
 
     unexportable = dataclasses.replace(task(10**9), model=Model(dataclasses.replace(spec, loss=odd)))
     with pytest.raises(ExportError):
-        choose("graphs", unexportable, "cpu")
-    choice = choose("auto", unexportable, "cpu")
+        choose("graphs", unexportable, Computing())
+    choice = choose("auto", unexportable, Computing())
     assert choice.computing.engine == "torch"
     assert choice.reason.startswith("there are no graphs of this model: operator")
 
 
 def test_auto_exports_nothing_for_little_work_and_measures_once():
     little = task(10)
-    choice = choose("auto", little, "cpu")
+    choice = choose("auto", little, Computing())
     assert choice.computing.engine == "torch"
     assert "CPU s of steps are too few to export graphs for" in choice.reason
     assert Notes(little).read().of_graphs is None
-    assert choose("auto", little, "cpu") == choice
+    assert choose("auto", little, Computing()) == choice
 
 
 def test_auto_calibrates_both_engines_for_much_work():
     much = task(10**7)
-    choice = choose("auto", much, "cpu")
+    choice = choose("auto", much, Computing())
     figures = Notes(much).read()
     faster = figures.of_graphs.step_s < figures.torch_s
     assert choice.computing.engine == ("graphs" if faster else "torch")
     assert "CPU ms on graphs" in choice.reason
-    assert choose("auto", much, "cpu").reason == choice.reason
+    assert choose("auto", much, Computing()).reason == choice.reason
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_auto_calibrates_both_engines_for_much_work():
 def test_the_choice_counts_the_export_and_takes_the_lesser_time(clients, torch_s, graphs_s, export_s, engine):
     asked = task(clients)
     Notes(asked).write(Figures(torch_s, GraphFigures(graphs_s, export_s)))
-    assert choose("auto", asked, "cpu").computing.engine == engine
+    assert choose("auto", asked, Computing()).computing.engine == engine
 
 
 def test_notes_are_of_one_model_and_algorithm(tmp_path):
@@ -168,6 +168,10 @@ def test_a_simulation_says_which_engine_trained_and_why():
     assert again == results["graphs"]
 
 
-def test_a_baseline_without_engine_refuses_graphs():
-    with pytest.raises(EngineError, match="the engine graphs is for federated training, not for the baseline local"):
+def test_baselines_that_have_no_choice_refuse_engine_and_processes():
+    with pytest.raises(
+        EngineError, match="engine and processes are for federated training, not for the baseline local"
+    ):
         SimulationConfig(model="logreg", baseline="local", engine="graphs")
+    with pytest.raises(EngineError, match="not for the baseline dane"):
+        SimulationConfig(model="ridge", baseline="dane", processes=2)

@@ -1,0 +1,217 @@
+"""Processes that train the blocks of a cohort, with one thread each: no result depends on how many there are.
+
+They are forked, so that all share the examples. What clients receive, and the sums of blocks, lie in memory that is
+shared too, and pipes carry only which block is whose.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Protocol
+
+import msgspec
+import torch
+from torch import Tensor
+
+from export.errors import ExportError
+from fedcore.plan import in_turn
+from simulator.engines.clients import Client, ClientTrainer
+from simulator.engines.sums import RoundSums, SumsLayout
+from simulator.errors import EngineError
+from simulator.shared_memory import shared_zeros
+
+Blocks = Sequence[Sequence[Client]]
+
+
+class CohortTrainer(Protocol):
+    """What trains the blocks of a cohort, and adds up their sums in order."""
+
+    def train(self, number: int, received: Mapping[str, Tensor], blocks: Blocks) -> RoundSums:
+        """Run the trip of round `number`. Raises EngineError or ExportError when the model does not run."""
+
+
+class OneProcess:
+    """This process alone. device: where the trainer computes. layouts: of every trip."""
+
+    def __init__(self, trainer: ClientTrainer, layouts: Sequence[SumsLayout], device: torch.device) -> None:
+        self._trainer, self._layouts, self._device = trainer, layouts, device
+
+    def train(self, number: int, received: Mapping[str, Tensor], blocks: Blocks) -> RoundSums:
+        """Train one block after the other: see CohortTrainer."""
+        layout = in_turn(self._layouts, number)
+        total, part = (torch.empty(layout.size, dtype=torch.float64, device=self._device) for _ in range(2))
+        sums = RoundSums(layout, total)
+        for block in blocks:
+            self._trainer.train(number, received, block, RoundSums(layout, part))
+            sums.vector += part
+        return sums
+
+
+class _Order(msgspec.Struct, frozen=True):
+    """An order to train the clients of a block in a round, and to put their sums in a place."""
+
+    number: int
+    place: int
+    clients: list[Client]
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    """The answer to an order, when the sums are in their place. error: what went wrong, if anything did."""
+
+    error: str = ""
+
+
+class _Shared:
+    """The memory that all processes share: what clients receive in every trip, and places for the sums of blocks."""
+
+    def __init__(self, received: Sequence[Mapping[str, Tensor]], layouts: Sequence[SumsLayout], places: int) -> None:
+        self.layouts = layouts
+        self._received = [{name: shared_zeros((len(old),)) for name, old in trip.items()} for trip in received]
+        self._places = [shared_zeros((max(layout.size for layout in layouts),), torch.float64) for _ in range(places)]
+
+    def received(self, number: int) -> dict[str, Tensor]:
+        """What clients receive in round `number`."""
+        return in_turn(self._received, number)
+
+    def part(self, number: int, place: int) -> Tensor:
+        """The sums of a block in round `number`, in a place."""
+        return self._places[place][: in_turn(self.layouts, number).size]
+
+
+class Processes:
+    """Processes that train blocks, longest clients first. They start when they are needed, and end with this object.
+
+    make: makes the trainer, in every process. received: what clients receive in every trip, for the sizes.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], ClientTrainer],
+        count: int,
+        layouts: Sequence[SumsLayout],
+        received: Sequence[Mapping[str, Tensor]],
+    ) -> None:
+        self._make, self._count = make, count
+        # More places than processes: the sums of a block wait there until those of all blocks before it are added.
+        self._places = 2 * count
+        self._shared = _Shared(received, layouts, self._places)
+        self._workers: list[_Worker] = []
+        weakref.finalize(self, _end, self._workers)
+
+    def train(self, number: int, received: Mapping[str, Tensor], blocks: Blocks) -> RoundSums:
+        """Train blocks, as many at a time as there are processes: see CohortTrainer."""
+        for name, vector in self._shared.received(number).items():
+            vector.copy_(received[name])
+        while len(self._workers) < min(self._count, len(blocks)):
+            self._workers.append(_Worker(self._make, self._shared, [one.pipe for one in self._workers]))
+        layout = in_turn(self._shared.layouts, number)
+        sums = RoundSums(layout, torch.empty(layout.size, dtype=torch.float64))
+        try:
+            for place in self._in_order(number, blocks):
+                sums.vector += self._shared.part(number, place)
+        except BaseException:
+            _end(self._workers)  # some may still be at work on this round
+            raise
+        return sums
+
+    def _in_order(self, number: int, blocks: Blocks) -> Iterator[int]:
+        """The places of the blocks' sums, in the order of the blocks; a place is used again once the next is asked."""
+        waiting, free = deque(enumerate(blocks)), deque(range(self._places))
+        idle, done = deque(self._workers), dict[int, int]()
+        busy: dict[_Worker, tuple[int, int]] = {}
+        for wanted in range(len(blocks)):
+            while wanted not in done:
+                while idle and free and waiting:
+                    worker, place, (block, clients) = idle.popleft(), free.popleft(), waiting.popleft()
+                    worker.start(_Order(number, place, list(clients)))
+                    busy[worker] = block, place
+                answered = wait([worker.pipe for worker in busy])
+                for worker in [one for one in busy if one.pipe in answered]:
+                    worker.finish()
+                    block, place = busy.pop(worker)
+                    done[block] = place
+                    idle.append(worker)
+            yield done[wanted]
+            free.append(done.pop(wanted))
+
+
+class _Worker:
+    """A process, and this end of the pipe to it. others: ends of pipes to other processes, which it must not hold."""
+
+    def __init__(self, make: Callable[[], ClientTrainer], shared: _Shared, others: Sequence[Connection]) -> None:
+        fork = multiprocessing.get_context("fork")
+        self.pipe, theirs = fork.Pipe()
+        self.process: BaseProcess = fork.Process(
+            target=_work, args=(make, shared, theirs, [self.pipe, *others]), daemon=True
+        )
+        self.process.start()
+        theirs.close()
+
+    def start(self, order: _Order) -> None:
+        """Give it something to do."""
+        try:
+            self.pipe.send_bytes(msgspec.msgpack.encode(order))
+        except OSError as error:
+            raise self._ended() from error
+
+    def finish(self) -> None:
+        """Take its answer. Raises EngineError when it could not do it, or is no more."""
+        try:
+            answer = msgspec.msgpack.decode(self.pipe.recv_bytes(), type=_Answer)
+        except (OSError, EOFError) as error:
+            raise self._ended() from error
+        if answer.error:
+            raise EngineError(answer.error)
+
+    def _ended(self) -> EngineError:
+        self.process.join()
+        return EngineError(
+            f"a process of the engine ended with exit code {self.process.exitcode}; −9 means that the memory was full, "
+            "which fewer --processes need less of"
+        )
+
+
+def _work(make: Callable[[], ClientTrainer], shared: _Shared, pipe: Connection, others: Sequence[Connection]) -> None:
+    """The whole life of a process: it ends when nobody holds the other end of its pipe any more."""
+    for other in others:
+        other.close()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    torch.set_num_threads(1)
+    trainer = None
+    while True:
+        try:
+            order = msgspec.msgpack.decode(pipe.recv_bytes(), type=_Order)
+        except EOFError:
+            return
+        try:
+            trainer = trainer or make()
+            layout = in_turn(shared.layouts, order.number)
+            sums = RoundSums(layout, shared.part(order.number, order.place))
+            trainer.train(order.number, shared.received(order.number), order.clients, sums)
+            answer = _Answer()
+        except (EngineError, ExportError) as error:
+            answer = _Answer(str(error))
+        pipe.send_bytes(msgspec.msgpack.encode(answer))
+
+
+def _end(workers: list[_Worker]) -> None:
+    """End processes: what they work on is of no use any more."""
+    for worker in workers:
+        worker.pipe.close()
+        worker.process.kill()
+        worker.process.join()
+    workers.clear()
+
+
+def usable_cores() -> int:
+    """The cores that this process may use; 1 but on Linux, as it is not safe to fork a process with torch elsewhere."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
