@@ -61,9 +61,11 @@ class RoundSums:
         weighted = {name: value * weight_K[:, None] for name, value in report_K.items()}
         everything = [*weighted.values(), *metrics_K.values(), *kept_K.values()]
         finite_K = torch.stack([torch.isfinite(value).all(-1) for value in everything]).all(0)
+        everyone = bool(finite_K.all())
         for sums, values in ((self.report, weighted), (self.metrics, metrics_K)):
             for name, value in values.items():
-                sums[name] += torch.where(finite_K[:, None], value, 0).sum(0, dtype=torch.float64)
+                kept = value if everyone else torch.where(finite_K[:, None], value, 0)
+                sums[name] += kept.sum(0, dtype=torch.float64)
         self.weight += (weight_K * finite_K).sum(dtype=torch.float64)
         self.contributors += finite_K.sum()
         return finite_K

@@ -81,9 +81,8 @@ class VectorisedTrainer:
 
     def _run_pass(self, index: int, item: Pass, received: Broadcast, clients: Sequence[Client]) -> tuple[Carry, Tensor]:
         """The last carry (K, …) and the metric sums (K, M) of every client."""
-        carry = {
-            name: vector.expand(len(clients), vector.shape[-1]).clone() for name, vector in item.begin(received).items()
-        }
+        # Vectors that all clients share stay single, so the first step multiplies the examples of all by one matrix.
+        carry = item.begin(received)
         sums_KM = torch.zeros(len(clients), len(self._model.metrics), device=self._device)
         for number, (rows, mask) in enumerate(self._steps(index, item, clients)):
             active = len(rows)
@@ -92,10 +91,9 @@ class VectorisedTrainer:
             drawn = self._noise(index, number, item.loop.batch_size, clients[:active])
             oracle = CohortOracle(self._model, batch, torch.from_numpy(mask).to(self._device), drawn)
             after = item.step(_first(active, carry), _first(active, received), oracle)
-            for name, vector in after.items():
-                carry[name][:active] = vector
+            carry = after if active == len(clients) else _followed_by_rest(after, carry, active, len(clients))
             sums_KM[:active] += oracle.sums_KM
-        return carry, sums_KM
+        return {name: _rows(vector, len(clients)) for name, vector in carry.items()}, sums_KM
 
     def _steps(self, index: int, item: Pass, clients: Sequence[Client]) -> Iterator[tuple[NDArray[np.int64], Float32]]:
         """For each step, rows (A, B) into the population's examples and masks (A, B) of the A clients still active."""
@@ -166,6 +164,19 @@ def clients_at_once(model: Model, device: torch.device) -> int:
 def _first(active: int, vectors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The rows of the first clients, of vectors (K, …); vectors that all clients share stay whole."""
     return {name: vector[:active] if vector.dim() == 2 else vector for name, vector in vectors.items()}
+
+
+def _followed_by_rest(after: Carry, before: Carry, active: int, clients: int) -> Carry:
+    """The vectors (K, …) of all clients, of whom the first, the active ones, took a step."""
+    return {
+        name: torch.cat([_rows(vector, active), _rows(before[name], clients)[active:]])
+        for name, vector in after.items()
+    }
+
+
+def _rows(vector: Tensor, clients: int) -> Tensor:
+    """A vector as (K, …), also where all clients share it."""
+    return vector.expand(clients, vector.shape[-1])
 
 
 def on_device(device: torch.device, arrays: Mapping[str, NDArray[np.generic]]) -> dict[str, Tensor]:
