@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from export.errors import ExportError
+from fedcore.decoding import decoder
 from fedcore.plan import in_turn
 from simulator.engines.clients import Client, ClientTrainer
 from simulator.engines.sums import RoundSums, SumsLayout
@@ -69,6 +70,9 @@ class _Answer(msgspec.Struct, frozen=True):
     error: str = ""
 
 
+_ORDER, _ANSWER = decoder(_Order), decoder(_Answer)
+
+
 class _Shared:
     """The memory that all processes share: what clients receive in every trip, and places for the sums of blocks."""
 
@@ -111,7 +115,7 @@ class Processes:
         for name, vector in self._shared.received(number).items():
             vector.copy_(received[name])
         while len(self._workers) < min(self._count, len(blocks)):
-            self._workers.append(_Worker(self._make, self._shared, [one.pipe for one in self._workers]))
+            self._workers.append(_Worker(self._make, self._shared))
         layout = in_turn(self._shared.layouts, number)
         sums = RoundSums(layout, torch.empty(layout.size, dtype=torch.float64))
         try:
@@ -144,28 +148,26 @@ class Processes:
 
 
 class _Worker:
-    """A process, and this end of the pipe to it. others: ends of pipes to other processes, which it must not hold."""
+    """A process, and this end of the pipe to it."""
 
-    def __init__(self, make: Callable[[], ClientTrainer], shared: _Shared, others: Sequence[Connection]) -> None:
+    def __init__(self, make: Callable[[], ClientTrainer], shared: _Shared) -> None:
         fork = multiprocessing.get_context("fork")
         self.pipe, theirs = fork.Pipe()
-        self.process: BaseProcess = fork.Process(
-            target=_work, args=(make, shared, theirs, [self.pipe, *others]), daemon=True
-        )
+        self.process: BaseProcess = fork.Process(target=_work, args=(make, shared, theirs), daemon=True)
         self.process.start()
         theirs.close()
 
     def start(self, order: _Order) -> None:
         """Give it something to do."""
         try:
-            self.pipe.send_bytes(msgspec.msgpack.encode(order))
+            self.pipe.send_bytes(msgspec.json.encode(order))
         except OSError as error:
             raise self._ended() from error
 
     def finish(self) -> None:
         """Take its answer. Raises EngineError when it could not do it, or is no more."""
         try:
-            answer = msgspec.msgpack.decode(self.pipe.recv_bytes(), type=_Answer)
+            answer = _ANSWER.decode(self.pipe.recv_bytes())
         except (OSError, EOFError) as error:
             raise self._ended() from error
         if answer.error:
@@ -179,17 +181,18 @@ class _Worker:
         )
 
 
-def _work(make: Callable[[], ClientTrainer], shared: _Shared, pipe: Connection, others: Sequence[Connection]) -> None:
+def _work(make: Callable[[], ClientTrainer], shared: _Shared, pipe: Connection) -> None:
     """The whole life of a process: it ends when nobody holds the other end of its pipe any more."""
-    for other in others:
-        other.close()
+    # Whatever else the process that started it has open, such as the pipes to other processes, is not to be held here.
+    os.closerange(3, pipe.fileno())
+    os.closerange(pipe.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
     trainer = None
     while True:
         try:
-            order = msgspec.msgpack.decode(pipe.recv_bytes(), type=_Order)
+            order = _ORDER.decode(pipe.recv_bytes())
         except EOFError:
             return
         try:
@@ -200,7 +203,7 @@ def _work(make: Callable[[], ClientTrainer], shared: _Shared, pipe: Connection, 
             answer = _Answer()
         except (EngineError, ExportError) as error:
             answer = _Answer(str(error))
-        pipe.send_bytes(msgspec.msgpack.encode(answer))
+        pipe.send_bytes(msgspec.json.encode(answer))
 
 
 def _end(workers: list[_Worker]) -> None:

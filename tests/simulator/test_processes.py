@@ -76,3 +76,12 @@ def test_what_a_model_does_wrong_in_a_process_is_said():
 
     with pytest.raises(EngineError, match=r"the model logreg does not run here: .*no such loss"):
         engine("fedavg", 2, spec=dataclasses.replace(spec, loss=broken)).run_round(1, range(10))
+
+
+def test_processes_hold_no_pipe_of_the_process_that_forked_them():
+    reads, writes = os.pipe()
+    one = engine("fedavg", 2)
+    one.run_round(1, range(10))
+    os.close(writes)
+    assert os.read(reads, 1) == b""  # the end, which waits for everybody who holds the pipe
+    os.close(reads)
