@@ -20,8 +20,8 @@ from coordinator.store.tasks import CoordinatorStore
 from fedcore.report import ReportLayout
 from fedcore.wire.messages import Assignment, Receipt
 
-REMEMBERED = 1 << 16
-"""Assignments whose unchanging part is kept in memory."""
+REMEMBERED = 1 << 14
+"""Assignments whose unchanging part is kept in memory, 750 bytes each; of others it is read from the database."""
 
 
 @dataclass(frozen=True, slots=True)
