@@ -23,13 +23,14 @@ from tests.coordinator.replicas import replicas_on, until
 
 KINDS = (Kind(name="fast", weight=3), Kind(name="slow", slow_down=(3.0, 30.0)), Kind(name="stuck", slow_down=1e3))
 SETTINGS = {"batch_size": 5, "client_lr": 0.01, "server_lr": 0.5}
-EXAMPLES = 4000
-"""What a device sees of examples in all its epochs: steps enough for the slowest to be at work for minutes."""
+LONG = [pytest.mark.long, pytest.mark.timeout(1200)]
+EXAMPLES = 1500
+"""What a device sees of examples in all its epochs: steps enough for the slowest to be at work for a minute."""
 TOLERANCE = 1e-5
 """The bound of float32 round-off in the relative distance of two models, as in the keystone test."""
 
 
-@pytest.mark.parametrize(("devices", "goal", "rounds"), [(10, 3, 5), pytest.param(200, 20, 40, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("devices", "goal", "rounds"), [(10, 3, 5), pytest.param(200, 20, 40, marks=LONG)])
 def test_buffers_wait_for_no_slow_device_and_outlive_a_kill(coordinators, tmp_path, capsys, devices, goal, rounds):
     users, _ = datasets.users("digits", None, devices)
     epochs = 1 + EXAMPLES * devices // int(users.sizes.sum())
