@@ -44,7 +44,8 @@ class Adopter:
             case RoundMoved(before, after):
                 self.metrics.round_moved(before.value, after, now - before.entered_at, now - before.opened_at)
                 if before.reporting and after.closed:
-                    memory.sessions.end_assignments(before.task.id, "expired" if after.expired else "not needed")
+                    late = after.expired and not before.buffered
+                    memory.sessions.end_assignments(before.task.id, "expired" if late else "not needed")
             case ReportsCounted(round_, vectors):
                 if round_.id not in memory.sums:
                     memory.sums[round_.id] = collector(round_.plan.report, round_.task.settings.clear)

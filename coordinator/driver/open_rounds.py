@@ -22,7 +22,8 @@ class OpenRound:
     that it starts from; while the round is held, the model that the round before it starts from.
     members: the devices that it may draw, as the second trip of the same cohort; None when any device may be drawn.
     devices: all that were given an assignment in it, also those that gave up or were lost; of a buffered round those
-    whose reports it counted. It draws none of them again. predecessor: the row id of the round whose open assignments
+    whose reports it counted. It draws none of them again. failing: of a buffered round, the devices that gave up, were
+    late or were lost, as far as its rule counts failures. predecessor: the row id of the round whose open assignments
     it took over.
     """
 
@@ -36,6 +37,7 @@ class OpenRound:
     secure: SecureRound | None = None
     devices: frozenset[str] = frozenset()
     members: frozenset[str] | None = None
+    failing: frozenset[str] = frozenset()
     predecessor: int | None = None
 
     @property
@@ -170,7 +172,8 @@ class OpenRounds:
         """
         if task is None:
             return Abandon("cancelled")
-        if (round_.value.held or (round_.buffered and not round_.value.outstanding)) and not task.active:
+        deserted = round_.buffered and round_.reporting and not round_.value.outstanding
+        if (round_.value.held or deserted) and not task.active:
             return Abandon("paused")
         if round_.value.state is RoundState.SELECTING:
             held = self.must_hold(round_.task.id, now)

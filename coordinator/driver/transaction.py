@@ -119,7 +119,9 @@ class Transaction:
             names = set(lost[round_.id]) - (round_.secure.uploads.keys() if round_.secure else set())
             ended = self._end_some(round_, names, AssignmentState.LOST, "not heard of")
             if ended:
-                self._step(round_, Lost(ended, round_.secure is not None and round_.secure.proven))
+                proven = round_.secure is not None and round_.secure.proven
+                noted, again = _note_failures(round_, ended)
+                self._step(noted, Lost(len(ended), proven, again))
 
     def advance(self, task_id: str, task: LoadedTask | None) -> None:
         """Open, move or end a task's rounds, as time and the waiting devices ask; with None the task is over."""
@@ -184,7 +186,8 @@ class Transaction:
             self._end(round_, found, AssignmentState.ABORTED, reason)
             if reason == LeftOut.REVEALED.value:
                 self.rounds.leave_out(found.task, [found.device])
-            self._step(round_, Aborted())
+            noted, again = _note_failures(round_, [found.device])
+            self._step(noted, Aborted(again=again > 0))
 
     def _assignment(self, id_: str) -> AssignmentRecord:
         found = self._assignments.get(id_)
@@ -229,19 +232,20 @@ class Transaction:
         task = round_.task
         self.effects.append(AssignmentEnded(found.id, found.device, task.population, task.id, state, reason))
 
-    def _end_some(self, round_: OpenRound, names: Collection[str], state: AssignmentState, cause: str) -> int:
-        """End these assignments as far as they are open; answers how many were."""
+    def _end_some(self, round_: OpenRound, names: Collection[str], state: AssignmentState, cause: str) -> list[str]:
+        """End these assignments as far as they are open; answers the devices of those that were."""
         ended = self._records.end_assignments(round_.task.id, round_.numbers, state, cause, names)
         for found in ended:
             self._end(round_, found, state)
-        return len(ended)
+        return [found.device for found in ended]
 
     # --- rounds
 
     def _advance(self, round_: OpenRound, task: LoadedTask | None) -> None:
         late = self._selector.late(round_, self._now)
         if late and (ended := self._end_some(round_, late, AssignmentState.EXPIRED, "deadline passed")):
-            self._step(round_, Expired(ended))
+            noted, again = _note_failures(round_, ended)
+            self._step(noted, Expired(len(ended), again))
             if round_.task.id not in self.rounds.running:
                 return
             round_ = self.rounds.running[round_.task.id]
@@ -367,3 +371,10 @@ class Transaction:
 
     def _not_drawn(self, waiting: Sequence[Session]) -> list[Session]:
         return [session for session in waiting if session.id not in self._drawn]
+
+
+def _note_failures(round_: OpenRound, devices: Sequence[str]) -> tuple[OpenRound, int]:
+    """A buffered round that knows which devices failed in it, and how many of these failed before."""
+    if not round_.buffered:
+        return round_, 0
+    return replace(round_, failing=round_.failing.union(devices)), len(round_.failing.intersection(devices))

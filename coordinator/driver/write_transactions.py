@@ -118,7 +118,8 @@ class Writer:
     def fail(self, error: Exception, now: float) -> None:
         """Take note of a transaction that failed: it is in doubt, unless the lease was lost or nothing was begun."""
         if isinstance(error, DatabaseLocked):
-            self._postpone((), now)
+            # Commands that wait already go on waiting.
+            self._next_try = now + _LOCKED_RETRY_S
             return
         if isinstance(error, LeaseLost):
             # Nothing was written, and that is certain.

@@ -66,12 +66,14 @@ def step(round_: Round, event: Event) -> Stepped:  # noqa: PLR0911 - one return 
             return replace(round_, assigned=round_.assigned + assigned), ()
         case RoundState.REPORTING, Reported(staleness) if round_.outstanding > 0:
             return _collect(_count(round_, staleness))
-        case state, Aborted() if state in _OPEN and round_.outstanding > 0:
-            return _collect(replace(round_, aborted=round_.aborted + 1))
-        case state, Lost(devices) if state in _OPEN and devices <= round_.outstanding:
-            return _collect(replace(round_, lost=round_.lost + devices))
-        case state, Expired(devices) if state in _OPEN and devices <= round_.outstanding:
-            return _collect(replace(round_, expired=round_.expired + devices))
+        case state, Aborted(again) if state in _OPEN and round_.outstanding > 0:
+            return _collect(replace(round_, aborted=round_.aborted + 1, failed=round_.failed + (not again)))
+        case state, Lost(devices, _, again) if state in _OPEN and devices <= round_.outstanding:
+            vanished = round_.vanished + devices - again
+            return _collect(replace(round_, lost=round_.lost + devices, vanished=vanished))
+        case state, Expired(devices, again) if state in _OPEN and devices <= round_.outstanding:
+            failed = round_.failed + devices - again
+            return _collect(replace(round_, expired=round_.expired + devices, failed=failed))
         case RoundState.AGGREGATING, Aggregated(stale, handed_on) if stale + handed_on <= round_.outstanding:
             return replace(round_, state=RoundState.COMMITTED, stale=stale, handed_on=handed_on), ()
     raise UnexpectedEvent(f"a buffered round that is {round_.state} cannot take {event}")
@@ -89,8 +91,8 @@ def _collect(round_: Round) -> Stepped:
     if round_.reported >= round_.policy.goal:
         return replace(round_, state=RoundState.AGGREGATING), ()
     # A plan that no device can run must not go through a whole population. Vanished devices say nothing about a plan
-    # that another one could run.
-    failed = round_.aborted + round_.expired + (0 if round_.proven else round_.lost)
+    # that another one could run. A device counts once, so that none can end a round alone.
+    failed = round_.failed + (0 if round_.proven else round_.vanished)
     if failed >= max(round_.policy.concurrency, round_.policy.goal):
         return _abandon(round_, "too-few-reports")
     return round_, ()

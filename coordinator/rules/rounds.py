@@ -110,7 +110,8 @@ class Round:
 
     Of a buffered round alone: taken_over, handed_on: open assignments that it took over from the round before, and
     handed on to the next one. stale: assignments that ended because too many versions came after theirs. staleness:
-    counts of its reports by staleness, from 0.
+    counts of its reports by staleness, from 0. failed, vanished: devices that gave up or were late, and that were lost,
+    each device once.
     """
 
     policy: RoundPolicy
@@ -130,6 +131,8 @@ class Round:
     handed_on: int = 0
     stale: int = 0
     staleness: tuple[int, ...] = ()
+    failed: int = 0
+    vanished: int = 0
 
     @property
     def outstanding(self) -> int:
@@ -200,22 +203,29 @@ class Summed:
 
 @dataclass(frozen=True, slots=True)
 class Aborted:
-    """One device gave up."""
+    """One device gave up. again: in a buffered round, whether it failed there before."""
+
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """So many devices were lost. proven: devices of a secure aggregation have shown that the plan can be run."""
+    """So many devices were lost. proven: devices of a secure aggregation have shown that the plan can be run.
+
+    again: how many of them failed before, in a buffered round.
+    """
 
     devices: int
     proven: bool = False
+    again: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """The deadlines of so many assignments passed, in a buffered round."""
+    """The deadlines of so many assignments passed, in a buffered round. again: how many devices failed there before."""
 
     devices: int
+    again: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from coordinator.commands import CountReport
-from coordinator.errors import InvalidTask, NoLongerNeeded, TooStale, Unavailable, UnexpectedEvent
+from coordinator.errors import DatabaseLocked, InvalidTask, NoLongerNeeded, TooStale, Unavailable, UnexpectedEvent
 from coordinator.rules.buffers import discount, open_buffer, places, step
 from coordinator.rules.clear_reports import ClearReports
 from coordinator.rules.rounds import (
@@ -26,7 +26,7 @@ from coordinator.rules.rounds import (
 from coordinator.rules.task_settings import Buffered, Secagg, TaskSettings
 from coordinator.store.garbage_collection import Retention, collect
 from tests.coordinator.bundles import START, make_bundle, make_plan, report_vector
-from tests.coordinator.conftest import states
+from tests.coordinator.conftest import LINEAGE, states
 
 POLICY = RoundPolicy(
     goal=2, minimum=2, over_selection=1.0, selection_timeout_s=60, reporting_deadline_s=600, concurrency=3
@@ -87,6 +87,12 @@ def test_a_buffer_without_reports_ends_after_as_many_failures_as_places(event):
     failing = after(open_buffer(POLICY), Configured(3), event, event)
     assert failing.state is RoundState.REPORTING
     assert after(failing, event).reason == "too-few-reports"
+
+
+def test_a_device_that_fails_again_and_again_counts_once():
+    failing = after(open_buffer(POLICY), Configured(3), Aborted(), Aborted(again=True), Expired(1, again=1))
+    assert after(failing, Configured(3), Aborted(again=True), Lost(1, again=1)).state is RoundState.REPORTING
+    assert after(failing, Configured(3), Aborted(), Lost(1)).reason == "too-few-reports"
 
 
 def test_devices_that_vanish_do_not_end_a_buffer_that_has_a_report():
@@ -203,6 +209,16 @@ def test_a_plan_that_no_device_can_run_pauses_the_task(store, buffered, desk):
     assert store.task(task).state is TaskState.PAUSED
 
 
+def test_one_device_that_always_gives_up_ends_no_buffer(store, buffered, desk):
+    task = buffered(concurrency=2)
+    (slow,) = desk.assign("slow")
+    for _ in range(4):
+        desk.give_up(*desk.assign("broken"))
+        desk.turn()
+    assert [(one.state.value, one.aborted) for one in store.rounds(task)] == [("reporting", 4)]
+    assert desk.report(slow).assignment == slow.assignment
+
+
 def test_a_pause_lets_devices_at_work_report_and_draws_no_other(store, buffered, desk):
     task = buffered()
     one, two, slow = (*desk.assign("a"), *desk.assign("b"), *desk.assign("slow"))
@@ -277,6 +293,51 @@ def test_reports_wait_outside_while_a_version_cannot_be_written(store, buffered,
     desk.pass_time(2)
     assert store.rounds(task)[0].state is RoundState.COMMITTED
     assert desk.report(third, Y).assignment == third.assignment
+
+
+@pytest.mark.parametrize("error", [OSError("the disk is full"), DatabaseLocked("locked")])
+def test_a_report_beyond_the_goal_outlives_a_commit_that_fails(store, buffered, desk, error, monkeypatch):
+    task = buffered()
+    given = [*desk.assign("a"), *desk.assign("b"), *desk.assign("c")]
+    with monkeypatch.context() as patched:
+        patched.setattr(desk.store.blobs, "put", lambda data: (_ for _ in ()).throw(error))
+        *_, late = desk.turn(*(count(one, X) for one in given))
+    assert not late.done()
+    desk.pass_time(2)
+    with pytest.raises(Unavailable):
+        late.result(timeout=0)
+    assert desk.report(given[2], X).assignment == given[2].assignment
+    assert [(one.state.value, one.reported) for one in store.rounds(task)] == [("committed", 2), ("reporting", 1)]
+
+
+def test_a_pause_keeps_a_full_buffer_that_could_not_be_written(store, buffered, desk, monkeypatch):
+    task = buffered()
+    one, two = (*desk.assign("a"), *desk.assign("b"))
+    desk.report(one, X)
+    with monkeypatch.context() as patched:
+        patched.setattr(desk.store.blobs, "put", lambda data: (_ for _ in ()).throw(OSError("the disk is full")))
+        desk.report(two, X)
+        store.pause(task)
+        desk.pass_time(1)
+    desk.pass_time(2)
+    assert states(store, task) == [(1, 1, "committed", "")]
+
+
+def test_a_rollback_begins_from_the_earlier_model(store, buffered, desk):
+    task = buffered()
+    for name in "abcd":
+        desk.report(*desk.assign(name), X)
+        desk.turn()
+    (slow,) = desk.assign("slow")
+    store.pause(task)
+    desk.pass_time(1)
+    desk.give_up(slow)
+    desk.pass_time(1)
+    store.roll_back(task, 1, LINEAGE)
+    store.resume(task)
+    desk.pass_time(1)
+    (given,) = desk.assign("a")
+    assert given.checkpoint.sha256 == store.rounds(task)[0].checkpoint_sha256
 
 
 def test_models_stay_as_long_as_devices_start_from_them(store, buffered, desk):
