@@ -53,7 +53,7 @@ class Coordinator:
         self.parties, self.issue, self.issued = lambda url: None, None, []
         self.release, self.lineage, self.round = lambda plan, checkpoint: None, None, linear.KEY.round
         self.server = None
-        self.aggregate, self.hear = lambda number, message: b"", lambda number: b""
+        self.aggregate, self.hear = lambda number, message: b"", None
         self.attempt = 1
         self.keys, self.created, self.enrolments, self.nonces = {}, {}, [], set()
         self.blobs = {}
@@ -161,7 +161,7 @@ class Coordinator:
                 self.said.append((int(number), body))
                 message = self.aggregate(int(number), body)
                 return "secagg", 200 if message else 204, "application/octet-stream", message
-            case ["GET", "v1", "assignments", _, "secagg", number]:
+            case ["GET", "v1", "assignments", _, "secagg", number] if self.hear:
                 message = self.hear(int(number))
                 return "secagg", 200 if message else 204, "application/octet-stream", message
         return "unknown", 404, PROBLEM_TYPE, encode(problem("unknown-resource", path))
