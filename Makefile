@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 LOCKED := --no-deps --require-hashes --requirement
 
 JS := device_runtime/js
-NODE_IS_NEW := node -e 'process.exit(+(Number.parseInt(process.versions.node) < 22))' 2>/dev/null
+NODE_IS_NEW := node $(JS)/node-is-new.cjs 2>/dev/null
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test js check format migration algorithms filemap lock sbom clean
@@ -24,10 +24,10 @@ demo: $(DEMO) ## train on handwritten digits: a real coordinator, emulated devic
 	$(BIN)/muster demo $(ARGS)
 
 test: $(INSTALLED) ## run all tests
-	@$(if $(ARGS),,if $(NODE_IS_NEW); then $(MAKE) --no-print-directory js; else echo 'skipped: make js, which needs Node 22 or newer'; fi)
+	@$(if $(ARGS),,if $(NODE_IS_NEW); then $(MAKE) --no-print-directory js; else echo 'skipped: make js, which needs Node 22.18 or newer'; fi)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
-js: $(JS)/node_modules/.package-lock.json ## check and test the device runtime in TypeScript, with Node 22 or newer
+js: $(JS)/node_modules/.package-lock.json ## check and test the device runtime in TypeScript, with Node 22.18 or newer
 	cd $(JS) && npm run --silent check && npm test --silent
 
 check: $(INSTALLED) ## formatting, lint, types, and which package may import which
@@ -80,6 +80,6 @@ $(INSTALLED): pyproject.toml requirements/dev.lock | $(BIN)/pip
 
 # npm writes this file when an installation is whole.
 $(JS)/node_modules/.package-lock.json: $(JS)/package-lock.json
-	@$(NODE_IS_NEW) || { echo 'The device runtime in TypeScript needs Node 22 or newer: npm install --prefix .venv/node node@24, and put .venv/node/node_modules/.bin on PATH' >&2; exit 1; }
+	@$(NODE_IS_NEW) || { echo 'The device runtime in TypeScript needs Node 22.18 or newer: npm install --prefix .venv/node node@24, and put .venv/node/node_modules/.bin on PATH' >&2; exit 1; }
 	cd $(JS) && npm ci --silent --no-audit --no-fund
 	@touch $@

@@ -1,6 +1,7 @@
 """The device runtime in TypeScript trains as this one does: the same plan and examples give the same bytes."""
 
 import json
+import shutil
 import subprocess
 
 import numpy as np
@@ -14,7 +15,7 @@ from export.models import MODELS, load
 from fedcore import checkpoint
 from fedcore.algorithms import create
 from fedcore.batching import StreamKey
-from tests.device_runtime.node import command
+from tests.device_runtime.node import IS_NEW, command
 
 EXAMPLES, BATCH = 23, 10
 KEY = StreamKey(seed=2**53 + 3, round=1, slot=7)
@@ -51,3 +52,11 @@ def test_node_trains_to_the_same_report_bit_for_bit(name, tmp_path):
     expected = execute(plan, executables, broadcast, examples, KEY)
     body = checkpoint.encode({"report": plan.report.weigh(expected.values, expected.weight)})
     assert (tmp_path / "report.safetensors").read_bytes() == body
+
+
+@pytest.mark.parametrize(("version", "status"), [("20.19.0", 1), ("22.17.1", 1), ("22.18.0", 0), ("24.0.0", 0)])
+def test_node_is_new_from_the_version_of_the_package(version, status):
+    if (program := shutil.which("node")) is None:
+        pytest.skip("no Node")
+    given = f"Object.defineProperty(process, 'versions', {{value: {{node: '{version}'}}}}); require('{IS_NEW}')"
+    assert subprocess.run([program, "-e", given], check=False).returncode == status
