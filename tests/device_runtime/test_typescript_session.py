@@ -1,6 +1,8 @@
 """Sessions of the device runtime in TypeScript against a coordinator that errs and lies: what it sends, and why not."""
 
+import re
 import subprocess
+import tomllib
 from dataclasses import replace
 from threading import Event
 
@@ -8,7 +10,8 @@ import numpy as np
 import pytest
 
 from fedcore.masking import session_number
-from fedcore.succession import Succession
+from fedcore.signing import key_text
+from fedcore.succession import SucceedingKey, Succession
 from fedcore.wire.messages import Rejected, encode
 from tests.coordinator.fork_server import wait_until
 from tests.device_runtime import linear
@@ -16,6 +19,7 @@ from tests.device_runtime.coordinator import WINDOW, answer, cut, hang_up, refus
 from tests.device_runtime.node import command, device_words, sessions
 from tests.device_runtime.test_onnx_check import endless
 from tests.device_runtime.test_secure import (
+    AUTHORITY,
     LINEAGE,
     RELEASE,
     ROUND,
@@ -30,6 +34,7 @@ from tests.device_runtime.test_secure import (
     releasing,
     terms,
 )
+from tests.tree import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +94,48 @@ def test_a_report_that_cannot_leave_now_is_sent_by_the_next_session(coordinator,
     assert (first["outcome"], first["reason"], coordinator.aborts) == ("failed", "unavailable", [])
     assert session()["outcome"] == "reported"
     assert coordinator.calls.count("check-in") == 1
+
+
+@pytest.mark.parametrize("rule", ["sessions", "bytes"])
+def test_a_kept_report_is_sent_though_the_day_has_no_other_session(coordinator, session, rule):
+    coordinator.faults["report"] = [refusal("unavailable", Retry_After="61")]
+    first = session()
+    most = {"sessions": 1, "bytes": first["bytes_up"] + first["bytes_down"] + 300}  # room for the report alone
+    assert session(per_day={rule: most[rule]})["outcome"] == "reported"
+    assert session(per_day={"sessions": 2})["outcome"] == "reported", "the report sent late is no other session"
+
+
+@pytest.mark.parametrize("policy", [{"populations": ["tablets"]}, {"min_cohort": 2}, {"collections": ["diary"]}])
+def test_a_kept_report_that_the_policy_forbids_now_is_dropped(coordinator, session, policy):
+    coordinator.faults["report"] = [refusal("unavailable", Retry_After="61")]
+    session()
+    calls = len(coordinator.calls)
+    assert next(iter(policy)) in session(**policy)["detail"]
+    assert len(coordinator.calls) == calls, "nobody is told"
+    assert session()["outcome"] == "reported"
+    assert coordinator.calls.count("check-in") == 2
+
+
+@pytest.mark.parametrize("slug", ["no-longer-needed", "too-stale"])
+def test_a_report_that_is_not_wanted_is_not_sent(coordinator, session, slug):
+    coordinator.over_selected = True
+    coordinator.faults["hold"] = [refusal(slug)]
+    found = session()
+    assert (found["outcome"], found["reason"], found["retryable"]) == ("not-needed", slug, "transient")
+    assert "report" not in coordinator.calls
+
+
+def test_the_policy_of_the_handbook_is_one(coordinator, session):
+    (text,) = re.findall(r"```toml\n(populations.*?)```", (ROOT / "docs" / "device.md").read_text(), re.DOTALL)
+    policy = tomllib.loads(text)
+    assert policy["cache_bytes"]
+    assert "require_https" in session(**policy, unsigned_programs=True)["detail"]
+
+
+def test_a_cache_of_no_bytes_keeps_no_plan(coordinator, session):
+    assert session(cache_bytes=0)["outcome"] == "reported"
+    assert session()["outcome"] == "reported"
+    assert coordinator.calls.count("blob") == 14
 
 
 def test_an_assignment_that_comes_again_is_not_trained_for_again(coordinator, session):
@@ -191,9 +238,30 @@ def test_a_device_that_stopped_after_it_masked_goes_on(secure, session):
     secure.aggregate, secure.hear = aggregate, lambda number: heard[-1]
     secure.faults["secagg"] = [None] * 4 + [refusal("unavailable", Retry_After="61")]
     assert session(signers=[RELEASE.signer])["reason"] == "unavailable"
-    assert session(signers=[RELEASE.signer])["outcome"] == "reported"
+    assert session(signers=[RELEASE.signer], per_day={"sessions": 1})["outcome"] == "reported"
     assert [number for number, _ in secure.said] == [1, 3, 5, 7, 9, 11]
     assert secure.calls.count("check-in") == 1
+
+
+def test_a_device_goes_by_the_authority_of_its_policy(secure, session):
+    secure.issue = issuing(signer=private(7), first=private(7))
+    outcome = session(signers=[RELEASE.signer], authority=key_text(public(private(7))))
+    assert (outcome["outcome"], outcome["reason"]) == ("aborted", "secagg-refused")
+    assert "another enrolment authority" in outcome["detail"]
+    assert secure.said == []
+
+
+def test_a_device_hears_of_the_authoritys_successor(secure, session):
+    secure.faults["secagg"] = [refusal("unusable-message")]  # its credential is of the authority's first key
+    assert session(signers=[RELEASE.signer])["reason"] == "unusable-message"
+    second = SucceedingKey("authority", AUTHORITY).successor()
+    secure.issue = issuing(second.private, succession=second.succession)
+    secure.parties = parties(authority=second.private)
+    secure.attempt, secure.invite = 2, invitation(round=session_number(ROUND, 2))
+    secure.aggregate = lambda number, message: b"\x09"
+    assert "M9 of the secure aggregation came in the place of M2" in session(signers=[RELEASE.signer])["detail"]
+    assert [number for number, _ in secure.said] == [1], "it is this device's credential that counts"
+    assert len(secure.enrolments) == 2
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ import { vectors } from "./vectors.ts";
 
 const [text] = vectors("device.json").messages.good.assignment;
 const given = decodeAnswer("assignment", utf8(text)) as Assignment;
-const kept = { given, due: 1.5, phase: "trained", report: Uint8Array.of(1, 2, 255), examples: 3, steps: 4 } as const;
+const work = { report: Uint8Array.of(1, 2, 255), collection: "typed", examples: 3, steps: 4 };
+const kept = { given, due: 1.5, phase: "trained", ...work } as const;
 
 const coordinator = new URL("http://127.0.0.1:1");
 

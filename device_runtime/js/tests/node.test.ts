@@ -1,6 +1,6 @@
 /** Node's store and examples: what is written stays, and what is damaged is said. */
 
-import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { mkdtempSync, rmSync, statSync, utimesSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { strToU8, zipSync } from "fflate";
@@ -44,6 +44,12 @@ test("one process at a time uses a folder", () => {
   store.close();
 });
 
+test("the folder and the file of a store are their owner's alone", () => {
+  const made = join(folder, "state");
+  new SqliteStore(made).close();
+  expect([made, join(made, "state.db")].map((path) => statSync(path).mode & 0o777)).toEqual([0o700, 0o600]);
+});
+
 test("a file that is no store is said to be none", async () => {
   writeFileSync(join(folder, "state.db"), "x".repeat(5000));
   expect(() => new SqliteStore(folder)).toThrow(StateDamaged);
@@ -61,6 +67,20 @@ test("a blob that was never put is none", async () => {
   expect(await blobs.get("ab")).toBeNull();
   await blobs.put("ab", Uint8Array.of(1, 2));
   expect(await blobs.get("ab")).toEqual(Uint8Array.of(1, 2));
+});
+
+test("blobs are trimmed to a size, the longest unused first", async () => {
+  const blobs = new FileBlobs(folder);
+  await blobs.trim(0); // there is none yet
+  const names = ["oldest", "older", "newest"];
+  for (const [at, name] of names.entries()) {
+    await blobs.put(name, new Uint8Array(10));
+    utimesSync(join(folder, "blobs", name), at, at);
+  }
+  await blobs.get("oldest"); // used just now
+  await blobs.trim(20);
+  const kept = await Promise.all(names.map(async (name) => (await blobs.get(name)) !== null));
+  expect(kept).toEqual([true, false, true]);
 });
 
 test.each([
@@ -81,6 +101,7 @@ test.each([
   [{ signers: ["ed25519:short"] }, /not a public key/],
   [{ populatoins: ["p"] }, /populatoins/],
   [{ plan: { parameters: -1 } }, /plan.parameters/],
+  [{ cache_bytes: -1 }, /cache_bytes/],
   [{ authority_url: "https://a.example" }, /needs authority/],
 ])("a policy with %o is refused", (settings, words) => {
   expect(() => policyOf(settings)).toThrow(words);

@@ -106,8 +106,9 @@ export class BadAnswer extends TransportError {
   override readonly reason = "bad-answer";
 }
 
+const NOT_WANTED = ["no-longer-needed", "too-stale"];
 // These name what a coordinator keeps for a while only: it may have restarted, or the round may be over.
-const PASSING = ["unknown-session", "unknown-assignment", "unknown-blob", "conflicting-report", "no-longer-needed"];
+const PASSING = ["unknown-session", "unknown-assignment", "unknown-blob", "conflicting-report", ...NOT_WANTED];
 // These are about when a request was signed and by whom, and say nothing of what it asks.
 const ABOUT_SIGNATURES = ["stale-signature", "replayed-signature", "unknown-device"];
 
@@ -121,12 +122,13 @@ export interface RefusalHints {
 /** The coordinator answered with a problem: its `status`, and its registered name as `reason`.
  *
  * Permanent: a fault of the request or of this installation, which time does not mend. Final: the same request would be
- * refused again, as after a round is over.
+ * refused again, as after a round is over. Not wanted: the coordinator takes no report for the assignment any more.
  */
 export class Refused extends TransportError {
   override readonly reason: string;
   override readonly permanent: boolean;
   readonly final: boolean;
+  readonly notWanted: boolean;
   readonly status: number;
   readonly hints: RefusalHints;
 
@@ -139,5 +141,6 @@ export class Refused extends TransportError {
     this.hints = hints;
     this.permanent = (fault && !aboutSignature && !PASSING.includes(reason)) || status === 501;
     this.final = fault && !aboutSignature;
+    this.notWanted = NOT_WANTED.includes(reason);
   }
 }

@@ -17,6 +17,7 @@ const keptSchema = v.object({
   due: finite,
   phase: v.picklist(["assigned", "trained", "masked", "reported"]),
   report: bytes(),
+  collection: v.string(),
   examples: count,
   steps: count,
 });
@@ -24,7 +25,8 @@ const keptSchema = v.object({
 /** An assignment and how far it came. due: seconds since 1970, by this device's clock.
  *
  * report: once trained the body of the upload, in a secure round the unweighted values; once masked the state of SA1;
- * once reported nothing. Then the assignment is only known, so that it is not trained for again.
+ * once reported nothing. Then the assignment is only known, so that it is not trained for again. collection: the examples
+ * that were trained on; empty before.
  */
 export type KeptAssignment = v.InferOutput<typeof keptSchema>;
 

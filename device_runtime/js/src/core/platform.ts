@@ -28,6 +28,8 @@ export async function keptJson<T>(store: Store, key: string): Promise<T | null> 
 export interface BlobCache {
   get(sha256: string): Promise<Bytes | null>;
   put(sha256: string, data: Bytes): Promise<void>;
+  /** Remove blobs, the longest unused first, until the rest is at most so many bytes. */
+  trim(most: number): Promise<void>;
 }
 
 /** Everything that a session needs of the machine. One session at a time may use it. */

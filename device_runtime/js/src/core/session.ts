@@ -21,7 +21,7 @@ import { checkExamples } from "./examples.ts";
 import { AssignmentKeeper, type KeptAssignment } from "./kept-assignment.ts";
 import { failure, NOTHING_YET, type Outcome, writeJournal } from "./outcome.ts";
 import { Guard } from "./permission/guard.ts";
-import { namedAuthority, type Policy } from "./permission/policy.ts";
+import { checkHttps, type Policy } from "./permission/policy.ts";
 import { type BlobRef, decodePlan, isBlob, type Plan } from "./plan.ts";
 import type { Platform } from "./platform.ts";
 import { Enrolments } from "./protocol/enrolment.ts";
@@ -36,6 +36,7 @@ export const VERSION = "0.1.0";
 const FORMAT = "onnx";
 const SECRET_BYTES = 32;
 const MOST_TASKS = 256;
+const NO_WORK = { collection: "", examples: 0, steps: 0 } as const;
 // Answers to an upload after which there is no assignment left to give up: unknown, decided, too late.
 const OVER = [404, 409, 410];
 
@@ -74,6 +75,8 @@ class Session {
   readonly #keeper: AssignmentKeeper;
   #hold: Hold | null = null;
   #isTrained = false;
+  /** Assignments that this session got: what an earlier one left is counted already. */
+  #got = 0;
 
   constructor(platform: Platform, config: SessionConfig, transport: Transport) {
     this.#platform = platform;
@@ -90,25 +93,32 @@ class Session {
   async run(): Promise<void> {
     const { coordinator, population, policy } = this.#config;
     this.#guard = await Guard.of(this.#platform, policy, population);
-    this.#guard.checkIn(coordinator);
-    this.#enrolments = await Enrolments.of(this.#platform, coordinator, this.#transport, namedAuthority(policy));
+    checkHttps(policy, "the coordinator", coordinator);
+    this.#enrolments = await Enrolments.of(this.#platform, coordinator, this.#transport, policy);
     this.#transport.identity = this.#enrolments;
     const earlier = await this.#keeper.get();
     try {
       if (earlier === null || earlier.phase === "reported" || earlier.due <= this.#platform.now()) {
+        this.#guard.checkIn();
         await this.#takePart(earlier);
       } else {
         await this.#finish(earlier);
       }
     } finally {
       this.note({ device: this.#enrolments.device });
-      await this.#guard.spend(this.#moved, this.outcome.task === "" ? 0 : 1);
+      await this.#guard.spend(this.#moved, this.#got);
     }
+    await this.#platform.blobs.trim(policy.cache_bytes);
   }
 
   /** Finish the assignment that a stopped device left, or give it up. */
   async #finish(kept: KeptAssignment): Promise<void> {
     const { given } = kept;
+    await this.#guard.checkKept(kept).catch(async (error: unknown) => {
+      // Only the owner hears of it: a population that is not allowed now must not hear from this device.
+      if (error instanceof PlanRefused || error instanceof PolicyForbids) await this.#keeper.drop();
+      throw error;
+    });
     this.#noteAssignment(given);
     await this.#holding(given, async () => {
       if (kept.phase === "assigned") {
@@ -116,11 +126,8 @@ class Session {
         throw new RuntimeFailed("the device was stopped while it worked");
       }
       this.#isTrained = true;
-      await this.#guard.checkAssignment(given, this.#moved, true);
       this.note({ examples: kept.examples, steps: kept.steps });
-      const plan = await this.#plan(given);
-      this.#guard.checkCollection(plan);
-      await this.#deliver(kept, plan);
+      await this.#deliver(kept, await this.#plan(given));
     });
   }
 
@@ -161,9 +168,10 @@ class Session {
   /** Train, and keep the report. */
   async #train(given: Assignment): Promise<[KeptAssignment, Plan]> {
     const due = this.#platform.now() + given.report_within_s;
-    const assigned = { given, due, phase: "assigned", report: new Uint8Array(), examples: 0, steps: 0 } as const;
+    const assigned = { given, due, phase: "assigned", report: new Uint8Array(), ...NO_WORK } as const;
     await this.#keeper.keep(assigned);
-    await this.#guard.spend(this.#moved, 1); // now: a device that is killed at work has used it
+    this.#got = 1;
+    await this.#guard.spend(this.#moved, this.#got); // now: a device that is killed at work has used it
     await this.#guard.checkAssignment(given, this.#moved);
     const plan = await this.#plan(given);
     const counts = await this.#platform.examples.counts();
@@ -176,7 +184,8 @@ class Session {
       given.secagg === null
         ? encodeVector("report", weigh(plan.report, result.values, result.weight))
         : encodeVector(UNWEIGHTED, result.values);
-    const kept = { ...assigned, phase: "trained", report, examples: result.examples, steps: result.steps } as const;
+    const work = { collection: plan.examples.collection, examples: result.examples, steps: result.steps };
+    const kept = { ...assigned, phase: "trained", report, ...work } as const;
     await this.#keeper.keep(kept);
     this.#isTrained = true;
     this.note({ examples: result.examples, steps: result.steps });

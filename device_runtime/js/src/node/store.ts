@@ -1,7 +1,7 @@
 /** The store of a device on Node: one SQLite file, whole after a kill or a power cut, and blobs as files beside it. */
 
-import { mkdirSync } from "node:fs";
-import { mkdir, readFile, rename, writeFile } from "node:fs/promises";
+import { closeSync, mkdirSync, openSync } from "node:fs";
+import { mkdir, readdir, readFile, rename, rm, stat, utimes, writeFile } from "node:fs/promises";
 import { join } from "node:path";
 import { DatabaseSync } from "node:sqlite";
 import type { Bytes } from "../core/bytes.ts";
@@ -16,7 +16,7 @@ const OPENING = `
   CREATE TABLE IF NOT EXISTS kept (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
   COMMIT`;
 
-/** Texts by key in `state.db` of a folder that only its owner can read, for one process at a time. */
+/** Texts by key in the file `state.db`, which only its owner can read, for one process at a time. */
 export class SqliteStore implements Store {
   readonly #database: DatabaseSync;
 
@@ -24,7 +24,9 @@ export class SqliteStore implements Store {
   constructor(folder: string) {
     try {
       mkdirSync(folder, { recursive: true, mode: 0o700 });
-      this.#database = new DatabaseSync(join(folder, "state.db"));
+      const path = join(folder, "state.db");
+      closeSync(openSync(path, "a", 0o600)); // SQLite gives its journal the same mode
+      this.#database = new DatabaseSync(path);
       this.#database.exec(OPENING);
     } catch (error) {
       const inUse = String(error).includes("database is locked");
@@ -68,8 +70,12 @@ export class FileBlobs implements BlobCache {
   }
 
   async get(sha256: string): Promise<Bytes | null> {
+    const path = join(this.#folder, sha256);
     try {
-      return Uint8Array.from(await readFile(join(this.#folder, sha256)));
+      const data = Uint8Array.from(await readFile(path));
+      const now = new Date();
+      await utimes(path, now, now);
+      return data;
     } catch {
       return null; // it is fetched
     }
@@ -80,5 +86,21 @@ export class FileBlobs implements BlobCache {
     const part = join(this.#folder, `${sha256}.part`);
     await writeFile(part, data);
     await rename(part, join(this.#folder, sha256));
+  }
+
+  async trim(most: number): Promise<void> {
+    const names = await readdir(this.#folder).catch(() => []);
+    const files = await Promise.all(
+      names.map(async (name) => {
+        const path = join(this.#folder, name);
+        const { size, mtimeMs } = await stat(path);
+        return { path, size, mtimeMs };
+      }),
+    );
+    let total = 0;
+    for (const { path, size } of files.sort((a, b) => b.mtimeMs - a.mtimeMs)) {
+      total += size;
+      if (total > most) await rm(path).catch(() => {}); // the next session tries again
+    }
   }
 }

@@ -5,6 +5,7 @@
 
 import { stepCount } from "../batching.ts";
 import { FormatError, PlanRefused, PolicyForbids } from "../errors.ts";
+import type { KeptAssignment } from "../kept-assignment.ts";
 import { MOST_PLAN_BYTES, type Plan, parameterCount } from "../plan.ts";
 import { keptJson, type Platform } from "../platform.ts";
 import { verifyPlan } from "../release.ts";
@@ -54,15 +55,10 @@ export class Guard {
     await this.#platform.store.write({ [PLACE]: JSON.stringify([...this.#spent, now]) });
   }
 
-  /** Before a byte is sent: the coordinator's address, the population, the day's budget. Throws PolicyForbids. */
-  checkIn(coordinator: URL): void {
-    const { require_https, populations, per_day } = this.policy;
-    if (require_https && coordinator.protocol !== "https:") {
-      throw forbidden("require_https", `the coordinator is ${coordinator.origin}`);
-    }
-    if (populations !== null && !populations.includes(this.#population)) {
-      throw forbidden("populations", `it does not name ${this.#population}`);
-    }
+  /** Before the coordinator is asked for anything: the population, the day's budget. Throws PolicyForbids. */
+  checkIn(): void {
+    this.#checkPopulation();
+    const { per_day } = this.policy;
     const rules = [
       ["compute_seconds", this.#used("seconds"), per_day.compute_seconds],
       ["bytes", this.#used("bytes"), per_day.bytes],
@@ -80,32 +76,31 @@ export class Guard {
     return new Map([...counts].filter(([name]) => this.#isAllowed(name)));
   }
 
+  /** Before an earlier session's work is ended: the policy may be another now.
+   *
+   * A finished report is checked against all but the plan's limits, unfinished work only against the population. Throws
+   * PolicyForbids or PlanRefused.
+   */
+  async checkKept({ given, phase, collection, report }: KeptAssignment): Promise<void> {
+    this.#checkPopulation();
+    if (phase === "assigned") return;
+    await this.#checkRound(given, true);
+    this.#checkCollection(collection);
+    this.#checkBytes(report.length);
+  }
+
   /** Before the plan is fetched: cohort, signature or release, size. `moved`: bytes of this session so far.
    *
-   * again: an earlier session accepted the assignment. Throws PlanRefused.
+   * Throws PlanRefused.
    */
-  async checkAssignment(given: Assignment, moved: number, again = false): Promise<void> {
-    const { require_secure_aggregation, min_cohort, plan } = this.policy;
-    if (require_secure_aggregation && given.secagg === null) {
-      throw refused("require_secure_aggregation", "the round asks for the report in clear");
-    }
-    if (min_cohort > (given.minimum ?? 1)) {
-      throw refused(
-        "min_cohort",
-        `the round may count with ${given.minimum ?? 1} reports, the least allowed is ${min_cohort}`,
-      );
-    }
-    if (given.secagg === null) {
-      await this.#checkSignature(given);
-    } else {
-      await checkRelease(this.#platform, this.policy, this.#population, given, again);
-    }
+  async checkAssignment(given: Assignment, moved: number): Promise<void> {
+    await this.#checkRound(given, false);
     const size = given.plan.size + given.checkpoint.size;
     if (given.plan.size > MOST_PLAN_BYTES) {
       throw new PlanRefused(`the plan has ${given.plan.size} bytes, a device reads at most ${MOST_PLAN_BYTES}`);
     }
-    atMost("per_day.bytes", this.#used("bytes") + moved + size, this.policy.per_day.bytes);
-    atMost("plan.memory_bytes", size, plan.memory_bytes);
+    this.#checkBytes(moved + size);
+    atMost("plan.memory_bytes", size, this.policy.plan.memory_bytes);
   }
 
   /** Before examples are read and graphs fetched: schema, limits, collection. From here on the time counts.
@@ -125,18 +120,10 @@ export class Guard {
     atMost("plan.parameters", Math.max(...vectors.map(({ size }) => size)), limits.parameters);
     atMost("plan.graph_bytes", graphs, limits.graph_bytes);
     atMost("plan.memory_bytes", given.plan.size + given.checkpoint.size + graphs + report, limits.memory_bytes);
-    const bytes = this.#used("bytes") + moved + graphs + given.checkpoint.size + report;
-    atMost("per_day.bytes", bytes, this.policy.per_day.bytes);
+    this.#checkBytes(moved + graphs + given.checkpoint.size + report);
     atMost("plan.batch_examples", visited, limits.batch_examples);
-    this.checkCollection(plan);
+    this.#checkCollection(plan.examples.collection);
     this.#started = this.#platform.workSeconds();
-  }
-
-  /** Before a report leaves, and before examples are read: may a coordinator have them? Throws PlanRefused. */
-  checkCollection(plan: Plan): void {
-    if (!this.#isAllowed(plan.examples.collection)) {
-      throw refused("collections", `the plan wants ${plan.examples.collection}`);
-    }
   }
 
   /** To be asked while it trains. Throws PlanRefused when the compute seconds of plan or day are used up. */
@@ -152,6 +139,43 @@ export class Guard {
 
   #used(what: "seconds" | "bytes" | "sessions"): number {
     return this.#spent.reduce((sum, one) => sum + one[what], 0);
+  }
+
+  #checkPopulation(): void {
+    const { populations } = this.policy;
+    if (populations !== null && !populations.includes(this.#population)) {
+      throw forbidden("populations", `it does not name ${this.#population}`);
+    }
+  }
+
+  #checkCollection(collection: string): void {
+    if (!this.#isAllowed(collection)) {
+      throw refused("collections", `the plan wants ${collection}`);
+    }
+  }
+
+  /** session: bytes of this session, as far as they are known. */
+  #checkBytes(session: number): void {
+    atMost("per_day.bytes", this.#used("bytes") + session, this.policy.per_day.bytes);
+  }
+
+  /** Cohort, and signature or release. again: an earlier session accepted the assignment. */
+  async #checkRound(given: Assignment, again: boolean): Promise<void> {
+    const { require_secure_aggregation, min_cohort } = this.policy;
+    if (require_secure_aggregation && given.secagg === null) {
+      throw refused("require_secure_aggregation", "the round asks for the report in clear");
+    }
+    if (min_cohort > (given.minimum ?? 1)) {
+      throw refused(
+        "min_cohort",
+        `the round may count with ${given.minimum ?? 1} reports, the least allowed is ${min_cohort}`,
+      );
+    }
+    if (given.secagg === null) {
+      await this.#checkSignature(given);
+    } else {
+      await checkRelease(this.#platform, this.policy, this.#population, given, again);
+    }
   }
 
   #isAllowed(collection: string): boolean {

@@ -2,7 +2,7 @@
 
 import * as v from "valibot";
 import type { Bytes } from "../bytes.ts";
-import { ConfigError, FormatError } from "../errors.ts";
+import { ConfigError, FormatError, PolicyForbids } from "../errors.ts";
 import { checked } from "../json.ts";
 import { publicKey } from "../release.ts";
 
@@ -16,9 +16,11 @@ const policySchema = v.strictObject({
   min_cohort: v.optional(v.pipe(v.number(), v.integer(), v.minValue(1)), 1),
   require_secure_aggregation: v.optional(v.boolean(), false),
   require_release_log: v.optional(v.boolean(), false),
+  unsigned_programs: v.optional(v.boolean(), false),
   require_https: v.optional(v.boolean(), false),
   authority: v.nullish(v.string(), null),
   authority_url: v.nullish(v.pipe(v.string(), v.url()), null),
+  cache_bytes: v.optional(v.pipe(v.number(), v.minValue(0)), 200_000_000),
   per_day: v.optional(v.strictObject({ compute_seconds: amount, bytes: amount, sessions: amount }), {}),
   plan: v.optional(
     v.strictObject({
@@ -32,7 +34,10 @@ const policySchema = v.strictObject({
   ),
 });
 
-/** The limits of a device. null is no limit, or any name. The default allows everything but secure rounds. */
+/** The limits of a device. null is no limit, or any name. The default allows everything but secure rounds.
+ *
+ * unsigned_programs forbids nothing here: this runtime has no ExecuTorch programs.
+ */
 export type Policy = v.InferOutput<typeof policySchema>;
 
 /** The enrolment authority that a policy names. url: empty where the coordinator says it. */
@@ -53,6 +58,13 @@ export function policyOf(settings: object): Policy {
     return policy;
   } catch (error) {
     throw error instanceof FormatError ? new ConfigError(error.message) : error;
+  }
+}
+
+/** Before a byte is sent to a URL, which `whose` names. Throws PolicyForbids where TLS is demanded and it has none. */
+export function checkHttps({ require_https }: Policy, whose: string, url: URL): void {
+  if (require_https && url.protocol !== "https:") {
+    throw new PolicyForbids(`against require_https of this device's policy: ${whose} is at ${url.origin}`);
   }
 }
 

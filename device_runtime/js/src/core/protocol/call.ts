@@ -12,12 +12,19 @@ import { digestField, type Signer, signatureFields } from "../wire/signatures.ts
 
 export const TIMEOUT_S = 30;
 const LARGEST_MESSAGE = 1 << 20;
+/** Bytes of a body in a second, at the least: who is slower is taken for gone (docs/spec/wire.md §1). */
+const SLOWEST = 1000;
+const LONGEST_TIMER_MS = 2 ** 31 - 1;
 const URN = "urn:muster:problem:";
 export const JSON_TYPE = { "content-type": "application/json" };
 export const BYTES_TYPE = { "content-type": "application/octet-stream" };
 const MOST_SHOWN = 500;
 
-/** One call of the wire. created: the time of its signature, in seconds since 1970. most: bytes of the answer. */
+/** One call of the wire.
+ *
+ * timeoutS: for the head of the answer, once the body has left, and for each piece of the answer's body. most: bytes of
+ * that body.
+ */
 export interface Call {
   readonly method: string;
   readonly path: string;
@@ -41,7 +48,12 @@ export interface BytesMoved {
   down: number;
 }
 
-/** Make a call once. Throws Unreachable, BadAnswer or Refused. */
+type Timer = ReturnType<typeof setTimeout>;
+
+/** Make a call once. created: the time of its signature, in seconds since 1970.
+ *
+ * Throws Unreachable, BadAnswer or Refused.
+ */
 export async function send(
   platform: Platform,
   base: URL,
@@ -57,10 +69,12 @@ export async function send(
     fields["content-digest"] = digestField(await sha256(call.body));
   }
   const signature = await signatureFields(signer, { method: call.method, url, fields }, created, platform.random);
-  const timeout = AbortSignal.timeout(1000 * (call.timeoutS ?? TIMEOUT_S));
-  const answer = await exchange(platform, url, call, { ...fields, ...signature }, timeout, moved).catch((error) => {
-    throw error instanceof BadAnswer ? error : new Unreachable(`${name}: ${String(error?.cause ?? error)}`);
-  });
+  const limit = new TimeLimit(call);
+  const answer = await exchange(platform, url, call, { ...fields, ...signature }, limit, moved)
+    .catch((error) => {
+      throw error instanceof BadAnswer ? error : new Unreachable(`${name}: ${String(error?.cause ?? error)}`);
+    })
+    .finally(() => limit.end());
   if (answer.status < 200 || answer.status >= 300) {
     throw refusal(name, answer);
   }
@@ -72,23 +86,30 @@ async function exchange(
   url: URL,
   call: Call,
   headers: Record<string, string>,
-  timeout: AbortSignal,
+  limit: TimeLimit,
   moved: BytesMoved,
 ): Promise<Answer> {
-  const response = await platform.fetch(url, {
-    method: call.method,
-    headers,
-    ...(call.body === undefined ? {} : { body: call.body }),
-    signal: call.cancelled === undefined ? timeout : AbortSignal.any([timeout, call.cancelled]),
-    redirect: "manual",
-    cache: "no-store",
-    credentials: "omit",
-  });
-  moved.up += call.body?.length ?? 0;
+  let response: Response | null = null;
+  try {
+    response = await platform.fetch(url, {
+      method: call.method,
+      headers,
+      ...(call.body === undefined ? {} : { body: call.body }),
+      signal: call.cancelled === undefined ? limit.signal : AbortSignal.any([limit.signal, call.cancelled]),
+      redirect: "manual",
+      cache: "no-store",
+      credentials: "omit",
+    });
+  } finally {
+    // A body that ran out of time has left, as far as anybody knows.
+    if (response !== null || limit.signal.aborted) moved.up += call.body?.length ?? 0;
+  }
+  limit.renew();
   const [pieces, most] = [[] as Uint8Array[], call.most ?? LARGEST_MESSAGE];
   let size = 0;
   const reader = response.body?.getReader();
   for (let piece = await reader?.read(); piece?.value !== undefined; piece = await reader?.read()) {
+    limit.renew();
     pieces.push(piece.value);
     size += piece.value.length;
     moved.down += piece.value.length;
@@ -98,6 +119,42 @@ async function exchange(
     }
   }
   return { status: response.status, headers: response.headers, body: concat(...pieces) };
+}
+
+/** The time that an exchange may take: a time-out for each wait, and for the whole what its bytes take when slowest. */
+class TimeLimit {
+  readonly #ended = new AbortController();
+  readonly #waitMs: number;
+  readonly #whole: Timer;
+  #wait: Timer;
+
+  constructor({ body, timeoutS = TIMEOUT_S, most = LARGEST_MESSAGE }: Call) {
+    const [upS, downS] = [(body?.length ?? 0) / SLOWEST, most / SLOWEST];
+    this.#waitMs = 1000 * timeoutS;
+    this.#wait = this.#stopAfter(this.#waitMs + 1000 * upS, "no answer came in time");
+    this.#whole = this.#stopAfter(this.#waitMs + 1000 * (upS + downS), "the answer came too slowly");
+  }
+
+  /** Aborted once the time is up. */
+  get signal(): AbortSignal {
+    return this.#ended.signal;
+  }
+
+  /** The head or a piece of the answer arrived: the next piece has its own time. */
+  renew(): void {
+    clearTimeout(this.#wait);
+    this.#wait = this.#stopAfter(this.#waitMs, "the answer broke off");
+  }
+
+  /** The exchange is over. */
+  end(): void {
+    clearTimeout(this.#wait);
+    clearTimeout(this.#whole);
+  }
+
+  #stopAfter(ms: number, why: string): Timer {
+    return setTimeout(() => this.#ended.abort(new Error(why)), Math.min(ms, LONGEST_TIMER_MS));
+  }
 }
 
 /** A text of others as it may be kept and printed: without control characters, and not too long. */

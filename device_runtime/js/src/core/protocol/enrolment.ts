@@ -5,7 +5,7 @@
 
 import { type Bytes, base64, fromBase64, hex, littleEndian, utf8 } from "../bytes.ts";
 import { FormatError, SecaggRefused, StateDamaged, TransportError } from "../errors.ts";
-import type { NamedAuthority } from "../permission/policy.ts";
+import { checkHttps, namedAuthority, type Policy } from "../permission/policy.ts";
 import { keptJson, type Platform } from "../platform.ts";
 import { SigningKey, sha256 } from "../primitives.ts";
 import { SecaggError } from "../secagg/errors.ts";
@@ -29,14 +29,23 @@ export interface DeviceKeys {
 interface Parties {
   readonly server: string;
   readonly authority: string;
+}
+
+/** The enrolment authority that a coordinator goes by. The key is in base64. */
+interface ShownAuthority {
+  readonly key: string;
   readonly url: string;
 }
 
-/** An enrolment as it is kept. known: false once the coordinator said that it knows no such device. */
+/** An enrolment as it is kept. known: false once the coordinator said that it knows no such device.
+ *
+ * shown: what the coordinator said last; null where it has no secure rounds.
+ */
 interface Enrolment {
   readonly key: string;
   readonly device: string;
   readonly parties: Parties | null;
+  readonly shown: ShownAuthority | null;
   readonly known: boolean;
 }
 
@@ -65,37 +74,26 @@ export async function deviceKeys({ store, random }: Platform): Promise<DeviceKey
   }
 }
 
-/** A device's enrolment at one coordinator. named: the authority of its policy, if any. */
+/** A device's enrolment at one coordinator. */
 export class Enrolments implements Identity {
   readonly keys: DeviceKeys;
   readonly #platform: Platform;
   readonly #coordinator: URL;
   readonly #transport: Transport;
-  readonly #named: NamedAuthority | null;
+  readonly #policy: Policy;
   #enrolment: Enrolment | null = null;
 
-  private constructor(
-    platform: Platform,
-    coordinator: URL,
-    transport: Transport,
-    keys: DeviceKeys,
-    named: NamedAuthority | null,
-  ) {
+  private constructor(platform: Platform, coordinator: URL, transport: Transport, keys: DeviceKeys, policy: Policy) {
     this.#platform = platform;
     this.#coordinator = coordinator;
     this.#transport = transport;
-    this.#named = named;
+    this.#policy = policy;
     this.keys = keys;
   }
 
   /** The enrolment that the store holds for a coordinator, if any. Throws StateDamaged. */
-  static async of(
-    platform: Platform,
-    coordinator: URL,
-    transport: Transport,
-    named: NamedAuthority | null,
-  ): Promise<Enrolments> {
-    const found = new Enrolments(platform, coordinator, transport, await deviceKeys(platform), named);
+  static async of(platform: Platform, coordinator: URL, transport: Transport, policy: Policy): Promise<Enrolments> {
+    const found = new Enrolments(platform, coordinator, transport, await deviceKeys(platform), policy);
     found.#enrolment = await keptJson<Enrolment>(platform.store, found.#place);
     return found;
   }
@@ -138,23 +136,36 @@ export class Enrolments implements Identity {
   /** The device's credential, with the key of the authority that signed it.
    *
    * Throws SecaggRefused when the coordinator has no secure rounds, or goes by another authority than this device does;
-   * TransportError when the authority must be asked, and cannot.
+   * TransportError when the authority must be asked, and cannot; PolicyForbids when it may not.
    */
   async credential(): Promise<{ authority: Bytes; credential: Bytes }> {
     await this.signer();
-    const parties = this.#enrolment?.parties ?? (await this.#enrol()).parties; // it may have come to an authority since
-    if (parties === null) {
+    let shown = this.#enrolment?.shown ?? (await this.#enrol()).shown; // it may have come to an authority since
+    if (shown === null) {
       throw new SecaggRefused("the coordinator names no enrolment authority, so it has no secure rounds");
     }
-    const pinned = this.#named?.key ?? fromBase64(parties.authority);
-    const kept = await this.#credentialOf(pinned, this.#named?.url || parties.url);
+    let kept = await this.#credentialOf(this.#pinned, shown.url);
+    // The authority's key may have a successor, of which the coordinator or the credential does not tell yet.
+    for (const hearAnew of [() => this.#enrol(), () => this.refused()]) {
+      if (kept.authority === shown.key) break;
+      await hearAnew();
+      shown = this.#enrolment?.shown ?? shown;
+      kept = await this.#credentialOf(this.#pinned, shown.url);
+    }
+    if (kept.authority !== shown.key) {
+      throw new SecaggRefused("the coordinator goes by another enrolment authority than this device does");
+    }
     return { authority: fromBase64(kept.authority), credential: fromBase64(kept.credential) };
   }
 
   /** The coordinator refused what this device advertised: it asks for a fresh credential the next time. */
   async refused(): Promise<void> {
-    const pinned = this.#named?.key ?? fromBase64(this.#enrolment?.parties?.authority ?? "");
-    await this.#platform.store.write({ [credentialPlace(pinned)]: null });
+    await this.#platform.store.write({ [credentialPlace(this.#pinned)]: null });
+  }
+
+  /** The authority's key by which this device goes: the policy's, or the first that it saw. */
+  get #pinned(): Bytes {
+    return namedAuthority(this.#policy)?.key ?? fromBase64(this.#enrolment?.parties?.authority ?? "");
   }
 
   get #place(): string {
@@ -165,11 +176,9 @@ export class Enrolments implements Identity {
     const key = keyText(this.keys.device.public);
     const message = async () => ({ attestation: { kind: "none" } });
     const { device, secagg } = await this.#transport.enrol({ keyid: key, key: this.keys.device }, message);
-    const seen =
-      secagg === null
-        ? null
-        : { server: base64(currentKey(secagg.server)), authority: base64(secagg.authority), url: secagg.authority_url };
-    return this.#keep({ key, device, parties: this.#enrolment?.parties ?? seen, known: true });
+    const shown = secagg === null ? null : { key: base64(secagg.authority), url: secagg.authority_url };
+    const seen = secagg === null ? null : { server: base64(currentKey(secagg.server)), authority: shown!.key };
+    return this.#keep({ key, device, parties: this.#enrolment?.parties ?? seen, shown, known: true });
   }
 
   async #keep(enrolment: Enrolment): Promise<Enrolment> {
@@ -179,13 +188,13 @@ export class Enrolments implements Identity {
   }
 
   /** A kept credential while it is good, renewed in the last third of its time where the authority can be reached. */
-  async #credentialOf(pinned: Bytes, url: string): Promise<KeptCredential> {
+  async #credentialOf(pinned: Bytes, shownUrl: string): Promise<KeptCredential> {
     const { store, now } = this.#platform;
     const kept = await keptJson<KeptCredential>(store, credentialPlace(pinned));
     const good = kept !== null && (await this.#isGood(kept));
     if (good && now() < kept.renewAt) return kept;
     try {
-      const fresh = await this.#ask(pinned, url);
+      const fresh = await this.#ask(pinned, new URL(namedAuthority(this.#policy)?.url || shownUrl));
       await store.write({ [credentialPlace(pinned)]: JSON.stringify(fresh) });
       return fresh;
     } catch (error) {
@@ -210,7 +219,8 @@ export class Enrolments implements Identity {
     }
   }
 
-  async #ask(pinned: Bytes, url: string): Promise<KeptCredential> {
+  async #ask(pinned: Bytes, url: URL): Promise<KeptCredential> {
+    checkHttps(this.#policy, "the authority", url);
     const [key, own] = [keyText(this.keys.device.public), this.keys.secagg.public];
     const about = await sha256(utf8(key));
     const message = async (created: number) => ({
@@ -218,7 +228,7 @@ export class Enrolments implements Identity {
       secagg: base64(own),
       possession: base64(await sign(this.keys.secagg, "possession", about, littleEndian(BigInt(created), 8))),
     });
-    const authority = new Transport(this.#platform, new URL(url));
+    const authority = new Transport(this.#platform, url);
     const issued = await authority.credential({ keyid: key, key: this.keys.device }, message);
     const { current, device, expires } = await refusing(async () => {
       const current = await follow("authority", issued.authority, pinned);

@@ -36,7 +36,7 @@ export class Hold {
     this.#over.abort();
   }
 
-  /** Throws Refused, `no-longer-needed`, once the coordinator has said so. */
+  /** Throws Refused once the coordinator has said that it does not want the report any more. */
   check(): void {
     if (this.#refused !== null) throw this.#refused;
   }
@@ -48,7 +48,7 @@ export class Hold {
     try {
       await this.#transport.hold(this.#given.assignment, 0, this.#over.signal);
     } catch (error) {
-      if (!(error instanceof TransportError) || error.reason === "no-longer-needed") throw error;
+      if (!(error instanceof TransportError) || (error instanceof Refused && error.notWanted)) throw error;
     }
   }
 
@@ -70,7 +70,7 @@ export class Hold {
       } catch (error) {
         if (!(error instanceof DeviceError)) throw error;
         if (error instanceof Refused && error.final) {
-          this.#refused = error.reason === "no-longer-needed" ? error : null;
+          this.#refused = error.notWanted ? error : null;
           return;
         }
         restS = Math.max(afterS / 2, Math.min(error instanceof Refused ? error.hints.afterS : 0, 2 * afterS));

@@ -1,0 +1,62 @@
+/** A call over real HTTP: what it may take depends on what still moves, and what left counts. */
+
+import { createServer, type RequestListener, type Server } from "node:http";
+import type { AddressInfo } from "node:net";
+import { setTimeout as sleep } from "node:timers/promises";
+import { afterEach, expect, test } from "vitest";
+import { Unreachable } from "../src/core/errors.ts";
+import type { Platform } from "../src/core/platform.ts";
+import { platformRandom, SigningKey } from "../src/core/primitives.ts";
+import { type Call, send } from "../src/core/protocol/call.ts";
+
+const platform = { fetch, random: platformRandom } as unknown as Platform;
+let server: Server | null = null;
+afterEach(() => {
+  server?.closeAllConnections();
+  server?.close();
+});
+
+test("an answer that keeps coming may take longer than the time-out", async () => {
+  const call = { method: "GET", path: "/", timeoutS: 1 };
+  const [answer, moved] = await ask(call, async (_, response) => {
+    for (let piece = 0; piece < 4; piece++) {
+      await sleep(400);
+      response.write("piece");
+    }
+    response.end();
+  });
+  expect((await answer).body.length).toBe(20);
+  expect(moved.down).toBe(20);
+});
+
+test("an answer that breaks off is not waited for", async () => {
+  const call = { method: "GET", path: "/", timeoutS: 0.2 };
+  const [answer] = await ask(call, (_, response) => response.write("piece"));
+  await expect(answer).rejects.toThrow(/broke off/);
+});
+
+test("an upload has time by its size, and is counted", async () => {
+  const call = { method: "PUT", path: "/", body: new Uint8Array(10_000), timeoutS: 0.05 };
+  const [answer, moved] = await ask(call, async (request, response) => {
+    await sleep(500);
+    request.resume().on("end", () => response.end());
+  });
+  expect((await answer).status).toBe(200);
+  expect(moved.up).toBe(10_000);
+});
+
+test("an upload that is never answered is counted", async () => {
+  const call = { method: "PUT", path: "/", body: new Uint8Array(10), timeoutS: 0.2 };
+  const [answer, moved] = await ask(call, (request) => request.resume());
+  await expect(answer).rejects.toThrow(Unreachable);
+  expect(moved.up).toBe(10);
+});
+
+async function ask(call: Call, listener: RequestListener) {
+  server = createServer(listener);
+  await new Promise<void>((resolve) => server?.listen(0, "127.0.0.1", resolve));
+  const base = new URL(`http://127.0.0.1:${(server.address() as AddressInfo).port}`);
+  const signer = { keyid: "d-0", key: await SigningKey.of(new Uint8Array(32)) };
+  const moved = { up: 0, down: 0 };
+  return [send(platform, base, call, signer, 1, moved), moved] as const;
+}

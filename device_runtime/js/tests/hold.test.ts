@@ -1,0 +1,21 @@
+/** A hold hears while a device works that its report is not wanted any more. */
+
+import { expect, test, vi } from "vitest";
+import { Refused } from "../src/core/errors.ts";
+import type { Platform } from "../src/core/platform.ts";
+import { Hold } from "../src/core/protocol/hold.ts";
+import type { Transport } from "../src/core/protocol/transport.ts";
+import type { Assignment } from "../src/core/wire/messages.ts";
+
+test.each(["no-longer-needed", "too-stale"])("work stops once the coordinator says %s", async (reason) => {
+  const refused = new Refused(410, reason, "", { retry: null, afterS: 0, theirTime: null });
+  const transport = { spokeAt: -Infinity, hold: () => Promise.reject(refused) } as unknown as Transport;
+  let now = 0;
+  const sleep = async (seconds: number) => {
+    now += seconds;
+  };
+  const platform = { now: () => now, sleep } as unknown as Platform;
+  const hold = new Hold(platform, transport, { assignment: "a", lost_after_s: 5 } as Assignment);
+  await vi.waitFor(() => expect(() => hold.check()).toThrow(refused));
+  hold.end();
+});
