@@ -6,10 +6,11 @@ import contextlib
 import hashlib
 import os
 import platform
+import sys
 import time
-from dataclasses import dataclass
-from importlib.metadata import version
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -17,9 +18,10 @@ import torch
 
 from export.model import Model
 from fedcore.algorithms import name_of
-from fedcore.algorithms.algorithm import Algorithm, trips_of
+from fedcore.algorithms.algorithm import Algorithm, Exchange, trips_of
 from fedcore.batching import StreamKey
 from fedcore.decoding import UNDECODABLE, decoder
+from fedcore.loop import Loop
 from fedcore.plan import in_turn
 from simulator.client_states import ClientStates
 from simulator.engines.clients import Client
@@ -27,8 +29,8 @@ from simulator.engines.computing import Computing
 from simulator.engines.sums import RoundSums, layouts_of
 from simulator.population import Population
 
-# So many clients train, on so many batches each, until so many CPU seconds are spent.
-CLIENTS, BATCHES, BUDGET_S = 10, 2, 0.3
+# So many clients train, on so many batches each, for so many steps of a pass, until so many CPU seconds are spent.
+CLIENTS, BATCHES, STEPS, BUDGET_S = 10, 2, 10, 0.3
 
 
 class GraphFigures(msgspec.Struct, frozen=True):
@@ -82,8 +84,9 @@ def seconds_per_step(task: Task, computing: Computing) -> float:
     """
     initial, sample = torch.from_numpy(task.model.initial), task.sample()
     kept = ClientStates.of(task.algorithm, initial, len(sample))
-    trainer, state = computing.trainer(task.model, task.algorithm, sample, kept), task.algorithm.init(initial)
-    trips, layouts = trips_of(task.algorithm), layouts_of(task.model, task.algorithm)
+    algorithm, state = cast("Algorithm", _Shortened(task.algorithm)), task.algorithm.init(initial)
+    trainer = _shortened_graphs(computing).trainer(task.model, algorithm, sample, kept)
+    trips, layouts = trips_of(algorithm), layouts_of(task.model, task.algorithm)
     clients = sorted(range(len(sample)), key=lambda index: -int(sample.sizes[index]))[: computing.together(task.model)]
     cohort = [Client(index, StreamKey(0, 1, slot)) for slot, index in enumerate(clients)]
     steps = sum(
@@ -100,12 +103,53 @@ def seconds_per_step(task: Task, computing: Computing) -> float:
     return min(spent[1:]) / steps
 
 
+class _Shortened:
+    """An algorithm of which clients take no more than the first steps of each pass."""
+
+    def __init__(self, whole: Algorithm) -> None:
+        self._whole = whole
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._whole, name)
+
+    @property
+    def trips(self) -> tuple[Exchange, ...]:
+        """The trips of the whole algorithm, with fewer steps."""
+        return tuple(
+            Exchange(
+                tuple(replace(item, loop=_first_steps(item.loop)) for item in trip.passes),
+                trip.broadcast,
+                trip.report,
+                trip.update,
+            )
+            for trip in trips_of(self._whole)
+        )
+
+
+def _shortened_graphs(computing: Computing) -> Computing:
+    """The same computing; where it is on graphs, clients take no more than the first steps of each pass."""
+    if computing.graphs is None:
+        return computing
+    shortened = []
+    for plan, graphs in computing.graphs:
+        passes = tuple(msgspec.structs.replace(one, loop=_first_steps(one.loop)) for one in plan.passes)
+        shortened.append((msgspec.structs.replace(plan, passes=passes), graphs))
+    return replace(computing, graphs=shortened)
+
+
+def _first_steps(loop: Loop) -> Loop:
+    return msgspec.structs.replace(loop, steps=min(STEPS, loop.steps or STEPS))
+
+
 class Notes:
     """The figures that this machine keeps for a model and an algorithm, in the user's cache."""
 
     def __init__(self, task: Task) -> None:
-        machine = [platform.node(), *(version(name) for name in ("torch", "onnxruntime"))]
-        parts = [*machine, task.model.spec.name, task.model.schema, name_of(task.algorithm), task.algorithm]
+        import onnxruntime  # noqa: PLC0415  # several distributions have it, each with a name of its own
+
+        model, algorithm = task.model, task.algorithm
+        parts = [platform.node(), torch.__version__, onnxruntime.__version__, name_of(algorithm), algorithm]
+        parts += [model.spec.name, model.spec.fields, model.schema, model.module, *_sources(model, algorithm)]
         digest = hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()
         cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         self._path = Path(cache) / "muster" / f"engine-{digest[:16]}.json"
@@ -124,3 +168,13 @@ class Notes:
             part = self._path.with_suffix(f".{os.getpid()}")
             part.write_bytes(msgspec.json.encode(figures))
             part.replace(self._path)
+
+
+def _sources(model: Model, algorithm: Algorithm) -> list[str]:
+    """Digests of the files that the code of a model and an algorithm is in, as far as it is in files."""
+    spec = model.spec
+    code = [spec.make, spec.loss, *spec.metrics.values(), *map(type, model.module.modules()), type(algorithm)]
+    modules = {one.__module__ for one in code if hasattr(one, "__module__")}
+    files = {getattr(sys.modules.get(name), "__file__", None) for name in modules}
+    found = sorted(Path(file) for file in files if file)
+    return [hashlib.sha256(file.read_bytes()).hexdigest() for file in found if file.is_file()]

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-import time
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+import msgspec
 
 from export.errors import ExportError
 from fedcore.algorithms.algorithm import Algorithm, keeps_client_state
+from fedcore.decoding import decoder
 from simulator.engines.calibration import Figures, GraphFigures, Notes, Task, seconds_per_step
 from simulator.engines.computing import Computing
+from simulator.engines.forked import compute_apart
 from simulator.errors import EngineError
 
 if TYPE_CHECKING:
-    from simulator.engines.graphs import Exported  # needs ONNX Runtime
+    from simulator.engines.graphs import TimedExport  # needs ONNX Runtime
 
+T = TypeVar("T")
 Wanted = Literal["auto", "graphs", "torch"]
 # A training that torch ends within so many CPU seconds is not worth an export, which takes some of them.
 PATIENCE_S = 20.0
+
+_SECONDS = decoder(float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +40,8 @@ class Choice:
 def choose(wanted: Wanted, task: Task, torch_alone: Computing) -> Choice:
     """The engine that is wanted; with "auto" the one that is expected to need less CPU time, its start included.
 
-    torch_alone: device and processes, without graphs. Raises EngineError or ExportError when the engine `graphs` is
-    wanted and cannot run the task.
+    torch_alone: device and processes, without graphs. Where there is more than one process, no gradient is computed in
+    this one. Raises EngineError or ExportError when the engine `graphs` is wanted and cannot run the task.
     """
     if wanted == "torch":
         return Choice(torch_alone, "as asked")
@@ -42,7 +50,7 @@ def choose(wanted: Wanted, task: Task, torch_alone: Computing) -> Choice:
         return Choice(torch_alone, obstacle) if obstacle else _calibrated(task, torch_alone)
     if obstacle:
         raise EngineError(f"the engine graphs cannot run this: {obstacle}; take the engine torch")
-    return Choice(replace(torch_alone, graphs=_export(task)), "as asked")
+    return Choice(replace(torch_alone, graphs=_export(task, torch_alone).graphs), "as asked")
 
 
 def _obstacle(algorithm: Algorithm, device: str) -> str:
@@ -57,7 +65,7 @@ def _obstacle(algorithm: Algorithm, device: str) -> str:
 
 def _calibrated(task: Task, torch_alone: Computing) -> Choice:
     notes = Notes(task)
-    figures = notes.read() or Figures(seconds_per_step(task, torch_alone))
+    figures = notes.read() or Figures(_step_s(task, torch_alone))
     notes.write(figures)
     work_s = task.steps * figures.torch_s
     if work_s < PATIENCE_S:
@@ -65,10 +73,9 @@ def _calibrated(task: Task, torch_alone: Computing) -> Choice:
     if figures.of_graphs is not None and not _pays(task, figures.torch_s, figures.of_graphs):
         return Choice(torch_alone, _compared(figures.torch_s, figures.of_graphs))
     try:
-        start = time.process_time()
-        on_graphs = replace(torch_alone, graphs=_export(task))
-        export_s = time.process_time() - start
-        of_graphs = figures.of_graphs or GraphFigures(seconds_per_step(task, on_graphs), export_s)
+        export = _export(task, torch_alone)
+        on_graphs = replace(torch_alone, graphs=export.graphs)
+        of_graphs = figures.of_graphs or GraphFigures(_step_s(task, on_graphs), export.cpu_s)
     except (ExportError, EngineError) as error:
         return Choice(torch_alone, f"there are no graphs of this model: {error}")
     notes.write(Figures(figures.torch_s, of_graphs))
@@ -87,7 +94,17 @@ def _compared(torch_s: float, of_graphs: GraphFigures) -> str:
     )
 
 
-def _export(task: Task) -> Exported:
-    from simulator.engines.graphs import export_graphs  # noqa: PLC0415  # needs ONNX Runtime
+def _step_s(task: Task, computing: Computing) -> float:
+    return _computed(functools.partial(seconds_per_step, task, computing), _SECONDS, computing.processes)
 
-    return export_graphs(task.model, task.algorithm)
+
+def _export(task: Task, torch_alone: Computing) -> TimedExport:
+    from simulator.engines.graphs import TIMED_EXPORT, timed_export  # noqa: PLC0415  # needs ONNX Runtime
+
+    export = functools.partial(timed_export, task.model, task.algorithm)
+    return _computed(export, TIMED_EXPORT, torch_alone.processes)
+
+
+def _computed(compute: Callable[[], T], read: msgspec.json.Decoder[T], processes: int) -> T:
+    """What `compute` gives; computed apart where processes will be forked (engines/forked.py says why)."""
+    return compute() if processes == 1 else compute_apart(compute, read)

@@ -5,8 +5,10 @@ Graphs are loaded once, and every buffer is allocated and bound once: a client c
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 
+import msgspec
 import numpy as np
 from torch import Tensor
 
@@ -17,6 +19,7 @@ from device_runtime.runner import Local, PassRunner, aligned
 from export.build import build_plan
 from export.model import Model
 from fedcore.algorithms.algorithm import Algorithm
+from fedcore.decoding import decoder
 from fedcore.params import Float32
 from fedcore.plan import BROADCAST, EXAMPLE, REPORT, Plan, begin_graph, final_carry, in_turn, prefixed, step_graph
 from fedcore.report import all_finite
@@ -36,6 +39,22 @@ def export_graphs(model: Model, algorithm: Algorithm) -> Exported:
     """
     plan, blobs = build_plan(model, algorithm, ("onnx",))
     return [(trip, {name: blobs[ref] for name, ref in trip.graphs["onnx"].items()}) for trip in plan.trips]
+
+
+class TimedExport(msgspec.Struct, frozen=True):
+    """Exported graphs, and the CPU seconds that they took."""
+
+    graphs: Exported
+    cpu_s: float
+
+
+TIMED_EXPORT = decoder(TimedExport)
+
+
+def timed_export(model: Model, algorithm: Algorithm) -> TimedExport:
+    """The graphs of every trip, timed. Raises as `export_graphs`."""
+    start = time.process_time()
+    return TimedExport(export_graphs(model, algorithm), time.process_time() - start)
 
 
 class GraphsTrainer:

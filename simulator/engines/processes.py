@@ -6,29 +6,30 @@ shared too, and pipes carry only which block is whose.
 
 from __future__ import annotations
 
-import multiprocessing
+import functools
+import math
 import os
-import signal
 import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Protocol
 
 import msgspec
 import torch
 from torch import Tensor
 
-from export.errors import ExportError
 from fedcore.decoding import decoder
 from fedcore.plan import in_turn
 from simulator.engines.clients import Client, ClientTrainer
+from simulator.engines.forked import Forked, words_of
 from simulator.engines.sums import RoundSums, SumsLayout
 from simulator.errors import EngineError
 from simulator.shared_memory import shared_zeros
 
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 Blocks = Sequence[Sequence[Client]]
 
 
@@ -147,48 +148,25 @@ class Processes:
             free.append(done.pop(wanted))
 
 
-class _Worker:
-    """A process, and this end of the pipe to it."""
+class _Worker(Forked):
+    """A process that trains blocks."""
 
     def __init__(self, make: Callable[[], ClientTrainer], shared: _Shared) -> None:
-        fork = multiprocessing.get_context("fork")
-        self.pipe, theirs = fork.Pipe()
-        self.process: BaseProcess = fork.Process(target=_work, args=(make, shared, theirs), daemon=True)
-        self.process.start()
-        theirs.close()
+        super().__init__(functools.partial(_work, make, shared))
 
     def start(self, order: _Order) -> None:
-        """Give it something to do."""
-        try:
-            self.pipe.send_bytes(msgspec.json.encode(order))
-        except OSError as error:
-            raise self._ended() from error
+        """Give it something to do. Raises EngineError when it is no more."""
+        self.send(msgspec.json.encode(order))
 
     def finish(self) -> None:
         """Take its answer. Raises EngineError when it could not do it, or is no more."""
-        try:
-            answer = _ANSWER.decode(self.pipe.recv_bytes())
-        except (OSError, EOFError) as error:
-            raise self._ended() from error
+        answer = _ANSWER.decode(self.receive())
         if answer.error:
             raise EngineError(answer.error)
 
-    def _ended(self) -> EngineError:
-        self.process.join()
-        return EngineError(
-            f"a process of the engine ended with exit code {self.process.exitcode}; −9 means that the memory was full, "
-            "which fewer --processes need less of"
-        )
-
 
 def _work(make: Callable[[], ClientTrainer], shared: _Shared, pipe: Connection) -> None:
-    """The whole life of a process: it ends when nobody holds the other end of its pipe any more."""
-    # Whatever else the process that started it has open, such as the pipes to other processes, is not to be held here.
-    os.closerange(3, pipe.fileno())
-    os.closerange(pipe.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    torch.set_num_threads(1)
+    """Train what is ordered, until nobody holds the other end of the pipe any more."""
     trainer = None
     while True:
         try:
@@ -201,20 +179,27 @@ def _work(make: Callable[[], ClientTrainer], shared: _Shared, pipe: Connection) 
             sums = RoundSums(layout, shared.part(order.number, order.place))
             trainer.train(order.number, shared.received(order.number), order.clients, sums)
             answer = _Answer()
-        except (EngineError, ExportError) as error:
-            answer = _Answer(str(error))
+        except Exception as error:  # whatever the user's own code raises
+            answer = _Answer(words_of(error))
         pipe.send_bytes(msgspec.json.encode(answer))
 
 
 def _end(workers: list[_Worker]) -> None:
-    """End processes: what they work on is of no use any more."""
+    """End processes, whatever they work on."""
     for worker in workers:
-        worker.pipe.close()
-        worker.process.kill()
-        worker.process.join()
+        worker.end()
     workers.clear()
 
 
 def usable_cores() -> int:
     """The cores that this process may use; 1 but on Linux, as it is not safe to fork a process with torch elsewhere."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
+    return min(len(os.sched_getaffinity(0)), _quota()) if sys.platform == "linux" else 1
+
+
+def _quota() -> int:
+    """The cores whose time the control group of a container grants, rounded up."""
+    try:
+        quota, period = CPU_QUOTA.read_text().split()
+    except (OSError, ValueError):  # no control group, or one of version 1
+        return sys.maxsize
+    return sys.maxsize if quota == "max" else math.ceil(int(quota) / int(period))

@@ -1,6 +1,7 @@
 """The engines agree on every algorithm that devices run, and each says what it cannot do."""
 
 import dataclasses
+from importlib.metadata import Distribution, PackageNotFoundError
 
 import msgspec
 import numpy as np
@@ -13,7 +14,7 @@ from export.models import load
 from fedcore.algorithms import ALGORITHMS, create
 from fedcore.algorithms.algorithm import keeps_client_state
 from simulator.engine import Engine
-from simulator.engines.calibration import Figures, GraphFigures, Notes, Task
+from simulator.engines.calibration import STEPS, Figures, GraphFigures, Notes, Task, seconds_per_step
 from simulator.engines.choice import PATIENCE_S, choose
 from simulator.engines.computing import Computing
 from simulator.engines.graphs import export_graphs
@@ -128,6 +129,31 @@ def test_auto_calibrates_both_engines_for_much_work():
     assert choose("auto", much, Computing()).reason == choice.reason
 
 
+def watched(calls, **settings):
+    """Much work, with a loss that puts its calls in this process in a list."""
+    spec = load("logreg")
+
+    def loss(outputs, label):
+        calls.append(1)
+        return spec.loss(outputs, label)
+
+    return dataclasses.replace(task(10**7, **settings), model=Model(dataclasses.replace(spec, loss=loss)))
+
+
+def test_no_gradient_is_computed_here_where_processes_are_to_be_forked():
+    calls = []
+    choice = choose("auto", watched(calls), Computing(processes=2))
+    assert "CPU ms on graphs" in choice.reason
+    assert not calls
+
+
+def test_calibration_takes_few_steps_however_many_epochs_a_client_has(monkeypatch):
+    monkeypatch.setattr("simulator.engines.calibration.BUDGET_S", 0)
+    calls = []
+    seconds_per_step(watched(calls, batch_size=20, epochs=500), Computing())
+    assert len(calls) == 2 * STEPS
+
+
 @pytest.mark.parametrize(
     ("clients", "torch_s", "graphs_s", "export_s", "engine"),
     [
@@ -146,11 +172,42 @@ def test_the_choice_counts_the_export_and_takes_the_lesser_time(clients, torch_s
 def test_notes_are_of_one_model_and_algorithm(tmp_path):
     Notes(task(1)).write(Figures(1.0))
     assert Notes(task(99)).read() == Figures(1.0)
-    for other in (task(1, "fedadam"), task(1, batch_size=6)):
+    of_other_fields = dataclasses.replace(task(1), model=Model(load("logreg", (64,), 10)))
+    for other in (task(1, "fedadam"), task(1, batch_size=6), of_other_fields):
         assert Notes(other).read() is None
     (path,) = (tmp_path / "muster").iterdir()
     path.write_bytes(msgspec.json.encode({"torch_s": "fast"}))
     assert Notes(task(1)).read() is None
+
+
+OWN_MODEL = """
+import dataclasses
+from export.models import load
+
+def own():
+    spec = load("logreg")
+    return dataclasses.replace(spec, loss=lambda outputs, label: spec.loss(outputs, label))
+"""
+
+
+def test_notes_are_of_the_code_of_an_own_model(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    code = tmp_path / "own_model_of_notes.py"
+    code.write_text(OWN_MODEL)
+    own = dataclasses.replace(task(1), model=Model(load("own_model_of_notes:own")))
+    Notes(own).write(Figures(1.0))
+    assert Notes(own).read() == Figures(1.0)
+    code.write_text(OWN_MODEL.replace("spec.loss(", "2 * spec.loss("))
+    assert Notes(own).read() is None
+
+
+def test_notes_need_no_distribution_of_a_certain_name(monkeypatch):
+    def absent(name):
+        raise PackageNotFoundError(name)  # as where onnxruntime-gpu gives the module onnxruntime
+
+    monkeypatch.setattr(Distribution, "from_name", absent)
+    Notes(task(1)).write(Figures(1.0))
+    assert Notes(task(1)).read() == Figures(1.0)
 
 
 def test_a_simulation_says_which_engine_trained_and_why():

@@ -12,9 +12,11 @@ import pytest
 from export.model import Model
 from export.models import load
 from fedcore.algorithms import create
+from fedcore.algorithms.fed_avg import FedAvg
 from simulator.engine import Engine
 from simulator.engines.computing import Computing
 from simulator.engines.graphs import export_graphs
+from simulator.engines.processes import usable_cores
 from simulator.errors import EngineError
 from tests.simulator.test_engine import uneven
 
@@ -76,6 +78,29 @@ def test_what_a_model_does_wrong_in_a_process_is_said():
 
     with pytest.raises(EngineError, match=r"the model logreg does not run here: .*no such loss"):
         engine("fedavg", 2, spec=dataclasses.replace(spec, loss=broken)).run_round(1, range(10))
+
+
+class Broken(FedAvg):
+    """An algorithm that fails in forked processes."""
+
+    def report(self, broadcast, carries):
+        if multiprocessing.parent_process() is not None:
+            raise LookupError("no such vector")
+        return super().report(broadcast, carries)
+
+
+def test_what_an_algorithm_does_wrong_in_a_process_is_said():
+    one = Engine(Model(load("logreg")), Broken(), POPULATION, computing=Computing(processes=2))
+    with pytest.raises(EngineError, match="LookupError: no such vector"):
+        one.run_round(1, range(10))
+
+
+@pytest.mark.parametrize(("quota", "cores"), [("max 100000\n", 10**9), ("50000 100000\n", 1), ("100001 100000\n", 2)])
+def test_usable_cores_are_no_more_than_a_containers_quota(tmp_path, monkeypatch, quota, cores):
+    monkeypatch.setattr("simulator.engines.processes.CPU_QUOTA", tmp_path / "cpu.max")
+    assert usable_cores() == len(os.sched_getaffinity(0))
+    (tmp_path / "cpu.max").write_text(quota)
+    assert usable_cores() == min(cores, len(os.sched_getaffinity(0)))
 
 
 def test_processes_hold_no_pipe_of_the_process_that_forked_them():

@@ -1,0 +1,114 @@
+"""Forked processes: each shares all that is in memory here, computes with one thread, and answers over a pipe.
+
+Where torch sees a GPU, the first gradient starts threads that a fork does not take along. From then on torch refuses
+gradients in every process that is forked. So a process that is to fork others for gradients computes none itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import TypeVar
+
+import msgspec
+import torch
+
+from export.errors import ExportError, reason
+from fedcore.decoding import decoder
+from simulator.errors import EngineError
+
+T = TypeVar("T")
+
+
+class Forked:
+    """A forked process that runs `main` on its end of a pipe, and this end of the pipe."""
+
+    def __init__(self, main: Callable[[Connection], None]) -> None:
+        fork = multiprocessing.get_context("fork")
+        self.pipe, theirs = fork.Pipe()
+        self._process: BaseProcess = fork.Process(target=_live, args=(main, theirs), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def send(self, message: bytes) -> None:
+        """Send it a message. Raises EngineError when it is no more."""
+        try:
+            self.pipe.send_bytes(message)
+        except OSError as error:
+            raise self._ended() from error
+
+    def receive(self) -> bytes:
+        """Wait for a message from it. Raises EngineError when it is no more."""
+        try:
+            return self.pipe.recv_bytes()
+        except (OSError, EOFError) as error:
+            raise self._ended() from error
+
+    def end(self) -> None:
+        """End it: what it works on is of no use any more."""
+        self.pipe.close()
+        self._process.kill()
+        self._process.join()
+
+    def _ended(self) -> EngineError:
+        self._process.join()
+        return EngineError(
+            f"a process of the engine ended with exit code {self._process.exitcode}; −9 means that the memory was "
+            "full, which fewer --processes need less of"
+        )
+
+
+class _Result(msgspec.Struct, frozen=True):
+    """The result of a computation, as JSON. error: what went wrong, if anything did."""
+
+    value: msgspec.Raw = msgspec.Raw(b"null")
+    error: str = ""
+
+
+_RESULT = decoder(_Result)
+
+
+def compute_apart(compute: Callable[[], T], read: msgspec.json.Decoder[T]) -> T:
+    """What `compute` gives, computed in a forked process, which ends then.
+
+    read: the decoder of what it gives. Raises EngineError with the words of whatever it raises.
+    """
+
+    def main(pipe: Connection) -> None:
+        try:
+            result = _Result(msgspec.Raw(msgspec.json.encode(compute())))
+        except Exception as error:  # whatever the user's own code raises
+            result = _Result(error=words_of(error))
+        pipe.send_bytes(msgspec.json.encode(result))
+
+    process = Forked(main)
+    try:
+        result = _RESULT.decode(process.receive())
+    finally:
+        process.end()
+    if result.error:
+        raise EngineError(result.error)
+    return read.decode(result.value)
+
+
+def words_of(error: Exception) -> str:
+    """What an error says; its kind too, where neither the engine nor the exporter raised it."""
+    return str(error) if isinstance(error, (EngineError, ExportError)) else reason(error)
+
+
+def _live(main: Callable[[Connection], None], pipe: Connection) -> None:
+    """The whole life of a process: it lets go of what it inherited, and runs `main`."""
+    # Whatever else is open in the process that forked it, such as the pipes to other processes, is not to be held here.
+    for number in map(int, os.listdir("/dev/fd")):
+        if number > 2 and number != pipe.fileno():
+            with contextlib.suppress(OSError):  # the folder that was just read
+                os.close(number)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that forked this one
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    torch.set_num_threads(1)
+    main(pipe)
