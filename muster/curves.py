@@ -9,12 +9,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pygal
+from pygal.etree import etree
 from pygal.style import Style
 
 COLOURS = ("#1f77b4", "#d95f02", "#2ca02c")
 RANGE_COLOURS = ("#808080", "#3b8eea", "#e07b39", "#2ea35f", "#b565d9", "#d64f6c", "#a08a1a")
 """Of middling brightness: legible on white and on black."""
 DARK = "@media (prefers-color-scheme: dark) { text { fill: #bbb !important } .axis .line { stroke: #888 } }"
+
+etree.to_etree()  # the same bytes where lxml is installed, which pygal would prefer, as where it is not
 
 
 def draw_curves(curves: Mapping[str, Sequence[float]], path: Path) -> None:

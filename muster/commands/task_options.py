@@ -122,7 +122,7 @@ class TaskOptions:
         bool,
         typer.Option(
             "--same-cohort",
-            help="Of an algorithm of two trips: draw for the second trip only devices that the first one counted.",
+            help="Of two trips: draw for the second only devices that the first counted.",
         ),
     ] = False
     require: Annotated[list[str] | None, typer.Option(metavar="RULES", help=REQUIRE)] = None
