@@ -64,10 +64,11 @@ class Forked:
 
 
 class _Result(msgspec.Struct, frozen=True):
-    """The result of a computation, as JSON. error: what went wrong, if anything did."""
+    """The result of a computation, as JSON. error: what went wrong, if anything; of_model: with the user's model."""
 
     value: msgspec.Raw = msgspec.Raw(b"null")
     error: str = ""
+    of_model: bool = False
 
 
 _RESULT = decoder(_Result)
@@ -76,14 +77,15 @@ _RESULT = decoder(_Result)
 def compute_apart(compute: Callable[[], T], read: msgspec.json.Decoder[T]) -> T:
     """What `compute` gives, computed in a forked process, which ends then.
 
-    read: the decoder of what it gives. Raises EngineError with the words of whatever it raises.
+    read: the decoder of what it gives. Raises ExportError or EngineError with the words of whatever it
+    raises.
     """
 
     def main(pipe: Connection) -> None:
         try:
             result = _Result(msgspec.Raw(msgspec.json.encode(compute())))
         except Exception as error:  # whatever the user's own code raises
-            result = _Result(error=words_of(error))
+            result = _Result(error=words_of(error), of_model=isinstance(error, ExportError))
         pipe.send_bytes(msgspec.json.encode(result))
 
     process = Forked(main)
@@ -92,7 +94,7 @@ def compute_apart(compute: Callable[[], T], read: msgspec.json.Decoder[T]) -> T:
     finally:
         process.end()
     if result.error:
-        raise EngineError(result.error)
+        raise (ExportError if result.of_model else EngineError)(result.error)
     return read.decode(result.value)
 
 
