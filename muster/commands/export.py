@@ -47,11 +47,9 @@ def export(
 ) -> None:
     """Turn a torch model and an algorithm into a plan bundle.
 
-    The bundle holds training graphs: of the model, its loss and the algorithm.
-
-    Graphs are plain ONNX for stock ONNX Runtime, or ExecuTorch programs. Each format is compared with torch on the
-    runtime that devices have. Your own model is a function without arguments that returns an export.model.ModelSpec:
-    see docs/models.md.
+    The bundle holds training graphs of the model, its loss and the algorithm, as plain ONNX for stock ONNX Runtime or
+    as ExecuTorch programs. Each format is compared with torch on the runtime that devices have. Your own model is a
+    function without arguments that returns an export.model.ModelSpec: see docs/models.md.
     """
     from fedcore.algorithms import create, module_of
     from fedcore.algorithms.algorithm import check_cross_device

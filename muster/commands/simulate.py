@@ -84,12 +84,13 @@ def simulate(
     if schedule:
         flags["schedule"] = parse_schedule(schedule)
     result = _run(_options(config, flags, parse_settings(settings)))
-    if json:
-        emit(result)
-    else:
-        facts = dataclasses.asdict(result)
-        del facts["curve"]
-        show_fields(facts)
+    return emit(result) if json else _show(result)
+
+
+def _show(result: SimulationResult) -> None:
+    facts = dataclasses.asdict(result)
+    del facts["curve"]
+    show_fields(facts)
 
 
 def _run(options: dict[str, Any]) -> SimulationResult:

@@ -63,12 +63,28 @@ class Forked:
         )
 
 
+class Failure(msgspec.Struct, frozen=True):
+    """What went wrong in a forked process, in words. of_model: with the user's model, as ExportError says."""
+
+    words: str
+    of_model: bool
+
+    @classmethod
+    def of(cls, error: Exception) -> Failure:
+        """Of whatever was raised; its kind is in the words where neither the engine nor the exporter raised it."""
+        ours = isinstance(error, (EngineError, ExportError))
+        return cls(str(error) if ours else reason(error), isinstance(error, ExportError))
+
+    def raised(self) -> EngineError | ExportError:
+        """The error to raise in the process that forked it."""
+        return ExportError(self.words) if self.of_model else EngineError(self.words)
+
+
 class _Result(msgspec.Struct, frozen=True):
-    """The result of a computation, as JSON. error: what went wrong, if anything; of_model: with the user's model."""
+    """The result of a computation, as JSON, or why there is none."""
 
     value: msgspec.Raw = msgspec.Raw(b"null")
-    error: str = ""
-    of_model: bool = False
+    failure: Failure | None = None
 
 
 _RESULT = decoder(_Result)
@@ -77,15 +93,15 @@ _RESULT = decoder(_Result)
 def compute_apart(compute: Callable[[], T], read: msgspec.json.Decoder[T]) -> T:
     """What `compute` gives, computed in a forked process, which ends then.
 
-    read: the decoder of what it gives. Raises ExportError or EngineError with the words of whatever it
-    raises.
+    read: the decoder of what it gives. Raises ExportError or EngineError, with the words of whatever
+    was raised there.
     """
 
     def main(pipe: Connection) -> None:
         try:
             result = _Result(msgspec.Raw(msgspec.json.encode(compute())))
         except Exception as error:  # whatever the user's own code raises
-            result = _Result(error=words_of(error), of_model=isinstance(error, ExportError))
+            result = _Result(failure=Failure.of(error))
         pipe.send_bytes(msgspec.json.encode(result))
 
     process = Forked(main)
@@ -93,14 +109,9 @@ def compute_apart(compute: Callable[[], T], read: msgspec.json.Decoder[T]) -> T:
         result = _RESULT.decode(process.receive())
     finally:
         process.end()
-    if result.error:
-        raise (ExportError if result.of_model else EngineError)(result.error)
+    if result.failure is not None:
+        raise result.failure.raised()
     return read.decode(result.value)
-
-
-def words_of(error: Exception) -> str:
-    """What an error says; its kind too, where neither the engine nor the exporter raised it."""
-    return str(error) if isinstance(error, (EngineError, ExportError)) else reason(error)
 
 
 def _live(main: Callable[[Connection], None], pipe: Connection) -> None:

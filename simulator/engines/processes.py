@@ -24,9 +24,8 @@ from torch import Tensor
 from fedcore.decoding import decoder
 from fedcore.plan import in_turn
 from simulator.engines.clients import Client, ClientTrainer
-from simulator.engines.forked import Forked, words_of
+from simulator.engines.forked import Failure, Forked
 from simulator.engines.sums import RoundSums, SumsLayout
-from simulator.errors import EngineError
 from simulator.shared_memory import shared_zeros
 
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
@@ -66,9 +65,9 @@ class _Order(msgspec.Struct, frozen=True):
 
 
 class _Answer(msgspec.Struct, frozen=True):
-    """The answer to an order, when the sums are in their place. error: what went wrong, if anything did."""
+    """The answer to an order: the sums are in their place, or why they are not."""
 
-    error: str = ""
+    failure: Failure | None = None
 
 
 _ORDER, _ANSWER = decoder(_Order), decoder(_Answer)
@@ -159,10 +158,10 @@ class _Worker(Forked):
         self.send(msgspec.json.encode(order))
 
     def finish(self) -> None:
-        """Take its answer. Raises EngineError when it could not do it, or is no more."""
+        """Take its answer. Raises EngineError or ExportError when it could not do it, or is no more."""
         answer = _ANSWER.decode(self.receive())
-        if answer.error:
-            raise EngineError(answer.error)
+        if answer.failure is not None:
+            raise answer.failure.raised()
 
 
 def _work(make: Callable[[], ClientTrainer], shared: _Shared, pipe: Connection) -> None:
@@ -180,7 +179,7 @@ def _work(make: Callable[[], ClientTrainer], shared: _Shared, pipe: Connection) 
             trainer.train(order.number, shared.received(order.number), order.clients, sums)
             answer = _Answer()
         except Exception as error:  # whatever the user's own code raises
-            answer = _Answer(words_of(error))
+            answer = _Answer(Failure.of(error))
         pipe.send_bytes(msgspec.json.encode(answer))
 
 

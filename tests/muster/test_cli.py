@@ -232,6 +232,11 @@ def test_tasks_are_created_listed_paused_resumed_and_cancelled(plan, tmp_path):
             "multiplied (1x64 and 65x10)",
         ),
         (
+            ("simulate", "--model", f"{user_models.__name__}:wrong_size", "--engine", "torch", "--processes", "2"),
+            1,
+            "wrong_size does not run on a batch",
+        ),
+        (
             ("simulate", "--model", "mlp", "--cohort", "5", "--set", "client_lr=1e30"),
             1,
             "no client has a finite report",
