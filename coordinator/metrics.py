@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from coordinator.rules.progress import Progress, Reason
-from coordinator.rules.rounds import AssignmentState, Round, RoundState
+from coordinator.rules.rounds import Round
+from coordinator.rules.states import AssignmentState, RoundState
 from fedcore.wire.messages import Accepted, CheckInAnswer
 
 _VERSIONS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from prometheus_client.samples import Sample
 
-from coordinator.rules.rounds import RoundState
+from coordinator.rules.states import RoundState
 from coordinator.store.tasks import CoordinatorStore, Secagg, TaskSettings
 from device_runtime.permission.policy import Policy
 from device_runtime.phases import Phase

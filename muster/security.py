@@ -15,7 +15,7 @@ import msgspec
 from coordinator.errors import BrokenAudit, CoordinatorError
 from coordinator.lineage import lineage_file
 from coordinator.rules.audit import verify, whole_log
-from coordinator.rules.rounds import TaskState
+from coordinator.rules.states import TaskState
 from coordinator.settings import Settings
 from coordinator.store.tasks import open_coordinator_store
 from device_runtime.permission.policy import Policy

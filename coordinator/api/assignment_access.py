@@ -15,7 +15,7 @@ from coordinator.api.lru_cache import LruCache
 from coordinator.driver.device_presence import Presence
 from coordinator.errors import ForeignAssignment
 from coordinator.rules.buffers import refusal
-from coordinator.rules.rounds import AssignmentState
+from coordinator.rules.states import AssignmentState
 from coordinator.store.tasks import CoordinatorStore
 from fedcore.report import ReportLayout
 from fedcore.wire.messages import Assignment, Receipt

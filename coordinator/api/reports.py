@@ -28,7 +28,7 @@ from coordinator.errors import (
     Unavailable,
     UnknownAssignment,
 )
-from coordinator.rules.rounds import AssignmentState
+from coordinator.rules.states import AssignmentState
 from coordinator.store.records import Records
 from fedcore import checkpoint
 from fedcore.errors import ReportError, SchemaError

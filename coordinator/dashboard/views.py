@@ -11,7 +11,7 @@ from coordinator.dashboard.curves import Curve, curves
 from coordinator.rules.buffers import mean_staleness
 from coordinator.rules.entities import LiveRound, SessionShape, Task, Transition
 from coordinator.rules.progress import Progress
-from coordinator.rules.rounds import RoundState
+from coordinator.rules.states import RoundState
 from coordinator.store.overview_records import Totals
 from coordinator.store.records import Records
 

@@ -16,7 +16,7 @@ from coordinator.driver.in_memory_state import Memory
 from coordinator.driver.transaction import Transaction
 from coordinator.metrics import Metrics
 from coordinator.rules.robust_aggregation import collector
-from coordinator.rules.rounds import AssignmentState
+from coordinator.rules.states import AssignmentState
 
 
 @dataclass(frozen=True, slots=True)

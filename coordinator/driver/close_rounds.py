@@ -13,7 +13,7 @@ from coordinator.driver.write_transactions import Writer
 from coordinator.metrics import Metrics
 from coordinator.rules.buffers import refusal
 from coordinator.rules.entities import AssignedDevice
-from coordinator.rules.rounds import AssignmentState, RoundState
+from coordinator.rules.states import AssignmentState, RoundState
 from fedcore.signing import SigningKey
 
 

@@ -21,7 +21,8 @@ from coordinator.rules.aggregation import ReportSum, aggregate, state_specs
 from coordinator.rules.buffers import discount
 from coordinator.rules.entities import AssignedDevice, Snapshot
 from coordinator.rules.robust_aggregation import KeptReports
-from coordinator.rules.rounds import Abandon, Aggregated, EndAssignments, Round, RoundState, TaskState
+from coordinator.rules.rounds import Abandon, Aggregated, EndAssignments, Round
+from coordinator.rules.states import RoundState, TaskState
 from coordinator.store.records import Records
 from coordinator.store.tasks import CoordinatorStore
 from fedcore import checkpoint

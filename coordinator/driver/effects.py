@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from coordinator.driver.open_rounds import OpenRound
 from coordinator.driver.sessions import Session
-from coordinator.rules.rounds import AssignmentState, Round
+from coordinator.rules.rounds import Round
+from coordinator.rules.states import AssignmentState
 from fedcore.wire.messages import Assignment
 
 

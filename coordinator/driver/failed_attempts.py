@@ -7,8 +7,9 @@ import logging
 from coordinator.driver.open_rounds import OpenRound
 from coordinator.errors import UnknownRound
 from coordinator.lineage import entry
+from coordinator.rules.attempts import back_off_s
 from coordinator.rules.entities import Task
-from coordinator.rules.rounds import TaskState, back_off_s
+from coordinator.rules.states import TaskState
 from coordinator.store.records import Records
 from fedcore.signing import SigningKey
 
@@ -21,7 +22,7 @@ def note_failure(records: Records, round_: OpenRound, reason: str) -> float:
     A task whose attempts fail too often in a row is paused: its plan, or the devices' data, needs an operator.
     """
     task = records.task(round_.task.id)
-    failures, most = records.failures(task.id, round_.number), task.settings.max_attempts
+    failures, most = records.attempts.failures(task.id, round_.number), task.settings.max_attempts
     if failures >= most and task.state is TaskState.ACTIVE:
         words = f"round {round_.number} failed {failures} times in a row, at last with {reason}"
         _LOG.error("task %s is paused: %s", task.id, words)
@@ -36,7 +37,7 @@ def begin_pair_again(records: Records, task: Task, lineage: SigningKey) -> None:
     when the model is kept no more, which only an earlier rollback of an operator can bring about.
     """
     task, last = records.task(task.id), records.snapshot(task)
-    times = records.pairs_begun_again(task)
+    times = records.attempts.pairs_begun_again(task)
     words = f"too few of the devices that round {last.number} counted came back for round {last.number + 1}"
     try:
         to = records.snapshot(task, records.made_in(task, last) - 1)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from coordinator.driver.open_rounds import OpenRound
 from coordinator.rules.buffers import drawn_in, open_buffer
 from coordinator.rules.entities import AssignedDevice, Snapshot
-from coordinator.rules.rounds import Aggregated, AssignmentState
+from coordinator.rules.rounds import Aggregated
+from coordinator.rules.states import AssignmentState
 from coordinator.store.records import Records
 
 

@@ -11,8 +11,8 @@ from coordinator.driver.replica_membership import Membership
 from coordinator.errors import Unavailable, UnknownBlob
 from coordinator.rules.entities import Task
 from coordinator.rules.release import obstacle
-from coordinator.rules.rounds import TaskState
 from coordinator.rules.selection import Needs
+from coordinator.rules.states import TaskState
 from coordinator.rules.task_settings import TaskSettings
 from coordinator.store.records import Records
 from coordinator.store.tasks import CoordinatorStore

@@ -18,7 +18,7 @@ from coordinator.driver.recent_check_ins import Arrivals
 from coordinator.driver.replica_membership import Membership
 from coordinator.driver.selector import Selector
 from coordinator.rules.progress import GRACE_S, Observation
-from coordinator.rules.rounds import RoundState
+from coordinator.rules.states import RoundState
 
 _LOG = logging.getLogger(__name__)
 _EVERY_S = 2.0

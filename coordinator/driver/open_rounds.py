@@ -9,7 +9,8 @@ from coordinator.driver.loading import LoadedTask
 from coordinator.rules import buffers
 from coordinator.rules import rounds as cohorts
 from coordinator.rules.entities import Snapshot
-from coordinator.rules.rounds import Abandon, Event, Revealed, Round, RoundState, Stepped, Tick, Waiting
+from coordinator.rules.rounds import Abandon, Event, Revealed, Round, Stepped, Tick, Waiting
+from coordinator.rules.states import RoundState
 from coordinator.secure.round import SecureRound
 from fedcore.plan import Plan
 

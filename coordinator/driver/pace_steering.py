@@ -12,7 +12,7 @@ from coordinator.driver.loading import LoadedTask
 from coordinator.driver.open_rounds import OpenRounds
 from coordinator.rules.buffers import places
 from coordinator.rules.pacing import Demand, Pace, drawn, idle_window, observe, window
-from coordinator.rules.rounds import RoundState
+from coordinator.rules.states import RoundState
 from fedcore.wire.messages import RetryWindow
 
 _GATHER_S = 20.0

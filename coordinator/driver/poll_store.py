@@ -13,7 +13,7 @@ from coordinator.driver.replica_membership import Membership
 from coordinator.driver.revocations import Revocations
 from coordinator.metrics import Metrics
 from coordinator.rules.entities import Task
-from coordinator.rules.rounds import TaskState
+from coordinator.rules.states import TaskState
 
 _LOG = logging.getLogger(__name__)
 _POLL_S = 0.25

@@ -9,8 +9,8 @@ from coordinator.driver.loading import LoadedTask
 from coordinator.driver.open_rounds import OpenRound, OpenRounds
 from coordinator.driver.recent_participation import ParticipationLimit
 from coordinator.driver.sessions import Session, Sessions
-from coordinator.rules.rounds import RoundState
 from coordinator.rules.selection import draw
+from coordinator.rules.states import RoundState
 from coordinator.secure.round import SecureRoundFactory
 
 

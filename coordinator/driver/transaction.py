@@ -37,30 +37,27 @@ from coordinator.errors import (
     Unavailable,
     UnknownAssignment,
 )
+from coordinator.rules.attempts import FAILURES
 from coordinator.rules.buffers import open_buffer, refusal, staleness_weight
 from coordinator.rules.entities import AssignedDevice, AssignmentRecord
 from coordinator.rules.leases import new_id
 from coordinator.rules.rounds import (
-    FAILURES,
     Aborted,
-    AssignmentState,
     BeginPairAgain,
     Configured,
     EndAssignments,
     Event,
     Expired,
-    LeftOut,
     Lost,
     Release,
     Reported,
-    RoundState,
     Select,
     Summed,
-    TaskState,
     TurnAway,
     open_round,
 )
 from coordinator.rules.rounds import Effect as RoundEffect
+from coordinator.rules.states import AssignmentState, LeftOut, RoundState, TaskState
 from coordinator.store.records import Records
 from fedcore.plan import is_second
 from fedcore.wire.messages import Receipt

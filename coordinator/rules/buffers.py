@@ -19,7 +19,6 @@ from coordinator.rules.rounds import (
     Abandon,
     Aborted,
     Aggregated,
-    AssignmentState,
     Configured,
     EndAssignments,
     Event,
@@ -28,12 +27,12 @@ from coordinator.rules.rounds import (
     Reported,
     Round,
     RoundPolicy,
-    RoundState,
     Select,
     Stepped,
     Tick,
     Waiting,
 )
+from coordinator.rules.states import AssignmentState, RoundState
 
 _OPEN = (RoundState.REPORTING, RoundState.AGGREGATING)
 

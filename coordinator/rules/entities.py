@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from coordinator.errors import RoleLacking
-from coordinator.rules.rounds import AssignmentState, RoundState, TaskState
+from coordinator.rules.states import AssignmentState, RoundState, TaskState
 from coordinator.rules.task_settings import TaskSettings
 from fedcore.bundle import AlgorithmRef
 from fedcore.plan import PlanSignature

@@ -11,7 +11,8 @@ from enum import StrEnum
 from typing import TypeAlias
 
 from coordinator.rules.entities import LiveRound, Task
-from coordinator.rules.rounds import RoundPolicy, RoundState, TaskState
+from coordinator.rules.rounds import RoundPolicy
+from coordinator.rules.states import RoundState, TaskState
 
 GRACE_S = 10.0
 """How long nothing may happen, where something should, before a task counts as stalled."""

@@ -1,4 +1,4 @@
-"""State machines of a round, an assignment and a task: pure functions on frozen values.
+"""The state machine of a round: a pure function on frozen values.
 
 Spec: docs/spec/rounds.md. A round:
 
@@ -12,54 +12,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from enum import StrEnum
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 from coordinator.errors import UnexpectedEvent
+from coordinator.rules.states import AssignmentState, RoundState
 
-
-class RoundState(StrEnum):
-    """The state of a round."""
-
-    SELECTING = "selecting"
-    CONFIGURING = "configuring"
-    REPORTING = "reporting"
-    AGGREGATING = "aggregating"
-    COMMITTED = "committed"
-    ABANDONED = "abandoned"
-
-    @property
-    def ended(self) -> bool:
-        """Nothing can follow."""
-        return self in (RoundState.COMMITTED, RoundState.ABANDONED)
-
-
-class AssignmentState(StrEnum):
-    """The state of one device's part in a round."""
-
-    ASSIGNED = "assigned"
-    REPORTED = "reported"
-    ABORTED = "aborted"
-    LOST = "lost"
-    NOT_NEEDED = "not-needed"
-    EXPIRED = "expired"
-    TOO_STALE = "too-stale"
-
-
-class LeftOut(StrEnum):
-    """Why a device is left out of further attempts at a secure round."""
-
-    REVEALED = "already-revealed"
-    SUSPECTED = "suspected"
-
-
-class TaskState(StrEnum):
-    """The state of a task. A paused task opens no new round; the running one finishes."""
-
-    ACTIVE = "active"
-    PAUSED = "paused"
-    COMPLETED = "completed"
-    CANCELLED = "cancelled"
+REPLACING_S = 3.0
+"""How long a round that lost too many devices waits for others in their place, before it is tried again as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,31 +353,3 @@ def _end_assignments(round_: Round) -> tuple[Effect, ...]:
     if round_.state is not RoundState.REPORTING:
         return ()
     return (EndAssignments(AssignmentState.EXPIRED if round_.expired else AssignmentState.NOT_NEEDED),)
-
-
-REPLACING_S = 3.0
-"""How long a round that lost too many devices waits for others in their place, before it is tried again as a whole."""
-FAILURES = frozenset({"too-few-reports", "no-beacon", "secagg-failed", "sum-out-of-range", "invalid-aggregate"})
-"""Reasons to abandon a round for which devices or the plan are to blame: another attempt may well end the same way."""
-_FIRST_BACK_OFF_S, _LONGEST_BACK_OFF_S = 15.0, 900.0
-
-
-def back_off_s(failures: int) -> float:
-    """How long a task pauses after so many failed attempts in a row: not at all after one, then twice as long each."""
-    return 0.0 if failures < 2 else min(_FIRST_BACK_OFF_S * 2.0 ** min(failures - 2, 32), _LONGEST_BACK_OFF_S)
-
-
-Stage = TypeVar("Stage", AssignmentState, TaskState)
-_OVER = {TaskState.COMPLETED, TaskState.CANCELLED}
-_MOVES: dict[AssignmentState | TaskState, set[AssignmentState] | set[TaskState]] = {
-    AssignmentState.ASSIGNED: set(AssignmentState) - {AssignmentState.ASSIGNED},
-    TaskState.ACTIVE: {TaskState.PAUSED} | _OVER,
-    TaskState.PAUSED: {TaskState.ACTIVE} | _OVER,
-}
-
-
-def move(current: Stage, to: Stage) -> Stage:
-    """`to`, when an assignment or task may go there from `current`. Raises UnexpectedEvent otherwise."""
-    if to not in _MOVES.get(current, ()):
-        raise UnexpectedEvent(f"{current} cannot become {to}")
-    return to

@@ -23,7 +23,8 @@ from coordinator.commands import AwaitMessage, PutMessage, settle
 from coordinator.errors import ConflictingReport, NoLongerNeeded, Refusal, UnusableMessage
 from coordinator.keys import Keys
 from coordinator.rules.progress import UNMASKING
-from coordinator.rules.rounds import REPLACING_S, Abandon, LeftOut, RoundPolicy, Summed
+from coordinator.rules.rounds import REPLACING_S, Abandon, RoundPolicy, Summed
+from coordinator.rules.states import LeftOut
 from coordinator.rules.task_settings import PHASES_AFTER_TRAINING, Secagg, TaskSettings
 from coordinator.secure.group import Elsewhere, Group
 from fedcore.masking import (

@@ -6,7 +6,7 @@ from sqlalchemy import func, select
 from sqlalchemy.engine import Connection
 
 from coordinator.rules.entities import AssignmentRecord
-from coordinator.rules.rounds import AssignmentState, RoundState
+from coordinator.rules.states import AssignmentState, RoundState
 from coordinator.store.rows import assignment_of
 from coordinator.store.tables import ASSIGNMENTS, REPORTS, ROUNDS, TASKS
 

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from sqlalchemy import delete, exists, func, or_, select, text, update
 from sqlalchemy.engine import Connection
 
-from coordinator.rules.rounds import AssignmentState, RoundState
+from coordinator.rules.states import AssignmentState, RoundState
 from coordinator.store.tables import ASSIGNMENTS, BLOBS, METADATA, REPORTS, ROUNDS, TRANSITIONS
 
 

@@ -10,7 +10,7 @@ from sqlalchemy.engine import Connection
 
 from coordinator.rules.entities import LiveRound, Task
 from coordinator.rules.progress import LastAttempt, Observation, Situation
-from coordinator.rules.rounds import RoundState
+from coordinator.rules.states import RoundState
 from coordinator.store.tables import OBSERVATIONS, POPULATIONS, REPLICAS, ROUNDS
 
 

@@ -10,7 +10,7 @@ from sqlalchemy import String, cast, func, select
 from sqlalchemy.engine import Connection
 
 from coordinator.rules.entities import LiveRound
-from coordinator.rules.rounds import AssignmentState, RoundState
+from coordinator.rules.states import AssignmentState, RoundState
 from coordinator.store.tables import ASSIGNMENTS, ROUNDS, TRANSITIONS
 
 _ENDED = [state for state in RoundState if state.ended]

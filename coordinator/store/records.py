@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, Row, Select, Table, Update, bindparam, func, insert, select, update
+from sqlalchemy import Row, Select, Table, Update, bindparam, func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
@@ -16,8 +16,10 @@ from coordinator.errors import StoreConflict, UnknownAssignment, UnknownBlob, Un
 from coordinator.rules.buffers import drawn_in
 from coordinator.rules.entities import AssignedDevice, AssignmentRecord, RoundRecord, Snapshot, Task, Transition
 from coordinator.rules.progress import Progress, explain
-from coordinator.rules.rounds import FAILURES, AssignmentState, LeftOut, Round, RoundState, TaskState, move
+from coordinator.rules.rounds import Round
+from coordinator.rules.states import AssignmentState, LeftOut, RoundState, TaskState, move
 from coordinator.rules.task_settings import MOST_COUNT
+from coordinator.store.attempt_records import AttemptRecords, committed_by_devices
 from coordinator.store.audit_records import AuditRecords
 from coordinator.store.cohort_records import ASSIGNED_ROWS, CohortRecords
 from coordinator.store.device_records import DeviceRecords
@@ -77,6 +79,7 @@ class Records:
         self.garbage = GarbageRecords(connection, at)
         self.sessions = SessionCountRecords(connection)
         self.cohorts = CohortRecords(connection)
+        self.attempts = AttemptRecords(connection)
 
     # --- tasks and blobs
 
@@ -162,7 +165,7 @@ class Records:
 
     def made_in(self, task: Task, snapshot: Snapshot) -> int:
         """The number of the round whose devices made a server state, which a rollback may have copied; 0 for none."""
-        made = _committed_by_devices(task.id) & (ROUNDS.c.state_sha256 == snapshot.state_sha256)
+        made = committed_by_devices(task.id) & (ROUNDS.c.state_sha256 == snapshot.state_sha256)
         return self._connection.scalar(select(func.max(ROUNDS.c.number)).where(made)) or 0
 
     # --- rounds
@@ -208,27 +211,6 @@ class Records:
     def _next_attempt(self, task_id: str, number: int) -> int:
         same = (ROUNDS.c.task == task_id) & (ROUNDS.c.number == number)
         return (self._connection.scalar(select(func.max(ROUNDS.c.attempt)).where(same)) or 0) + 1
-
-    def failures(self, task_id: str, number: int) -> int:
-        """Failed attempts at round `number` since the task was last made active."""
-        since = ROUNDS.c.ended_at > self._made_active(task_id)
-        failed = (ROUNDS.c.task == task_id) & (ROUNDS.c.number == number) & ROUNDS.c.reason.in_(sorted(FAILURES))
-        return self._connection.scalar(select(func.count()).where(failed & since)) or 0
-
-    def pairs_begun_again(self, task: Task) -> int:
-        """Second trips in a row whose cohort was gone, since the last one that counted or the task was made active."""
-        counted = _committed_by_devices(task.id) & (ROUNDS.c.number % 2 == 0)
-        after = self._connection.scalar(select(func.max(ROUNDS.c.number)).where(counted)) or 0
-        gone = (ROUNDS.c.task == task.id) & (ROUNDS.c.reason == "cohort-gone") & (ROUNDS.c.number > after)
-        since = ROUNDS.c.ended_at > self._made_active(task.id)
-        return self._connection.scalar(select(func.count()).where(gone & since)) or 0
-
-    def _made_active(self, task_id: str) -> float:
-        """When a task was last made active."""
-        of_task = (TRANSITIONS.c.entity == "task") & (TRANSITIONS.c.entity_id == task_id)
-        # A rollback leaves an active task as it is.
-        made = (TRANSITIONS.c.to_state == TaskState.ACTIVE) & (TRANSITIONS.c.from_state != TaskState.ACTIVE)
-        return self._connection.scalar(select(func.max(TRANSITIONS.c.at)).where(of_task & made)) or 0.0
 
     def move_round(self, row_id: int, before: Round, after: Round, cause: str) -> None:
         """Write a round's counts and state. Raises StoreConflict when the stored state is not that of `before`."""
@@ -385,11 +367,6 @@ class Records:
         rows = [{"entity_id": str(entity_id)} | shared for entity_id in ids]
         if rows:
             self._connection.execute(insert(TRANSITIONS), rows)
-
-
-def _committed_by_devices(task_id: str) -> ColumnElement[bool]:
-    """The committed rounds of a task, but for rollbacks."""
-    return (ROUNDS.c.task == task_id) & (ROUNDS.c.state == RoundState.COMMITTED) & (ROUNDS.c.reported > 0)
 
 
 def _values(round_: Round) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Row
 
 from coordinator.rules.entities import AssignmentRecord, RoundRecord, Snapshot, Task
-from coordinator.rules.rounds import AssignmentState, RoundState, TaskState
+from coordinator.rules.states import AssignmentState, RoundState, TaskState
 from coordinator.rules.task_settings import TaskSettings
 from fedcore.bundle import AlgorithmRef
 from fedcore.decoding import converter

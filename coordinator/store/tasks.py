@@ -22,7 +22,7 @@ from coordinator.rules.progress import Progress
 from coordinator.rules.release import check_release, check_signed
 from coordinator.rules.rollback import check_rollback
 from coordinator.rules.rounding_trial import check_rounding
-from coordinator.rules.rounds import RoundState, TaskState
+from coordinator.rules.states import RoundState, TaskState
 from coordinator.rules.task_settings import FootprintBudget, Secagg, TaskSettings
 from coordinator.store.blobs import Blobs
 from coordinator.store.database import Database

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from coordinator.rules.rounds import RoundState
+from coordinator.rules.states import RoundState
 from coordinator.store.tasks import CoordinatorStore, TaskSettings
 from export.build import export_bundle
 from export.model import Model

@@ -27,7 +27,7 @@ from statistics import median
 import msgspec
 import numpy as np
 
-from coordinator.rules.rounds import RoundState
+from coordinator.rules.states import RoundState
 from coordinator.store.tasks import TaskSettings
 from muster.bench.null_task import null_coordinator
 from muster.bench.options import ReportOptions

@@ -11,7 +11,7 @@ import time
 
 import msgspec
 
-from coordinator.rules.rounds import RoundState
+from coordinator.rules.states import RoundState
 from coordinator.store.tasks import CoordinatorStore, TaskSettings
 from muster.bench.null_task import null_coordinator
 from muster.bench.options import RoundsOptions

@@ -30,7 +30,7 @@ import numpy as np
 
 from coordinator.rules.aggregation import aggregate
 from coordinator.rules.entities import AssignmentRecord, RoundRecord
-from coordinator.rules.rounds import AssignmentState, RoundState, TaskState
+from coordinator.rules.states import AssignmentState, RoundState, TaskState
 from coordinator.store.tasks import CoordinatorStore, Secagg, TaskSettings
 from device_runtime.permission.policy import Policy
 from export.build import export_bundle

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import sqlalchemy
 
-from coordinator.rules.rounds import AssignmentState, RoundState
+from coordinator.rules.states import AssignmentState, RoundState
 from coordinator.store.tables import ASSIGNMENTS, ROUNDS
 from coordinator.store.tasks import CoordinatorStore, TaskSettings
 from muster.bench.null_task import null_coordinator

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from coordinator.rules.rounds import AssignmentState
+from coordinator.rules.states import AssignmentState
 from coordinator.store.tasks import CoordinatorStore, Secagg
 from fedcore.params import Float32
 from fedcore.report import ReportLayout

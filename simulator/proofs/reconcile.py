@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coordinator.rules.entities import AssignmentRecord, RoundRecord
-from coordinator.rules.rounds import AssignmentState
+from coordinator.rules.states import AssignmentState
 from coordinator.store.tasks import CoordinatorStore
 from device_runtime.state.journal import RUNNING, Entry, read_journal
 from simulator.fleet.fleet import state_folder

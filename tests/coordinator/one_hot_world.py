@@ -14,8 +14,8 @@ import sqlalchemy
 
 from coordinator.commands import AbortAssignment, AwaitAssignment, CancelWait, CheckInDevice, CountReport, QueuedCommand
 from coordinator.errors import ConflictingReport, Refusal, TaskEnded, Unavailable
-from coordinator.rules.rounds import RoundState, TaskState
 from coordinator.rules.selection import Eligibility
+from coordinator.rules.states import RoundState, TaskState
 from coordinator.rules.task_settings import Buffered
 from coordinator.store.tables import ROUNDS
 from coordinator.store.tasks import TaskSettings, open_coordinator_store

@@ -14,7 +14,7 @@ from coordinator.api.admin_problems import ADMIN_PROBLEMS
 from coordinator.api.tokens import authenticate, issue, revoke, tokens
 from coordinator.errors import BadToken, InvalidToken, StoreConflict, UnknownToken
 from coordinator.rules.entities import Role, Task
-from coordinator.rules.rounds import TaskState
+from coordinator.rules.states import TaskState
 from coordinator.server import serving_both
 from coordinator.settings import Settings
 from coordinator.store.tables import TOKENS

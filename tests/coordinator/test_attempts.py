@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from coordinator.rules.rounds import TaskState
+from coordinator.rules.states import TaskState
 from tests.coordinator.bundles import START
 from tests.coordinator.conftest import states
 

@@ -18,11 +18,10 @@ from coordinator.rules.rounds import (
     Lost,
     Reported,
     RoundPolicy,
-    RoundState,
     Select,
-    TaskState,
     Waiting,
 )
+from coordinator.rules.states import RoundState, TaskState
 from coordinator.rules.task_settings import Buffered, Secagg, TaskSettings
 from coordinator.store.garbage_collection import Retention, collect
 from tests.coordinator.bundles import START, make_bundle, make_plan, report_vector

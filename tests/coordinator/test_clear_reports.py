@@ -8,7 +8,7 @@ import pytest
 from coordinator.errors import InvalidTask, TaskEnded, UnknownRound, UnknownTask
 from coordinator.rules.aggregation import ReportSum, aggregate
 from coordinator.rules.clear_reports import ClearReports
-from coordinator.rules.rounds import RoundState, TaskState
+from coordinator.rules.states import RoundState, TaskState
 from coordinator.rules.task_settings import MOST_COUNT
 from coordinator.store.garbage_collection import Retention, collect
 from fedcore import algorithms

@@ -9,7 +9,7 @@ import sqlalchemy
 
 from coordinator.commands import AbortAssignment, CancelWait, CountReport
 from coordinator.errors import ConflictingReport, NoLongerNeeded, Unavailable, UnknownAssignment
-from coordinator.rules.rounds import AssignmentState, RoundState, TaskState
+from coordinator.rules.states import AssignmentState, RoundState, TaskState
 from coordinator.store.tables import ROUNDS, TRANSITIONS
 from fedcore.signing import SigningKey, verify
 from fedcore.wire.messages import Abort, Rejected

@@ -16,7 +16,7 @@ import pytest
 import sqlalchemy
 
 from coordinator.failpoints import FAILPOINTS, VARIABLE, reach
-from coordinator.rules.rounds import RoundState, TaskState
+from coordinator.rules.states import RoundState, TaskState
 from coordinator.rules.task_settings import Buffered
 from coordinator.store.database import Database
 from coordinator.store.tables import ASSIGNMENTS, BLOBS, REPORTS

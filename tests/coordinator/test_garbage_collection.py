@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy
 
 from coordinator.errors import StoreConflict, UnknownRound
-from coordinator.rules.rounds import TaskState
+from coordinator.rules.states import TaskState
 from coordinator.rules.task_settings import TaskSettings
 from coordinator.server import serving
 from coordinator.settings import Settings

@@ -8,7 +8,7 @@ from time import monotonic, sleep
 import httpx2
 import pytest
 
-from coordinator.rules.rounds import AssignmentState
+from coordinator.rules.states import AssignmentState
 from tests.coordinator.bundles import report_body
 from tests.coordinator.test_api import assign, refused
 

@@ -19,7 +19,7 @@ from coordinator.rules.leases import (
     new_replica_id,
     observe_beats,
 )
-from coordinator.rules.rounds import TaskState
+from coordinator.rules.states import TaskState
 from tests.coordinator.conftest import Desk
 
 LEASE_S = 10.0

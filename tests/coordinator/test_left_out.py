@@ -2,7 +2,7 @@
 
 from concurrent.futures import Future
 
-from coordinator.rules.rounds import TaskState
+from coordinator.rules.states import TaskState
 from secagg.errors import UnmaskCheckFailed
 from secagg.messages import BOX_BYTES, Shares
 from tests.coordinator.conftest import Desk

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from coordinator.errors import NoLongerNeeded
-from coordinator.rules.rounds import AssignmentState, TaskState
+from coordinator.rules.states import AssignmentState, TaskState
 from tests.coordinator.bundles import START
 from tests.coordinator.conftest import states
 from tests.coordinator.test_secure import NAMES, PHASES, SECURE, Device, run, seat

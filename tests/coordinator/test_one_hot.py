@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from coordinator.errors import NoLongerNeeded, Unavailable
-from coordinator.rules.rounds import RoundState
+from coordinator.rules.states import RoundState
 from tests.coordinator.disk import Disk
 from tests.coordinator.one_hot import operations, play
 from tests.coordinator.one_hot_world import BufferedWorld

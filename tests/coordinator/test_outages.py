@@ -14,7 +14,7 @@ import pytest
 
 from coordinator.rules import progress
 from coordinator.rules.progress import Reason
-from coordinator.rules.rounds import RoundState, TaskState
+from coordinator.rules.states import RoundState, TaskState
 from coordinator.rules.task_settings import TaskSettings
 from coordinator.store.tasks import open_coordinator_store
 from tests.coordinator.bundles import make_bundle

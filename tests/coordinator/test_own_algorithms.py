@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from coordinator.rules.rounds import TaskState
+from coordinator.rules.states import TaskState
 from coordinator.settings import Settings
 from coordinator.store.tasks import TaskSettings, open_coordinator_store
 from fedcore.errors import InvalidSetting, UntrustedAlgorithm

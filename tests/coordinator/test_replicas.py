@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from coordinator.failpoints import FAILPOINTS, VARIABLE
-from coordinator.rules.rounds import RoundState, TaskState
+from coordinator.rules.states import RoundState, TaskState
 from tests.coordinator.bundles import report_body
 from tests.coordinator.devices import speaking_to
 from tests.coordinator.replicas import Phones, replicas_on, undisturbed, until

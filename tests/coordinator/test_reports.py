@@ -11,7 +11,7 @@ import sqlalchemy
 
 from coordinator.commands import AbortAssignment, AwaitAssignment, CancelWait, CountReport, Inbox
 from coordinator.errors import ConflictingReport, NoLongerNeeded, UnknownAssignment
-from coordinator.rules.rounds import AssignmentState
+from coordinator.rules.states import AssignmentState
 from coordinator.store.tables import ROUNDS
 from fedcore.wire.messages import Abort
 from tests.coordinator.bundles import START, report_vector

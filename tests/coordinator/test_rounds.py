@@ -9,12 +9,11 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from coordinator.errors import UnexpectedEvent
+from coordinator.rules.attempts import FAILURES, back_off_s
 from coordinator.rules.rounds import (
-    FAILURES,
     Abandon,
     Aborted,
     Aggregated,
-    AssignmentState,
     Configured,
     EndAssignments,
     Lost,
@@ -22,18 +21,15 @@ from coordinator.rules.rounds import (
     Reported,
     Round,
     RoundPolicy,
-    RoundState,
     Select,
     Summed,
-    TaskState,
     Tick,
     TurnAway,
     Waiting,
-    back_off_s,
-    move,
     open_round,
     step,
 )
+from coordinator.rules.states import AssignmentState, RoundState, TaskState, move
 
 POLICY = RoundPolicy(goal=10, minimum=4, over_selection=1.3, selection_timeout_s=5, reporting_deadline_s=60)
 

@@ -14,7 +14,7 @@ import uvicorn
 
 from coordinator.keys import Keys
 from coordinator.rules.leases import Replica
-from coordinator.rules.rounds import AssignmentState
+from coordinator.rules.states import AssignmentState
 from coordinator.server import serving
 from coordinator.settings import Settings
 from fedcore import checkpoint

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from coordinator.errors import InvalidTask
-from coordinator.rules.rounds import TaskState
+from coordinator.rules.states import TaskState
 from coordinator.store.garbage_collection import Retention, collect
 from coordinator.store.tasks import TaskSettings
 from fedcore.errors import InvalidSetting

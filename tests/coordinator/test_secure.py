@@ -18,7 +18,7 @@ from coordinator.errors import (
     Unavailable,
     UnusableMessage,
 )
-from coordinator.rules.rounds import AssignmentState, TaskState
+from coordinator.rules.states import AssignmentState, TaskState
 from coordinator.secure.round import invitation
 from coordinator.store.tasks import Secagg, TaskSettings
 from fedcore.masking import layout_hash, model_hash

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from coordinator.errors import NoLongerNeeded
-from coordinator.rules.rounds import AssignmentState
+from coordinator.rules.states import AssignmentState
 from coordinator.store.tasks import Secagg
 from fedcore.wire.messages import Accepted
 from secagg.errors import UnmaskCheckFailed

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from coordinator.errors import InvalidTask, KeysDiffer, KeysMissing
 from coordinator.lineage import lineage_key, make_lineage_key
-from coordinator.rules.rounds import TaskState
+from coordinator.rules.states import TaskState
 from coordinator.store.tasks import TaskSettings, open_coordinator_store
 from fedcore.errors import BadSignature
 from fedcore.release import decode_release

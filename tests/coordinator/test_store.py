@@ -12,7 +12,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
 from coordinator.errors import MissingStore, StoreConflict, UnsupportedDatabase, WrongRevision
-from coordinator.rules.rounds import TaskState
+from coordinator.rules.states import TaskState
 from coordinator.store.database import Database
 from coordinator.store.migrations import BASE, HEAD, Migration, migrate
 from coordinator.store.tables import METADATA

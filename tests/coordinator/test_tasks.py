@@ -16,7 +16,7 @@ from coordinator.errors import (
     UnknownRound,
     UnknownTask,
 )
-from coordinator.rules.rounds import TaskState
+from coordinator.rules.states import TaskState
 from coordinator.store.tasks import FootprintBudget, TaskSettings, open_coordinator_store
 from fedcore import errors as fedcore_errors
 from fedcore.bundle import Bundle

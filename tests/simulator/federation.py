@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from coordinator.rules.rounds import TaskState
+from coordinator.rules.states import TaskState
 from coordinator.store.tasks import TaskSettings
 from device_runtime.permission.policy import Policy
 from device_runtime.state.sealing import KeyFile, Sealer

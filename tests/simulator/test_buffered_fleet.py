@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from coordinator.rules.buffers import mean_staleness, staleness_weight
-from coordinator.rules.rounds import AssignmentState, RoundState, TaskState
+from coordinator.rules.states import AssignmentState, RoundState, TaskState
 from coordinator.rules.task_settings import Buffered
 from coordinator.store.tasks import TaskSettings, open_coordinator_store
 from export.build import export_bundle

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from coordinator.rules.rounds import AssignmentState, RoundState, TaskState
+from coordinator.rules.states import AssignmentState, RoundState, TaskState
 from device_runtime.conditions import Conditions, Requirements
 from device_runtime.state.journal import read_journal
 from muster.app import app

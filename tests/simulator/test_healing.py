@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from coordinator.rules.rounds import AssignmentState, RoundState
+from coordinator.rules.states import AssignmentState, RoundState
 from coordinator.store.tasks import Secagg
 from fedcore.signing import SigningKey
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.rules.rounds import AssignmentState
+from coordinator.rules.states import AssignmentState
 from coordinator.store.tasks import TaskSettings
 from muster.bench.hostile_fleet import run
 from muster.bench.options import HostileFleetOptions

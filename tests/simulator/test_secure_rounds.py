@@ -19,7 +19,7 @@ import pytest
 
 from coordinator.keys import rotate
 from coordinator.rules.aggregation import aggregate
-from coordinator.rules.rounds import AssignmentState
+from coordinator.rules.states import AssignmentState
 from coordinator.store.tasks import Secagg, TaskSettings
 from device_runtime.outcome import Outcome
 from device_runtime.state.journal import read_journal

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from coordinator.rules.rounds import TaskState
+from coordinator.rules.states import TaskState
 from coordinator.store.tasks import Secagg, TaskSettings
 from export.build import export_bundle
 from export.model import Model

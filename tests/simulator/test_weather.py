@@ -1,6 +1,6 @@
 """Real devices and a real coordinator, on a road with bad weather: the model is that of exactly the reports counted."""
 
-from coordinator.rules.rounds import RoundState
+from coordinator.rules.states import RoundState
 from coordinator.store.tasks import TaskSettings
 from export.build import export_bundle
 from export.model import Model

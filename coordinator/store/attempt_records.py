@@ -1,0 +1,44 @@
+"""Counts of a task's attempts that came to nothing, within one transaction."""
+
+from __future__ import annotations
+
+from sqlalchemy import ColumnElement, func, select
+from sqlalchemy.engine import Connection
+
+from coordinator.rules.attempts import FAILURES
+from coordinator.rules.entities import Task
+from coordinator.rules.states import RoundState, TaskState
+from coordinator.store.tables import ROUNDS, TRANSITIONS
+
+
+class AttemptRecords:
+    """The queries; nothing is written."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def failures(self, task_id: str, number: int) -> int:
+        """Failed attempts at round `number` since the task was last made active."""
+        since = ROUNDS.c.ended_at > self._made_active(task_id)
+        failed = (ROUNDS.c.task == task_id) & (ROUNDS.c.number == number) & ROUNDS.c.reason.in_(sorted(FAILURES))
+        return self._connection.scalar(select(func.count()).where(failed & since)) or 0
+
+    def pairs_begun_again(self, task: Task) -> int:
+        """Second trips in a row whose cohort was gone, since the last one that counted or the task was made active."""
+        counted = committed_by_devices(task.id) & (ROUNDS.c.number % 2 == 0)
+        after = self._connection.scalar(select(func.max(ROUNDS.c.number)).where(counted)) or 0
+        gone = (ROUNDS.c.task == task.id) & (ROUNDS.c.reason == "cohort-gone") & (ROUNDS.c.number > after)
+        since = ROUNDS.c.ended_at > self._made_active(task.id)
+        return self._connection.scalar(select(func.count()).where(gone & since)) or 0
+
+    def _made_active(self, task_id: str) -> float:
+        """When a task was last made active."""
+        of_task = (TRANSITIONS.c.entity == "task") & (TRANSITIONS.c.entity_id == task_id)
+        # A rollback leaves an active task as it is.
+        made = (TRANSITIONS.c.to_state == TaskState.ACTIVE) & (TRANSITIONS.c.from_state != TaskState.ACTIVE)
+        return self._connection.scalar(select(func.max(TRANSITIONS.c.at)).where(of_task & made)) or 0.0
+
+
+def committed_by_devices(task_id: str) -> ColumnElement[bool]:
+    """The committed rounds of a task, but for rollbacks."""
+    return (ROUNDS.c.task == task_id) & (ROUNDS.c.state == RoundState.COMMITTED) & (ROUNDS.c.reported > 0)
