@@ -12,6 +12,7 @@ from export.model import ModelSpec
 from export.models.char_lstm import char_lstm
 from export.models.digits_cnn import digits_cnn
 from export.models.emnist_cnn import emnist_cnn
+from export.models.least_squares import least_squares
 from export.models.logreg import logreg
 from export.models.mlp import mlp
 from export.models.mobilenetv2_gn import mobilenetv2_gn
@@ -21,6 +22,7 @@ from export.models.word_lstm import word_lstm
 from fedcore.names import offered
 
 MODELS: dict[str, Callable[..., ModelSpec]] = {
+    "least_squares": least_squares,
     "logreg": logreg,
     "mlp": mlp,
     "digits_cnn": digits_cnn,

@@ -23,8 +23,8 @@ from muster.schedule_option import Schedule, parse_schedule
 
 ALGORITHM = "An algorithm (`muster algorithms list`), or your own as package.module:Class.  [default: fedavg]"
 BASELINE = (
-    "Instead of federated training: pooled (one client has all examples), local (every user alone), or dane, cocoa "
-    "(models ridge, logistic)."
+    "Instead of federated training: pooled (one client has all examples), local (every user alone), or dane, cocoa, "
+    "sparse_fsvrg (models ridge, logistic)."
 )
 
 ENGINE = (

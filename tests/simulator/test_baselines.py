@@ -4,18 +4,19 @@ import functools
 
 import numpy as np
 import pytest
-import torch
 
-from export.model import Model, ModelSpec
+from export.model import Model
+from export.models import load as load_model
 from fedcore.algorithms import create
 from fedcore.batching import StreamKey, permutation
 from fedcore.errors import InvalidSetting
-from fedcore.plan import Field
 from simulator.baselines.cocoa import CocoaPlus
 from simulator.baselines.dane import Dane
 from simulator.baselines.linear import LinearProblem
 from simulator.baselines.local_only import LocalOnly
 from simulator.baselines.method import LinearTraining
+from simulator.baselines.sparse_fsvrg import SparseFsvrg
+from simulator.engine import Engine
 from simulator.engines.choice import Choice
 from simulator.engines.computing import Computing
 from simulator.errors import Diverged, EngineError
@@ -107,6 +108,62 @@ def test_the_dual_of_cocoa_rises_with_every_round_up_to_the_primal(loss):
     assert of.value(weights) - duals[-1] < 1e-4
 
 
+def test_fsvrg_without_its_scaling_is_the_engines_fsvrg():
+    users, lr = regression_users(), 0.7
+    engine = Engine(regression_model(), create("fsvrg", {"client_lr": lr}), users)
+    of = LinearProblem(
+        "ridge", users.fields["x"].astype(np.float64), users.fields["y"][:, None].astype(np.float64), users.starts, 0.0
+    )
+    start = engine.state["params"][:, None].astype(np.float64)
+
+    def order(client, epoch, examples):
+        """That of round 2, the second trip, which counts examples in its pass 0 and trains in its pass 1."""
+        return permutation(StreamKey(0, 2, client), 1, epoch, examples)
+
+    expected = SparseFsvrg(l2=0.0, lr=lr, scaled=False).step(of, start, order)
+    for number in (1, 2):
+        engine.run_round(number, range(len(users)))
+    assert np.abs(expected - start).max() > 0.05
+    np.testing.assert_allclose(engine.state["params"], expected[:, 0], atol=1e-6)
+
+
+def sparse_problem():
+    """Clients that lack features, one that only the first client has, and one that nobody has."""
+    of = problem("logistic", outputs=1)
+    features = np.hstack([of.features, np.zeros((len(of.features), 2))])
+    features[np.random.default_rng(5).random(features.shape) < 0.5] = 0
+    features[: SIZES[0], D], features[:, 0] = 1, 1
+    return LinearProblem("logistic", features, of.targets, of.starts, of.l2)
+
+
+def test_a_round_of_sparse_fsvrg_follows_its_equations():
+    of = sparse_problem()
+    (x, y), w = (of.features, of.targets[:, 0]), np.full(D + 2, 0.1)
+
+    def slope(v, rows):
+        return -(x[rows] * (y[rows] / (1 + np.exp(y[rows] * (x[rows] @ v))))[:, None]).mean(0) + of.l2 * v
+
+    total, n = np.zeros(D + 2), len(x)
+    for client, rows in enumerate(of.rows):
+        own, v = (x[rows] != 0).mean(0), w.copy()
+        scale = [everyone / mine if mine else 1 for everyone, mine in zip((x != 0).mean(0), own, strict=True)]
+        for j in shuffled(1, client, 0, SIZES[client]):
+            one = slice(rows.start + j, rows.start + j + 1)
+            v = v - 0.3 / SIZES[client] * (scale * (slope(v, one) - slope(w, one)) + slope(w, slice(None)))
+        total += SIZES[client] / n * (v - w)
+    having = [sum((x[rows][:, d] != 0).any() for rows in of.rows) for d in range(D + 2)]
+    expected = w + [len(SIZES) / clients if clients else 1 for clients in having] * total
+    assert having[D:] == [1, 0]
+    found = SparseFsvrg(l2=of.l2, lr=0.3).step(of, w[:, None], functools.partial(shuffled, 1))
+    np.testing.assert_allclose(found[:, 0], expected, rtol=1e-10, atol=1e-13)
+
+
+def test_sparse_fsvrg_reaches_the_optimum():
+    of = sparse_problem()
+    *_, (weights, _) = rounds_of(SparseFsvrg(l2=of.l2, lr=3.0), of, 200)
+    assert np.abs(of.gradient(weights)).max() < 1e-6
+
+
 def test_dane_that_diverges_says_what_helps():
     users = regression_users(classes=2)
     wild = LinearTraining("ridge", Dane(l2=1e-9, eta=1e200), users, users, classes=2, seed=0)
@@ -126,15 +183,7 @@ def regression_users(sizes=SIZES, classes=None, seed=4):
 
 def regression_model():
     """⟨w, x⟩ with the loss ½ (⟨w, x⟩ − y)²."""
-    fields = (Field("x", "float32", (D,)),), Field("y", "float32")
-    return Model(
-        ModelSpec(
-            "regression",
-            lambda: torch.nn.Sequential(torch.nn.Linear(D, 1, bias=False), torch.nn.Flatten(0)),
-            lambda outputs, label: 0.5 * (outputs - label) ** 2,
-            *fields,
-        )
-    )
+    return Model(load_model("least_squares", (D,)))
 
 
 def after_descent(shard, start, lr, steps):
