@@ -19,11 +19,19 @@ class Population:
     """Clients and their examples.
 
     fields: arrays (N, …) by field name, client after client. starts: int64 (clients + 1,), where each client begins.
+    classes: integers lie in 0 … classes − 1: labels, or tokens. Those of the data that are given first count, and a
+    subset keeps them; None where no field holds integers.
     """
 
     clients: tuple[str, ...]
     fields: Mapping[str, Array]
     starts: NDArray[np.int64]
+    classes: int | None = None
+
+    def __post_init__(self) -> None:
+        largest = [int(array.max()) for array in self.fields.values() if array.dtype.kind in "iu" and array.size]
+        if self.classes is None and largest:
+            object.__setattr__(self, "classes", max(largest) + 1)
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -33,15 +41,23 @@ class Population:
         """Examples per client."""
         return np.diff(self.starts)
 
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """The shape of an example's `x`, which the built-in models read; None without that field."""
+        return self.fields["x"].shape[1:] if "x" in self.fields else None
+
     @classmethod
-    def of(cls, clients: Sequence[str], shards: Sequence[Mapping[str, Array]]) -> Population:
+    def of(
+        cls, clients: Sequence[str], shards: Sequence[Mapping[str, Array]], classes: int | None = None
+    ) -> Population:
         """Concatenate clients' shards, which have the same fields. Raises DatasetError when one is empty."""
         names = list(shards[0])
         empty = [client for client, shard in zip(clients, shards, strict=True) if not len(shard[names[0]])]
         if empty:
             raise DatasetError(f"clients without examples: {empty}")
         starts = np.concatenate([[0], np.cumsum([len(shard[names[0]]) for shard in shards])]).astype(np.int64)
-        return cls(tuple(clients), {name: np.concatenate([shard[name] for shard in shards]) for name in names}, starts)
+        fields = {name: np.concatenate([shard[name] for shard in shards]) for name in names}
+        return cls(tuple(clients), fields, starts, classes)
 
     def shard(self, client: int) -> dict[str, Array]:
         """One client's examples."""
@@ -50,7 +66,8 @@ class Population:
 
     def subset(self, clients: Sequence[int]) -> Population:
         """The population of some clients, in the given order."""
-        return Population.of([self.clients[index] for index in clients], [self.shard(index) for index in clients])
+        names = [self.clients[index] for index in clients]
+        return Population.of(names, [self.shard(index) for index in clients], self.classes)
 
     def spread(self, count: int) -> Population:
         """As many clients, `count`, by dealing out the examples of some: a person with several devices.
@@ -64,7 +81,7 @@ class Population:
             for part in range(parts):
                 names.append(client if parts == 1 else f"{client}.{part + 1}")
                 shards.append({name: array[part::parts] for name, array in shard.items()})
-        return Population.of(names, shards)
+        return Population.of(names, shards, self.classes)
 
     def split(self, held_out: float, seed: int) -> tuple[Population, Population]:
         """Train and held-out users: whole clients, drawn by seed; at least one on either side."""
@@ -76,14 +93,15 @@ class Population:
 
     def pooled(self) -> Population:
         """The population of one client that holds all examples."""
-        return Population(("everybody",), self.fields, self.starts[[0, -1]])
+        return Population(("everybody",), self.fields, self.starts[[0, -1]], self.classes)
 
-    def split_examples(self, held_out: float, seed: int) -> tuple[Population, Population]:
-        """The same users with some of their examples, and with the others held out; drawn by seed, at least one each.
+    def split_examples(self, held_out: float, seed: int | None) -> tuple[Population, Population]:
+        """The same users with some of their examples, and with the others held out, at least one each.
 
-        Users with a single example are left out. Raises DatasetError when all are.
+        seed: draws those that are held out; without one they are the last of every user, the newest where examples are
+        in order of time. Users with a single example are left out. Raises DatasetError when all are.
         """
-        generator = np.random.Generator(np.random.Philox(key=[seed, 0]))
+        generator = None if seed is None else np.random.Generator(np.random.Philox(key=[seed, 0]))
         users = [user for user in range(len(self)) if self.sizes[user] > 1]
         if not users:
             raise DatasetError("no user has two examples, one to train on and one to hold out")
@@ -91,12 +109,12 @@ class Population:
         out: list[dict[str, Array]] = []
         for user in users:
             shard, size = self.shard(user), int(self.sizes[user])
-            order = generator.permutation(size)
+            order = np.arange(size)[::-1] if generator is None else generator.permutation(size)
             count = min(max(1, round(held_out * size)), size - 1)
             for rows, shards in ((np.sort(order[count:]), kept), (np.sort(order[:count]), out)):
                 shards.append({name: array[rows] for name, array in shard.items()})
         names = [self.clients[user] for user in users]
-        return Population.of(names, kept), Population.of(names, out)
+        return Population.of(names, kept, self.classes), Population.of(names, out, self.classes)
 
     def sample(self, cohort: int, seed: int, round_number: int) -> list[int]:
         """A uniform cohort without replacement; its order gives the slots.

@@ -153,16 +153,14 @@ def training_of(config: SimulationConfig) -> Training:
     """The training that a configuration asks for, before its first round. Raises as `simulate`."""
     if config.baseline in METHODS:
         method = parse(METHODS[config.baseline], config.settings)
-        classes = datasets.describe(config.dataset).classes
         train, test = datasets.load(config.dataset, config.data).split(config.held_out, config.seed)
-        return LinearTraining(config.model, method, train, test, classes=classes, seed=config.seed)
+        return LinearTraining(config.model, method, train, test, seed=config.seed)
     algorithm = create(config.algorithm, config.settings, [module_of(config.algorithm)])
     check(algorithm)
     if config.same_cohort:
         check_two_trips(algorithm)
-    dataset = datasets.describe(config.dataset)
-    model = Model(load_model(config.model, dataset.shape, dataset.classes), config.seed)
     users = datasets.load(config.dataset, config.data)
+    model = Model(load_model(config.model, users.shape, users.classes), config.seed)
     if config.baseline == "local":
         return LocalOnly(model, algorithm, users, held_out=config.held_out, seed=config.seed, device=config.device)
     train, test = users.split(config.held_out, config.seed)

@@ -16,6 +16,7 @@ from export.models.least_squares import least_squares
 from export.models.logreg import logreg
 from export.models.mlp import mlp
 from export.models.mobilenetv2_gn import mobilenetv2_gn
+from export.models.omniglot_cnn import omniglot_cnn
 from export.models.resnet18_gn import resnet18_gn
 from export.models.transformer import transformer
 from export.models.word_lstm import word_lstm
@@ -27,6 +28,7 @@ MODELS: dict[str, Callable[..., ModelSpec]] = {
     "mlp": mlp,
     "digits_cnn": digits_cnn,
     "emnist_cnn": emnist_cnn,
+    "omniglot_cnn": omniglot_cnn,
     "resnet18_gn": resnet18_gn,
     "mobilenetv2_gn": mobilenetv2_gn,
     "char_lstm": char_lstm,

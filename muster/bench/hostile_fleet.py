@@ -60,8 +60,7 @@ def run(options: HostileFleetOptions, say: Say) -> HostileFleetOutcome:
     """Run the fleet to the end of its task, and compare all accounts. Raises SimulatorError as a fleet does."""
     kinds = load_profile(options.profile)
     users, _ = datasets.users(options.dataset, options.data, options.devices)
-    dataset = datasets.describe(options.dataset)
-    model = Model(load(MODEL, dataset.shape, dataset.classes), options.seed)
+    model = Model(load(MODEL, users.shape, users.classes), options.seed)
     engine = Engine(model, create(ALGORITHM, SETTINGS), users, seed=options.seed)
     with tempfile.TemporaryDirectory(prefix="muster-hostile-") as place:
         folder = Path(place)

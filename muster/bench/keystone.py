@@ -133,8 +133,8 @@ class _Runs:
     def agreement(self, model_name: str, name: str) -> Agreement:
         """Train on the fleet, replay in the engine."""
         started = time.monotonic()
-        dataset, algorithm = datasets.describe(self.options.dataset), _algorithm(name)
-        model = Model(load(model_name, dataset.shape, dataset.classes), self.options.seed)
+        algorithm = _algorithm(name)
+        model = Model(load(model_name, self.users.shape, self.users.classes), self.options.seed)
         population = f"{model_name}-{algorithm.name}"
         bundle = export_bundle(model, algorithm, self.folder / f"plan-{population}", model_name)
         settings = self._settings(population, self.options.rounds * len(trips_of(algorithm)))

@@ -43,7 +43,7 @@ def simulate(
     ] = None,
     model: Annotated[str | None, typer.Option(help="A built-in model or package.module:function.")] = None,
     dataset: Annotated[
-        str | None, typer.Option(help="digits (bundled), wisdm or mnist_10k.  [default: digits]")
+        str | None, typer.Option(help="digits (bundled), wisdm, omniglot, shakespeare or mnist_10k.  [default: digits]")
     ] = None,
     data: Annotated[Path | None, typer.Option(help="The folder that holds data sets on disk.")] = None,
     algorithm: Annotated[str | None, typer.Option(help=ALGORITHM)] = None,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedcore.batching import StreamKey, permutation
 from simulator.baselines.linear import Array, LinearProblem
-from simulator.errors import Diverged
+from simulator.errors import DatasetError, Diverged
 from simulator.population import Population
 from simulator.training import Facts, PerUser, digest_of
 
@@ -42,18 +42,19 @@ class Method(Protocol):
 class LinearTraining:
     """A linear model, trained by a method on the training users and measured by the held-out ones.
 
-    loss: "ridge" or "logistic". The users' examples are arrays `x`, of any shape, and classes `y`.
+    loss: "ridge" or "logistic". The users' examples are arrays `x`, of any shape, and classes `y`; DatasetError is
+    raised for others.
     """
 
-    def __init__(
-        self, loss: str, method: Method, train: Population, test: Population, *, classes: int, seed: int
-    ) -> None:
+    def __init__(self, loss: str, method: Method, train: Population, test: Population, *, seed: int) -> None:
+        if not {"x", "y"} <= train.fields.keys() or train.classes is None:
+            raise DatasetError(f"a linear model reads `x` and classes `y`; the data set has {sorted(train.fields)}")
         self.test = test
-        self._method, self._classes, self._seed = method, classes, seed
-        features, targets = _examples(train, classes)
+        self._method, self._classes, self._seed = method, train.classes, seed
+        features, targets = _examples(train, train.classes)
         self._problem = LinearProblem(loss, features, targets, train.starts, method.l2)
         self._state = method.init(self._problem)
-        size = features.shape[1] * classes
+        size = features.shape[1] * train.classes
         settings = asdict(method)  # type: ignore[call-overload]
         self.facts = Facts(method.name, settings, len(train), len(train), size)
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from fedcore.names import offered
 from simulator.datasets.digits import digits
 from simulator.datasets.mnist_10k import mnist_10k
+from simulator.datasets.omniglot import omniglot
+from simulator.datasets.shakespeare import shakespeare
 from simulator.datasets.wisdm import wisdm
 from simulator.errors import DatasetError
 from simulator.population import Population
@@ -20,22 +22,22 @@ HELD_OUT = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """How a data set is loaded, and the size of its examples.
+    """How a data set is loaded.
 
     `bundled` needs no folder; `partitioned` has no users of its own, so any number of clients can be made.
     """
 
     load: Callable[..., Population]
-    shape: tuple[int, ...]
-    classes: int
     bundled: bool = False
     partitioned: bool = False
 
 
 DATASETS = {
-    "digits": Dataset(digits, (1, 8, 8), 10, bundled=True, partitioned=True),
-    "wisdm": Dataset(wisdm, (43,), 6),
-    "mnist_10k": Dataset(mnist_10k, (1, 28, 28), 10, partitioned=True),
+    "digits": Dataset(digits, bundled=True, partitioned=True),
+    "wisdm": Dataset(wisdm),
+    "omniglot": Dataset(omniglot),
+    "shakespeare": Dataset(shakespeare),
+    "mnist_10k": Dataset(mnist_10k, partitioned=True),
 }
 
 

@@ -12,8 +12,9 @@ from tests.export.golden import KINKED, KINKED_TOLERANCE, TOLERANCE, VECTORS, al
 
 GOLDEN = json.loads(VECTORS.read_text())["models"]
 
-# These take tens of seconds each to export.
-LARGE = {(name, form) for name in ("mobilenetv2_gn", "resnet18_gn") for form in FORMATS} | {("char_lstm", "executorch")}
+# These take long to export.
+LARGE = {(name, form) for name in ("mobilenetv2_gn", "resnet18_gn") for form in FORMATS}
+LARGE |= {(name, "executorch") for name in ("char_lstm", "omniglot_cnn")}
 CASES = [
     pytest.param(*case, marks=[pytest.mark.long] if case in LARGE else [])
     for case in ((name, form) for name in MODELS for form in FORMATS)

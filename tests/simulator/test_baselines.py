@@ -166,7 +166,7 @@ def test_sparse_fsvrg_reaches_the_optimum():
 
 def test_dane_that_diverges_says_what_helps():
     users = regression_users(classes=2)
-    wild = LinearTraining("ridge", Dane(l2=1e-9, eta=1e200), users, users, classes=2, seed=0)
+    wild = LinearTraining("ridge", Dane(l2=1e-9, eta=1e200), users, users, seed=0)
     with np.errstate(all="ignore"), pytest.raises(Diverged, match="round 1: dane diverged; a higher l2, or mu"):
         wild.run_round(1)
 
