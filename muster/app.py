@@ -20,6 +20,7 @@ from muster.commands.fleet import fleet_app
 from muster.commands.key import key_app
 from muster.commands.plan_log import log
 from muster.commands.simulate import simulate
+from muster.commands.study import study
 from muster.commands.task import task_app
 
 
@@ -54,6 +55,7 @@ app.command()(demo)
 app.command()(doctor)
 app.command()(export)
 app.command()(simulate)
+app.command()(study)
 plan_app.command()(log)
 app.add_typer(algorithms_app, name="algorithms")
 app.add_typer(plan_app, name="plan")

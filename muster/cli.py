@@ -18,6 +18,7 @@ USAGE_ERRORS = {
     "DatasetError",
     "EngineError",
     "ProfileError",
+    "StudyError",
     "InvalidTask",
     "InvalidSettings",
     "InvalidToken",

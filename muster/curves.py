@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pygal
@@ -47,13 +48,45 @@ def draw_ranges(curves: Mapping[str, Sequence[Sequence[float]]], every: int, tit
 
     curves: by name, the accuracies after rounds `every`, 2 · `every`, … of each training, 0 to 1.
     """
-    colours = RANGE_COLOURS[: len(curves)]
     found = [accuracy for trainings in curves.values() for accuracies in trainings for accuracy in accuracies]
-    chart = pygal.XY(
+    last = every * max(len(accuracies) for trainings in curves.values() for accuracies in trainings)
+    axes = Axes(
         title=title,
         x_title="round",
         y_title="accuracy, unseen users",
+        x_labels=list(range(2 * every, last + 1, 2 * every)),
         range=(math.floor(10 * min(found)) / 10, math.ceil(10 * max(found)) / 10),
+    )
+    bands = {
+        name: [
+            (every * number, min(at), statistics.fmean(at), max(at))
+            for number, at in enumerate(zip(*trainings, strict=True), 1)
+        ]
+        for name, trainings in curves.items()
+    }
+    return draw_bands(bands, axes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axes:
+    """Titles, labels and range of a picture. A label is a number, or a text with the number where it stands."""
+
+    title: str
+    x_title: str
+    y_title: str
+    x_labels: Sequence[float | Mapping[str, object]] | None = None
+    y_labels: Sequence[float | Mapping[str, object]] | None = None
+    range: tuple[float, float] | None = None
+
+
+def draw_bands(bands: Mapping[str, Sequence[tuple[float, float, float, float]]], axes: Axes) -> str:
+    """The SVG text of curves in bands: by name, the points (x, lowest y, mean y, highest y) of each."""
+    colours = RANGE_COLOURS[: len(bands)]
+    chart = pygal.XY(
+        title=axes.title,
+        x_title=axes.x_title,
+        y_title=axes.y_title,
+        range=axes.range,
         style=Style(
             background="transparent",
             plot_background="transparent",
@@ -78,19 +111,17 @@ def draw_ranges(curves: Mapping[str, Sequence[Sequence[float]]], every: int, tit
         width=720,
         height=420,
     )
-    last = every * max(len(accuracies) for trainings in curves.values() for accuracies in trainings)
-    chart.x_labels = list(range(2 * every, last + 1, 2 * every))
-    for trainings in curves.values():
-        low, high = (_points(extreme(at) for at in zip(*trainings, strict=True)) for extreme in (min, max))
-        chart.add(None, [(every * x, y) for x, y in high + low[::-1]])
-    for name, trainings in curves.items():
-        chart.add(name, [(every * x, y) for x, y in _points(map(statistics.fmean, zip(*trainings, strict=True)))])
+    if axes.x_labels:
+        chart.x_labels = axes.x_labels
+    if axes.y_labels:
+        chart.y_labels = axes.y_labels
+    for points in bands.values():
+        low, high = [(x, bottom) for x, bottom, _, _ in points], [(x, top) for x, _, _, top in points]
+        chart.add(None, high + low[::-1])
+    for name, points in bands.items():
+        chart.add(name, [(x, middle) for x, _, middle, _ in points])
     # Its comments hold the date: without them equal curves give equal bytes.
     return re.sub(r"<!--.*?-->", "", str(chart.render(is_unicode=True)), flags=re.DOTALL)
-
-
-def _points(values: Iterable[float]) -> list[tuple[int, float]]:
-    return list(enumerate(values, 1))
 
 
 def _bands(colours: Sequence[str]) -> str:

@@ -4,6 +4,7 @@ SimulatorError
 ├── DatasetError        a data set is unknown, absent, malformed or does not fit the model
 ├── EngineError         the engine cannot run as asked (no such compute device, cohort larger than the population, …)
 ├── Diverged            training left the finite numbers
+├── StudyError          a study is unknown, or cannot run as asked
 ├── FleetError          the fleet of emulated devices cannot run, or stopped making progress
 ├── ProfileError        a fleet profile cannot be read, or a kind of device has an unknown key or a bad value
 └── SysrootError        the sysroot of emulated ARM devices is missing, or cannot be made here
@@ -24,6 +25,10 @@ class EngineError(SimulatorError):
 
 class Diverged(SimulatorError):
     """Training left the finite numbers."""
+
+
+class StudyError(SimulatorError):
+    """A study is unknown, or cannot run as asked."""
 
 
 class FleetError(SimulatorError):

@@ -15,6 +15,7 @@ from fedcore.algorithms import ALGORITHMS, create
 from fedcore.algorithms.facts import AlgorithmFacts, facts_of, total
 from muster.bench.curves import Curve, Curves, final
 from muster.curves import draw_ranges
+from muster.markdown import table
 
 ROOT = Path(__file__).parents[1]
 INDEX, PAGES = ROOT / "docs" / "algorithms.md", ROOT / "docs" / "algorithms"
@@ -31,14 +32,6 @@ Means over three seeds, in bands from the lowest to the highest. [How they were 
 def page_of(facts: AlgorithmFacts) -> Path:
     """The page of an algorithm's family."""
     return PAGES / f"{facts.family.replace(' ', '-')}.md"
-
-
-def table(columns: list[str], body: list[list[str]]) -> str:
-    """A table in Markdown; a cell may hold a bar."""
-    lines = [columns, ["---"] * len(columns), *([cell.replace("|", "\\|") for cell in row] for row in body)]
-    return (
-        "".join(f"| {' | '.join(cells)} |\n" for cells in lines).replace("| --- |", "|---|").replace(" --- |", "---|")
-    )
 
 
 def index(everything: list[AlgorithmFacts]) -> str:

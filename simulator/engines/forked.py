@@ -7,11 +7,13 @@ gradients in every process that is forked. So a process that is to fork others f
 from __future__ import annotations
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable
-from multiprocessing.connection import Connection
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import TypeVar
 
@@ -91,27 +93,47 @@ _RESULT = decoder(_Result)
 
 
 def compute_apart(compute: Callable[[], T], read: msgspec.json.Decoder[T]) -> T:
-    """What `compute` gives, computed in a forked process, which ends then.
+    """What `compute` gives, computed in a forked process, which ends then. See compute_each."""
+    ((_, value),) = compute_each([compute], read, 1)
+    return value
 
-    read: the decoder of what it gives. Raises ExportError or EngineError, with the words of whatever
-    was raised there.
+
+def compute_each(
+    computations: Sequence[Callable[[], T]], read: msgspec.json.Decoder[T], processes: int
+) -> Iterator[tuple[int, T]]:
+    """What each computation gives, after its index, in the order in which they end; each in a forked process.
+
+    read: the decoder of what they give. processes: how many run at a time. Raises ExportError or EngineError, with the
+    words of whatever was raised there; the others are ended then.
     """
-
-    def main(pipe: Connection) -> None:
-        try:
-            result = _Result(msgspec.Raw(msgspec.json.encode(compute())))
-        except Exception as error:  # whatever the user's own code raises
-            result = _Result(failure=Failure.of(error))
-        pipe.send_bytes(msgspec.json.encode(result))
-
-    process = Forked(main)
+    waiting = deque(enumerate(computations))
+    busy: dict[Connection, tuple[int, Forked]] = {}
     try:
-        result = _RESULT.decode(process.receive())
+        while waiting or busy:
+            while waiting and len(busy) < processes:
+                index, compute = waiting.popleft()
+                process = Forked(functools.partial(_answer, compute))
+                busy[process.pipe] = index, process
+            for pipe in [pipe for pipe in wait(list(busy)) if isinstance(pipe, Connection)]:
+                index, process = busy[pipe]
+                result = _RESULT.decode(process.receive())
+                del busy[pipe]
+                process.end()
+                if result.failure is not None:
+                    raise result.failure.raised()
+                yield index, read.decode(result.value)
     finally:
-        process.end()
-    if result.failure is not None:
-        raise result.failure.raised()
-    return read.decode(result.value)
+        for _, process in busy.values():
+            process.end()
+
+
+def _answer(compute: Callable[[], object], pipe: Connection) -> None:
+    """Compute, and send the result."""
+    try:
+        result = _Result(msgspec.Raw(msgspec.json.encode(compute())))
+    except Exception as error:  # whatever the user's own code raises
+        result = _Result(failure=Failure.of(error))
+    pipe.send_bytes(msgspec.json.encode(result))
 
 
 def _live(main: Callable[[Connection], None], pipe: Connection) -> None:

@@ -1,0 +1,99 @@
+"""`muster study`: the questions of papers, put to our data sets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from muster.output import Json, emit, loading, progress, show_table
+
+if TYPE_CHECKING:
+    from muster.study_report import Report
+    from simulator.studies.study import Study
+
+QUICK = "The smallest sizes, in seconds: they show that the study runs, and nothing else."
+OUT = "The folder of the page, the pictures and the JSON; finished trials are kept in trials/ there."
+
+
+def study(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A study, or `list` for all of them.")],
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds every trial is run with.")] = 3,
+    out: Annotated[Path, typer.Option(help=OUT)] = Path("studies"),
+    data: Annotated[Path | None, typer.Option(help="The folder that holds data sets on disk.")] = None,
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="Trials at a time.  [default: one for each core]")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help=QUICK)] = False,
+    json: Json = False,
+) -> None:
+    """Put a question of a paper to our data sets.
+
+    It prints tables, and writes a page with pictures, and JSON. A study that was interrupted goes on where it was.
+    """
+    with loading():
+        from simulator import studies
+
+    if name == "list":
+        return _list(list(studies.STUDIES.values()), json)
+    from muster.study_report import summary, write
+
+    report = _run(studies.find(name), Sizes(seeds, quick, data), out, processes)
+    page = write(report, out)
+    if json:
+        return emit(report)
+    for title, columns, rows in summary(report):
+        typer.echo(f"\n{title}\n")
+        show_table(columns, rows)
+    typer.echo(f"\nThe page is {page}.", err=True)
+    return None
+
+
+class Sizes(NamedTuple):
+    """The size of a study: how many seeds, and whether it takes its smallest sizes. data: the folder of data sets."""
+
+    seeds: int
+    quick: bool
+    data: Path | None
+
+
+def _list(found: list[Study], json: bool) -> None:
+    if json:
+        return emit([{"name": one.name, "question": one.question, "paper": one.paper} for one in found])
+    return show_table(("study", "question", "paper"), [(one.name, one.question, one.paper) for one in found])
+
+
+def _run(study: Study, sizes: Sizes, out: Path, processes: int | None) -> Report:
+    """Run the trials, and show how far they are."""
+    from muster.bench.header import header
+    from muster.study_report import Report
+    from simulator.engines.processes import usable_cores
+    from simulator.studies.trials import Trials
+
+    words = ["muster", "study", study.name, f"--seeds {sizes.seeds}"]
+    words += ["--data DIR"] * (sizes.data is not None) + ["--quick"] * sizes.quick
+    with progress() as bar:
+        task = bar.add_task(study.name, total=None, note="")
+        trials = Trials(
+            out / "trials",
+            seeds=range(sizes.seeds),
+            quick=sizes.quick,
+            data=sizes.data,
+            processes=processes or usable_cores(),
+            on_progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+        findings = study.find(trials)
+    about = header(study.name)
+    return Report(
+        study=study.name,
+        question=study.question,
+        paper=study.paper,
+        command=" ".join(words),
+        date=str(about["date"]),
+        machine=str(about["machine"]),
+        seeds=list(trials.seeds),
+        quick=sizes.quick,
+        cpu_minutes=trials.cpu_s / 60,
+        findings=findings,
+    )

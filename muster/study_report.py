@@ -1,0 +1,166 @@
+"""Reports of studies: a page with tables and pictures, and the same as JSON.
+
+What stands on a page before its results is written by hand: what the paper found, and what we found.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import textwrap
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fedcore.decoding import decoder
+from muster.curves import Axes, draw_bands
+from muster.heat_map import draw_heat_map
+from muster.markdown import table
+from simulator.studies.study import Findings, Grid, PerSeed, Plot, mean
+
+RESULTS = "## Results\n"
+DIGITS = 4
+"""Significant digits that a report keeps."""
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """A study that was run. command: what makes it again. date: in UTC. cpu_minutes: of all trials."""
+
+    study: str
+    question: str
+    paper: str
+    command: str
+    date: str
+    machine: str
+    seeds: list[int]
+    quick: bool
+    cpu_minutes: float
+    findings: Findings
+
+
+REPORT = decoder(Report)
+
+
+def write(report: Report, folder: Path) -> Path:
+    """Write the JSON, the pictures and the page of a report; words by hand on an earlier page stay. Gives the page."""
+    folder.mkdir(parents=True, exist_ok=True)
+    encoded = msgspec.json.encode(_rounded(msgspec.to_builtins(report)))
+    report = REPORT.decode(encoded)
+    page = folder / f"{report.study}.md"
+    by_hand = page.read_text().partition(RESULTS)[0] if page.exists() else f"# {title_of(report)}\n\n"
+    files = {folder / f"{report.study}.json": encoded.decode() + "\n"}
+    files |= {folder / name: picture for name, picture in pictures(report).items()}
+    files |= {page: by_hand + results(report)}
+    for path, text in files.items():
+        path.write_text(text)
+    return page
+
+
+def title_of(report: Report) -> str:
+    """The heading of a new page."""
+    return report.study.replace("-", " ").capitalize()
+
+
+def pictures(report: Report) -> dict[str, str]:
+    """The SVG text of each picture by file name."""
+    drawn = [_heat_map(grid) for grid in report.findings.grids] + [_curves(plot) for plot in report.findings.plots]
+    return {f"{report.study}-{number}.svg": text for number, text in enumerate(drawn, 1)}
+
+
+def results(report: Report) -> str:
+    """The part of a page that is made from the figures."""
+    return RESULTS + "\n" + "\n".join(_sections(report))
+
+
+def summary(report: Report) -> Iterator[tuple[str, Sequence[str], list[list[str]]]]:
+    """The tables of a report as texts, its grids among them: title, columns, rows."""
+    for grid in report.findings.grids:
+        rows = [[_label(row), *map(cell, values)] for row, values in zip(grid.rows, grid.values, strict=True)]
+        yield grid.title, [f"{grid.row_name} \\ {grid.column_name}", *map(_label, grid.columns)], rows
+    for one in report.findings.tables:
+        yield one.title, one.columns, [[cell(value) for value in row] for row in one.rows]
+
+
+def cell(value: str | float | PerSeed) -> str:
+    """A cell as text: numbers of seeds as mean and standard deviation, with the seeds for which there is none."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, float | int):
+        return f"{value:.3g}"
+    known = [one for one in value if one is not None]
+    lost = f"none for {len(value) - len(known)} of {len(value)}" if len(known) < len(value) else ""
+    if not known:
+        return "none"
+    middle = statistics.fmean(known)
+    decimals = max(0, 2 - math.floor(math.log10(abs(middle)))) if middle else 2
+    spread = f" ± {statistics.stdev(known):.{decimals}f}" if len(known) > 1 else ""
+    return f"{middle:.{decimals}f}{spread}".replace("-", "−") + (f" ({lost})" if lost else "")
+
+
+def _sections(report: Report) -> Iterator[str]:
+    seeds = ", ".join(map(str, report.seeds))
+    several = f"Means and standard deviations over {len(report.seeds)} seeds ({seeds})."
+    yield _wrapped(f"The question: {report.question} Of {report.paper}.")
+    if report.quick:
+        yield _wrapped("These are the smallest sizes, of `--quick`: they show that the study runs, and nothing else.")
+    yield _wrapped(f"{report.findings.setup} {several if len(report.seeds) > 1 else f'Seed {seeds}.'}")
+    titles = [grid.title for grid in report.findings.grids] + [plot.title for plot in report.findings.plots]
+    for name, title in zip(pictures(report), titles, strict=True):
+        yield f"![{title}]({name})\n"
+    for title, columns, rows in summary(report):
+        yield f"### {title}\n\n{table(columns, rows)}"
+    yield _wrapped(
+        f"Made by `{report.command}` on {report.date}, in {report.cpu_minutes:.1f} minutes of CPU time on "
+        f"{report.machine}. The numbers of every seed are in [{report.study}.json]({report.study}.json)."
+    )
+
+
+def _wrapped(words: str) -> str:
+    return textwrap.fill(words, 120, break_long_words=False, break_on_hyphens=False) + "\n"
+
+
+def _label(number: float) -> str:
+    return f"{number:g}"
+
+
+def _heat_map(grid: Grid) -> str:
+    means = [[mean(values) for values in row] for row in grid.values]
+    rows, columns = [_label(one) for one in grid.rows], [_label(one) for one in grid.columns]
+    return draw_heat_map(grid.title, (grid.row_name, rows), (grid.column_name, columns), means)
+
+
+def _curves(plot: Plot) -> str:
+    place_x, place_y = (math.log10 if log else float for log in (plot.log_x, plot.log_y))
+    bands: dict[str, list[tuple[float, float, float, float]]] = {}
+    for name, points in plot.curves.items():
+        there = [(x, known) for x, values in points if (known := [value for value in values if value is not None])]
+        bands[name] = [
+            (place_x(x), place_y(min(known)), place_y(statistics.fmean(known)), place_y(max(known)))
+            for x, known in there
+        ]
+    places = [x for points in plot.curves.values() for x, _ in points]
+    ys = [y for points in bands.values() for _, low, _, high in points for y in (low, high)]
+    axes = Axes(
+        title=plot.title,
+        x_title=plot.x,
+        y_title=plot.y,
+        x_labels=[{"value": place_x(x), "label": _label(x)} for x in sorted(set(places))] if plot.log_x else None,
+        y_labels=_powers_of_ten(min(ys), max(ys)) if plot.log_y else None,
+    )
+    return draw_bands(bands, axes)
+
+
+def _powers_of_ten(low: float, high: float) -> list[dict[str, object]]:
+    """Labels of an axis whose logarithms go from low to high."""
+    return [{"value": power, "label": f"{10.0**power:g}"} for power in range(math.floor(low), math.ceil(high) + 1)]
+
+
+def _rounded(value: Any) -> Any:
+    """Plain values with floats of DIGITS significant digits."""
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}")
+    if isinstance(value, dict):
+        return {name: _rounded(one) for name, one in value.items()}
+    return [_rounded(one) for one in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,106 @@
+"""Trainings as trials of a study: their measurements in named series."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from export.model import Model
+from export.models import load as load_model
+from fedcore.algorithms import create, module_of
+from simulator import datasets
+from simulator.engines.choice import Choice
+from simulator.engines.computing import Computing
+from simulator.errors import Diverged
+from simulator.population import Population
+from simulator.simulation import SimulationConfig, overall
+from simulator.studies.study import PerSeed, mean
+from simulator.studies.trials import Series, Trials
+from simulator.training import Cohorts, EngineTraining, Training
+
+LAST = 3
+"""The final accuracy is the mean of the last three measurements: one alone depends on the last cohort."""
+
+
+def train(*, seed: int, clients: int | None = None, **config: Any) -> Series:
+    """The series of a simulation; `config` has fields of SimulationConfig. See `measured`.
+
+    clients: over how many a data set without users of its own is partitioned, held-out ones included.
+    """
+    chosen = SimulationConfig(seed=seed, **config)
+    users = datasets.load(chosen.dataset, chosen.data, clients).split(chosen.held_out, seed)
+    return measured(training_on(users, chosen), chosen.rounds, chosen.evaluate_every)
+
+
+def training_on(users: tuple[Population, Population], config: SimulationConfig) -> Training:
+    """The federated training of a configuration on users of the caller's: those who train, and those who measure."""
+    model = Model(load_model(config.model, users[0].shape, users[0].classes), config.seed)
+    algorithm = create(config.algorithm, config.settings, [module_of(config.algorithm)])
+    cohorts = Cohorts(config.cohort, config.schedule, config.same_cohort)
+    choice = Choice(Computing(), "a study's")
+    return EngineTraining(model, algorithm, users, cohorts=cohorts, choice=choice, seed=config.seed)
+
+
+def measured(training: Training, rounds: int, every: int) -> Series:
+    """A training's series: `loss` of training in every round; and measurements on unseen users every so many rounds.
+
+    Those are `accuracy` and `test_loss` over all examples, and `low` and `median`, the 10th and the 50th percentile of
+    users' accuracies. Once training has diverged the numbers do not exist.
+    """
+    lengths = {"loss": rounds} | dict.fromkeys(("accuracy", "test_loss", "low", "median"), rounds // every)
+    series: dict[str, list[float | None]] = {name: [] for name in lengths}
+    try:
+        for number in range(1, rounds + 1):
+            metrics = training.run_round(number)
+            series["loss"].append(next(value for name, value in metrics.items() if name.endswith(".loss")))
+            if number % every == 0:
+                users = training.measure(number)
+                low, median = np.percentile(users["accuracy"], [10, 50]).tolist()
+                found = {
+                    "accuracy": overall(users["accuracy"], training.test),
+                    "test_loss": overall(users["loss"], training.test),
+                    "low": low,
+                    "median": median,
+                }
+                for name, value in found.items():
+                    series[name].append(value)
+    except Diverged:
+        pass
+    return {name: values + [None] * (lengths[name] - len(values)) for name, values in series.items()}
+
+
+def digit_images(trials: Trials) -> tuple[dict[str, Any], str]:
+    """MNIST's digits over 250 users, 200 of them for training, as arguments of `train`; and in words.
+
+    In quick studies the bundled digits over 40 users.
+    """
+    if trials.quick:
+        return {"dataset": "digits", "clients": 40, "model": "logreg"}, "Data `digits` over 40 users, model `logreg`"
+    words = "Data `mnist_10k` over 250 users with 40 examples each, of whom 200 train; model `mlp`"
+    return {"dataset": "mnist_10k", "data": trials.data, "clients": 250, "model": "mlp"}, words
+
+
+def finals(trials: Sequence[Series], name: str = "accuracy") -> PerSeed:
+    """The mean of a series' last values, for each seed; None where it diverged."""
+    return [mean(trial[name][-LAST:]) for trial in trials]
+
+
+def rounds_to(trials: Sequence[Series], target: float, every: int) -> PerSeed:
+    """The rounds until the accuracy was first measured at the target, for each seed; None where it never was."""
+    reached = [
+        [number for number, value in enumerate(trial["accuracy"], 1) if (value or 0) >= target] for trial in trials
+    ]
+    return [float(every * numbers[0]) if numbers else None for numbers in reached]
+
+
+def curve(trials: Sequence[Series], every: int, name: str = "accuracy") -> list[tuple[float, PerSeed]]:
+    """A series as a curve over rounds: (round, the value for each seed)."""
+    values = zip(*(trial[name] for trial in trials), strict=True)
+    return [(float(every * number), list(at)) for number, at in enumerate(values, 1)]
+
+
+def settings_in_words(settings: Mapping[str, object]) -> str:
+    """Settings of an algorithm as prose: "`client_lr` 0.3, `epochs` 3"."""
+    return ", ".join(f"`{name}` {value}" for name, value in settings.items())

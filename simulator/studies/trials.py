@@ -1,0 +1,111 @@
+"""Trials of a study: measurements with several seeds, in parallel processes; those that were done are kept in files."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fedcore.decoding import UNDECODABLE, decoder
+from simulator.engines.forked import compute_each
+
+Series = dict[str, list[float | None]]
+"""Numbers by name; None, in JSON as here, stands for a number that does not exist, and NaN becomes None."""
+Case = Mapping[str, Any]
+"""The arguments of a trial by name: values that JSON can hold, or paths."""
+Progress = Callable[[int, int], None]
+
+
+class _Trial(msgspec.Struct, frozen=True):
+    """A finished trial. cpu_s: its CPU time."""
+
+    series: Series
+    cpu_s: float
+
+
+_TRIAL = decoder(_Trial)
+
+
+class Trials:
+    """Runs trials for a study.
+
+    folder: keeps finished trials, so that a study which was interrupted goes on where it was. A trial is known again by
+    its function, the source file of that, its case and its seed; after a change of other code delete the folder.
+    seeds: every case is run with each. quick: whether the study should take its smallest sizes. data: the folder that
+    holds data sets on disk. on_progress: called with the numbers of finished trials and of all that were asked for.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        seeds: Sequence[int] = (0, 1, 2),
+        quick: bool = False,
+        data: Path | None = None,
+        processes: int = 1,
+        on_progress: Progress = lambda done, total: None,
+    ) -> None:
+        self.seeds, self.quick, self.data = tuple(seeds), quick, data
+        self.cpu_s = 0.0
+        self._folder, self._processes, self._on_progress = folder, processes, on_progress
+        self._done = self._total = 0
+
+    def run(self, measure: Callable[..., Series], cases: Sequence[Case]) -> list[list[Series]]:
+        """What `measure(**case, seed=seed)` gives for each case, by seed.
+
+        Each trial runs in a process of its own. Raises EngineError or ExportError with the words of what a trial
+        raised.
+        """
+        asked = [(case, seed) for case in cases for seed in self.seeds]
+        paths = [self._folder / f"{_digest(measure, case, seed)}.json" for case, seed in asked]
+        found = [_read(path) for path in paths]
+        missing = [index for index, trial in enumerate(found) if trial is None]
+        self._total += len(asked)
+        self._count(len(asked) - len(missing))
+        computations = [functools.partial(_measured, measure, *asked[index]) for index in missing]
+        for position, trial in compute_each(computations, _TRIAL, self._processes):
+            found[missing[position]] = trial
+            _write(paths[missing[position]], trial)
+            self._count(1)
+        trials = [trial for trial in found if trial is not None]
+        self.cpu_s += sum(trial.cpu_s for trial in trials)
+        series = iter([trial.series for trial in trials])
+        return [[next(series) for _ in self.seeds] for _ in cases]
+
+    def _count(self, done: int) -> None:
+        self._done += done
+        self._on_progress(self._done, self._total)
+
+
+def _measured(measure: Callable[..., Series], case: Case, seed: int) -> _Trial:
+    series = measure(**case, seed=seed)
+    return _Trial(series, time.process_time())
+
+
+def _digest(measure: Callable[..., Series], case: Case, seed: int) -> str:
+    """What a trial is known by."""
+    source = hashlib.sha256(Path(inspect.getfile(measure)).read_bytes()).hexdigest()
+    known = [measure.__qualname__, source, dict(case), seed]
+    return hashlib.sha256(msgspec.json.encode(known, enc_hook=str, order="sorted")).hexdigest()[:24]
+
+
+def _read(path: Path) -> _Trial | None:
+    """A trial that is kept; None where there is none, or a damaged one."""
+    try:
+        return _TRIAL.decode(path.read_bytes())
+    except (OSError, *UNDECODABLE):
+        return None
+
+
+def _write(path: Path, trial: _Trial) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(f".{os.getpid()}")
+    part.write_bytes(msgspec.json.encode(trial))
+    part.replace(path)

@@ -1,0 +1,117 @@
+"""`muster study`: the command, its page and pictures; and the pages in docs/studies."""
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from muster.heat_map import draw_heat_map
+from muster.study_report import REPORT, RESULTS, Report, cell, pictures, results, write
+from simulator.studies import STUDIES
+from simulator.studies.study import Findings, Grid, Plot, Table
+
+PAGES = Path(__file__).parents[2] / "docs" / "studies"
+REPORTS = sorted(PAGES.glob("*.json"))
+FINDINGS = Findings(
+    setup="Nothing was trained.",
+    tables=[Table(title="Numbers", columns=["name", "number"], rows=[["a", [1.0, 3.0]], ["b", 2.5]])],
+    grids=[
+        Grid(
+            title="A grid", row_name="r", rows=[1, 2], column_name="c", columns=[0.1], values=[[[0.5, None]], [[0.25]]]
+        )
+    ],
+    plots=[
+        Plot(title="A plot", x="x", y="y", curves={"one": [(1, [1.0, 2.0]), (10, [3.0, None])]}, log_x=True, log_y=True)
+    ],
+)
+REPORT_OF_TWO = Report(
+    study="a-study",
+    question="Why?",
+    paper="A, *B*, 2021",
+    command="muster study a-study --seeds 2",
+    date="2026-01-02",
+    machine="x86_64",
+    seeds=[0, 1],
+    quick=False,
+    cpu_minutes=1.0,
+    findings=FINDINGS,
+)
+
+
+def test_study_prints_tables_and_writes_page_pictures_and_json(typed, tmp_path):
+    code, output, words = typed("study", "pseudo-gradients", "--quick", "--seeds", 1, "--out", tmp_path)
+    assert code == 0, words
+    assert "Mean cosine of the deltas of two users" in output
+    report = REPORT.decode((tmp_path / "pseudo-gradients.json").read_bytes())
+    assert report.command == "muster study pseudo-gradients --seeds 1 --quick"
+    assert report.seeds == [0]
+    page = (tmp_path / "pseudo-gradients.md").read_text()
+    assert page.endswith(results(report))
+    assert "smallest sizes" in page
+    for name, text in pictures(report).items():
+        assert f"]({name})" in page
+        assert (tmp_path / name).read_text() == text
+
+
+def test_studies_are_listed(typed):
+    code, output, _ = typed("study", "list", "--json")
+    assert code == 0
+    assert [one["name"] for one in json.loads(output)] == list(STUDIES)
+
+
+def test_unknown_study_is_refused_by_name(typed):
+    code, _, words = typed("study", "large-cohort")
+    assert code == 2
+    assert "no study is called 'large-cohort'" in words
+
+
+def test_words_by_hand_stay_when_a_page_is_made_again(tmp_path):
+    page = write(REPORT_OF_TWO, tmp_path)
+    assert page.read_text().startswith(f"# A study\n\n{RESULTS}")
+    page.write_text("# Mine\n\nMy words.\n\n## Results\n\nold\n")
+    write(REPORT_OF_TWO, tmp_path)
+    assert page.read_text() == "# Mine\n\nMy words.\n\n" + results(REPORT_OF_TWO)
+    assert "| a | 2.00 ± 1.41 |" in page.read_text()
+
+
+def test_pictures_of_a_report_are_well_formed():
+    drawn = pictures(REPORT_OF_TWO)
+    assert list(drawn) == ["a-study-1.svg", "a-study-2.svg"]
+    for text in drawn.values():
+        ElementTree.fromstring(text)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("words", "words"),
+        (2.0, "2"),
+        ([0.5, 0.7], "0.600 ± 0.141"),
+        ([-120.0, -122.0], "−121 ± 1"),
+        ([0.5, None], "0.500 (none for 1 of 2)"),
+        ([None], "none"),
+        ([0.0, 0.0], "0.00 ± 0.00"),
+    ],
+)
+def test_cells_show_mean_deviation_and_what_is_missing(value, shown):
+    assert cell(value) == shown
+
+
+def test_heat_map_is_darkest_at_the_largest_number_and_white_without():
+    root = ElementTree.fromstring(draw_heat_map("<t>", ("a", ["1"]), ("b", ["1", "2", "3"]), [[0.1, None, 0.9]]))
+    fills = [box.get("fill") for box in root if box.tag.endswith("rect")]
+    light, none, dark = (sum(bytes.fromhex(fill[1:])) for fill in fills)
+    assert dark < light < none == 3 * 255
+
+
+def test_every_study_has_a_page_whose_results_are_those_of_its_json():
+    assert [path.stem for path in REPORTS] == sorted(STUDIES)
+    for path in REPORTS:
+        report = REPORT.decode(path.read_bytes())
+        study = STUDIES[report.study]
+        assert (report.question, report.paper, report.quick) == (study.question, study.paper, False)
+        by_hand, _, made = path.with_suffix(".md").read_text().partition(RESULTS)
+        assert RESULTS + made == results(report), f"run `muster study {report.study} --out docs/studies`"
+        assert {"What the paper found", "What we found"} <= set(by_hand.split("**")), path.stem
+        assert {name: (PAGES / name).read_text() for name in pictures(report)} == pictures(report)
