@@ -41,6 +41,7 @@ class SimulationConfig:
 
     baseline: what to run instead of federated training, one of BASELINES; the linear ones train a model "ridge" or
     "logistic", have settings of their own and no algorithm.
+    partition: how examples are dealt to so many `clients` (simulator/datasets/__init__.py: load).
     cohort: users of round 1; `schedule` says how it grows, and how the server learning rate changes. same_cohort:
     whether the second of two trips has the users of the first.
     engine: what trains the clients; "auto" leaves that to a calibration (simulator/engines/choice.py). processes: how
@@ -50,6 +51,8 @@ class SimulationConfig:
     model: str
     dataset: str = "digits"
     data: Path | None = None
+    partition: str | None = None
+    clients: int | None = None
     algorithm: str = "fedavg"
     baseline: str | None = None
     settings: dict[str, Any] = field(default_factory=dict)
@@ -65,7 +68,7 @@ class SimulationConfig:
     same_cohort: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "cohort", "evaluate_every", "processes"):
+        for name in ("rounds", "clients", "cohort", "evaluate_every", "processes"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise EngineError(f"{name} must be at least 1, not {getattr(self, name)}")
         if not 0 < self.held_out < 1:
@@ -153,13 +156,13 @@ def training_of(config: SimulationConfig) -> Training:
     """The training that a configuration asks for, before its first round. Raises as `simulate`."""
     if config.baseline in METHODS:
         method = parse(METHODS[config.baseline], config.settings)
-        train, test = datasets.load(config.dataset, config.data).split(config.held_out, config.seed)
+        train, test = _users(config).split(config.held_out, config.seed)
         return LinearTraining(config.model, method, train, test, seed=config.seed)
     algorithm = create(config.algorithm, config.settings, [module_of(config.algorithm)])
     check(algorithm)
     if config.same_cohort:
         check_two_trips(algorithm)
-    users = datasets.load(config.dataset, config.data)
+    users = _users(config)
     model = Model(load_model(config.model, users.shape, users.classes), config.seed)
     if config.baseline == "local":
         return LocalOnly(model, algorithm, users, held_out=config.held_out, seed=config.seed, device=config.device)
@@ -172,6 +175,10 @@ def training_of(config: SimulationConfig) -> Training:
     cohorts = Cohorts(cohort, config.schedule, config.same_cohort)
     choice = choose(config.engine, Task(model, algorithm, clients, cohorts.total(config.rounds)), _computing(config))
     return EngineTraining(model, algorithm, (clients, test), cohorts=cohorts, choice=choice, seed=config.seed)
+
+
+def _users(config: SimulationConfig) -> Population:
+    return datasets.load(config.dataset, config.data, config.clients, config.partition)
 
 
 def _computing(config: SimulationConfig) -> Computing:

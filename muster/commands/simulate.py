@@ -22,6 +22,11 @@ from muster.output import (
 from muster.schedule_option import Schedule, parse_schedule
 
 ALGORITHM = "An algorithm (`muster algorithms list`), or your own as package.module:Class.  [default: fedavg]"
+PARTITION = (
+    "How examples are dealt to clients: dirichlet:ALPHA, pachinko:ALPHA,BETA, shards:PER_CLIENT, quantity:BETA or "
+    "shuffled; by default by user, or dirichlet:0.3 where there are no users."
+)
+CLIENTS = "To how many clients.  [default: the number of users]"
 BASELINE = (
     "Instead of federated training: pooled (one client has all examples), local (every user alone), or dane, cocoa, "
     "sparse_fsvrg (models ridge, logistic)."
@@ -43,9 +48,11 @@ def simulate(
     ] = None,
     model: Annotated[str | None, typer.Option(help="A built-in model or package.module:function.")] = None,
     dataset: Annotated[
-        str | None, typer.Option(help="digits (bundled), wisdm, omniglot, shakespeare or mnist_10k.  [default: digits]")
+        str | None, typer.Option(help="A data set by name (docs/datasets.md).  [default: digits]")
     ] = None,
     data: Annotated[Path | None, typer.Option(help="The folder that holds data sets on disk.")] = None,
+    partition: Annotated[str | None, typer.Option(help=PARTITION)] = None,
+    clients: Annotated[int | None, typer.Option(help=CLIENTS)] = None,
     algorithm: Annotated[str | None, typer.Option(help=ALGORITHM)] = None,
     baseline: Annotated[str | None, typer.Option(help=BASELINE)] = None,
     settings: Settings = None,
@@ -71,6 +78,8 @@ def simulate(
         "model": model,
         "dataset": dataset,
         "data": data,
+        "partition": partition,
+        "clients": clients,
         "algorithm": algorithm,
         "baseline": baseline,
         "rounds": rounds,

@@ -1,4 +1,4 @@
-"""Populations, partitions and data sets."""
+"""Populations and data sets."""
 
 import hashlib
 
@@ -7,23 +7,6 @@ import pytest
 
 from simulator import datasets
 from simulator.errors import DatasetError, EngineError
-from simulator.partition import dirichlet
-
-
-def test_dirichlet_gives_every_example_to_one_client_in_equal_shares():
-    labels = np.repeat(np.arange(10), 37)
-    shards = dirichlet(labels, 23, 0.3, seed=1)
-    assert sorted(np.concatenate(shards).tolist()) == list(range(370))
-    assert {len(shard) for shard in shards} <= {16, 17}
-
-
-def test_a_smaller_alpha_is_less_iid():
-    labels = np.repeat(np.arange(10), 60)
-
-    def largest_share(alpha):
-        return np.mean([np.bincount(labels[shard]).max() / len(shard) for shard in dirichlet(labels, 30, alpha, 0)])
-
-    assert largest_share(0.1) > largest_share(1.0) > largest_share(100.0)
 
 
 def test_digits_are_the_same_for_one_seed():
@@ -115,5 +98,3 @@ def test_unknown_absent_and_malformed_data_sets_are_named(tmp_path):
     (tmp_path / "wisdm" / "wisdm_ar_v1.1.npz").write_bytes(b"not an archive")
     with pytest.raises(DatasetError, match="is not the data set"):
         datasets.load("wisdm", tmp_path)
-    with pytest.raises(DatasetError, match="60 examples cannot be split over 61"):
-        dirichlet(np.zeros(60, np.int64), 61, 1.0, 0)
