@@ -72,7 +72,9 @@ class EngineOptions:
     are synthetic, of EMNIST's shape. It takes two minutes.
     """
 
-    engine: Annotated[Literal["graphs", "torch"], Option(help="What trains the clients.")] = "graphs"
+    engine: Annotated[
+        Literal["auto", "graphs", "torch"], Option(help="What trains the clients; the results say what auto took.")
+    ] = "auto"
     device: Annotated[str, Option(help="Where torch computes: cpu, or cuda.")] = "cpu"
     rounds: Annotated[int, Option(min=1, help="Rounds of each workload; their median counts.")] = 3
 

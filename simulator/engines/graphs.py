@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from device_runtime.backends import open_backend
@@ -74,9 +75,11 @@ class GraphsTrainer:
         """Run a trip for every client: see ClientTrainer."""
         trip = in_turn(self._trips, number)
         trip.receive(broadcast)
+        total_S = sums.vector.numpy()
         try:
-            for client in clients:
-                trip.run(client, sums)
+            with np.errstate(over="ignore"):  # what overflows is left out
+                for client in clients:
+                    trip.run(client, total_S)
         except DeviceError as error:
             raise EngineError(f"the engine graphs does not run this model: {error}: {error.detail}") from error
 
@@ -88,6 +91,7 @@ class _TripRunner:
         self._plan, self._graphs, self._starts = plan, graphs, population.starts.tolist()
         self._examples = prefixed(EXAMPLE, {item.name: population.fields[item.name] for item in plan.examples.fields})
         self._received = {spec.name: aligned((spec.size,)) for spec in plan.broadcast}
+        self._broadcast = prefixed(BROADCAST, self._received)
         self._runners = [PassRunner(one, index, self._examples) for index, one in enumerate(plan.passes)]
         self._values_V = aligned((sum(spec.size for spec in plan.report.means),))
         ends = np.cumsum([spec.size for spec in plan.report.means]).tolist()
@@ -100,11 +104,11 @@ class _TripRunner:
         for name, vector in self._received.items():
             np.copyto(vector, broadcast[name].numpy())
 
-    def run(self, client: Client, sums: RoundSums) -> None:
-        """Train one client, and add its report if it is finite once weighted."""
+    def run(self, client: Client, total_S: NDArray[np.float64]) -> None:
+        """Train one client, and add its report to the sums if it is finite once weighted."""
         rows = slice(self._starts[client.index], self._starts[client.index + 1])
         local = Local({name: array[rows] for name, array in self._examples.items()}, client.key)
-        known: dict[str, Float32] = dict(prefixed(BROADCAST, self._received))
+        known: dict[str, Float32] = dict(self._broadcast)
         metrics = []
         for one, runner in zip(self._plan.passes, self._runners, strict=True):
             runner.begin(self._graphs[begin_graph(one.name)], known)
@@ -113,10 +117,9 @@ class _TripRunner:
             metrics.append(swept.metrics)
         self._graphs[REPORT].run(known, self._means)
         weight = self._plan.report.weight(local.count)
-        with np.errstate(over="ignore"):  # what overflows is left out below
-            np.multiply(self._values_V, np.float32(weight), out=self._values_V)
+        np.multiply(self._values_V, np.float32(weight), out=self._values_V)
         sums_M = np.concatenate(metrics)
         if all_finite(self._values_V) and all_finite(sums_M):
-            total = sums.vector.numpy()
-            total[: self._values_V.size] += self._values_V
-            total[self._values_V.size :] += (*sums_M, weight, 1.0)
+            reported = self._values_V.size
+            total_S[:reported] += self._values_V
+            total_S[reported:] += (*sums_M, weight, 1.0)

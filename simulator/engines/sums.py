@@ -12,6 +12,9 @@ from export.model import Model
 from fedcore.algorithms.algorithm import Algorithm, ClientState, Report, trips_of
 from fedcore.algorithms.rehearsal import bowl, contribute, received
 
+# So many clients at most are summed in float32, before the sum is added in float64.
+SUMMED_TOGETHER = 16
+
 
 @dataclass(frozen=True, slots=True)
 class SumsLayout:
@@ -58,14 +61,40 @@ class RoundSums:
 
         Gives which those are, bool (K,).
         """
-        weighted = {name: value * weight_K[:, None] for name, value in report_K.items()}
-        everything = [*weighted.values(), *metrics_K.values(), *kept_K.values()]
-        finite_K = torch.stack([torch.isfinite(value).all(-1) for value in everything]).all(0)
-        everyone = bool(finite_K.all())
-        for sums, values in ((self.report, weighted), (self.metrics, metrics_K)):
-            for name, value in values.items():
-                kept = value if everyone else torch.where(finite_K[:, None], value, 0)
-                sums[name] += kept.sum(0, dtype=torch.float64)
+        finite = []
+        for start in range(0, len(weight_K), SUMMED_TOGETHER):
+            few = slice(start, start + SUMMED_TOGETHER)
+            finite.append(self._add(_rows(report_K, few), _rows(metrics_K, few), _rows(kept_K, few), weight_K[few]))
+        return torch.cat(finite)
+
+    def _add(self, report_K: Report, metrics_K: Mapping[str, Tensor], kept_K: ClientState, weight_K: Tensor) -> Tensor:
+        finite_K, sums = torch.ones_like(weight_K, dtype=torch.bool), _sums(report_K, metrics_K, weight_K)
+        # A sum is finite only where all its terms are, and takes no memory; finite values may overflow it, too.
+        if not all(bool(value.sum().isfinite()) for value in (*sums.values(), *kept_K.values())):
+            finite_K = _finite(report_K, metrics_K, kept_K, weight_K)
+            report_K, metrics_K = (
+                {name: value[finite_K].double() for name, value in vectors.items()} for vectors in (report_K, metrics_K)
+            )
+            sums = _sums(report_K, metrics_K, weight_K[finite_K].double())
+        for name, total in (self.report | self.metrics).items():
+            total.add_(sums[name])
         self.weight += (weight_K * finite_K).sum(dtype=torch.float64)
         self.contributors += finite_K.sum()
         return finite_K
+
+
+def _sums(report_K: Report, metrics_K: Mapping[str, Tensor], weight_K: Tensor) -> dict[str, Tensor]:
+    """The weighted sums of reports, and the sums of metrics, over clients."""
+    weighted = {name: torch.mv(value.T, weight_K) for name, value in report_K.items()}
+    return weighted | {name: value.sum(0) for name, value in metrics_K.items()}
+
+
+def _finite(report_K: Report, metrics_K: Mapping[str, Tensor], kept_K: ClientState, weight_K: Tensor) -> Tensor:
+    """Which clients have nothing but finite values, bool (K,)."""
+    weighted = (value * weight_K[:, None] for value in report_K.values())
+    everything = (*weighted, *metrics_K.values(), *kept_K.values())
+    return torch.stack([torch.isfinite(value).all(-1) for value in everything]).all(0)
+
+
+def _rows(vectors_K: Mapping[str, Tensor], rows: slice) -> dict[str, Tensor]:
+    return {name: value[rows] for name, value in vectors_K.items()}

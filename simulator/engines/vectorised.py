@@ -12,12 +12,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.func import grad_and_value, vmap
 from torch.nn.modules.conv import _ConvNd
 
-from export.errors import ExportError, reason
 from export.model import Model
-from export.rewrites import Traceable
 from fedcore.algorithms.algorithm import (
     Algorithm,
     Broadcast,
@@ -27,14 +24,14 @@ from fedcore.algorithms.algorithm import (
     trips_of,
     with_carries,
 )
-from fedcore.batching import batches, noise
-from fedcore.params import Float32
+from fedcore.batching import noise, sweeps
 from fedcore.plan import in_turn
 from fedcore.report import weight_of
 from simulator.client_states import ClientStates
 from simulator.engines.clients import Client
+from simulator.engines.memory import keep_freed_memory
+from simulator.engines.oracle import CohortOracle
 from simulator.engines.sums import RoundSums
-from simulator.errors import EngineError
 from simulator.population import Population
 
 # So many parameters at most are vectorised together in networks with convolutions.
@@ -59,7 +56,8 @@ class VectorisedTrainer:
     ) -> None:
         self._model, self._algorithm, self._population, self._kept = model, algorithm, population, kept
         self._device, self._at_once = device, at_once
-        self._examples = on_device(device, population.fields)
+        keep_freed_memory()
+        self._examples, self._sizes = on_device(device, population.fields), population.sizes.tolist()
 
     def train(self, number: int, broadcast: Mapping[str, Tensor], clients: Sequence[Client], sums: RoundSums) -> None:
         """Run a trip for every client: see ClientTrainer."""
@@ -86,28 +84,29 @@ class VectorisedTrainer:
         sums_KM = torch.zeros(len(clients), len(self._model.metrics), device=self._device)
         for number, (rows, mask) in enumerate(self._steps(index, item, clients)):
             active = len(rows)
-            where = torch.from_numpy(rows).to(self._device)
-            batch = {name: array[where] for name, array in self._examples.items()}
+            batch = {name: array[rows] for name, array in self._examples.items()}
             drawn = self._noise(index, number, item.loop.batch_size, clients[:active])
-            oracle = CohortOracle(self._model, batch, torch.from_numpy(mask).to(self._device), drawn)
+            oracle = CohortOracle(self._model, batch, mask, drawn)
             after = item.step(_first(active, carry), _first(active, received), oracle)
             carry = after if active == len(clients) else _followed_by_rest(after, carry, active, len(clients))
             sums_KM[:active] += oracle.sums_KM
         return {name: _rows(vector, len(clients)) for name, vector in carry.items()}, sums_KM
 
-    def _steps(self, index: int, item: Pass, clients: Sequence[Client]) -> Iterator[tuple[NDArray[np.int64], Float32]]:
+    def _steps(self, index: int, item: Pass, clients: Sequence[Client]) -> Iterator[tuple[Tensor, Tensor]]:
         """For each step, rows (A, B) into the population's examples and masks (A, B) of the A clients still active."""
-        sizes, starts = self._population.sizes, self._population.starts
-        schedules = [
-            [
-                (starts[one.index] + rows, mask)
-                for rows, mask in batches(item.loop, int(sizes[one.index]), one.key, index)
-            ]
-            for one in clients
-        ]
-        for step in range(len(schedules[0])):
-            active = [schedule[step] for schedule in schedules if step < len(schedule)]
-            yield np.stack([rows for rows, _ in active]), np.stack([mask for _, mask in active])
+        counts = [item.loop.step_count(self._sizes[one.index]) for one in clients]
+        shape = (counts[0], len(clients), item.loop.batch_size)
+        rows_SKB, mask_SKB = np.zeros(shape, np.int64), np.ones(shape, np.float32)
+        for place, one in enumerate(clients):
+            start, step = self._population.starts[one.index], 0
+            for indices, mask in sweeps(item.loop, self._sizes[one.index], one.key, index):
+                rows_SKB[step : step + len(indices), place] = start + indices
+                mask_SKB[step : step + len(indices), place] = mask
+                step += len(indices)
+        rows, masks = (torch.from_numpy(array).to(self._device) for array in (rows_SKB, mask_SKB))
+        for step in range(counts[0]):
+            active = sum(count > step for count in counts)
+            yield rows[step, :active], masks[step, :active]
 
     def _noise(self, index: int, step: int, size: int, clients: Sequence[Client]) -> Tensor | None:
         """The seeds of the clients' dropout in this step, int32 (A, B), or None when nothing is dropped."""
@@ -116,36 +115,8 @@ class VectorisedTrainer:
         return torch.from_numpy(np.stack([noise(one.key, index, step, size) for one in clients])).to(self._device)
 
     def _weights(self, clients: Sequence[int]) -> Tensor:
-        weights = [weight_of(self._algorithm.weighting, int(self._population.sizes[client])) for client in clients]
+        weights = [weight_of(self._algorithm.weighting, self._sizes[client]) for client in clients]
         return torch.tensor(weights, dtype=torch.float32, device=self._device)
-
-
-class CohortOracle:
-    """The gradient oracle of the algorithm contract for K clients, each on a batch of its own."""
-
-    def __init__(
-        self, model: Model, batch: Mapping[str, Tensor], mask_KB: Tensor, noise_KB: Tensor | None = None
-    ) -> None:
-        self._model, self._batch, self._mask_KB, self._noise_KB = model, dict(batch), mask_KB, noise_KB
-        self.sums_KM = mask_KB.new_zeros(mask_KB.shape[0], len(model.metrics))
-
-    def __call__(self, params: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """params: (K, D), or (D,) when all clients share them. Gives (K, 1), (K, D), (K, 1)."""
-        shared = None if params.dim() == 1 else 0
-        gradient = vmap(
-            grad_and_value(self._model.loss, has_aux=True),
-            (shared, 0, 0, None if self._noise_KB is None else 0),
-        )
-        tensors = self._model.tensors(params)
-        try:
-            with Traceable():
-                gradients, (loss_K, self.sums_KM) = gradient(tensors, self._batch, self._mask_KB, self._noise_KB)
-        except ExportError:
-            raise
-        except Exception as error:  # anything that the user's own code raises
-            raise EngineError(f"the model {self._model.spec.name} does not run here: {reason(error)}") from error
-        flat_KD = torch.cat([gradient.flatten(1) for gradient in gradients.values()], 1)
-        return loss_K[:, None], flat_KD, self.sums_KM[:, :1]
 
 
 def clients_at_once(model: Model, device: torch.device) -> int:
