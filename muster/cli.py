@@ -17,6 +17,7 @@ USAGE_ERRORS = {
     "UnknownFormat",
     "DatasetError",
     "EngineError",
+    "RunError",
     "ProfileError",
     "StudyError",
     "InvalidTask",

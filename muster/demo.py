@@ -24,13 +24,13 @@ from fedcore.signing import SigningKey
 from muster.server import LocalCoordinator
 from secagg.parameters import LEAST_COHORT
 from simulator import datasets
+from simulator.course import overall
 from simulator.engine import Engine, evaluate
 from simulator.fleet.fleet import Fleet, FleetConfig
 from simulator.fleet.fork_servers import ForkServers
 from simulator.fleet.summary import FleetSummary, Session
 from simulator.population import Population
 from simulator.proofs.fleet_against_engine import counted_cohort, worst_difference
-from simulator.simulation import overall
 
 MODEL, DATASET, DEVICES = "digits_cnn", "digits", 60
 # Found by a random search over simulated runs: docs/decisions/0008-demo-settings.md. Others run with their defaults.

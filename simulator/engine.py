@@ -67,9 +67,11 @@ class Engine:
         """The server state, float32 vectors."""
         return {name: vector.cpu().numpy() for name, vector in self._state.items()}
 
-    def restore(self, state: Mapping[str, Float32]) -> None:
-        """Go on from an earlier server state; what clients keep stays as it is."""
+    def restore(self, state: Mapping[str, Float32], client_states: Mapping[str, Float32] | None = None) -> None:
+        """Go on from an earlier server state; what clients keep stays as it is, unless it is given too."""
         self._state = {name: torch.from_numpy(vector).to(self._device) for name, vector in state.items()}
+        for name, vectors in (client_states or {}).items():
+            self._clients.vectors[name].copy_(torch.from_numpy(vectors))
 
     @property
     def client_states(self) -> dict[str, Float32]:

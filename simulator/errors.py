@@ -5,6 +5,8 @@ SimulatorError
 ├── EngineError         the engine cannot run as asked (no such compute device, cohort larger than the population, …)
 ├── Diverged            training left the finite numbers
 ├── StudyError          a study is unknown, or cannot run as asked
+├── RunError            a run cannot be started or resumed: its folder exists, is in use, or holds something else
+├── RunNotKept          a run could not write to its folder, such as on a full disk
 ├── FleetError          the fleet of emulated devices cannot run, or stopped making progress
 ├── ProfileError        a fleet profile cannot be read, or a kind of device has an unknown key or a bad value
 └── SysrootError        the sysroot of emulated ARM devices is missing, or cannot be made here
@@ -29,6 +31,14 @@ class Diverged(SimulatorError):
 
 class StudyError(SimulatorError):
     """A study is unknown, or cannot run as asked."""
+
+
+class RunError(SimulatorError):
+    """A run cannot be started or resumed in a folder."""
+
+
+class RunNotKept(SimulatorError):
+    """A run could not write to its folder."""
 
 
 class FleetError(SimulatorError):

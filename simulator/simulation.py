@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from export.model import Model
 from export.models import load as load_model
 from fedcore.algorithms import create, module_of
-from fedcore.algorithms.algorithm import check_two_trips
+from fedcore.algorithms.algorithm import Algorithm, check_two_trips
 from fedcore.algorithms.check import check
 from fedcore.algorithms.settings import parse
 from fedcore.decoding import converter
@@ -24,6 +21,7 @@ from simulator.baselines import BASELINES, METHODS
 from simulator.baselines.linear import LOSSES
 from simulator.baselines.local_only import LocalOnly
 from simulator.baselines.method import LinearTraining
+from simulator.course import ACCURACY, LOSS, PER_USER, PERCENTILES, USER_MEAN, Ending, Limits, Point, measured
 from simulator.engines.calibration import Task
 from simulator.engines.choice import Wanted, choose
 from simulator.engines.computing import Computing
@@ -32,7 +30,8 @@ from simulator.errors import EngineError
 from simulator.population import Population
 from simulator.training import Cohorts, EngineTraining, Training
 
-PERCENTILES = (5, 25, 50, 75, 95)
+OnRound = Callable[[int, Point], None]
+"""Called after every round with its number and its point of the course."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +41,8 @@ class SimulationConfig:
     baseline: what to run instead of federated training, one of BASELINES; the linear ones train a model "ridge" or
     "logistic", have settings of their own and no algorithm.
     partition: how examples are dealt to so many `clients` (simulator/datasets/__init__.py: load).
+    target_accuracy, patience: when to end before all rounds ran: at an accuracy of the held-out users, or so many
+    rounds after their lowest loss (`Limits`).
     cohort: users of round 1; `schedule` says how it grows, and how the server learning rate changes. same_cohort:
     whether the second of two trips has the users of the first.
     engine: what trains the clients; "auto" leaves that to a calibration (simulator/engines/choice.py). processes: how
@@ -60,6 +61,8 @@ class SimulationConfig:
     cohort: int = 10
     held_out: float = datasets.HELD_OUT
     evaluate_every: int = 10
+    target_accuracy: float | None = None
+    patience: int | None = None
     engine: Wanted = "auto"
     device: str = "cpu"
     processes: int | None = None
@@ -68,11 +71,13 @@ class SimulationConfig:
     same_cohort: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "clients", "cohort", "evaluate_every", "processes"):
+        for name in ("rounds", "clients", "cohort", "evaluate_every", "patience", "processes"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise EngineError(f"{name} must be at least 1, not {getattr(self, name)}")
         if not 0 < self.held_out < 1:
             raise EngineError(f"held_out must lie between 0 and 1, not {self.held_out}")
+        if self.target_accuracy is not None and not 0 < self.target_accuracy <= 1:
+            raise EngineError(f"target_accuracy must lie above 0 and at most at 1, not {self.target_accuracy}")
         if not 0 <= self.seed < 2**63:
             raise EngineError(f"seed must be a whole number from 0 to 2^63 − 1, not {self.seed}")
         if self.baseline is not None and self.baseline not in BASELINES:
@@ -94,7 +99,7 @@ class SimulationResult:
     """The outcome, JSON-ready. `per_user` holds percentiles of users' accuracy, and `user_mean` its mean over users.
 
     Without a metric both are of the loss. Users measure on examples that nobody trained on: held-out users, or with
-    the baseline `local` every user on some of their own.
+    the baseline `local` every user on some of their own. rounds: how many ran; `ended_by` says why no more.
     """
 
     model: str
@@ -103,6 +108,7 @@ class SimulationResult:
     baseline: str | None
     settings: dict[str, object]
     rounds: int
+    ended_by: Ending
     cohort: int
     seed: int
     parameters: int
@@ -114,56 +120,77 @@ class SimulationResult:
     test_accuracy: float | None
     user_mean: float
     per_user: dict[str, float]
-    curve: list[dict[str, float]]
+    curve: list[Point]
     params_sha256: str
 
 
-def simulate(
-    config: SimulationConfig, on_round: Callable[[int, dict[str, float]], None] = lambda number, metrics: None
-) -> SimulationResult:
-    """Run a simulation; `on_round` is called with every round's number and metrics.
+def simulate(config: SimulationConfig, on_round: OnRound = lambda number, point: None) -> SimulationResult:
+    """Run a simulation.
 
-    Raises SimulatorError, ExportError or AlgorithmError, naming what is wrong, before any work.
+    Raises SimulatorError, ExportError or AlgorithmError, naming what is wrong; all but Diverged before any work.
     """
-    training = training_of(config)
-    curve = []
-    for number in range(1, config.rounds + 1):
-        point: dict[str, float] = {"round": number} | training.run_round(number)
+    return advance(config, training_of(config), [], on_round)
+
+
+def advance(config: SimulationConfig, training: Training, course: list[Point], on_round: OnRound) -> SimulationResult:
+    """Run the rounds of a simulation that come after `course`, which grows by them; gives the result of all.
+
+    training: has done the rounds of `course`. Raises Diverged, and EngineError when a process of the engine ends.
+    """
+    limits = Limits(config.rounds, config.target_accuracy, config.patience)
+    while (ended_by := limits.ending(course)) is None:
+        number = len(course) + 1
+        point: Point = {"round": number} | training.run_round(number)
         if number % config.evaluate_every == 0 or number == config.rounds:
-            per_user = training.measure(number)
-            point |= {f"test.{name}": overall(values, training.test) for name, values in per_user.items()}
-            curve.append(point)
+            point |= measured(training.measure(number), training.test)
+        course.append(point)
         on_round(number, point)
-    ranked = per_user.get("accuracy", per_user["loss"])
+    last = course[-1]
     return SimulationResult(
         model=config.model,
         dataset=config.dataset,
         baseline=config.baseline,
-        rounds=config.rounds,
+        rounds=len(course),
+        ended_by=ended_by,
         seed=config.seed,
         test_users=len(training.test),
-        test_loss=overall(per_user["loss"], training.test),
-        test_accuracy=overall(per_user["accuracy"], training.test) if "accuracy" in per_user else None,
-        user_mean=float(ranked.mean()),
-        per_user={f"p{percent}": float(np.percentile(ranked, percent)) for percent in PERCENTILES},
-        curve=curve,
+        test_loss=last[LOSS],
+        test_accuracy=last.get(ACCURACY),
+        user_mean=last[USER_MEAN],
+        per_user={f"p{percent}": last[f"{PER_USER}{percent}"] for percent in PERCENTILES},
+        curve=[point for point in course if LOSS in point],
         params_sha256=training.digest(),
         **asdict(training.facts),
     )
 
 
-def training_of(config: SimulationConfig) -> Training:
-    """The training that a configuration asks for, before its first round. Raises as `simulate`."""
+def completed(config: SimulationConfig) -> SimulationConfig:
+    """The same configuration with every setting of its algorithm or baseline, and the whole path of its data.
+
+    Raises AlgorithmError for a setting that is wrong.
+    """
+    method = METHODS.get(config.baseline or "")
+    made: Any = parse(method, config.settings) if method else _algorithm(config)
+    return replace(config, settings=asdict(made), data=config.data and config.data.resolve())
+
+
+def training_of(config: SimulationConfig, engine: Wanted | None = None) -> Training:
+    """The training that a configuration asks for, before its first round. Raises as `simulate`.
+
+    engine: what trains instead of the configuration's own choice.
+    """
     if config.baseline in METHODS:
         method = parse(METHODS[config.baseline], config.settings)
         train, test = _users(config).split(config.held_out, config.seed)
         return LinearTraining(config.model, method, train, test, seed=config.seed)
-    algorithm = create(config.algorithm, config.settings, [module_of(config.algorithm)])
+    algorithm = _algorithm(config)
     check(algorithm)
     if config.same_cohort:
         check_two_trips(algorithm)
     users = _users(config)
     model = Model(load_model(config.model, users.shape, users.classes), config.seed)
+    if config.target_accuracy is not None and "accuracy" not in model.metrics:
+        raise EngineError(f"the model {config.model} has no metric accuracy, so target_accuracy cannot be reached")
     if config.baseline == "local":
         return LocalOnly(model, algorithm, users, held_out=config.held_out, seed=config.seed, device=config.device)
     train, test = users.split(config.held_out, config.seed)
@@ -173,7 +200,9 @@ def training_of(config: SimulationConfig) -> Training:
         raise EngineError(f"a cohort of {largest} cannot be drawn from {len(clients)} clients")
     clients.check(model.spec.fields)
     cohorts = Cohorts(cohort, config.schedule, config.same_cohort)
-    choice = choose(config.engine, Task(model, algorithm, clients, cohorts.total(config.rounds)), _computing(config))
+    choice = choose(
+        engine or config.engine, Task(model, algorithm, clients, cohorts.total(config.rounds)), _computing(config)
+    )
     return EngineTraining(model, algorithm, (clients, test), cohorts=cohorts, choice=choice, seed=config.seed)
 
 
@@ -181,11 +210,10 @@ def _users(config: SimulationConfig) -> Population:
     return datasets.load(config.dataset, config.data, config.clients, config.partition)
 
 
+def _algorithm(config: SimulationConfig) -> Algorithm:
+    return create(config.algorithm, config.settings, [module_of(config.algorithm)])
+
+
 def _computing(config: SimulationConfig) -> Computing:
     default = usable_cores() if config.device == "cpu" else 1
     return Computing(config.device, processes=config.processes or default)
-
-
-def overall(per_user: NDArray[np.float64], population: Population) -> float:
-    """The per-example mean of a per-user mean."""
-    return float(np.average(per_user, weights=population.sizes))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
@@ -12,16 +12,21 @@ from numpy.typing import NDArray
 
 from export.model import Model
 from fedcore.algorithms.algorithm import Algorithm
-from fedcore.plan import first_of_pair
+from fedcore.plan import first_of_pair, prefixed, unprefixed
 from fedcore.schedule import ServerSchedule
 from simulator.diagnose_loss import cause
 from simulator.engine import Engine, evaluate
 from simulator.engines.choice import Choice
-from simulator.errors import Diverged
+from simulator.engines.computing import EngineName
+from simulator.errors import Diverged, EngineError
 from simulator.population import Population
 
 PerUser = dict[str, NDArray[np.float64]]
 """Mean loss, and accuracy where there is one, of every user that measures: (users,)."""
+
+
+Vectors = dict[str, NDArray[np.floating]]
+"""All that the rounds of a training move, by name: arrays of any shape, float32 or float64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +42,11 @@ class Facts:
     cohort: int
     train_users: int
     parameters: int
-    engine: str | None = None
+    engine: EngineName | None = None
     engine_reason: str | None = None
+
+
+SERVER, CLIENTS = "server", "clients"
 
 
 class Training(Protocol):
@@ -53,10 +61,19 @@ class Training(Protocol):
         """Examples that nobody trains on, of the users who measure."""
 
     def run_round(self, number: int) -> dict[str, float]:
-        """Train for a round, from 1; gives its metrics, `<pass>.loss` the first. Raises SimulatorError."""
+        """Train for a round, from 1; gives its metrics, `<pass>.loss` the first. Raises SimulatorError.
+
+        `examples` is how many examples its clients hold.
+        """
 
     def measure(self, number: int) -> PerUser:
         """The users' means after round `number`. Raises Diverged when a loss is not finite."""
+
+    def vectors(self) -> Vectors:
+        """A copy of all that rounds move."""
+
+    def restore(self, vectors: Mapping[str, NDArray[np.floating]]) -> None:
+        """Go on from what `vectors` gave, of the same training. Raises EngineError when they do not fit."""
 
     def digest(self) -> str:
         """SHA-256 of all that was trained."""
@@ -116,7 +133,8 @@ class EngineTraining:
         """One round."""
         members = self._cohorts.draw(number, self._train, self._seed)
         result = self._engine.run_round(number, members, schedule=self._cohorts.schedule)
-        return result.metrics | {"excluded": result.excluded}
+        examples = int(self._train.sizes[members].sum())
+        return result.metrics | {"excluded": result.excluded, "examples": examples}
 
     def measure(self, number: int) -> PerUser:
         """The means of the users who measure, after round `number`."""
@@ -127,9 +145,27 @@ class EngineTraining:
             raise Diverged(f"round {number}: the loss of {len(bad)} held-out users is not finite: {why}")
         return per_user
 
+    def vectors(self) -> Vectors:
+        """A copy of the server state, and of what clients keep."""
+        return {**prefixed(SERVER, self._engine.state), **prefixed(CLIENTS, self._engine.client_states)}
+
+    def restore(self, vectors: Mapping[str, NDArray[np.floating]]) -> None:
+        """Go on from what `vectors` gave."""
+        check_shapes(vectors, self.vectors())
+        self._engine.restore(unprefixed(SERVER, vectors), unprefixed(CLIENTS, vectors))
+
     def digest(self) -> str:
         """SHA-256 of the trained weights."""
         return digest_of([self._engine.state["params"]])
+
+
+def check_shapes(vectors: Mapping[str, NDArray[np.floating]], expected: Vectors) -> None:
+    """Raise EngineError unless the vectors are named, shaped and typed as expected."""
+    given, wanted = (
+        {name: f"{array.dtype}{list(array.shape)}" for name, array in arrays.items()} for arrays in (vectors, expected)
+    )
+    if given != wanted:
+        raise EngineError(f"the vectors are {given}, and this training moves {wanted}")
 
 
 def engine_facts(model: Model, algorithm: Algorithm, cohort: int, train_users: int, choice: Choice) -> Facts:

@@ -30,13 +30,13 @@ from muster.bench.options import KeystoneOptions
 from muster.output import Say
 from muster.server import LocalCoordinator, local_coordinator
 from simulator import datasets
+from simulator.course import overall
 from simulator.engine import Engine, evaluate
 from simulator.fleet.fleet import Fleet, FleetConfig
 from simulator.fleet.fork_servers import HERE, ForkServers, fork_servers
 from simulator.population import Population
 from simulator.proofs.fleet_against_engine import counted_cohort, rounding_error, worst_difference
 from simulator.proofs.sensitivity import sensitivity
-from simulator.simulation import overall
 
 # Shards hold 23 or 24 digits, so that the last batch of 5 is a masked one.
 BATCH_SIZE = 5

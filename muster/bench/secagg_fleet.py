@@ -46,6 +46,7 @@ from muster.output import Say
 from muster.server import LocalCoordinator, local_coordinator
 from secagg import packing
 from simulator import datasets
+from simulator.course import overall
 from simulator.engine import Engine, evaluate
 from simulator.fleet.fleet import Fleet, FleetConfig
 from simulator.fleet.profile import Kind
@@ -53,7 +54,6 @@ from simulator.fleet.recorder import Recording
 from simulator.fleet.summary import FleetSummary, Session
 from simulator.population import Population
 from simulator.proofs.fleet_against_engine import counted_cohort, worst_difference
-from simulator.simulation import overall
 
 MODEL, DATASET = "digits_cnn", "digits"
 ALGORITHM = create("fedavg", {"client_lr": 0.1, "epochs": 2, "batch_size": 4})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +19,7 @@ from muster.output import (
     parse_settings,
     progress,
     show_fields,
+    stderr,
 )
 from muster.schedule_option import Schedule, parse_schedule
 
@@ -36,10 +38,20 @@ ENGINE = (
     "What trains users: torch, several at once; graphs, one by one on what devices run, after an export of seconds; or "
     "auto, which measures a few steps of both where that pays and keeps the figures in your cache.  [default: auto]"
 )
+RUN = "A new folder that keeps the run: its configuration, a line of metrics for each round, checkpoints, the result."
+RESUME = (
+    "The folder of a run that was ended, by whatever: go on from its last checkpoint, to the same bits. Needs no other "
+    "option."
+)
+TARGET = "End when held-out users reach this accuracy, from 0 to 1."
+PATIENCE = "End when their loss has not fallen for so many rounds."
 PROCESSES = "Processes that train, on the CPU; their number changes no result.  [default: one for each core]"
 
 if TYPE_CHECKING:
-    from simulator.simulation import SimulationConfig, SimulationResult
+    from rich.progress import Progress
+
+    from simulator.course import Point
+    from simulator.simulation import OnRound, SimulationConfig, SimulationResult
 
 
 def simulate(
@@ -59,6 +71,11 @@ def simulate(
     schedule: Schedule = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds to run.  [default: 100]")] = None,
     cohort: Annotated[int | None, typer.Option(help="Users per round.  [default: 10]")] = None,
+    evaluate_every: Annotated[
+        int | None, typer.Option(help="Rounds between two measurements on held-out users.  [default: 10]")
+    ] = None,
+    target_accuracy: Annotated[float | None, typer.Option(help=TARGET)] = None,
+    patience: Annotated[int | None, typer.Option(metavar="ROUNDS", help=PATIENCE)] = None,
     engine: Annotated[str | None, typer.Option(help=ENGINE)] = None,
     same_cohort: Annotated[
         bool | None, typer.Option("--same-cohort", help="Of an algorithm of two trips: the same users in both.")
@@ -66,13 +83,21 @@ def simulate(
     device: Annotated[str | None, typer.Option(help="Where to compute: cpu or cuda.  [default: cpu]")] = None,
     processes: Annotated[int | None, typer.Option(help=PROCESSES)] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of split, weights, cohorts, order.  [default: 0]")] = None,
+    run: Annotated[Path | None, typer.Option(metavar="DIR", help=RUN)] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="DIR", help=RESUME)] = None,
     json: Json = False,
 ) -> None:
     """Train over simulated users, measure on users never seen.
 
     Or run a baseline for comparison. Users are split into train and held-out ones; accuracy is per example over all
     held-out users, and per user as percentiles. The same seed and engine give the same model, bit for bit, on the same
-    machine.
+    machine. For example, first a try, then a run that survives a kill:
+
+      muster simulate --model mlp --algorithm fedadam --rounds 20
+
+      muster simulate --model mlp --algorithm fedadam --rounds 500 --run runs/a
+
+      muster simulate --resume runs/a
     """
     flags: dict[str, Any] = {
         "model": model,
@@ -84,6 +109,9 @@ def simulate(
         "baseline": baseline,
         "rounds": rounds,
         "cohort": cohort,
+        "evaluate_every": evaluate_every,
+        "target_accuracy": target_accuracy,
+        "patience": patience,
         "engine": engine,
         "same_cohort": same_cohort,
         "device": device,
@@ -92,46 +120,70 @@ def simulate(
     }
     if schedule:
         flags["schedule"] = parse_schedule(schedule)
-    result = _run(_options(config, flags, parse_settings(settings)))
-    return emit(result) if json else _show(result)
+    if run is not None and resume is not None:
+        raise typer.BadParameter("start a run with --run or go on with one, not both", param_hint="--resume")
+    if resume is not None and not (resume / "config.toml").is_file():
+        raise typer.BadParameter(f"{resume} is not the folder of a run: it has no config.toml", param_hint="--resume")
+    files = [resume / "config.toml" if resume else None, config]
+    options = _options([path for path in files if path], flags, parse_settings(settings))
+    result = _simulated(options, run, resume)
+    return emit(result) if json else _show(result, run or resume)
 
 
-def _show(result: SimulationResult) -> None:
+def _show(result: SimulationResult, folder: Path | None) -> None:
     facts = dataclasses.asdict(result)
     del facts["curve"]
     show_fields(facts)
+    if folder is not None:
+        stderr.print(f"run: {folder}", soft_wrap=True, highlight=False)
 
 
-def _run(options: dict[str, Any]) -> SimulationResult:
-    """Run the simulation that the options ask for, and show how far it is."""
+def _simulated(options: dict[str, Any], run: Path | None, resume: Path | None) -> SimulationResult:
+    """The simulation that the options ask for, in a folder or without; shows how far it is."""
     with loading():
         import torch
 
-        from simulator.simulation import simulate as run
+        from simulator.runs import running
+        from simulator.simulation import simulate
 
     torch.set_num_threads(1)  # small batches: a second thread costs more than it gives
     chosen = _configuration(options)
     with progress() as bar:
-        task = bar.add_task(f"{chosen.model} · {chosen.baseline or chosen.algorithm}", total=chosen.rounds, note="")
+        on_round = _shown_in(bar, chosen)
+        if run is not None:
+            return running.start(run, chosen, on_round)
+        if resume is not None:
+            return running.resume(resume, chosen, on_round)
+        return simulate(chosen, on_round)
 
-        def on_round(number: int, metrics: dict[str, float]) -> None:
-            loss = next(value for name, value in metrics.items() if name.endswith(".loss"))
-            bar.update(task, completed=number, note=f"train loss {loss:.3f}")
 
-        return run(chosen, on_round)
+def _shown_in(bar: Progress, config: SimulationConfig) -> OnRound:
+    """What shows every round in a bar: the training loss, and what held-out users measured last."""
+    task = bar.add_task(f"{config.model} · {config.baseline or config.algorithm}", total=config.rounds, note="")
+    measured: dict[str, str] = {}
+
+    def on_round(number: int, point: Point) -> None:
+        loss = next(value for name, value in point.items() if name.endswith(".loss"))
+        for name, words in (("test.loss", "held-out loss"), ("test.accuracy", "accuracy")):
+            if name in point:
+                measured[name] = f"{words} {point[name]:.3f}"
+        bar.update(task, completed=number, note=", ".join([f"train loss {loss:.3f}", *measured.values()]))
+
+    return on_round
 
 
-def _options(path: Path | None, flags: dict[str, Any], settings: dict[str, object]) -> dict[str, Any]:
-    """The options of the file, overridden by the flags. A wrong algorithm is reported before torch is loaded.
+def _options(paths: Sequence[Path], flags: dict[str, Any], settings: dict[str, object]) -> dict[str, Any]:
+    """The options of files, later ones before earlier ones, overridden by the flags.
 
-    A baseline may have other settings, which are looked at later.
+    A wrong algorithm is reported before torch is loaded. A baseline may have other settings, which are looked at
+    later.
     """
     from fedcore.algorithms import create, module_of
 
     values: dict[str, Any] = {}
-    if path is not None:
+    for path in paths:
         try:
-            values = tomllib.loads(path.read_text())
+            values |= tomllib.loads(path.read_text())
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise typer.BadParameter(f"cannot read {path}: {error}", param_hint="CONFIG.toml") from error
     values |= {name: value for name, value in flags.items() if value is not None}

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
+from numpy.typing import NDArray
 
 from export.model import Model
 from fedcore.algorithms.algorithm import Algorithm
+from fedcore.plan import prefixed, unprefixed
 from simulator.engine import Engine, evaluate
 from simulator.engines.choice import Choice
 from simulator.engines.computing import Computing
 from simulator.errors import Diverged
 from simulator.population import Population
-from simulator.training import PerUser, digest_of, engine_facts
+from simulator.training import CLIENTS, SERVER, PerUser, Vectors, check_shapes, digest_of, engine_facts
 
 
 class LocalOnly:
@@ -29,13 +33,15 @@ class LocalOnly:
             Engine(model, algorithm, train.subset([user]), seed=seed, computing=Computing(device))
             for user in range(len(train))
         ]
+        self._examples = int(train.starts[-1])
         choice = Choice(Computing(device), "every user has an engine of their own")
         self.facts = engine_facts(model, algorithm, len(train), len(train), choice)
 
     def run_round(self, number: int) -> dict[str, float]:
         """A round of every user; the metrics are means over users."""
         results = [engine.run_round(number, [0], [user]).metrics for user, engine in enumerate(self._engines)]
-        return {name: float(np.mean([metrics[name] for metrics in results])) for name in results[0]}
+        means = {name: float(np.mean([metrics[name] for metrics in results])) for name in results[0]}
+        return means | {"examples": self._examples}
 
     def measure(self, number: int) -> PerUser:
         """The means of the users who measure, after round `number`."""
@@ -49,6 +55,24 @@ class LocalOnly:
             raise Diverged(f"round {number}: the models of users {bad} have no finite loss; a lower client_lr may help")
         return per_user
 
+    def vectors(self) -> Vectors:
+        """A copy of every user's server state, (users, …), and of what they keep as a client."""
+        return {
+            **_stacked(SERVER, [engine.state for engine in self._engines]),
+            **_stacked(CLIENTS, [engine.client_states for engine in self._engines]),
+        }
+
+    def restore(self, vectors: Mapping[str, NDArray[np.floating]]) -> None:
+        """Go on from what `vectors` gave."""
+        check_shapes(vectors, self.vectors())
+        for user, engine in enumerate(self._engines):
+            own = {name: array[user] for name, array in vectors.items()}
+            engine.restore(unprefixed(SERVER, own), unprefixed(CLIENTS, own))
+
     def digest(self) -> str:
         """SHA-256 of the trained weights."""
         return digest_of([engine.state["params"] for engine in self._engines])
+
+
+def _stacked(prefix: str, states: Sequence[Mapping[str, NDArray[np.float32]]]) -> Vectors:
+    return {**prefixed(prefix, {name: np.stack([state[name] for state in states]) for name in states[0]})}

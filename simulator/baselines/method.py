@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import ClassVar, Protocol
 
@@ -14,7 +14,7 @@ from fedcore.batching import StreamKey, permutation
 from simulator.baselines.linear import Array, LinearProblem
 from simulator.errors import DatasetError, Diverged
 from simulator.population import Population
-from simulator.training import Facts, PerUser, digest_of
+from simulator.training import Facts, PerUser, Vectors, check_shapes, digest_of
 
 Order = Callable[[int, int, int], NDArray[np.int64]]
 """order(client, epoch, examples): the order in which a client visits its examples in this round, (examples,)."""
@@ -66,7 +66,7 @@ class LinearTraining:
             raise Diverged(
                 f"round {number}: {self._method.name} diverged; a higher l2, or mu where there is one, helps"
             )
-        return {"train.loss": loss}
+        return {"train.loss": loss, "examples": len(self._problem.features)}
 
     def measure(self, number: int) -> PerUser:
         """The means of the users who measure, after round `number`."""
@@ -78,6 +78,15 @@ class LinearTraining:
         }
         starts, sizes = self.test.starts[:-1], self.test.sizes
         return {name: np.add.reduceat(each, starts) / sizes for name, each in values.items()}
+
+    def vectors(self) -> Vectors:
+        """A copy of the method's state."""
+        return {"state": self._state.copy()}
+
+    def restore(self, vectors: Mapping[str, NDArray[np.floating]]) -> None:
+        """Go on from what `vectors` gave."""
+        check_shapes(vectors, self.vectors())
+        self._state = vectors["state"].astype(np.float64)
 
     def digest(self) -> str:
         """SHA-256 of the trained weights."""

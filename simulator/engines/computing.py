@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -17,6 +17,8 @@ from simulator.population import Population
 
 if TYPE_CHECKING:
     from simulator.engines.graphs import Exported
+
+EngineName = Literal["graphs", "torch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class Computing:
     at_once: int | None = None
 
     @property
-    def engine(self) -> str:
+    def engine(self) -> EngineName:
         """The engine's name."""
         return "torch" if self.graphs is None else "graphs"
 

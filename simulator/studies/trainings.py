@@ -11,11 +11,12 @@ from export.model import Model
 from export.models import load as load_model
 from fedcore.algorithms import create, module_of
 from simulator import datasets
+from simulator.course import overall
 from simulator.engines.choice import Choice
 from simulator.engines.computing import Computing
 from simulator.errors import Diverged
 from simulator.population import Population
-from simulator.simulation import SimulationConfig, overall
+from simulator.simulation import SimulationConfig
 from simulator.studies.study import PerSeed, mean
 from simulator.studies.trials import Series, Trials
 from simulator.training import Cohorts, EngineTraining, Training

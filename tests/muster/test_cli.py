@@ -202,7 +202,7 @@ def test_tasks_are_created_listed_paused_resumed_and_cancelled(plan, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("export", "resnet"), 2, "no model is called 'resnet'; did you mean resnet18_gn? there are logreg, mlp, "),
+        (("export", "resnet"), 2, "no model is called 'resnet'; did you mean resnet18_gn? there are least_squares, "),
         (
             ("export", "mlp", "--algorithm", "sgd"),
             2,
@@ -225,6 +225,8 @@ def test_tasks_are_created_listed_paused_resumed_and_cancelled(plan, tmp_path):
         (("simulate", "--model", "mlp", "--cohort", "1000"), 2, "a cohort of 1000 cannot be drawn from 60 clients"),
         (("simulate", "--model", "mlp", "--device", "cuda:7"), 2, "cannot compute on 'cuda:7'"),
         (("simulate",), 2, "name a model"),
+        (("simulate", "--resume", "nowhere"), 2, "nowhere is not the folder of a run: it has no config.toml"),
+        (("simulate", "--model", "mlp", "--run", "."), 2, ". exists already; take another folder"),
         (
             ("simulate", "--model", f"{user_models.__name__}:wrong_size"),
             1,
@@ -272,6 +274,23 @@ def test_simulate_reads_a_file_and_flags_win(typed, tmp_path):
         config.write_text(wrong)
         result = in_process("simulate", config)
         assert (result.exit_code, words in result.output) == (2, True), result.output
+
+
+def test_a_run_is_shown_resumed_and_refused_with_other_options(typed, tmp_path):
+    path = tmp_path / "run"
+    words = ["--model", "logreg", "--rounds", 4, "--cohort", 3, "--evaluate-every", 2, "--processes", 1]
+    status, out, err = typed("simulate", *words, "--run", path)
+    assert (status, "rounds" in out, f"run: {path}" in err) == (0, True, True), err
+    assert "held-out loss" in err
+    assert "accuracy 0." in err
+    status, out, err = typed("simulate", "--resume", path, "--json")
+    assert (status, json.loads(out)) == (0, json.loads((path / "result.json").read_text())), err
+    status, _, err = typed("simulate", "--resume", path, "--rounds", 9)
+    assert (status, "differ in rounds (4 and 9)" in err) == (2, True)
+    again = tmp_path / "again"
+    status, _, err = typed("simulate", path / "config.toml", "--run", again)
+    assert status == 0, err
+    assert (again / "config.toml").read_text() == (path / "config.toml").read_text()
 
 
 def test_a_baseline_is_simulated_with_settings_of_its_own(typed):

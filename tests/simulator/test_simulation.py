@@ -1,8 +1,11 @@
 """A whole simulation: repeatable, and it learns."""
 
+from dataclasses import replace
+
 import pytest
 
 from fedcore.schedule import ServerSchedule
+from simulator.course import Limits
 from simulator.engine import Engine
 from simulator.errors import EngineError
 from simulator.simulation import SimulationConfig, simulate
@@ -35,11 +38,58 @@ def test_the_curve_is_measured_as_often_as_asked_and_at_the_end():
     assert heard == list(range(1, 8))
     assert [point["round"] for point in result.curve] == [3, 6, 7]
     assert result.curve[-1]["test.accuracy"] == result.test_accuracy
+    for point in result.curve:
+        percentiles = [point[f"test.user_p{percent}"] for percent in (5, 25, 50, 75, 95)]
+        assert percentiles == sorted(percentiles)
+        assert percentiles[0] <= point["test.user_mean"] <= percentiles[-1]
+    assert [result.curve[-1][f"test.user_{name}"] for name in result.per_user] == list(result.per_user.values())
+    assert (result.rounds, result.ended_by) == (7, "rounds")
+
+
+def test_a_simulation_ends_at_the_first_measurement_at_the_target():
+    config = SimulationConfig(model="logreg", rounds=60, cohort=5, evaluate_every=2, target_accuracy=0.5)
+    result = simulate(config)
+    *before, last = [point["test.accuracy"] for point in result.curve]
+    assert max(before) < 0.5 <= last
+    assert (result.ended_by, result.rounds) == ("target_accuracy", result.curve[-1]["round"])
+    whole = simulate(replace(config, target_accuracy=None, rounds=result.rounds))
+    assert whole.params_sha256 == result.params_sha256
+
+
+def course_of(losses):
+    """Two rounds for each loss, of which the second is measured."""
+    points = [({"round": 2 * n + 1}, {"round": 2 * n + 2, "test.loss": loss}) for n, loss in enumerate(losses)]
+    return [point for pair in points for point in pair]
+
+
+def test_patience_counts_the_rounds_since_the_lowest_loss():
+    limits = Limits(rounds=100, target_accuracy=None, patience=4)
+    assert limits.ending(course_of([3.0, 2.0, 2.5])) is None
+    assert limits.ending(course_of([3.0, 2.0, 2.5, 2.0])) == "patience"
+    assert limits.ending(course_of([3.0, 2.0, 2.5, 1.9])) is None
+    assert limits.ending(course_of([3.0, 2.0, 2.5, 2.4])[:-1]) is None  # not measured
+    assert limits.ending([]) is None
+
+
+def test_a_simulation_whose_loss_does_not_fall_ends_early():
+    config = SimulationConfig(
+        model="logreg", settings={"client_lr": 1e-7}, rounds=40, cohort=2, evaluate_every=1, patience=3
+    )
+    result = simulate(config)
+    losses = [point["test.loss"] for point in result.curve]
+    assert result.ended_by == "patience"
+    assert len(losses) - 1 - losses.index(min(losses)) == 3
 
 
 @pytest.mark.parametrize(
     ("wrong", "words"),
-    [({"rounds": 0}, "rounds must be at least 1"), ({"held_out": 1.0}, "held_out"), ({"seed": -1}, "seed")],
+    [
+        ({"rounds": 0}, "rounds must be at least 1"),
+        ({"held_out": 1.0}, "held_out"),
+        ({"seed": -1}, "seed"),
+        ({"patience": 0}, "patience must be at least 1"),
+        ({"target_accuracy": 80.0}, "target_accuracy must lie above 0 and at most at 1, not 80"),
+    ],
 )
 def test_impossible_options_are_named(wrong, words):
     with pytest.raises(EngineError, match=words):

@@ -1,0 +1,64 @@
+"""The course of a simulation: what its rounds gave, one point for each, and when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.population import Population
+from simulator.training import PerUser
+
+Point = dict[str, int | float]
+"""A round: its number `round`, its metrics, and what held-out users measured after it, if they did (`measured`)."""
+
+Ending = Literal["rounds", "target_accuracy", "patience"]
+"""Why a simulation ended: all rounds ran, the accuracy was reached, or the loss did not fall any more."""
+
+PERCENTILES = (5, 25, 50, 75, 95)
+LOSS, ACCURACY, USER_MEAN, PER_USER = "test.loss", "test.accuracy", "test.user_mean", "test.user_p"
+
+
+def measured(per_user: PerUser, test: Population) -> Point:
+    """The part of a point that held-out users measured.
+
+    `test.loss` and `test.accuracy` are means over examples. `test.user_mean` is the mean over users of their accuracy,
+    `test.user_p5` to `test.user_p95` its percentiles; of their loss, where the model has no accuracy.
+    """
+    point: Point = {f"test.{name}": overall(values, test) for name, values in per_user.items()}
+    ranked = per_user.get("accuracy", per_user["loss"])
+    point[USER_MEAN] = float(ranked.mean())
+    return point | {f"{PER_USER}{percent}": float(np.percentile(ranked, percent)) for percent in PERCENTILES}
+
+
+def overall(per_user: NDArray[np.float64], population: Population) -> float:
+    """The per-example mean of a per-user mean."""
+    return float(np.average(per_user, weights=population.sizes))
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When a simulation ends.
+
+    rounds: how many it has at most. target_accuracy: held-out accuracy at which it ends. patience: rounds after the
+    lowest held-out loss at which it ends. Both are looked at when the users measure.
+    """
+
+    rounds: int
+    target_accuracy: float | None
+    patience: int | None
+
+    def ending(self, course: Sequence[Point]) -> Ending | None:
+        """Why the simulation ends after these rounds, or None if it goes on."""
+        if course and LOSS in course[-1]:
+            last = course[-1]
+            if self.target_accuracy is not None and last[ACCURACY] >= self.target_accuracy:
+                return "target_accuracy"
+            if self.patience is not None:
+                best = min((point for point in course if LOSS in point), key=lambda point: point[LOSS])
+                if last["round"] - best["round"] >= self.patience:
+                    return "patience"
+        return "rounds" if len(course) >= self.rounds else None

@@ -1,0 +1,234 @@
+"""The folder of a run: its configuration, the metrics of every round, checkpoints, and the result.
+
+    config.toml                     the configuration, with every setting
+    engine.json                     the engine that trains, and why that one
+    metrics.jsonl                   a line for each round: its point of the course, and its wall time in `seconds`
+    checkpoint-00000010.safetensors all that rounds 1 to 10 moved; the last two are kept
+    result.json                     the result, once the run has ended
+    lock                            held by the process that runs
+
+Files are written whole and durably, and metrics before the checkpoint that follows them. So a checkpoint is good, and
+the rounds up to it have their lines, whenever the process or the machine ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TypeVar
+
+import msgspec
+import safetensors
+import safetensors.numpy
+
+from fedcore.decoding import UNDECODABLE, decoder
+from fedcore.private_files import sync_folder, write_private
+from simulator.course import Point
+from simulator.engines.computing import EngineName
+from simulator.errors import RunError, RunNotKept
+from simulator.runs.config_file import to_toml
+from simulator.simulation import SimulationConfig, SimulationResult, to_config
+from simulator.training import Vectors
+
+CONFIG, ENGINE, METRICS, RESULT, LOCK = "config.toml", "engine.json", "metrics.jsonl", "result.json", "lock"
+CHECKPOINT = "checkpoint-*.safetensors"
+KEPT = 2
+SECONDS = "seconds"
+
+
+class KeptEngine(msgspec.Struct, frozen=True):
+    """The engine with which a run began, and why that one; None where no engine trains."""
+
+    engine: EngineName | None
+    reason: str | None
+
+
+T = TypeVar("T")
+_POINT = decoder(Point)
+_RESULT = decoder(SimulationResult)
+_ENGINE = decoder(KeptEngine)
+
+
+class RunFolder:
+    """A run's folder, which this process alone writes to until `close`."""
+
+    def __init__(self, path: Path, lock: IO[str]) -> None:
+        self.path, self._lock = path, lock
+        self._metrics = (path / METRICS).open("ab", buffering=0)
+
+    @classmethod
+    def create(cls, path: Path, config: SimulationConfig, engine: KeptEngine) -> RunFolder:
+        """A new folder, which is there whole or not at all. Raises RunError where there is something already."""
+        check_free(path)
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        with writing(path):
+            partial.mkdir(parents=True)
+            try:
+                lock = _locked(partial)
+                write_private(partial / CONFIG, to_toml(config).encode())
+                write_private(partial / ENGINE, msgspec.json.encode(engine))
+                partial.rename(path)
+            except BaseException:
+                shutil.rmtree(partial, ignore_errors=True)
+                raise
+            sync_folder(path.parent)
+            return cls(path, lock)
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """The folder of a run that began. Raises RunError when it holds no run, or a process that lives uses it."""
+        read_config(path)
+        with writing(path):
+            lock = _locked(path)
+            for partial in path.glob("*.partial"):  # of a process that was killed
+                partial.unlink()
+            return cls(path, lock)
+
+    def close(self) -> None:
+        """Let other processes use the folder."""
+        self._metrics.close()
+        self._lock.close()
+
+    def add(self, point: Point) -> None:
+        """Add a round's line to the metrics; durable with the next checkpoint. Raises RunNotKept."""
+        with writing(self.path):
+            line = memoryview(msgspec.json.encode(point) + b"\n")
+            while line:
+                line = line[self._metrics.write(line) :]
+
+    def save(self, number: int, vectors: Vectors) -> None:
+        """Keep all that the rounds up to `number` moved, and drop older checkpoints. Raises RunNotKept."""
+        with writing(self.path):
+            os.fsync(self._metrics.fileno())
+            data = safetensors.numpy.save(dict(vectors))
+            write_private(self.path / CHECKPOINT.replace("*", f"{number:08d}"), data, replace=True)
+            for old in self._checkpoints()[KEPT:]:
+                old.unlink()
+
+    def finish(self, result: SimulationResult) -> None:
+        """Keep the result. Raises RunNotKept."""
+        with writing(self.path):
+            write_private(self.path / RESULT, msgspec.json.encode(result), replace=True)
+
+    def rewind(self) -> tuple[list[Point], Vectors | None]:
+        """Go back to the last whole checkpoint: the course up to it, and what it holds; None before the first.
+
+        The lines of later rounds are removed. Raises RunNotKept.
+        """
+        lines = _whole_lines((self.path / METRICS).read_bytes())
+        rounds, vectors = self._last_whole(len(lines))
+        with writing(self.path):
+            os.truncate(self._metrics.fileno(), sum(len(line) + 1 for line in lines[:rounds]))
+        return [_course_point(line) for line in lines[:rounds]], vectors
+
+    def _last_whole(self, most: int) -> tuple[int, Vectors | None]:
+        """The last checkpoint that can be read, of no more rounds than `most`: its round, and what it holds."""
+        for path in self._checkpoints():
+            number = int(path.stem.rpartition("-")[2])
+            if number <= most:
+                with contextlib.suppress(safetensors.SafetensorError, OSError):
+                    return number, read_vectors(path)
+        return 0, None
+
+    def _checkpoints(self) -> list[Path]:
+        """The checkpoints, the last first."""
+        return sorted(self.path.glob(CHECKPOINT), reverse=True)
+
+
+def check_free(path: Path) -> None:
+    """Raise RunError when a new run cannot have the folder, as there is something already."""
+    if path.exists() or path.is_symlink():
+        is_run = (path / CONFIG).is_file()
+        remedy = f"go on with it by --resume {path}, or take" if is_run else "take"
+        raise RunError(f"{path} exists already; {remedy} another folder")
+
+
+def read_config(path: Path) -> SimulationConfig:
+    """The configuration of the run in a folder. Raises RunError when there is none."""
+    try:
+        return to_config(tomllib.loads((path / CONFIG).read_text()))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise RunError(f"{path} is not the folder of a run: its {CONFIG} cannot be read: {error}") from error
+
+
+def read_engine(path: Path) -> KeptEngine:
+    """The engine with which the run in a folder began. Raises RunError."""
+    return _read(path / ENGINE, _ENGINE)
+
+
+def read_result(path: Path) -> SimulationResult | None:
+    """The result of the run in a folder, or None before its end. Raises RunError when it cannot be read."""
+    return _read(path / RESULT, _RESULT) if (path / RESULT).exists() else None
+
+
+def read_metrics(path: Path) -> list[Point]:
+    """The points of all rounds of the run in a folder, each with its wall time `seconds`. Raises RunError."""
+    try:
+        data = (path / METRICS).read_bytes()
+    except OSError as error:
+        raise RunError(f"{path} is not the folder of a run: {error}") from error
+    return [_POINT.decode(line) for line in _whole_lines(data)]
+
+
+def read_vectors(path: Path) -> Vectors:
+    """The vectors of a checkpoint. Raises SafetensorError or OSError."""
+    vectors: Vectors = {name: array.copy() for name, array in safetensors.numpy.load(path.read_bytes()).items()}
+    return vectors
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """A block that writes to the run in a folder. Raises RunNotKept."""
+    try:
+        yield
+    except OSError as error:
+        raise RunNotKept(
+            f"the run in {path} cannot be kept: {error.strerror}: {error.filename or path}; once that is mended, go on "
+            f"from its last checkpoint with --resume {path}"
+        ) from error
+
+
+def _locked(path: Path) -> IO[str]:
+    """The lock of a folder, held until it is closed. Raises RunError when another process holds it, and OSError."""
+    lock = (path / LOCK).open("a+")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        lock.seek(0)
+        holder = lock.read() or "of another machine"
+        lock.close()
+        raise RunError(f"{path} is in use by process {holder}; wait for its end, or end it") from error
+    lock.truncate(0)
+    lock.write(str(os.getpid()))
+    lock.flush()
+    return lock
+
+
+def _whole_lines(data: bytes) -> list[bytes]:
+    """The lines of metrics up to the first that is torn or out of order."""
+    whole: list[bytes] = []
+    for line in data.split(b"\n")[:-1]:
+        try:
+            if _POINT.decode(line)["round"] != len(whole) + 1:
+                break
+        except (*UNDECODABLE, KeyError):
+            break
+        whole.append(line)
+    return whole
+
+
+def _course_point(line: bytes) -> Point:
+    return {name: value for name, value in _POINT.decode(line).items() if name != SECONDS}
+
+
+def _read(path: Path, kind: msgspec.json.Decoder[T]) -> T:
+    try:
+        return kind.decode(path.read_bytes())
+    except (OSError, *UNDECODABLE) as error:
+        raise RunError(f"{path} cannot be read: {error}") from error
