@@ -48,6 +48,8 @@ EXTRAS = {
     "uvicorn": "coordinator",
     "matplotlib": "dev",
     "pygal": "sim",
+    "h5py": "data",
+    "pyarrow": "data",
     "aiohttp": "dev",
 }
 

@@ -19,8 +19,9 @@ class Population:
     """Clients and their examples.
 
     fields: arrays (N, …) by field name, client after client. starts: int64 (clients + 1,), where each client begins.
-    classes: integers lie in 0 … classes − 1: labels, or tokens. Those of the data that are given first count, and a
-    subset keeps them; None where no field holds integers.
+    classes: the integers in `y` lie in 0 … classes − 1, and where `y` is a sequence of tokens those in `x` too. They
+    follow from the data where they are not given, and a subset keeps them; None where `y` holds no integers. Raises
+    DatasetError when there are more.
     """
 
     clients: tuple[str, ...]
@@ -29,9 +30,15 @@ class Population:
     classes: int | None = None
 
     def __post_init__(self) -> None:
-        largest = [int(array.max()) for array in self.fields.values() if array.dtype.kind in "iu" and array.size]
-        if self.classes is None and largest:
-            object.__setattr__(self, "classes", max(largest) + 1)
+        labels = self.fields.get("y")
+        if labels is None or labels.dtype.kind not in "iu" or not labels.size:
+            return
+        tokens = [self.fields["x"]] if labels.ndim > 1 and "x" in self.fields else []
+        largest = max(int(array.max()) for array in [labels, *tokens] if array.dtype.kind in "iu")
+        if self.classes is None:
+            object.__setattr__(self, "classes", largest + 1)
+        elif largest >= self.classes:
+            raise DatasetError(f"a label is {largest}, but there are {self.classes} classes, from 0")
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -88,7 +95,9 @@ class Population:
         order = np.random.Generator(np.random.Philox(key=[seed, 0])).permutation(len(self))
         count = min(max(1, round(held_out * len(self))), len(self) - 1)
         if count < 1:
-            raise DatasetError("a population of one client has no users to hold out")
+            raise DatasetError(
+                "a population of one client has no users to hold out; --partition deals its examples to several"
+            )
         return self.subset(sorted(order[count:].tolist())), self.subset(sorted(order[:count].tolist()))
 
     def pooled(self) -> Population:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 from export.errors import InvalidModel, UnknownModel, reason
 from export.model import ModelSpec
@@ -21,6 +18,7 @@ from export.models.resnet18_gn import resnet18_gn
 from export.models.transformer import transformer
 from export.models.word_lstm import word_lstm
 from fedcore.names import offered
+from fedcore.own_code import import_own
 
 MODELS: dict[str, Callable[..., ModelSpec]] = {
     "least_squares": least_squares,
@@ -50,10 +48,8 @@ def load(name: str, shape: tuple[int, ...] | None = None, classes: int | None = 
         raise UnknownModel(
             f"no model is called {name!r}; {offered(name, MODELS)}, or give your own as package.module:function"
         )
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
     try:
-        make = getattr(importlib.import_module(module), function)
+        make = getattr(import_own(module), function)
     except Exception as error:  # whatever the user's own code raises
         raise UnknownModel(f"cannot import {name!r}: {reason(error)}") from error
     try:

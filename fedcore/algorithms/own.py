@@ -7,15 +7,13 @@ it: on a command line, or in the settings of a coordinator. What a plan, a bundl
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import inspect
-import sys
 from collections.abc import Container
-from pathlib import Path
 from typing import Any
 
 from fedcore.errors import InvalidAlgorithm, UnknownAlgorithm, UntrustedAlgorithm
 from fedcore.names import offered
+from fedcore.own_code import import_own
 
 _ALWAYS = ("name", "family", "weighting", "init")
 _OF_A_TRIP = ("passes", "broadcast", "report", "update")
@@ -40,10 +38,8 @@ def own_algorithm(name: str, modules: Container[str]) -> type[Any]:
             f"algorithm {name!r} is not built in, and a coordinator imports only modules that its settings name; if "
             f"you trust that code, put {module} into its setting `algorithms` (MUSTER_ALGORITHMS={module})"
         )
-    if str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))
     try:
-        imported = importlib.import_module(module)
+        imported = import_own(module)
     except Exception as error:  # whatever the user's own code raises
         words = str(error).strip().partition("\n")[0]
         raise UnknownAlgorithm(f"cannot import {name!r}: {type(error).__name__}: {words}") from error

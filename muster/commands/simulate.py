@@ -24,6 +24,10 @@ from muster.output import (
 from muster.schedule_option import Schedule, parse_schedule
 
 ALGORITHM = "An algorithm (`muster algorithms list`), or your own as package.module:Class.  [default: fedavg]"
+DATASET = (
+    "A data set by name (docs/datasets.md), package.module:function, or a path to npz or Parquet files.  "
+    "[default: digits]"
+)
 PARTITION = (
     "How examples are dealt to clients: dirichlet:ALPHA, pachinko:ALPHA,BETA, shards:PER_CLIENT, quantity:BETA or "
     "shuffled; by default by user, or dirichlet:0.3 where there are no users."
@@ -59,9 +63,7 @@ def simulate(
         Path | None, typer.Argument(metavar="[CONFIG.toml]", help="Options by name, and [settings]; flags override.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="A built-in model or package.module:function.")] = None,
-    dataset: Annotated[
-        str | None, typer.Option(help="A data set by name (docs/datasets.md).  [default: digits]")
-    ] = None,
+    dataset: Annotated[str | None, typer.Option(help=DATASET)] = None,
     data: Annotated[Path | None, typer.Option(help="The folder that holds data sets on disk.")] = None,
     partition: Annotated[str | None, typer.Option(help=PARTITION)] = None,
     clients: Annotated[int | None, typer.Option(help=CLIENTS)] = None,

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from simulator.errors import DatasetError
 
 
-def read_npz(path: Path, names: Sequence[str]) -> dict[str, NDArray[np.generic]]:
-    """The named arrays of an npz file, never unpickled. Raises DatasetError."""
+def read_npz(path: Path, names: Sequence[str] | None = None) -> dict[str, NDArray[np.generic]]:
+    """The named arrays of an npz file, or all of them, never unpickled. Raises DatasetError."""
     if not path.is_file():
         raise DatasetError(f"{path} does not exist; --data must name the folder that holds it")
     try:
         with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in names}
-    except (KeyError, ValueError, OSError, zipfile.BadZipFile) as error:
+            return {name: archive[name] for name in names or archive.files}
+    except (KeyError, ValueError, TypeError, OSError, zipfile.BadZipFile) as error:
         raise DatasetError(f"{path} is not the data set it should be: {error}") from error

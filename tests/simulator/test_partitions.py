@@ -32,7 +32,7 @@ def test_every_example_goes_to_one_client(name):
     users = dealt(pooled(), name, 30)
     assert len(set(users.clients)) == 30
     assert sorted(users.fields["n"]) == list(range(EXAMPLES))
-    assert users.classes == EXAMPLES
+    assert users.classes == CLASSES
     for client in range(30):
         shard = users.shard(client)
         np.testing.assert_array_equal(shard["y"], shard["n"] % CLASSES)

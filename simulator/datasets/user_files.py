@@ -1,0 +1,127 @@
+"""Files with users' examples, npz or Parquet: a user in every file, or a field that says whose each example is.
+
+An npz holds an array for each field, an example in every row. A Parquet file holds a column for each field; a vector or
+an image is a list, or lists of lists, of one length. A field `user` says whose an example is; without it a file is a
+user, called as the file. Numbers become what models read: float32, int64 or uint8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from simulator.datasets.files import read_npz
+from simulator.errors import DatasetError
+from simulator.population import Array, Population
+
+USER = "user"
+
+
+def users_of(path: Path) -> Population:
+    """The users of a file, or of all files of a folder. Raises DatasetError, naming the file."""
+    shards: dict[str, list[dict[str, Array]]] = {}
+    for file in _files(path):
+        fields = _read(file)
+        for user, shard in _by_user(fields, file):
+            shards.setdefault(user, []).append(shard)
+    kinds = {user: _kinds(parts[0]) for user, parts in shards.items()}
+    first, expected = next(iter(kinds.items()))
+    for user, parts in shards.items():
+        for part in parts:
+            if _kinds(part) != expected:
+                raise DatasetError(
+                    f"{path}: the examples of {user!r} are {_shown(_kinds(part))}, those of {first!r} "
+                    f"{_shown(expected)}; all need the same fields"
+                )
+    whole = [{name: np.concatenate([part[name] for part in parts]) for name in expected} for parts in shards.values()]
+    return Population.of(list(shards), whole)
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.exists():
+        raise DatasetError(f"{path} does not exist")
+    found = [path] if path.is_file() else sorted(file for file in path.iterdir() if not file.name.startswith("."))
+    if not found:
+        raise DatasetError(f"{path} is empty; it needs a file USER.npz or USER.parquet for each user")
+    others = [file.name for file in found if file.suffix not in READERS]
+    if others:
+        raise DatasetError(
+            f"{path} holds {others[0]!r}, of another format; data sets are files of {' or '.join(READERS)}"
+        )
+    return found
+
+
+def _read(path: Path) -> dict[str, Array]:
+    fields = {name: _numbers(array, name, path) for name, array in READERS[path.suffix](path).items()}
+    lengths = {name: array.shape[0] if array.ndim else 0 for name, array in fields.items()}
+    if not fields or not min(lengths.values()):
+        raise DatasetError(f"{path} holds no examples")
+    if len(set(lengths.values())) > 1:
+        raise DatasetError(f"{path}: every field needs a row for each example, but there are {_shown(lengths)}")
+    return fields
+
+
+def _numbers(array: Array, name: str, path: Path) -> Array:
+    if name == USER:
+        return array.astype(str)
+    if array.dtype.kind == "f":
+        return array.astype(np.float32)
+    if array.dtype.kind in "iub":
+        return array if array.dtype == np.uint8 else array.astype(np.int64)
+    raise DatasetError(f"{path}: field {name!r} is {array.dtype}, not numbers")
+
+
+def _by_user(fields: Mapping[str, Array], path: Path) -> Iterator[tuple[str, dict[str, Array]]]:
+    """Users and their examples, in the order of the file."""
+    if USER not in fields:
+        yield path.stem, dict(fields)
+        return
+    names, owners = np.unique(fields[USER], return_inverse=True)
+    for number, name in enumerate(names):
+        rows = np.flatnonzero(owners == number)
+        yield str(name), {field: array[rows] for field, array in fields.items() if field != USER}
+
+
+def _kinds(shard: Mapping[str, Array]) -> dict[str, str]:
+    return {name: f"{array.dtype}{list(array.shape[1:])}" for name, array in sorted(shard.items())}
+
+
+def _shown(facts: Mapping[str, object]) -> str:
+    return ", ".join(f"{name} {fact}" for name, fact in facts.items())
+
+
+def _read_parquet(path: Path) -> dict[str, Array]:
+    import pyarrow  # noqa: PLC0415
+    import pyarrow.parquet  # noqa: PLC0415
+
+    try:
+        table = pyarrow.parquet.read_table(path)
+        return {
+            name: _array(table.column(name).combine_chunks(), f"{path}: column {name!r}") for name in table.column_names
+        }
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DatasetError(f"{path} is no Parquet file that can be read: {error}") from error
+
+
+def _array(column: Any, where: str) -> Array:
+    """A column of Arrow as an array; lists give it further axes."""
+    import pyarrow  # noqa: PLC0415
+    import pyarrow.compute  # noqa: PLC0415
+
+    if column.null_count:
+        raise DatasetError(f"{where} has {column.null_count} missing values; fill them in, or leave the examples out")
+    if not pyarrow.types.is_nested(column.type):
+        values: Array = column.to_numpy(zero_copy_only=False)
+        return values
+    lengths = np.unique(pyarrow.compute.list_value_length(column).to_numpy(zero_copy_only=False))
+    if len(lengths) > 1:
+        raise DatasetError(f"{where} has lists of {lengths[0]} to {lengths[-1]} values; all need the same length")
+    inner = _array(column.flatten(), where)
+    return inner.reshape(len(column), -1, *inner.shape[1:])
+
+
+READERS = {".npz": read_npz, ".parquet": _read_parquet}
+"""What reads the arrays of a file, by the end of its name."""

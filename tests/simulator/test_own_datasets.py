@@ -1,0 +1,156 @@
+"""Data sets of a user's own: functions that return populations, and files of users' examples."""
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from simulator import datasets
+from simulator.errors import DatasetError
+from simulator.simulation import SimulationConfig, simulate
+
+MODULE = """
+import numpy as np
+from simulator.population import Population
+
+def users():
+    shard = {"x": np.ones((4, 43), np.float32), "y": np.arange(4)}
+    return Population.of([f"u{i}" for i in range(6)], [shard] * 6)
+
+def broken():
+    raise RuntimeError("no disk")
+
+def nothing():
+    return [1]
+
+def bad():
+    x = np.zeros((2, 3), np.float32)
+    worse = x.copy()
+    worse[1, 2] = np.nan
+    return Population.of(["fine", "worse"], [{"x": x}, {"x": worse}])
+
+def negative():
+    return Population.of(["a", "b"], [{"y": np.array([0])}, {"y": np.array([3, -1])}])
+
+def beyond():
+    return Population.of(["a"], [{"y": np.array([0, 7])}], classes=7)
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """A module in the working folder, by a name of its own in each test."""
+    name = f"own_users_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return name
+
+
+def arrays(size, first=0):
+    return {"x": np.full((size, 2, 3), first, np.float64), "y": np.arange(first, first + size, dtype=np.int16)}
+
+
+def test_a_function_of_ones_own_gives_users_to_train_on(module):
+    config = SimulationConfig(model="mlp", dataset=f"{module}:users", rounds=1, cohort=2, engine="torch", processes=1)
+    result = simulate(config)
+    assert (result.train_users, result.test_users) == (5, 1)
+    assert result.parameters == 44 * 64 + 65 * 4
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("missing", "cannot import data set .*:missing'"),
+        ("broken", "fails with RuntimeError: no disk"),
+        ("nothing", "returned list, expected simulator.population.Population"),
+        ("bad", "field 'x' of client 'worse' holds a number that is not finite"),
+        ("negative", "a label of client 'b' is -1; classes count from 0"),
+        ("beyond", "a label is 7, but there are 7 classes"),
+    ],
+)
+def test_a_function_that_gives_no_population_is_refused(module, function, message):
+    with pytest.raises(DatasetError, match=message):
+        datasets.load(f"{module}:{function}")
+
+
+def test_a_folder_with_a_file_for_each_user(tmp_path):
+    for name, size in (("ann", 3), ("bob", 2)):
+        np.savez(tmp_path / f"{name}.npz", **arrays(size))
+    users = datasets.load(str(tmp_path))
+    assert users.clients == ("ann", "bob")
+    assert users.sizes.tolist() == [3, 2]
+    assert (users.shape, users.classes) == ((2, 3), 3)
+    assert (users.fields["x"].dtype, users.fields["y"].dtype) == (np.float32, np.int64)
+
+
+def test_a_user_field_gathers_the_examples_of_all_files(tmp_path):
+    owners = np.array(["ann", "bob", "ann"])
+    np.savez(tmp_path / "1.npz", **arrays(3), user=owners)
+    np.savez(tmp_path / "2.npz", **arrays(3, 7), user=owners)
+    users = datasets.load(str(tmp_path))
+    assert {name: users.shard(index)["y"].tolist() for index, name in enumerate(users.clients)} == {
+        "ann": [0, 2, 7, 9],
+        "bob": [1, 8],
+    }
+    assert datasets.load(str(tmp_path / "1.npz")).sizes.tolist() == [2, 1]
+
+
+def test_parquet_holds_what_npz_holds(tmp_path):
+    fields = arrays(4)
+    columns = {"x": fields["x"].tolist(), "y": fields["y"], "flag": [True, False, True, True], "user": [5, 5, 6, 5]}
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "all.parquet")
+    users = datasets.load(str(tmp_path / "all.parquet"))
+    assert users.clients == ("5", "6")
+    np.testing.assert_array_equal(users.shard(0)["x"], fields["x"][[0, 1, 3]])
+    assert users.fields["flag"].tolist() == [1, 0, 1, 1]
+    assert users.shape == (2, 3)
+
+
+def test_files_of_one_user_can_be_dealt_out(tmp_path):
+    np.savez(tmp_path / "me.npz", **arrays(40))
+    alone = datasets.load(str(tmp_path))
+    with pytest.raises(DatasetError, match="one client has no users to hold out; --partition deals"):
+        alone.split(0.2, seed=0)
+    assert len(datasets.load(str(tmp_path), clients=8, partition="dirichlet:0.3")) == 8
+
+
+def save(folder, name, **fields):
+    np.savez(folder / f"{name}.npz", **fields)
+
+
+def parquet(folder, **columns):
+    pyarrow.parquet.write_table(pyarrow.table(columns), folder / "a.parquet")
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (lambda folder: None, "is empty; it needs a file"),
+        (lambda folder: (folder / "notes.csv").write_text("a,b"), "holds 'notes.csv', of another format; .*npz or"),
+        (lambda folder: (folder / "a.npz").write_bytes(b"PK"), "a.npz is not the data set it should be"),
+        (lambda folder: (folder / "a.parquet").write_bytes(b"PAR1"), "a.parquet is no Parquet file"),
+        (lambda folder: save(folder, "a", y=np.array([object()])), "a.npz is not the data set it should be"),
+        (lambda folder: save(folder, "a", x=np.zeros((0, 3))), "a.npz holds no examples"),
+        (lambda folder: save(folder, "a", x=np.zeros(3), y=np.zeros(2)), "row for each example, but .* x 3, y 2"),
+        (lambda folder: save(folder, "a", x=np.array(["one"])), "field 'x' is <U3, not numbers"),
+        (lambda folder: save(folder, "a", x=np.array([1, np.nan])), "field 'x' of client 'a' holds a number that is"),
+        (
+            lambda folder: (save(folder, "a", x=np.zeros(2)), save(folder, "b", x=np.zeros((2, 3)))),
+            r"examples of 'b' are x float32\[3\], those of 'a' x float32\[\]",
+        ),
+        (lambda folder: parquet(folder, x=[1.0, None]), "column 'x' has 1 missing values"),
+        (lambda folder: parquet(folder, x=[[1.0], [1.0, 2.0]]), "column 'x' has lists of 1 to 2 values"),
+        (lambda folder: parquet(folder, x=[[1.0, None]]), "column 'x' has 1 missing values"),
+        (lambda folder: parquet(folder, x=[{"deep": 1}]), "a.parquet is no Parquet file that can be read"),
+    ],
+)
+def test_files_that_are_no_data_set_are_named(tmp_path, write, message):
+    write(tmp_path)
+    with pytest.raises(DatasetError, match=message):
+        datasets.load(str(tmp_path))
+
+
+def test_a_path_that_does_not_exist_is_named(tmp_path):
+    with pytest.raises(DatasetError, match="nowhere does not exist"):
+        datasets.load(str(tmp_path / "nowhere"))
