@@ -42,27 +42,46 @@ class CoordinatorForkServer:
         self._process = process
         self._without_rows = without_rows
 
-    def fork(self, ready: Path, settings: dict[str, object], environment: dict[str, str], seed: int | None = None):
+    def fork(
+        self,
+        ready: Path,
+        settings: dict[str, object],
+        environment: dict[str, str],
+        seed: int | None = None,
+        silence_s: float | None = None,
+    ):
         """The id of a process that writes its URLs, for devices and for operators, into `ready` once it answers.
 
-        A `seed` fixes which of the waiting devices are drawn, and in which order.
+        A `seed` fixes which of the waiting devices are drawn, and in which order. silence_s: how long a device may be
+        silent, where that is not the coordinator's own choice.
         """
-        self._process.stdin.write(json.dumps([str(ready), settings, environment, seed]) + "\n")
+        self._process.stdin.write(json.dumps([str(ready), settings, environment, seed, silence_s]) + "\n")
         self._process.stdin.flush()
         return int(self._process.stdout.readline())
 
     @contextmanager
     def local(
-        self, folder: Path, seed: int | None = None, *, secure: bool = False, **settings: object
+        self,
+        folder: Path,
+        seed: int | None = None,
+        *,
+        silence_s: float | None = None,
+        secure: bool = False,
+        **settings: object,
     ) -> Iterator[LocalCoordinator]:
-        """As `muster.server.local_coordinator`; `seed` is that of `fork`. The authority is a thread of this process."""
+        """As `muster.server.local_coordinator`; `seed` and `silence_s` are those of `fork`.
+
+        The authority is a thread of this process.
+        """
         with ExitStack() as stack:
             if secure:
                 settings |= stack.enter_context(authority(folder))
-            yield stack.enter_context(self._local(folder, seed, settings))
+            yield stack.enter_context(self._local(folder, seed, silence_s, settings))
 
     @contextmanager
-    def _local(self, folder: Path, seed: int | None, settings: dict[str, object]) -> Iterator[LocalCoordinator]:
+    def _local(
+        self, folder: Path, seed: int | None, silence_s: float | None, settings: dict[str, object]
+    ) -> Iterator[LocalCoordinator]:
         folder.mkdir(parents=True, exist_ok=True)
         database, blobs, ready = f"sqlite:///{folder / 'muster.db'}", folder / "blobs", folder / "coordinator.url"
         ready.unlink(missing_ok=True)
@@ -70,7 +89,7 @@ class CoordinatorForkServer:
             shutil.copy(self._without_rows, folder / "muster.db")
         given = {"database": database, "blobs": str(blobs), "port": 0} | FOR_ONE_MACHINE | settings
         with open_coordinator_store(database, blobs) as store:
-            pid = self.fork(ready, given, {}, seed)
+            pid = self.fork(ready, given, {}, seed, silence_s)
             try:
                 devices, operators = urls(pid, ready)
                 yield LocalCoordinator(devices, operators, pid, database, blobs, store)
@@ -131,19 +150,22 @@ def wait_until(condition) -> None:
 
 def main() -> None:
     """Fork a coordinator for every line of standard input, and say its process id."""
-    from coordinator.server import serve  # noqa: PLC0415 - what the tests' own process need not load
+    from coordinator.driver import device_presence  # noqa: PLC0415 - what the tests' own process need not load
+    from coordinator.server import serve  # noqa: PLC0415
     from coordinator.settings import Settings  # noqa: PLC0415
     from tests.coordinator.ticks import shorten_ticks  # noqa: PLC0415
 
     shorten_ticks()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel buries the dead
     for line in sys.stdin:
-        ready, settings, environment, seed = json.loads(line)
+        ready, settings, environment, seed, silence_s = json.loads(line)
         pid = os.fork()
         if pid == 0:
             os.environ |= environment
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            if silence_s is not None:
+                device_presence._LEAST_S = silence_s
             source = None if seed is None else SeededSource(seed)
             serve(Settings(**settings), functools.partial(write_urls, Path(ready)), source)
             os._exit(0)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 
-import httpx2
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -146,12 +145,13 @@ def test_dripping_enrolments_leave_room_for_devices_and_newcomers(coordinator, r
     register()
     with coordinator(connection_limit=16) as client, ExitStack() as open_:
         client.devices["a"]
-        attackers = [open_.enter_context(enrolment(client, 9)) for _ in range(20)]
-        with suppress(httpx2.RemoteProtocolError):  # of the connections that wait, the client's own is the oldest
-            client.get("/healthz")
+        attackers = []
+        for _ in range(20):
+            # One after the other: of many at once some are answered with 503, and idle connections close for them.
+            attackers.append(open_.enter_context(enrolment(client, 9)))
+            assert len(attackers) <= 2 or hung_up(attackers[-3])
         assert check_in(client, "a").status_code == 200
         assert enrol(client, Ed25519PrivateKey.generate()).status_code == 200
-        assert wait_until_closed(attackers, 18)
 
 
 def test_idle_connections_give_way_to_new_ones(coordinator):

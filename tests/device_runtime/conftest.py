@@ -51,7 +51,12 @@ def plans(tmp_path_factory):
 
 
 @pytest.fixture
-def world(tmp_path, coordinators, plans):
+def silence_s():
+    """How long a device may be silent before it is lost; None is the coordinator's own choice."""
+
+
+@pytest.fixture
+def world(tmp_path, coordinators, plans, silence_s):
     np.savez(tmp_path / "mine.npz", **datasets.load("digits").shard(0))
-    with coordinators.local(tmp_path) as local, road_to(local.url) as road:
+    with coordinators.local(tmp_path, silence_s=silence_s) as local, road_to(local.url) as road:
         yield World(tmp_path, plans, road, ["--db", local.database, "--blobs", local.blobs])

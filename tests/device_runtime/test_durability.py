@@ -15,6 +15,12 @@ from simulator import datasets
 from tests.device_runtime.process import changed, held_at, kill, muster, until
 
 
+@pytest.fixture
+def silence_s():
+    """Long: no device is lost while its process ends and another one starts, however slow the machine is."""
+    return 600.0
+
+
 @pytest.mark.parametrize("call", ["check-in", "assignment"])
 def test_killed_before_it_has_work_the_device_begins_anew(world, call):
     world.create()
