@@ -50,6 +50,7 @@ EXTRAS = {
     "pygal": "sim",
     "h5py": "data",
     "pyarrow": "data",
+    "google": "data",
     "aiohttp": "dev",
 }
 

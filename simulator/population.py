@@ -57,7 +57,9 @@ class Population:
     def of(
         cls, clients: Sequence[str], shards: Sequence[Mapping[str, Array]], classes: int | None = None
     ) -> Population:
-        """Concatenate clients' shards, which have the same fields. Raises DatasetError when one is empty."""
+        """Concatenate clients' shards, which have the same fields. Raises DatasetError when one, or all, are empty."""
+        if not shards:
+            raise DatasetError("there are no clients")
         names = list(shards[0])
         empty = [client for client, shard in zip(clients, shards, strict=True) if not len(shard[names[0]])]
         if empty:

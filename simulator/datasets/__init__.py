@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,9 +10,11 @@ from pathlib import Path
 
 from fedcore.names import offered
 from simulator.datasets.digits import digits
+from simulator.datasets.leaf import leaf_femnist, leaf_shakespeare
 from simulator.datasets.mnist_10k import mnist_10k
 from simulator.datasets.omniglot import omniglot
-from simulator.datasets.own import own
+from simulator.datasets.own import is_own, own
+from simulator.datasets.published import cifar100, federated_emnist, stackoverflow, tff_shakespeare
 from simulator.datasets.quadratics import quadratics
 from simulator.datasets.shakespeare import shakespeare
 from simulator.datasets.sparse_logistic import sparse_logistic
@@ -30,96 +33,91 @@ HELD_OUT = 0.2
 class Dataset:
     """How a data set is loaded, and what it is, in a few words.
 
-    on_disk: whether `load` takes the folder that holds data sets on disk. clients: how many clients a data set has by
-    default that has no users of its own: it is partitioned. `load` takes their number where they are `generated`.
+    on_disk: whether `load` takes the folder that holds data sets on disk. clients: how many there are by default of a
+    data set of which any number can be made; None where it has users. sized: whether `load` takes that number, and
+    makes or draws so many; otherwise it gives examples without users, which are dealt out.
     """
 
     load: Callable[..., Population]
     about: str
     on_disk: bool = True
     clients: int | None = None
-    generated: bool = False
+    sized: bool = False
+
+
+def _generated(load: Callable[..., Population], about: str, clients: int) -> Dataset:
+    return Dataset(load, f"{about}, generated", on_disk=False, clients=clients, sized=True)
 
 
 DATASETS = {
     "digits": Dataset(digits, "handwritten digits of 8×8 pixels, bundled", on_disk=False, clients=75),
-    "wisdm": Dataset(wisdm, "activities of phone users from accelerometers"),
+    "wisdm": Dataset(wisdm, "activities of phone users, from accelerometers"),
     "omniglot": Dataset(omniglot, "characters of five alphabets by writer, 28×28 pixels"),
-    "shakespeare": Dataset(shakespeare, "characters of plays by speaking role, the next one to be predicted"),
+    "shakespeare": Dataset(shakespeare, "next characters of plays by speaking role"),
     "mnist_10k": Dataset(mnist_10k, "handwritten digits of 28×28 pixels", clients=125),
-    "svmlight": Dataset(svmlight, "your examples with sparse features and two classes, a file for each user"),
-    "synthetic": Dataset(
-        synthetic,
-        "synthetic(1, 1) of FedProx: 10 classes by a model of each client's own",
-        on_disk=False,
-        clients=30,
-        generated=True,
+    "svmlight": Dataset(svmlight, "your own sparse features and two classes, a file for each user"),
+    "federated_emnist": Dataset(federated_emnist, "characters by writer, 28×28 pixels, as TFF publishes them"),
+    "cifar100": Dataset(cifar100, "images of 32×32 pixels and 100 classes by pachinko allocation, as of TFF"),
+    "tff_shakespeare": Dataset(tff_shakespeare, "next characters of all plays by speaking role, as of TFF"),
+    "stackoverflow": Dataset(
+        stackoverflow, "next words of sentences by user of Stack Overflow, as of TFF", clients=1000, sized=True
     ),
-    "quadratics": Dataset(
-        quadratics,
-        "clients with quadratic losses, for the model least_squares",
-        on_disk=False,
-        clients=20,
-        generated=True,
-    ),
-    "sparse_logistic": Dataset(
-        sparse_logistic,
-        "sparse features and two classes, as words of an author",
-        on_disk=False,
-        clients=200,
-        generated=True,
-    ),
+    "leaf_femnist": Dataset(leaf_femnist, "characters by writer, 28×28 pixels, as LEAF makes them"),
+    "leaf_shakespeare": Dataset(leaf_shakespeare, "next characters of all plays by speaking role, as of LEAF"),
+    "synthetic": _generated(synthetic, "synthetic(1, 1) of FedProx: 10 classes by a model of each client's own", 30),
+    "quadratics": _generated(quadratics, "quadratic losses, for the model least_squares", 20),
+    "sparse_logistic": _generated(sparse_logistic, "sparse features and two classes, as of an author's words", 200),
 }
 PARTITION = "dirichlet:0.3"
 """How a data set without users is dealt to clients by default."""
 
 
-def load(name: str, data: Path | None = None, clients: int | None = None, partition: str | None = None) -> Population:
-    """The population of a data set; `data` is the folder that holds data sets on disk.
+def describe(name: str) -> Dataset:
+    """The data set of that name, or of the user's own. Raises DatasetError when there is none.
 
     name: one of DATASETS, or `package.module:function`, which returns a population, or a path to files with users'
     examples (simulator/datasets/user_files.py).
+    """
+    if name in DATASETS:
+        return DATASETS[name]
+    if is_own(name):
+        return Dataset(functools.partial(own, name), "your own", on_disk=False)
+    raise DatasetError(
+        f"no data set is called {name!r}; {offered(name, DATASETS)}, or give your own as package.module:function or as "
+        "a path to npz or Parquet files"
+    )
+
+
+def load(name: str, data: Path | None = None, clients: int | None = None, partition: str | None = None) -> Population:
+    """The population of a data set; `data` is the folder that holds data sets on disk.
+
+    name: as `describe` takes it.
     partition: how the examples are dealt to clients, as `dirichlet:0.3` (simulator/partitions.py); None leaves them
     with the users that have them, and is PARTITION where there are none. clients: to how many; by default as many as
-    there are users.
+    there are users. Without a partition it is for data sets of which any number can be made.
     Raises DatasetError when the name is unknown, the folder or file is missing or malformed, or the data set cannot be
     dealt out like that.
     """
-    default = default_clients(name)
-    count = default if clients is None else clients
-    if name in DATASETS and DATASETS[name].generated and partition is None:
-        return DATASETS[name].load(count)
-    found = _read(name, data)
-    if partition is None and default is None:
-        if clients is not None:
+    dataset = describe(name)
+    count = dataset.clients if clients is None else clients
+    arguments: list[Path | int | None] = []
+    if dataset.on_disk:
+        if data is None:
             raise DatasetError(
-                f"data set {name!r} has {len(found)} users; to deal their examples to {clients} clients, say how, "
-                f"as with --partition {PARTITION}"
+                f"data set {name!r} lies on disk: say where with --data DIR (the folder that holds {name}/)"
             )
+        arguments.append(data)
+    if dataset.sized:
+        arguments.append(count if partition is None else dataset.clients)
+    found = dataset.load(*arguments)
+    if partition is None and dataset.clients is None and clients is not None:
+        raise DatasetError(
+            f"data set {name!r} has {len(found)} users; to deal their examples to {clients} clients, say how, as with "
+            f"--partition {PARTITION}"
+        )
+    if partition is None and (dataset.clients is None or dataset.sized):
         return found
     return dealt(found, partition or PARTITION, len(found) if count is None else count)
-
-
-def default_clients(name: str) -> int | None:
-    """How many clients a data set has by default that any number can be made of; None for one with users."""
-    return DATASETS[name].clients if name in DATASETS else None
-
-
-def _read(name: str, data: Path | None) -> Population:
-    if name not in DATASETS:
-        found = own(name)
-        if found is None:
-            raise DatasetError(
-                f"no data set is called {name!r}; {offered(name, DATASETS)}, or give your own as "
-                "package.module:function, or as a path to npz or Parquet files"
-            )
-        return found
-    dataset = DATASETS[name]
-    if not dataset.on_disk:
-        return dataset.load()
-    if data is None:
-        raise DatasetError(f"data set {name!r} lies on disk: say where with --data DIR (the folder that holds {name}/)")
-    return dataset.load(data)
 
 
 def users(name: str, data: Path | None, count: int) -> tuple[Population, Population]:
@@ -128,6 +126,6 @@ def users(name: str, data: Path | None, count: int) -> tuple[Population, Populat
     Where there are fewer users, some have several devices: their examples are dealt out. Raises DatasetError when there
     are too few examples for that.
     """
-    clients = None if default_clients(name) is None else math.ceil(count / (1 - HELD_OUT))
+    clients = None if describe(name).clients is None else math.ceil(count / (1 - HELD_OUT))
     train, held_out = load(name, data, clients).split(HELD_OUT, seed=0)
     return train.spread(count) if len(train) < count else train.subset(range(count)), held_out

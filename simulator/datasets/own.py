@@ -13,16 +13,17 @@ from simulator.errors import DatasetError
 from simulator.population import Population
 
 
-def own(name: str) -> Population | None:
-    """The population that `package.module:function` returns, or that lies at a path; None for a name that is neither.
+def is_own(name: str) -> bool:
+    """Whether a name is `package.module:function`, or a path: one that exists, or has a separator in it."""
+    return ":" in name or "/" in name or Path(name).exists()
 
-    A path exists, or has a separator in it. Raises DatasetError, naming what is wrong with the data.
+
+def own(name: str) -> Population:
+    """The population that `package.module:function` returns, or that lies at a path.
+
+    Raises DatasetError, naming what is wrong with the data.
     """
-    if ":" in name:
-        return verified(_returned_by(name), name)
-    if "/" in name or Path(name).exists():
-        return verified(users_of(Path(name)), name)
-    return None
+    return verified(_returned_by(name) if ":" in name else users_of(Path(name)), name)
 
 
 def verified(users: Population, name: str) -> Population:

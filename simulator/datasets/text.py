@@ -19,9 +19,14 @@ WINDOW = 80
 _TOKENS = {character: token for token, character in enumerate(CHARACTERS, start=1)}
 
 
+def characters(text: str) -> list[int]:
+    """The token of each character."""
+    return [_TOKENS.get(character, UNKNOWN) for character in text]
+
+
 def tokens(utterances: Iterable[str]) -> NDArray[np.int64]:
     """The tokens of utterances, one after the other, each between START and END: (length,)."""
-    spoken = [[START, *(_TOKENS.get(character, UNKNOWN) for character in text), END] for text in utterances]
+    spoken = [[START, *characters(text), END] for text in utterances]
     return np.array([token for utterance in spoken for token in utterance], np.int64)
 
 

@@ -1,0 +1,134 @@
+"""Data sets as TensorFlow Federated publishes them: HDF5 files, and newer SQLite files, with the examples of clients.
+
+    HDF5     examples/<client>/<field>, an array of all examples of the client; one file for each split
+    SQLite   examples(split_name, client_id, serialized_example_proto), client_metadata(client_id, split_name,
+             num_examples); an example is a tf.train.Example, which has lists of bytes, floats or integers by field
+
+As the library's tff.simulation.datasets reads them (emnist.py, cifar100.py, shakespeare.py, stackoverflow.py). A client
+that is in several splits gets the examples of all, in their order: users are held out here, not examples.
+"""
+
+from __future__ import annotations
+
+import functools
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from simulator.datasets.tf_example import fields_of
+from simulator.errors import DatasetError
+from simulator.population import Array, Population
+
+Fields = dict[str, Array]
+"""The examples of a client by field: numbers (n, …), or bytes (n,)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """The names of a data set's files, of which either kind will do, and of what is read from them.
+
+    hdf5: a file for each split. sqlite: the file of all, in which the splits have these names. fields: names of fields.
+    shared: whether clients of one name in several splits are one client.
+    """
+
+    hdf5: tuple[str, ...]
+    sqlite: str
+    splits: tuple[str, ...]
+    fields: tuple[str, ...]
+    shared: bool = True
+
+
+def read_clients(
+    folder: Path, files: Files, convert: Callable[[Fields], Fields], classes: int, most: int | None = None
+) -> Population:
+    """The clients of the files that are in the folder, in the order of their names.
+
+    convert: what makes a model's fields of a client's. classes: labels, or tokens, are below. most: only so many
+    clients, drawn from all. Raises DatasetError, naming the file.
+    """
+    readers: dict[str, list[Callable[[], Fields]]] = {}
+    for split in _splits(folder, files):
+        for client in split.clients:
+            name = client if files.shared else f"{split.name}/{client}"
+            readers.setdefault(name, []).append(functools.partial(split.read, client))
+    if not readers:
+        raise DatasetError(f"{folder} holds no clients in {', '.join(files.splits)}")
+    names = sorted(readers)
+    if most is not None and most < len(names):
+        chosen = np.random.Generator(np.random.Philox(key=[0, most])).choice(len(names), most, replace=False)
+        names = [names[index] for index in sorted(chosen)]
+    shards = []
+    for name in names:
+        parts = [read() for read in readers[name]]
+        try:
+            shards.append(convert({field: np.concatenate([part[field] for part in parts]) for field in files.fields}))
+        except ValueError as error:  # shapes that cannot be
+            raise DatasetError(f"{folder}: client {name!r}: {error}") from error
+    return Population.of(names, shards, classes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """A split: its name, its clients, and what reads one of them."""
+
+    name: str
+    clients: Sequence[str]
+    read: Callable[[str], Fields]
+
+
+def _splits(folder: Path, files: Files) -> Iterator[_Split]:
+    database = folder / files.sqlite
+    if database.is_file():
+        query = "SELECT client_id FROM client_metadata WHERE split_name = ?"
+        for split in files.splits:
+            clients = [row[0] for row in _rows(database, query, split)]
+            yield _Split(split, clients, functools.partial(_from_sqlite, database, split, files.fields))
+        return
+    found = [folder / name for name in files.hdf5 if (folder / name).is_file()]
+    if not found:
+        raise DatasetError(
+            f"{folder} holds neither {files.sqlite} nor {' or '.join(files.hdf5)}; --data must name the folder that "
+            f"holds {folder.name}/"
+        )
+    for path in found:
+        yield _Split(path.stem, _in_hdf5(path, list), functools.partial(_from_hdf5, path, files.fields))
+
+
+def _in_hdf5(path: Path, look: Callable[[Any], Any]) -> Any:
+    """What `look` finds in the group `examples`. Raises DatasetError."""
+    import h5py  # noqa: PLC0415
+
+    try:
+        with h5py.File(path, "r") as file:
+            return look(file["examples"])
+    except (KeyError, OSError) as error:
+        raise DatasetError(f"{path} is not in TFF's layout, examples/<client>/<field>: {error}") from error
+
+
+def _from_hdf5(path: Path, fields: Sequence[str], client: str) -> Fields:
+    found: Fields = _in_hdf5(path, lambda group: {field: group[client][field][()] for field in fields})
+    return found
+
+
+def _from_sqlite(database: Path, split: str, fields: Sequence[str], client: str) -> Fields:
+    query = "SELECT serialized_example_proto FROM examples WHERE split_name = ? AND client_id = ? ORDER BY rowid"
+    try:
+        examples = [fields_of(row[0]) for row in _rows(database, query, split, client)]
+        return {field: np.stack([example[field] for example in examples]) for field in fields}
+    except (KeyError, ValueError) as error:
+        raise DatasetError(
+            f"{database}: the examples of client {client!r} in {split} are not in TFF's layout: {error!r}"
+        ) from error
+
+
+def _rows(database: Path, query: str, *values: str) -> list[tuple[Any, ...]]:
+    try:
+        with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+            return connection.execute(query, values).fetchall()
+    except sqlite3.DatabaseError as error:
+        raise DatasetError(f"{database} is not in TFF's layout, with examples and client_metadata: {error}") from error
