@@ -21,6 +21,7 @@ from muster.commands.key import key_app
 from muster.commands.plan_log import log
 from muster.commands.simulate import simulate
 from muster.commands.study import study
+from muster.commands.sweep import sweep
 from muster.commands.task import task_app
 
 
@@ -55,6 +56,7 @@ app.command()(demo)
 app.command()(doctor)
 app.command()(export)
 app.command()(simulate)
+app.command()(sweep)
 app.command()(study)
 plan_app.command()(log)
 app.add_typer(algorithms_app, name="algorithms")

@@ -1,1 +1,50 @@
-"""The simulator: a vectorised engine, and a fleet of emulated devices on the real protocol that agrees with it."""
+"""The simulator: a vectorised engine, and a fleet of emulated devices on the real protocol that agrees with it.
+
+The names below are for programs and notebooks (docs/simulation.md). They are imported when they are first used, as the
+engine alone needs less than they do.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedcore.schedule import ServerSchedule
+    from simulator.datasets import load
+    from simulator.population import Population
+    from simulator.runs.reading import Run, read_run
+    from simulator.runs.running import resume_run, start_run
+    from simulator.simulation import SimulationConfig, SimulationResult, simulate
+
+__all__ = [
+    "Population",
+    "Run",
+    "ServerSchedule",
+    "SimulationConfig",
+    "SimulationResult",
+    "load",
+    "read_run",
+    "resume_run",
+    "simulate",
+    "start_run",
+]
+
+_HOMES = {
+    "Population": "simulator.population",
+    "Run": "simulator.runs.reading",
+    "ServerSchedule": "fedcore.schedule",
+    "SimulationConfig": "simulator.simulation",
+    "SimulationResult": "simulator.simulation",
+    "load": "simulator.datasets",
+    "read_run": "simulator.runs.reading",
+    "resume_run": "simulator.runs.running",
+    "simulate": "simulator.simulation",
+    "start_run": "simulator.runs.running",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'simulator' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -124,12 +124,20 @@ class SimulationResult:
     params_sha256: str
 
 
-def simulate(config: SimulationConfig, on_round: OnRound = lambda number, point: None) -> SimulationResult:
+def simulate(
+    config: SimulationConfig,
+    on_round: OnRound = lambda number, point: None,
+    *,
+    users: Population | None = None,
+) -> SimulationResult:
     """Run a simulation.
 
-    Raises SimulatorError, ExportError or AlgorithmError, naming what is wrong; all but Diverged before any work.
+    users: those who train and measure, instead of the configuration's data set. Raises SimulatorError, ExportError or
+    AlgorithmError, naming what is wrong; all but Diverged before any work.
     """
-    return advance(config, training_of(config), [], on_round)
+    if users is not None:
+        config = replace(config, dataset="given")
+    return advance(config, training_of(config, users=users), [], on_round)
 
 
 def advance(config: SimulationConfig, training: Training, course: list[Point], on_round: OnRound) -> SimulationResult:
@@ -174,20 +182,20 @@ def completed(config: SimulationConfig) -> SimulationConfig:
     return replace(config, settings=asdict(made), data=config.data and config.data.resolve())
 
 
-def training_of(config: SimulationConfig, engine: Wanted | None = None) -> Training:
+def training_of(config: SimulationConfig, engine: Wanted | None = None, users: Population | None = None) -> Training:
     """The training that a configuration asks for, before its first round. Raises as `simulate`.
 
-    engine: what trains instead of the configuration's own choice.
+    engine, users: instead of the configuration's engine and data set.
     """
     if config.baseline in METHODS:
         method = parse(METHODS[config.baseline], config.settings)
-        train, test = _users(config).split(config.held_out, config.seed)
+        train, test = (users or _users(config)).split(config.held_out, config.seed)
         return LinearTraining(config.model, method, train, test, seed=config.seed)
     algorithm = _algorithm(config)
     check(algorithm)
     if config.same_cohort:
         check_two_trips(algorithm)
-    users = _users(config)
+    users = users or _users(config)
     model = Model(load_model(config.model, users.shape, users.classes), config.seed)
     if config.target_accuracy is not None and "accuracy" not in model.metrics:
         raise EngineError(f"the model {config.model} has no metric accuracy, so target_accuracy cannot be reached")

@@ -145,7 +145,7 @@ def _simulated(options: dict[str, Any], run: Path | None, resume: Path | None) -
     with loading():
         import torch
 
-        from simulator.runs import running
+        from simulator.runs.running import resume_run, start_run
         from simulator.simulation import simulate
 
     torch.set_num_threads(1)  # small batches: a second thread costs more than it gives
@@ -153,9 +153,9 @@ def _simulated(options: dict[str, Any], run: Path | None, resume: Path | None) -
     with progress() as bar:
         on_round = _shown_in(bar, chosen)
         if run is not None:
-            return running.start(run, chosen, on_round)
+            return start_run(run, chosen, on_round)
         if resume is not None:
-            return running.resume(resume, chosen, on_round)
+            return resume_run(resume, chosen, on_round)
         return simulate(chosen, on_round)
 
 

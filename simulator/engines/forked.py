@@ -101,10 +101,20 @@ def compute_apart(compute: Callable[[], T], read: msgspec.json.Decoder[T]) -> T:
 def compute_each(
     computations: Sequence[Callable[[], T]], read: msgspec.json.Decoder[T], processes: int
 ) -> Iterator[tuple[int, T]]:
-    """What each computation gives, after its index, in the order in which they end; each in a forked process.
+    """What each computation gives, as `ended_each`, but raises when one fails; the others are ended then."""
+    for index, end in ended_each(computations, read, processes):
+        if isinstance(end, EngineError | ExportError):
+            raise end
+        yield index, end
 
-    read: the decoder of what they give. processes: how many run at a time. Raises ExportError or EngineError, with the
-    words of whatever was raised there; the others are ended then.
+
+def ended_each(
+    computations: Sequence[Callable[[], T]], read: msgspec.json.Decoder[T], processes: int
+) -> Iterator[tuple[int, T | EngineError | ExportError]]:
+    """How each computation ends, after its index, in the order in which they end; each in a forked process.
+
+    That is what it gives, or an error: the words of whatever was raised there, or that its process was killed.
+    read: the decoder of what they give. processes: how many run at a time.
     """
     waiting = deque(enumerate(computations))
     busy: dict[Connection, tuple[int, Forked]] = {}
@@ -116,15 +126,22 @@ def compute_each(
                 busy[process.pipe] = index, process
             for pipe in [pipe for pipe in wait(list(busy)) if isinstance(pipe, Connection)]:
                 index, process = busy[pipe]
-                result = _RESULT.decode(process.receive())
+                end = _end(process, read)
                 del busy[pipe]
                 process.end()
-                if result.failure is not None:
-                    raise result.failure.raised()
-                yield index, read.decode(result.value)
+                yield index, end
     finally:
         for _, process in busy.values():
             process.end()
+
+
+def _end(process: Forked, read: msgspec.json.Decoder[T]) -> T | EngineError | ExportError:
+    """What a process that answered gave, or why it gave nothing."""
+    try:
+        result = _RESULT.decode(process.receive())
+    except EngineError as killed:
+        return killed
+    return read.decode(result.value) if result.failure is None else result.failure.raised()
 
 
 def _answer(compute: Callable[[], object], pipe: Connection) -> None:

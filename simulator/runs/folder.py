@@ -13,46 +13,39 @@ the rounds up to it have their lines, whenever the process or the machine ended.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import shutil
-import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO
 
 import msgspec
-import safetensors
 import safetensors.numpy
 
-from fedcore.decoding import UNDECODABLE, decoder
 from fedcore.private_files import sync_folder, write_private
 from simulator.course import Point
-from simulator.engines.computing import EngineName
 from simulator.errors import RunError, RunNotKept
 from simulator.runs.config_file import to_toml
-from simulator.simulation import SimulationConfig, SimulationResult, to_config
+from simulator.runs.reading import (
+    CHECKPOINT,
+    CONFIG,
+    ENGINE,
+    LOCK,
+    METRICS,
+    RESULT,
+    KeptEngine,
+    checkpoints,
+    course_of,
+    read_config,
+    read_vectors,
+    whole_lines,
+)
+from simulator.simulation import SimulationConfig, SimulationResult
 from simulator.training import Vectors
 
-CONFIG, ENGINE, METRICS, RESULT, LOCK = "config.toml", "engine.json", "metrics.jsonl", "result.json", "lock"
-CHECKPOINT = "checkpoint-*.safetensors"
 KEPT = 2
-SECONDS = "seconds"
-
-
-class KeptEngine(msgspec.Struct, frozen=True):
-    """The engine with which a run began, and why that one; None where no engine trains."""
-
-    engine: EngineName | None
-    reason: str | None
-
-
-T = TypeVar("T")
-_POINT = decoder(Point)
-_RESULT = decoder(SimulationResult)
-_ENGINE = decoder(KeptEngine)
 
 
 class RunFolder:
@@ -108,7 +101,7 @@ class RunFolder:
             os.fsync(self._metrics.fileno())
             data = safetensors.numpy.save(dict(vectors))
             write_private(self.path / CHECKPOINT.replace("*", f"{number:08d}"), data, replace=True)
-            for old in self._checkpoints()[KEPT:]:
+            for old in checkpoints(self.path)[KEPT:]:
                 old.unlink()
 
     def finish(self, result: SimulationResult) -> None:
@@ -121,24 +114,20 @@ class RunFolder:
 
         The lines of later rounds are removed. Raises RunNotKept.
         """
-        lines = _whole_lines((self.path / METRICS).read_bytes())
+        lines = whole_lines(self.path)
         rounds, vectors = self._last_whole(len(lines))
         with writing(self.path):
             os.truncate(self._metrics.fileno(), sum(len(line) + 1 for line in lines[:rounds]))
-        return [_course_point(line) for line in lines[:rounds]], vectors
+        return course_of(lines[:rounds]), vectors
 
     def _last_whole(self, most: int) -> tuple[int, Vectors | None]:
-        """The last checkpoint that can be read, of no more rounds than `most`: its round, and what it holds."""
-        for path in self._checkpoints():
+        """The last whole checkpoint of no more rounds than `most`: its round, and what it holds."""
+        for path in checkpoints(self.path):
             number = int(path.stem.rpartition("-")[2])
-            if number <= most:
-                with contextlib.suppress(safetensors.SafetensorError, OSError):
-                    return number, read_vectors(path)
+            vectors = read_vectors(path) if number <= most else None
+            if vectors is not None:
+                return number, vectors
         return 0, None
-
-    def _checkpoints(self) -> list[Path]:
-        """The checkpoints, the last first."""
-        return sorted(self.path.glob(CHECKPOINT), reverse=True)
 
 
 def check_free(path: Path) -> None:
@@ -147,39 +136,6 @@ def check_free(path: Path) -> None:
         is_run = (path / CONFIG).is_file()
         remedy = f"go on with it by --resume {path}, or take" if is_run else "take"
         raise RunError(f"{path} exists already; {remedy} another folder")
-
-
-def read_config(path: Path) -> SimulationConfig:
-    """The configuration of the run in a folder. Raises RunError when there is none."""
-    try:
-        return to_config(tomllib.loads((path / CONFIG).read_text()))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
-        raise RunError(f"{path} is not the folder of a run: its {CONFIG} cannot be read: {error}") from error
-
-
-def read_engine(path: Path) -> KeptEngine:
-    """The engine with which the run in a folder began. Raises RunError."""
-    return _read(path / ENGINE, _ENGINE)
-
-
-def read_result(path: Path) -> SimulationResult | None:
-    """The result of the run in a folder, or None before its end. Raises RunError when it cannot be read."""
-    return _read(path / RESULT, _RESULT) if (path / RESULT).exists() else None
-
-
-def read_metrics(path: Path) -> list[Point]:
-    """The points of all rounds of the run in a folder, each with its wall time `seconds`. Raises RunError."""
-    try:
-        data = (path / METRICS).read_bytes()
-    except OSError as error:
-        raise RunError(f"{path} is not the folder of a run: {error}") from error
-    return [_POINT.decode(line) for line in _whole_lines(data)]
-
-
-def read_vectors(path: Path) -> Vectors:
-    """The vectors of a checkpoint. Raises SafetensorError or OSError."""
-    vectors: Vectors = {name: array.copy() for name, array in safetensors.numpy.load(path.read_bytes()).items()}
-    return vectors
 
 
 @contextmanager
@@ -208,27 +164,3 @@ def _locked(path: Path) -> IO[str]:
     lock.write(str(os.getpid()))
     lock.flush()
     return lock
-
-
-def _whole_lines(data: bytes) -> list[bytes]:
-    """The lines of metrics up to the first that is torn or out of order."""
-    whole: list[bytes] = []
-    for line in data.split(b"\n")[:-1]:
-        try:
-            if _POINT.decode(line)["round"] != len(whole) + 1:
-                break
-        except (*UNDECODABLE, KeyError):
-            break
-        whole.append(line)
-    return whole
-
-
-def _course_point(line: bytes) -> Point:
-    return {name: value for name, value in _POINT.decode(line).items() if name != SECONDS}
-
-
-def _read(path: Path, kind: msgspec.json.Decoder[T]) -> T:
-    try:
-        return kind.decode(path.read_bytes())
-    except (OSError, *UNDECODABLE) as error:
-        raise RunError(f"{path} cannot be read: {error}") from error

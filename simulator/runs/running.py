@@ -10,7 +10,8 @@ from time import monotonic
 from simulator.course import Point
 from simulator.errors import RunError
 from simulator.runs.config_file import differences
-from simulator.runs.folder import SECONDS, KeptEngine, RunFolder, check_free, read_config, read_engine, read_result
+from simulator.runs.folder import RunFolder, check_free
+from simulator.runs.reading import SECONDS, KeptEngine, read_config, read_engine, read_result
 from simulator.simulation import OnRound, SimulationConfig, SimulationResult, advance, completed, training_of
 from simulator.training import Training
 
@@ -18,8 +19,8 @@ from simulator.training import Training
 CHECKPOINT_AFTER_S = 30.0
 
 
-def start(
-    path: Path,
+def start_run(
+    path: Path | str,
     config: SimulationConfig,
     on_round: OnRound = lambda number, point: None,
     *,
@@ -30,6 +31,7 @@ def start(
     checkpoint_after_s: seconds between checkpoints. Raises RunError when the folder exists, RunNotKept when it cannot
     be written to, and what `simulate` raises. What is raised before the first round leaves no folder.
     """
+    path = Path(path)
     check_free(path)
     config = completed(config)
     training = training_of(config)
@@ -39,8 +41,8 @@ def start(
         return run.finish(config, [], engine)
 
 
-def resume(
-    path: Path,
+def resume_run(
+    path: Path | str,
     config: SimulationConfig | None = None,
     on_round: OnRound = lambda number, point: None,
     *,
@@ -49,8 +51,9 @@ def resume(
     """Go on with the run in a folder from its last whole checkpoint, to the bits of a run that never ended before.
 
     A run that is done gives its result. config: must be that of the folder, but for `processes`. Raises RunError when
-    it is not, when there is no run, or when a process that lives is at it; and as `start`.
+    it is not, when there is no run, or when a process that lives is at it; and as `start_run`.
     """
+    path = Path(path)
     kept = read_config(path)
     config = completed(config or kept)
     different = differences(kept, config)

@@ -14,8 +14,8 @@ import pytest
 from fedcore.schedule import ServerSchedule
 from simulator.errors import RunError, RunNotKept
 from simulator.runs.config_file import to_toml
-from simulator.runs.folder import read_metrics, read_result
-from simulator.runs.running import resume, start
+from simulator.runs.reading import read_metrics, read_result
+from simulator.runs.running import resume_run, start_run
 from simulator.simulation import SimulationConfig, simulate, to_config
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -76,8 +76,8 @@ def killed_at(step, work):
 
 def begin_or_resume(path, **options):
     if (path / "config.toml").is_file():
-        return resume(path, **options)
-    return start(path, CONFIG, **options)
+        return resume_run(path, **options)
+    return start_run(path, CONFIG, **options)
 
 
 def kept_by(path):
@@ -91,7 +91,7 @@ def kept_by(path):
 @pytest.fixture
 def whole(tmp_path):
     """A run that nothing disturbed."""
-    start(tmp_path / "whole", CONFIG, checkpoint_after_s=0)
+    start_run(tmp_path / "whole", CONFIG, checkpoint_after_s=0)
     return kept_by(tmp_path / "whole")
 
 
@@ -152,13 +152,13 @@ def test_a_run_killed_again_and_again_reaches_the_same_bits(tmp_path, whole):
 def test_torn_lines_and_checkpoints_that_cannot_be_read_are_passed_over(tmp_path, whole):
     path = tmp_path / "torn"
     with pytest.raises(Stop):
-        start(path, CONFIG, stop_at(4), checkpoint_after_s=0)
+        start_run(path, CONFIG, stop_at(4), checkpoint_after_s=0)
     with (path / "metrics.jsonl").open("ab") as file:
         file.write(b'{"round":5,"train.lo')
     last = path / "checkpoint-00000004.safetensors"
     last.write_bytes(last.read_bytes()[:100])
     heard = []
-    resume(path, on_round=lambda number, point: heard.append(number))
+    resume_run(path, on_round=lambda number, point: heard.append(number))
     assert heard == [4, 5]
     assert kept_by(path) == whole
 
@@ -166,9 +166,9 @@ def test_torn_lines_and_checkpoints_that_cannot_be_read_are_passed_over(tmp_path
 def test_the_curve_goes_on_over_an_interruption_without_a_checkpoint(tmp_path, whole):
     path = tmp_path / "early"
     with pytest.raises(Stop):
-        start(path, CONFIG, stop_at(3))
+        start_run(path, CONFIG, stop_at(3))
     assert list(path.glob("checkpoint-*")) == []
-    resume(path)
+    resume_run(path)
     assert kept_by(path) == whole
 
 
@@ -181,13 +181,13 @@ def test_a_full_disk_is_named_and_the_last_checkpoint_stays_good(tmp_path, whole
                 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
 
         with pytest.raises(RunNotKept, match=r"full cannot be kept: File too large: .*--resume"):
-            start(path, CONFIG, on_round, checkpoint_after_s=0)
+            start_run(path, CONFIG, on_round, checkpoint_after_s=0)
 
     assert in_child(fill) == 0
     assert [one.name for one in sorted(path.glob("checkpoint-*"))] == [
         f"checkpoint-0000000{n}.safetensors" for n in (2, 3)
     ]
-    resume(path, checkpoint_after_s=0)
+    resume_run(path, checkpoint_after_s=0)
     assert kept_by(path) == whole
 
 
@@ -203,32 +203,32 @@ def test_a_full_disk_is_named_and_the_last_checkpoint_stays_good(tmp_path, whole
 def test_every_kind_of_training_resumes_to_the_same_bits(tmp_path, options):
     config = SimulationConfig(**{"model": "logreg", "rounds": 2, "cohort": 4, "evaluate_every": 1} | options)
     with pytest.raises(Stop):
-        start(tmp_path / "run", config, stop_at(config.rounds - 1), checkpoint_after_s=0)
-    resumed, alone = resume(tmp_path / "run"), simulate(config)
+        start_run(tmp_path / "run", config, stop_at(config.rounds - 1), checkpoint_after_s=0)
+    resumed, alone = resume_run(tmp_path / "run"), simulate(config)
     assert replace(resumed, engine_reason=None) == replace(alone, engine_reason=None)
 
 
 def test_a_resumed_run_keeps_the_engine_that_it_began_with(tmp_path):
     config = SimulationConfig(model="logreg", rounds=2, cohort=2, processes=1)
     with pytest.raises(Stop):
-        start(tmp_path / "run", config, stop_at(1))
+        start_run(tmp_path / "run", config, stop_at(1))
     assert json.loads((tmp_path / "run" / "engine.json").read_text())["engine"] == "torch"
     (tmp_path / "run" / "engine.json").write_text('{"engine": "graphs", "reason": "measured then"}')
-    result = resume(tmp_path / "run")
+    result = resume_run(tmp_path / "run")
     assert (result.engine, result.engine_reason) == ("graphs", "measured then")
 
 
 def test_a_finished_run_gives_its_result_again(tmp_path, whole):
-    assert resume(tmp_path / "whole", on_round=stop_at(1)) == whole[0]
+    assert resume_run(tmp_path / "whole", on_round=stop_at(1)) == whole[0]
 
 
 def test_a_run_of_another_configuration_is_refused_by_its_keys(tmp_path, whole):
     other = replace(CONFIG, rounds=9, settings={"client_lr": 0.5}, patience=3, processes=2)
     with pytest.raises(RunError) as refused:
-        resume(tmp_path / "whole", other)
+        resume_run(tmp_path / "whole", other)
     words = "differ in settings.client_lr (0.1 and 0.5), rounds (5 and 9), patience (not given and 3). Resume"
     assert words in str(refused.value)
-    assert resume(tmp_path / "whole", replace(CONFIG, processes=2)) == whole[0]
+    assert resume_run(tmp_path / "whole", replace(CONFIG, processes=2)) == whole[0]
 
 
 def test_a_folder_in_use_is_refused_with_the_process(tmp_path):
@@ -236,30 +236,30 @@ def test_a_folder_in_use_is_refused_with_the_process(tmp_path):
 
     def on_round(number, point):
         with pytest.raises(RunError) as refused:
-            resume(tmp_path / "run")
+            resume_run(tmp_path / "run")
         said.append(str(refused.value))
 
-    start(tmp_path / "run", replace(CONFIG, rounds=1), on_round)
+    start_run(tmp_path / "run", replace(CONFIG, rounds=1), on_round)
     assert said == [f"{tmp_path}/run is in use by process {os.getpid()}; wait for its end, or end it"]
 
 
 def test_other_folders_are_refused_and_left_as_they_are(tmp_path):
     (tmp_path / "other").mkdir()
     with pytest.raises(RunError, match="other exists already; take another folder"):
-        start(tmp_path / "other", CONFIG)
+        start_run(tmp_path / "other", CONFIG)
     with pytest.raises(RunError, match="other is not the folder of a run"):
-        resume(tmp_path / "other")
+        resume_run(tmp_path / "other")
     with pytest.raises(RunError, match="missing is not the folder of a run"):
-        resume(tmp_path / "missing")
+        resume_run(tmp_path / "missing")
     (tmp_path / "other" / "config.toml").write_text("model = 3")
     with pytest.raises(RunError, match=r"other is not the folder of a run.*Expected `str`, got `int`"):
-        resume(tmp_path / "other")
+        resume_run(tmp_path / "other")
     assert [one.name for one in tmp_path.iterdir()] == ["other"]
 
 
 def test_a_simulation_that_cannot_begin_leaves_no_folder(tmp_path):
     with pytest.raises(Exception, match="a cohort of 99 cannot be drawn"):
-        start(tmp_path / "run", replace(CONFIG, cohort=99))
+        start_run(tmp_path / "run", replace(CONFIG, cohort=99))
     assert list(tmp_path.iterdir()) == []
 
 

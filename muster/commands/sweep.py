@@ -1,0 +1,124 @@
+"""`muster sweep`: many simulations that differ in some options, on all cores."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from muster.output import Json, emit, loading, progress, show_table, stderr
+
+if TYPE_CHECKING:
+    from simulator.runs.sweep_file import SweepRun
+    from simulator.runs.sweeping import SweepOutcome
+
+OUT = "The folder of the runs, the tables and the heat map. The same command goes on with a sweep that was ended."
+HEAT_MAP = "The two options on the edges of the heat map, by comma; by default the first two of the grid but the seed."
+PROCESSES = "Runs at a time, each in a process of its own.  [default: one for each core]"
+
+
+def sweep(
+    file: Annotated[Path, typer.Argument(metavar="SWEEP.toml", help="[options], [grid] and [random].")],
+    out: Annotated[Path, typer.Option(help=OUT)] = Path("sweep"),
+    processes: Annotated[int | None, typer.Option(min=1, help=PROCESSES)] = None,
+    heat_map: Annotated[str | None, typer.Option(metavar="ROWS,COLUMNS", help=HEAT_MAP)] = None,
+    json: Json = False,
+) -> None:
+    """Run many simulations that differ in some options.
+
+    The file has the options that all share, as `muster simulate` takes them, and those that vary:
+
+      [options]
+
+      model = "mlp"
+
+      [grid]  # every combination
+
+      algorithm = ["fedavg", "fedadam"]
+
+      seed = [0, 1, 2]
+
+      settings.client_lr = [0.1, 0.3]
+
+    It prints means over seeds, and writes table.csv, table.json and heat-map.svg. Exit code 1 says that a run failed.
+    """
+    with loading():
+        import torch
+
+        from simulator.engines.processes import usable_cores
+        from simulator.runs.sweep_file import read_sweep
+        from simulator.runs.sweeping import means_over_seeds, run_sweep
+
+    torch.set_num_threads(1)
+    runs = read_sweep(file)
+    edges = _edges(heat_map, runs)
+    with progress() as bar:
+        task = bar.add_task(f"{file.stem}, {len(runs)} runs", total=len(runs), note="")
+
+        def on_end(outcome: SweepOutcome) -> None:
+            bar.update(task, advance=1, note=f"{outcome.run.name} {outcome.status}")
+
+        outcomes = run_sweep(runs, out, processes or usable_cores(), on_end)
+    means = means_over_seeds(outcomes)
+    _write(out, [outcome.row for outcome in outcomes], means, edges)
+    if json:
+        emit({"runs": [outcome.row for outcome in outcomes], "means": means})
+    else:
+        show_table(list(means[0]), [list(row.values()) for row in means])
+        stderr.print(f"tables and runs: {out}", soft_wrap=True, highlight=False)
+    lost = [outcome for outcome in outcomes if outcome.status != "done"]
+    for outcome in lost:
+        stderr.print(f"{outcome.run.name} {outcome.status}: {outcome.why}", markup=False, soft_wrap=True)
+    if any(outcome.status == "failed" for outcome in lost):
+        raise typer.Exit(1)
+
+
+def _edges(given: str | None, runs: Sequence[SweepRun]) -> list[str]:
+    """The options on the edges of the heat map: the two that were asked for, or the first two; fewer are no map."""
+    from fedcore.names import offered
+    from simulator.runs.sweeping import SEED
+
+    varied = [name for name in runs[0].varied if len({str(run.varied[name]) for run in runs}) > 1]
+    if given is None:
+        return [name for name in varied if name != SEED][:2]
+    edges = given.split(",")
+    for name in edges:
+        if name not in varied:
+            raise typer.BadParameter(f"no option {name!r} varies; {offered(name, varied)}", param_hint="--heat-map")
+    if len(set(edges)) != 2:
+        raise typer.BadParameter(f"name two options, not {given!r}", param_hint="--heat-map")
+    return edges
+
+
+def _write(out: Path, rows: Sequence[dict[str, Any]], means: Sequence[dict[str, Any]], edges: Sequence[str]) -> None:
+    """Write the tables, and the heat map where two options vary."""
+    from muster.heat_map import draw_heat_map
+
+    text = io.StringIO()
+    table = csv.DictWriter(text, list(rows[0]))
+    table.writeheader()
+    table.writerows(rows)
+    (out / "table.csv").write_text(text.getvalue())
+    (out / "table.json").write_bytes(msgspec.json.format(msgspec.json.encode({"runs": rows, "means": means})))
+    if len(edges) == 2:
+        high, wide = (list(dict.fromkeys(row[edge] for row in rows)) for edge in edges)
+        values = [
+            [_mean([row for row in rows if (row[edges[0]], row[edges[1]]) == (y, x)]) for x in wide] for y in high
+        ]
+        words = [[str(value) for value in side] for side in (high, wide)]
+        picture = draw_heat_map("accuracy, unseen users", (edges[0], words[0]), (edges[1], words[1]), values)
+        (out / "heat-map.svg").write_text(picture)
+
+
+def _mean(rows: Sequence[dict[str, Any]]) -> float | None:
+    """The mean accuracy of rows, or loss where there is no accuracy; None without a result."""
+    import statistics
+
+    figure = "test_accuracy" if any(row["test_accuracy"] is not None for row in rows) else "test_loss"
+    found = [row[figure] for row in rows if row[figure] is not None]
+    return statistics.fmean(found) if found else None

@@ -1,0 +1,136 @@
+"""The files of a run as objects: they may be read while it runs."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import safetensors
+import safetensors.numpy
+
+from fedcore.decoding import UNDECODABLE, decoder
+from simulator.course import LOSS, Point
+from simulator.engines.computing import EngineName
+from simulator.errors import RunError
+from simulator.simulation import SimulationConfig, SimulationResult, to_config
+from simulator.training import Vectors
+
+CONFIG, ENGINE, METRICS, RESULT, LOCK = "config.toml", "engine.json", "metrics.jsonl", "result.json", "lock"
+CHECKPOINT = "checkpoint-*.safetensors"
+SECONDS = "seconds"
+
+T = TypeVar("T")
+
+
+class KeptEngine(msgspec.Struct, frozen=True):
+    """The engine with which a run began, and why that one; None where no engine trains."""
+
+    engine: EngineName | None
+    reason: str | None
+
+
+_POINT = decoder(Point)
+_RESULT = decoder(SimulationResult)
+_ENGINE = decoder(KeptEngine)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What the folder of a run holds so far.
+
+    points: every round's figures, `seconds` of wall time among them. result: None before the end.
+    """
+
+    path: Path
+    config: SimulationConfig
+    points: Sequence[Point]
+    result: SimulationResult | None
+
+    @property
+    def curve(self) -> list[Point]:
+        """The points that held-out users measured."""
+        return [point for point in self.points if LOSS in point]
+
+    def vectors(self) -> Vectors:
+        """What the last whole checkpoint holds; the model is `server.params`. Raises RunError before the first."""
+        for path in checkpoints(self.path):
+            vectors = read_vectors(path)
+            if vectors is not None:
+                return vectors
+        raise RunError(f"{self.path} has no checkpoint yet")
+
+
+def read_run(path: Path | str) -> Run:
+    """The run in a folder, which may still go on. Raises RunError when there is none."""
+    path = Path(path)
+    return Run(path, read_config(path), read_metrics(path), read_result(path))
+
+
+def read_config(path: Path) -> SimulationConfig:
+    """The configuration of the run in a folder. Raises RunError when there is none."""
+    try:
+        return to_config(tomllib.loads((path / CONFIG).read_text()))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise RunError(f"{path} is not the folder of a run: its {CONFIG} cannot be read: {error}") from error
+
+
+def read_engine(path: Path) -> KeptEngine:
+    """The engine with which the run in a folder began. Raises RunError."""
+    return _read(path / ENGINE, _ENGINE)
+
+
+def read_result(path: Path) -> SimulationResult | None:
+    """The result of the run in a folder, or None before its end. Raises RunError when it cannot be read."""
+    return _read(path / RESULT, _RESULT) if (path / RESULT).exists() else None
+
+
+def read_metrics(path: Path) -> list[Point]:
+    """The points of all rounds of the run in a folder, each with its wall time `seconds`. Raises RunError."""
+    return [_POINT.decode(line) for line in whole_lines(path)]
+
+
+def whole_lines(path: Path) -> list[bytes]:
+    """The lines of a run's metrics up to the first that is torn or out of order. Raises RunError."""
+    try:
+        data = (path / METRICS).read_bytes()
+    except OSError as error:
+        raise RunError(f"{path} is not the folder of a run: {error}") from error
+    whole: list[bytes] = []
+    for line in data.split(b"\n")[:-1]:
+        try:
+            if _POINT.decode(line)["round"] != len(whole) + 1:
+                break
+        except (*UNDECODABLE, KeyError):
+            break
+        whole.append(line)
+    return whole
+
+
+def checkpoints(path: Path) -> list[Path]:
+    """The checkpoints in a folder, the last first."""
+    return sorted(path.glob(CHECKPOINT), reverse=True)
+
+
+def read_vectors(path: Path) -> Vectors | None:
+    """What a checkpoint holds, or None when it is not whole or there no more."""
+    try:
+        found = safetensors.numpy.load(path.read_bytes())
+    except (safetensors.SafetensorError, OSError):
+        return None
+    return {name: array.copy() for name, array in found.items()}
+
+
+def course_of(lines: Sequence[bytes]) -> list[Point]:
+    """The course that lines of metrics tell, without wall times."""
+    return [{name: value for name, value in _POINT.decode(line).items() if name != SECONDS} for line in lines]
+
+
+def _read(path: Path, kind: msgspec.json.Decoder[T]) -> T:
+    try:
+        return kind.decode(path.read_bytes())
+    except (OSError, *UNDECODABLE) as error:
+        raise RunError(f"{path} cannot be read: {error}") from error

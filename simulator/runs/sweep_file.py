@@ -1,0 +1,142 @@
+"""A sweep as a file: simulations that differ in some options, in every combination or drawn at random."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from fedcore.decoding import converter
+from fedcore.errors import AlgorithmError
+from simulator.errors import EngineError, RunError
+from simulator.simulation import SimulationConfig, completed, to_config
+
+
+class Interval(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Numbers from `low` to `high`, drawn uniformly on a linear or a logarithmic scale; whole ones if both are."""
+
+    low: int | float
+    high: int | float
+    scale: Literal["linear", "log"] = "linear"
+
+    def at(self, share: float) -> int | float:
+        """The number at a share of the way, from 0 to below 1."""
+        whole = isinstance(self.low, int) and isinstance(self.high, int)
+        top = self.high + 1 if whole else self.high
+        if self.scale == "log":
+            value = math.exp(math.log(self.low) + share * (math.log(top) - math.log(self.low)))
+        else:
+            value = self.low + share * (top - self.low)
+        return int(value) if whole else float(f"{value:.4g}")
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    options: dict[str, Any]
+    grid: dict[str, Any] = {}
+    random: dict[str, Any] = {}
+    draws: int = 0
+    draw_seed: int = 0
+
+
+_to_file, _to_interval = converter(_File), converter(Interval)
+
+
+@dataclass(frozen=True, slots=True)
+class SweepRun:
+    """A run of a sweep. varied: its values of the options in which runs differ, by dotted name."""
+
+    name: str
+    varied: Mapping[str, Any]
+    config: SimulationConfig
+
+
+def read_sweep(path: Path) -> list[SweepRun]:
+    """The runs that a sweep's file asks for (docs/simulation.md), equal ones once.
+
+    Raises RunError, naming the run and its option.
+    """
+    try:
+        file = _to_file(tomllib.loads(path.read_text()))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise RunError(f"cannot read {path}: {error}") from error
+    runs: dict[str, SweepRun] = {}
+    for varied in _combinations(file):
+        name = _name_of(varied)
+        if name in runs and runs[name].varied != varied:
+            raise RunError(f"{path}: two runs would share the folder {name}; rename what differs in them")
+        runs[name] = SweepRun(name, varied, _config(file.options, varied, name))
+    return list(runs.values())
+
+
+def _combinations(file: _File) -> list[dict[str, Any]]:
+    """The varied options of every run: each combination of the grid, with each draw."""
+    grid, random = _flat(file.grid), _flat(file.random)
+    if not grid and not random:
+        raise RunError("a sweep varies something: give it [grid] with lists of values, or [random] and draws")
+    if bool(random) != (file.draws > 0):
+        raise RunError("[random] says what is drawn and `draws` how often: a sweep has both or none of them")
+    for name, values in grid.items():
+        if not isinstance(values, list) or not values:
+            raise RunError(f"grid.{name} must be a list of values, not {values!r}")
+    draws = [_drawn(random, file.draw_seed, number) for number in range(file.draws)] or [{}]
+    return [
+        dict(zip(grid, values, strict=True)) | draw for values in itertools.product(*grid.values()) for draw in draws
+    ]
+
+
+def _drawn(random: Mapping[str, Any], seed: int, number: int) -> dict[str, Any]:
+    """Draw `number`, the same whatever the number of draws."""
+    shares = np.random.Generator(np.random.Philox(key=[seed, number])).random(len(random)).tolist()
+    return {name: _value_at(name, values, share) for (name, values), share in zip(random.items(), shares, strict=True)}
+
+
+def _value_at(name: str, values: Any, share: float) -> Any:
+    if isinstance(values, list) and values:
+        return values[int(share * len(values))]
+    try:
+        interval = _to_interval(values)
+    except msgspec.ValidationError as error:
+        raise RunError(
+            f"random.{name} must be a list, or an interval such as {{low = 0.01, high = 1.0, scale = 'log'}}: {error}"
+        ) from error
+    if not (interval.low < interval.high and (interval.scale == "linear" or interval.low > 0)):
+        raise RunError(f"random.{name}: low must be below high, and above 0 on a logarithmic scale")
+    return interval.at(share)
+
+
+def _config(options: Mapping[str, Any], varied: Mapping[str, Any], name: str) -> SimulationConfig:
+    values = {key: dict(value) if isinstance(value, dict) else value for key, value in options.items()}
+    for key, value in varied.items():
+        table, _, option = key.rpartition(".")
+        (values.setdefault(table, {}) if table else values)[option] = value
+    values.setdefault("processes", 1)  # runs are parallel, not what one does
+    unknown = [key for key in values if key not in SimulationConfig.__dataclass_fields__]
+    if unknown:
+        raise RunError(f"the run {name} has unknown options {unknown}")
+    try:
+        return completed(to_config(values))
+    except (msgspec.ValidationError, EngineError, AlgorithmError) as error:
+        raise RunError(f"the run {name} cannot be: {error}") from error
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A table with dotted names: `settings.client_lr`. An interval is a value."""
+    flat: dict[str, Any] = {}
+    for name, value in table.items():
+        nested = isinstance(value, dict) and "low" not in value
+        flat |= _flat(value, f"{prefix}{name}.") if nested else {f"{prefix}{name}": value}
+    return flat
+
+
+def _name_of(varied: Mapping[str, Any]) -> str:
+    """A name for the folder of a run, which says how it differs."""
+    words = [f"{key.rpartition('.')[2]}={value}" for key, value in varied.items()]
+    return re.sub(r"[^\w.,=+-]", "_", ",".join(words))

@@ -1,0 +1,128 @@
+"""Sweeps: many runs, each in a process and a folder of its own; those that ended are kept, those that began go on."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from fedcore.decoding import decoder
+from simulator.engines.forked import ended_each
+from simulator.errors import Diverged
+from simulator.runs.reading import RESULT, read_result
+from simulator.runs.running import resume_run, start_run
+from simulator.runs.sweep_file import SweepRun
+from simulator.simulation import SimulationResult
+
+Status = Literal["done", "diverged", "failed"]
+RUNS = "runs"
+SEED = "seed"
+
+
+class _End(msgspec.Struct, frozen=True):
+    """How a run ended in its process, and why."""
+
+    status: Status
+    why: str = ""
+
+
+_END = decoder(_End)
+
+
+@dataclass(frozen=True, slots=True)
+class SweepOutcome:
+    """What came of a run of a sweep. why: it has no result; a run fails when its process raises or is killed."""
+
+    run: SweepRun
+    status: Status
+    result: SimulationResult | None = None
+    why: str = ""
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """The run as a row of a table: its varied options, and its figures."""
+        result = self.result
+        return {
+            **self.run.varied,
+            "status": self.status,
+            "rounds": result and result.rounds,
+            "ended_by": result and result.ended_by,
+            "test_accuracy": result and result.test_accuracy,
+            "test_loss": result and result.test_loss,
+            "user_mean": result and result.user_mean,
+            "user_p5": result and result.per_user["p5"],
+            "run": f"{RUNS}/{self.run.name}",
+        }
+
+
+def run_sweep(
+    runs: Sequence[SweepRun],
+    folder: Path,
+    processes: int,
+    on_end: Callable[[SweepOutcome], None] = lambda outcome: None,
+) -> list[SweepOutcome]:
+    """Run all that has no result yet, each in `folder`/runs/NAME; gives the outcomes in the order of the runs.
+
+    processes: how many run at a time. on_end: called with every outcome when it is there. A run that fails or is killed
+    keeps none of the others from running.
+    """
+    (folder / RUNS).mkdir(parents=True, exist_ok=True)
+    outcomes: dict[str, SweepOutcome] = {}
+    waiting = [run for run in runs if not (folder / RUNS / run.name / RESULT).exists()]
+    kept = ((run, _End("done")) for run in runs if run not in waiting)
+    for run, end in itertools.chain(kept, _ends(waiting, folder, processes)):
+        result = read_result(folder / RUNS / run.name) if end.status == "done" else None
+        outcomes[run.name] = SweepOutcome(run, end.status, result, end.why)
+        on_end(outcomes[run.name])
+    return [outcomes[run.name] for run in runs]
+
+
+def means_over_seeds(outcomes: Sequence[SweepOutcome]) -> list[dict[str, Any]]:
+    """A row for each choice of the varied options but the seed: mean figures of the runs that are done.
+
+    `seeds` is how many those are, `deviation` the standard deviation of their accuracy.
+    """
+    groups: dict[tuple[Any, ...], list[SweepOutcome]] = {}
+    for outcome in outcomes:
+        key = tuple((name, value) for name, value in outcome.run.varied.items() if name != SEED)
+        groups.setdefault(key, []).append(outcome)
+    rows = []
+    for key, group in groups.items():
+        done = [outcome.result for outcome in group if outcome.result is not None]
+        accuracies = [result.test_accuracy for result in done if result.test_accuracy is not None]
+        rows.append(
+            dict(key)
+            | {
+                "seeds": len(done),
+                "test_accuracy": statistics.fmean(accuracies) if accuracies else None,
+                "deviation": statistics.stdev(accuracies) if len(accuracies) > 1 else None,
+                "test_loss": statistics.fmean(result.test_loss for result in done) if done else None,
+                "user_p5": statistics.fmean(result.per_user["p5"] for result in done) if done else None,
+                "without a result": len(group) - len(done),
+            }
+        )
+    return rows
+
+
+def _ends(runs: Sequence[SweepRun], folder: Path, processes: int) -> Iterator[tuple[SweepRun, _End]]:
+    work = [functools.partial(_run, run, folder / RUNS / run.name) for run in runs]
+    for index, end in ended_each(work, _END, processes):
+        yield runs[index], _End("failed", str(end)) if isinstance(end, Exception) else end
+
+
+def _run(run: SweepRun, path: Path) -> _End:
+    """Start a run, or go on with it."""
+    try:
+        if path.exists():
+            resume_run(path, run.config)
+        else:
+            start_run(path, run.config)
+    except Diverged as error:
+        return _End("diverged", str(error))
+    return _End("done")

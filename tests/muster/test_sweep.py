@@ -1,0 +1,130 @@
+"""Sweeps: which runs a file asks for, and that each of them ends by itself."""
+
+import json
+from collections import Counter
+
+import pytest
+
+from simulator.errors import RunError
+from simulator.runs.running import start_run
+from simulator.runs.sweep_file import read_sweep
+from simulator.runs.sweeping import means_over_seeds, run_sweep
+from simulator.simulation import simulate
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+OPTIONS = '[options]\nmodel = "logreg"\nrounds = 2\ncohort = 3\nengine = "torch"\n'
+GRID = "[grid]\nseed = [0, 1]\nsettings.client_lr = [0.1, 0.3]\n"
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    """The runs of a file with such text."""
+
+    def read(text):
+        (tmp_path / "sweep.toml").write_text(text)
+        return read_sweep(tmp_path / "sweep.toml")
+
+    return read
+
+
+def test_a_grid_is_every_combination_over_what_all_runs_share(sweep):
+    runs = sweep(OPTIONS + 'settings.epochs = 3\n[grid]\nseed = [0, 1]\nalgorithm = ["fedavg", "fedadam"]\n')
+    assert [run.name for run in runs] == [
+        f"seed={seed},algorithm={algorithm}" for seed in (0, 1) for algorithm in ("fedavg", "fedadam")
+    ]
+    assert {(run.config.rounds, run.config.settings["epochs"], run.config.processes) for run in runs} == {(2, 3, 1)}
+    assert [run.config.settings.get("tau") for run in runs] == [None, 0.001, None, 0.001]
+
+
+def test_draws_lie_in_their_intervals_and_stay_when_there_are_more(sweep):
+    random = '[random]\nsettings.client_lr = {low = 0.001, high = 1.0, scale = "log"}\n'
+    random += 'settings.epochs = {low = 1, high = 3}\nalgorithm = ["fedavg", "fedprox"]\n'
+    few, many = (sweep(f"draws = {draws}\n{OPTIONS}{random}[grid]\nseed = [5, 6]\n") for draws in (3, 200))
+    assert len(few) == 6
+    assert {run.name for run in few} <= {run.name for run in many}
+    drawn = [run.varied for run in many if run.varied["seed"] == 5]
+    assert Counter(one["settings.epochs"] for one in drawn).keys() == {1, 2, 3}
+    assert Counter(one["algorithm"] for one in drawn).keys() == {"fedavg", "fedprox"}
+    rates = sorted(one["settings.client_lr"] for one in drawn)
+    assert 0.001 <= rates[0] < 0.01
+    assert 0.02 < rates[100] < 0.05  # half of them are below the geometric mean
+    assert 0.1 < rates[-1] < 1
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("colour = 1\n" + OPTIONS, "unknown field `colour`"),
+        (OPTIONS, "a sweep varies something"),
+        (OPTIONS + "[grid]\nseed = 3\n", "grid.seed must be a list of values, not 3"),
+        (OPTIONS + "[grid]\nsead = [3]\n", r"the run sead=3 has unknown options \['sead'\]"),
+        (OPTIONS + '[grid]\nmodel = ["x:y", "x_y", "x_y"]\n', "two runs would share the folder model=x_y"),
+        (OPTIONS + "[grid]\ncohort = [0]\n", "the run cohort=0 cannot be: cohort must be at least 1"),
+        (OPTIONS + '[grid]\nrounds = ["x"]\n', "the run rounds=x cannot be: Expected `int`"),
+        (OPTIONS + "[grid]\nsettings.client_lr = [-1]\n", "client_lr=-1 cannot be: fedavg: client_lr must be a number"),
+        ("draws = 2\n" + OPTIONS + "[random]\nseed = 3\n", "random.seed must be a list, or an interval"),
+        ("draws = 2\n" + OPTIONS + "[random]\nseed = {low = 3, high = 1}\n", "random.seed: low must be below high"),
+        (OPTIONS + "[random]\nseed = [1, 2]\n", "`draws` how often"),
+        ("model", "cannot read"),
+    ],
+)
+def test_a_sweep_that_cannot_be_is_named_before_any_run(sweep, text, words):
+    with pytest.raises(RunError, match=words):
+        sweep(text)
+
+
+def test_runs_of_a_sweep_are_those_of_simulate_and_are_kept(sweep, tmp_path):
+    runs = sweep(OPTIONS + GRID)
+    start_run_and_stop(runs[1], tmp_path)
+    outcomes = run_sweep(runs, tmp_path, processes=2)
+    assert [outcome.run for outcome in outcomes] == runs
+    assert [outcome.status for outcome in outcomes] == ["done"] * 4
+    assert outcomes[1].result == simulate(runs[1].config)
+    (tmp_path / "runs" / runs[0].name / "metrics.jsonl").unlink()  # a run that is done is not looked at again
+    assert run_sweep(runs, tmp_path, processes=2) == outcomes
+    first, second = means_over_seeds(outcomes)
+    assert (first["settings.client_lr"], first["seeds"], first["without a result"]) == (0.1, 2, 0)
+    pair = [outcome.result.test_accuracy for outcome in (outcomes[0], outcomes[2])]
+    assert first["test_accuracy"] == pytest.approx(sum(pair) / 2)
+    assert first["deviation"] == pytest.approx(abs(pair[0] - pair[1]) / 2**0.5)
+    assert second["settings.client_lr"] == 0.3
+
+
+def start_run_and_stop(run, folder):
+    class Stop(Exception):
+        pass
+
+    def on_round(number, point):
+        raise Stop
+
+    (folder / "runs").mkdir()
+    with pytest.raises(Stop):
+        start_run(folder / "runs" / run.name, run.config, on_round, checkpoint_after_s=0)
+
+
+def test_a_killed_run_and_a_diverged_one_leave_the_others_alone(typed, tmp_path, monkeypatch):
+    (tmp_path / "deadly.py").write_text("import os, signal\ndef model():\n    os.kill(os.getpid(), signal.SIGKILL)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    text = OPTIONS.replace('model = "logreg"\n', "") + '[grid]\nmodel = ["logreg", "deadly:model"]\n'
+    (tmp_path / "sweep.toml").write_text(text + "settings.client_lr = [0.1, 1e38]\n")
+    status, out, err = typed("sweep", tmp_path / "sweep.toml", "--out", tmp_path / "out", "--processes", 2, "--json")
+    assert status == 1
+    found = [row["status"] for row in json.loads(out)["runs"]]
+    assert found == ["done", "diverged", "failed", "failed"]
+    assert "model=deadly_model,client_lr=0.1 failed: a process of the engine ended with exit code -9" in err
+    assert "model=logreg,client_lr=1e+38 diverged: round 1: " in err
+    header, *rows = (tmp_path / "out" / "table.csv").read_text().splitlines()
+    assert header.startswith("model,settings.client_lr,status,rounds,ended_by,test_accuracy")
+    assert [row.split(",")[2] for row in rows] == found
+    assert json.loads((tmp_path / "out" / "table.json").read_text()) == json.loads(out)
+    picture = (tmp_path / "out" / "heat-map.svg").read_text()
+    assert "settings.client_lr" in picture
+    assert picture.count("–") == 3  # cells without a result
+
+
+def test_edges_of_the_heat_map_are_options_that_vary(typed, tmp_path):
+    (tmp_path / "sweep.toml").write_text(OPTIONS + GRID)
+    for edges, words in (("seed,rounds", "no option 'rounds' varies"), ("seed,seed", "name two options")):
+        status, _, err = typed("sweep", tmp_path / "sweep.toml", "--out", tmp_path / "out", "--heat-map", edges)
+        assert (status, words in err) == (2, True), err
+    assert not (tmp_path / "out").exists()
