@@ -1,6 +1,7 @@
 """Documents are checked as code is: what exists is documented, and what is documented exists."""
 
 import dataclasses
+import functools
 import itertools
 import re
 import shlex
@@ -33,6 +34,7 @@ from tests.tree import ROOT, files
 
 MACHINE_PATH = re.compile(r"(?<![\w.:~\-/}])/(?:home|root|work|Users|mnt)/\w+")
 LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
+COMMAND = re.compile(r"(?:\w+=\S+ )*(muster \S.*)")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -51,10 +53,23 @@ def section(text, start):
     return re.split(r"^## ", text.split(f"## {start}", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
 
 
-def readme_commands():
-    blocks = [block for language, block in FENCE.findall(read("README.md")) if language == "sh"]
-    spoken = re.findall(r"`(muster [^`]+)`", read("README.md"))
-    return [line for line in "\n".join(blocks).splitlines() if line.startswith("muster ")] + spoken
+@functools.cache
+def parsers():
+    """What parses commands: of the framework, and of devices."""
+    return typer.main.get_command(app), device_parser().parser
+
+
+def commands(text):
+    """The commands of Muster that a document shows in blocks or names in a sentence."""
+    text = text.replace("\\\n", "")
+    blocks = [block for language, block in FENCE.findall(text) if language == "sh"]
+    shown = "\n".join(blocks).splitlines() + re.findall(r"^ {4}(.*)$", text, re.MULTILINE)
+    named = re.findall(r"`(muster [^`]+)`", FENCE.sub("", text))
+    return [found[1] for line in shown + named if (found := COMMAND.fullmatch(" ".join(line.split("\n"))))]
+
+
+DOCUMENTS = [str(path.relative_to(ROOT)) for path in files(".md") if path.name != "CHANGELOG.md"]
+WITH_COMMANDS = [name for name in DOCUMENTS if commands(read(name))]
 
 
 def test_every_problem_type_is_documented_with_its_status_and_no_other():
@@ -212,22 +227,27 @@ def test_the_readme_opens_with_the_two_commands():
     assert re.search(r"^    make demo\n    make test\n$", read("README.md"), re.MULTILINE)
 
 
-@pytest.mark.parametrize("line", readme_commands())
-def test_every_command_in_the_readme_exists_with_its_options(line):
-    words = shlex.split(line)[1:]
-    if words[0] == "device":
-        assert_device_command(words[1:])
-        return
-    command = typer.main.get_command(app)
-    while words and hasattr(command, "commands") and not words[0].startswith("-"):
-        assert words[0] in command.commands, line
-        command = command.commands[words.pop(0)]
-    known = {name for parameter in command.params for name in parameter.opts} | {"--help"}
-    assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known
+@pytest.mark.parametrize("name", WITH_COMMANDS)
+def test_every_command_in_a_document_exists_with_its_options(name):
+    for line in commands(read(name)):
+        words = [word for word in shlex.split(line, comments=True)[1:] if word != "…"]
+        if words[0] == "device":
+            assert_device_command(words[1:])
+            continue
+        command, _ = parsers()
+        while words and hasattr(command, "commands") and not words[0].startswith("-"):
+            assert words[0] in command.commands, line
+            command = command.commands[words.pop(0)]
+        known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
+        assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known, line
 
 
 def test_the_readme_uses_one_algorithm_and_one_set_of_settings():
-    lines = [shlex.split(line) for line in readme_commands() if line.startswith(("muster export", "muster simulate"))]
+    lines = [
+        shlex.split(line)
+        for line in commands(read("README.md"))
+        if line.startswith(("muster export", "muster simulate"))
+    ]
     chosen = {
         tuple(value for option, value in itertools.pairwise(words) if option in ("--algorithm", "--set"))
         for words in lines
@@ -259,7 +279,7 @@ def test_git_ignores_what_the_readme_makes_and_nothing_that_is_kept():
 
 
 def assert_device_command(words):
-    parser = device_parser().parser
+    _, parser = parsers()
     while words and parser._subparsers is not None:
         (action,) = parser._subparsers._group_actions
         assert words[0] in action.choices, words
