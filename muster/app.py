@@ -19,6 +19,7 @@ from muster.commands.export import export, plan_app
 from muster.commands.fleet import fleet_app
 from muster.commands.key import key_app
 from muster.commands.plan_log import log
+from muster.commands.plot import plot
 from muster.commands.simulate import simulate
 from muster.commands.study import study
 from muster.commands.sweep import sweep
@@ -57,6 +58,7 @@ app.command()(doctor)
 app.command()(export)
 app.command()(simulate)
 app.command()(sweep)
+app.command()(plot)
 app.command()(study)
 plan_app.command()(log)
 app.add_typer(algorithms_app, name="algorithms")

@@ -46,7 +46,7 @@ EXTRAS = {
     "sqlalchemy": "coordinator",
     "starlette": "coordinator",
     "uvicorn": "coordinator",
-    "matplotlib": "dev",
+    "matplotlib": "plot",
     "pygal": "sim",
     "h5py": "data",
     "pyarrow": "data",

@@ -173,13 +173,15 @@ def advance(config: SimulationConfig, training: Training, course: list[Point], o
 
 
 def completed(config: SimulationConfig) -> SimulationConfig:
-    """The same configuration with every setting of its algorithm or baseline, and the whole path of its data.
+    """The same configuration with every setting of its algorithm or baseline, and the whole paths of its data.
 
     Raises AlgorithmError for a setting that is wrong.
     """
     method = METHODS.get(config.baseline or "")
     made: Any = parse(method, config.settings) if method else _algorithm(config)
-    return replace(config, settings=asdict(made), data=config.data and config.data.resolve())
+    own = Path(config.dataset)
+    dataset = str(own.resolve()) if config.dataset not in datasets.DATASETS and own.exists() else config.dataset
+    return replace(config, settings=asdict(made), data=config.data and config.data.resolve(), dataset=dataset)
 
 
 def training_of(config: SimulationConfig, engine: Wanted | None = None, users: Population | None = None) -> Training:

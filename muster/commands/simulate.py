@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import tomllib
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
 import typer
@@ -49,12 +50,15 @@ RESUME = (
 )
 TARGET = "End when held-out users reach this accuracy, from 0 to 1."
 PATIENCE = "End when their loss has not fallen for so many rounds."
+TENSORBOARD = "Write the run's figures for TensorBoard too, in the folder tensorboard of the run."
+MLFLOW = "Log the run to MLflow too, where MLFLOW_TRACKING_URI says."
 PROCESSES = "Processes that train, on the CPU; their number changes no result.  [default: one for each core]"
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
     from simulator.course import Point
+    from simulator.runs.trackers import MLflow, TensorBoard
     from simulator.simulation import OnRound, SimulationConfig, SimulationResult
 
 
@@ -87,6 +91,8 @@ def simulate(
     seed: Annotated[int | None, typer.Option(help="Seed of split, weights, cohorts, order.  [default: 0]")] = None,
     run: Annotated[Path | None, typer.Option(metavar="DIR", help=RUN)] = None,
     resume: Annotated[Path | None, typer.Option(metavar="DIR", help=RESUME)] = None,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help=TENSORBOARD)] = False,
+    mlflow: Annotated[bool, typer.Option("--mlflow", help=MLFLOW)] = False,
     json: Json = False,
 ) -> None:
     """Train over simulated users, measure on users never seen.
@@ -122,14 +128,20 @@ def simulate(
     }
     if schedule:
         flags["schedule"] = parse_schedule(schedule)
+    folder = run or resume
     if run is not None and resume is not None:
         raise typer.BadParameter("start a run with --run or go on with one, not both", param_hint="--resume")
+    if folder is None and (tensorboard or mlflow):
+        raise typer.BadParameter(
+            "only a run in a folder is logged: give --run DIR", param_hint="--tensorboard/--mlflow"
+        )
     if resume is not None and not (resume / "config.toml").is_file():
         raise typer.BadParameter(f"{resume} is not the folder of a run: it has no config.toml", param_hint="--resume")
     files = [resume / "config.toml" if resume else None, config]
     options = _options([path for path in files if path], flags, parse_settings(settings))
-    result = _simulated(options, run, resume)
-    return emit(result) if json else _show(result, run or resume)
+    where = _Where(run, resume, tensorboard, mlflow)
+    result = _simulated(options, where)
+    return emit(result) if json else _show(result, folder)
 
 
 def _show(result: SimulationResult, folder: Path | None) -> None:
@@ -140,7 +152,16 @@ def _show(result: SimulationResult, folder: Path | None) -> None:
         stderr.print(f"run: {folder}", soft_wrap=True, highlight=False)
 
 
-def _simulated(options: dict[str, Any], run: Path | None, resume: Path | None) -> SimulationResult:
+class _Where(NamedTuple):
+    """Where a simulation is kept: in a new folder, in that of a run to resume, or in none; and what else is told."""
+
+    run: Path | None
+    resume: Path | None
+    tensorboard: bool
+    mlflow: bool
+
+
+def _simulated(options: dict[str, Any], where: _Where) -> SimulationResult:
     """The simulation that the options ask for, in a folder or without; shows how far it is."""
     with loading():
         import torch
@@ -150,13 +171,30 @@ def _simulated(options: dict[str, Any], run: Path | None, resume: Path | None) -
 
     torch.set_num_threads(1)  # small batches: a second thread costs more than it gives
     chosen = _configuration(options)
-    with progress() as bar:
-        on_round = _shown_in(bar, chosen)
-        if run is not None:
-            return start_run(run, chosen, on_round)
-        if resume is not None:
-            return resume_run(resume, chosen, on_round)
+    with ExitStack() as stack:
+        trackers = [stack.enter_context(closing(tracker)) for tracker in _trackers(where, chosen)]
+        shown = _shown_in(stack.enter_context(progress()), chosen)
+
+        def on_round(number: int, point: Point) -> None:
+            for hear in (shown, *trackers):
+                hear(number, point)
+
+        if where.run is not None:
+            return start_run(where.run, chosen, on_round)
+        if where.resume is not None:
+            return resume_run(where.resume, chosen, on_round)
         return simulate(chosen, on_round)
+
+
+def _trackers(where: _Where, config: SimulationConfig) -> list[TensorBoard | MLflow]:
+    """What else hears of every round."""
+    from simulator.runs.trackers import MLflow, TensorBoard
+
+    folder = where.run or where.resume
+    if folder is None:
+        return []
+    asked = (where.tensorboard, lambda: TensorBoard(folder)), (where.mlflow, lambda: MLflow(folder, config))
+    return [make() for wanted, make in asked if wanted]
 
 
 def _shown_in(bar: Progress, config: SimulationConfig) -> OnRound:

@@ -26,12 +26,13 @@ def plain_of(config: SimulationConfig) -> dict[str, Any]:
 
 def differences(config: SimulationConfig, other: SimulationConfig) -> list[str]:
     """Every key in which two configurations differ, with both values; `processes`, which change no result, apart."""
-    ours, theirs = _flat(config), _flat(other)
+    ours, theirs = flat_of(config), flat_of(other)
     keys = [key for key in dict.fromkeys([*ours, *theirs]) if key != "processes" and ours.get(key) != theirs.get(key)]
     return [f"{key} ({_words(ours.get(key))} and {_words(theirs.get(key))})" for key in keys]
 
 
-def _flat(config: SimulationConfig) -> dict[str, Any]:
+def flat_of(config: SimulationConfig) -> dict[str, Any]:
+    """A configuration as plain values by dotted names, such as `settings.client_lr`."""
     flat: dict[str, Any] = {}
     for name, value in plain_of(config).items():
         flat |= {f"{name}.{key}": one for key, one in value.items()} if isinstance(value, dict) else {name: value}

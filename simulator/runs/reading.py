@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import safetensors
 import safetensors.numpy
 
 from fedcore.decoding import UNDECODABLE, decoder
+from fedcore.names import offered
 from simulator.course import LOSS, Point
 from simulator.engines.computing import EngineName
 from simulator.errors import RunError
@@ -22,6 +24,8 @@ from simulator.training import Vectors
 CONFIG, ENGINE, METRICS, RESULT, LOCK = "config.toml", "engine.json", "metrics.jsonl", "result.json", "lock"
 CHECKPOINT = "checkpoint-*.safetensors"
 SECONDS = "seconds"
+AXES = {"rounds": "round", "examples": "examples", "seconds": SECONDS}
+"""What a figure may be drawn over, and the figure of a round that it adds up."""
 
 T = TypeVar("T")
 
@@ -54,6 +58,19 @@ class Run:
     def curve(self) -> list[Point]:
         """The points that held-out users measured."""
         return [point for point in self.points if LOSS in point]
+
+    def series(self, x: str, y: str) -> tuple[list[float], list[float]]:
+        """A figure over rounds, examples or wall seconds (AXES), at the points that have it: x and y.
+
+        Raises RunError when no point has it, naming those that there are.
+        """
+        reached = itertools.accumulate(point[AXES[x]] for point in self.points)
+        along = [point["round"] for point in self.points] if x == "rounds" else list(reached)
+        found = [(at, point[y]) for at, point in zip(along, self.points, strict=True) if y in point]
+        if not found:
+            names = list(dict.fromkeys(name for point in self.points for name in point))
+            raise RunError(f"the run in {self.path} has no figure {y!r} yet; {offered(y, names)}")
+        return [at for at, _ in found], [value for _, value in found]
 
     def vectors(self) -> Vectors:
         """What the last whole checkpoint holds; the model is `server.params`. Raises RunError before the first."""

@@ -16,7 +16,7 @@ from simulator.errors import RunError, RunNotKept
 from simulator.runs.config_file import to_toml
 from simulator.runs.reading import read_metrics, read_result
 from simulator.runs.running import resume_run, start_run
-from simulator.simulation import SimulationConfig, simulate, to_config
+from simulator.simulation import SimulationConfig, completed, simulate, to_config
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 # SCAFFOLD's clients keep vectors.
@@ -273,3 +273,11 @@ def test_a_configuration_survives_its_file_whatever_its_values():
         seed=2**63 - 1,
     )
     assert to_config(tomllib.loads(to_toml(config))) == config
+
+
+def test_the_data_of_a_run_are_found_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    config = completed(SimulationConfig(model="mlp", dataset="mine", data=Path("data")))
+    assert (config.dataset, config.data) == (str(tmp_path / "mine"), tmp_path / "data")
+    assert completed(SimulationConfig(model="mlp", dataset="digits")).dataset == "digits"

@@ -1,0 +1,54 @@
+"""`muster plot`: the curves of several runs in one picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from muster.output import stderr
+
+FORMATS = (".svg", ".png", ".pdf")
+X = "What goes along the bottom: rounds, examples (held by the clients that trained, added up), or seconds."
+Y = "A figure of the runs, such as test.accuracy, test.loss, test.user_p5 or train.loss."
+
+
+def plot(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or of sweeps: all their runs.")
+    ],
+    x: Annotated[str, typer.Option(help=X)] = "rounds",
+    y: Annotated[str, typer.Option(help=Y)] = "test.accuracy",
+    out: Annotated[Path, typer.Option(help="The picture: .svg, .png or .pdf.")] = Path("curves.svg"),
+) -> None:
+    """Draw the curves of runs, with a legend of their folders.
+
+    Runs that still go on are drawn as far as they are; those without the figure are left out. For example:
+
+      muster plot runs/fedavg runs/fedadam --x seconds --out curves.png
+    """
+    from fedcore.names import offered
+    from muster.run_curves import draw_runs
+    from simulator.errors import RunError
+    from simulator.runs.reading import AXES, read_run
+    from simulator.runs.sweeping import RUNS
+
+    if x not in AXES:
+        raise typer.BadParameter(f"there is no axis {x!r}; {offered(x, AXES)}", param_hint="--x")
+    if out.suffix not in FORMATS or not out.parent.is_dir():
+        words = f"{out} must end in {', '.join(FORMATS)} and lie in a folder that exists"
+        raise typer.BadParameter(words, param_hint="--out")
+    paths = [path for given in runs for path in (sorted((given / RUNS).glob("*")) or [given])]
+    alike = len({path.name for path in paths}) < len(paths)
+    curves, without = {}, []
+    for run in map(read_run, paths):
+        try:
+            curves[str(run.path) if alike else run.path.name] = run.series(x, y)
+        except RunError as error:
+            without.append(error)
+    if not curves:
+        raise without[0]
+    draw_runs(curves, (x, y), out)
+    for line in [*(f"left out: {error}" for error in without), f"curves: {out}"]:
+        stderr.print(line, markup=False, soft_wrap=True, highlight=False)

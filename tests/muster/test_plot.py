@@ -1,0 +1,67 @@
+"""`muster plot`: the curves of runs in a picture."""
+
+import struct
+
+import pytest
+
+from simulator.runs.reading import read_run
+from simulator.runs.running import start_run
+from simulator.simulation import SimulationConfig
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two runs of four rounds, measured at the second and fourth."""
+    tmp_path = tmp_path_factory.mktemp("plot")
+    for name, seed in (("first", 0), ("second", 1)):
+        config = SimulationConfig(model="logreg", rounds=4, cohort=3, evaluate_every=2, engine="torch", seed=seed)
+        start_run(tmp_path / "runs" / name, config)
+    return [tmp_path / "runs" / "first", tmp_path / "runs" / "second"]
+
+
+def test_a_series_adds_up_what_rounds_took(runs):
+    run = read_run(runs[0])
+    examples = [point["examples"] for point in run.points]
+    assert run.series("rounds", "train.loss") == ([1, 2, 3, 4], [point["train.loss"] for point in run.points])
+    assert run.series("rounds", "test.accuracy") == ([2, 4], [point["test.accuracy"] for point in run.result.curve])
+    assert run.series("examples", "test.loss")[0] == [sum(examples[:2]), sum(examples)]
+    assert run.series("seconds", "test.loss")[0][-1] == pytest.approx(sum(point["seconds"] for point in run.points))
+
+
+def test_curves_are_drawn_with_the_names_of_their_folders(runs, typed, tmp_path):
+    out = tmp_path / "curves.svg"
+    status, _, err = typed("plot", *runs, "--out", out)
+    assert (status, f"curves: {out}" in err) == (0, True), err
+    picture = out.read_text()
+    assert [word in picture for word in ("first", "second", "rounds", "test.accuracy")] == [True] * 4
+    status, _, err = typed("plot", runs[0].parents[1], "--out", out)  # a folder with runs
+    assert (status, out.read_text()) == (0, picture), err
+    out = tmp_path / "curves.png"
+    assert typed("plot", *runs, "--x", "seconds", "--y", "train.loss", "--out", out)[0] == 0
+    head = out.read_bytes()[:24]
+    assert head[:8] == b"\x89PNG\r\n\x1a\n"
+    assert struct.unpack(">II", head[16:]) == (1080, 630)
+
+
+def test_a_run_without_the_figure_is_left_out_and_named(runs, typed, tmp_path):
+    def stop(number, point):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        start_run(tmp_path / "young", SimulationConfig(model="logreg", rounds=4, cohort=3, engine="torch"), stop)
+    out = tmp_path / "curves.svg"
+    status, _, err = typed("plot", tmp_path / "young", runs[1], "--out", out)
+    assert (status, "young has no figure 'test.accuracy' yet" in err) == (0, True), err
+    assert "young" not in out.read_text()
+    assert typed("plot", tmp_path / "young", "--out", out)[0] == 2
+
+
+def test_what_cannot_be_drawn_is_named_with_what_can(runs, typed, tmp_path):
+    for words, says in (
+        (["--y", "test.acuracy"], "has no figure 'test.acuracy' yet; did you mean test.accuracy?"),
+        (["--x", "epochs"], "there is no axis 'epochs'; there are rounds, examples, seconds"),
+        (["--out", tmp_path / "curves.jpeg"], "must end in .svg, .png, .pdf"),
+        ([tmp_path / "nothing"], "nothing is not the folder of a run"),
+    ):
+        status, _, err = typed("plot", runs[0], *words)
+        assert (status, says in " ".join(err.split())) == (2, True), err
