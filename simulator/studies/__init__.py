@@ -2,10 +2,19 @@
 
 from fedcore.names import offered
 from simulator.errors import StudyError
+from simulator.studies.cohort_size import COHORT_SIZE
 from simulator.studies.pseudo_gradients import PSEUDO_GRADIENTS
 from simulator.studies.study import Study
+from simulator.studies.user_split import USER_SPLIT
 
-STUDIES = {study.name: study for study in (PSEUDO_GRADIENTS,)}
+STUDIES = {
+    study.name: study
+    for study in (
+        COHORT_SIZE,
+        PSEUDO_GRADIENTS,
+        USER_SPLIT,
+    )
+}
 
 
 def find(name: str) -> Study:

@@ -21,6 +21,8 @@ from simulator.studies.study import PerSeed, mean
 from simulator.studies.trials import Series, Trials
 from simulator.training import Cohorts, EngineTraining, Training
 
+TOGETHER = 64
+"""Clients that are vectorised together: the networks of studies are small, so many at once cost less time."""
 LAST = 3
 """The final accuracy is the mean of the last three measurements: one alone depends on the last cohort."""
 
@@ -40,17 +42,18 @@ def training_on(users: tuple[Population, Population], config: SimulationConfig) 
     model = Model(load_model(config.model, users[0].shape, users[0].classes), config.seed)
     algorithm = create(config.algorithm, config.settings, [module_of(config.algorithm)])
     cohorts = Cohorts(config.cohort, config.schedule, config.same_cohort)
-    choice = Choice(Computing(), "a study's")
+    choice = Choice(Computing(at_once=TOGETHER), "a study's")
     return EngineTraining(model, algorithm, users, cohorts=cohorts, choice=choice, seed=config.seed)
 
 
 def measured(training: Training, rounds: int, every: int) -> Series:
     """A training's series: `loss` of training in every round; and measurements on unseen users every so many rounds.
 
-    Those are `accuracy` and `test_loss` over all examples, and `low` and `median`, the 10th and the 50th percentile of
-    users' accuracies. Once training has diverged the numbers do not exist.
+    Those are `accuracy` and `test_loss` over all examples; `user_mean`, the mean of users' accuracies; and `low` and
+    `median`, their 10th and 50th percentile. Once training has diverged the numbers do not exist.
     """
-    lengths = {"loss": rounds} | dict.fromkeys(("accuracy", "test_loss", "low", "median"), rounds // every)
+    names = ("accuracy", "test_loss", "user_mean", "low", "median")
+    lengths = {"loss": rounds} | dict.fromkeys(names, rounds // every)
     series: dict[str, list[float | None]] = {name: [] for name in lengths}
     try:
         for number in range(1, rounds + 1):
@@ -62,6 +65,7 @@ def measured(training: Training, rounds: int, every: int) -> Series:
                 found = {
                     "accuracy": overall(users["accuracy"], training.test),
                     "test_loss": overall(users["loss"], training.test),
+                    "user_mean": float(users["accuracy"].mean()),
                     "low": low,
                     "median": median,
                 }

@@ -8,6 +8,7 @@ import inspect
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,8 @@ class Trials:
         missing = [index for index, trial in enumerate(found) if trial is None]
         self._total += len(asked)
         self._count(len(asked) - len(missing))
+        if missing:
+            import_module("torch._dynamo")  # torch.func loads it when it is first used: here once, not in every process
         computations = [functools.partial(_measured, measure, *asked[index]) for index in missing]
         for position, trial in compute_each(computations, _TRIAL, self._processes):
             found[missing[position]] = trial

@@ -6,12 +6,15 @@ import signal
 import numpy as np
 import pytest
 
+from simulator import datasets
 from simulator.errors import EngineError, StudyError
-from simulator.studies import find
+from simulator.studies import STUDIES, find
+from simulator.studies.cohort_size import EXAMPLES, time_of
 from simulator.studies.pseudo_gradients import mean_cosine
 from simulator.studies.study import mean
 from simulator.studies.trainings import finals, rounds_to, train
 from simulator.studies.trials import Trials
+from simulator.studies.user_split import shuffled
 
 CALLS = "calls"
 
@@ -91,3 +94,34 @@ def test_mean_cosine_is_that_of_all_pairs():
 def test_mean_over_seeds_does_not_exist_where_one_is_missing():
     assert mean([1.0, 2.0]) == 1.5
     assert mean([1.0, None]) is None
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_study_finds_something_in_its_quick_form(tmp_path, name):
+    findings = find(name).find(Trials(tmp_path, seeds=[0], quick=True))
+    assert findings.setup
+    assert findings.tables or findings.grids
+
+
+def test_shuffled_users_hold_the_same_examples_and_as_many_each():
+    users = datasets.load("digits", clients=20)
+    other = shuffled(users, seed=1)
+    assert (other.sizes == users.sizes).all()
+    assert sorted(other.fields["y"]) == sorted(users.fields["y"])
+    pixels = [one.fields["x"].sum((1, 2, 3)) for one in (users, other)]
+    assert not np.array_equal(*pixels)
+    order = np.lexsort((users.fields["y"], pixels[0])), np.lexsort((other.fields["y"], pixels[1]))
+    np.testing.assert_array_equal(users.fields["y"][order[0]], other.fields["y"][order[1]])
+
+    def classes(population):
+        return np.mean([len(np.unique(population.shard(index)["y"])) for index in range(len(population))])
+
+    assert classes(other) > classes(users)
+
+
+def test_time_of_rounds_is_that_of_the_slowest_users():
+    alone, many = (time_of(2000.0, cohort, seed=0) / 2000 / EXAMPLES for cohort in (1, 20))
+    assert alone == pytest.approx(2, rel=0.05)
+    assert many == pytest.approx(1 + sum(1 / k for k in range(1, 21)), rel=0.05)
+    assert time_of(None, 5, seed=0) is None
