@@ -7,26 +7,19 @@ run in a process of their own, as the engine tells the allocator of this one to 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from multiprocessing.connection import Connection
 
 import msgspec
 import torch
 
-from export.model import Model
-from fedcore.decoding import decoder
-from muster.bench.engine_workloads import WORKLOADS, Workload, bare, clock, fedavg, wait
+from muster.bench.engine_peers import Comparison, compare
+from muster.bench.engine_workloads import WORKLOADS, Workload, bare_seconds, clock, fedavg, wait
 from muster.bench.options import EngineOptions
 from muster.output import Say
 from simulator.engine import Engine
 from simulator.engines.calibration import Task
 from simulator.engines.choice import Wanted, choose
 from simulator.engines.computing import Computing
-from simulator.engines.forked import Forked
-from simulator.population import Population
-
-_COHORT, _SECONDS = decoder(list[int]), decoder(float)
+from simulator.errors import EngineError
 
 
 class WorkloadTime(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,8 +42,12 @@ class EngineTimes(msgspec.Struct, frozen=True, kw_only=True):
     workloads: dict[str, WorkloadTime]
 
 
-def run(options: EngineOptions, say: Say) -> EngineTimes:
-    """Measure every workload."""
+def run(options: EngineOptions, say: Say) -> EngineTimes | Comparison:
+    """Measure every workload. Raises PeerError, and EngineError for peers on a GPU."""
+    if options.peers:
+        if options.device != "cpu":
+            raise EngineError(f"peers are compared by CPU time: take --device cpu, not {options.device}")
+        return compare(options.rounds, say)
     torch.set_num_threads(1)
     device = torch.device(options.device)
     found = {}
@@ -70,7 +67,7 @@ def run(options: EngineOptions, say: Say) -> EngineTimes:
 def _measure(workload: Workload, kind: Wanted, device: torch.device, rounds: int) -> WorkloadTime:
     model, users, algorithm = workload.model(), workload.population(), fedavg()
     ours, reference = [], []
-    with _bare_seconds(model, users, device) as bare_seconds:
+    with bare_seconds(model, users, device) as seconds_of_bare:
         choice = choose(kind, Task(model, algorithm, users, rounds * workload.cohort), Computing(str(device)))
         engine = Engine(model, algorithm, users, computing=choice.computing)
         for number in range(rounds + 1):
@@ -79,7 +76,7 @@ def _measure(workload: Workload, kind: Wanted, device: torch.device, rounds: int
             engine.run_round(number, cohort)
             wait(device)
             ours.append(clock(device) - start)
-            reference.append(bare_seconds(cohort))
+            reference.append(seconds_of_bare(cohort))
     # The first round warms caches and allocators.
     seconds, yardstick = statistics.median(ours[1:]), statistics.median(reference[1:])
     return WorkloadTime(
@@ -89,24 +86,3 @@ def _measure(workload: Workload, kind: Wanted, device: torch.device, rounds: int
         bare_seconds=yardstick,
         ratio_to_bare=seconds / yardstick,
     )
-
-
-@contextmanager
-def _bare_seconds(model: Model, users: Population, device: torch.device) -> Iterator[Callable[[list[int]], float]]:
-    """A function for the seconds of a cohort's bare steps: in a forked process, with a GPU in this one."""
-    if device.type != "cpu":
-        yield lambda cohort: bare(model, users, cohort, device)
-        return
-
-    def main(pipe: Connection) -> None:
-        while True:
-            cohort = _COHORT.decode(pipe.recv_bytes())
-            pipe.send_bytes(msgspec.json.encode(bare(model, users, cohort, device)))
-
-    def seconds(cohort: list[int]) -> float:
-        process.send(msgspec.json.encode(cohort))
-        return _SECONDS.decode(process.receive())
-
-    process = Forked(main)
-    yield seconds
-    process.end()

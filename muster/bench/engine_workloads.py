@@ -7,7 +7,9 @@ logic: the ratio to it says what the federated part costs, or what batching clie
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
 
 import msgspec
 import numpy as np
@@ -18,11 +20,14 @@ from export.model import Model, ModelSpec, cross_entropy
 from fedcore.algorithms import create
 from fedcore.algorithms.algorithm import Algorithm, trips_of
 from fedcore.batching import StreamKey, batches
+from fedcore.decoding import decoder
 from fedcore.plan import Field
+from simulator.engines.forked import Forked
 from simulator.population import Population
 
 CLIENTS, CLASSES, BATCH, CLIENT_LR = 3400, 62, 20, 0.1
 _AT_ONCE = 10_000
+_COHORT, _SECONDS = decoder(list[int]), decoder(float)
 
 
 class Workload(msgspec.Struct, frozen=True):
@@ -48,7 +53,7 @@ class Workload(msgspec.Struct, frozen=True):
         for start in range(0, len(labels), _AT_ONCE):
             part = images[start : start + _AT_ONCE]
             part += patterns[labels[start : start + _AT_ONCE]]
-            part *= 0.5
+            part -= 1  # without a mean, local training is stable at the learning rate of the workloads
         return Population(tuple(map(str, range(self.clients))), {"x": images, "y": labels}, starts)
 
 
@@ -77,7 +82,30 @@ def fedavg() -> Algorithm:
     return create("fedavg", {"batch_size": BATCH, "client_lr": CLIENT_LR})
 
 
-def bare(model: Model, users: Population, cohort: Sequence[int], device: torch.device) -> float:
+@contextmanager
+def bare_seconds(model: Model, users: Population, device: torch.device) -> Iterator[Callable[[list[int]], float]]:
+    """A function for the seconds of a cohort's bare steps: in a forked process, with a GPU in this one."""
+    if device.type != "cpu":
+        yield lambda cohort: _bare(model, users, cohort, device)
+        return
+
+    def main(pipe: Connection) -> None:
+        while True:
+            cohort = _COHORT.decode(pipe.recv_bytes())
+            pipe.send_bytes(msgspec.json.encode(_bare(model, users, cohort, device)))
+
+    def seconds(cohort: list[int]) -> float:
+        process.send(msgspec.json.encode(cohort))
+        return _SECONDS.decode(process.receive())
+
+    process = Forked(main)
+    try:
+        yield seconds
+    finally:
+        process.end()
+
+
+def _bare(model: Model, users: Population, cohort: Sequence[int], device: torch.device) -> float:
     """Seconds for the same steps, one client after the other, on tensors that are ready."""
     module = model.module.to(device)
     parameters = list(module.parameters())

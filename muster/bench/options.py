@@ -69,7 +69,8 @@ class EngineOptions:
 
     The bare steps are the same forward and backward passes on ready tensors, one client after the other, without any
     federated logic: the ratio says what the federated part costs, or what batching clients together gains. Workloads
-    are synthetic, of EMNIST's shape. It takes two minutes.
+    are synthetic, of EMNIST's shape. It takes two minutes. With --peers both engines run, and other simulators on the
+    same cohorts, each in an environment of its own; the first run installs them. That takes ten minutes.
     """
 
     engine: Annotated[
@@ -77,6 +78,9 @@ class EngineOptions:
     ] = "auto"
     device: Annotated[str, Option(help="Where torch computes: cpu, or cuda.")] = "cpu"
     rounds: Annotated[int, Option(min=1, help="Rounds of each workload; their median counts.")] = 3
+    peers: Annotated[
+        bool, Option("--peers", help="Compare with pfl-research, FedJAX, Flower and a plain torch loop, on the CPU.")
+    ] = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,11 @@
-"""CPU time, memory and open files of another process of this machine, from its CPU clock and /proc."""
+"""CPU time, memory and open files of other processes of this machine, from their CPU clocks and /proc."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,8 +29,58 @@ class Usage:
         lines = (line.partition(":") for line in (folder / "status").read_text().splitlines())
         status = {name: value.split()[0] for name, _, value in lines if value.endswith(" kB")}
         return cls(
-            cpu_s=time.clock_gettime(~pid << 3 | _CPUCLOCK_SCHED),
+            cpu_s=cpu_s(pid),
             rss_mb=int(status["VmRSS"]) / 1024,
             peak_rss_mb=int(status["VmHWM"]) / 1024,
             descriptors=len(list((folder / "fd").iterdir())),
         )
+
+
+def cpu_s(pid: int) -> float:
+    """CPU seconds of a running process. Raises OSError."""
+    return time.clock_gettime(~pid << 3 | _CPUCLOCK_SCHED)
+
+
+def cpu_s_of_all(pid: int) -> float:
+    """CPU seconds of a process and of all its descendants, with those that ended and were waited for.
+
+    A descendant whose parent has ended is found if the process is the subreaper of its descendants (prctl(2)).
+    """
+    total = 0.0
+    for one, stat in _family(pid):
+        with contextlib.suppress(OSError):  # it has ended, and its parent counts it from now on
+            total += cpu_s(one) + stat.children_s
+    return total
+
+
+def family_of(pid: int) -> list[int]:
+    """A process and its descendants, each after its parent."""
+    return [one for one, _ in _family(pid)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Stat:
+    """parent: its process. children_s: CPU seconds of its children that ended and were waited for, and of theirs."""
+
+    parent: int
+    children_s: float
+
+    @classmethod
+    def of(cls, pid: int) -> _Stat:
+        text = (Path("/proc") / str(pid) / "stat").read_text()
+        # After the name, which may hold anything.
+        fields = text.rpartition(")")[2].split()
+        return cls(int(fields[1]), (int(fields[13]) + int(fields[14])) / os.sysconf("SC_CLK_TCK"))
+
+
+def _family(pid: int) -> Iterator[tuple[int, _Stat]]:
+    stats, children = {}, dict[int, list[int]]()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):
+                stats[int(entry.name)] = stat = _Stat.of(int(entry.name))
+                children.setdefault(stat.parent, []).append(int(entry.name))
+    found = [pid] if pid in stats else []
+    for one in found:  # grows on the way
+        yield one, stats[one]
+        found += children.get(one, [])
