@@ -101,10 +101,9 @@ def simulate(
     held-out users, and per user as percentiles. The same seed and engine give the same model, bit for bit, on the same
     machine. For example, first a try, then a run that survives a kill:
 
+    \b
       muster simulate --model mlp --algorithm fedadam --rounds 20
-
       muster simulate --model mlp --algorithm fedadam --rounds 500 --run runs/a
-
       muster simulate --resume runs/a
     """
     flags: dict[str, Any] = {

@@ -33,16 +33,12 @@ def sweep(
 
     The file has the options that all share, as `muster simulate` takes them, and those that vary:
 
+    \b
       [options]
-
       model = "mlp"
-
       [grid]  # every combination
-
       algorithm = ["fedavg", "fedadam"]
-
       seed = [0, 1, 2]
-
       settings.client_lr = [0.1, 0.3]
 
     It prints means over seeds, and writes table.csv, table.json and heat-map.svg. Exit code 1 says that a run failed.
