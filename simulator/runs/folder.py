@@ -62,12 +62,13 @@ class RunFolder:
         partial = path.with_name(f".{path.name}.{os.getpid()}")
         with writing(path):
             partial.mkdir(parents=True)
+            lock = _locked(partial)
             try:
-                lock = _locked(partial)
                 write_private(partial / CONFIG, to_toml(config).encode())
                 write_private(partial / ENGINE, msgspec.json.encode(engine))
                 partial.rename(path)
             except BaseException:
+                lock.close()
                 shutil.rmtree(partial, ignore_errors=True)
                 raise
             sync_folder(path.parent)
@@ -144,10 +145,10 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise RunNotKept(
-            f"the run in {path} cannot be kept: {error.strerror}: {error.filename or path}; once that is mended, go on "
-            f"from its last checkpoint with --resume {path}"
-        ) from error
+        began = (path / CONFIG).is_file()
+        remedy = f"; once that is mended, go on from its last checkpoint with --resume {path}" if began else ""
+        why = f"{error.strerror}: {error.filename or path}"
+        raise RunNotKept(f"the run in {path} cannot be kept: {why}{remedy}") from error
 
 
 def _locked(path: Path) -> IO[str]:

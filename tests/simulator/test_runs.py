@@ -263,6 +263,25 @@ def test_a_simulation_that_cannot_begin_leaves_no_folder(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunNotKept) as refused:
+        start_run(tmp_path / "file" / "run", replace(CONFIG, rounds=1))
+    assert str(refused.value).startswith(f"the run in {tmp_path}/file/run cannot be kept: Not a directory: ")
+    assert "--resume" not in str(refused.value)
+
+
+def test_a_disk_that_is_full_at_the_start_leaves_no_folder(tmp_path):
+    def fill():
+        config = completed(CONFIG)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+        with pytest.raises(RunNotKept, match="run cannot be kept: File too large"):
+            start_run(tmp_path / "run", config)
+
+    assert in_child(fill) == 0
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_configuration_survives_its_file_whatever_its_values():
     config = SimulationConfig(
         model='my_models:of"quotes"\\\x7f\n',
