@@ -94,7 +94,11 @@ def cell(value: str | float | PerSeed) -> str:
     if not known:
         return "none"
     middle = statistics.fmean(known)
-    decimals = max(0, 2 - math.floor(math.log10(abs(middle)))) if middle else 2
+    magnitude = math.floor(math.log10(abs(middle))) if middle else 0
+    if magnitude < -4:
+        scaled = [None if one is None else one * 10.0**-magnitude for one in value]
+        return f"({cell(scaled)}) · 10^−{-magnitude}"
+    decimals = max(0, 2 - magnitude)
     spread = f" ± {statistics.stdev(known):.{decimals}f}" if len(known) > 1 else ""
     return f"{middle:.{decimals}f}{spread}".replace("-", "−") + (f" ({lost})" if lost else "")
 

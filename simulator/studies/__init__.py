@@ -2,6 +2,7 @@
 
 from fedcore.names import offered
 from simulator.errors import StudyError
+from simulator.studies.client_drift import CLIENT_DRIFT
 from simulator.studies.cohort_size import COHORT_SIZE
 from simulator.studies.pseudo_gradients import PSEUDO_GRADIENTS
 from simulator.studies.study import Study
@@ -10,6 +11,7 @@ from simulator.studies.user_split import USER_SPLIT
 STUDIES = {
     study.name: study
     for study in (
+        CLIENT_DRIFT,
         COHORT_SIZE,
         PSEUDO_GRADIENTS,
         USER_SPLIT,

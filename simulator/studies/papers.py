@@ -2,3 +2,7 @@
 
 CHARLES = "Charles, Garrett, Huo, Shmulyian, Smith, *On large-cohort training for federated learning*, NeurIPS 2021"
 FIELD_GUIDE = "Wang et al., *A field guide to federated optimization*, arXiv:2107.06917, 2021"
+KARIMIREDDY = (
+    "Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, *SCAFFOLD: stochastic controlled averaging for federated "
+    "learning*, ICML 2020"
+)
