@@ -4,6 +4,7 @@ from fedcore.names import offered
 from simulator.errors import StudyError
 from simulator.studies.client_drift import CLIENT_DRIFT
 from simulator.studies.cohort_size import COHORT_SIZE
+from simulator.studies.federated_optimization import FEDERATED_OPTIMIZATION
 from simulator.studies.pseudo_gradients import PSEUDO_GRADIENTS
 from simulator.studies.study import Study
 from simulator.studies.user_split import USER_SPLIT
@@ -13,6 +14,7 @@ STUDIES = {
     for study in (
         CLIENT_DRIFT,
         COHORT_SIZE,
+        FEDERATED_OPTIMIZATION,
         PSEUDO_GRADIENTS,
         USER_SPLIT,
     )

@@ -6,3 +6,7 @@ KARIMIREDDY = (
     "Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, *SCAFFOLD: stochastic controlled averaging for federated "
     "learning*, ICML 2020"
 )
+KONECNY = (
+    "Konečný, McMahan, Ramage, Richtárik, *Federated optimization: distributed machine learning for on-device "
+    "intelligence*, arXiv:1610.02527, 2016"
+)
