@@ -12,6 +12,7 @@ import msgspec
 import torch
 
 from muster.bench.engine_peers import Comparison, compare
+from muster.bench.engine_scaling import Scaling, scaling
 from muster.bench.engine_workloads import WORKLOADS, Workload, bare_seconds, clock, fedavg, wait
 from muster.bench.options import EngineOptions
 from muster.output import Say
@@ -33,12 +34,13 @@ class WorkloadTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """The workloads by name. gpu: its name, where one computed."""
+    """The workloads by name. gpu: its name, where one computed. scaling: of processes, on a CPU."""
 
     engine: str
     device: str
     gpu: str | None
     clock: str
+    scaling: Scaling | None
     workloads: dict[str, WorkloadTime]
 
 
@@ -50,16 +52,18 @@ def run(options: EngineOptions, say: Say) -> EngineTimes | Comparison:
         return compare(options.rounds, say)
     torch.set_num_threads(1)
     device = torch.device(options.device)
+    on_cpu = device.type == "cpu"
     found = {}
     for name, workload in WORKLOADS.items():
         say(name)
         found[name] = _measure(workload, options.engine, device, options.rounds)
-    on_cpu = device.type == "cpu"
+    say("processes")
     return EngineTimes(
         engine=options.engine,
         device=options.device,
         gpu=None if on_cpu else torch.cuda.get_device_name(device),
         clock="CPU seconds" if on_cpu else "wall seconds",
+        scaling=scaling(options.engine, options.rounds) if on_cpu else None,
         workloads=found,
     )
 

@@ -10,6 +10,7 @@ import pytest
 from muster.bench import engine_peers
 from muster.bench.engine import run
 from muster.bench.engine_peers import BARE, PEERS, RUNNERS, compare
+from muster.bench.engine_scaling import measure
 from muster.bench.engine_workloads import Workload, logreg
 from muster.bench.options import EngineOptions
 from muster.bench.peer import PeerError, python_with, started
@@ -137,3 +138,9 @@ def test_peer_that_does_other_work_is_refused(tmp_path, steps, words):
 def test_peers_are_not_compared_on_a_gpu():
     with pytest.raises(EngineError, match="take --device cpu, not cuda"):
         run(EngineOptions(peers=True, device="cuda"), silent)
+
+
+def test_two_processes_of_the_engine_are_timed_and_weighed():
+    found = measure("torch", 1, SMALL)
+    assert found.two_processes_faster_by == found.one_process_s / found.two_processes_s > 0
+    assert found.peak_rss_mb > 100
