@@ -13,6 +13,7 @@ from muster.commands.audit import audit_app
 from muster.commands.authority import authority_app
 from muster.commands.bench import bench_app
 from muster.commands.coordinator import coordinator_app
+from muster.commands.data import data_app
 from muster.commands.demo import demo
 from muster.commands.doctor import doctor
 from muster.commands.export import export, plan_app
@@ -62,6 +63,7 @@ app.command()(plot)
 app.command()(study)
 plan_app.command()(log)
 app.add_typer(algorithms_app, name="algorithms")
+app.add_typer(data_app, name="data")
 app.add_typer(plan_app, name="plan")
 app.add_typer(key_app, name="key")
 app.add_typer(authority_app, name="authority")

@@ -26,7 +26,7 @@ from muster.schedule_option import Schedule, parse_schedule
 
 ALGORITHM = "An algorithm (`muster algorithms list`), or your own as package.module:Class.  [default: fedavg]"
 DATASET = (
-    "A data set by name (docs/datasets.md), package.module:function, or a path to npz or Parquet files.  "
+    "A data set by name (`muster data list`), package.module:function, or a path to npz or Parquet files.  "
     "[default: digits]"
 )
 PARTITION = (
