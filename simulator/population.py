@@ -134,9 +134,7 @@ class Population:
         """
         if not 1 <= cohort <= len(self):
             raise EngineError(f"a cohort of {cohort} cannot be drawn from {len(self)} clients")
-        generator = np.random.Generator(np.random.Philox(key=[seed, round_number]))
-        chosen: list[int] = generator.choice(len(self), cohort, replace=False).tolist()
-        return chosen
+        return draw(len(self), cohort, seed, round_number)
 
     def check(self, fields: Sequence[Field]) -> None:
         """Raise DatasetError when the examples do not have the fields that a model reads."""
@@ -151,3 +149,10 @@ class Population:
                 )
             if field.high is not None and array.size and not 0 <= int(array.min()) <= int(array.max()) < field.high:
                 raise DatasetError(f"field {field.name!r} holds values outside 0 … {field.high - 1}")
+
+
+def draw(total: int, count: int, seed: int, number: int = 0) -> list[int]:
+    """So many of 0 … `total` − 1, uniformly drawn without replacement, by seed and number."""
+    generator = np.random.Generator(np.random.Philox(key=[seed, number]))
+    chosen: list[int] = generator.choice(total, count, replace=False).tolist()
+    return chosen

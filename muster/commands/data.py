@@ -43,7 +43,7 @@ def show(
     name: Annotated[str, typer.Argument(help="A data set of the list, package.module:function, or a path.")],
     data: Annotated[Path | None, typer.Option(help="The folder that holds data sets on disk.")] = None,
     partition: Annotated[str | None, typer.Option(help="How examples are dealt to clients, as dirichlet:0.3.")] = None,
-    clients: Annotated[int | None, typer.Option(min=1, help="To how many clients.")] = None,
+    clients: Annotated[int | None, typer.Option(min=1, help="To how many clients, or how many of the users.")] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A picture of users and classes: .png or .svg.")
     ] = None,

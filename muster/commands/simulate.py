@@ -33,7 +33,7 @@ PARTITION = (
     "How examples are dealt to clients: dirichlet:ALPHA, pachinko:ALPHA,BETA, shards:PER_CLIENT, quantity:BETA or "
     "shuffled; by default by user, or dirichlet:0.3 where there are no users."
 )
-CLIENTS = "To how many clients.  [default: the number of users]"
+CLIENTS = "To how many clients; without --partition so many of the users, drawn.  [default: all]"
 BASELINE = (
     "Instead of federated training: pooled (one client has all examples), local (every user alone), or dane, cocoa, "
     "sparse_fsvrg (models ridge, logistic)."

@@ -23,7 +23,7 @@ from simulator.datasets.synthetic import synthetic
 from simulator.datasets.wisdm import wisdm
 from simulator.errors import DatasetError
 from simulator.partitions import dealt
-from simulator.population import Population
+from simulator.population import Population, draw
 
 # The share of users that training never sees.
 HELD_OUT = 0.2
@@ -33,9 +33,9 @@ HELD_OUT = 0.2
 class Dataset:
     """How a data set is loaded, and what it is, in a few words.
 
-    on_disk: whether `load` takes the folder that holds data sets on disk. clients: how many there are by default of a
-    data set of which any number can be made; None where it has users. sized: whether `load` takes that number, and
-    makes or draws so many; otherwise it gives examples without users, which are dealt out.
+    on_disk: whether `load` takes the folder that holds data sets on disk. sized: whether it takes a number of clients
+    too, and makes or draws so many. clients: how many there are by default of a data set that has no users, or is not
+    read whole; if it is not sized `load` gives its examples without users, which are dealt out.
     """
 
     load: Callable[..., Population]
@@ -56,9 +56,13 @@ DATASETS = {
     "shakespeare": Dataset(shakespeare, "next characters of plays by speaking role"),
     "mnist_10k": Dataset(mnist_10k, "handwritten digits of 28×28 pixels", clients=125),
     "svmlight": Dataset(svmlight, "your own sparse features and two classes, a file for each user"),
-    "federated_emnist": Dataset(federated_emnist, "characters by writer, 28×28 pixels, as TFF publishes them"),
-    "cifar100": Dataset(cifar100, "images of 32×32 pixels and 100 classes by pachinko allocation, as of TFF"),
-    "tff_shakespeare": Dataset(tff_shakespeare, "next characters of all plays by speaking role, as of TFF"),
+    "federated_emnist": Dataset(
+        federated_emnist, "characters by writer, 28×28 pixels, as TFF publishes them", sized=True
+    ),
+    "cifar100": Dataset(
+        cifar100, "images of 32×32 pixels and 100 classes by pachinko allocation, as of TFF", sized=True
+    ),
+    "tff_shakespeare": Dataset(tff_shakespeare, "next characters of all plays by speaking role, as of TFF", sized=True),
     "stackoverflow": Dataset(
         stackoverflow, "next words of sentences by user of Stack Overflow, as of TFF", clients=1000, sized=True
     ),
@@ -93,8 +97,8 @@ def load(name: str, data: Path | None = None, clients: int | None = None, partit
 
     name: as `describe` takes it.
     partition: how the examples are dealt to clients, as `dirichlet:0.3` (simulator/partitions.py); None leaves them
-    with the users that have them, and is PARTITION where there are none. clients: to how many; by default as many as
-    there are users. Without a partition it is for data sets of which any number can be made.
+    with the users that have them, and is PARTITION where there are none. clients: to how many, by default as many as
+    there are users; without a partition so many of the users, drawn.
     Raises DatasetError when the name is unknown, the folder or file is missing or malformed, or the data set cannot be
     dealt out like that.
     """
@@ -110,14 +114,16 @@ def load(name: str, data: Path | None = None, clients: int | None = None, partit
     if dataset.sized:
         arguments.append(count if partition is None else dataset.clients)
     found = dataset.load(*arguments)
-    if partition is None and dataset.clients is None and clients is not None:
+    if partition is not None or (dataset.clients is not None and not dataset.sized):
+        return dealt(found, partition or PARTITION, len(found) if count is None else count)
+    if clients is None or clients == len(found):
+        return found
+    if not 1 <= clients <= len(found):
         raise DatasetError(
             f"data set {name!r} has {len(found)} users; to deal their examples to {clients} clients, say how, as with "
             f"--partition {PARTITION}"
         )
-    if partition is None and (dataset.clients is None or dataset.sized):
-        return found
-    return dealt(found, partition or PARTITION, len(found) if count is None else count)
+    return found.subset(sorted(draw(len(found), clients, seed=0)))
 
 
 def users(name: str, data: Path | None, count: int) -> tuple[Population, Population]:

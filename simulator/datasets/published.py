@@ -1,7 +1,8 @@
 """Federated data sets that TensorFlow Federated publishes, in its layout (simulator/datasets/tff.py).
 
-Their fields become those of the built-in models. What their papers do to examples beyond that is left out: the crops
-and the standardisation of images of CIFAR-100, and limits to the examples of a client.
+Each is read whole, or so many clients are drawn from all. Their fields become those of the built-in models. What their
+papers do to examples beyond that is left out: the crops and the standardisation of images of CIFAR-100, and limits to
+the examples of a client.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ WORDS, SENTENCE = 10_000, 20
 """Of Stack Overflow: words that are known, and tokens of a sentence that are predicted."""
 
 
-def federated_emnist(data: Path) -> Population:
+def federated_emnist(data: Path, clients: int | None = None) -> Population:
     """3,400 writers of 62 characters. `x` float32 (1, 28, 28), where 1 is paper; `y` int64."""
     files = Files(
         ("fed_emnist_train.h5", "fed_emnist_test.h5"),
@@ -31,10 +32,10 @@ def federated_emnist(data: Path) -> Population:
     def convert(raw: Fields) -> Fields:
         return {"x": raw["pixels"].reshape(-1, 1, 28, 28).astype(np.float32), "y": _labels(raw["label"])}
 
-    return read_clients(data / "federated_emnist", files, convert, 62)
+    return read_clients(data / "federated_emnist", files, convert, 62, clients)
 
 
-def cifar100(data: Path) -> Population:
+def cifar100(data: Path, clients: int | None = None) -> Population:
     """600 clients of 100 images by pachinko allocation. `x` float32 (3, 32, 32) in 0 … 1; `y`, `coarse` int64."""
     files = Files(
         ("fed_cifar100_train.h5", "fed_cifar100_test.h5"),
@@ -48,10 +49,10 @@ def cifar100(data: Path) -> Population:
         x = raw["image"].reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2).astype(np.float32) / 255
         return {"x": np.ascontiguousarray(x), "y": _labels(raw["label"]), "coarse": _labels(raw["coarse_label"])}
 
-    return read_clients(data / "cifar100", files, convert, 100)
+    return read_clients(data / "cifar100", files, convert, 100, clients)
 
 
-def tff_shakespeare(data: Path) -> Population:
+def tff_shakespeare(data: Path, clients: int | None = None) -> Population:
     """715 roles of all plays. `x` and `y` int64 (80,): characters, and the ones that follow, as in `shakespeare`."""
     files = Files(
         ("shakespeare_train.h5", "shakespeare_test.h5"), "shakespeare.sqlite", ("train", "test"), ("snippets",)
@@ -60,11 +61,11 @@ def tff_shakespeare(data: Path) -> Population:
     def convert(raw: Fields) -> Fields:
         return dict(windows(tokens(_texts(raw["snippets"]))))
 
-    return read_clients(data / "tff_shakespeare", files, convert, len(CHARACTERS) + 4)
+    return read_clients(data / "tff_shakespeare", files, convert, len(CHARACTERS) + 4, clients)
 
 
-def stackoverflow(data: Path, clients: int) -> Population:
-    """So many users of Stack Overflow, drawn from all. `x` and `y` int64 (20,): words, and the ones that follow.
+def stackoverflow(data: Path, clients: int | None) -> Population:
+    """Users of Stack Overflow, of which there are 381,235. `x` and `y` int64 (20,): words, and the ones that follow.
 
     An example is a sentence between a token for its start and one for its end, cut to 21 tokens. Words are numbered by
     `stackoverflow.word_count`: 0 is padding, then WORDS words, unknown, start, end.
@@ -86,7 +87,7 @@ def stackoverflow(data: Path, clients: int) -> Population:
             row[: len(sentence)] = sentence
         return {"x": padded[:, :-1].copy(), "y": padded[:, 1:].copy()}
 
-    return read_clients(folder, files, convert, WORDS + 4, most=clients)
+    return read_clients(folder, files, convert, WORDS + 4, clients)
 
 
 def _vocabulary(path: Path) -> dict[str, int]:

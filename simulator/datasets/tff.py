@@ -22,7 +22,7 @@ import numpy as np
 
 from simulator.datasets.tf_example import fields_of
 from simulator.errors import DatasetError
-from simulator.population import Array, Population
+from simulator.population import Array, Population, draw
 
 Fields = dict[str, Array]
 """The examples of a client by field: numbers (n, …), or bytes (n,)."""
@@ -60,8 +60,7 @@ def read_clients(
         raise DatasetError(f"{folder} holds no clients in {', '.join(files.splits)}")
     names = sorted(readers)
     if most is not None and most < len(names):
-        chosen = np.random.Generator(np.random.Philox(key=[0, most])).choice(len(names), most, replace=False)
-        names = [names[index] for index in sorted(chosen)]
+        names = [names[index] for index in sorted(draw(len(names), most, seed=0))]
     shards = []
     for name in names:
         parts = [read() for read in readers[name]]

@@ -118,10 +118,11 @@ def test_more_shards_than_examples_are_refused():
         dealt(pooled(), "shards:2", 401)
 
 
-def test_real_users_are_redealt_only_by_a_named_partition(data):
+def test_more_clients_than_users_need_a_named_partition(data):
     with pytest.raises(DatasetError, match="28 users; to deal their examples to 40 clients, say how"):
         datasets.load("wisdm", data, 40)
     assert len(datasets.load("wisdm", data, 40, "shards:3")) == 40
+    assert set(datasets.load("wisdm", data, 9).clients) < set(datasets.load("wisdm", data).clients)
     assert len(datasets.load("wisdm", data, partition="dirichlet:0.5")) == 28
 
 

@@ -96,6 +96,9 @@ def test_writers_of_federated_emnist_have_the_examples_of_both_splits(tmp_path, 
     assert (writers.sizes.tolist(), writers.shape, writers.classes) == ([3, 3], (1, 28, 28), 62)
     np.testing.assert_array_equal(writers.shard(0)["y"], [*train["f1"]["label"], *test["f1"]["label"]])
     np.testing.assert_array_equal(writers.shard(1)["x"][:, 0], train["f2"]["pixels"])
+    assert len(datasets.load("federated_emnist", tmp_path, clients=1)) == 1
+    with pytest.raises(DatasetError, match="has 2 users; to deal"):
+        datasets.load("federated_emnist", tmp_path, clients=3)
 
 
 @both_layouts
