@@ -52,10 +52,10 @@ def show(figures: Mapping[str, Any]) -> None:
     """Print figures for people: single values one a line, with their targets, and each list of records as a table."""
     targets = figures.get("targets", {})
     single, tables = [], []
-    for name, value in _flat(figures):
+    for name, value in _flat({name: value for name, value in figures.items() if name != "targets"}):
         if isinstance(value, list) and value and isinstance(value[0], dict):
             tables.append(value)
-        elif name != "targets" and _fits(value):
+        elif _fits(value):
             single.append((name, value, targets.get(name)))
     if single:
         columns = ("figure", "value", "target") if targets else ("figure", "value")
