@@ -4,6 +4,7 @@ from fedcore.names import offered
 from simulator.errors import StudyError
 from simulator.studies.client_drift import CLIENT_DRIFT
 from simulator.studies.cohort_size import COHORT_SIZE
+from simulator.studies.drift_on_users import DRIFT_ON_USERS
 from simulator.studies.federated_optimization import FEDERATED_OPTIMIZATION
 from simulator.studies.pseudo_gradients import PSEUDO_GRADIENTS
 from simulator.studies.study import Study
@@ -14,6 +15,7 @@ STUDIES = {
     for study in (
         CLIENT_DRIFT,
         COHORT_SIZE,
+        DRIFT_ON_USERS,
         FEDERATED_OPTIMIZATION,
         PSEUDO_GRADIENTS,
         USER_SPLIT,

@@ -10,3 +10,7 @@ KONECNY = (
     "Konečný, McMahan, Ramage, Richtárik, *Federated optimization: distributed machine learning for on-device "
     "intelligence*, arXiv:1610.02527, 2016"
 )
+MIME = (
+    "Karimireddy, Jaggi, Kale, Mohri, Reddi, Stich, Suresh, *Breaking the centralized barrier for cross-device "
+    "federated learning*, NeurIPS 2021"
+)

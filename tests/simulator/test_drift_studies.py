@@ -7,6 +7,7 @@ import torch
 from export.model import Model
 from simulator.studies import find
 from simulator.studies.client_drift import CLIENTS, descend
+from simulator.studies.drift_on_users import WAYS, compare
 from simulator.studies.federated_optimization import FEATURES, optimise, problem, regularised_logistic
 from simulator.studies.trials import Trials
 
@@ -59,8 +60,16 @@ def test_fsvrg_approaches_the_optimum_from_round_to_round():
     assert {len(values) for name, values in series.items() if name != "least"} == {4}
 
 
+def test_a_comparison_measures_ten_times_for_every_value_tried():
+    series = compare(task="digits", way="Mime, momentum", data=None, rounds=10, seed=0)
+    values = WAYS["Mime, momentum"].values
+    assert len(series) == 2 * len(values)
+    assert {len(numbers) for name, numbers in series.items() if name.startswith("accuracy")} == {10}
+    assert {len(numbers) for name, numbers in series.items() if name.startswith("loss")} == {1}
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["client-drift", "federated-optimization"])
+@pytest.mark.parametrize("name", ["client-drift", "drift-on-users", "federated-optimization"])
 def test_a_quick_study_gives_tables_and_plots(tmp_path, name):
     findings = find(name).find(Trials(tmp_path, seeds=[0], quick=True))
     assert findings.plots
