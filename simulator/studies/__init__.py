@@ -3,22 +3,30 @@
 from fedcore.names import offered
 from simulator.errors import StudyError
 from simulator.studies.client_drift import CLIENT_DRIFT
+from simulator.studies.cohort_scaling import COHORT_SCALING
 from simulator.studies.cohort_size import COHORT_SIZE
 from simulator.studies.drift_on_users import DRIFT_ON_USERS
 from simulator.studies.federated_optimization import FEDERATED_OPTIMIZATION
+from simulator.studies.learning_rates import LEARNING_RATES
 from simulator.studies.pseudo_gradients import PSEUDO_GRADIENTS
 from simulator.studies.study import Study
+from simulator.studies.training_failures import TRAINING_FAILURES
 from simulator.studies.user_split import USER_SPLIT
+from simulator.studies.weighting import WEIGHTING
 
 STUDIES = {
     study.name: study
     for study in (
         CLIENT_DRIFT,
+        COHORT_SCALING,
         COHORT_SIZE,
         DRIFT_ON_USERS,
         FEDERATED_OPTIMIZATION,
+        LEARNING_RATES,
         PSEUDO_GRADIENTS,
+        TRAINING_FAILURES,
         USER_SPLIT,
+        WEIGHTING,
     )
 }
 

@@ -1,0 +1,76 @@
+"""Sudden failures of training in large cohorts, and clipping against them.
+
+Charles et al. 2021, section 3.1: the accuracy falls within a round to that of a guess; a few users with long deltas do
+it, which clipping bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from simulator.studies import clipped_fed_avg
+from simulator.studies.papers import CHARLES
+from simulator.studies.study import Findings, PerSeed, Plot, Row, Study, Table
+from simulator.studies.trainings import curve, digit_images, finals, settings_in_words, train
+from simulator.studies.trials import Series, Trials
+
+COHORTS, RATES, FALL = (10, 40), (0.5, 2.0), 0.1
+LOCAL = {"epochs": 2, "batch_size": 20}
+OWN = f"{clipped_fed_avg.__name__}:ClippedFedAvg"
+WAYS: dict[str, dict[str, Any]] = {
+    "no clipping": {"algorithm": "fedavg", "settings": {"weighting": "uniform"}},
+    "fixed clipping": {"algorithm": OWN, "settings": {"clip_norm": 1.0, "clip_lr": 0.0}},
+    "adaptive clipping": {"algorithm": OWN, "settings": {"clip_norm": 1.0}},
+}
+
+
+def _find(trials: Trials) -> Findings:
+    rounds, cohorts, rates = (3, COHORTS[:1], RATES[:1]) if trials.quick else (30, COHORTS, RATES)
+    data, words = digit_images(trials)
+    cells = [(name, rate, cohort) for rate in rates for cohort in cohorts for name in WAYS]
+    found = trials.run(
+        train,
+        [
+            data
+            | {"algorithm": WAYS[name]["algorithm"], "settings": WAYS[name]["settings"] | LOCAL | {"client_lr": rate}}
+            | {"rounds": rounds, "evaluate_every": 1, "cohort": cohort}
+            for name, rate, cohort in cells
+        ],
+    )
+    by_cell = dict(zip(cells, found, strict=True))
+    rows: list[Row] = [
+        [f"{rate:g}", str(cohort), name, falls(way), finals(way)] for (name, rate, cohort), way in by_cell.items()
+    ]
+    table = Table(
+        title=f"Falls of the accuracy by more than {100 * FALL:.0f} points in a round",
+        columns=["client_lr", "cohort", "clipping", "falls", f"accuracy after {rounds} rounds"],
+        rows=rows,
+    )
+    plots = [
+        Plot(
+            title=f"Cohort {cohorts[-1]}, client_lr {rate:g}",
+            x="round",
+            y="accuracy, unseen users",
+            curves={name: curve(by_cell[name, rate, cohorts[-1]], 1) for name in WAYS},
+        )
+        for rate in rates[-1:]
+    ]
+    ways = "; ".join(
+        f"{name}: `{one['algorithm'].rpartition(':')[2]}` with {settings_in_words(one['settings'])}"
+        for name, one in WAYS.items()
+    )
+    return Findings(setup=f"{words}; {rounds} rounds; {settings_in_words(LOCAL)}. {ways}.", tables=[table], plots=plots)
+
+
+def falls(way: Sequence[Series]) -> PerSeed:
+    """In how many rounds the accuracy fell by more than FALL, for each seed; divergence is a fall too."""
+    return [
+        float(sum((before or 0) - (after or 0) > FALL for before, after in pairwise(one["accuracy"]))) for one in way
+    ]
+
+
+TRAINING_FAILURES = Study(
+    "training-failures", "Does training fail suddenly in large cohorts, and does clipping prevent it?", CHARLES, _find
+)

@@ -1,0 +1,62 @@
+"""Weights of users in the mean: by their examples, or all alike.
+
+Wang et al. 2021, section 3: by examples the loss over all examples is minimised, alike that over users. Those who train
+measure too, on examples that they hold out: the weights decide whose loss counts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from simulator import datasets
+from simulator.datasets.synthetic import synthetic
+from simulator.simulation import SimulationConfig
+from simulator.studies.papers import FIELD_GUIDE
+from simulator.studies.study import Findings, Plot, Row, Study, Table
+from simulator.studies.trainings import curve, finals, measured, settings_in_words, training_on
+from simulator.studies.trials import Series, Trials
+
+LOCAL = {
+    "synthetic": {"client_lr": 0.03, "epochs": 1, "batch_size": 50},
+    "wisdm": {"client_lr": 0.1, "epochs": 1, "batch_size": 40},
+}
+WEIGHTINGS = ("examples", "uniform")
+COHORT = 10
+
+
+def train_weighted(*, seed: int, **config: Any) -> Series:
+    """The series of a simulation whose users measure on some of their own examples, which they do not train on.
+
+    dataset: "synthetic" for 60 users of synthetic(1, 1), or a data set by name.
+    """
+    chosen = SimulationConfig(seed=seed, **config)
+    users = synthetic(60, seed=seed) if chosen.dataset == "synthetic" else datasets.load(chosen.dataset, chosen.data)
+    split = users.split_examples(chosen.held_out, seed)
+    return measured(training_on(split, chosen), chosen.rounds, chosen.evaluate_every)
+
+
+def _find(trials: Trials) -> Findings:
+    rounds, every = (2, 1) if trials.quick else (30, 2)
+    tables, plots, setups = [], [], []
+    for dataset, settings in LOCAL.items():
+        if dataset == "wisdm" and trials.quick:
+            continue
+        common = {"dataset": dataset, "data": trials.data, "model": "logreg", "rounds": rounds, "evaluate_every": every}
+        cases = [common | {"cohort": COHORT, "settings": settings | {"weighting": one}} for one in WEIGHTINGS]
+        found = dict(zip(WEIGHTINGS, trials.run(train_weighted, cases), strict=True))
+        rows: list[Row] = [
+            [name, *(finals(way, measure) for measure in ("accuracy", "user_mean", "low"))]
+            for name, way in found.items()
+        ]
+        columns = ["weighting", "accuracy over examples", "mean over users", "10th percentile of users"]
+        tables.append(Table(title=f"Data {dataset}, after {rounds} rounds", columns=columns, rows=rows))
+        curves = {name: curve(way, every, "user_mean") for name, way in found.items()}
+        plots.append(Plot(title=f"Data {dataset}", x="round", y="accuracy, mean over users", curves=curves))
+        setups.append(f"`{dataset}`: {settings_in_words(settings)}.")
+    setup = (
+        f"`fedavg` on model `logreg`, cohorts of {COHORT}; users hold out a fifth of their examples. {' '.join(setups)}"
+    )
+    return Findings(setup=setup, tables=tables, plots=plots)
+
+
+WEIGHTING = Study("weighting", "Should users weigh by their examples, or all alike?", FIELD_GUIDE, _find)
