@@ -9,6 +9,7 @@ from simulator.studies.drift_on_users import DRIFT_ON_USERS
 from simulator.studies.federated_optimization import FEDERATED_OPTIMIZATION
 from simulator.studies.learning_rates import LEARNING_RATES
 from simulator.studies.pseudo_gradients import PSEUDO_GRADIENTS
+from simulator.studies.round_time import ROUND_TIME
 from simulator.studies.study import Study
 from simulator.studies.training_failures import TRAINING_FAILURES
 from simulator.studies.user_split import USER_SPLIT
@@ -24,6 +25,7 @@ STUDIES = {
         FEDERATED_OPTIMIZATION,
         LEARNING_RATES,
         PSEUDO_GRADIENTS,
+        ROUND_TIME,
         TRAINING_FAILURES,
         USER_SPLIT,
         WEIGHTING,

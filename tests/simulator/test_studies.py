@@ -14,6 +14,7 @@ from simulator.studies import STUDIES, find
 from simulator.studies.clipped_fed_avg import ClippedFedAvg
 from simulator.studies.cohort_size import EXAMPLES, time_of
 from simulator.studies.pseudo_gradients import mean_cosine
+from simulator.studies.round_time import round_s
 from simulator.studies.study import mean
 from simulator.studies.training_failures import falls
 from simulator.studies.trainings import finals, rounds_to, train
@@ -150,6 +151,11 @@ def test_shuffled_users_hold_the_same_examples_and_as_many_each():
 
 def test_falls_are_counted_by_seed_and_divergence_is_one():
     assert falls([{"accuracy": [0.2, 0.8, 0.65, 0.6]}, {"accuracy": [0.5, None, None]}]) == [1.0, 1.0]
+
+
+def test_a_round_on_phones_adds_transfer_training_and_session():
+    # 1 MB down at 0.75 and up at 0.25 MB/s; 100 examples of 0.2 ms, 7 times slower; 10 s of a session
+    assert round_s(250_000, 100) == pytest.approx(1 / 0.75 + 1 / 0.25 + 0.14 + 10)
 
 
 def test_time_of_rounds_is_that_of_the_slowest_users():
