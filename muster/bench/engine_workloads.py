@@ -6,6 +6,7 @@ logic: the ratio to it says what the federated part costs, or what batching clie
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -90,9 +91,10 @@ def bare_seconds(model: Model, users: Population, device: torch.device) -> Itera
         return
 
     def main(pipe: Connection) -> None:
-        while True:
-            cohort = _COHORT.decode(pipe.recv_bytes())
-            pipe.send_bytes(msgspec.json.encode(_bare(model, users, cohort, device)))
+        with contextlib.suppress(EOFError):  # the pipe is closed at the end
+            while True:
+                cohort = _COHORT.decode(pipe.recv_bytes())
+                pipe.send_bytes(msgspec.json.encode(_bare(model, users, cohort, device)))
 
     def seconds(cohort: list[int]) -> float:
         process.send(msgspec.json.encode(cohort))
