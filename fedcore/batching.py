@@ -85,9 +85,11 @@ def sweeps(loop: Loop, examples: int, key: StreamKey, pass_index: int) -> Iterat
     """Yield `(indices (S, B), mask (S, B))` for every sweep of a pass: its S batches, as `batches` has them."""
     size, remaining, epoch = loop.batch_size, loop.step_count(examples), 0
     steps = -(-examples // size)
+    mask = np.zeros(steps * size, np.float32)
+    mask[:examples] = 1
     while remaining > 0:
         order = permutation(key, pass_index, epoch, examples) if loop.shuffle else np.arange(examples)
-        places, mask = np.full(steps * size, order[(steps - 1) * size]), np.ones(steps * size, np.float32)
-        places[:examples], mask[examples:] = order, 0
+        places = np.empty(steps * size, np.int64)
+        places[:examples], places[examples:] = order, order[(steps - 1) * size]
         yield places.reshape(steps, size)[:remaining], mask.reshape(steps, size)[:remaining]
         remaining, epoch = remaining - steps, epoch + 1

@@ -91,9 +91,9 @@ class Engine:
         schedule: of the server learning rate; the cohort is the caller's.
         Raises Diverged, saying why, when no client contributes a finite report, and EngineError when a process ends.
         """
-        members = zip(cohort, slots or range(len(cohort)), strict=True)
+        members, sizes = zip(cohort, slots or range(len(cohort)), strict=True), self._population.sizes
         # Longest first: the clients that still have a batch at step s are then a prefix.
-        ordered = sorted(members, key=lambda member: -int(self._population.sizes[member[0]]))
+        ordered = sorted(members, key=lambda member: -int(sizes[member[0]]))
         clients = [Client(index, StreamKey(self._seed, number, slot)) for index, slot in ordered]
         trip = in_turn(trips_of(self._algorithm), number)
         sums = self._trainer.train(number, trip.broadcast(self._state), blocks(clients, self._together))

@@ -5,6 +5,7 @@ Shapes: K clients, A of them active, D parameters, B batch, M metric sums.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -20,20 +21,23 @@ from fedcore.algorithms.algorithm import (
     Broadcast,
     Carry,
     Pass,
+    Trip,
     keeps_client_state,
     trips_of,
     with_carries,
 )
 from fedcore.batching import noise, sweeps
-from fedcore.plan import in_turn
+from fedcore.plan import EXAMPLE, MASK, METRICS, NEXT, NOISE, REPORT, prefixed, unprefixed
 from fedcore.report import weight_of
 from simulator.client_states import ClientStates
 from simulator.engines.clients import Client
 from simulator.engines.memory import keep_freed_memory
 from simulator.engines.oracle import CohortOracle
+from simulator.engines.program import Programs
 from simulator.engines.sums import RoundSums
 from simulator.population import Population
 
+KEPT = "kept"
 # So many parameters at most are vectorised together in networks with convolutions.
 CONVOLVED_TOGETHER = 1_000_000
 
@@ -56,41 +60,78 @@ class VectorisedTrainer:
     ) -> None:
         self._model, self._algorithm, self._population, self._kept = model, algorithm, population, kept
         self._device, self._at_once = device, at_once
+        self._programs = Programs(device, replays=device.type == "cpu")
         keep_freed_memory()
         self._examples, self._sizes = on_device(device, population.fields), population.sizes.tolist()
 
     def train(self, number: int, broadcast: Mapping[str, Tensor], clients: Sequence[Client], sums: RoundSums) -> None:
         """Run a trip for every client: see ClientTrainer."""
+        turn = (number - 1) % len(trips_of(self._algorithm))
         for start in range(0, len(clients), self._at_once):
-            self._train(number, broadcast, clients[start : start + self._at_once], sums)
+            self._train(turn, broadcast, clients[start : start + self._at_once], sums)
 
-    def _train(self, number: int, broadcast: Mapping[str, Tensor], clients: Sequence[Client], sums: RoundSums) -> None:
-        indices, trip = [client.index for client in clients], in_turn(trips_of(self._algorithm), number)
-        known = {**broadcast, **self._kept.gather(indices)}
+    def _train(self, turn: int, broadcast: Mapping[str, Tensor], clients: Sequence[Client], sums: RoundSums) -> None:
+        indices, trip = [client.index for client in clients], trips_of(self._algorithm)[turn]
+        known = self._programs.hold((turn,), {**broadcast, **self._kept.gather(indices)})
         carries: dict[str, Carry] = {}
         metrics: dict[str, Tensor] = {}
         for index, item in enumerate(trip.passes):
             received = with_carries(known, carries)
-            carries[item.name], metrics[item.name] = self._run_pass(index, item, received, clients)
-        report = trip.report(known, carries)
-        kept = self._algorithm.keep(known, carries) if keeps_client_state(self._algorithm) else {}
+            carries[item.name], metrics[item.name] = self._run_pass((turn, index), item, received, clients)
+        end = functools.partial(self._end, trip, known, carries)
+        arguments = [*known.values(), *(vector for carry in carries.values() for vector in carry.values())]
+        ended = self._programs.run((turn, len(clients)), end, arguments, {})
+        report, kept = unprefixed(REPORT, ended), unprefixed(KEPT, ended)
         finite = sums.add(report, metrics, self._weights(indices), kept)
         self._kept.scatter(indices, kept, finite)
 
-    def _run_pass(self, index: int, item: Pass, received: Broadcast, clients: Sequence[Client]) -> tuple[Carry, Tensor]:
-        """The last carry (K, …) and the metric sums (K, M) of every client."""
+    def _run_pass(
+        self, where: tuple[int, int], item: Pass, received: Broadcast, clients: Sequence[Client]
+    ) -> tuple[Carry, Tensor]:
+        """The last carry (K, …) and the metric sums (K, M) of every client. where: which trip and pass."""
         # Vectors that all clients share stay single, so the first step multiplies the examples of all by one matrix.
-        carry = item.begin(received)
+        carry = self._programs.hold((*where, "begin"), item.begin(received))
+        rows = {
+            name: self._programs.memory((*where, NEXT, name), (len(clients), vector.shape[-1]))
+            for name, vector in carry.items()
+        }
         sums_KM = torch.zeros(len(clients), len(self._model.metrics), device=self._device)
-        for number, (rows, mask) in enumerate(self._steps(index, item, clients)):
-            active = len(rows)
-            batch = {name: array[rows] for name, array in self._examples.items()}
-            drawn = self._noise(index, number, item.loop.batch_size, clients[:active])
-            oracle = CohortOracle(self._model, batch, mask, drawn)
-            after = item.step(_first(active, carry), _first(active, received), oracle)
-            carry = after if active == len(clients) else _followed_by_rest(after, carry, active, len(clients))
-            sums_KM[:active] += oracle.sums_KM
-        return {name: _rows(vector, len(clients)) for name, vector in carry.items()}, sums_KM
+        for number, (examples, mask) in enumerate(self._steps(where[1], item, clients)):
+            active = len(mask)
+            edge = self._batch(where, number, examples, mask, clients[:active])
+            step = functools.partial(self._step, item, _first(active, carry), _first(active, received), edge)
+            arguments = [*carry.values(), *received.values(), *edge.values()]
+            targets = prefixed(NEXT, _first(active, rows))
+            sums_KM[:active] += self._programs.run((*where, active, number == 0), step, arguments, targets)[METRICS]
+            carry = rows
+        return carry, sums_KM
+
+    def _step(self, item: Pass, carry: Carry, received: Broadcast, edge: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """One step of the active clients: names as at the edge of a step graph, `edge` without vectors."""
+        oracle = CohortOracle(self._model, unprefixed(EXAMPLE, edge), edge[MASK], edge.get(NOISE))
+        after = item.step(carry, received, oracle)
+        return prefixed(NEXT, {name: _rows(vector, len(edge[MASK])) for name, vector in after.items()}) | {
+            METRICS: oracle.sums_KM
+        }
+
+    def _end(self, trip: Trip, known: Broadcast, carries: Mapping[str, Carry]) -> dict[str, Tensor]:
+        """What clients report, and what they keep."""
+        kept = self._algorithm.keep(known, carries) if keeps_client_state(self._algorithm) else {}
+        return prefixed(REPORT, trip.report(known, carries)) | prefixed(KEPT, kept)
+
+    def _batch(
+        self, where: tuple[int, int], step: int, rows: Tensor, mask: Tensor, clients: Sequence[Client]
+    ) -> dict[str, Tensor]:
+        """Examples, mask and noise of a step, in memory of its own. rows: (A, B) into the population's examples."""
+        edge = {MASK: self._programs.memory((*where, MASK), mask.shape).copy_(mask)}
+        for name, array in self._examples.items():
+            batch = self._programs.memory((*where, EXAMPLE, name), (*rows.shape, *array.shape[1:]), array.dtype)
+            torch.index_select(array, 0, rows.flatten(), out=batch.view(-1, *array.shape[1:]))
+            edge[f"{EXAMPLE}.{name}"] = batch
+        if self._model.noisy:  # from which dropout draws
+            drawn = np.stack([noise(one.key, where[1], step, rows.shape[1]) for one in clients])
+            edge[NOISE] = self._programs.memory((*where, NOISE), rows.shape, torch.int32).copy_(torch.from_numpy(drawn))
+        return edge
 
     def _steps(self, index: int, item: Pass, clients: Sequence[Client]) -> Iterator[tuple[Tensor, Tensor]]:
         """For each step, rows (A, B) into the population's examples and masks (A, B) of the A clients still active."""
@@ -107,12 +148,6 @@ class VectorisedTrainer:
         for step in range(counts[0]):
             active = sum(count > step for count in counts)
             yield rows[step, :active], masks[step, :active]
-
-    def _noise(self, index: int, step: int, size: int, clients: Sequence[Client]) -> Tensor | None:
-        """The seeds of the clients' dropout in this step, int32 (A, B), or None when nothing is dropped."""
-        if not self._model.noisy:
-            return None
-        return torch.from_numpy(np.stack([noise(one.key, index, step, size) for one in clients])).to(self._device)
 
     def _weights(self, clients: Sequence[int]) -> Tensor:
         weights = [weight_of(self._algorithm.weighting, self._sizes[client]) for client in clients]
@@ -135,14 +170,6 @@ def clients_at_once(model: Model, device: torch.device) -> int:
 def _first(active: int, vectors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The rows of the first clients, of vectors (K, …); vectors that all clients share stay whole."""
     return {name: vector[:active] if vector.dim() == 2 else vector for name, vector in vectors.items()}
-
-
-def _followed_by_rest(after: Carry, before: Carry, active: int, clients: int) -> Carry:
-    """The vectors (K, …) of all clients, of whom the first, the active ones, took a step."""
-    return {
-        name: torch.cat([_rows(vector, active), _rows(before[name], clients)[active:]])
-        for name, vector in after.items()
-    }
 
 
 def _rows(vector: Tensor, clients: int) -> Tensor:

@@ -14,7 +14,7 @@ from fedcore.algorithms.fed_avg import FedAvg
 from simulator import datasets
 from simulator.engine import Engine, evaluate
 from simulator.engines.computing import Computing
-from simulator.engines.vectorised import CohortOracle
+from simulator.engines.oracle import CohortOracle
 from simulator.errors import DatasetError, Diverged, EngineError
 from simulator.population import Population
 from tests.simulator.reference import reference_round

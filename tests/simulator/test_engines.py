@@ -18,6 +18,7 @@ from simulator.engines.calibration import STEPS, Figures, GraphFigures, Notes, T
 from simulator.engines.choice import PATIENCE_S, choose
 from simulator.engines.computing import Computing
 from simulator.engines.graphs import export_graphs
+from simulator.engines.vectorised import VectorisedTrainer
 from simulator.errors import EngineError
 from simulator.population import Population
 from simulator.simulation import SimulationConfig, simulate
@@ -149,9 +150,10 @@ def test_no_gradient_is_computed_here_where_processes_are_to_be_forked():
 
 def test_calibration_takes_few_steps_however_many_epochs_a_client_has(monkeypatch):
     monkeypatch.setattr("simulator.engines.calibration.BUDGET_S", 0)
-    calls = []
-    seconds_per_step(watched(calls, batch_size=20, epochs=500), Computing())
-    assert len(calls) == 2 * STEPS
+    steps, batch = [], VectorisedTrainer._batch
+    monkeypatch.setattr(VectorisedTrainer, "_batch", lambda *given: steps.append(1) or batch(*given))
+    seconds_per_step(task(1, batch_size=20, epochs=500), Computing())
+    assert len(steps) == 2 * STEPS
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,208 @@
+"""Programs: recordings with memory for every buffer, to run as often as one likes.
+
+Operators write into memory that is theirs from the start, as far as they can, so a run allocates next to nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from simulator.engines.layout import lay_out_parts, may_lie_in
+from simulator.engines.recording import Call, Place, Recording, places, record
+from simulator.engines.writers import writer_of
+
+
+class Workspace:
+    """Memory that programs share: only one runs at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._blocks: list[Tensor] = []
+
+    def reservation(self) -> _Reservation:
+        """The use of all of it by one program."""
+        return _Reservation(self._blocks, self.device)
+
+
+class _Reservation:
+    def __init__(self, blocks: list[Tensor], device: torch.device) -> None:
+        self._blocks, self._device, self._free = blocks, device, list(blocks)
+
+    def take(self, nbytes: int) -> Tensor:
+        """A block of at least so many bytes; of those that fit, the one that was used last if they are of one size."""
+        fitting = [block for block in self._free if nbytes <= block.numel() <= 2 * nbytes + 4096]
+        if fitting:
+            block = min(reversed(fitting), key=Tensor.numel)
+            self._free = [one for one in self._free if one is not block]
+            return block
+        self._blocks.append(torch.empty(max(nbytes, 1), dtype=torch.uint8, device=self._device))
+        return self._blocks[-1]
+
+    def give_back(self, block: Tensor) -> None:
+        """Take a block back for others."""
+        self._free.append(block)
+
+
+class Program:
+    """A recording that can be run.
+
+    targets: tensors that are to receive outputs, by name. Outputs without one are in `outputs` until the next program
+    runs.
+    """
+
+    def __init__(self, recording: Recording, workspace: Workspace, targets: Mapping[str, Tensor]) -> None:
+        self._device, self._given = workspace.device, dict(recording.given)
+        self._loose: dict[int, Tensor] = {}  # results of operators that allocate them
+        self._steps: list[Callable[[], Any]] = []
+        lay_out_parts(recording)
+        copies = self._aim(recording, targets)
+        self._plan(recording, workspace)
+        self._copies = [(target, self._reader(place), place.buffer in recording.given) for target, place in copies]
+        self._outputs = {name: self._reader(place) for name, place in recording.outputs.items() if name not in targets}
+
+    def run(self) -> dict[str, Tensor]:
+        """Run it on what its arguments hold now."""
+        for step in self._steps:
+            step()
+        # What was not computed may be an argument, whose memory another output is to go to.
+        copies = [(target, read().clone() if given else read()) for target, read, given in self._copies]
+        for target, value in copies:
+            target.copy_(value)
+        outputs = {name: read() for name, read in self._outputs.items()}
+        self._loose.clear()
+        return outputs
+
+    def _aim(self, recording: Recording, targets: Mapping[str, Tensor]) -> list[tuple[Tensor, Place]]:
+        """Let results be made where they are to be; give those that must be copied there."""
+        copies = []
+        for name, target in targets.items():
+            place, storage = recording.outputs[name], target.untyped_storage()
+            free = place.buffer not in self._given and may_lie_in(recording, place, storage)
+            if free and place.stride == target.stride():
+                recording.move(place.buffer, functools.partial(_shifted, int(target.storage_offset())))
+                self._given[place.buffer] = storage
+            else:
+                copies.append((target, place))
+        return copies
+
+    def _plan(self, recording: Recording, workspace: Workspace) -> None:
+        """Give every buffer memory for the time that it is needed, and bind the calls to it."""
+        last = {buffer: index for index, call in enumerate(recording.calls) for buffer in call.touched}
+        last |= {place.buffer: len(recording.calls) for place in recording.outputs.values()}
+        loose = {buffer for call in recording.calls if writer_of(call) is None for buffer in call.made}
+        reservation, blocks = workspace.reservation(), dict[int, Tensor]()
+        for index, call in enumerate(recording.calls):
+            for buffer in call.touched - self._given.keys() - loose:
+                blocks[buffer] = reservation.take(recording.nbytes[buffer])
+                self._given[buffer] = blocks[buffer].untyped_storage()
+            ended = [buffer for buffer in call.touched if last[buffer] == index]
+            self._steps.append(self._step(call, [buffer for buffer in ended if buffer not in self._given]))
+            for buffer in ended:
+                if buffer in blocks:
+                    reservation.give_back(blocks.pop(buffer))
+
+    def _step(self, call: Call, ended: list[int]) -> Callable[[], Any]:
+        """What runs a call; `ended`: the loose results that nobody needs then."""
+        writer, read = writer_of(call), self._arguments(call)
+        results = [self._tensor(place) for place in call.results if place and place.buffer in self._given]
+        if writer and all(place.buffer in self._given for place in places((call.args, call.kwargs))):
+            args, kwargs = read()
+            return writer(args, kwargs, results)
+
+        def run() -> None:
+            args, kwargs = read()
+            if writer:
+                writer(args, kwargs, results)()
+            else:
+                made = call.operator(*args, **kwargs)
+                for place, one in zip(call.results, [made] if call.one_result else made, strict=True):
+                    if place is not None:
+                        self._loose[place.buffer] = one
+            for buffer in ended:
+                self._loose.pop(buffer, None)
+
+        return run
+
+    def _arguments(self, call: Call) -> Callable[[], Any]:
+        """A function for the arguments of a call, as tensors."""
+        leaves, form = tree_flatten((call.args, call.kwargs))
+        readers = [self._reader(leaf) if isinstance(leaf, Place) else None for leaf in leaves]
+
+        def read() -> Any:
+            values = [leaf if reader is None else reader() for leaf, reader in zip(leaves, readers, strict=True)]
+            return tree_unflatten(values, form)
+
+        return read
+
+    def _tensor(self, place: Place) -> Tensor:
+        return place.of(self._given[place.buffer], self._device)
+
+    def _reader(self, place: Place) -> Callable[[], Tensor]:
+        """A function for the tensor at a place."""
+        if place.buffer in self._given:
+            tensor = self._tensor(place)
+            return lambda: tensor
+
+        def read() -> Tensor:
+            tensor = self._loose[place.buffer]
+            same = tensor.shape == place.size and tensor.stride() == place.stride
+            return tensor if same else tensor.as_strided(place.size, place.stride, place.offset)
+
+        return read
+
+
+def _shifted(by: int, place: Place) -> Place:
+    return replace(place, offset=place.offset + by)
+
+
+class Programs:
+    """Programs by key, each recorded when it is first needed, and memory for their arguments.
+
+    replays: whether functions are recorded at all; else they are called each time.
+    """
+
+    def __init__(self, device: torch.device, *, replays: bool) -> None:
+        self._workspace, self._replays = Workspace(device), replays
+        self._programs: dict[Hashable, Program] = {}
+        self._memory: dict[Hashable, Tensor] = {}
+
+    def memory(self, key: Hashable, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
+        """Memory that is the same in every call with a key and with no longer a first axis."""
+        whole = self._memory.get((key, len(shape)))
+        if whole is None or len(whole) < shape[0]:
+            self._programs.clear()  # they know where the arguments were
+            whole = self._memory[key, len(shape)] = torch.empty(
+                tuple(shape), dtype=dtype, device=self._workspace.device
+            )
+        return whole[: shape[0]]
+
+    def hold(self, key: Hashable, vectors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Copies of vectors in such memory."""
+        return {name: self.memory((key, name), vector.shape).copy_(vector) for name, vector in vectors.items()}
+
+    def run(
+        self,
+        key: Hashable,
+        function: Callable[[], dict[str, Tensor]],
+        arguments: Iterable[Tensor],
+        targets: Mapping[str, Tensor],
+    ) -> dict[str, Tensor]:
+        """What a function gives, by name: some in `targets`, and the rest as it is until the next run.
+
+        key: the same for the same function of the same arguments. arguments: all tensors that it reads and that change.
+        """
+        if not self._replays:
+            outputs = function()
+            for name, target in targets.items():
+                target.copy_(outputs.pop(name))
+            return outputs
+        if key not in self._programs:
+            self._programs[key] = Program(record(function, arguments), self._workspace, targets)
+        return self._programs[key].run()

@@ -1,0 +1,249 @@
+"""Recordings: the operators that a function of tensors ran, to be run again on other values of the same shapes.
+
+What torch does around operators, such as differentiation, vectorisation over clients and views, is done once, when the
+function is recorded. A tensor is described by its memory, a *buffer*, and how it lies there. So a view is no operator
+any more, and an operator that writes in place is one like every other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map_only
+
+aten = torch.ops.aten
+# Operators with others that do the same, and can write into memory that is there.
+SAME = {aten.mul.Scalar: aten.mul.Tensor, aten.div.Scalar: aten.div.Tensor}
+POOLED_BACKWARD = aten.max_pool2d_with_indices_backward.default
+# Operators that read the shape of a tensor and not its values.
+SHAPED = {
+    aten.zeros_like.default, aten.ones_like.default, aten.full_like.default, aten.empty_like.default,
+    aten.new_zeros.default, aten.new_ones.default, aten.new_full.default, aten.new_empty.default,
+    aten.new_empty_strided.default,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place in a buffer: how a tensor lies there, in elements of its dtype."""
+
+    buffer: int
+    dtype: torch.dtype
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    def of(self, storage: torch.UntypedStorage, device: torch.device) -> Tensor:
+        """The tensor at this place in some memory."""
+        return torch.empty(0, dtype=self.dtype, device=device).set_(storage, self.offset, self.size, self.stride)
+
+
+@dataclass(slots=True)
+class Call:
+    """A call of an operator. Tensors among the arguments and results are places; results are those in new buffers."""
+
+    operator: torch._ops.OpOverload
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    results: list[Place | None]
+    one_result: bool = True
+
+    @property
+    def read(self) -> set[int]:
+        """The buffers of its arguments."""
+        return {place.buffer for place in places((self.args, self.kwargs))}
+
+    @property
+    def written(self) -> set[int]:
+        """The buffers of arguments that it writes to."""
+        schema = self.operator._schema.arguments
+        named = dict(zip((item.name for item in schema), self.args, strict=False)) | self.kwargs
+        written = [named.get(item.name) for item in schema if item.alias_info is not None and item.alias_info.is_write]
+        return {place.buffer for place in places(written)}
+
+    @property
+    def touched(self) -> set[int]:
+        """Every buffer that it reads or writes."""
+        return self.read | self.written | self.made
+
+    @property
+    def made(self) -> set[int]:
+        """The buffers of its results."""
+        return {place.buffer for place in self.results if place is not None}
+
+
+def places(tree: Any) -> Iterator[Place]:
+    """The places in arguments."""
+    return (leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, Place))
+
+
+@dataclass(slots=True)
+class Recording:
+    """The calls of a function, in order. Whoever has it may change it.
+
+    given: the memory that is there before the first call: arguments and constants. nbytes: the size of every other
+    buffer. outputs: where the function's results are, by name.
+    """
+
+    calls: list[Call]
+    given: dict[int, torch.UntypedStorage]
+    nbytes: dict[int, int]
+    outputs: dict[str, Place]
+
+    def move(self, buffer: int, moved: Callable[[Place], Place]) -> None:
+        """Put all that lies in a buffer somewhere else."""
+
+        def at(place: Place) -> Place:
+            return moved(place) if place.buffer == buffer else place
+
+        for call in self.calls:
+            call.args, call.kwargs, call.results = tree_map_only(Place, at, (call.args, call.kwargs, call.results))
+        self.outputs = {name: at(place) for name, place in self.outputs.items()}
+
+
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes every operator, with arguments and results. It keeps them all, so no address comes twice."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.noted: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch's own hook: without it, each process loads torch's compiler, which takes seconds and is not used."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is POOLED_BACKWARD and args[1].is_contiguous(memory_format=torch.channels_last):
+            # With channels in front here, it would turn its result round and back, which is larger.
+            args = (self._note(aten.clone.default, args[:1], {"memory_format": torch.channels_last}), *args[1:])
+        return self._note(func, args, kwargs or {})
+
+    def _note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = func(*args, **kwargs)
+        self.noted.append((func, args, kwargs, result))
+        return result
+
+
+def record(function: Callable[[], Mapping[str, Tensor]], arguments: Iterable[Tensor]) -> Recording:
+    """Run a function, and note what it does.
+
+    arguments: the tensors whose values may be others in the next run; everything else that it reads is a constant.
+    """
+    with _Recorder() as recorder:
+        outputs = function()
+    notes = _Notes(arguments)
+    calls = [call for noted in recorder.noted if (call := notes.call(*noted)) is not None]
+    recording = Recording(calls, notes.given, notes.nbytes, {name: notes.place(one) for name, one in outputs.items()})
+    _fold_constants(recording, notes)
+    _drop_unused(recording)
+    _merge_scaled(recording)
+    return recording
+
+
+class _Notes:
+    """Numbers for the memory that tensors lie in."""
+
+    def __init__(self, arguments: Iterable[Tensor]) -> None:
+        self.storages: list[torch.UntypedStorage] = []
+        self._numbers: dict[int, int] = {}
+        self.given: dict[int, torch.UntypedStorage] = {}
+        self.nbytes: dict[int, int] = {}
+        self.arguments = {self.place(one).buffer for one in arguments}
+
+    def place(self, tensor: Tensor) -> Place:
+        """Where a tensor lies. Memory that nothing has made is given."""
+        storage = tensor.untyped_storage()
+        number = self._number(storage)
+        if number is None:
+            number = self._add(storage)
+            self.given[number] = storage
+        return _place(tensor, number)
+
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Call | None:
+        """A call as it was noted; none where its results are views."""
+        args, kwargs = tree_map_only(Tensor, self.place, (args, kwargs))
+        one_result = isinstance(result, Tensor)
+        results = [self._made(one) for one in ([result] if one_result else result or ())]
+        if func is aten.relu.default:  # as it cannot write into memory that is there
+            func, args = aten.clamp_min.default, (*args, 0)
+        call = Call(SAME.get(func, func), args, kwargs, results, one_result)
+        return call if call.made or call.written else None
+
+    def _made(self, result: Any) -> Place | None:
+        if not isinstance(result, Tensor) or self._number(result.untyped_storage()) is not None:
+            return None
+        storage = result.untyped_storage()
+        number = self._add(storage)
+        self.nbytes[number] = storage.nbytes()
+        return _place(result, number)
+
+    def _number(self, storage: torch.UntypedStorage) -> int | None:
+        return self._numbers.get(storage._cdata)
+
+    def _add(self, storage: torch.UntypedStorage) -> int:
+        self._numbers[storage._cdata] = len(self.storages)
+        self.storages.append(storage)
+        return len(self.storages) - 1
+
+
+def _place(tensor: Tensor, buffer: int) -> Place:
+    return Place(buffer, tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
+
+
+def _fold_constants(recording: Recording, notes: _Notes) -> None:
+    """Take out the calls whose results are always the same."""
+    written = {buffer for call in recording.calls for buffer in call.written}
+    constant, kept = set(recording.given) - notes.arguments - written, []
+    for call in recording.calls:
+        drawn = torch.Tag.nondeterministic_seeded in call.operator.tags
+        read = set() if call.operator in SHAPED else call.read
+        if drawn or call.written or call.made & written or not read <= constant:
+            kept.append(call)
+            continue
+        constant |= call.made
+        recording.given |= {buffer: notes.storages[buffer] for buffer in call.made}
+    recording.calls = kept
+
+
+def _drop_unused(recording: Recording) -> None:
+    """Take out the calls whose results nobody reads."""
+    needed, kept = {place.buffer for place in recording.outputs.values()} | set(recording.given), []
+    for call in reversed(recording.calls):
+        if (call.made | call.written) & needed:
+            needed |= call.read
+            kept.append(call)
+    recording.calls = kept[::-1]
+
+
+def _merge_scaled(recording: Recording) -> None:
+    """Make one call of a product with a number that is added to, or taken from, something."""
+    reads: dict[int, int] = {}
+    for place in places([(call.args, call.kwargs) for call in recording.calls] + list(recording.outputs.values())):
+        reads[place.buffer] = reads.get(place.buffer, 0) + 1
+    written = {buffer for call in recording.calls for buffer in call.written}
+    scaled = (call for call in recording.calls if call.operator is aten.mul.Tensor and call.made)
+    products = {
+        place: call
+        for call in scaled
+        for place in call.results
+        if place and isinstance(call.args[1], int | float) and place.dtype is call.args[0].dtype
+    }
+    merged = set()
+    for call in recording.calls:
+        if call.operator not in {aten.add.Tensor, aten.sub.Tensor} or call.kwargs:
+            continue
+        to, by = call.args
+        if call.operator is aten.add.Tensor and to in products:
+            to, by = by, to
+        product = products.get(by) if isinstance(to, Place) else None
+        if product is None or reads[by.buffer] > 1 or product.read & written:
+            continue
+        call.args, call.kwargs = (to, product.args[0]), {"alpha": product.args[1]}
+        merged.add(id(product))
+    recording.calls = [call for call in recording.calls if id(call) not in merged]

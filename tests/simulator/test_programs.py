@@ -1,0 +1,140 @@
+"""Programs compute what their function computes, on any values."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from simulator.engines.program import Program, Programs, Workspace
+from simulator.engines.recording import record
+from simulator.engines.writers import writer_of
+
+CPU = torch.device("cpu")
+aten = torch.ops.aten
+MASK = torch.tensor([1.0, 0, 1, 1])
+
+
+def in_place(x, y):
+    z = x * 2
+    z[:, 1:3].add_(y[:, :2]).clamp_(min=0)
+    filled = torch.zeros_like(x)
+    filled[1] = z[0]
+    return {"z": z, "filled": filled + y}
+
+
+def joined(x, y):
+    gradients = [(x[:3].T @ y[:3]).flatten(), (x * y).sum(0), x[0].clone(), (y @ y.T).T.flatten()]
+    flat = torch.cat(gradients)
+    return {"flat": flat, "first": gradients[0] * 3, "rows": torch.cat([x[:, :2] + 1, x * y, y], 1)}
+
+
+def constants(x, y):
+    scale = (torch.arange(4.0) + torch.ones(4)) * MASK
+    return {"x": x * scale - 0.5 * (y * scale), "scale": scale, "same": x}
+
+
+def scaled(x, y):
+    half = y * 0.5
+    return {"both": x - half, "half": half, "sum": 0.1 * x + y, "whole": (x * 4).long() + 2 * (y * 4).long()}
+
+
+def convolved(x, y):
+    images = torch.cat([x, y]).reshape(1, 2, 4, 4)
+    pooled, indices = functional.max_pool2d(
+        functional.relu(functional.conv2d(images, x.reshape(2, 2, 2, 2))), 2, return_indices=True
+    )
+    return {"pooled": pooled.flatten(), "indices": indices, "norm": functional.layer_norm(images, (4,))}
+
+
+def differentiated(x, y):
+    leaf = x.detach().requires_grad_()
+    loss = functional.cross_entropy(leaf @ y, torch.tensor([1, 0, 2, 3])) + leaf.std(1).sum()
+    return {"gradient": torch.autograd.grad(loss, leaf)[0], "loss": loss.detach()}
+
+
+def pair(seed):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(4, 4, generator=generator) for _ in range(2)]
+
+
+@pytest.mark.parametrize("function", [in_place, joined, constants, scaled, convolved, differentiated])
+def test_a_program_gives_what_its_function_gives_for_other_values(function):
+    x, y = pair(0)
+    program = Program(record(lambda: function(x, y), [x, y]), Workspace(CPU), {})
+    for seed in (0, 1, 2):
+        for argument, values in zip((x, y), pair(seed), strict=True):
+            argument.copy_(values)
+        found, expected = program.run(), function(x.clone(), y.clone())
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value)
+        torch.testing.assert_close([x, y], pair(seed))
+
+
+def swapped(x, y):
+    return {"x": y, "y": x}
+
+
+def crossed(x, y):
+    return {"x": x - 0.1 * y, "y": y + x}
+
+
+def turned(x, y):
+    return {"x": (x @ y).T, "y": y}
+
+
+@pytest.mark.parametrize("function", [swapped, crossed, turned])
+def test_outputs_may_go_where_arguments_are(function):
+    (x, y), targets = pair(0), {}
+    targets = {"x": x, "y": y}
+    program = Program(record(lambda: function(x, y), [x, y]), Workspace(CPU), targets)
+    expected = dict(zip("xy", pair(0), strict=True))
+    for _ in range(3):
+        assert program.run() == {}
+        expected = function(**expected)
+        torch.testing.assert_close(targets, expected)
+
+
+def test_programs_share_memory_that_each_fills_anew():
+    (x, y), workspace = pair(0), Workspace(CPU)
+    first, second = (Program(record(lambda f=f: f(x, y), [x, y]), workspace, {}) for f in (joined, in_place))
+    for program, function in ((first, joined), (second, in_place), (first, joined)):
+        torch.testing.assert_close(program.run(), function(x.clone(), y.clone()))
+
+
+def test_a_step_of_descent_allocates_nothing_and_ends_in_its_carry():
+    x, y = pair(0)
+
+    def step():
+        return {"x": x - 0.1 * torch.cat([(x @ y)[:2], (x.T @ y)[2:]])}
+
+    recording = record(step, [x, y])
+    program = Program(recording, Workspace(CPU), {"x": x})
+    assert all(writer_of(call) for call in recording.calls)
+    assert recording.calls[-1].operator is aten.sub.Tensor
+    assert recording.calls[-1].kwargs == {"alpha": 0.1}
+    before = x.clone()
+    program.run()
+    torch.testing.assert_close(x, before - 0.1 * torch.cat([(before @ y)[:2], (before.T @ y)[2:]]))
+
+
+def test_programs_are_recorded_once_until_their_arguments_move():
+    programs, calls = Programs(CPU, replays=True), []
+
+    def double(clients):
+        held = programs.hold("held", {"x": torch.full((clients, 2), float(clients))})
+
+        def function():
+            calls.append(clients)
+            return {"twice": 2 * held["x"]}
+
+        return programs.run(("double", clients), function, held.values(), {})["twice"].tolist()
+
+    assert [double(clients) for clients in (2, 1, 2, 3, 2)] == [[[2.0 * n] * 2] * n for n in (2, 1, 2, 3, 2)]
+    assert calls == [2, 1, 3, 2]
+
+
+def test_programs_that_do_not_replay_call_their_function():
+    programs, target = Programs(CPU, replays=False), torch.zeros(2)
+    for value in (1.0, 2.0):
+        rest = programs.run("key", lambda value=value: {"a": torch.full((2,), value), "b": target}, [], {"a": target})
+        assert (target.tolist(), list(rest)) == ([value] * 2, ["b"])
