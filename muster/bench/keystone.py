@@ -32,6 +32,8 @@ from muster.server import LocalCoordinator, local_coordinator
 from simulator import datasets
 from simulator.course import overall
 from simulator.engine import Engine, evaluate
+from simulator.engines.computing import Computing
+from simulator.engines.graphs import Exported, graphs_of
 from simulator.fleet.fleet import Fleet, FleetConfig
 from simulator.fleet.fork_servers import HERE, ForkServers, fork_servers
 from simulator.population import Population
@@ -50,7 +52,8 @@ PHASE_S, TRAINING_S = 60.0, 300.0
 
 
 class Agreement(msgspec.Struct, frozen=True, kw_only=True):
-    """One algorithm on one model. agreement: the relative distance of the two models, the worst of all rounds.
+    """One algorithm on one model. agreement: the relative distance of the two models, the worst of all rounds and of
+    both engines, `torch` and `graphs`.
 
     accuracy: on users whom training never saw. sensitivity: as far as the engine's own models are apart under other
     rounding; None where it is not needed, as the two models are within the tolerance.
@@ -144,10 +147,12 @@ class _Runs:
         cohorts = [counted_cohort(self.local.store, task, number, clients) for number in numbers]
         models = [self.local.store.checkpoint(task, number)["params"] for number in numbers]
 
-        def engine(algorithm: Algorithm) -> Engine:
-            return Engine(model, algorithm, self.users, seed=self.options.seed)
+        def engine(algorithm: Algorithm, graphs: Exported | None = None) -> Engine:
+            computing = Computing(graphs=graphs)
+            return Engine(model, algorithm, self.users, seed=self.options.seed, computing=computing)
 
-        found, own = worst_difference(engine(algorithm), self.users, cohorts, models), None
+        both = engine(algorithm), engine(algorithm, graphs_of(bundle.plan, bundle.read))
+        found, own = max(worst_difference(one, self.users, cohorts, models) for one in both), None
         if found >= TOLERANCE:
             errors = [self._error(settings.secagg, trip.report) for trip in bundle.plan.trips]
             own = sensitivity(engine, algorithm, self.users, cohorts, errors)

@@ -6,7 +6,7 @@ Graphs are loaded once, and every buffer is allocated and bound once: a client c
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -22,7 +22,18 @@ from export.model import Model
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.decoding import decoder
 from fedcore.params import Float32
-from fedcore.plan import BROADCAST, EXAMPLE, REPORT, Plan, begin_graph, final_carry, in_turn, prefixed, step_graph
+from fedcore.plan import (
+    BROADCAST,
+    EXAMPLE,
+    REPORT,
+    BlobRef,
+    Plan,
+    begin_graph,
+    final_carry,
+    in_turn,
+    prefixed,
+    step_graph,
+)
 from fedcore.report import all_finite
 from simulator.engines.clients import Client
 from simulator.engines.sums import RoundSums
@@ -39,7 +50,12 @@ def export_graphs(model: Model, algorithm: Algorithm) -> Exported:
     Raises ExportError for a model that has none, and NotCrossDevice for an algorithm that devices cannot run.
     """
     plan, blobs = build_plan(model, algorithm, ("onnx",))
-    return [(trip, {name: blobs[ref] for name, ref in trip.graphs["onnx"].items()}) for trip in plan.trips]
+    return graphs_of(plan, blobs.__getitem__)
+
+
+def graphs_of(plan: Plan, read: Callable[[BlobRef], bytes]) -> Exported:
+    """The graphs of every trip of a plan that has them as ONNX. read: gives the bytes of a graph, as a bundle does."""
+    return [(trip, {name: read(ref) for name, ref in trip.graphs["onnx"].items()}) for trip in plan.trips]
 
 
 class TimedExport(msgspec.Struct, frozen=True):

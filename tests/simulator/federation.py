@@ -13,6 +13,8 @@ from device_runtime.state.sealing import KeyFile, Sealer
 from export.build import export_bundle
 from fedcore.signing import SigningKey
 from simulator.engine import Engine
+from simulator.engines.computing import Computing
+from simulator.engines.graphs import graphs_of
 from simulator.fleet.fleet import Fleet, FleetConfig, state_folder
 from simulator.fleet.fork_servers import HERE, fork_servers
 from simulator.fleet.profile import equal_kinds
@@ -34,7 +36,7 @@ class Run(NamedTuple):
 def federated(
     folder, coordinators, model, algorithm, users, backends, *, archs=(HERE,), rounds=ROUNDS, secagg=None, goal=GOAL
 ):
-    """Rounds of seeded cohorts on a fleet whose files are in `folder`, and their distance from the engine's model.
+    """Rounds of seeded cohorts on a fleet whose files are in `folder`, and their distance from the engines' models.
 
     backends: the runtime for every format; devices of a cohort alternate in them, and in `archs`.
     """
@@ -67,9 +69,11 @@ def federated(
         fleet = [local.store.checkpoint(task, number)["params"] for number in numbers]
     assert [len(cohort) for cohort in cohorts] == [goal] * rounds
     assert reported.total() == goal * rounds
-    engine = Engine(model, algorithm, users, seed=SEED)
-    ways = [float(np.linalg.norm(params - engine.state["params"])) for params in fleet]
-    return Run(worst_difference(engine, users, cohorts, fleet), ways, cohorts, reported)
+    ways = [float(np.linalg.norm(params - model.initial)) for params in fleet]
+    graphs = [graphs_of(bundle.plan, bundle.read)] if "onnx" in backends else []
+    engines = [Engine(model, algorithm, users, seed=SEED, computing=Computing(graphs=one)) for one in (None, *graphs)]
+    difference = max(worst_difference(engine, users, cohorts, fleet) for engine in engines)
+    return Run(difference, ways, cohorts, reported)
 
 
 def give_keys(folder, users):
