@@ -14,14 +14,16 @@ from simulator.errors import EngineError
 from simulator.shared_memory import shared_zeros
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ClientStates:
     """The vectors of every client, float32 (N, …) by name, where the engine computes. They are moved in place.
 
-    On the CPU they lie in memory that forked processes share.
+    On the CPU they lie in memory that forked processes share. rows: the row of each client; a worker on another machine
+    holds no more than those of the clients that it trains.
     """
 
     vectors: dict[str, Tensor]
+    rows: range | dict[int, int]
 
     @classmethod
     def of(cls, algorithm: Algorithm, params_D: Tensor, clients: int) -> ClientStates:
@@ -30,7 +32,7 @@ class ClientStates:
         Raises EngineError when it does not fit in the free memory.
         """
         if not keeps_client_state(algorithm):
-            return cls({})
+            return cls({}, range(clients))
         initial = algorithm.init_client(params_D)
         size = sum(vector.numel() for vector in initial.values())
         needed, free = clients * size * params_D.element_size(), _free_bytes(params_D.device)
@@ -41,17 +43,26 @@ class ClientStates:
                 "an algorithm without client state"
             )
         on_cpu = params_D.device.type == "cpu"
-        return cls({name: _repeated(vector, clients, shared=on_cpu) for name, vector in initial.items()})
+        vectors = {name: _repeated(vector, clients, shared=on_cpu) for name, vector in initial.items()}
+        return cls(vectors, range(clients))
 
     def gather(self, clients: Sequence[int]) -> ClientState:
         """Copies (K, …) of some clients' vectors."""
-        return {name: vectors[list(clients)] for name, vectors in self.vectors.items()}
+        return {name: vectors[self._rows(clients)] for name, vectors in self.vectors.items()}
 
     def scatter(self, clients: Sequence[int], kept: ClientState, finite_K: Tensor) -> None:
         """Put the vectors (K, …) of some clients in place; a client that is not `finite_K` keeps what it had."""
-        rows = torch.tensor(clients, device=finite_K.device)[finite_K]
+        rows = torch.tensor(self._rows(clients), device=finite_K.device)[finite_K]
         for name, vectors in kept.items():
             self.vectors[name][rows] = vectors[finite_K]
+
+    def hold(self, clients: Sequence[int], kept: ClientState) -> None:
+        """Hold the vectors (K, …) of these clients from now on, and of no others."""
+        self.rows = {client: row for row, client in enumerate(clients)}
+        self.vectors.update(kept)
+
+    def _rows(self, clients: Sequence[int]) -> list[int]:
+        return [self.rows[client] for client in clients]
 
 
 def _repeated(vector: Tensor, clients: int, *, shared: bool) -> Tensor:

@@ -119,12 +119,16 @@ class Engine:
 
     def _cohort_trainer(self, computing: Computing) -> CohortTrainer:
         model, algorithm = self._model, self._algorithm
+        if self._device.type != "cpu" and (computing.processes > 1 or computing.on_ray):
+            raise EngineError(f"{computing.processes} processes train on the CPU; on {computing.device} there is one")
+        if computing.on_ray:
+            from simulator.engines.ray_workers import RayWorkers, Work  # noqa: PLC0415  # Ray is an extra
+
+            return RayWorkers(Work(model, algorithm, self._population, computing), self._clients)
         layouts = layouts_of(model, algorithm)
         make = functools.partial(computing.trainer, model, algorithm, self._population, self._clients)
         if computing.processes == 1:
             return OneProcess(make(), layouts, self._device)
-        if self._device.type != "cpu":
-            raise EngineError(f"{computing.processes} processes train on the CPU; on {computing.device} there is one")
         return Processes(
             make, computing.processes, layouts, [trip.broadcast(self._state) for trip in trips_of(algorithm)]
         )

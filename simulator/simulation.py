@@ -26,6 +26,7 @@ from simulator.engines.calibration import Task
 from simulator.engines.choice import Wanted, choose
 from simulator.engines.computing import Computing
 from simulator.engines.processes import usable_cores
+from simulator.engines.ray_cluster import connect
 from simulator.errors import EngineError
 from simulator.population import Population
 from simulator.training import Cohorts, EngineTraining, Training
@@ -46,7 +47,8 @@ class SimulationConfig:
     cohort: users of round 1; `schedule` says how it grows, and how the server learning rate changes. same_cohort:
     whether the second of two trips has the users of the first.
     engine: what trains the clients; "auto" leaves that to a calibration (simulator/engines/choice.py). processes: how
-    many train; by default one for each core that may be used, and one on a GPU.
+    many train; by default one for each core that may be used, and one on a GPU. ray: the Ray cluster whose workers
+    train, "auto", "local" or HOST:PORT (simulator/engines/ray_cluster.py); by default one for each of its CPUs.
     """
 
     model: str
@@ -66,6 +68,7 @@ class SimulationConfig:
     engine: Wanted = "auto"
     device: str = "cpu"
     processes: int | None = None
+    ray: str | None = None
     seed: int = 0
     schedule: ServerSchedule = field(default_factory=ServerSchedule)
     same_cohort: bool = False
@@ -84,8 +87,11 @@ class SimulationConfig:
             raise EngineError(f"no baseline is called {self.baseline!r}; {offered(self.baseline, BASELINES)}")
         if self.baseline is not None and self.schedule != ServerSchedule():
             raise EngineError(f"a schedule is for federated training, not for the baseline {self.baseline}")
-        if self.baseline not in {None, "pooled"} and (self.engine != "auto" or self.processes is not None):
-            raise EngineError(f"engine and processes are for federated training, not for the baseline {self.baseline}")
+        chosen = self.engine != "auto" or self.processes is not None or self.ray is not None
+        if self.baseline not in {None, "pooled"} and chosen:
+            raise EngineError(
+                f"engine, processes and ray are for federated training, not for the baseline {self.baseline}"
+            )
         if self.baseline in METHODS and self.model not in LOSSES:
             raise EngineError(f"{self.baseline} trains a linear model: {' or '.join(LOSSES)}, not {self.model!r}")
 
@@ -225,5 +231,9 @@ def _algorithm(config: SimulationConfig) -> Algorithm:
 
 
 def _computing(config: SimulationConfig) -> Computing:
+    if config.ray is not None:
+        if config.device != "cpu":
+            raise EngineError(f"the workers of a Ray cluster train on the CPU, not on {config.device}")
+        return Computing(processes=connect(config.ray, config.processes), on_ray=True)
     default = usable_cores() if config.device == "cpu" else 1
     return Computing(config.device, processes=config.processes or default)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import tomllib
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -54,6 +55,11 @@ TENSORBOARD = "Write the run's figures for TensorBoard too, in the folder tensor
 MLFLOW = "Log the run to MLflow too, where MLFLOW_TRACKING_URI says."
 PROCESSES = "Processes that train, on the CPU; their number changes no result.  [default: one for each core]"
 
+RAY = (
+    "Train on the workers of a Ray cluster: that of this machine (auto), a new one on this machine (local), or the one "
+    "at HOST:PORT. --processes is then how many.  [default: one for each of its CPUs]"
+)
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
@@ -88,6 +94,7 @@ def simulate(
     ] = None,
     device: Annotated[str | None, typer.Option(help="Where to compute: cpu or cuda.  [default: cpu]")] = None,
     processes: Annotated[int | None, typer.Option(help=PROCESSES)] = None,
+    ray: Annotated[str | None, typer.Option(metavar="ADDRESS", help=RAY)] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of split, weights, cohorts, order.  [default: 0]")] = None,
     run: Annotated[Path | None, typer.Option(metavar="DIR", help=RUN)] = None,
     resume: Annotated[Path | None, typer.Option(metavar="DIR", help=RESUME)] = None,
@@ -123,6 +130,7 @@ def simulate(
         "same_cohort": same_cohort,
         "device": device,
         "processes": processes,
+        "ray": ray,
         "seed": seed,
     }
     if schedule:
@@ -171,6 +179,7 @@ def _simulated(options: dict[str, Any], where: _Where) -> SimulationResult:
     torch.set_num_threads(1)  # small batches: a second thread costs more than it gives
     chosen = _configuration(options)
     with ExitStack() as stack:
+        stack.enter_context(redirect_stdout(sys.stderr))  # what a user's own code and Ray print is not the result
         trackers = [stack.enter_context(closing(tracker)) for tracker in _trackers(where, chosen)]
         shown = _shown_in(stack.enter_context(progress()), chosen)
 

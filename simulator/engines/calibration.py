@@ -170,11 +170,15 @@ class Notes:
             part.replace(self._path)
 
 
-def _sources(model: Model, algorithm: Algorithm) -> list[str]:
-    """Digests of the files that the code of a model and an algorithm is in, as far as it is in files."""
+def modules_of(model: Model, algorithm: Algorithm) -> set[str]:
+    """The names of the modules that the code of a model and an algorithm is in."""
     spec = model.spec
     code = [spec.make, spec.loss, *spec.metrics.values(), *map(type, model.module.modules()), type(algorithm)]
-    modules = {one.__module__ for one in code if hasattr(one, "__module__")}
-    files = {getattr(sys.modules.get(name), "__file__", None) for name in modules}
+    return {one.__module__ for one in code if hasattr(one, "__module__")}
+
+
+def _sources(model: Model, algorithm: Algorithm) -> list[str]:
+    """Digests of the files that the code of a model and an algorithm is in, as far as it is in files."""
+    files = {getattr(sys.modules.get(name), "__file__", None) for name in modules_of(model, algorithm)}
     found = sorted(Path(file) for file in files if file)
     return [hashlib.sha256(file.read_bytes()).hexdigest() for file in found if file.is_file()]

@@ -40,8 +40,8 @@ class Choice:
 def choose(wanted: Wanted, task: Task, torch_alone: Computing) -> Choice:
     """The engine that is wanted; with "auto" the one that is expected to need less CPU time, its start included.
 
-    torch_alone: device and processes, without graphs. Where there is more than one process, no gradient is computed in
-    this one. Raises EngineError or ExportError when the engine `graphs` is wanted and cannot run the task.
+    torch_alone: device and processes, without graphs. Where processes are to be forked, no gradient is computed in this
+    one. Raises EngineError or ExportError when the engine `graphs` is wanted and cannot run the task.
     """
     if wanted == "torch":
         return Choice(torch_alone, "as asked")
@@ -95,16 +95,16 @@ def _compared(torch_s: float, of_graphs: GraphFigures) -> str:
 
 
 def _step_s(task: Task, computing: Computing) -> float:
-    return _computed(functools.partial(seconds_per_step, task, computing), _SECONDS, computing.processes)
+    return _computed(functools.partial(seconds_per_step, task, computing), _SECONDS, apart=computing.forks)
 
 
 def _export(task: Task, torch_alone: Computing) -> TimedExport:
     from simulator.engines.graphs import TIMED_EXPORT, timed_export  # noqa: PLC0415  # needs ONNX Runtime
 
     export = functools.partial(timed_export, task.model, task.algorithm)
-    return _computed(export, TIMED_EXPORT, torch_alone.processes)
+    return _computed(export, TIMED_EXPORT, apart=torch_alone.forks)
 
 
-def _computed(compute: Callable[[], T], read: msgspec.json.Decoder[T], processes: int) -> T:
+def _computed(compute: Callable[[], T], read: msgspec.json.Decoder[T], *, apart: bool) -> T:
     """What `compute` gives; computed apart where processes will be forked (engines/forked.py says why)."""
-    return compute() if processes == 1 else compute_apart(compute, read)
+    return compute_apart(compute, read) if apart else compute()

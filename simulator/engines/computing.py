@@ -27,13 +27,20 @@ class Computing:
 
     graphs: what `simulator.engines.graphs.export_graphs` gives; without them torch computes. processes: how many train,
     one thread each; only on the CPU more than one. at_once: how many clients torch vectorises together; chosen by model
-    and device when not given.
+    and device when not given. on_ray: whether the processes are workers of the Ray cluster that this process is
+    connected to (simulator/engines/ray_cluster.py), and not forked from it.
     """
 
     device: str = "cpu"
     graphs: Exported | None = None
     processes: int = 1
     at_once: int | None = None
+    on_ray: bool = False
+
+    @property
+    def forks(self) -> bool:
+        """Whether processes are forked to train."""
+        return self.processes > 1 and not self.on_ray
 
     @property
     def engine(self) -> EngineName:

@@ -20,8 +20,9 @@ from typing import TypeVar
 import msgspec
 import torch
 
-from export.errors import ExportError, reason
+from export.errors import ExportError
 from fedcore.decoding import decoder
+from simulator.engines.failure import Failure
 from simulator.errors import EngineError
 
 T = TypeVar("T")
@@ -63,23 +64,6 @@ class Forked:
             f"a process of the engine ended with exit code {self._process.exitcode}; −9 means that the memory was "
             "full, which fewer --processes need less of"
         )
-
-
-class Failure(msgspec.Struct, frozen=True):
-    """What went wrong in a forked process, in words. of_model: with the user's model, as ExportError says."""
-
-    words: str
-    of_model: bool
-
-    @classmethod
-    def of(cls, error: Exception) -> Failure:
-        """Of whatever was raised; its kind is in the words where neither the engine nor the exporter raised it."""
-        ours = isinstance(error, (EngineError, ExportError))
-        return cls(str(error) if ours else reason(error), isinstance(error, ExportError))
-
-    def raised(self) -> EngineError | ExportError:
-        """The error to raise in the process that forked it."""
-        return ExportError(self.words) if self.of_model else EngineError(self.words)
 
 
 class _Result(msgspec.Struct, frozen=True):

@@ -24,7 +24,8 @@ from torch import Tensor
 from fedcore.decoding import decoder
 from fedcore.plan import in_turn
 from simulator.engines.clients import Client, ClientTrainer
-from simulator.engines.forked import Failure, Forked
+from simulator.engines.failure import Failure
+from simulator.engines.forked import Forked
 from simulator.engines.sums import RoundSums, SumsLayout
 from simulator.shared_memory import shared_zeros
 

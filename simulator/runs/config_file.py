@@ -8,6 +8,8 @@ import msgspec
 
 from simulator.simulation import SimulationConfig
 
+WHO_TRAINS = {"processes", "ray"}
+
 
 def to_toml(config: SimulationConfig) -> str:
     """A configuration as TOML text: what is not None, then a table for each of `settings` and `schedule`."""
@@ -25,9 +27,11 @@ def plain_of(config: SimulationConfig) -> dict[str, Any]:
 
 
 def differences(config: SimulationConfig, other: SimulationConfig) -> list[str]:
-    """Every key in which two configurations differ, with both values; `processes`, which change no result, apart."""
+    """Every key in which two configurations differ, with both values; WHO_TRAINS, which changes no result, apart."""
     ours, theirs = flat_of(config), flat_of(other)
-    keys = [key for key in dict.fromkeys([*ours, *theirs]) if key != "processes" and ours.get(key) != theirs.get(key)]
+    keys = [
+        key for key in dict.fromkeys([*ours, *theirs]) if key not in WHO_TRAINS and ours.get(key) != theirs.get(key)
+    ]
     return [f"{key} ({_words(ours.get(key))} and {_words(theirs.get(key))})" for key in keys]
 
 

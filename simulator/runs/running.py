@@ -50,8 +50,8 @@ def resume_run(
 ) -> SimulationResult:
     """Go on with the run in a folder from its last whole checkpoint, to the bits of a run that never ended before.
 
-    A run that is done gives its result. config: must be that of the folder, but for `processes`. Raises RunError when
-    it is not, when there is no run, or when a process that lives is at it; and as `start_run`.
+    A run that is done gives its result. config: must be that of the folder, but for `processes` and `ray`. Raises
+    RunError when it is not, when there is no run, or when a process that lives is at it; and as `start_run`.
     """
     path = Path(path)
     kept = read_config(path)
