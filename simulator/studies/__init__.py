@@ -3,6 +3,7 @@
 from fedcore.names import offered
 from simulator.errors import StudyError
 from simulator.studies.client_drift import CLIENT_DRIFT
+from simulator.studies.client_optimizers import CLIENT_OPTIMIZERS
 from simulator.studies.cohort_scaling import COHORT_SCALING
 from simulator.studies.cohort_size import COHORT_SIZE
 from simulator.studies.drift_on_users import DRIFT_ON_USERS
@@ -19,6 +20,7 @@ STUDIES = {
     study.name: study
     for study in (
         CLIENT_DRIFT,
+        CLIENT_OPTIMIZERS,
         COHORT_SCALING,
         COHORT_SIZE,
         DRIFT_ON_USERS,
