@@ -237,6 +237,12 @@ def _refuse_unsupported(module: nn.Module) -> None:
             raise InvalidModel(f"parameter {path} is {parameter.dtype}; every parameter must be float32")
         if not parameter.requires_grad:
             raise InvalidModel(f"parameter {path} is frozen (requires_grad=False), which is not supported yet")
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            layer = path.rpartition(".")[0]
+            raise InvalidModel(
+                f"parameter {path} of {f'layer {layer!r}' if layer else 'the model'} has a gradient hook, which the "
+                "export would leave out; remove it, or change the gradient in forward or by a backward hook of a layer"
+            )
     if not any(True for _ in module.parameters()):
         raise InvalidModel("the model has no parameters to train")
 

@@ -98,6 +98,25 @@ def frozen():
     return spec(Frozen)
 
 
+def hooked(install):
+    """A dense network with hooks, put on by `install`."""
+
+    def make():
+        model = nn.Sequential(nn.Flatten(), nn.Linear(126, 8), nn.Tanh(), nn.Linear(8, 5))
+        install(model)
+        return model
+
+    return spec(make)
+
+
+def hooked_parameter():
+    return hooked(lambda model: model[1].weight.register_hook(lambda gradient: gradient * 1.5))
+
+
+def hooked_after_accumulation():
+    return hooked(lambda model: model[3].bias.register_post_accumulate_grad_hook(lambda bias: None))
+
+
 class Regression(nn.Module):
     """Two inputs, a residual branch, layer norm, GELU; a regression with its own loss."""
 

@@ -256,6 +256,8 @@ def test_an_output_may_be_an_input_and_leave_twice():
         (models.channel_dropout, UnsupportedModule, "0 is Dropout2d"),
         (models.integer_parameter, InvalidModel, "parameter table is torch.int64"),
         (models.frozen, InvalidModel, "parameter body.bias is frozen"),
+        (models.hooked_parameter, InvalidModel, "parameter 1.weight of layer '1' has a gradient hook"),
+        (models.hooked_after_accumulation, InvalidModel, "parameter 3.bias of layer '3' has a gradient hook"),
         (models.wrong_width, InvalidModel, "the model does not run"),
         (models.no_parameters, InvalidModel, "no parameters"),
         (models.unbounded_label, InvalidModel, "field 'y' is int64: say its range"),
@@ -291,6 +293,27 @@ def test_what_cannot_be_exported_is_refused_by_name(make, error, words, tmp_path
     with pytest.raises(error, match=words):
         export_bundle(Model(make()), create("fedavg"), tmp_path)
     assert not (tmp_path / "manifest.json").exists()
+
+
+@pytest.mark.parametrize(
+    "install",
+    [
+        lambda model: model[1].register_forward_pre_hook(lambda layer, inputs: (inputs[0] * 1.5,)),
+        lambda model: model[1].register_forward_hook(lambda layer, inputs, outputs: outputs * 1.5),
+        lambda model: model[2].register_full_backward_pre_hook(lambda layer, outputs: (outputs[0] * 1.5,)),
+        lambda model: model[2].register_full_backward_hook(lambda layer, inputs, outputs: (inputs[0] * 1.5,)),
+    ],
+)
+def test_a_hook_of_a_layer_is_exported(install):
+    hooked, plain = Model(models.hooked(install)), Model(models.hooked(lambda model: None))
+    algorithm = create("fedavg", {"batch_size": 4})
+    plan, graphs = build_plan(hooked, algorithm)
+    backend = BACKENDS["onnxruntime"]()
+    loaded = {part: backend.load(graphs[ref], part) for part, ref in plan.graphs["onnx"].items()}
+    work, unhooked = Trial.draw(hooked, algorithm), Trial.draw(plain, algorithm)
+    found = work.exported(plan, loaded)
+    assert max(work.distances(found, work.reference()).values()) <= TOLERANCE
+    assert min(work.distances(found, unhooked.reference()).values()) > 0.01
 
 
 def test_parity_catches_a_graph_that_computes_something_else():
