@@ -64,6 +64,21 @@ def hardtanh_backward(grad_output: Tensor, inputs: Tensor, low: float, high: flo
     return grad_output * ((inputs > low) & (inputs < high)).to(grad_output.dtype)
 
 
+def softplus(inputs: Tensor, beta: float = 1, threshold: float = 20) -> Tensor:
+    """log(1 + exp(beta · x)) / beta by the exponential of -|beta · x|, which cannot overflow; x above the threshold."""
+    scaled = inputs * beta
+    smooth = scaled.clamp(min=0) + (-scaled.abs()).exp().log1p()
+    return torch.where(scaled > threshold, inputs, smooth / beta)
+
+
+def softplus_backward(grad_output: Tensor, inputs: Tensor, beta: float, threshold: float) -> Tensor:
+    """The logistic function of beta · x, by the exponential of -|beta · x| too; 1 above the threshold."""
+    scaled = inputs * beta
+    small = (-scaled.abs()).exp()
+    logistic = torch.where(scaled > 0, 1.0, small) / (small + 1)
+    return grad_output * torch.where(scaled > threshold, 1.0, logistic)
+
+
 def slice_backward(
     grad_output: Tensor, input_sizes: Sequence[int], dim: int, start: int, end: int, step: int
 ) -> Tensor:
@@ -185,8 +200,6 @@ TABLE: dict[Any, Callable[..., Any]] = {
             aten.leaky_relu,
             aten.leaky_relu_backward,
             aten.linalg_vector_norm,
-            aten.softplus,
-            aten.softplus_backward,
             aten.silu,
             aten.silu_backward,
         ]
@@ -208,6 +221,8 @@ TABLE: dict[Any, Callable[..., Any]] = {
     aten.slice_backward.default: slice_backward,
     aten.select_backward.default: select_backward,
     aten.hardtanh_backward.default: hardtanh_backward,
+    aten.softplus.default: softplus,
+    aten.softplus_backward.default: softplus_backward,
     aten.threshold_backward.default: threshold_backward,
     aten.convolution.default: convolution,
     aten.convolution_backward.default: convolution_backward,

@@ -102,6 +102,27 @@ def test_a_gradient_is_torchs(name):
     np.testing.assert_allclose(session.run(None, {"x": x})[0], expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(("beta", "threshold"), [(1.0, 20.0), (2.5, 5.0), (1.0, 200.0)])
+def test_softplus_and_its_gradient_keep_their_digits_at_any_value(beta, threshold):
+    def both(values):
+        x = values["x"].detach().requires_grad_()
+        out = functional.softplus(x, beta, threshold)
+        return {"out": out.detach(), "gradient": torch.autograd.grad(out.sum(), x)[0]}
+
+    x = np.concatenate([np.linspace(-30, 30, 601), [-100, -50, 50, 80, 100]]).astype(np.float32)
+    session = onnxruntime.InferenceSession(to_onnx(capture(both, [Port("x", x.shape)])))
+    wide = torch.from_numpy(x).double()
+    for found, expected in zip(session.run(None, {"x": x}), both({"x": wide}).values(), strict=True):
+        np.testing.assert_allclose(found, expected.numpy(), rtol=5e-6, atol=1e-37)
+
+
+def test_log1p_keeps_the_digits_of_small_numbers_and_its_limits():
+    x = np.array([-1, -0.5, -1e-7, 0, 1e-30, 6e-6, 0.1, 7, 1e30, np.inf], np.float32)
+    session = onnxruntime.InferenceSession(to_onnx(capture(lambda v: {"out": v["x"].log1p()}, [Port("x", x.shape)])))
+    expected = torch.from_numpy(x).double().log1p().numpy()
+    np.testing.assert_allclose(session.run(None, {"x": x})[0], expected, rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_rule_computes_what_torch_computes(name):
     function = FUNCTIONS[name]

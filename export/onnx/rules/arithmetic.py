@@ -73,8 +73,15 @@ def expm1(graph: GraphBuilder, node: fx.Node) -> str:
 
 
 def log1p(graph: GraphBuilder, node: fx.Node) -> str:
+    """log(1 + x), and what rounding took from 1 + x over 1 + x: of a small x that is nearly all."""
     kind = dtype_of(node)
-    return graph.emit("Log", [graph.emit("Add", [graph.value(node.args[0], kind), graph.value(1, kind)])])
+    value, one = graph.value(node.args[0], kind), graph.value(1, kind)
+    larger = graph.emit("Add", [value, one])
+    added, log = graph.emit("Sub", [larger, one]), graph.emit("Log", [larger])
+    lost = graph.emit("Div", [graph.emit("Sub", [value, added]), larger])
+    # At -1 and at infinity nothing is lost, but `lost` is not a number.
+    exact = graph.emit("Equal", [value, added])
+    return graph.emit("Where", [exact, log, graph.emit("Add", [log, lost])])
 
 
 def clamp(graph: GraphBuilder, node: fx.Node) -> str:
