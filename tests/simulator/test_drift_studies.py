@@ -1,5 +1,7 @@
 """Studies of client drift and of Konečný et al.: what their trials measure."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ import torch
 from export.model import Model
 from simulator.studies import find
 from simulator.studies.client_drift import CLIENTS, descend
-from simulator.studies.drift_on_users import WAYS, compare
+from simulator.studies.drift_on_users import LENGTH, WAYS, WINDOWS, compare, short_lines, small_lstm
 from simulator.studies.federated_optimization import FEATURES, optimise, problem, regularised_logistic
 from simulator.studies.trials import Trials
 
@@ -66,6 +68,22 @@ def test_a_comparison_measures_ten_times_for_every_value_tried():
     assert len(series) == 2 * len(values)
     assert {len(numbers) for name, numbers in series.items() if name.startswith("accuracy")} == {10}
     assert {len(numbers) for name, numbers in series.items() if name.startswith("loss")} == {1}
+
+
+def test_short_lines_are_those_of_roles_that_say_enough(tmp_path):
+    file = tmp_path / "shakespeare" / "clients.jsonl"
+    file.parent.mkdir()
+    said = {"HAMLET": ["to be or not to be"] * 100, "GHOST": ["mark me"], "HORATIO": ["season your admiration"] * 100}
+    file.write_text("\n".join(json.dumps({"client": role, "lines": lines}) for role, lines in said.items()))
+    users = short_lines(tmp_path)
+    assert users.clients == ("HAMLET", "HORATIO")
+    assert users.sizes.tolist() == [WINDOWS, WINDOWS]
+    model = Model(small_lstm())
+    assert model.schema.size == 25_514
+    batch = {name: torch.from_numpy(array) for name, array in users.shard(0).items()}
+    assert batch["x"].shape == (WINDOWS, LENGTH)
+    loss, _ = model.loss(model.tensors(torch.zeros(model.schema.size)), batch, torch.ones(WINDOWS))
+    assert loss.item() == pytest.approx(np.log(90), rel=1e-5)
 
 
 @pytest.mark.long
