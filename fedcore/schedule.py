@@ -17,7 +17,7 @@ _POWERS = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
 
 
 @checked
-class ServerSchedule(msgspec.Struct, frozen=True, kw_only=True):
+class ServerSchedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The default changes nothing. Raises ScheduleError naming the field.
 
     warmup_rounds: W; round r < W has r / W of the server learning rate.

@@ -89,7 +89,7 @@ class Engine:
 
         slots: each client's slot, its index in the cohort by default; the slot keys a client's random order.
         schedule: of the server learning rate; the cohort is the caller's.
-        Raises Diverged, saying why, when no client contributes a finite report, and EngineError when a process ends.
+        Raises Diverged, saying why, when no client contributes a finite report, and ProcessDied.
         """
         members, sizes = zip(cohort, slots or range(len(cohort)), strict=True), self._population.sizes
         # Longest first: the clients that still have a batch at step s are then a prefix.

@@ -3,6 +3,7 @@
 SimulatorError
 ├── DatasetError        a data set is unknown, absent, malformed or does not fit the model
 ├── EngineError         the engine cannot run as asked (no such compute device, cohort larger than the population, …)
+├── ProcessDied         a process that computes ended before it answered, such as when the memory was full
 ├── Diverged            training left the finite numbers
 ├── StudyError          a study is unknown, or cannot run as asked
 ├── RunError            a run cannot be started or resumed: its folder exists, is in use, or holds something else
@@ -23,6 +24,10 @@ class DatasetError(SimulatorError):
 
 class EngineError(SimulatorError):
     """The engine cannot run as asked."""
+
+
+class ProcessDied(SimulatorError):
+    """A process that computes ended before it answered."""
 
 
 class Diverged(SimulatorError):

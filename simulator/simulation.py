@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from export.model import Model
+from export.models import check_name as check_model_name
 from export.models import load as load_model
 from fedcore.algorithms import create, module_of
 from fedcore.algorithms.algorithm import Algorithm, check_two_trips
@@ -16,6 +19,7 @@ from fedcore.algorithms.settings import parse
 from fedcore.decoding import converter
 from fedcore.names import offered
 from fedcore.schedule import ServerSchedule
+from fedcore.validation import checked, misfit
 from simulator import datasets
 from simulator.baselines import BASELINES, METHODS
 from simulator.baselines.linear import LOSSES
@@ -28,6 +32,7 @@ from simulator.engines.computing import Computing
 from simulator.engines.processes import usable_cores
 from simulator.engines.ray_cluster import connect
 from simulator.errors import EngineError
+from simulator.partitions import read_partition
 from simulator.population import Population
 from simulator.training import Cohorts, EngineTraining, Training
 
@@ -35,6 +40,7 @@ OnRound = Callable[[int, Point], None]
 """Called after every round with its number and its point of the course."""
 
 
+@checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationConfig:
     """Settings of a simulation. Held-out users measure the model every `evaluate_every` rounds and after the last.
@@ -74,6 +80,9 @@ class SimulationConfig:
     same_cohort: bool = False
 
     def __post_init__(self) -> None:
+        wrong = misfit(self)
+        if wrong:
+            raise EngineError(f"{wrong[0]} cannot be {wrong[1]!r}: {wrong[2]}")
         for name in ("rounds", "clients", "cohort", "evaluate_every", "patience", "processes"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise EngineError(f"{name} must be at least 1, not {getattr(self, name)}")
@@ -83,12 +92,16 @@ class SimulationConfig:
             raise EngineError(f"target_accuracy must lie above 0 and at most at 1, not {self.target_accuracy}")
         if not 0 <= self.seed < 2**63:
             raise EngineError(f"seed must be a whole number from 0 to 2^63 − 1, not {self.seed}")
-        if self.baseline is not None and self.baseline not in BASELINES:
+        if self.baseline is not None:
+            self._check_baseline()
+
+    def _check_baseline(self) -> None:
+        if self.baseline not in BASELINES:
             raise EngineError(f"no baseline is called {self.baseline!r}; {offered(self.baseline, BASELINES)}")
-        if self.baseline is not None and self.schedule != ServerSchedule():
+        if self.schedule != ServerSchedule():
             raise EngineError(f"a schedule is for federated training, not for the baseline {self.baseline}")
         chosen = self.engine != "auto" or self.processes is not None or self.ray is not None
-        if self.baseline not in {None, "pooled"} and chosen:
+        if self.baseline != "pooled" and chosen:
             raise EngineError(
                 f"engine, processes and ray are for federated training, not for the baseline {self.baseline}"
             )
@@ -96,8 +109,19 @@ class SimulationConfig:
             raise EngineError(f"{self.baseline} trains a linear model: {' or '.join(LOSSES)}, not {self.model!r}")
 
 
-to_config = converter(SimulationConfig, dec_hook=lambda kind, value: kind(value))
-"""A configuration from plain values, such as a TOML file has. Raises msgspec.ValidationError."""
+_convert = converter(SimulationConfig, dec_hook=lambda kind, value: kind(value))
+
+
+def to_config(values: Mapping[str, Any]) -> SimulationConfig:
+    """A configuration from plain values, such as a TOML file has.
+
+    Raises msgspec.ValidationError for an unknown option and for a value of a wrong type.
+    """
+    known = SimulationConfig.__dataclass_fields__
+    unknown = sorted(set(values) - set(known))
+    if unknown:
+        raise msgspec.ValidationError(f"unknown options {unknown}; {offered(unknown[0], known)}")
+    return _convert(values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +163,7 @@ def simulate(
     """Run a simulation.
 
     users: those who train and measure, instead of the configuration's data set. Raises SimulatorError, ExportError or
-    AlgorithmError, naming what is wrong; all but Diverged before any work.
+    AlgorithmError, naming what is wrong; all but Diverged and ProcessDied before any work.
     """
     if users is not None:
         config = replace(config, dataset="given")
@@ -149,7 +173,7 @@ def simulate(
 def advance(config: SimulationConfig, training: Training, course: list[Point], on_round: OnRound) -> SimulationResult:
     """Run the rounds of a simulation that come after `course`, which grows by them; gives the result of all.
 
-    training: has done the rounds of `course`. Raises Diverged, and EngineError when a process of the engine ends.
+    training: has done the rounds of `course`. Raises Diverged, and ProcessDied when a process of the engine ends.
     """
     limits = Limits(config.rounds, config.target_accuracy, config.patience)
     while (ended_by := limits.ending(course)) is None:
@@ -181,8 +205,13 @@ def advance(config: SimulationConfig, training: Training, course: list[Point], o
 def completed(config: SimulationConfig) -> SimulationConfig:
     """The same configuration with every setting of its algorithm or baseline, and the whole paths of its data.
 
-    Raises AlgorithmError for a setting that is wrong.
+    Raises AlgorithmError for a setting that is wrong, and DatasetError or UnknownModel for a name that is.
     """
+    datasets.describe(config.dataset)
+    if config.partition is not None:
+        read_partition(config.partition)
+    if config.baseline not in METHODS:
+        check_model_name(config.model)
     method = METHODS.get(config.baseline or "")
     made: Any = parse(method, config.settings) if method else _algorithm(config)
     own = Path(config.dataset)

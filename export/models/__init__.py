@@ -35,19 +35,24 @@ MODELS: dict[str, Callable[..., ModelSpec]] = {
 }
 
 
+def check_name(name: str) -> None:
+    """Raise UnknownModel unless a name is that of a built-in model, or has the form `package.module:function`."""
+    if name not in MODELS and ":" not in name:
+        raise UnknownModel(
+            f"no model is called {name!r}; {offered(name, MODELS)}, or give your own as package.module:function"
+        )
+
+
 def load(name: str, shape: tuple[int, ...] | None = None, classes: int | None = None) -> ModelSpec:
     """A built-in model, sized for `shape` and `classes` when given, or what `package.module:function` returns.
 
     Modules are looked up in the working folder too. Raises UnknownModel or InvalidModel.
     """
+    check_name(name)
     if name in MODELS:
         sizes = {key: value for key, value in (("shape", shape), ("classes", classes)) if value is not None}
         return MODELS[name](**sizes)
-    module, separator, function = name.partition(":")
-    if not separator:
-        raise UnknownModel(
-            f"no model is called {name!r}; {offered(name, MODELS)}, or give your own as package.module:function"
-        )
+    module, _, function = name.partition(":")
     try:
         make = getattr(import_own(module), function)
     except Exception as error:  # whatever the user's own code raises

@@ -244,13 +244,8 @@ def _options(paths: Sequence[Path], flags: dict[str, Any], settings: dict[str, o
 
 
 def _configuration(values: dict[str, Any]) -> SimulationConfig:
-    from fedcore.names import offered
-    from simulator.simulation import SimulationConfig, to_config
+    from simulator.simulation import to_config
 
-    known = {field.name: field for field in dataclasses.fields(SimulationConfig)}
-    unknown = sorted(set(values) - set(known))
-    if unknown:
-        raise typer.BadParameter(f"unknown options {unknown}; {offered(unknown[0], known)}", param_hint="CONFIG.toml")
     if "model" not in values:
         raise typer.BadParameter("name a model, for instance --model mlp", param_hint="--model")
     try:

@@ -16,7 +16,7 @@ from fedcore.decoding import decoder
 from simulator.engines.calibration import Figures, GraphFigures, Notes, Task, seconds_per_step
 from simulator.engines.computing import Computing
 from simulator.engines.forked import compute_apart
-from simulator.errors import EngineError
+from simulator.errors import EngineError, ProcessDied
 
 if TYPE_CHECKING:
     from simulator.engines.graphs import TimedExport  # needs ONNX Runtime
@@ -76,7 +76,7 @@ def _calibrated(task: Task, torch_alone: Computing) -> Choice:
         export = _export(task, torch_alone)
         on_graphs = replace(torch_alone, graphs=export.graphs)
         of_graphs = figures.of_graphs or GraphFigures(_step_s(task, on_graphs), export.cpu_s)
-    except (ExportError, EngineError) as error:
+    except (ExportError, EngineError, ProcessDied) as error:
         return Choice(torch_alone, f"there are no graphs of this model: {error}")
     notes.write(Figures(figures.torch_s, of_graphs))
     chosen = on_graphs if _pays(task, figures.torch_s, of_graphs) else torch_alone

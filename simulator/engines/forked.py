@@ -23,7 +23,7 @@ import torch
 from export.errors import ExportError
 from fedcore.decoding import decoder
 from simulator.engines.failure import Failure
-from simulator.errors import EngineError
+from simulator.errors import EngineError, ProcessDied
 
 T = TypeVar("T")
 
@@ -39,14 +39,14 @@ class Forked:
         theirs.close()
 
     def send(self, message: bytes) -> None:
-        """Send it a message. Raises EngineError when it is no more."""
+        """Send it a message. Raises ProcessDied when it is no more."""
         try:
             self.pipe.send_bytes(message)
         except OSError as error:
             raise self._ended() from error
 
     def receive(self) -> bytes:
-        """Wait for a message from it. Raises EngineError when it is no more."""
+        """Wait for a message from it. Raises ProcessDied when it is no more."""
         try:
             return self.pipe.recv_bytes()
         except (OSError, EOFError) as error:
@@ -58,12 +58,12 @@ class Forked:
         self._process.kill()
         self._process.join()
 
-    def _ended(self) -> EngineError:
+    def _ended(self) -> ProcessDied:
         self._process.join()
-        return EngineError(
-            f"a process of the engine ended with exit code {self._process.exitcode}; −9 means that the memory was "
-            "full, which fewer --processes need less of"
-        )
+        code = self._process.exitcode
+        killed = code == -signal.SIGKILL
+        hint = "; this usually means that the memory was full, which fewer --processes need less of" if killed else ""
+        return ProcessDied(f"a process of the engine ended with exit code {code}{hint}")
 
 
 class _Result(msgspec.Struct, frozen=True):
@@ -87,14 +87,14 @@ def compute_each(
 ) -> Iterator[tuple[int, T]]:
     """What each computation gives, as `ended_each`, but raises when one fails; the others are ended then."""
     for index, end in ended_each(computations, read, processes):
-        if isinstance(end, EngineError | ExportError):
+        if isinstance(end, EngineError | ExportError | ProcessDied):
             raise end
         yield index, end
 
 
 def ended_each(
     computations: Sequence[Callable[[], T]], read: msgspec.json.Decoder[T], processes: int
-) -> Iterator[tuple[int, T | EngineError | ExportError]]:
+) -> Iterator[tuple[int, T | EngineError | ExportError | ProcessDied]]:
     """How each computation ends, after its index, in the order in which they end; each in a forked process.
 
     That is what it gives, or an error: the words of whatever was raised there, or that its process was killed.
@@ -119,12 +119,12 @@ def ended_each(
             process.end()
 
 
-def _end(process: Forked, read: msgspec.json.Decoder[T]) -> T | EngineError | ExportError:
+def _end(process: Forked, read: msgspec.json.Decoder[T]) -> T | EngineError | ExportError | ProcessDied:
     """What a process that answered gave, or why it gave nothing."""
     try:
         result = _RESULT.decode(process.receive())
-    except EngineError as killed:
-        return killed
+    except ProcessDied as died:
+        return died
     return read.decode(result.value) if result.failure is None else result.failure.raised()
 
 

@@ -37,7 +37,7 @@ class CohortTrainer(Protocol):
     """What trains the blocks of a cohort, and adds up their sums in order."""
 
     def train(self, number: int, received: Mapping[str, Tensor], blocks: Blocks) -> RoundSums:
-        """Run the trip of round `number`. Raises EngineError or ExportError when the model does not run."""
+        """Run the trip of round `number`. Raises EngineError, ExportError or ProcessDied when it cannot be done."""
 
 
 class OneProcess:
@@ -155,11 +155,11 @@ class _Worker(Forked):
         super().__init__(functools.partial(_work, make, shared))
 
     def start(self, order: _Order) -> None:
-        """Give it something to do. Raises EngineError when it is no more."""
+        """Give it something to do. Raises ProcessDied when it is no more."""
         self.send(msgspec.json.encode(order))
 
     def finish(self) -> None:
-        """Take its answer. Raises EngineError or ExportError when it could not do it, or is no more."""
+        """Take its answer. Raises EngineError or ExportError when it could not do it, and ProcessDied."""
         answer = _ANSWER.decode(self.receive())
         if answer.failure is not None:
             raise answer.failure.raised()

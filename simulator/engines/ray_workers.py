@@ -36,7 +36,7 @@ from simulator.engines.computing import Computing
 from simulator.engines.failure import Failure
 from simulator.engines.processes import Blocks
 from simulator.engines.sums import RoundSums, layouts_of
-from simulator.errors import EngineError
+from simulator.errors import EngineError, ProcessDied
 from simulator.population import Population
 
 # So many workers may die of a block, or before they are ready, in a round.
@@ -211,7 +211,7 @@ def _answer(answered: ray.ObjectRef[Any]) -> _Trained | None:
 
 
 def _check_deaths(count: int, block: int | None, error: RayError) -> None:
-    """Raise EngineError when too many workers died of the same block, or before they were ready (None)."""
+    """Raise ProcessDied when too many workers died of the same block, or before they were ready (None)."""
     if count > RETRIES:
         how, why = (
             ("before they were ready", "every machine needs Muster with its extra ray, and memory for the examples")
@@ -219,7 +219,7 @@ def _check_deaths(count: int, block: int | None, error: RayError) -> None:
             else ("of one block", "often the memory of a machine is full, which fewer --processes need less of")
         )
         last = str(error).splitlines()[-1]
-        raise EngineError(f"{count} workers of the Ray cluster died {how}; {why}. The last one: {last}") from error
+        raise ProcessDied(f"{count} workers of the Ray cluster died {how}; {why}. The last one: {last}") from error
 
 
 def _send_own_code(work: Work) -> None:

@@ -40,6 +40,7 @@ from simulator.runs.reading import (
     course_of,
     read_config,
     read_vectors,
+    round_of,
     whole_lines,
 )
 from simulator.simulation import SimulationConfig, SimulationResult
@@ -124,7 +125,7 @@ class RunFolder:
     def _last_whole(self, most: int) -> tuple[int, Vectors | None]:
         """The last whole checkpoint of no more rounds than `most`: its round, and what it holds."""
         for path in checkpoints(self.path):
-            number = int(path.stem.rpartition("-")[2])
+            number = round_of(path)
             vectors = read_vectors(path) if number <= most else None
             if vectors is not None:
                 return number, vectors
@@ -146,7 +147,7 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         began = (path / CONFIG).is_file()
-        remedy = f"; once that is mended, go on from its last checkpoint with --resume {path}" if began else ""
+        remedy = f"; once that is mended, go on with --resume {path}" if began else ""
         why = f"{error.strerror}: {error.filename or path}"
         raise RunNotKept(f"the run in {path} cannot be kept: {why}{remedy}") from error
 

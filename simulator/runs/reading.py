@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from simulator.training import Vectors
 
 CONFIG, ENGINE, METRICS, RESULT, LOCK = "config.toml", "engine.json", "metrics.jsonl", "result.json", "lock"
 CHECKPOINT = "checkpoint-*.safetensors"
+_CHECKPOINT = re.compile(CHECKPOINT.replace("*", "[0-9]+"))
 SECONDS = "seconds"
 AXES = {"rounds": "round", "examples": "examples", "seconds": SECONDS}
 """What a figure may be drawn over, and the figure of a round that it adds up."""
@@ -68,6 +70,8 @@ class Run:
         along = [point["round"] for point in self.points] if x == "rounds" else list(reached)
         found = [(at, point[y]) for at, point in zip(along, self.points, strict=True) if y in point]
         if not found:
+            if not self.points:
+                raise RunError(f"the run in {self.path} has done no round yet")
             names = list(dict.fromkeys(name for point in self.points for name in point))
             raise RunError(f"the run in {self.path} has no figure {y!r} yet; {offered(y, names)}")
         return [at for at, _ in found], [value for _, value in found]
@@ -129,7 +133,12 @@ def whole_lines(path: Path) -> list[bytes]:
 
 def checkpoints(path: Path) -> list[Path]:
     """The checkpoints in a folder, the last first."""
-    return sorted(path.glob(CHECKPOINT), reverse=True)
+    return sorted((one for one in path.glob(CHECKPOINT) if _CHECKPOINT.fullmatch(one.name)), key=round_of, reverse=True)
+
+
+def round_of(checkpoint: Path) -> int:
+    """The round after which a checkpoint was made."""
+    return int(checkpoint.stem.rpartition("-")[2])
 
 
 def read_vectors(path: Path) -> Vectors | None:

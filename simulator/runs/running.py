@@ -8,7 +8,7 @@ from pathlib import Path
 from time import monotonic
 
 from simulator.course import Point
-from simulator.errors import RunError
+from simulator.errors import ProcessDied, RunError
 from simulator.runs.config_file import differences
 from simulator.runs.folder import RunFolder, check_free
 from simulator.runs.reading import SECONDS, KeptEngine, read_config, read_engine, read_result
@@ -88,7 +88,11 @@ class _Run:
 
         engine: that of the first rounds.
         """
-        result = replace(advance(config, self._training, course, self._keep), engine_reason=engine.reason)
+        try:
+            advanced = advance(config, self._training, course, self._keep)
+        except ProcessDied as died:
+            raise ProcessDied(f"{died}; go on with --resume {self._folder.path}") from died
+        result = replace(advanced, engine_reason=engine.reason)
         self._folder.save(len(course), self._training.vectors())
         self._folder.finish(result)
         return result

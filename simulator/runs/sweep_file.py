@@ -14,9 +14,10 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from export.errors import UnknownModel
 from fedcore.decoding import converter
-from fedcore.errors import AlgorithmError
-from simulator.errors import EngineError, RunError
+from fedcore.errors import AlgorithmError, ScheduleError
+from simulator.errors import RunError, SimulatorError
 from simulator.simulation import SimulationConfig, completed, to_config
 
 
@@ -84,6 +85,8 @@ def _combinations(file: _File) -> list[dict[str, Any]]:
     if bool(random) != (file.draws > 0):
         raise RunError("[random] says what is drawn and `draws` how often: a sweep has both or none of them")
     for name, values in grid.items():
+        if name in random:
+            raise RunError(f"{name} is in [grid] and in [random]; leave it in one of them")
         if not isinstance(values, list) or not values:
             raise RunError(f"grid.{name} must be a list of values, not {values!r}")
     draws = [_drawn(random, file.draw_seed, number) for number in range(file.draws)] or [{}]
@@ -116,14 +119,15 @@ def _config(options: Mapping[str, Any], varied: Mapping[str, Any], name: str) ->
     values = {key: dict(value) if isinstance(value, dict) else value for key, value in options.items()}
     for key, value in varied.items():
         table, _, option = key.rpartition(".")
-        (values.setdefault(table, {}) if table else values)[option] = value
-    values.setdefault("processes", 1)  # runs are parallel, not what one does
-    unknown = [key for key in values if key not in SimulationConfig.__dataclass_fields__]
-    if unknown:
-        raise RunError(f"the run {name} has unknown options {unknown}")
+        into = values.setdefault(table, {}) if table else values
+        if not isinstance(into, dict):
+            raise RunError(f"options.{table} must be a table, as {key} varies, not {into!r}")
+        into[option] = value
+    if values.get("baseline") in {None, "pooled"}:
+        values.setdefault("processes", 1)  # runs are parallel, not what one does
     try:
         return completed(to_config(values))
-    except (msgspec.ValidationError, EngineError, AlgorithmError) as error:
+    except (msgspec.ValidationError, SimulatorError, AlgorithmError, ScheduleError, UnknownModel) as error:
         raise RunError(f"the run {name} cannot be: {error}") from error
 
 

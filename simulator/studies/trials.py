@@ -61,8 +61,8 @@ class Trials:
     def run(self, measure: Callable[..., Series], cases: Sequence[Case]) -> list[list[Series]]:
         """What `measure(**case, seed=seed)` gives for each case, by seed.
 
-        Each trial runs in a process of its own. Raises EngineError or ExportError with the words of what a trial
-        raised.
+        Each trial runs in a process of its own. Raises ProcessDied, and EngineError or ExportError with the words of
+        what a trial raised.
         """
         asked = [(case, seed) for case in cases for seed in self.seeds]
         paths = [self._folder / f"{_digest(measure, case, seed)}.json" for case, seed in asked]

@@ -266,7 +266,7 @@ def test_simulate_reads_a_file_and_flags_win(typed, tmp_path):
     assert (result["rounds"], result["cohort"], result["algorithm"]) == (2, 4, "mimelite")
     assert (result["settings"]["client_lr"], result["settings"]["beta1"]) == (0.2, 0.5)
     for wrong, words in (
-        ("colour = 1", "unknown options ['colour']"),
+        ('model = "mlp"\ncolour = 1', "unknown options ['colour']"),
         ('model = "mlp"\nrounds = "9"', "Expected `int`, got `str` - at `$.rounds`"),
         ('model = "mlp"\nsettings = 3', "$.settings"),
         ("model = ", "cannot read"),

@@ -36,6 +36,11 @@ def test_a_grid_is_every_combination_over_what_all_runs_share(sweep):
     assert [run.config.settings.get("tau") for run in runs] == [None, 0.001, None, 0.001]
 
 
+def test_baselines_can_be_swept(sweep):
+    text = '[options]\nmodel = "logreg"\n[grid]\nbaseline = ["local", "pooled"]\n'
+    assert [run.config.processes for run in sweep(text)] == [None, 1]
+
+
 def test_draws_lie_in_their_intervals_and_stay_when_there_are_more(sweep):
     random = '[random]\nsettings.client_lr = {low = 0.001, high = 1.0, scale = "log"}\n'
     random += 'settings.epochs = {low = 1, high = 3}\nalgorithm = ["fedavg", "fedprox"]\n'
@@ -57,8 +62,14 @@ def test_draws_lie_in_their_intervals_and_stay_when_there_are_more(sweep):
         ("colour = 1\n" + OPTIONS, "unknown field `colour`"),
         (OPTIONS, "a sweep varies something"),
         (OPTIONS + "[grid]\nseed = 3\n", "grid.seed must be a list of values, not 3"),
-        (OPTIONS + "[grid]\nsead = [3]\n", r"the run sead=3 has unknown options \['sead'\]"),
-        (OPTIONS + '[grid]\nmodel = ["x:y", "x_y", "x_y"]\n', "two runs would share the folder model=x_y"),
+        (OPTIONS + "[grid]\nsead = [3]\n", r"the run sead=3 cannot be: unknown options \['sead'\]; did you mean seed"),
+        (OPTIONS + "[grid]\nschedule.warmup = [3]\n", "the run warmup=3 cannot be: .*unknown field `warmup`"),
+        (OPTIONS + '[grid]\npartition = ["shard:2"]\n', "cannot be: no partition is called 'shard'"),
+        (OPTIONS + '[grid]\ndataset = ["digit"]\n', "the run dataset=digit cannot be: no data set is called"),
+        (OPTIONS + '[grid]\nmodel = ["logrec"]\n', "the run model=logrec cannot be: no model is called 'logrec'"),
+        (OPTIONS + "settings = 3\n[grid]\nsettings.epochs = [1]\n", "options.settings must be a table, as settings.e"),
+        ("draws = 1\n" + OPTIONS + "[random]\nseed = [1]\n[grid]\nseed = [2]\n", r"seed is in \[grid\] and in \[rand"),
+        (OPTIONS + '[grid]\nmodel = ["x:y_z", "x_y:z"]\n', "two runs would share the folder model=x_y_z"),
         (OPTIONS + "[grid]\ncohort = [0]\n", "the run cohort=0 cannot be: cohort must be at least 1"),
         (OPTIONS + '[grid]\nrounds = ["x"]\n', "the run rounds=x cannot be: Expected `int`"),
         (OPTIONS + "[grid]\nsettings.client_lr = [-1]\n", "client_lr=-1 cannot be: fedavg: client_lr must be a number"),

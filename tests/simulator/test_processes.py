@@ -17,7 +17,7 @@ from simulator.engine import Engine
 from simulator.engines.computing import Computing
 from simulator.engines.graphs import export_graphs
 from simulator.engines.processes import usable_cores
-from simulator.errors import EngineError
+from simulator.errors import EngineError, ProcessDied
 from tests.simulator.test_engine import uneven
 
 POPULATION = uneven((3, 17, 5, 12, 1, 30, 9, 4, 11, 6))
@@ -62,7 +62,7 @@ def test_a_process_that_ends_is_named_and_the_round_can_be_run_again():
     one.run_round(1, range(10))
     for process in set(multiprocessing.active_children()) - before:
         os.kill(process.pid, signal.SIGKILL)
-    with pytest.raises(EngineError, match="a process of the engine ended with exit code -9"):
+    with pytest.raises(ProcessDied, match="a process of the engine ended with exit code -9; this usually means"):
         one.run_round(2, range(10))
     one.run_round(2, range(10))
     for number in (1, 2):

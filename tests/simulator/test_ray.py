@@ -17,7 +17,7 @@ from simulator.engine import Engine
 from simulator.engines.computing import Computing
 from simulator.engines.graphs import export_graphs
 from simulator.engines.ray_cluster import connect
-from simulator.errors import EngineError
+from simulator.errors import EngineError, ProcessDied
 from simulator.simulation import SimulationConfig, simulate
 from tests.simulator.test_engine import uneven
 
@@ -117,7 +117,7 @@ def test_two_trips_and_client_states_have_the_same_bits_on_ray(ray, name, on_gra
 @pytest.mark.long
 def test_a_block_that_no_worker_survives_is_given_up(ray, tmp_path):
     one = engine(dying(tmp_path), on_ray=True)
-    with pytest.raises(EngineError, match="4 workers of the Ray cluster died of one block; often the memory"):
+    with pytest.raises(ProcessDied, match="4 workers of the Ray cluster died of one block; often the memory"):
         one.run_round(1, [0, 1])
     assert len(list(tmp_path.iterdir())) == 4
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import multiprocessing
 import os
 import resource
 import signal
@@ -12,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from fedcore.schedule import ServerSchedule
-from simulator.errors import RunError, RunNotKept
+from simulator.errors import EngineError, ProcessDied, RunError, RunNotKept
 from simulator.runs.config_file import to_toml
-from simulator.runs.reading import read_metrics, read_result
+from simulator.runs.reading import read_metrics, read_result, read_run
 from simulator.runs.running import resume_run, start_run
 from simulator.simulation import SimulationConfig, completed, simulate, to_config
 
@@ -254,7 +255,50 @@ def test_other_folders_are_refused_and_left_as_they_are(tmp_path):
     (tmp_path / "other" / "config.toml").write_text("model = 3")
     with pytest.raises(RunError, match=r"other is not the folder of a run.*Expected `str`, got `int`"):
         resume_run(tmp_path / "other")
+    (tmp_path / "other" / "config.toml").write_text('model = "mlp"\nround = 3')
+    with pytest.raises(RunError, match=r"unknown options \['round'\]; did you mean rounds"):
+        resume_run(tmp_path / "other")
+    (tmp_path / "other" / "config.toml").write_text('model = "mlp"\n[schedule]\nwarmup = 3')
+    with pytest.raises(RunError, match="unknown field `warmup`"):
+        resume_run(tmp_path / "other")
     assert [one.name for one in tmp_path.iterdir()] == ["other"]
+
+
+def test_values_of_a_wrong_type_are_refused_by_name():
+    for options in ({"rounds": "3"}, {"seed": 1.5}, {"data": "/data"}, {"settings": 3}):
+        (name,) = options
+        with pytest.raises(EngineError, match=f"^{name} cannot be .*: Expected `"):
+            SimulationConfig(**{"model": "mlp"} | options)
+
+
+def test_files_that_only_look_like_checkpoints_are_passed_over(tmp_path, whole):
+    path = tmp_path / "run"
+    with pytest.raises(Stop):
+        start_run(path, CONFIG, stop_at(3), checkpoint_after_s=0)
+    for name in ("abc", "-1", "9abc"):
+        (path / f"checkpoint-{name}.safetensors").write_bytes(b"")
+    assert resume_run(path) == whole[0]
+
+
+def test_a_run_without_a_round_has_no_figures_yet(tmp_path):
+    with pytest.raises(Stop):
+        start_run(tmp_path / "run", CONFIG, stop_at(1))
+    (tmp_path / "run" / "metrics.jsonl").write_bytes(b"")
+    with pytest.raises(RunError, match="has done no round yet"):
+        read_run(tmp_path / "run").series("rounds", "test.loss")
+
+
+def test_a_run_whose_worker_is_killed_says_how_to_go_on(tmp_path):
+    before, config = set(multiprocessing.active_children()), replace(CONFIG, processes=2, rounds=2, cohort=20)
+
+    def on_round(number, point):
+        for child in set(multiprocessing.active_children()) - before:
+            child.kill()
+            child.join()
+
+    with pytest.raises(ProcessDied, match=f"exit code -9; .*; go on with --resume {tmp_path}/run$"):
+        start_run(tmp_path / "run", config, on_round)
+    assert resume_run(tmp_path / "run").rounds == 2
 
 
 def test_a_simulation_that_cannot_begin_leaves_no_folder(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from fedcore.algorithms.check import check
 from fedcore.algorithms.fed_avg import FedAvg
 from simulator import datasets
-from simulator.errors import EngineError, StudyError
+from simulator.errors import ProcessDied, StudyError
 from simulator.studies import STUDIES, find
 from simulator.studies.clipped_fed_avg import ClippedFedAvg
 from simulator.studies.cohort_size import EXAMPLES, time_of
@@ -65,7 +65,7 @@ def test_finished_trials_are_not_run_again_and_damaged_ones_are(tmp_path):
 
 
 def test_a_trial_whose_process_is_killed_ends_the_study_with_words(tmp_path):
-    with pytest.raises(EngineError, match="exit code -9"):
+    with pytest.raises(ProcessDied, match="exit code -9"):
         Trials(tmp_path).run(killed, [{}])
 
 
