@@ -31,6 +31,7 @@ from simulator.engines.choice import Wanted, choose
 from simulator.engines.computing import Computing
 from simulator.engines.processes import usable_cores
 from simulator.engines.ray_cluster import connect
+from simulator.engines.threads import one_thread
 from simulator.errors import EngineError
 from simulator.partitions import read_partition
 from simulator.population import Population
@@ -170,6 +171,7 @@ def simulate(
     return advance(config, training_of(config, users=users), [], on_round)
 
 
+@one_thread()
 def advance(config: SimulationConfig, training: Training, course: list[Point], on_round: OnRound) -> SimulationResult:
     """Run the rounds of a simulation that come after `course`, which grows by them; gives the result of all.
 
@@ -219,6 +221,7 @@ def completed(config: SimulationConfig) -> SimulationConfig:
     return replace(config, settings=asdict(made), data=config.data and config.data.resolve(), dataset=dataset)
 
 
+@one_thread()
 def training_of(config: SimulationConfig, engine: Wanted | None = None, users: Population | None = None) -> Training:
     """The training that a configuration asks for, before its first round. Raises as `simulate`.
 

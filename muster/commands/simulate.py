@@ -171,12 +171,9 @@ class _Where(NamedTuple):
 def _simulated(options: dict[str, Any], where: _Where) -> SimulationResult:
     """The simulation that the options ask for, in a folder or without; shows how far it is."""
     with loading():
-        import torch
-
         from simulator.runs.running import resume_run, start_run
         from simulator.simulation import simulate
 
-    torch.set_num_threads(1)  # small batches: a second thread costs more than it gives
     chosen = _configuration(options)
     with ExitStack() as stack:
         stack.enter_context(redirect_stdout(sys.stderr))  # what a user's own code and Ray print is not the result

@@ -1,5 +1,6 @@
 """Forked processes: each shares all that is in memory here, computes with one thread, and answers over a pipe.
 
+On Linux they end with the thread that forked them, however that ends.
 Where torch sees a GPU, the first gradient starts threads that a fork does not take along. From then on torch refuses
 gradients in every process that is forked. So a process that is to fork others for gradients computes none itself.
 """
@@ -7,10 +8,12 @@ gradients in every process that is forked. So a process that is to fork others f
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import multiprocessing
 import os
 import signal
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
@@ -26,6 +29,8 @@ from simulator.engines.failure import Failure
 from simulator.errors import EngineError, ProcessDied
 
 T = TypeVar("T")
+# <linux/prctl.h>: the signal that a process gets when the thread that started it ends.
+PR_SET_PDEATHSIG = 1
 
 
 class Forked:
@@ -34,7 +39,7 @@ class Forked:
     def __init__(self, main: Callable[[Connection], None]) -> None:
         fork = multiprocessing.get_context("fork")
         self.pipe, theirs = fork.Pipe()
-        self._process: BaseProcess = fork.Process(target=_live, args=(main, theirs), daemon=True)
+        self._process: BaseProcess = fork.Process(target=_live, args=(main, theirs, os.getpid()), daemon=True)
         self._process.start()
         theirs.close()
 
@@ -137,8 +142,12 @@ def _answer(compute: Callable[[], object], pipe: Connection) -> None:
     pipe.send_bytes(msgspec.json.encode(result))
 
 
-def _live(main: Callable[[Connection], None], pipe: Connection) -> None:
+def _live(main: Callable[[Connection], None], pipe: Connection, parent: int) -> None:
     """The whole life of a process: it lets go of what it inherited, and runs `main`."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # which ended before
+            os._exit(1)
     # Whatever else is open in the process that forked it, such as the pipes to other processes, is not to be held here.
     for number in map(int, os.listdir("/dev/fd")):
         if number > 2 and number != pipe.fileno():

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from simulator.engines.layout import lay_out_parts, may_lie_in
-from simulator.engines.recording import Call, Place, Recording, places, record
+from simulator.engines.recording import Call, NotRecordable, Place, Recording, places, record
 from simulator.engines.writers import writer_of
 
 
@@ -165,12 +165,12 @@ def _shifted(by: int, place: Place) -> Place:
 class Programs:
     """Programs by key, each recorded when it is first needed, and memory for their arguments.
 
-    replays: whether functions are recorded at all; else they are called each time.
+    replays: whether functions are recorded at all; else they are called each time, as are those that cannot be.
     """
 
     def __init__(self, device: torch.device, *, replays: bool) -> None:
         self._workspace, self._replays = Workspace(device), replays
-        self._programs: dict[Hashable, Program] = {}
+        self._programs: dict[Hashable, Program | None] = {}  # None: called each time
         self._memory: dict[Hashable, Tensor] = {}
 
     def memory(self, key: Hashable, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
@@ -198,11 +198,30 @@ class Programs:
 
         key: the same for the same function of the same arguments. arguments: all tensors that it reads and that change.
         """
-        if not self._replays:
-            outputs = function()
-            for name, target in targets.items():
-                target.copy_(outputs.pop(name))
-            return outputs
         if key not in self._programs:
-            self._programs[key] = Program(record(function, arguments), self._workspace, targets)
-        return self._programs[key].run()
+            self._programs[key] = self._recorded(function, arguments, targets)
+        program = self._programs[key]
+        return _called(function, targets) if program is None else program.run()
+
+    def _recorded(
+        self, function: Callable[[], dict[str, Tensor]], arguments: Iterable[Tensor], targets: Mapping[str, Tensor]
+    ) -> Program | None:
+        """A program of the function; None where it is to be called each time."""
+        if not self._replays:
+            return None
+        try:
+            return Program(record(function, arguments), self._workspace, targets)
+        except NotRecordable:
+            return None
+
+
+def _called(function: Callable[[], dict[str, Tensor]], targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What a function gives, some of it moved to targets."""
+    outputs = function()
+    # An output may be an argument, whose memory another output is to go to.
+    written = {target.untyped_storage()._cdata for target in targets.values()}
+    moved = {name: outputs.pop(name) for name in targets}
+    moved = {name: one.clone() if one.untyped_storage()._cdata in written else one for name, one in moved.items()}
+    for name, target in targets.items():
+        target.copy_(moved[name])
+    return outputs

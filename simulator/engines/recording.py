@@ -130,10 +130,15 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
+class NotRecordable(Exception):
+    """A function reads values of tensors as numbers, or makes shapes from values; what it runs may change with them."""
+
+
 def record(function: Callable[[], Mapping[str, Tensor]], arguments: Iterable[Tensor]) -> Recording:
     """Run a function, and note what it does.
 
     arguments: the tensors whose values may be others in the next run; everything else that it reads is a constant.
+    Raises NotRecordable.
     """
     with _Recorder() as recorder:
         outputs = function()
@@ -166,17 +171,20 @@ class _Notes:
         return _place(tensor, number)
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Call | None:
-        """A call as it was noted; none where its results are views."""
-        args, kwargs = tree_map_only(Tensor, self.place, (args, kwargs))
+        """A call as it was noted; none where its results are views. Raises NotRecordable."""
         one_result = isinstance(result, Tensor)
-        results = [self._made(one) for one in ([result] if one_result else result or ())]
+        given = [result] if one_result else [] if result is None else result
+        if _shaped_by_values(func, args) or not _all_tensors(given):
+            raise NotRecordable(str(func))
+        args, kwargs = tree_map_only(Tensor, self.place, (args, kwargs))
+        results = [self._made(one) for one in given]
         if func is aten.relu.default:  # as it cannot write into memory that is there
             func, args = aten.clamp_min.default, (*args, 0)
         call = Call(SAME.get(func, func), args, kwargs, results, one_result)
         return call if call.made or call.written else None
 
-    def _made(self, result: Any) -> Place | None:
-        if not isinstance(result, Tensor) or self._number(result.untyped_storage()) is not None:
+    def _made(self, result: Tensor | None) -> Place | None:
+        if result is None or self._number(result.untyped_storage()) is not None:
             return None
         storage = result.untyped_storage()
         number = self._add(storage)
@@ -190,6 +198,17 @@ class _Notes:
         self._numbers[storage._cdata] = len(self.storages)
         self.storages.append(storage)
         return len(self.storages) - 1
+
+
+def _shaped_by_values(func: torch._ops.OpOverload, args: tuple[Any, ...]) -> bool:
+    """Whether the shape of the results follows from values, as with `nonzero`, and with masks as indices."""
+    if func is aten.index.Tensor:
+        return any(index is not None and index.dtype in {torch.bool, torch.uint8} for index in args[1])
+    return torch.Tag.dynamic_output_shape in func.tags
+
+
+def _all_tensors(results: Any) -> bool:
+    return isinstance(results, list | tuple) and all(one is None or isinstance(one, Tensor) for one in results)
 
 
 def _place(tensor: Tensor, buffer: int) -> Place:

@@ -5,6 +5,7 @@ import gc
 import multiprocessing
 import os
 import signal
+import threading
 
 import numpy as np
 import pytest
@@ -13,8 +14,10 @@ from export.model import Model
 from export.models import load
 from fedcore.algorithms import create
 from fedcore.algorithms.fed_avg import FedAvg
+from fedcore.decoding import decoder
 from simulator.engine import Engine
 from simulator.engines.computing import Computing
+from simulator.engines.forked import compute_apart
 from simulator.engines.graphs import export_graphs
 from simulator.engines.processes import usable_cores
 from simulator.errors import EngineError, ProcessDied
@@ -110,3 +113,24 @@ def test_processes_hold_no_pipe_of_the_process_that_forked_them():
     os.close(writes)
     assert os.read(reads, 1) == b""  # the end, which waits for everybody who holds the pipe
     os.close(reads)
+
+
+def test_a_forked_process_ends_with_a_killed_parent(tmp_path):
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+
+    def live():
+        with path.open("wb", buffering=0) as fifo:
+            threading.Event().wait(20)
+            fifo.write(b"alive")
+
+    parent = os.fork()
+    if parent == 0:
+        try:
+            compute_apart(live, decoder(None))
+        finally:
+            os._exit(1)
+    with path.open("rb") as fifo:  # once it is open, the process lives
+        os.kill(parent, signal.SIGKILL)
+        os.waitpid(parent, 0)
+        assert fifo.read() == b""

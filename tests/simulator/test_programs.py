@@ -133,6 +133,54 @@ def test_programs_are_recorded_once_until_their_arguments_move():
     assert calls == [2, 1, 3, 2]
 
 
+def branching(x):
+    return {"x": 2 * x if bool(x.mean() > 0) else x - 1}
+
+
+def scaled_by_a_number(x):
+    return {"x": x * x.mean().item()}
+
+
+def masked(x):
+    return {"x": x[x > 0].sum() + x}
+
+
+def nonzero(x):
+    return {"x": x + len(x.nonzero())}
+
+
+@pytest.mark.parametrize("function", [branching, scaled_by_a_number, masked, nonzero])
+def test_functions_that_follow_values_are_called_each_time(function):
+    programs = Programs(CPU, replays=True)
+    for values in ([-1.0, 0], [0.0, 0], [1.0, 2], [-1.0, 2], [-2.0, 0]):
+        held, target = programs.hold("held", {"x": torch.tensor(values)}), torch.zeros(2)
+        programs.run("key", lambda held=held: function(**held), held.values(), {"x": target})
+        torch.testing.assert_close(target, function(torch.tensor(values))["x"])
+
+
+def test_functions_of_whole_numbers_as_indices_are_recorded_once():
+    programs, calls = Programs(CPU, replays=True), []
+
+    def chosen(x, index):
+        calls.append(1)
+        return {"x": x[index]}
+
+    for index in ([0, 1], [1, 1]):
+        held = programs.hold("held", {"x": torch.tensor([3.0, 4])})
+        held["index"] = programs.memory("index", (2,), torch.int64).copy_(torch.tensor(index))
+        found = programs.run("key", lambda held=held: chosen(**held), held.values(), {})["x"]
+        assert found.tolist() == [3.0 + one for one in index]
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("order", [("x", "y"), ("y", "x")])
+def test_outputs_that_are_called_for_do_not_overwrite_each_other(order):
+    x, y = pair(0)
+    targets = {name: {"x": x, "y": y}[name] for name in order}
+    Programs(CPU, replays=False).run("key", lambda: swapped(x, y), [x, y], targets)
+    torch.testing.assert_close([y, x], pair(0))
+
+
 def test_programs_that_do_not_replay_call_their_function():
     programs, target = Programs(CPU, replays=False), torch.zeros(2)
     for value in (1.0, 2.0):

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from fedcore.schedule import ServerSchedule
 from simulator.course import Limits
@@ -54,6 +55,19 @@ def test_a_simulation_ends_at_the_first_measurement_at_the_target():
     assert (result.ended_by, result.rounds) == ("target_accuracy", result.curve[-1]["round"])
     whole = simulate(replace(config, target_accuracy=None, rounds=result.rounds))
     assert whole.params_sha256 == result.params_sha256
+
+
+def test_neither_processes_nor_the_threads_of_torch_change_a_result():
+    spread = SimulationConfig(model="logreg", rounds=1, cohort=3, engine="torch", settings={"batch_size": 64})
+    results, before = [], torch.get_num_threads()
+    try:
+        for threads, processes in ((1, 1), (2, 1), (2, 2)):
+            torch.set_num_threads(threads)
+            results.append(simulate(replace(spread, processes=processes)))
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    assert results[0] == results[1] == results[2]
 
 
 def course_of(losses):
