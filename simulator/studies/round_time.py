@@ -19,8 +19,8 @@ from simulator.studies.trials import Trials
 BANDWIDTH_DOWN, BANDWIDTH_UP = 0.75e6, 0.25e6
 """Bytes a second of a phone's connection."""
 SLOWER, FIXED_S = 7.0, 10.0
-BYTES, SIM_S_PER_EXAMPLE = 4, 2e-4
-"""Bytes of a number; and seconds of an example in the simulator, as for a small network on one core."""
+BYTES, SIM_S_PER_PARAMETER = 4, 4e-9
+"""Bytes of a number; and seconds of an example in the simulator for each parameter, as for dense layers on one core."""
 EXAMPLES, COHORT, TARGET = 40, 10, 0.85
 SETTINGS = {"client_lr": 0.2, "batch_size": 20}
 EPOCHS = (1, 2, 4, 8)
@@ -30,7 +30,7 @@ SIZES = {"the network itself": 50_890, "1 million parameters": 1_000_000, "10 mi
 def round_s(parameters: int, examples: int) -> float:
     """The seconds of a round in which a phone fetches and sends a model of float32 and trains on so many examples."""
     communication_s = BYTES * parameters * (1 / BANDWIDTH_DOWN + 1 / BANDWIDTH_UP)
-    return communication_s + SLOWER * SIM_S_PER_EXAMPLE * examples + FIXED_S
+    return communication_s + SLOWER * SIM_S_PER_PARAMETER * parameters * examples + FIXED_S
 
 
 def _find(trials: Trials) -> Findings:
@@ -49,7 +49,8 @@ def _find(trials: Trials) -> Findings:
         f"{words}; `fedavg` with {settings_in_words(SETTINGS)}, cohorts of {COHORT}, {rounds} rounds at most. Users "
         f"have {EXAMPLES} examples, so they take equally long. A phone fetches {BANDWIDTH_DOWN / 1e6:g} MB and sends "
         f"{BANDWIDTH_UP / 1e6:g} MB a second, and needs {FIXED_S:g} s for a session beside. It trains {SLOWER:g} times "
-        f"slower than the simulator, which is taken to need {1e3 * SIM_S_PER_EXAMPLE:g} ms for an example."
+        f"slower than the simulator, which is taken to need {1e9 * SIM_S_PER_PARAMETER:g} ns for an example and "
+        "parameter. Larger networks are taken to need as many rounds."
     )
     return Findings(setup=setup, tables=[Table(title="Time to the target", columns=columns, rows=rows)])
 

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from simulator import datasets
-from simulator.population import Population
+from simulator.partitions import dealt
 from simulator.simulation import SimulationConfig
 from simulator.studies.papers import FIELD_GUIDE
 from simulator.studies.study import Findings, Plot, Row, Study, Table
@@ -26,18 +24,11 @@ TARGETS = {"digits": 0.85, "wisdm": 0.7}
 COHORT = 5
 
 
-def shuffled(users: Population, seed: int) -> Population:
-    """As many users with as many examples each, which are dealt out at random."""
-    rows = np.random.Generator(np.random.Philox(key=[seed, len(users)])).permutation(int(users.starts[-1]))
-    fields = {name: array[rows] for name, array in users.fields.items()}
-    return Population(users.clients, fields, users.starts, users.classes)
-
-
 def train_split(*, shuffle: bool, seed: int, **config: Any) -> Series:
     """The series of a simulation, on users as they are or shuffled."""
     chosen = SimulationConfig(seed=seed, **config)
     train, test = datasets.load(chosen.dataset, chosen.data).split(chosen.held_out, seed)
-    users = (shuffled(train, seed) if shuffle else train), test
+    users = (dealt(train, "shuffled", len(train), seed) if shuffle else train), test
     return measured(training_on(users, chosen), chosen.rounds, chosen.evaluate_every)
 
 
