@@ -10,6 +10,9 @@ ExportError
 └── ParityFailed            the exported graphs do not compute what torch computes
 """
 
+MOST_CHARACTERS = 200
+"""Characters of somebody else's message that are shown."""
+
 
 class ExportError(Exception):
     """Base of every error raised by `export`."""
@@ -44,6 +47,8 @@ class ParityFailed(ExportError):
 
 
 def reason(error: BaseException) -> str:
-    """What someone else's code raised, in one line: the kind, and the first line of its words."""
+    """What someone else's code raised, in one line: the kind, and the start of the first line of its words."""
     words = str(error).strip().partition("\n")[0]
+    if len(words) > MOST_CHARACTERS:
+        words = f"{words[:MOST_CHARACTERS]}…"
     return f"{type(error).__name__}: {words}" if words else type(error).__name__

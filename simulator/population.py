@@ -12,6 +12,8 @@ from fedcore.plan import Field
 from simulator.errors import DatasetError, EngineError
 
 Array = NDArray[np.generic]
+MOST_CLASSES = 1 << 20
+"""More are taken for a mistake: tables by class would not fit in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +23,8 @@ class Population:
     fields: arrays (N, …) by field name, client after client. starts: int64 (clients + 1,), where each client begins.
     classes: the integers in `y` lie in 0 … classes − 1, and where `y` is a sequence of tokens those in `x` too. They
     follow from the data where they are not given, and a subset keeps them; None where `y` holds no integers. Raises
-    DatasetError when there are more.
+    DatasetError when there are more, or more than MOST_CLASSES, and for a field whose rows are not the examples, or
+    are empty.
     """
 
     clients: tuple[str, ...]
@@ -30,11 +33,21 @@ class Population:
     classes: int | None = None
 
     def __post_init__(self) -> None:
+        examples = int(self.starts[-1])
+        for name, array in self.fields.items():
+            if array.shape[:1] != (examples,):
+                raise DatasetError(
+                    f"field {name!r} has shape {list(array.shape)}; it needs a row for each of {examples} examples"
+                )
+            if 0 in array.shape[1:]:
+                raise DatasetError(f"field {name!r} holds no numbers: an example has shape {list(array.shape[1:])}")
         labels = self.fields.get("y")
         if labels is None or labels.dtype.kind not in "iu" or not labels.size:
             return
         tokens = [self.fields["x"]] if labels.ndim > 1 and "x" in self.fields else []
         largest = max(int(array.max()) for array in [labels, *tokens] if array.dtype.kind in "iu")
+        if largest >= MOST_CLASSES:
+            raise DatasetError(f"a label is {largest}; classes count from 0, at most to {MOST_CLASSES - 1}")
         if self.classes is None:
             object.__setattr__(self, "classes", largest + 1)
         elif largest >= self.classes:
@@ -57,13 +70,21 @@ class Population:
     def of(
         cls, clients: Sequence[str], shards: Sequence[Mapping[str, Array]], classes: int | None = None
     ) -> Population:
-        """Concatenate clients' shards, which have the same fields. Raises DatasetError when one, or all, are empty."""
+        """Concatenate clients' shards, which have the same fields.
+
+        Raises DatasetError when one, or all, are empty, or a client's fields differ in length.
+        """
         if not shards:
             raise DatasetError("there are no clients")
         names = list(shards[0])
         empty = [client for client, shard in zip(clients, shards, strict=True) if not len(shard[names[0]])]
         if empty:
             raise DatasetError(f"clients without examples: {empty}")
+        for client, shard in zip(clients, shards, strict=True):
+            lengths = {name: len(shard[name]) for name in names}
+            if len(set(lengths.values())) > 1:
+                shown = ", ".join(f"{name} {length}" for name, length in lengths.items())
+                raise DatasetError(f"the fields of client {client!r} differ in length: {shown}")
         starts = np.concatenate([[0], np.cumsum([len(shard[names[0]]) for shard in shards])]).astype(np.int64)
         fields = {name: np.concatenate([shard[name] for shard in shards]) for name in names}
         return cls(tuple(clients), fields, starts, classes)

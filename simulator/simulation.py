@@ -26,6 +26,7 @@ from simulator.baselines.linear import LOSSES
 from simulator.baselines.local_only import LocalOnly
 from simulator.baselines.method import LinearTraining
 from simulator.course import ACCURACY, LOSS, PER_USER, PERCENTILES, USER_MEAN, Ending, Limits, Point, measured
+from simulator.datasets.verified import verified
 from simulator.engines.calibration import Task
 from simulator.engines.choice import Wanted, choose
 from simulator.engines.computing import Computing
@@ -130,7 +131,8 @@ class SimulationResult:
     """The outcome, JSON-ready. `per_user` holds percentiles of users' accuracy, and `user_mean` its mean over users.
 
     Without a metric both are of the loss. Users measure on examples that nobody trained on: held-out users, or with
-    the baseline `local` every user on some of their own. rounds: how many ran; `ended_by` says why no more.
+    the baseline `local` every user on some of their own. rounds: how many ran; `ended_by` says why no more. excluded:
+    reports of clients that rounds left out because they were not finite.
     """
 
     model: str
@@ -140,6 +142,7 @@ class SimulationResult:
     settings: dict[str, object]
     rounds: int
     ended_by: Ending
+    excluded: int
     cohort: int
     seed: int
     parameters: int
@@ -163,10 +166,12 @@ def simulate(
 ) -> SimulationResult:
     """Run a simulation.
 
-    users: those who train and measure, instead of the configuration's data set. Raises SimulatorError, ExportError or
-    AlgorithmError, naming what is wrong; all but Diverged and ProcessDied before any work.
+    users: those who train and measure, instead of the configuration's data set; their numbers must be finite. Raises
+    SimulatorError, ExportError or AlgorithmError, naming what is wrong; all but Diverged and ProcessDied before any
+    work.
     """
     if users is not None:
+        verified(users, "users")
         config = replace(config, dataset="given")
     return advance(config, training_of(config, users=users), [], on_round)
 
@@ -192,6 +197,7 @@ def advance(config: SimulationConfig, training: Training, course: list[Point], o
         baseline=config.baseline,
         rounds=len(course),
         ended_by=ended_by,
+        excluded=sum(int(point.get("excluded", 0)) for point in course),
         seed=config.seed,
         test_users=len(training.test),
         test_loss=last[LOSS],

@@ -154,6 +154,8 @@ def simulate(
 def _show(result: SimulationResult, folder: Path | None) -> None:
     facts = dataclasses.asdict(result)
     del facts["curve"]
+    if not result.excluded:
+        del facts["excluded"]
     show_fields(facts)
     if folder is not None:
         stderr.print(f"run: {folder}", soft_wrap=True, highlight=False)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
+from export.errors import reason
 from fedcore.names import offered
 from simulator.datasets.digits import digits
 from simulator.datasets.leaf import leaf_femnist, leaf_shakespeare
@@ -20,6 +23,7 @@ from simulator.datasets.shakespeare import shakespeare
 from simulator.datasets.sparse_logistic import sparse_logistic
 from simulator.datasets.svmlight import svmlight
 from simulator.datasets.synthetic import synthetic
+from simulator.datasets.verified import verified
 from simulator.datasets.wisdm import wisdm
 from simulator.errors import DatasetError
 from simulator.partitions import dealt
@@ -99,10 +103,12 @@ def load(name: str, data: Path | None = None, clients: int | None = None, partit
     partition: how the examples are dealt to clients, as `dirichlet:0.3` (simulator/partitions.py); None leaves them
     with the users that have them, and is PARTITION where there are none. clients: to how many, by default as many as
     there are users; without a partition so many of the users, drawn.
-    Raises DatasetError when the name is unknown, the folder or file is missing or malformed, or the data set cannot be
-    dealt out like that.
+    Raises DatasetError when the name is unknown, the folder or file is missing or malformed, a number is not finite, a
+    label is below 0, or the data set cannot be dealt out like that.
     """
     dataset = describe(name)
+    if clients is not None and clients < 1:
+        raise DatasetError(f"clients must be at least 1, not {clients}")
     count = dataset.clients if clients is None else clients
     arguments: list[Path | int | None] = []
     if dataset.on_disk:
@@ -113,17 +119,29 @@ def load(name: str, data: Path | None = None, clients: int | None = None, partit
         arguments.append(data)
     if dataset.sized:
         arguments.append(count if partition is None else dataset.clients)
-    found = dataset.load(*arguments)
+    found = _loaded(name, dataset, arguments)
     if partition is not None or (dataset.clients is not None and not dataset.sized):
         return dealt(found, partition or PARTITION, len(found) if count is None else count)
     if clients is None or clients == len(found):
         return found
-    if not 1 <= clients <= len(found):
+    if clients > len(found):
         raise DatasetError(
             f"data set {name!r} has {len(found)} users; to deal their examples to {clients} clients, say how, as with "
             f"--partition {PARTITION}"
         )
     return found.subset(sorted(draw(len(found), clients, seed=0)))
+
+
+def _loaded(name: str, dataset: Dataset, arguments: Sequence[Path | int | None]) -> Population:
+    """What a data set's `load` gives, verified. Whatever a malformed file makes it raise becomes a DatasetError."""
+    try:
+        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite then is refused by name
+            return verified(dataset.load(*arguments), name)
+    except (DatasetError, ModuleNotFoundError):  # the second is of an extra that is not installed
+        raise
+    except Exception as error:
+        where = f" in {arguments[0]}" if dataset.on_disk else ""
+        raise DatasetError(f"data set {name!r}{where} cannot be read: {reason(error)}") from error
 
 
 def users(name: str, data: Path | None, count: int) -> tuple[Population, Population]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from export.errors import reason
 from simulator.errors import DatasetError
 
 
@@ -18,6 +18,10 @@ def read_npz(path: Path, names: Sequence[str] | None = None) -> dict[str, NDArra
         raise DatasetError(f"{path} does not exist; --data must name the folder that holds it")
     try:
         with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in names or archive.files}
-    except (KeyError, ValueError, TypeError, OSError, zipfile.BadZipFile) as error:
-        raise DatasetError(f"{path} is not the data set it should be: {error}") from error
+            arrays = {name: archive[name] for name in names or archive.files}
+    except Exception as error:  # malformed archives raise many kinds
+        raise DatasetError(f"{path} is not the data set it should be: {reason(error)}") from error
+    others = [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]
+    if others:
+        raise DatasetError(f"{path} is not the data set it should be: {others[0]!r} is no array")
+    return arrays

@@ -19,6 +19,11 @@ LABELS = {"-1": 0, "0": 0, "1": 1, "+1": 1}
 MOST_NUMBERS = 1 << 29
 """Numbers in all examples together, when dense: 2 GiB."""
 
+LARGEST = float(np.finfo(np.float32).max)
+"""The largest number of float32."""
+MOST_SHOWN = 80
+"""Characters of a malformed word that an error shows."""
+
 Example = tuple[int, dict[int, float]]
 """The class, and the values by index from 1."""
 
@@ -59,16 +64,16 @@ def _read(path: Path) -> list[Example]:
 
 def _example(words: list[str], where: str) -> Example:
     if words[0] not in LABELS:
-        raise DatasetError(f"{where}: the label is {words[0]!r}, not one of {', '.join(LABELS)}")
+        raise DatasetError(f"{where}: the label is {words[0][:MOST_SHOWN]!r}, not one of {', '.join(LABELS)}")
     values = {}
     for word in words[1:]:
         name, _, text = word.partition(":")
         try:
             index, value = int(name), float(text)
         except ValueError:
-            raise DatasetError(f"{where}: {word!r} is not index:value, as in 7:0.5") from None
-        if index < 1 or not np.isfinite(value):
-            raise DatasetError(f"{where}: {word!r} needs an index from 1 and a finite value")
+            raise DatasetError(f"{where}: {word[:MOST_SHOWN]!r} is not index:value, as in 7:0.5") from None
+        if index < 1 or not abs(value) <= LARGEST:
+            raise DatasetError(f"{where}: {word[:MOST_SHOWN]!r} needs an index from 1 and a finite value of float32")
         values[index] = value
     return LABELS[words[0]], values
 

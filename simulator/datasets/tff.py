@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from export.errors import reason
 from simulator.datasets.tf_example import fields_of
 from simulator.errors import DatasetError
 from simulator.population import Array, Population, draw
@@ -67,7 +68,7 @@ def read_clients(
         try:
             shards.append(convert({field: np.concatenate([part[field] for part in parts]) for field in files.fields}))
         except ValueError as error:  # shapes that cannot be
-            raise DatasetError(f"{folder}: client {name!r}: {error}") from error
+            raise DatasetError(f"{folder}: client {name!r}: {reason(error)}") from error
     return Population.of(names, shards, classes)
 
 
@@ -106,7 +107,7 @@ def _in_hdf5(path: Path, look: Callable[[Any], Any]) -> Any:
         with h5py.File(path, "r") as file:
             return look(file["examples"])
     except (KeyError, OSError) as error:
-        raise DatasetError(f"{path} is not in TFF's layout, examples/<client>/<field>: {error}") from error
+        raise DatasetError(f"{path} is not in TFF's layout, examples/<client>/<field>: {reason(error)}") from error
 
 
 def _from_hdf5(path: Path, fields: Sequence[str], client: str) -> Fields:
@@ -121,7 +122,7 @@ def _from_sqlite(database: Path, split: str, fields: Sequence[str], client: str)
         return {field: np.stack([example[field] for example in examples]) for field in fields}
     except (KeyError, ValueError) as error:
         raise DatasetError(
-            f"{database}: the examples of client {client!r} in {split} are not in TFF's layout: {error!r}"
+            f"{database}: the examples of client {client!r} in {split} are not in TFF's layout: {reason(error)}"
         ) from error
 
 
@@ -130,4 +131,6 @@ def _rows(database: Path, query: str, *values: str) -> list[tuple[Any, ...]]:
         with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as connection:
             return connection.execute(query, values).fetchall()
     except sqlite3.DatabaseError as error:
-        raise DatasetError(f"{database} is not in TFF's layout, with examples and client_metadata: {error}") from error
+        raise DatasetError(
+            f"{database} is not in TFF's layout, with examples and client_metadata: {reason(error)}"
+        ) from error

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from export.errors import reason
 from simulator.datasets.files import read_npz
 from simulator.errors import DatasetError
 from simulator.population import Array, Population
@@ -46,6 +47,9 @@ def _files(path: Path) -> list[Path]:
     found = [path] if path.is_file() else sorted(file for file in path.iterdir() if not file.name.startswith("."))
     if not found:
         raise DatasetError(f"{path} is empty; it needs a file USER.npz or USER.parquet for each user")
+    folders = [file.name for file in found if file.is_dir()]
+    if folders:
+        raise DatasetError(f"{path} holds a folder, {folders[0]!r}; a data set is a folder of files")
     others = [file.name for file in found if file.suffix not in READERS]
     if others:
         raise DatasetError(
@@ -57,7 +61,7 @@ def _files(path: Path) -> list[Path]:
 def _read(path: Path) -> dict[str, Array]:
     fields = {name: _numbers(array, name, path) for name, array in READERS[path.suffix](path).items()}
     lengths = {name: array.shape[0] if array.ndim else 0 for name, array in fields.items()}
-    if not fields or not min(lengths.values()):
+    if not set(fields) - {USER} or not min(lengths.values()):
         raise DatasetError(f"{path} holds no examples")
     if len(set(lengths.values())) > 1:
         raise DatasetError(f"{path}: every field needs a row for each example, but there are {_shown(lengths)}")
@@ -66,6 +70,10 @@ def _read(path: Path) -> dict[str, Array]:
 
 def _numbers(array: Array, name: str, path: Path) -> Array:
     if name == USER:
+        if array.ndim != 1:
+            raise DatasetError(
+                f"{path}: field {USER!r} has shape {list(array.shape)}; it needs a name for each example"
+            )
         return array.astype(str)
     if array.dtype.kind == "f":
         return array.astype(np.float32)
@@ -94,16 +102,19 @@ def _shown(facts: Mapping[str, object]) -> str:
 
 
 def _read_parquet(path: Path) -> dict[str, Array]:
-    import pyarrow  # noqa: PLC0415
     import pyarrow.parquet  # noqa: PLC0415
 
     try:
         table = pyarrow.parquet.read_table(path)
+        if not table.num_rows:
+            return {}
         return {
             name: _array(table.column(name).combine_chunks(), f"{path}: column {name!r}") for name in table.column_names
         }
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DatasetError(f"{path} is no Parquet file that can be read: {error}") from error
+    except DatasetError:
+        raise
+    except Exception as error:  # malformed files raise many kinds
+        raise DatasetError(f"{path} is no Parquet file that can be read: {reason(error)}") from error
 
 
 def _array(column: Any, where: str) -> Array:

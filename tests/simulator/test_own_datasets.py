@@ -1,12 +1,17 @@
 """Data sets of a user's own: functions that return populations, and files of users' examples."""
 
+import io
+import zipfile
+
 import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
 
+from export.errors import reason
 from simulator import datasets
 from simulator.errors import DatasetError
+from simulator.population import Population
 from simulator.simulation import SimulationConfig, simulate
 
 MODULE = """
@@ -31,6 +36,13 @@ def bad():
 
 def negative():
     return Population.of(["a", "b"], [{"y": np.array([0])}, {"y": np.array([3, -1])}])
+
+def unequal():
+    x, y = np.zeros((4, 3), np.float32), np.arange(4)
+    return Population.of(["fine", "short"], [{"x": x, "y": y}, {"x": x, "y": y[:3]}])
+
+def huge():
+    return Population.of(["a"], [{"y": np.array([0, 10**12])}])
 
 def beyond():
     return Population.of(["a"], [{"y": np.array([0, 7])}], classes=7)
@@ -61,11 +73,13 @@ def test_a_function_of_ones_own_gives_users_to_train_on(module):
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        ("missing", "cannot import data set .*:missing'"),
+        ("missing", "cannot import data set .*:missing'.* read as package.module:function, since no file or folder"),
         ("broken", "fails with RuntimeError: no disk"),
         ("nothing", "returned list, expected simulator.population.Population"),
         ("bad", "field 'x' of client 'worse' holds a number that is not finite"),
         ("negative", "a label of client 'b' is -1; classes count from 0"),
+        ("unequal", "the fields of client 'short' differ in length: x 4, y 3"),
+        ("huge", "a label is 1000000000000; classes count from 0, at most to 1048575"),
         ("beyond", "a label is 7, but there are 7 classes"),
     ],
 )
@@ -119,6 +133,22 @@ def save(folder, name, **fields):
     np.savez(folder / f"{name}.npz", **fields)
 
 
+HEADER = b"\x93NUMPY\x01\x00\x10\x00"
+
+
+def npy(shape):
+    """The header of an array of that shape, without its numbers."""
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    return file.getvalue()
+
+
+def members(folder, **contents):
+    with zipfile.ZipFile(folder / "a.npz", "w") as archive:
+        for name, content in contents.items():
+            archive.writestr(f"{name}.npy", content)
+
+
 def parquet(folder, **columns):
     pyarrow.parquet.write_table(pyarrow.table(columns), folder / "a.parquet")
 
@@ -133,6 +163,20 @@ def parquet(folder, **columns):
         (lambda folder: save(folder, "a", y=np.array([object()])), "a.npz is not the data set it should be"),
         (lambda folder: save(folder, "a", x=np.zeros((0, 3))), "a.npz holds no examples"),
         (lambda folder: save(folder, "a", x=np.zeros(3), y=np.zeros(2)), "row for each example, but .* x 3, y 2"),
+        (
+            lambda folder: save(folder, "a", x=np.zeros((2, 0))),
+            r"'x' holds no numbers: an example has shape \[0\]",
+        ),
+        (lambda folder: save(folder, "a", x=np.full(2, 1e300)), "field 'x' of client 'a' holds a number that is"),
+        (lambda folder: save(folder, "a", user=np.array(["ann"])), "a.npz holds no examples"),
+        (lambda folder: save(folder, "a", x=np.zeros(1), user=np.array([["b"]])), r"field 'user' has shape \[1, 1\]"),
+        (lambda folder: (folder / "a.npz").mkdir(), "holds a folder, 'a.npz'"),
+        (lambda folder: (folder / "a.npz").write_bytes(b""), "a.npz is not the data set it should be: EOFError"),
+        (lambda folder: members(folder, x=b"hello"), "a.npz is not the data set it should be: 'x' is no array"),
+        (lambda folder: members(folder, x=npy((10**12, 3))), "a.npz is not the data set it should be"),
+        (lambda folder: members(folder, x=npy((10**30,))), "a.npz is not the data set it should be: OverflowError"),
+        (lambda folder: members(folder, x=HEADER + b"(" * 16), "a.npz is not the data set it should be: TokenError"),
+        (lambda folder: parquet(folder, x=pyarrow.array([], pyarrow.list_(pyarrow.float32()))), "holds no examples"),
         (lambda folder: save(folder, "a", x=np.array(["one"])), "field 'x' is <U3, not numbers"),
         (lambda folder: save(folder, "a", x=np.array([1, np.nan])), "field 'x' of client 'a' holds a number that is"),
         (
@@ -154,3 +198,43 @@ def test_files_that_are_no_data_set_are_named(tmp_path, write, message):
 def test_a_path_that_does_not_exist_is_named(tmp_path):
     with pytest.raises(DatasetError, match="nowhere does not exist"):
         datasets.load(str(tmp_path / "nowhere"))
+
+
+def test_a_path_with_a_colon_is_read_where_it_exists(tmp_path):
+    (tmp_path / "co:lon").mkdir()
+    np.savez(tmp_path / "co:lon" / "ann.npz", **arrays(3))
+    assert datasets.load(str(tmp_path / "co:lon")).clients == ("ann",)
+
+
+def test_what_others_say_is_one_short_line(tmp_path):
+    columns = pyarrow.Table.from_arrays([pyarrow.array([1.0])] * 2, names=["x", "x"])
+    pyarrow.parquet.write_table(columns, tmp_path / "a.parquet")
+    with pytest.raises(DatasetError) as caught:
+        datasets.load(str(tmp_path))
+    assert "\n" not in str(caught.value)
+    assert reason(ValueError("x" * 300 + "\nmore")) == f"ValueError: {'x' * 200}…"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda shard: shard["x"].__setitem__((1, 2), np.nan), "users: field 'x' of client 'u3' holds a number that"),
+        (lambda shard: shard["y"].__setitem__(0, -1), "users: a label of client 'u3' is -1"),
+    ],
+)
+def test_users_that_are_given_are_checked(spoil, message):
+    shards = [{"x": np.ones((4, 3), np.float32), "y": np.arange(4)} for _ in range(5)]
+    spoil(shards[3])
+    users = Population.of([f"u{number}" for number in range(5)], shards)
+    with pytest.raises(DatasetError, match=message):
+        simulate(SimulationConfig(model="logreg"), users=users)
+
+
+def test_a_result_says_how_many_reports_were_left_out():
+    shards = [{"x": np.ones((4, 3), np.float32), "y": np.arange(4)} for _ in range(5)]
+    whole = Population.of([f"u{number}" for number in range(5)], shards)
+    trains = int(whole.split(0.2, seed=0)[0].clients[0][1:])
+    shards[trains]["x"] *= np.float32(3e38)  # finite, but no loss of it is
+    users = Population.of(whole.clients, shards)
+    config = SimulationConfig(model="logreg", rounds=2, cohort=4, engine="torch", processes=1)
+    assert (simulate(config, users=whole).excluded, simulate(config, users=users).excluded) == (0, 2)

@@ -198,6 +198,21 @@ def database_of(content):
     return write
 
 
+def hdf5_of(**fields):
+    return lambda data: write_hdf5(data / "federated_emnist", {"fed_emnist_train.h5": {"f1": fields}})
+
+
+def clients_without_groups(data):
+    (data / "federated_emnist").mkdir()
+    with h5py.File(data / "federated_emnist" / "fed_emnist_train.h5", "w") as file:
+        file["examples/f1"] = np.arange(3)
+
+
+def binary_vocabulary(data):
+    (data / "stackoverflow").mkdir()
+    (data / "stackoverflow" / "stackoverflow.word_count").write_bytes(b"\xff\xfe")
+
+
 def text_as_database(data):
     (data / "federated_emnist").mkdir()
     (data / "federated_emnist" / "emnist_all.sqlite").write_text("no database" * 100)
@@ -226,7 +241,7 @@ def text_as_database(data):
                 data / "federated_emnist",
                 {"fed_emnist_train.h5": {"f1": {"pixels": np.ones((3, 10)), "label": np.ones(3)}}},
             ),
-            "client 'f1': cannot reshape",
+            "client 'f1': ValueError: cannot reshape",
         ),
         (
             "federated_emnist",
@@ -234,6 +249,24 @@ def text_as_database(data):
                 data / "federated_emnist", {"fed_emnist_train.h5": {"f1": emnist(1) | {"label": np.array([62])}}}
             ),
             "a label is 62, but there are 62 classes",
+        ),
+        ("federated_emnist", hdf5_of(**emnist(3) | {"label": np.arange(2)}), "client 'f1' differ in length: x 3, y 2"),
+        (
+            "federated_emnist",
+            hdf5_of(**emnist(1) | {"pixels": np.full((1, 28, 28), np.nan)}),
+            "federated_emnist: field 'x' of client 'f1' holds a number that is not finite",
+        ),
+        (
+            "federated_emnist",
+            clients_without_groups,
+            "'federated_emnist' in .* cannot be read: ValueError: Field names",
+        ),
+        ("federated_emnist", database_of("text"), "'federated_emnist' in .* cannot be read: TypeError: expected bytes"),
+        ("stackoverflow", binary_vocabulary, "data set 'stackoverflow' in .* cannot be read: UnicodeDecodeError"),
+        (
+            "leaf_femnist",
+            damaged_leaf(leaf(f1={"x": [[0.5] * 784], "y": [2**63]})),
+            "data set 'leaf_femnist' in .* cannot be read: OverflowError",
         ),
         ("leaf_femnist", lambda data: None, "holds no .json, nor do train/ and test/"),
         ("leaf_femnist", damaged_leaf({"users": ["f1"]}), "a.json is not in LEAF's layout: .*num_samples"),
@@ -250,6 +283,36 @@ def test_files_of_another_layout_are_named(tmp_path, name, write, message):
     write(tmp_path)
     with pytest.raises(DatasetError, match=message):
         datasets.load(name, tmp_path)
+
+
+def images(**changes):
+    return {"x": np.zeros((5, 28, 28)), "y": np.zeros(5), "writer": np.arange(5), "alphabet": np.zeros(5)} | changes
+
+
+def windows(**changes):
+    return {"x": np.zeros((5, 43)), "y": np.zeros(5), "user": np.arange(5)} | changes
+
+
+@pytest.mark.parametrize(
+    ("file", "arrays", "message"),
+    [
+        ("wisdm/wisdm_ar_v1.1", windows(x=np.zeros(5)), "data set 'wisdm' in .* cannot be read: TypeError"),
+        ("wisdm/wisdm_ar_v1.1", windows(y=np.zeros(4)), "data set 'wisdm' in .* cannot be read: IndexError"),
+        ("wisdm/wisdm_ar_v1.1", windows(x=np.full((5, 43), "a")), "cannot be read: ValueError: could not convert"),
+        ("wisdm/wisdm_ar_v1.1", windows(y=np.full(5, np.nan)), "wisdm: a label of client 'wisdm-0' is -9"),
+        ("wisdm/wisdm_ar_v1.1", windows(y=np.full(5, -1)), "wisdm: a label of client 'wisdm-0' is -1"),
+        ("omniglot/omniglot_writers_28", images(x=np.zeros((5, 20, 20))), "'omniglot' in .* cannot reshape array"),
+        ("omniglot/omniglot_writers_28", images(y=np.zeros(3)), "data set 'omniglot' in .* cannot be read: IndexError"),
+        ("omniglot/omniglot_writers_28", images(writer=np.array(list("abcde"))), "cannot be read: ValueError"),
+        ("mnist_10k/mnist_10k", images(x=np.zeros((5, 28))), "'mnist_10k' in .* cannot reshape array"),
+        ("mnist_10k/mnist_10k", images(y=np.zeros(4)), "fields of client 'everybody' differ in length: x 5, y 4"),
+    ],
+)
+def test_arrays_of_a_wrong_form_are_named(tmp_path, file, arrays, message):
+    (tmp_path / file).parent.mkdir()
+    np.savez(tmp_path / f"{file}.npz", **arrays)
+    with pytest.raises(DatasetError, match=message):
+        datasets.load(file.partition("/")[0], tmp_path)
 
 
 def test_an_example_of_tensorflow_is_read_from_its_bytes():
