@@ -1,18 +1,21 @@
 """The engines agree on every algorithm that devices run, and each says what it cannot do."""
 
 import dataclasses
+import functools
 from importlib.metadata import Distribution, PackageNotFoundError
 
 import msgspec
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from export.errors import ExportError
-from export.model import Model
+from export.model import Model, ModelSpec, cross_entropy
 from export.models import load
 from fedcore.algorithms import ALGORITHMS, create
 from fedcore.algorithms.algorithm import keeps_client_state
+from fedcore.plan import Field
 from simulator.engine import Engine
 from simulator.engines.calibration import STEPS, Figures, GraphFigures, Notes, Task, seconds_per_step
 from simulator.engines.choice import PATIENCE_S, choose
@@ -234,3 +237,33 @@ def test_baselines_that_have_no_choice_refuse_engine_and_processes():
         SimulationConfig(model="logreg", baseline="local", engine="graphs")
     with pytest.raises(EngineError, match="not for the baseline dane"):
         SimulationConfig(model="ridge", baseline="dane", processes=2)
+
+
+class Branching(nn.Linear):
+    """A linear model that gives nothing for batches whose mean is high."""
+
+    def forward(self, x):
+        return super().forward(x) * (0.0 if bool(x.mean() > 0.5) else 1.0)
+
+
+class Masking(nn.Linear):
+    """The same without a branch."""
+
+    def forward(self, x):
+        return super().forward(x) * (x.mean() <= 0.5)
+
+
+def test_a_model_that_branches_on_values_follows_those_of_every_step():
+    random, inputs, label = np.random.default_rng(0), Field("x", "float32", (3,)), Field("y", "int64", high=2)
+    shards = [
+        {"x": (mean + random.uniform(-0.1, 0.1, (4, 3))).astype(np.float32), "y": random.integers(0, 2, 4)}
+        for mean in (0.2, 0.8, 0.3, 0.9)
+    ]
+    population = Population.of(["a", "b", "c", "d"], shards, 2)
+    found = []
+    for module in (Branching, Masking):
+        model = Model(ModelSpec("own", functools.partial(module, 3, 2), cross_entropy, (inputs,), label))
+        one = Engine(model, create("fedavg", {"batch_size": 4}), population, computing=Computing(at_once=1))
+        one.run_round(1, range(4))
+        found.append(one.state["params"])
+    np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-7)
