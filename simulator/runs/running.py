@@ -100,8 +100,8 @@ class _Run:
     def _keep(self, number: int, point: Point) -> None:
         now = monotonic()
         self._folder.add(point | {SECONDS: now - self._round_at})
+        self._on_round(number, point)  # before the checkpoint, after which nobody is told of the round again
         if now - self._saved_at >= self._checkpoint_after_s:
             self._folder.save(number, self._training.vectors())
             self._saved_at = now
-        self._on_round(number, point)
         self._round_at = now

@@ -15,8 +15,9 @@ from simulator.simulation import SimulationConfig
 class TensorBoard:
     """Writes every figure as a scalar for TensorBoard, under the names `train/loss`, `test/accuracy` and so on.
 
-    Event files lie in the folder `tensorboard` of the run. Where a resumed run goes back, its new rounds replace those
-    that were written before. Raises RunError when the package is not installed.
+    Event files lie in the folder `tensorboard` of the run. Every round is there at once, also when the process is
+    killed next. Where a resumed run goes back, its new rounds replace those that were written before. Raises RunError
+    when the package is not installed.
     """
 
     def __init__(self, run: Path) -> None:
@@ -27,9 +28,11 @@ class TensorBoard:
     def __call__(self, number: int, point: Point) -> None:
         """Write the figures of a round."""
         if self._writer is None:
-            self._writer = self._make(str(self._folder), purge_step=number)
+            # The suffix keeps apart two starts in one second, which alone would share a file.
+            self._writer = self._make(str(self._folder), purge_step=number, filename_suffix=f".from-{number}")
         for name, value in _figures(point).items():
             self._writer.add_scalar(name.replace(".", "/"), value, number)
+        self._writer.flush()  # a checkpoint may follow, after which nobody tells of this round again
 
     def close(self) -> None:
         """Write what is not yet on the disk."""

@@ -1,11 +1,15 @@
 """Trackers: TensorBoard and MLflow get the figures of every round once, also when a run is resumed."""
 
+import os
+import signal
 import struct
 import sys
 from contextlib import closing
 
+import msgspec
 import pytest
 
+from simulator.engines.forked import ended_each
 from simulator.runs.reading import read_run
 from simulator.runs.running import resume_run, start_run
 from simulator.runs.trackers import MLflow, TensorBoard
@@ -67,6 +71,27 @@ def test_tensorboard_shows_every_figure_of_a_resumed_run_once(tmp_path):
     }
     assert scalars(folder / "tensorboard") == expected
     assert ("test/accuracy", 4) in expected
+
+
+def test_tensorboard_has_the_rounds_of_a_killed_process(tmp_path):
+    pytest.importorskip("tensorboardX")
+    folder = tmp_path / "run"
+
+    def run_and_die():
+        tracker = TensorBoard(folder)
+
+        def on_round(number, point):
+            tracker(number, point)
+            if number == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        start_run(folder, CONFIG, on_round, checkpoint_after_s=0)
+
+    ((_, end),) = ended_each([run_and_die], msgspec.json.Decoder(None), 1)
+    assert "exit code -9" in str(end)
+    with closing(TensorBoard(folder)) as tracker:
+        resume_run(folder, CONFIG, tracker)
+    assert {step for name, step in scalars(folder / "tensorboard") if name == "train/loss"} == {1, 2, 3, 4}
 
 
 @pytest.mark.filterwarnings("default")  # MLflow's own

@@ -153,8 +153,10 @@ def test_a_run_killed_again_and_again_reaches_the_same_bits(tmp_path, whole):
 def test_torn_lines_and_checkpoints_that_cannot_be_read_are_passed_over(tmp_path, whole):
     path = tmp_path / "torn"
     with pytest.raises(Stop):
-        start_run(path, CONFIG, stop_at(4), checkpoint_after_s=0)
-    with (path / "metrics.jsonl").open("ab") as file:
+        start_run(path, CONFIG, stop_at(5), checkpoint_after_s=0)
+    with (path / "metrics.jsonl").open("r+b") as file:
+        file.truncate(sum(map(len, file.readlines()[:4])))
+        file.seek(0, 2)
         file.write(b'{"round":5,"train.lo')
     last = path / "checkpoint-00000004.safetensors"
     last.write_bytes(last.read_bytes()[:100])
@@ -178,7 +180,7 @@ def test_a_full_disk_is_named_and_the_last_checkpoint_stays_good(tmp_path, whole
 
     def fill():
         def on_round(number, point):
-            if number == 3:  # the vectors of all clients are larger than this, the metrics are not
+            if number == 4:  # the vectors of all clients are larger than this, the metrics are not
                 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
 
         with pytest.raises(RunNotKept, match=r"full cannot be kept: File too large: .*--resume"):
