@@ -134,6 +134,8 @@ class Shuffled:
     name: ClassVar[str] = "shuffled"
 
     def deal(self, users: Population, clients: int, generator: Generator) -> list[Rows]:
+        if len(users) == 1:
+            raise DatasetError("shuffled keeps the sizes of users, and this data set has no users: take dirichlet")
         if clients != len(users):
             raise DatasetError(f"shuffled keeps the number of users, {len(users)}: leave clients out")
         return np.split(generator.permutation(int(users.starts[-1])), users.starts[1:-1])

@@ -103,18 +103,20 @@ def _write(out: Path, rows: Sequence[dict[str, Any]], means: Sequence[dict[str, 
     (out / "table.json").write_bytes(msgspec.json.format(msgspec.json.encode({"runs": rows, "means": means})))
     if len(edges) == 2:
         high, wide = (list(dict.fromkeys(row[edge] for row in rows)) for edge in edges)
+        figure = "test_accuracy" if any(row["test_accuracy"] is not None for row in rows) else "test_loss"
         values = [
-            [_mean([row for row in rows if (row[edges[0]], row[edges[1]]) == (y, x)]) for x in wide] for y in high
+            [_mean(figure, [row for row in rows if (row[edges[0]], row[edges[1]]) == (y, x)]) for x in wide]
+            for y in high
         ]
         words = [[str(value) for value in side] for side in (high, wide)]
-        picture = draw_heat_map("accuracy, unseen users", (edges[0], words[0]), (edges[1], words[1]), values)
+        title = f"{figure.removeprefix('test_')}, unseen users"
+        picture = draw_heat_map(title, (edges[0], words[0]), (edges[1], words[1]), values)
         (out / "heat-map.svg").write_text(picture)
 
 
-def _mean(rows: Sequence[dict[str, Any]]) -> float | None:
-    """The mean accuracy of rows, or loss where there is no accuracy; None without a result."""
+def _mean(figure: str, rows: Sequence[dict[str, Any]]) -> float | None:
+    """The mean of a figure of rows; None without a result."""
     import statistics
 
-    figure = "test_accuracy" if any(row["test_accuracy"] is not None for row in rows) else "test_loss"
     found = [row[figure] for row in rows if row[figure] is not None]
     return statistics.fmean(found) if found else None

@@ -73,7 +73,13 @@ def read_sweep(path: Path) -> list[SweepRun]:
         name = _name_of(varied)
         if name in runs and runs[name].varied != varied:
             raise RunError(f"{path}: two runs would share the folder {name}; rename what differs in them")
-        runs[name] = SweepRun(name, varied, _config(file.options, varied, name))
+        config = _config(file.options, varied, name)
+        if (config.processes or 1) > 1:
+            raise RunError(
+                f"the run {name} cannot have {config.processes} processes: the runs of a sweep train in one process "
+                "each, and --processes of muster sweep says how many of them at a time"
+            )
+        runs[name] = SweepRun(name, varied, config)
     return list(runs.values())
 
 
@@ -89,10 +95,21 @@ def _combinations(file: _File) -> list[dict[str, Any]]:
             raise RunError(f"{name} is in [grid] and in [random]; leave it in one of them")
         if not isinstance(values, list) or not values:
             raise RunError(f"grid.{name} must be a list of values, not {values!r}")
+    for name, values in [*grid.items(), *random.items()]:
+        _check_plain(name, values)
     draws = [_drawn(random, file.draw_seed, number) for number in range(file.draws)] or [{}]
     return [
         dict(zip(grid, values, strict=True)) | draw for values in itertools.product(*grid.values()) for draw in draws
     ]
+
+
+def _check_plain(name: str, values: Any) -> None:
+    for value in values if isinstance(values, list) else []:
+        if not isinstance(value, str | int | float):
+            raise RunError(
+                f"{name} can vary over texts, numbers, and true and false, not {value!r}; vary an option of a table by "
+                "its dotted name, such as settings.client_lr"
+            )
 
 
 def _drawn(random: Mapping[str, Any], seed: int, number: int) -> dict[str, Any]:

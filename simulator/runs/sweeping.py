@@ -14,8 +14,9 @@ import msgspec
 
 from fedcore.decoding import decoder
 from simulator.engines.forked import ended_each
-from simulator.errors import Diverged
-from simulator.runs.reading import RESULT, read_result
+from simulator.errors import Diverged, RunError
+from simulator.runs.config_file import differences
+from simulator.runs.reading import RESULT, read_config, read_result
 from simulator.runs.running import resume_run, start_run
 from simulator.runs.sweep_file import SweepRun
 from simulator.simulation import SimulationResult
@@ -70,8 +71,10 @@ def run_sweep(
     """Run all that has no result yet, each in `folder`/runs/NAME; gives the outcomes in the order of the runs.
 
     processes: how many run at a time. on_end: called with every outcome when it is there. A run that fails or is killed
-    keeps none of the others from running.
+    keeps none of the others from running. Raises RunError, before any run, when a folder is that of a run of another
+    configuration: names of folders say only what varies.
     """
+    _check_kept(runs, folder)
     (folder / RUNS).mkdir(parents=True, exist_ok=True)
     outcomes: dict[str, SweepOutcome] = {}
     waiting = [run for run in runs if not (folder / RUNS / run.name / RESULT).exists()]
@@ -108,6 +111,17 @@ def means_over_seeds(outcomes: Sequence[SweepOutcome]) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def _check_kept(runs: Sequence[SweepRun], folder: Path) -> None:
+    for run in runs:
+        path = folder / RUNS / run.name
+        different = differences(read_config(path), run.config) if path.exists() else []
+        if different:
+            raise RunError(
+                f"{path} is of a sweep with other options; its run and the one that is asked for differ in "
+                f"{', '.join(different)}. Take another folder with --out, or delete this one"
+            )
 
 
 def _ends(runs: Sequence[SweepRun], folder: Path, processes: int) -> Iterator[tuple[SweepRun, _End]]:

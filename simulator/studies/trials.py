@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 
 from fedcore.decoding import UNDECODABLE, decoder
-from simulator.engines.forked import compute_each
+from simulator.engines.forked import ended_each
+from simulator.errors import StudyError
 
 Series = dict[str, list[float | None]]
 """Numbers by name; None, in JSON as here, stands for a number that does not exist, and NaN becomes None."""
@@ -61,8 +62,8 @@ class Trials:
     def run(self, measure: Callable[..., Series], cases: Sequence[Case]) -> list[list[Series]]:
         """What `measure(**case, seed=seed)` gives for each case, by seed.
 
-        Each trial runs in a process of its own. Raises ProcessDied, and EngineError or ExportError with the words of
-        what a trial raised.
+        Each trial runs in a process of its own. Raises StudyError when a trial fails, with its case, its seed, and the
+        words of what it raised.
         """
         asked = [(case, seed) for case in cases for seed in self.seeds]
         paths = [self._folder / f"{_digest(measure, case, seed)}.json" for case, seed in asked]
@@ -73,9 +74,12 @@ class Trials:
         if missing:
             import_module("torch._dynamo")  # torch.func loads it when it is first used: here once, not in every process
         computations = [functools.partial(_measured, measure, *asked[index]) for index in missing]
-        for position, trial in compute_each(computations, _TRIAL, self._processes):
-            found[missing[position]] = trial
-            _write(paths[missing[position]], trial)
+        for position, trial in ended_each(computations, _TRIAL, self._processes):
+            index = missing[position]
+            if isinstance(trial, Exception):
+                raise _failed(*asked[index], trial) from trial
+            found[index] = trial
+            _write(paths[index], trial)
             self._count(1)
         trials = [trial for trial in found if trial is not None]
         self.cpu_s += sum(trial.cpu_s for trial in trials)
@@ -90,6 +94,11 @@ class Trials:
 def _measured(measure: Callable[..., Series], case: Case, seed: int) -> _Trial:
     series = measure(**case, seed=seed)
     return _Trial(series, time.process_time())
+
+
+def _failed(case: Case, seed: int, error: Exception) -> StudyError:
+    words = ", ".join(f"{name} {value}" for name, value in [*case.items(), ("seed", seed)])
+    return StudyError(f"the trial with {words} failed: {error}")
 
 
 def _digest(measure: Callable[..., Series], case: Case, seed: int) -> str:

@@ -70,6 +70,9 @@ def test_draws_lie_in_their_intervals_and_stay_when_there_are_more(sweep):
         (OPTIONS + "settings = 3\n[grid]\nsettings.epochs = [1]\n", "options.settings must be a table, as settings.e"),
         ("draws = 1\n" + OPTIONS + "[random]\nseed = [1]\n[grid]\nseed = [2]\n", r"seed is in \[grid\] and in \[rand"),
         (OPTIONS + '[grid]\nmodel = ["x:y_z", "x_y:z"]\n', "two runs would share the folder model=x_y_z"),
+        (OPTIONS + "[grid]\nsettings = [{epochs = 2}]\n", r"settings can vary over texts, .* not {'epochs': 2}; vary"),
+        ("draws = 1\n" + OPTIONS + "[random]\nseed = [[1]]\n", r"seed can vary over texts, .* not \[1\]"),
+        (OPTIONS + "processes = 2\n[grid]\nseed = [1]\n", "the run seed=1 cannot have 2 processes: the runs of a"),
         (OPTIONS + "[grid]\ncohort = [0]\n", "the run cohort=0 cannot be: cohort must be at least 1"),
         (OPTIONS + '[grid]\nrounds = ["x"]\n', "the run rounds=x cannot be: Expected `int`"),
         (OPTIONS + "[grid]\nsettings.client_lr = [-1]\n", "client_lr=-1 cannot be: fedavg: client_lr must be a number"),
@@ -99,6 +102,14 @@ def test_runs_of_a_sweep_are_those_of_simulate_and_are_kept(sweep, tmp_path):
     assert first["test_accuracy"] == pytest.approx(sum(pair) / 2)
     assert first["deviation"] == pytest.approx(abs(pair[0] - pair[1]) / 2**0.5)
     assert second["settings.client_lr"] == 0.3
+
+
+def test_a_sweep_refuses_the_folder_of_one_with_other_options(sweep, tmp_path):
+    grid = "[grid]\nseed = [0]\n"
+    run_sweep(sweep(OPTIONS + grid), tmp_path, processes=1)
+    others = sweep(OPTIONS.replace("rounds = 2", "rounds = 3") + grid)
+    with pytest.raises(RunError, match=r"seed=0 is of a sweep with other options; .* differ in rounds \(2 and 3\)"):
+        run_sweep(others, tmp_path, processes=1)
 
 
 def start_run_and_stop(run, folder):
@@ -131,6 +142,14 @@ def test_a_killed_run_and_a_diverged_one_leave_the_others_alone(typed, tmp_path,
     picture = (tmp_path / "out" / "heat-map.svg").read_text()
     assert "settings.client_lr" in picture
     assert picture.count("–") == 3  # cells without a result
+
+
+def test_the_heat_map_of_a_model_without_accuracy_says_loss(typed, tmp_path):
+    options = OPTIONS.replace('"logreg"', '"least_squares"\ndataset = "quadratics"')
+    (tmp_path / "sweep.toml").write_text(options + "[grid]\nrounds = [1, 2]\ncohort = [2, 3]\n")
+    status, _, err = typed("sweep", tmp_path / "sweep.toml", "--out", tmp_path / "out")
+    assert status == 0, err
+    assert ">loss, unseen users<" in (tmp_path / "out" / "heat-map.svg").read_text()
 
 
 def test_edges_of_the_heat_map_are_options_that_vary(typed, tmp_path):

@@ -113,6 +113,11 @@ def test_a_partition_that_cannot_be_is_refused(name, clients, message):
         dealt(three_users(), name, clients)
 
 
+def test_a_data_set_without_users_cannot_be_shuffled():
+    with pytest.raises(DatasetError, match="this data set has no users: take dirichlet"):
+        dealt(pooled(), "shuffled", 1)
+
+
 def test_more_shards_than_examples_are_refused():
     with pytest.raises(DatasetError, match="800 examples cannot be cut into 802 shards"):
         dealt(pooled(), "shards:2", 401)

@@ -8,7 +8,7 @@ import pytest
 
 from fedcore.algorithms.check import check
 from fedcore.algorithms.fed_avg import FedAvg
-from simulator.errors import ProcessDied, StudyError
+from simulator.errors import StudyError
 from simulator.studies import STUDIES, find
 from simulator.studies.clipped_fed_avg import ClippedFedAvg
 from simulator.studies.cohort_size import EXAMPLES, time_of
@@ -29,7 +29,7 @@ def product(*, folder, factor, seed):
     return {"product": [float(factor * seed)]}
 
 
-def killed(*, seed):
+def killed(*, size, seed):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -63,8 +63,8 @@ def test_finished_trials_are_not_run_again_and_damaged_ones_are(tmp_path):
 
 
 def test_a_trial_whose_process_is_killed_ends_the_study_with_words(tmp_path):
-    with pytest.raises(ProcessDied, match="exit code -9"):
-        Trials(tmp_path).run(killed, [{}])
+    with pytest.raises(StudyError, match=r"the trial with size 3, seed 5 failed: .* exit code -9"):
+        Trials(tmp_path, seeds=[5]).run(killed, [{"size": 3}])
 
 
 def test_unknown_study_is_refused_with_those_there_are():
