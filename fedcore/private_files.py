@@ -1,10 +1,11 @@
-"""Private files: keys, written whole and durably, for their owner alone."""
+"""Files that are written whole and durably: private ones, such as keys, and others."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -13,14 +14,29 @@ def write_private(path: Path, data: bytes, *, replace: bool = False) -> None:
 
     Raises OSError, which names `path`; FileExistsError unless `replace`.
     """
+    _write(path, data, os.replace if replace else os.link, 0o600)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write or replace a file that others may read, as far as the umask lets them. Durable as `write_private`.
+
+    Raises OSError, which names `path`.
+    """
+    umask = os.umask(0)
+    os.umask(umask)
+    _write(path, data, os.replace, 0o666 & ~umask)
+
+
+def _write(path: Path, data: bytes, put: Callable[[str, Path], None], mode: int) -> None:
     try:
         handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.", suffix=".partial")
         try:
             with open(handle, "wb") as file:
                 file.write(data)
                 file.flush()
+                os.fchmod(handle, mode)
                 os.fsync(handle)
-            (os.replace if replace else os.link)(partial, path)
+            put(partial, path)
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(partial)

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from fedcore.decoding import decoder
+from fedcore.private_files import write_whole
 from muster.curves import Axes, draw_bands
 from muster.heat_map import draw_heat_map
 from muster.markdown import table
@@ -54,7 +55,7 @@ def write(report: Report, folder: Path) -> Path:
     files |= {folder / name: picture for name, picture in pictures(report).items()}
     files |= {page: by_hand + results(report)}
     for path, text in files.items():
-        path.write_text(text)
+        write_whole(path, text.encode())
     return page
 
 

@@ -147,7 +147,12 @@ def simulate(
     files = [resume / "config.toml" if resume else None, config]
     options = _options([path for path in files if path], flags, parse_settings(settings))
     where = _Where(run, resume, tensorboard, mlflow)
-    result = _simulated(options, where)
+    try:
+        result = _simulated(options, where)
+    except KeyboardInterrupt:
+        if folder is not None and (folder / "config.toml").is_file():
+            stderr.print(f"go on with --resume {folder}", markup=False, soft_wrap=True, highlight=False)
+        raise
     return emit(result) if json else _show(result, folder)
 
 

@@ -60,6 +60,9 @@ def sweep(
             bar.update(task, advance=1, note=f"{outcome.run.name} {outcome.status}")
 
         outcomes = run_sweep(runs, out, processes or usable_cores(), on_end)
+    lost = [outcome for outcome in outcomes if outcome.status != "done"]
+    for outcome in lost:
+        stderr.print(f"{outcome.run.name} {outcome.status}: {outcome.why}", markup=False, soft_wrap=True)
     means = means_over_seeds(outcomes)
     _write(out, [outcome.row for outcome in outcomes], means, edges)
     if json:
@@ -67,9 +70,6 @@ def sweep(
     else:
         show_table(list(means[0]), [list(row.values()) for row in means])
         stderr.print(f"tables and runs: {out}", soft_wrap=True, highlight=False)
-    lost = [outcome for outcome in outcomes if outcome.status != "done"]
-    for outcome in lost:
-        stderr.print(f"{outcome.run.name} {outcome.status}: {outcome.why}", markup=False, soft_wrap=True)
     if any(outcome.status == "failed" for outcome in lost):
         raise typer.Exit(1)
 
@@ -93,14 +93,15 @@ def _edges(given: str | None, runs: Sequence[SweepRun]) -> list[str]:
 
 def _write(out: Path, rows: Sequence[dict[str, Any]], means: Sequence[dict[str, Any]], edges: Sequence[str]) -> None:
     """Write the tables, and the heat map where two options vary."""
+    from fedcore.private_files import write_whole
     from muster.heat_map import draw_heat_map
 
     text = io.StringIO()
     table = csv.DictWriter(text, list(rows[0]))
     table.writeheader()
     table.writerows(rows)
-    (out / "table.csv").write_text(text.getvalue())
-    (out / "table.json").write_bytes(msgspec.json.format(msgspec.json.encode({"runs": rows, "means": means})))
+    write_whole(out / "table.csv", text.getvalue().encode())
+    write_whole(out / "table.json", msgspec.json.format(msgspec.json.encode({"runs": rows, "means": means})))
     if len(edges) == 2:
         high, wide = (list(dict.fromkeys(row[edge] for row in rows)) for edge in edges)
         figure = "test_accuracy" if any(row["test_accuracy"] is not None for row in rows) else "test_loss"
@@ -111,7 +112,7 @@ def _write(out: Path, rows: Sequence[dict[str, Any]], means: Sequence[dict[str, 
         words = [[str(value) for value in side] for side in (high, wide)]
         title = f"{figure.removeprefix('test_')}, unseen users"
         picture = draw_heat_map(title, (edges[0], words[0]), (edges[1], words[1]), values)
-        (out / "heat-map.svg").write_text(picture)
+        write_whole(out / "heat-map.svg", picture.encode())
 
 
 def _mean(figure: str, rows: Sequence[dict[str, Any]]) -> float | None:

@@ -63,7 +63,7 @@ class RunFolder:
         partial = path.with_name(f".{path.name}.{os.getpid()}")
         with writing(path):
             partial.mkdir(parents=True)
-            lock = _locked(partial)
+            lock = locked(partial)
             try:
                 write_private(partial / CONFIG, to_toml(config).encode())
                 write_private(partial / ENGINE, msgspec.json.encode(engine))
@@ -80,7 +80,7 @@ class RunFolder:
         """The folder of a run that began. Raises RunError when it holds no run, or a process that lives uses it."""
         read_config(path)
         with writing(path):
-            lock = _locked(path)
+            lock = locked(path)
             for partial in path.glob("*.partial"):  # of a process that was killed
                 partial.unlink()
             return cls(path, lock)
@@ -152,7 +152,7 @@ def writing(path: Path) -> Iterator[None]:
         raise RunNotKept(f"the run in {path} cannot be kept: {why}{remedy}") from error
 
 
-def _locked(path: Path) -> IO[str]:
+def locked(path: Path) -> IO[str]:
     """The lock of a folder, held until it is closed. Raises RunError when another process holds it, and OSError."""
     lock = (path / LOCK).open("a+")
     try:

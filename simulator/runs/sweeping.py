@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import statistics
@@ -16,6 +17,7 @@ from fedcore.decoding import decoder
 from simulator.engines.forked import ended_each
 from simulator.errors import Diverged, RunError
 from simulator.runs.config_file import differences
+from simulator.runs.folder import locked
 from simulator.runs.reading import RESULT, read_config, read_result
 from simulator.runs.running import resume_run, start_run
 from simulator.runs.sweep_file import SweepRun
@@ -71,18 +73,19 @@ def run_sweep(
     """Run all that has no result yet, each in `folder`/runs/NAME; gives the outcomes in the order of the runs.
 
     processes: how many run at a time. on_end: called with every outcome when it is there. A run that fails or is killed
-    keeps none of the others from running. Raises RunError, before any run, when a folder is that of a run of another
-    configuration: names of folders say only what varies.
+    keeps none of the others from running. Raises RunError, before any run, when another sweep is at work in the folder,
+    or when the folder of a run is that of another configuration: names of folders say only what varies.
     """
     _check_kept(runs, folder)
     (folder / RUNS).mkdir(parents=True, exist_ok=True)
     outcomes: dict[str, SweepOutcome] = {}
-    waiting = [run for run in runs if not (folder / RUNS / run.name / RESULT).exists()]
-    kept = ((run, _End("done")) for run in runs if run not in waiting)
-    for run, end in itertools.chain(kept, _ends(waiting, folder, processes)):
-        result = read_result(folder / RUNS / run.name) if end.status == "done" else None
-        outcomes[run.name] = SweepOutcome(run, end.status, result, end.why)
-        on_end(outcomes[run.name])
+    with contextlib.closing(locked(folder)):
+        waiting = [run for run in runs if not (folder / RUNS / run.name / RESULT).exists()]
+        kept = ((run, _End("done")) for run in runs if run not in waiting)
+        for run, end in itertools.chain(kept, _ends(waiting, folder, processes)):
+            result = read_result(folder / RUNS / run.name) if end.status == "done" else None
+            outcomes[run.name] = SweepOutcome(run, end.status, result, end.why)
+            on_end(outcomes[run.name])
     return [outcomes[run.name] for run in runs]
 
 

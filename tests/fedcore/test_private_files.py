@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from fedcore.private_files import write_private
+from fedcore.private_files import write_private, write_whole
 from fedcore.signing import SigningKey
 from fedcore.succession import SucceedingKey
 
@@ -43,4 +43,15 @@ def test_a_private_file_is_replaced_only_when_told(tmp_path):
     assert (refused.value.filename, path.read_bytes()) == (str(path), b"first")
     write_private(path, b"second", replace=True)
     assert (path.read_bytes(), stat.S_IMODE(path.stat().st_mode)) == (b"second", 0o600)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_for_others_is_replaced_whole_with_the_usual_mode(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"first")
+    usual = path.stat().st_mode
+    write_whole(path, b"second")
+    assert (path.read_bytes(), path.stat().st_mode) == (b"second", usual)
+    with pytest.raises(OSError, match="missing/file"):
+        write_whole(tmp_path / "missing" / "file", b"third")
     assert list(tmp_path.iterdir()) == [path]

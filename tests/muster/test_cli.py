@@ -440,3 +440,13 @@ def test_the_servers_key_is_rotated_and_given_up_by_commands(tmp_path, monkeypat
 
 def test_help_shows_words_in_square_brackets():
     assert "[default: the goal]" in " ".join(in_process("task", "create", "--help").stdout.split())
+
+
+def test_a_run_that_is_interrupted_says_how_to_go_on(typed, tmp_path, monkeypatch):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("simulator.runs.running.advance", interrupted)
+    path = tmp_path / "run"
+    status, _, err = typed("simulate", "--model", "logreg", "--rounds", 1, "--processes", 1, "--run", path)
+    assert (status, f"go on with --resume {path}" in err) == (130, True), err

@@ -1,6 +1,7 @@
 """Sweeps: which runs a file asks for, and that each of them ends by itself."""
 
 import json
+import os
 from collections import Counter
 
 import pytest
@@ -110,6 +111,18 @@ def test_a_sweep_refuses_the_folder_of_one_with_other_options(sweep, tmp_path):
     others = sweep(OPTIONS.replace("rounds = 2", "rounds = 3") + grid)
     with pytest.raises(RunError, match=r"seed=0 is of a sweep with other options; .* differ in rounds \(2 and 3\)"):
         run_sweep(others, tmp_path, processes=1)
+
+
+def test_a_second_sweep_in_the_same_folder_is_refused(sweep, tmp_path):
+    runs, said = sweep(OPTIONS + "[grid]\nseed = [0]\n"), []
+
+    def on_end(outcome):
+        with pytest.raises(RunError) as refused:
+            run_sweep(runs, tmp_path, processes=1)
+        said.append(str(refused.value))
+
+    run_sweep(runs, tmp_path, 1, on_end)
+    assert said == [f"{tmp_path} is in use by process {os.getpid()}; wait for its end, or end it"]
 
 
 def start_run_and_stop(run, folder):
