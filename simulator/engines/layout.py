@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from simulator.engines.recording import Call, Place, Recording, places
 from simulator.engines.writers import writer_of
@@ -15,20 +16,50 @@ aten = torch.ops.aten
 
 def lay_out_parts(recording: Recording) -> None:
     """Let the parts of every concatenation be made in the whole, or copied there where that cannot be."""
+    written = {buffer for call in recording.calls for buffer in call.written}
     for call in [call for call in recording.calls if call.operator is aten.cat.default]:
-        start, copies = 0, list[Call]()
         (whole,) = (place for place in call.results if place is not None)
-        dim: int = (call.args[1] if len(call.args) > 1 else 0) % len(whole.size)
-        for part in call.args[0]:
-            rows = _Rows(math.prod(part.size[dim:]), math.prod(whole.size[dim:]), start, whole.buffer)
-            if part.dtype == whole.dtype and _can_move(recording, part, rows):
-                recording.move(part.buffer, rows.place)
-            else:
-                to = replace(whole, size=part.size, offset=whole.offset + start)
-                copies.append(Call(aten.copy_.default, (to, part), {}, []))
-            start += rows.length
+        if whole.stride != _row_major(whole.size):  # images with their channels last
+            continue
+        parts = _parts(call, whole)
+        copied = [
+            index for index, rows in parts.items() if not _moved(recording, call.args[0][index], rows, whole, written)
+        ]
+        # A part may lie in what another part lay in, and has moved with it. So the places are read again.
+        copies = [_copy(call.args[0][index], parts[index], whole) for index in copied]
+        if copies:
+            written.add(whole.buffer)
         at = next(index for index, one in enumerate(recording.calls) if one is call)
         recording.calls[at : at + 1] = copies
+
+
+def _parts(call: Call, whole: Place) -> dict[int, _Rows]:
+    """Where the parts of a concatenation belong in the whole, by index."""
+    dim: int = (call.args[1] if len(call.args) > 1 else 0) % len(whole.size)
+    start, parts = 0, dict[int, _Rows]()
+    for index, part in enumerate(call.args[0]):
+        if len(part.size) == len(whole.size):  # torch also takes empty vectors, whatever the whole
+            parts[index] = _Rows(math.prod(part.size[dim:]), math.prod(whole.size[dim:]), start, whole.buffer)
+            start += parts[index].length
+    return parts
+
+
+def _moved(recording: Recording, part: Place, rows: _Rows, whole: Place, written: set[int]) -> bool:
+    """Move a part to its rows of the whole, if that can be.
+
+    Not where one of them is written in place, or the part has been moved already.
+    """
+    if part.buffer == whole.buffer or {part.buffer, whole.buffer} & written or part.dtype != whole.dtype:
+        return False
+    can_move = _can_move(recording, part, rows)
+    if can_move:
+        recording.move(part.buffer, rows.place)
+    return can_move
+
+
+def _copy(part: Place, rows: _Rows, whole: Place) -> Call:
+    to = replace(whole, size=part.size, offset=whole.offset + rows.start)
+    return Call(aten.copy_.default, (to, part), {}, [])
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,21 +86,32 @@ class _Rows:
 def _can_move(recording: Recording, part: Place, rows: _Rows) -> bool:
     """Whether a part is all of its buffer, row after row, and its maker can write it in longer rows."""
     makers = [call for call in recording.calls if part.buffer in call.made]
-    size = math.prod(part.size)
-    if not makers or writer_of(makers[0]) is None or not rows.length:
+    if not makers or any(writer_of(maker) is None for maker in makers) or not rows.length:
         return False
-    whole = part.offset == 0 and recording.nbytes[part.buffer] == size * part.dtype.itemsize
-    in_order = part.stride == torch.empty(part.size, device="meta").stride()
-    return (
-        whole and in_order and all(rows.can_place(one) for one in _all_places(recording) if one.buffer == part.buffer)
-    )
+    there = [one for one in _all_places(recording) if one.buffer == part.buffer]
+    in_order = part.stride == _row_major(part.size)
+    return _fills_buffer(recording, part) and in_order and all(rows.can_place(one) for one in there)
 
 
-def may_lie_in(recording: Recording, place: Place, storage: torch.UntypedStorage) -> bool:
+def _fills_buffer(recording: Recording, place: Place) -> bool:
+    """Whether a place is all of its buffer, which holds nothing of another dtype."""
+    whole = place.offset == 0 and recording.nbytes[place.buffer] == math.prod(place.size) * place.dtype.itemsize
+    return whole and all(one.dtype == place.dtype for one in _all_places(recording) if one.buffer == place.buffer)
+
+
+def _row_major(size: tuple[int, ...]) -> tuple[int, ...]:
+    return torch.empty(size, device="meta").stride()
+
+
+def may_lie_in(recording: Recording, place: Place, target: Tensor) -> bool:
     """Whether a result may be made in memory that arguments lie in: nobody reads those once it is written to."""
     first = next((index for index, call in enumerate(recording.calls) if place.buffer in call.touched), None)
-    if first is None or place.buffer in recording.given or place.offset or writer_of(recording.calls[first]) is None:
+    if first is None or place.buffer in recording.given or writer_of(recording.calls[first]) is None:
         return False
+    shape = (target.dtype, tuple(target.shape), target.stride())
+    if (place.dtype, place.size, place.stride) != shape or not _fills_buffer(recording, place):
+        return False
+    storage = target.untyped_storage()
     there = {buffer for buffer, one in recording.given.items() if one._cdata == storage._cdata}
     if there & {one.buffer for one in recording.outputs.values()}:
         return False
@@ -78,7 +120,8 @@ def may_lie_in(recording: Recording, place: Place, storage: torch.UntypedStorage
     maker = recording.calls[first]
     read = [one for one in places((maker.args, maker.kwargs)) if one.buffer in there]
     # An operator of single values reads each before it writes there.
-    alike = all((one.size, one.stride) == (place.size, place.stride) for one in read)
+    lies = (place.size, place.stride, target.storage_offset())
+    alike = all((one.size, one.stride, one.offset) == lies for one in read)
     return not read or (torch.Tag.pointwise in maker.operator.tags and alike)
 
 

@@ -5,6 +5,7 @@ Operators write into memory that is theirs from the start, as far as they can, s
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from simulator.engines.layout import lay_out_parts, may_lie_in
 from simulator.engines.recording import Call, NotRecordable, Place, Recording, places, record
+from simulator.engines.trial import Before, agree
 from simulator.engines.writers import writer_of
 
 
@@ -25,6 +27,11 @@ class Workspace:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._blocks: list[Tensor] = []
+
+    def spoil(self) -> None:
+        """Fill it with what is no number, so that nobody reads what nobody wrote without being found out."""
+        for block in self._blocks:
+            block.fill_(255)
 
     def reservation(self) -> _Reservation:
         """The use of all of it by one program."""
@@ -83,11 +90,10 @@ class Program:
         """Let results be made where they are to be; give those that must be copied there."""
         copies = []
         for name, target in targets.items():
-            place, storage = recording.outputs[name], target.untyped_storage()
-            free = place.buffer not in self._given and may_lie_in(recording, place, storage)
-            if free and place.stride == target.stride():
+            place = recording.outputs[name]
+            if place.buffer not in self._given and may_lie_in(recording, place, target):
                 recording.move(place.buffer, functools.partial(_shifted, int(target.storage_offset())))
-                self._given[place.buffer] = storage
+                self._given[place.buffer] = target.untyped_storage()
             else:
                 copies.append((target, place))
         return copies
@@ -165,7 +171,8 @@ def _shifted(by: int, place: Place) -> Place:
 class Programs:
     """Programs by key, each recorded when it is first needed, and memory for their arguments.
 
-    replays: whether functions are recorded at all; else they are called each time, as are those that cannot be.
+    replays: whether functions are recorded at all; else they are called each time, as are those that cannot be
+    recorded, or whose program fails its trial.
     """
 
     def __init__(self, device: torch.device, *, replays: bool) -> None:
@@ -178,6 +185,7 @@ class Programs:
         whole = self._memory.get((key, len(shape)))
         if whole is None or len(whole) < shape[0]:
             self._programs.clear()  # they know where the arguments were
+            self._workspace = Workspace(self._workspace.device)
             whole = self._memory[key, len(shape)] = torch.empty(
                 tuple(shape), dtype=dtype, device=self._workspace.device
             )
@@ -198,21 +206,33 @@ class Programs:
 
         key: the same for the same function of the same arguments. arguments: all tensors that it reads and that change.
         """
+        if not self._replays:
+            return _called(function, targets)
         if key not in self._programs:
-            self._programs[key] = self._recorded(function, arguments, targets)
+            self._programs[key], outputs = self._first_run(function, arguments, targets)
+            return outputs
         program = self._programs[key]
         return _called(function, targets) if program is None else program.run()
 
-    def _recorded(
+    def _first_run(
         self, function: Callable[[], dict[str, Tensor]], arguments: Iterable[Tensor], targets: Mapping[str, Tensor]
-    ) -> Program | None:
-        """A program of the function; None where it is to be called each time."""
-        if not self._replays:
-            return None
+    ) -> tuple[Program | None, dict[str, Tensor]]:
+        """A program of the function after its trial, and its outputs; None and those of a call where it fails."""
         try:
-            return Program(record(function, arguments), self._workspace, targets)
+            recording = record(function, arguments)
         except NotRecordable:
-            return None
+            return None, _called(function, targets)
+        before = Before([*recording.overwritten, *(target.untyped_storage() for target in targets.values())])
+        # A target takes values as they fit there.
+        taken = {name: target.clone().copy_(recording.found[name]) for name, target in targets.items()}
+        with contextlib.suppress(Exception):  # whatever a program fails at, its function has just done
+            program = Program(recording, self._workspace, targets)
+            self._workspace.spoil()
+            outputs = program.run()
+            if agree({**outputs, **targets}, recording.found | taken) and before.same_around(targets.values()):
+                return program, outputs
+        before.put_back()
+        return None, _called(function, targets)
 
 
 def _called(function: Callable[[], dict[str, Tensor]], targets: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -61,10 +61,7 @@ class Call:
     @property
     def written(self) -> set[int]:
         """The buffers of arguments that it writes to."""
-        schema = self.operator._schema.arguments
-        named = dict(zip((item.name for item in schema), self.args, strict=False)) | self.kwargs
-        written = [named.get(item.name) for item in schema if item.alias_info is not None and item.alias_info.is_write]
-        return {place.buffer for place in places(written)}
+        return _written(self.operator, self.args, self.kwargs)
 
     @property
     def touched(self) -> set[int]:
@@ -82,18 +79,35 @@ def places(tree: Any) -> Iterator[Place]:
     return (leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, Place))
 
 
+def _written(operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> set[int]:
+    """The buffers that an operator writes to: none where it turns a tensor in place, as `transpose_` does."""
+    if torch.Tag.inplace_view in operator.tags:
+        return set()
+    schema = operator._schema.arguments
+    named = dict(zip((item.name for item in schema), args, strict=False)) | dict(kwargs)
+    written = [named.get(item.name) for item in schema if item.alias_info is not None and item.alias_info.is_write]
+    return {place.buffer for place in places(written)}
+
+
 @dataclass(slots=True)
 class Recording:
     """The calls of a function, in order. Whoever has it may change it.
 
     given: the memory that is there before the first call: arguments and constants. nbytes: the size of every other
-    buffer. outputs: where the function's results are, by name.
+    buffer. outputs: where the function's results are, by name. found: what they were when it was recorded.
     """
 
     calls: list[Call]
     given: dict[int, torch.UntypedStorage]
     nbytes: dict[int, int]
     outputs: dict[str, Place]
+    found: dict[str, Tensor]
+
+    @property
+    def overwritten(self) -> list[torch.UntypedStorage]:
+        """The given memory that calls write to."""
+        written = {buffer for call in self.calls for buffer in call.written}
+        return [storage for buffer, storage in self.given.items() if buffer in written]
 
     def move(self, buffer: int, moved: Callable[[Place], Place]) -> None:
         """Put all that lies in a buffer somewhere else."""
@@ -107,11 +121,12 @@ class Recording:
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes every operator, with arguments and results. It keeps them all, so no address comes twice."""
+    """Notes every operator as it runs, as later ones may turn its tensors in place."""
 
-    def __init__(self) -> None:
+    def __init__(self, notes: _Notes) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.noted: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
+        self._notes, self.calls = notes, list[Call]()
+        self.refused = False
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -125,8 +140,13 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._note(func, args, kwargs or {})
 
     def _note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        placed_args, placed_kwargs = tree_map_only(Tensor, self._notes.place, (args, kwargs))
+        self._notes.keep(_written(func, placed_args, placed_kwargs))
         result = func(*args, **kwargs)
-        self.noted.append((func, args, kwargs, result))
+        if _shaped_by_values(func, args) or not _all_tensors(result):
+            self.refused = True  # as the model must not see an error
+        elif call := self._notes.call(func, placed_args, placed_kwargs, result):
+            self.calls.append(call)
         return result
 
 
@@ -135,16 +155,23 @@ class NotRecordable(Exception):
 
 
 def record(function: Callable[[], Mapping[str, Tensor]], arguments: Iterable[Tensor]) -> Recording:
-    """Run a function, and note what it does.
+    """Run a function, and note what it does. Its arguments and torch's random numbers are as before afterwards.
 
     arguments: the tensors whose values may be others in the next run; everything else that it reads is a constant.
     Raises NotRecordable.
     """
-    with _Recorder() as recorder:
-        outputs = function()
-    notes = _Notes(arguments)
-    calls = [call for noted in recorder.noted if (call := notes.call(*noted)) is not None]
-    recording = Recording(calls, notes.given, notes.nbytes, {name: notes.place(one) for name, one in outputs.items()})
+    notes, drawn = _Notes(arguments), torch.get_rng_state()
+    try:
+        with _Recorder(notes) as recorder:
+            outputs = function()
+        found = {name: one.clone() for name, one in outputs.items()}
+    finally:
+        notes.put_back()
+        torch.set_rng_state(drawn)
+    if recorder.refused:
+        raise NotRecordable
+    results = {name: notes.place(one) for name, one in outputs.items()}
+    recording = Recording(recorder.calls, notes.given, notes.nbytes, results, found)
     _fold_constants(recording, notes)
     _drop_unused(recording)
     _merge_scaled(recording)
@@ -152,13 +179,14 @@ def record(function: Callable[[], Mapping[str, Tensor]], arguments: Iterable[Ten
 
 
 class _Notes:
-    """Numbers for the memory that tensors lie in."""
+    """Numbers for the memory that tensors lie in. All of it is held, so no address comes twice."""
 
     def __init__(self, arguments: Iterable[Tensor]) -> None:
         self.storages: list[torch.UntypedStorage] = []
         self._numbers: dict[int, int] = {}
         self.given: dict[int, torch.UntypedStorage] = {}
         self.nbytes: dict[int, int] = {}
+        self._kept: dict[int, torch.UntypedStorage] = {}
         self.arguments = {self.place(one).buffer for one in arguments}
 
     def place(self, tensor: Tensor) -> Place:
@@ -170,14 +198,20 @@ class _Notes:
             self.given[number] = storage
         return _place(tensor, number)
 
+    def keep(self, buffers: Iterable[int]) -> None:
+        """Copy given memory that is about to be written."""
+        for buffer in (set(buffers) & self.given.keys()) - self._kept.keys():
+            self._kept[buffer] = self.given[buffer].clone()  # type: ignore[no-untyped-call]
+
+    def put_back(self) -> None:
+        """Let the given memory hold again what it held at first."""
+        for buffer, before in self._kept.items():
+            self.given[buffer].copy_(before)
+
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Call | None:
-        """A call as it was noted; none where its results are views. Raises NotRecordable."""
+        """A call with places as arguments; none where its results are views."""
         one_result = isinstance(result, Tensor)
-        given = [result] if one_result else [] if result is None else result
-        if _shaped_by_values(func, args) or not _all_tensors(given):
-            raise NotRecordable(str(func))
-        args, kwargs = tree_map_only(Tensor, self.place, (args, kwargs))
-        results = [self._made(one) for one in given]
+        results = [self._made(one) for one in ([result] if one_result else result or ())]
         if func is aten.relu.default:  # as it cannot write into memory that is there
             func, args = aten.clamp_min.default, (*args, 0)
         call = Call(SAME.get(func, func), args, kwargs, results, one_result)
@@ -208,6 +242,8 @@ def _shaped_by_values(func: torch._ops.OpOverload, args: tuple[Any, ...]) -> boo
 
 
 def _all_tensors(results: Any) -> bool:
+    if results is None or isinstance(results, Tensor):
+        return True
     return isinstance(results, list | tuple) and all(one is None or isinstance(one, Tensor) for one in results)
 
 
@@ -261,7 +297,7 @@ def _merge_scaled(recording: Recording) -> None:
         if call.operator is aten.add.Tensor and to in products:
             to, by = by, to
         product = products.get(by) if isinstance(to, Place) else None
-        if product is None or reads[by.buffer] > 1 or product.read & written:
+        if product is None or to.dtype is not by.dtype or reads[by.buffer] > 1 or product.read & written:
             continue
         call.args, call.kwargs = (to, product.args[0]), {"alpha": product.args[1]}
         merged.add(id(product))

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from simulator.engines import program as program_module
 from simulator.engines.program import Program, Programs, Workspace
 from simulator.engines.recording import record
 from simulator.engines.writers import writer_of
@@ -51,12 +52,47 @@ def differentiated(x, y):
     return {"gradient": torch.autograd.grad(loss, leaf)[0], "loss": loss.detach()}
 
 
+def parts_twice(x, y):
+    z = x * y
+    last = torch.stack([x, y])[None].clone(memory_format=torch.channels_last)
+    images = torch.cat([last * 2, last - 1], 1)
+    grown = torch.cat([torch.empty(0), x * 2], 1)
+    return {"twice": torch.cat([z, z[:, :1], z], 1), "images": images, "grown": torch.cat([grown, z - 1], 1)}
+
+
+def joined_then_written(x, y):
+    part, other = x * 2, y * 3
+    whole, second = torch.cat([part, y], 1), torch.cat([other, x], 1)
+    whole.add_(1)
+    other.mul_(2)
+    return {"whole": whole, "part": part, "second": second, "other": other}
+
+
+def turned_in_place(x, y):
+    z = x * 2
+    before = z[:3] + y[:3]
+    return {"before": before, "after": z[:3].t_() @ y[:3] + z.transpose_(0, 1)}
+
+
+def other_dtypes(x, y):
+    small = (x * 4).to(torch.int8)
+    bits = x * 2
+    whole = torch.cat([bits, y], 1)
+    return {"sum": small * 100 + (y * 4).long(), "whole": whole, "bits": bits.view(torch.int16).sum(1)}
+
+
 def pair(seed):
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(4, 4, generator=generator) for _ in range(2)]
 
 
-@pytest.mark.parametrize("function", [in_place, joined, constants, scaled, convolved, differentiated])
+FUNCTIONS = [
+    in_place, joined, constants, scaled, convolved, differentiated, parts_twice, joined_then_written, turned_in_place,
+    other_dtypes,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
 def test_a_program_gives_what_its_function_gives_for_other_values(function):
     x, y = pair(0)
     program = Program(record(lambda: function(x, y), [x, y]), Workspace(CPU), {})
@@ -92,6 +128,88 @@ def test_outputs_may_go_where_arguments_are(function):
         assert program.run() == {}
         expected = function(**expected)
         torch.testing.assert_close(targets, expected)
+
+
+def test_targets_of_another_dtype_or_size_take_what_fits_alone():
+    x, y = pair(0)
+    flags, first = torch.zeros(4, 4), torch.full((3, 4), -1.0)
+    targets = {"flags": flags, "first": first[1:2]}
+
+    def function():
+        return {"flags": x > y, "first": torch.stack([x[0] * 2, y[0] * 2])[:1]}
+
+    program = Program(record(function, [x, y]), Workspace(CPU), targets)
+    for _ in range(2):
+        program.run()
+        torch.testing.assert_close(flags, (x > y).float())
+        torch.testing.assert_close(first, torch.stack([first[0] * 0 - 1, x[0] * 2, first[0] * 0 - 1]))
+
+
+def counted(x, count):
+    x -= 0.5
+    count.add_(1)
+    return {"y": x * count}
+
+
+def test_what_a_function_writes_in_place_is_written_once_a_run():
+    x, count, programs = torch.ones(3), torch.zeros(()), Programs(CPU, replays=True)
+    for runs in (1, 2, 3):
+        found = programs.run("key", lambda: counted(x, count), [x], {})["y"]
+        assert (x.tolist(), count.item(), found.tolist()) == ([1 - runs / 2] * 3, runs, [(1 - runs / 2) * runs] * 3)
+
+
+def test_random_operators_draw_as_if_called_and_are_recorded_once():
+    calls = []
+
+    def noisy(x):
+        calls.append(1)
+        return {"x": x + torch.rand(3)}
+
+    draws = []
+    for replays in (True, False):
+        torch.manual_seed(0)
+        x, programs = torch.ones(3), Programs(CPU, replays=replays)
+        draws.append([programs.run("key", lambda x=x: noisy(x), [x], {})["x"].tolist() for _ in range(3)])
+    assert draws[0] == draws[1]
+    assert len(calls) == 1 + 3
+
+
+class Spoiled(Program):
+    """A program with a fault: it doubles a result, writes past a target, leaves something out, or does not run."""
+
+    def __init__(self, recording, workspace, targets, fault):
+        super().__init__(recording, workspace, targets)
+        self._target, self._fault = targets["x"], fault
+
+    def run(self):
+        if self._fault == "left out":
+            self._steps = self._steps[1:]
+        outputs = super().run()
+        whole = self._target._base
+        if self._fault == "doubled":
+            self._target.mul_(2)
+        elif self._fault == "past":
+            whole[-1] = 5
+        elif self._fault == "fails":
+            raise RuntimeError("wrong shapes")
+        return outputs
+
+
+@pytest.mark.parametrize("fault", ["doubled", "past", "left out", "fails"])
+def test_a_program_that_fails_its_trial_is_called_each_time(monkeypatch, fault):
+    monkeypatch.setattr(program_module, "Program", lambda *args: Spoiled(*args, fault))
+    whole, y, programs, calls = torch.ones(3, 2), torch.full((2, 2), 3.0), Programs(CPU, replays=True), []
+    x = whole[:2]
+
+    def function():
+        calls.append(1)
+        return {"x": (x @ y) @ y - x, "sum": y.sum()}
+
+    for runs in (1, 2):
+        expected = (x @ y) @ y - x
+        assert programs.run("key", function, [x, y], {"x": x})["sum"].item() == 12
+        torch.testing.assert_close(whole, torch.cat([expected, torch.ones(1, 2)]))
+        assert len(calls) == 1 + runs
 
 
 def test_programs_share_memory_that_each_fills_anew():
