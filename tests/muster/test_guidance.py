@@ -154,7 +154,7 @@ def test_a_wrong_algorithm_or_setting_is_said_before_torch_is_loaded(arguments, 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["export", "digit_cnn"], "did you mean digits_cnn? there are logreg"),
+        (["export", "digit_cnn"], "did you mean digits_cnn? there are least_squares"),
         (["export", "mlp", "--format", "onx"], "did you mean onnx? there are"),
         (["simulate", "--model", "mlp", "--dataset", "digit"], "did you mean digits? there are"),
         (
