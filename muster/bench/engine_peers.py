@@ -40,6 +40,8 @@ PEERS: Mapping[str, tuple[str, str | None]] = {
 """Of every peer its runner, and the requirements of its environment; without those it runs on this Python."""
 BARE = "bare torch steps"
 ENGINES: Sequence[Wanted] = ("graphs", "torch")
+PLANNED_ROUNDS = 1000
+"""The training that an engine is chosen for, as `muster simulate` does: here fewer rounds of it are measured."""
 PROBE = 1000
 """The loss is that of the first so many examples, as benchmarks/engine_peers/turns.py has it."""
 TOLERANCE = 0.1
@@ -48,7 +50,8 @@ TARGETS = {"to_bare": {"W1": 0.75, "W2": 0.6, "W3": 0.6}, "best_peer_to_muster":
 
 
 class Turns(msgspec.Struct, frozen=True, kw_only=True):
-    """One who trained on a workload. muster_is_faster: CPU seconds to those of Muster's faster engine."""
+    """One who trained on a workload. muster_is_faster: CPU seconds to those of Muster's chosen
+    engine."""
 
     workload: str
     by: str
@@ -60,9 +63,13 @@ class Turns(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """CPU seconds of a round of everyone, the median over the rounds, and Muster's faster engine against the others."""
+    """CPU seconds of a round of everyone, the median over the rounds, and Muster against the others.
+
+    chosen: of every workload, the engine that `--engine auto` takes, for PLANNED_ROUNDS. Muster's figures are its.
+    """
 
     rounds: int
+    chosen: dict[str, str]
     to_bare: dict[str, float]
     best_peer_to_muster: dict[str, float]
     targets: dict[str, dict[str, float]]
@@ -89,6 +96,7 @@ def compare(
         for name, (_, requirements) in peers.items()
     }
     turns: list[Turns] = []
+    chosen: dict[str, str] = {}
     for name, workload in workloads.items():
         with (
             tempfile.TemporaryDirectory(prefix="muster-peers-", ignore_cleanup_errors=True) as place,
@@ -102,12 +110,15 @@ def compare(
                 say(f"{name}: round {number} of {rounds}")
                 race.round(number)
             turns += race.results(name)
+            chosen[name] = race.chosen
     to_bare, to_muster = {}, {}
     for name in workloads:
         times = {turn.by: turn for turn in turns if turn.workload == name}
         to_bare[name] = 1 / times[BARE].muster_is_faster
         to_muster[name] = min(times[peer].muster_is_faster for peer in peers)
-    return Comparison(rounds=rounds, to_bare=to_bare, best_peer_to_muster=to_muster, targets=TARGETS, turns=turns)
+    return Comparison(
+        rounds=rounds, chosen=chosen, to_bare=to_bare, best_peer_to_muster=to_muster, targets=TARGETS, turns=turns
+    )
 
 
 class _Race:
@@ -119,16 +130,15 @@ class _Race:
         self._bare_seconds = stack.enter_context(bare_seconds(self._model, self._users, torch.device("cpu")))
         self._cohorts = [self._users.sample(workload.cohort, 0, number) for number in range(rounds + 1)]
         _write(self._model, self._users, self._cohorts, folder)
-        self._engines = {f"muster, {kind}": self._engine(kind) for kind in ENGINES}
+        task = Task(self._model, fedavg(), self._users, PLANNED_ROUNDS * workload.cohort)
+        self.chosen = choose("auto", task, Computing()).computing.engine
+        self._engines = {_label(kind): self._engine(kind, task) for kind in ENGINES}
         self._peers: dict[str, Peer] = {}
         self._spent: dict[str, list[float]] = {name: [] for name in (*self._engines, BARE)}
         self._losses: dict[str, float] = {}
 
-    def _engine(self, kind: Wanted) -> Engine:
-        algorithm = fedavg()
-        clients = sum(map(len, self._cohorts))
-        choice = choose(kind, Task(self._model, algorithm, self._users, clients), Computing())
-        return Engine(self._model, algorithm, self._users, computing=choice.computing)
+    def _engine(self, kind: Wanted, task: Task) -> Engine:
+        return Engine(self._model, task.algorithm, self._users, computing=choose(kind, task, Computing()).computing)
 
     def enter(self, peer: Peer) -> None:
         """Let a peer take part."""
@@ -173,7 +183,7 @@ class _Race:
     def results(self, workload: str) -> Iterator[Turns]:
         """Everyone's result. The first round does not count."""
         seconds = {name: statistics.median(spent[1:]) for name, spent in self._spent.items()}
-        ours = min(seconds[name] for name in self._engines)
+        ours = seconds[_label(self.chosen)]
         for name, mine in seconds.items():
             yield Turns(
                 workload=workload,
@@ -184,6 +194,10 @@ class _Race:
                 muster_is_faster=mine / ours,
                 loss=self._losses.get(name),
             )
+
+
+def _label(engine: str) -> str:
+    return f"muster, {engine}"
 
 
 def _write(model: Model, users: Population, cohorts: Sequence[Sequence[int]], folder: Path) -> None:
