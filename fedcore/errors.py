@@ -14,6 +14,7 @@ FedcoreError
 │   ├── ForgedSignature     a request's signature was not made by its key over it
 │   └── StaleSignature      a request's signature is too old, too new or expired
 ├── ReportError             a report has the wrong length or layout, or holds a non-finite number
+├── PrivacyError            a promise of privacy has a value that it cannot have, or cannot be accounted for
 ├── ScheduleError           a server schedule has a value out of range, or lacks one that another needs
 └── AlgorithmError
     ├── UnknownAlgorithm    no algorithm has that name
@@ -78,6 +79,10 @@ class StaleSignature(WireError):
 
 class ReportError(FedcoreError):
     """A report has the wrong length or layout, or holds a non-finite number."""
+
+
+class PrivacyError(FedcoreError):
+    """A promise of privacy has a value that it cannot have, or cannot be accounted for."""
 
 
 class ScheduleError(FedcoreError):

@@ -1,0 +1,95 @@
+"""The accountant: the ε that the rounds of a ledger have spent, and the noise with which a plan stays within one.
+
+Neighbours are runs that differ in the reports of one device, which are zeros in one of them; the rounds that it is in
+are chosen to be the worst that the separation allows. Needs `dp-accounting` (extra `privacy`), which is loaded when it
+is called.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from fedcore.errors import PrivacyError
+from fedcore.privacy.matrices import banded_sensitivity_squared, heaviest, tree_sensitivity_squared
+from fedcore.privacy.settings import Noise
+
+
+def spent(rows: Sequence[Noise], delta: float) -> float:
+    """ε at δ of released sums, the rows in the order of their release; 0 of none.
+
+    Every row counts as a round for the separation. Raises PrivacyError when rows differ in anything but the noise
+    multiplier, or in that where noise is correlated over rounds, and when `dp-accounting` is not installed.
+    """
+    if not 0 < delta < 1:
+        raise PrivacyError(f"delta must be above 0 and below 1, not {delta!r}")
+    if not rows:
+        return 0.0
+    _check_alike(rows)
+    if rows[0].sampling_probability < 1:
+        return _spent_by_samples(rows, delta)
+    return float(_dp_accounting().get_epsilon_gaussian(1 / math.sqrt(_moved_squared(rows)), delta))
+
+
+def calibrated(noise: Noise, rounds: int, epsilon: float, delta: float) -> float:
+    """The least noise multiplier with which `rounds` rounds of such noise spend no more than ε at δ.
+
+    The noise multiplier of `noise` itself does not matter. Raises PrivacyError as `spent` does.
+    """
+    unit = msgspec.structs.replace(noise, noise_multiplier=1.0)
+    if noise.sampling_probability == 1:
+        sigma = _dp_accounting().get_sigma_gaussian(epsilon, delta)
+        return float(sigma) * math.sqrt(_moved_squared([unit] * rounds)) * (1 + 1e-9)
+    low, high = 1e-2, 1.0
+    while spent([msgspec.structs.replace(unit, noise_multiplier=high)] * rounds, delta) > epsilon:
+        low, high = high, 2 * high
+    while high / low > 1 + 1e-4:
+        middle = math.sqrt(low * high)
+        fits = spent([msgspec.structs.replace(unit, noise_multiplier=middle)] * rounds, delta) <= epsilon
+        low, high = (low, middle) if fits else (middle, high)
+    return high
+
+
+def _moved_squared(rows: Sequence[Noise]) -> float:
+    """The square of how far a device can move all sums together, in standard deviations of their noise."""
+    first, rounds = rows[0], len(rows)
+    if first.mechanism == "gaussian":
+        return heaviest(np.array([row.noise_multiplier**-2 for row in rows]), first.min_separation_rounds)
+    if first.mechanism == "tree":
+        squared = tree_sensitivity_squared(rounds, first.min_separation_rounds)
+    else:
+        squared = banded_sensitivity_squared(first.bands, rounds, first.min_separation_rounds)
+    return squared / first.noise_multiplier**2
+
+
+def _spent_by_samples(rows: Sequence[Noise], delta: float) -> float:
+    """With Poisson sampling, by the composition of privacy loss distributions."""
+    accounting = _dp_accounting()
+    accountant = accounting.pld.PLDAccountant()
+    for (multiplier, probability), count in Counter((r.noise_multiplier, r.sampling_probability) for r in rows).items():
+        sampled = accounting.PoissonSampledDpEvent(probability, accounting.GaussianDpEvent(multiplier))
+        accountant.compose(sampled, count)
+    return float(accountant.get_epsilon(delta))
+
+
+def _check_alike(rows: Sequence[Noise]) -> None:
+    free = {"noise_multiplier", "sampling_probability"} if rows[0].mechanism == "gaussian" else set()
+    for name in Noise.__struct_fields__:
+        values = {getattr(row, name) for row in rows}
+        if name not in free and len(values) > 1:
+            raise PrivacyError(f"rows of one ledger have the same {name}, and these have {sorted(values)}")
+    if len({row.sampling_probability < 1 for row in rows}) > 1:
+        raise PrivacyError("rows of one ledger are all drawn by Poisson sampling or none is")
+
+
+def _dp_accounting() -> Any:
+    try:
+        import dp_accounting  # noqa: PLC0415 - takes a second, and only private training needs it
+    except ModuleNotFoundError as error:
+        raise PrivacyError("dp-accounting is not installed: pip install 'muster-fl[privacy]'") from error
+    return dp_accounting

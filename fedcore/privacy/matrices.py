@@ -1,0 +1,71 @@
+"""Matrices of DP-FTRL: how the noise of rounds is correlated, and what a device can move of it.
+
+Kairouz, McMahan, Song, Thakkar, Thakurta, Xu, "Practical and private (deep) learning without sampling or shuffling",
+ICML 2021; Denisov, McMahan, Rush, Smith, Thakurta, "Improved differential privacy for SGD via optimal private linear
+operators on adaptive streams", NeurIPS 2022; Choquette-Choo et al., "Multi-epoch matrix factorization mechanisms for
+private machine learning", ICML 2023. Of T rounds, with new noise z ζ_t of each, the noise that round t gets is
+
+    w_t = z (C⁻¹ ζ)_t        C lower triangular (T, T), so that w_t takes ζ_1 … ζ_t
+
+A device whose reports have norm 1 at most moves C x by no more than the sensitivity of C, so all T noised sums together
+are one Gaussian mechanism of noise multiplier z / sensitivity, however reports depend on earlier sums.
+
+    gaussian    C = I
+    tree        C[t, i] = 1 where i is in the block of 2^l rounds that ends at t, 2^l the lowest bit of t
+    banded      C[t, i] = c_{t−i}, c_0 = 1, c_k = c_{k−1} (2k − 1) / 2k below `bands`, else 0: the matrix square root
+                of prefix sums, cut off (Kalinin, Lampert, "Banded square root matrix factorization for
+                differentially private model training", NeurIPS 2024)
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+def coefficients(bands: int) -> Floats:
+    """c_0 … of the banded matrix, float64 (bands,)."""
+    k = np.arange(1, bands)
+    return np.cumprod(np.concatenate([[1.0], (2 * k - 1) / (2 * k)]))
+
+
+def block(step: int) -> int:
+    """The number of rounds in the tree's block that ends at a step, which counts from 1."""
+    return step & -step
+
+
+def banded_sensitivity_squared(bands: int, rounds: int, separation: int) -> float:
+    """Of the banded matrix, for devices that are `separation` ≥ bands rounds apart: their columns share no row."""
+    lengths = np.minimum(bands, np.arange(rounds, 0, -1))
+    return heaviest(np.cumsum(coefficients(bands) ** 2)[lengths - 1], separation)
+
+
+def tree_sensitivity_squared(rounds: int, separation: int) -> float:
+    """Of the tree's matrix: an upper bound, which is exact for one participation and where all are alike.
+
+    For the rounds P of a device it is the sum over i, j in P of the blocks with both i and j in them. That is bounded
+    by the greatest sum over i of the greatest sum over j.
+    """
+    shared_TT = np.zeros((rounds, rounds))
+    for end in range(1, rounds + 1):
+        rows = slice(end - block(end), end)
+        shared_TT[rows, rows] += 1
+    apart_TT = np.abs(np.subtract.outer(np.arange(rounds), np.arange(rounds)))
+    shared_TT[(apart_TT > 0) & (apart_TT < separation)] = 0
+    return heaviest(heaviest_rows(shared_TT, separation), separation)
+
+
+def heaviest(weights_T: Floats, separation: int) -> float:
+    """The greatest sum of weights ≥ 0 whose places are `separation` apart at least."""
+    return float(heaviest_rows(weights_T[None], separation)[0])
+
+
+def heaviest_rows(weights_NT: Floats, separation: int) -> Floats:
+    """`heaviest` of every row, (N,)."""
+    count, rounds = weights_NT.shape
+    best = np.zeros((rounds + 1, count))
+    for t in range(1, rounds + 1):
+        best[t] = np.maximum(best[t - 1], best[max(t - separation, 0)] + weights_NT[:, t - 1])
+    return best[rounds]

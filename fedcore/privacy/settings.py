@@ -1,0 +1,96 @@
+"""The privacy of a task and the ledger of its rounds, as data."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+
+from fedcore.errors import PrivacyError
+from fedcore.validation import Count, checked, misfit
+
+Mechanism: TypeAlias = Literal["gaussian", "tree", "banded"]
+"""How the sums of rounds are noised.
+
+gaussian: by noise that is new in every round. tree, banded: by noise of DP-FTRL, much of which later rounds take back,
+from a binary tree or a banded matrix (`fedcore.privacy.matrices`).
+"""
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+WholeFromOne = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
+Probability = Annotated[float, msgspec.Meta(gt=0, le=1)]
+
+
+@checked
+class Noise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The noise of a round, and what is assumed of the rounds that a device is in: all that an accountant must know.
+
+    Raises PrivacyError naming the field and what it may be.
+
+    noise_multiplier: z, the standard deviation of the new noise on the sum of a round, over the bound on the l2 norm of
+        a report.
+    mechanism: how sums are noised.
+    min_separation_rounds: rounds from one participation of a device to its next, at least; with 1 it may be in each.
+    bands: diagonals of the banded matrix, from 2 to min_separation_rounds; 1 for other mechanisms.
+    sampling_probability: with which each device is in a round, drawn anew for every device and round (Poisson
+        sampling), as only a simulation can; 1 claims nothing about who comes.
+    """
+
+    noise_multiplier: Positive
+    mechanism: Mechanism = "gaussian"
+    min_separation_rounds: WholeFromOne = 1
+    bands: WholeFromOne = 1
+    sampling_probability: Probability = 1.0
+
+    def __post_init__(self) -> None:
+        wrong = misfit(self)
+        if wrong:
+            raise PrivacyError(f"{wrong[0]} cannot be {wrong[1]!r}: {wrong[2]}")
+        _demand(self.noise_multiplier < math.inf, "noise_multiplier", "finite", self.noise_multiplier)
+        if self.mechanism == "banded":
+            allowed = f"from 2 to min_separation_rounds ({self.min_separation_rounds})"
+            _demand(2 <= self.bands <= self.min_separation_rounds, "bands", allowed, self.bands)
+        else:
+            _demand(self.bands == 1, "bands", f"1 for the mechanism {self.mechanism}", self.bands)
+        if self.sampling_probability < 1 and (self.mechanism != "gaussian" or self.min_separation_rounds > 1):
+            raise PrivacyError(
+                "sampling_probability below 1 is for the mechanism gaussian without a separation of rounds: Poisson "
+                "sampling decides anew in every round, and does not amplify noise that is correlated over rounds"
+            )
+
+
+@checked
+class Privacy(Noise, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a task promises: (ε, δ)-differential privacy for every device, and the noise by which it is kept.
+
+    Two runs are neighbours when one device's reports are zeros in one of them. Who took part, and how many, is public.
+
+    epsilon, delta: the budget; a round that would exceed it is not begun.
+    users: size of the population. δ is below 1 / users: with more, the model might show a person whole.
+    """
+
+    epsilon: Positive
+    delta: Positive
+    users: WholeFromOne
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _demand(self.epsilon < math.inf, "epsilon", "finite", self.epsilon)
+        _demand(self.delta < 1 / self.users, "delta", f"below 1 / users, which is {1 / self.users:g}", self.delta)
+
+
+@checked
+class LedgerEntry(Noise, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A noised sum that was released: one row of a task's ledger.
+
+    round: its number. clip: the bound on the l2 norm of every report in it. devices: how many reports it sums.
+    """
+
+    round: Count
+    clip: Positive
+    devices: Count
+
+
+def _demand(holds: bool, name: str, allowed: str, value: object) -> None:
+    if not holds:
+        raise PrivacyError(f"{name} must be {allowed}, not {value!r}")

@@ -1,0 +1,179 @@
+"""The accountant against formulas of its own kind, dp-accounting's other paths, and enumerated participations."""
+
+import itertools
+import math
+import sys
+
+import dp_accounting
+import msgspec
+import numpy as np
+import pytest
+
+from fedcore.errors import PrivacyError
+from fedcore.privacy.accounting import calibrated, spent
+from fedcore.privacy.matrices import banded_sensitivity_squared, block, coefficients, tree_sensitivity_squared
+from fedcore.privacy.settings import LedgerEntry, Noise, Privacy
+
+DELTA = 1e-5
+
+
+def rows(count, multiplier=1.0, **facts):
+    return [Noise(noise_multiplier=multiplier, **facts)] * count
+
+
+def delta_of(epsilon, moved):
+    """δ of a Gaussian moved by so many standard deviations (Balle, Wang, ICML 2018, Theorem 8)."""
+
+    def below(x):
+        return 0.5 * math.erfc(-x / math.sqrt(2))
+
+    return below(moved / 2 - epsilon / moved) - math.exp(epsilon) * below(-moved / 2 - epsilon / moved)
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0, -1.0, math.nan])
+def test_a_delta_that_is_no_probability_is_refused(delta):
+    with pytest.raises(PrivacyError, match="delta"):
+        spent(rows(1), delta)
+
+
+def test_an_empty_ledger_has_spent_nothing():
+    assert spent([], DELTA) == 0
+
+
+@pytest.mark.parametrize(("count", "multiplier"), [(1, 1.0), (100, 10.0), (64, 4.0), (1000, 20.0)])
+def test_gaussian_rounds_without_amplification_are_one_gaussian(count, multiplier):
+    assert delta_of(spent(rows(count, multiplier), DELTA), math.sqrt(count) / multiplier) == pytest.approx(DELTA)
+
+
+def test_rounds_with_different_noise_add_their_inverse_squares():
+    different = rows(10, 5.0) + rows(20, 8.0)
+    assert delta_of(spent(different, DELTA), math.sqrt(10 / 25 + 20 / 64)) == pytest.approx(DELTA)
+
+
+def test_separation_counts_the_worst_rounds_that_a_device_may_be_in():
+    # Of three rounds two apart at most, a device is in the first and the last, or in the one with the least noise.
+    noises = [Noise(noise_multiplier=z, min_separation_rounds=2) for z in (4.0, 2.0, 4.0)]
+    assert spent(noises, DELTA) == pytest.approx(spent(rows(1, 2.0), DELTA))
+    noises = [Noise(noise_multiplier=z, min_separation_rounds=2) for z in (4.0, 3.5, 4.0)]
+    assert spent(noises, DELTA) == pytest.approx(spent(rows(2, 4.0), DELTA))
+
+
+def patterns(rounds, separation):
+    for size in range(1, rounds + 1):
+        for chosen in itertools.combinations(range(rounds), size):
+            if all(b - a >= separation for a, b in itertools.pairwise(chosen)):
+                yield list(chosen)
+
+
+def moved_squared(matrix_TT, separation):
+    return max(float((matrix_TT[:, chosen].sum(1) ** 2).sum()) for chosen in patterns(len(matrix_TT), separation))
+
+
+def tree_matrix(rounds):
+    matrix_TT = np.zeros((rounds, rounds))
+    for end in range(1, rounds + 1):
+        matrix_TT[end - 1, end - block(end) : end] = 1
+    return matrix_TT
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 5, 8, 11])
+@pytest.mark.parametrize("separation", [2, 3, 4, 20])
+def test_the_banded_matrix_moves_as_far_as_the_worst_participation(rounds, separation):
+    for bands in range(2, separation + 1):
+        taps = coefficients(bands)
+        matrix_TT = sum(c * np.eye(rounds, k=-k) for k, c in enumerate(taps))
+        assert banded_sensitivity_squared(bands, rounds, separation) == pytest.approx(
+            moved_squared(matrix_TT, separation)
+        )
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 5, 8, 11, 12])
+@pytest.mark.parametrize("separation", [1, 2, 3, 4, 20])
+def test_the_tree_moves_no_further_than_its_bound(rounds, separation):
+    worst = moved_squared(tree_matrix(rounds), separation)
+    bound = tree_sensitivity_squared(rounds, separation)
+    assert worst <= bound + 1e-9
+    assert bound <= 1.1 * worst
+    if separation >= rounds:
+        assert bound == math.floor(math.log2(rounds)) + 1
+
+
+def test_the_banded_matrix_is_the_root_of_prefix_sums():
+    taps = coefficients(50)
+    np.testing.assert_allclose(np.convolve(taps, taps)[:50], 1)
+
+
+def test_a_tree_for_one_epoch_spends_what_dp_accounting_says():
+    accountant = dp_accounting.rdp.RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_SPECIAL)
+    accountant.compose(dp_accounting.SingleEpochTreeAggregationDpEvent(5.0, 64))
+    theirs = accountant.get_epsilon(DELTA)
+    ours = spent(rows(64, 5.0, mechanism="tree", min_separation_rounds=64), DELTA)
+    assert ours <= theirs <= 1.1 * ours  # theirs goes by Rényi divergences, ours is exact
+
+
+def test_poisson_samples_spend_less_than_renyi_divergences_say():
+    accountant = dp_accounting.rdp.RdpAccountant()
+    sampled = dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(1.0))
+    theirs = accountant.compose(sampled, 1000).get_epsilon(DELTA)
+    assert 0.85 * theirs <= spent(rows(1000, 1.0, sampling_probability=0.01), DELTA) <= theirs
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {},
+        {"min_separation_rounds": 7},
+        {"mechanism": "tree", "min_separation_rounds": 30},
+        {"mechanism": "banded", "min_separation_rounds": 20, "bands": 8},
+    ],
+)
+def test_calibrated_noise_spends_the_budget_and_less_exceeds_it(facts):
+    noise = Noise(noise_multiplier=1.0, **facts)
+    multiplier = calibrated(noise, 100, 2.0, DELTA)
+    assert 1.999 <= spent(rows(100, multiplier, **facts), DELTA) <= 2.0
+    assert spent(rows(100, multiplier * 0.999, **facts), DELTA) > 2.0
+
+
+def test_rows_that_are_not_of_one_ledger_are_refused():
+    with pytest.raises(PrivacyError, match="min_separation_rounds, and these have \\[1, 2\\]"):
+        spent(rows(1) + rows(1, min_separation_rounds=2), DELTA)
+    with pytest.raises(PrivacyError, match="noise_multiplier"):
+        spent(rows(1, 1.0, mechanism="tree") + rows(1, 2.0, mechanism="tree"), DELTA)
+    with pytest.raises(PrivacyError, match="Poisson"):
+        spent(rows(1) + rows(1, sampling_probability=0.5), DELTA)
+
+
+def test_a_missing_accountant_is_named_with_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    with pytest.raises(PrivacyError, match="muster-fl\\[privacy\\]"):
+        spent(rows(1), DELTA)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"delta": 0.001}, "delta must be below 1 / users, which is 0.001, not 0.001"),
+        ({"delta": 0.0}, "delta"),
+        ({"epsilon": 0.0}, "epsilon"),
+        ({"epsilon": math.inf}, "epsilon must be finite"),
+        ({"noise_multiplier": 0.0}, "noise_multiplier"),
+        ({"noise_multiplier": math.nan}, "noise_multiplier"),
+        ({"users": 0}, "users"),
+        ({"mechanism": "laplace"}, "mechanism"),
+        ({"bands": 2}, "bands must be 1 for the mechanism gaussian, not 2"),
+        ({"mechanism": "banded"}, "bands must be from 2 to min_separation_rounds"),
+        ({"mechanism": "banded", "bands": 5, "min_separation_rounds": 4}, "bands"),
+        ({"sampling_probability": 0.1, "min_separation_rounds": 2}, "sampling_probability"),
+        ({"sampling_probability": 0.1, "mechanism": "tree"}, "sampling_probability"),
+    ],
+)
+def test_a_promise_that_cannot_be_kept_is_refused_by_its_field(wrong, said):
+    good = {"epsilon": 2.0, "delta": 1e-5, "noise_multiplier": 1.0, "users": 1000}
+    Privacy(**good)
+    with pytest.raises(PrivacyError, match=said):
+        Privacy(**(good | wrong))
+
+
+def test_a_row_of_the_ledger_survives_json():
+    entry = LedgerEntry(round=3, clip=0.5, devices=20, noise_multiplier=1.5, min_separation_rounds=4)
+    assert msgspec.json.decode(msgspec.json.encode(entry), type=LedgerEntry) == entry
