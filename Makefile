@@ -13,7 +13,7 @@ JS := device_runtime/js
 NODE_IS_NEW := node $(JS)/node-is-new.cjs 2>/dev/null
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test js check format migration algorithms filemap lock sbom clean
+.PHONY: help install demo test js check format migration algorithms filemap reference lock sbom clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -48,6 +48,9 @@ algorithms: $(INSTALLED) ## write the table of docs/algorithms.md and the pages 
 
 filemap: $(INSTALLED) ## write the file map of docs/architecture.md anew
 	$(BIN)/python -m tests.make_file_map
+
+reference: $(INSTALLED) ## write the reference of docs/python.md anew
+	$(BIN)/python -m tests.make_python_reference
 
 lock: $(INSTALLED) ## write requirements/*.lock anew: the newest versions that pyproject.toml allows, with digests
 	$(PIP) uv

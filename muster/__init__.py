@@ -1,1 +1,47 @@
-"""The command line: composition only."""
+"""Muster: a model trained across devices, for programs and notebooks; and the command line.
+
+    import muster
+
+    run = muster.simulate("mlp", algorithm="fedadam", rounds=20)
+    bundle = muster.export("mlp", algorithm="fedadam", out="plan")
+    with muster.Coordinator("http://127.0.0.1:8000", token) as coordinator:
+        task = coordinator.create(bundle, population="phones", goal=20, rounds=10)
+
+docs/python.md has them all. They are imported when they are first used: `import muster` loads no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from muster.python.demonstrating import demo
+    from muster.python.exporting import export
+    from muster.python.operating import Coordinator, Task
+    from muster.python.simulating import Run, simulate
+    from simulator.datasets import load
+    from simulator.population import Population
+
+__all__ = ["Coordinator", "Population", "Run", "Task", "demo", "export", "load", "simulate"]
+
+_HOMES = {
+    "Coordinator": "muster.python.operating",
+    "Population": "simulator.population",
+    "Run": "muster.python.simulating",
+    "Task": "muster.python.operating",
+    "demo": "muster.python.demonstrating",
+    "export": "muster.python.exporting",
+    "load": "simulator.datasets",
+    "simulate": "muster.python.simulating",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'muster' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

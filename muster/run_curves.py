@@ -18,6 +18,11 @@ def draw_runs(curves: Mapping[str, Curve], axes: tuple[str, str], path: Path) ->
 
     axes: what x and y are.
     """
+    write_figure(figure_of(curves, axes), path)
+
+
+def figure_of(curves: Mapping[str, Curve], axes: tuple[str, str]) -> Figure:
+    """A figure of curves, x and y of each by name. axes: what x and y are."""
     figure = Figure(figsize=(7.2, 4.2), dpi=150, layout="constrained")
     plane = figure.subplots()
     for name, (xs, ys) in curves.items():
@@ -29,6 +34,11 @@ def draw_runs(curves: Mapping[str, Curve], axes: tuple[str, str], path: Path) ->
         plane.legend()
     else:
         figure.legend(loc="outside right upper", fontsize="small")
+    return figure
+
+
+def write_figure(figure: Figure, path: Path) -> None:
+    """Write a figure in the format of the file's ending. Equal figures give equal bytes."""
     made = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
     with rc_context({"svg.hashsalt": "muster", "svg.fonttype": "none"}):
         figure.savefig(path, metadata=made.get(path.suffix))

@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
-from export.model import Model
+from export.model import Model, ModelSpec
 from export.models import check_name as check_model_name
 from export.models import load as load_model
-from fedcore.algorithms import create, module_of
+from fedcore.algorithms import create, module_of, name_of
 from fedcore.algorithms.algorithm import Algorithm, check_two_trips
 from fedcore.algorithms.check import check
 from fedcore.algorithms.settings import parse
@@ -126,6 +126,27 @@ def to_config(values: Mapping[str, Any]) -> SimulationConfig:
     return _convert(values)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """Objects in place of what a configuration names. users: their numbers must be finite."""
+
+    users: Population | None = None
+    model: ModelSpec | None = None
+    algorithm: Algorithm | None = None
+
+    def named(self, config: SimulationConfig) -> SimulationConfig:
+        """The configuration with the names of the objects, for its result. Raises DatasetError for the users."""
+        if self.users is not None:
+            verified(self.users, "users")
+            config = replace(config, dataset="given")
+        if self.model is not None:
+            config = replace(config, model=self.model.name)
+        if self.algorithm is not None:
+            settings = asdict(self.algorithm)  # type: ignore[call-overload]
+            config = replace(config, algorithm=name_of(self.algorithm), settings=settings)
+        return config
+
+
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
     """The outcome, JSON-ready. `per_user` holds percentiles of users' accuracy, and `user_mean` its mean over users.
@@ -162,18 +183,15 @@ def simulate(
     config: SimulationConfig,
     on_round: OnRound = lambda number, point: None,
     *,
-    users: Population | None = None,
+    given: Given = Given(),
 ) -> SimulationResult:
-    """Run a simulation.
+    """Run a simulation; `muster.simulate` does it with objects as well as names, and keeps the model.
 
-    users: those who train and measure, instead of the configuration's data set; their numbers must be finite. Raises
-    SimulatorError, ExportError or AlgorithmError, naming what is wrong; all but Diverged and ProcessDied before any
-    work.
+    Raises SimulatorError, ExportError or AlgorithmError, naming what is wrong; all but Diverged and ProcessDied before
+    any work.
     """
-    if users is not None:
-        verified(users, "users")
-        config = replace(config, dataset="given")
-    return advance(config, training_of(config, users=users), [], on_round)
+    config = given.named(config)
+    return advance(config, training_of(config, given=given), [], on_round)
 
 
 @one_thread()
@@ -228,21 +246,21 @@ def completed(config: SimulationConfig) -> SimulationConfig:
 
 
 @one_thread()
-def training_of(config: SimulationConfig, engine: Wanted | None = None, users: Population | None = None) -> Training:
+def training_of(config: SimulationConfig, engine: Wanted | None = None, given: Given = Given()) -> Training:
     """The training that a configuration asks for, before its first round. Raises as `simulate`.
 
-    engine, users: instead of the configuration's engine and data set.
+    engine, given: instead of what the configuration names.
     """
     if config.baseline in METHODS:
         method = parse(METHODS[config.baseline], config.settings)
-        train, test = (users or _users(config)).split(config.held_out, config.seed)
+        train, test = (given.users or _users(config)).split(config.held_out, config.seed)
         return LinearTraining(config.model, method, train, test, seed=config.seed)
-    algorithm = _algorithm(config)
+    algorithm = given.algorithm or _algorithm(config)
     check(algorithm)
     if config.same_cohort:
         check_two_trips(algorithm)
-    users = users or _users(config)
-    model = Model(load_model(config.model, users.shape, users.classes), config.seed)
+    users = given.users or _users(config)
+    model = Model(given.model or load_model(config.model, users.shape, users.classes), config.seed)
     if config.target_accuracy is not None and "accuracy" not in model.metrics:
         raise EngineError(f"the model {config.model} has no metric accuracy, so target_accuracy cannot be reached")
     if config.baseline == "local":

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from muster.memory_folder import memory_folder
 from muster.output import Json, emit, loading, progress, show_table, stderr
 
 if TYPE_CHECKING:
-    from muster.demo import AlgorithmResult, DemoResult
+    from muster.demo_tasks import AlgorithmResult, DemoResult, OnProgress
 
 MASKED = (
     "What the coordinator saw: who took part and when, public keys, sealed shares, reports under masks that look "
@@ -67,32 +65,18 @@ def demo(
 
 
 def _trained(names: tuple[str, ...], rounds: int, devices: int, seed: int, *, secure: bool) -> DemoResult:
-    """Run all algorithms in a folder that is removed at the end, and show how far they are."""
+    """Run all algorithms, and show how far they are."""
+    from muster.python.demonstrating import trained
+
     with ExitStack() as stack:
-        # Sixty phones do not wait for one disk, as sixty emulated devices would.
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="muster-demo-", dir=memory_folder())))
-        with loading():
-            # Coordinator and devices start meanwhile, on another core.
-            from fedcore.algorithms import module_of
-            from muster.server import starting_coordinator
-            from simulator.fleet.fork_servers import HERE, fork_servers
 
-            modules = ",".join(filter(None, map(module_of, names)))
-            started = stack.enter_context(starting_coordinator(folder, secure=secure, algorithms=modules))
-            servers = stack.enter_context(fork_servers({HERE: ["onnxruntime"]}))
-            import torch
+        def begin() -> OnProgress:
+            """The libraries are loaded: show a line for each algorithm."""
+            bar = stack.enter_context(progress())
+            lines = {name: bar.add_task(name, total=rounds, note="") for name in names}
+            return lambda name, number, note: bar.update(lines[name], completed=number, note=note)
 
-            from muster.demo import DemoConfig, run_demo
-
-        torch.set_num_threads(1)
-        bar = stack.enter_context(progress())
-        lines = {name: bar.add_task(name, total=rounds, note="") for name in names}
-
-        def on_progress(name: str, number: int, note: str) -> None:
-            bar.update(lines[name], completed=number, note=note)
-
-        config = DemoConfig(names, rounds, devices, folder, seed, secure)
-        return run_demo(config, servers, started, on_progress)
+        return trained(names, rounds, devices, seed, secure=secure, loading=loading, begin=begin)
 
 
 def _summary(result: DemoResult, out: Path) -> dict[str, object]:

@@ -17,10 +17,9 @@ def test_the_example_of_the_document_runs(tmp_path, monkeypatch, capsys, own_cac
     (program,) = PROGRAM.findall((ROOT / "docs" / "simulation.md").read_text())
     found = {}
     exec(program, found)
-    *_, first, users, mine = capsys.readouterr().out.splitlines()
+    *_, first, users = capsys.readouterr().out.splitlines()
     assert float(first.split()[0]) > 0.2
     assert users.split()[0] == "75"
-    assert float(mine) > 0.8
     assert found["weights"].shape == (found["result"].parameters,)
     assert found["run"].result.curve == found["result"].curve
 

@@ -12,7 +12,7 @@ from export.errors import reason
 from simulator import datasets
 from simulator.errors import DatasetError
 from simulator.population import Population
-from simulator.simulation import SimulationConfig, simulate
+from simulator.simulation import Given, SimulationConfig, simulate
 
 MODULE = """
 import numpy as np
@@ -227,7 +227,7 @@ def test_users_that_are_given_are_checked(spoil, message):
     spoil(shards[3])
     users = Population.of([f"u{number}" for number in range(5)], shards)
     with pytest.raises(DatasetError, match=message):
-        simulate(SimulationConfig(model="logreg"), users=users)
+        simulate(SimulationConfig(model="logreg"), given=Given(users=users))
 
 
 def test_a_result_says_how_many_reports_were_left_out():
@@ -237,4 +237,7 @@ def test_a_result_says_how_many_reports_were_left_out():
     shards[trains]["x"] *= np.float32(3e38)  # finite, but no loss of it is
     users = Population.of(whole.clients, shards)
     config = SimulationConfig(model="logreg", rounds=2, cohort=4, engine="torch", processes=1)
-    assert (simulate(config, users=whole).excluded, simulate(config, users=users).excluded) == (0, 2)
+    assert (
+        simulate(config, given=Given(users=whole)).excluded,
+        simulate(config, given=Given(users=users)).excluded,
+    ) == (0, 2)

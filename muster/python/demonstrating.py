@@ -1,0 +1,75 @@
+"""The demo from Python: a coordinator, an authority and emulated devices as processes of this machine."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedcore.algorithms import create, module_of
+from fedcore.algorithms.algorithm import check_cross_device
+from muster.memory_folder import memory_folder
+from secagg.parameters import LEAST_COHORT
+
+if TYPE_CHECKING:
+    from muster.demo_tasks import DemoResult, OnProgress
+
+ALGORITHMS, ROUNDS, DEVICES = ("mimelite", "fedadam"), 25, 20
+
+
+def demo(
+    algorithms: Sequence[str] = ALGORITHMS,
+    *,
+    rounds: int = ROUNDS,
+    devices: int = DEVICES,
+    seed: int = 0,
+    plain: bool = False,
+    on_progress: OnProgress = lambda name, number, note: None,
+) -> DemoResult:
+    """Train a digit recogniser on 60 emulated devices, which speak HTTP to a real coordinator.
+
+    algorithms: names, or one's own as package.module:Class. devices: per round, of 60; with 8 or more, reports are
+    summed under secure aggregation, unless `plain`. on_progress: called with an algorithm, its committed rounds, and a
+    note. Takes about 40 s. Raises DemoFailed, UnknownAlgorithm, NotCrossDevice.
+    """
+    names = tuple(dict.fromkeys(algorithms))
+    for name in names:
+        check_cross_device(create(name, None, [module_of(name)]))
+    return trained(
+        names, rounds, devices, seed, secure=devices >= LEAST_COHORT and not plain, begin=lambda: on_progress
+    )
+
+
+def trained(  # noqa: PLR0913  # a demo's settings, and who watches
+    names: tuple[str, ...],
+    rounds: int,
+    devices: int,
+    seed: int,
+    *,
+    secure: bool,
+    begin: Callable[[], OnProgress],
+    loading: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> DemoResult:
+    """Run all algorithms in a folder that is removed at the end.
+
+    loading: around the import of large libraries. begin: called after it, to be told of progress.
+    """
+    with ExitStack() as stack:
+        # Sixty phones do not wait for one disk, as sixty emulated devices would.
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="muster-demo-", dir=memory_folder())))
+        with loading():
+            # Coordinator and devices start meanwhile, on another core.
+            from muster.server import starting_coordinator  # noqa: PLC0415
+            from simulator.fleet.fork_servers import HERE, fork_servers  # noqa: PLC0415
+
+            modules = ",".join(filter(None, map(module_of, names)))
+            started = stack.enter_context(starting_coordinator(folder, secure=secure, algorithms=modules))
+            servers = stack.enter_context(fork_servers({HERE: ["onnxruntime"]}))
+            from muster.demo_tasks import DemoConfig, run_demo  # noqa: PLC0415
+            from simulator.engines.threads import one_thread  # noqa: PLC0415
+
+        stack.enter_context(one_thread())
+        config = DemoConfig(names, rounds, devices, folder, seed, secure)
+        return run_demo(config, servers, started, begin())

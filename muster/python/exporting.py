@@ -1,0 +1,47 @@
+"""Export from Python: a plan bundle of a model and an algorithm, by name or as objects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from export.build import Progress, export_bundle
+from export.errors import ExportError
+from export.model import Model, ModelSpec
+from export.models import load
+from fedcore.algorithms import create, module_of
+from fedcore.algorithms.algorithm import Algorithm
+from fedcore.bundle import Bundle
+
+
+def export(  # noqa: PLR0913  # what is exported, how, and where it goes
+    model: str | ModelSpec,
+    algorithm: str | Algorithm = "fedavg",
+    out: Path | str = "plan",
+    *,
+    settings: Mapping[str, Any] | None = None,
+    formats: Sequence[str] = ("onnx",),
+    seed: int = 0,
+    force: bool = False,
+    progress: Progress = lambda form, doing: None,
+) -> Bundle:
+    """Make the training graphs of a model and an algorithm, prove them against torch, and write them as a plan bundle.
+
+    model, algorithm: names, as `muster export` takes them, or objects. settings: of an algorithm that is named.
+    formats: onnx, executorch. seed: of the initial weights. force: replace a plan that is in the folder. progress: told
+    which format is worked on, and what is done.
+
+    The bundle has the plan (`bundle.plan`) and the proof (`bundle.certificate`). Raises ExportError, AlgorithmError.
+    """
+    folder = Path(out)
+    if (folder / "manifest.json").exists() and not force:
+        raise ExportError(
+            f"{folder} holds a plan already; name another folder with out=, or replace it with force=True"
+        )
+    if isinstance(algorithm, str):
+        algorithm = create(algorithm, dict(settings or {}), [module_of(algorithm)])
+    elif settings:
+        raise TypeError("settings are for an algorithm that is named: an object has its own")
+    spec, source = (load(model), model) if isinstance(model, str) else (model, None)
+    return export_bundle(Model(spec, seed), algorithm, folder, source, tuple(formats), progress)

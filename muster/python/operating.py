@@ -1,0 +1,133 @@
+"""Operating a coordinator from Python: its tasks as objects, through the admin API."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+from numpy.typing import NDArray
+
+from coordinator.rules.entities import RoundRecord
+from coordinator.rules.entities import Task as Facts
+from coordinator.rules.states import RoundState, TaskState
+from coordinator.rules.task_settings import TaskSettings
+from fedcore.bundle import Bundle
+from fedcore.signing import SigningKey
+from muster.releasing import FIRST_COUNTER, released
+from muster.remote import RemoteStore
+
+OVER = {TaskState.COMPLETED, TaskState.CANCELLED}
+
+
+class Task:
+    """A task of a coordinator. Methods raise what the coordinator refuses with, and RemoteError when it is away."""
+
+    def __init__(self, store: RemoteStore, task_id: str) -> None:
+        self._store = store
+        self.id = task_id
+
+    def __repr__(self) -> str:
+        return f"Task({self.id!r})"
+
+    @property
+    def facts(self) -> Facts:
+        """Its settings, algorithm and state, as they are now."""
+        return self._store.task(self.id)
+
+    @property
+    def state(self) -> TaskState:
+        """Its state now: active, paused, completed or cancelled."""
+        return self.facts.state
+
+    @property
+    def why(self) -> str:
+        """Why it is where it is, in a sentence."""
+        (progress,) = self._store.progress(self.id)
+        return progress.sentence
+
+    def metrics(self) -> list[RoundRecord]:
+        """Every attempt at every round, in order: who reported, how long it took, the mean metrics of training."""
+        return self._store.rounds(self.id)
+
+    def watch(self, *, every_s: float = 1.0) -> Iterator[RoundRecord]:
+        """Every round that is committed, from the first, until the task is over. every_s: seconds between looks."""
+        seen = 0
+        while True:
+            over = self.state in OVER  # looked at before the rounds: none follows
+            committed = [record for record in self.metrics() if record.state is RoundState.COMMITTED]
+            yield from committed[seen:]
+            seen = len(committed)
+            if over:
+                return
+            time.sleep(every_s)
+
+    def checkpoint(self, number: int | None = None) -> dict[str, NDArray[np.float32]]:
+        """The model as named tensors, after a round or, by default, the last one."""
+        return safetensors.numpy.load(self._store.model(self.id, number))
+
+    def pause(self) -> None:
+        """Open no new round; the running one finishes."""
+        self._store.pause(self.id)
+
+    def resume(self) -> None:
+        """Undo `pause`."""
+        self._store.resume(self.id)
+
+    def cancel(self) -> None:
+        """End the task and abandon its running round."""
+        self._store.cancel(self.id)
+
+    def roll_back(self, number: int) -> None:
+        """Let a paused task go on from the model after round `number`; 0 is the start."""
+        self._store.roll_back(self.id, number)
+
+
+class Coordinator(AbstractContextManager["Coordinator"]):
+    """The coordinator whose port for operators is at `url`. token: by default what MUSTER_TOKEN holds."""
+
+    def __init__(self, url: str, token: str | None = None) -> None:
+        self._store = RemoteStore(url, token or os.environ.get("MUSTER_TOKEN"))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close its connections."""
+        self._store.__exit__(None, None, None)
+
+    def tasks(self) -> list[Task]:
+        """Every task, oldest first."""
+        return [Task(self._store, facts.id) for facts in self._store.tasks()]
+
+    def task(self, task_id: str) -> Task:
+        """One task. Raises UnknownTask when there is none."""
+        return Task(self._store, self._store.task(task_id).id)
+
+    def create(
+        self, bundle: Bundle, *, release_key: SigningKey | None = None, counter: int = FIRST_COUNTER, **settings: Any
+    ) -> Task:
+        """Start a task on a plan bundle, which is uploaded.
+
+        settings: those of `coordinator.rules.task_settings.TaskSettings`; `population`, `goal` and `rounds` have no
+        default. release_key: signs the release that a task with `secagg` needs, and `counter` its number.
+
+        Raises InvalidTask, naming the setting and what it may be.
+        """
+        chosen = TaskSettings(**settings)
+        release = None
+        if release_key is not None:
+            modules = (
+                [bundle.manifest.algorithm.name.partition(":")[0]] if ":" in bundle.manifest.algorithm.name else []
+            )
+            release = released(
+                bundle, chosen, release_key, self._store.lineage, counter=counter, algorithm_modules=modules
+            )
+        return Task(self._store, self._store.register_task(bundle, chosen, release).id)

@@ -1,0 +1,163 @@
+"""Simulations from Python: with names or objects, in memory or in a folder, and their runs as tables and pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+
+import numpy as np
+
+from export.model import ModelSpec
+from fedcore.algorithms.algorithm import Algorithm
+from fedcore.params import Float32
+from fedcore.schedule import ServerSchedule
+from simulator.course import ACCURACY, LOSS, Point
+from simulator.engines.choice import Wanted
+from simulator.errors import EngineError
+from simulator.population import Population
+from simulator.runs.reading import read_run
+from simulator.runs.running import start_run
+from simulator.simulation import Given, OnRound, SimulationConfig, SimulationResult, advance, training_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+MODEL = "server.params"
+
+
+class Options(TypedDict, total=False):
+    """Options of a simulation, with the meanings and defaults of `simulator.SimulationConfig`."""
+
+    data: Path
+    partition: str
+    clients: int
+    baseline: str
+    rounds: int
+    cohort: int
+    held_out: float
+    evaluate_every: int
+    target_accuracy: float
+    patience: int
+    engine: Wanted
+    device: str
+    processes: int
+    ray: str
+    seed: int
+    schedule: ServerSchedule
+    same_cohort: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A simulation that is done.
+
+    points: figures of every round, such as `train.loss`; those at which held-out users measured have `test.accuracy`,
+    `test.loss` and percentiles over users too. params: the model, flat (D,); with the baseline `local` that of every
+    user (users, D); None with a linear baseline. folder: where the run is kept, if anywhere.
+    """
+
+    result: SimulationResult
+    points: list[Point]
+    params: Float32 | None
+    folder: Path | None = None
+
+    def __repr__(self) -> str:
+        result = self.result
+        reached = f"loss {result.test_loss:.3f}" if self.accuracy is None else f"accuracy {self.accuracy:.3f}"
+        return f"Run({result.model}, {result.algorithm}, {result.rounds} rounds, {reached} of held-out users)"
+
+    @property
+    def curve(self) -> list[Point]:
+        """The points at which held-out users measured."""
+        return [point for point in self.points if LOSS in point]
+
+    @property
+    def accuracy(self) -> float | None:
+        """The accuracy per example of all held-out users at the end; None where the model has no such metric."""
+        return self.result.test_accuracy
+
+    def frame(self) -> pd.DataFrame:
+        """All points as a table with a row for each round. Raises ModuleNotFoundError without pandas."""
+        import pandas as pd  # noqa: PLC0415  # nothing else needs it
+
+        return pd.DataFrame(self.points).set_index("round")
+
+    def plot(self, y: str = ACCURACY, out: Path | str | None = None) -> Figure:
+        """A figure over rounds, which a notebook shows; written to `out` too, whose ending gives the format.
+
+        Raises ModuleNotFoundError without matplotlib, and EngineError for a figure that no point has.
+        """
+        from muster.run_curves import figure_of, write_figure  # noqa: PLC0415  # needs matplotlib
+
+        measured = [(point["round"], point[y]) for point in self.points if y in point]
+        if not measured:
+            names = sorted({name for point in self.points for name in point} - {"round"})
+            raise EngineError(f"no point of the run has a figure {y!r}; there are {', '.join(names)}")
+        rounds, values = zip(*measured, strict=True)
+        figure = figure_of({f"{self.result.model}, {self.result.algorithm}": (rounds, values)}, ("rounds", y))
+        if out is not None:
+            write_figure(figure, Path(out))
+        return figure
+
+
+def simulate(
+    model: str | ModelSpec,
+    users: str | Population = "digits",
+    algorithm: str | Algorithm = "fedavg",
+    *,
+    settings: Mapping[str, Any] | None = None,
+    out: Path | str | None = None,
+    on_round: OnRound = lambda number, point: None,
+    **options: Unpack[Options],
+) -> Run:
+    """Train over simulated users, and measure on users that nobody trains on.
+
+    model, users, algorithm: names, as `muster simulate` takes them, or objects. settings: of an algorithm that is
+    named. out: a new folder that keeps the run, which survives a kill (`simulator.resume_run`); it can be made of names
+    alone. on_round: called after every round with its number and its point. options: data, partition, clients,
+    baseline, rounds, cohort, held_out, evaluate_every, target_accuracy, patience, engine, device, processes, ray, seed,
+    schedule, same_cohort, as `simulator.SimulationConfig` has them.
+
+    Raises TypeError for an unknown option; SimulatorError, ExportError or AlgorithmError, naming what is wrong.
+    """
+    unknown = sorted(set(options) - set(Options.__annotations__))
+    if unknown:
+        raise TypeError(f"simulate() has no option {unknown[0]!r}; it has {', '.join(Options.__annotations__)}")
+    if settings and not isinstance(algorithm, str):
+        raise TypeError("settings are for an algorithm that is named: an object has its own")
+    given = Given(
+        users=None if isinstance(users, str) else users,
+        model=None if isinstance(model, str) else model,
+        algorithm=None if isinstance(algorithm, str) else algorithm,
+    )
+    config = SimulationConfig(
+        model=model if isinstance(model, str) else model.name,
+        dataset=users if isinstance(users, str) else "given",
+        algorithm=algorithm if isinstance(algorithm, str) else algorithm.name,
+        settings=dict(settings or {}),
+        **options,
+    )
+    if out is None:
+        return _in_memory(given.named(config), given, on_round)
+    if given != Given():
+        raise EngineError(
+            "a run in a folder is loaded again when it is resumed, so it takes names alone: give model, users and "
+            "algorithm as package.module:function (docs/simulation.md), or leave `out` out"
+        )
+    result = start_run(out, config, on_round)
+    kept = read_run(out)
+    return Run(result, list(kept.points), _model(kept.vectors()), Path(out))
+
+
+def _in_memory(config: SimulationConfig, given: Given, on_round: OnRound) -> Run:
+    training, points = training_of(config, given=given), list[Point]()
+    result = advance(config, training, points, on_round)
+    return Run(result, points, _model(training.vectors()))
+
+
+def _model(vectors: Mapping[str, Any]) -> Float32 | None:
+    """The model among the vectors of a training; None with a linear baseline."""
+    return np.asarray(vectors[MODEL], np.float32) if MODEL in vectors else None

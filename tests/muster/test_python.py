@@ -1,0 +1,159 @@
+"""`import muster`, as a program or a notebook uses it."""
+
+import re
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import muster
+from coordinator.errors import InvalidTask
+from export.errors import ExportError
+from export.models import load as built_in
+from fedcore.algorithms.fed_adam import FedAdam
+from muster.python.simulating import Options
+from muster.remote import RemoteError
+from simulator import SimulationConfig, read_run
+from simulator.errors import EngineError, RunError
+from tests import make_python_reference
+from tests.coordinator.bundles import make_bundle, report_body
+from tests.coordinator.conftest import committed
+from tests.coordinator.test_api import assign, put
+from tests.muster.test_remote import served
+from tests.tree import ROOT
+
+__all__ = ["served"]
+PROGRAM = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+SHORT = {"rounds": 2, "cohort": 4, "evaluate_every": 1, "processes": 1, "engine": "torch"}
+
+
+def programs():
+    return PROGRAM.findall((ROOT / "docs" / "python.md").read_text())
+
+
+def test_import_loads_no_large_library():
+    heavy = "{'torch', 'numpy', 'msgspec', 'onnx', 'fastapi', 'typer'}"
+    program = f"import sys, muster; print(sorted({heavy} & sys.modules.keys()), dir(muster) == muster.__all__)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout == "[] True\n"
+
+
+def test_every_name_can_be_imported_and_others_are_named():
+    assert [name for name in muster.__all__ if getattr(muster, name).__name__ != name] == []
+    with pytest.raises(AttributeError, match="module 'muster' has no attribute 'simulat0r'"):
+        muster.simulat0r  # noqa: B018 - the attribute is the test
+
+
+def test_the_reference_is_that_of_the_docstrings():
+    found = make_python_reference.DOCUMENT.read_text()
+    assert found == make_python_reference.document().rstrip() + "\n", "run `make reference`"
+
+
+def test_options_are_those_of_a_simulation():
+    named = {"model", "dataset", "algorithm", "settings"}
+    assert set(Options.__annotations__) | named == set(SimulationConfig.__dataclass_fields__)
+
+
+def test_the_simulations_of_the_document_run(tmp_path, monkeypatch, own_cache):
+    monkeypatch.chdir(tmp_path)
+    found = {}
+    exec(programs()[0], found)
+    assert found["told"].accuracy > 0.8
+    assert read_run("runs/fedavg").result == found["kept"].result
+
+
+def test_objects_train_as_their_names_do():
+    users = muster.load("digits")
+    named = muster.simulate("mlp", "digits", "fedadam", settings={"client_lr": 0.2}, **SHORT)
+    spec = built_in("mlp", users.shape, users.classes)
+    given = muster.simulate(spec, users, FedAdam(client_lr=0.2), **SHORT)
+    assert given.params.tobytes() == named.params.tobytes()
+    assert given.points == named.points
+    assert given.result.settings == named.result.settings
+    assert repr(named) == repr(given) == f"Run(mlp, fedadam, 2 rounds, accuracy {named.accuracy:.3f} of held-out users)"
+
+
+def test_a_run_in_a_folder_has_the_model_of_one_in_memory(tmp_path):
+    kept = muster.simulate("logreg", out=tmp_path / "run", **SHORT)
+    loose = muster.simulate("logreg", **SHORT)
+    assert kept.params.tobytes() == loose.params.tobytes()
+    assert kept.folder == tmp_path / "run"
+    assert [point["round"] for point in kept.curve] == [1, 2]
+    with pytest.raises(RunError, match="run"):
+        muster.simulate("logreg", out=tmp_path / "run", **SHORT)
+
+
+def test_a_run_is_drawn(tmp_path):
+    run = muster.simulate("logreg", **SHORT)
+    assert run.plot(out=tmp_path / "accuracy.png").axes[0].get_ylabel() == "test.accuracy"
+    assert (tmp_path / "accuracy.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(EngineError, match=r"no point of the run has a figure 'accurancy'; there are .*test.accuracy"):
+        run.plot("accurancy")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"model": "logreg", "cohorts": 3}, TypeError, "no option 'cohorts'; it has .*cohort"),
+        ({"model": "logreg", "algorithm": FedAdam(), "settings": {"client_lr": 1}}, TypeError, "an object has its own"),
+        ({"model": "logreg", "algorithm": FedAdam(), "out": "run"}, EngineError, "takes names alone"),
+        ({"model": "logreg", "rounds": 0}, EngineError, "rounds must be at least 1, not 0"),
+    ],
+)
+def test_wrong_arguments_are_named_before_any_work(tmp_path, monkeypatch, arguments, error, words):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error, match=words):
+        muster.simulate(**arguments)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_users_alone_have_a_model_each():
+    assert muster.simulate("logreg", baseline="local", rounds=1).params.shape == (75, 650)
+
+
+def test_a_plan_is_not_replaced_unasked(tmp_path):
+    spec = built_in("logreg")
+    made = muster.export(spec, FedAdam(), tmp_path / "plan")
+    assert made.manifest.algorithm.name == "fedadam"
+    assert made.certificate.worst < 1e-5
+    with pytest.raises(ExportError, match="holds a plan already; name another folder with out=, or replace it with"):
+        muster.export(spec, "fedavg", tmp_path / "plan")
+    again = muster.export("logreg", "fedavg", tmp_path / "plan", settings={"client_lr": 0.5}, force=True)
+    assert again.manifest.algorithm.settings["client_lr"] == 0.5
+
+
+def test_a_task_is_created_watched_and_operated(tmp_path, served):
+    _, (_, url), store, devices = served
+    with muster.Coordinator(url) as coordinator:
+        bundle = make_bundle(tmp_path / "plan")
+        with pytest.raises(InvalidTask, match="goal"):
+            coordinator.create(bundle, population="phones", goal=0, rounds=2)
+        task = coordinator.create(bundle, population="phones", goal=2, rounds=2, over_selection=1.0)
+        assert [one.id for one in coordinator.tasks()] == [task.id]
+        assert (task.state, task.facts.settings.goal) == ("active", 2)
+        assert task.why
+        task.pause()
+        assert coordinator.task(task.id).state == "paused"
+        task.resume()
+        watched = []
+        follower = threading.Thread(target=lambda: watched.extend(task.watch(every_s=0.05)))
+        follower.start()
+        for number in (1, 2):
+            for one in assign(devices, "a", "b"):
+                put(devices, one.assignment, report_body([1, 0, 0, 0], 1))
+            committed(store, task.id, number)
+        follower.join(30)
+        assert [(record.number, record.reported) for record in watched] == [(1, 2), (2, 2)]
+        assert task.state == "completed"
+        assert all(np.isfinite(tensor).all() for tensor in task.checkpoint(1).values())
+        assert task.checkpoint().keys() == task.checkpoint(1).keys()
+        other = coordinator.create(bundle, population="phones", goal=2, rounds=2)
+        other.cancel()
+        assert other.state == "cancelled"
+
+
+def test_a_coordinator_that_is_away_is_named():
+    with muster.Coordinator("http://127.0.0.1:9", "token") as coordinator, pytest.raises(RemoteError, match="reached"):
+        coordinator.tasks()
