@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from device_runtime.backends.backend import Arrays, Executable, address
 from device_runtime.errors import DeadlinePassed, NonFiniteReport, PlanRefused
 from fedcore.batching import StreamKey, batches, noise
+from fedcore.codecs.codec import RoundKey
 from fedcore.errors import ReportError
 from fedcore.params import Float32
 from fedcore.plan import (
@@ -85,8 +86,9 @@ def execute(
     graphs.pop(REPORT).run(known, means)
     weight = plan.report.weight(local.count)
     try:
-        with np.errstate(over="ignore"):  # an overflow is reported as a non-finite segment
-            values = plan.report.concatenate(parts | means, weight)
+        with np.errstate(over="ignore", invalid="ignore"):  # an overflow is reported as a non-finite segment
+            coded = plan.report.encode(means, RoundKey(key.seed, key.round))
+            values = plan.report.concatenate(parts | coded, weight)
     except ReportError as error:
         raise NonFiniteReport(f"{error}: {_cause(steps, finite)}") from error
     return TrainingResult(values, weight, local.count, steps)

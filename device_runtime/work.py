@@ -75,7 +75,7 @@ def encode_report(given: Assignment, plan: Plan, result: TrainingResult) -> byte
 
 def decode_unweighted(data: bytes, layout: ReportLayout) -> Float32:
     """The values (V,) of a report that a secure round stored. Raises SchemaError."""
-    spec = VectorSpec(_UNWEIGHTED, sum(segment.size for segment in layout.unweighted))
+    spec = VectorSpec(_UNWEIGHTED, layout.size - 1)
     return checkpoint.decode(data, (spec,))[_UNWEIGHTED]
 
 

@@ -1,16 +1,11 @@
 """Batches: which examples a device visits, and in which order, the same on a phone and in the simulator.
 
-Spec: docs/spec/plan.md §4. The order comes from a counter-based generator (Philox4x64-10, Salmon et al. 2011) keyed by
-(task seed, round, slot, pass, epoch), of which NumPy guarantees the raw stream.
+Spec: docs/spec/plan.md §4. The order comes from a random stream that is keyed by (task seed, round, slot, pass, epoch).
 """
 
 from __future__ import annotations
 
-import hashlib
-import struct
-import threading
 from collections.abc import Iterator
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,6 +13,7 @@ from numpy.typing import NDArray
 
 from fedcore.loop import Loop
 from fedcore.params import Float32
+from fedcore.streams import Words, stream
 
 SECRET_BYTES = 32
 
@@ -47,29 +43,9 @@ def noise(key: StreamKey, pass_index: int, step: int, size: int) -> NDArray[np.i
     )
 
 
-class _Generator(threading.local):
-    """A Philox generator of each thread: to move it to another stream takes a quarter of the time of a new one."""
-
-    def __init__(self) -> None:
-        self._philox = np.random.Philox(key=0)
-        zeros, begin = np.zeros(4, np.uint64), {"buffer_pos": 4, "has_uint32": 0, "uinteger": 0}
-        self._counter: dict[str, NDArray[np.uint64]] = {"counter": zeros}
-        self._begin: Any = {"bit_generator": "Philox", "state": self._counter, "buffer": zeros, **begin}
-
-    def raw(self, philox_key: NDArray[np.uint64], words: int) -> NDArray[np.uint64]:
-        """The first 64-bit outputs of the stream of a key (2,)."""
-        self._counter["key"] = philox_key
-        self._philox.state = self._begin
-        return self._philox.random_raw(words)
-
-
-_GENERATOR = _Generator()
-
-
-def _stream(label: bytes, key: StreamKey, pass_index: int, counter: int, words: int) -> NDArray[np.uint64]:
-    """Raw 64-bit outputs of Philox, of the stream that a label, a device's key, a pass and a counter name."""
-    tag = struct.pack("<QQQQQ", key.seed, key.round, key.slot, pass_index, counter)
-    return _GENERATOR.raw(np.frombuffer(hashlib.sha256(label + tag).digest()[:16], "<u8"), words)
+def _stream(label: bytes, key: StreamKey, pass_index: int, counter: int, words: int) -> Words:
+    """Random words of a device, for a pass of a round."""
+    return stream(label, key.seed, key.round, key.slot, pass_index, counter, words=words)
 
 
 def batches(loop: Loop, examples: int, key: StreamKey, pass_index: int) -> Iterator[tuple[NDArray[np.int64], Float32]]:

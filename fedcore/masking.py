@@ -41,7 +41,7 @@ def fixed_points(layout: ReportLayout, bounds: SumBounds) -> tuple[FixedPoint, .
     clip, half = bounds.clip_norm, 1 << METRIC_BITS - 1
     lowest, highest = -half * METRIC_STEP, (half - 1) * METRIC_STEP
     return tuple(
-        FixedPoint(one.size, bounds.bits, -clip, clip, clip, weighted=True)
+        FixedPoint(one.coded_size, bounds.bits, -clip, clip, clip, weighted=True)
         if one.reduction == "mean"
         else FixedPoint(one.size, METRIC_BITS, lowest, highest, 0.0, weighted=False)
         for one in layout.unweighted
@@ -85,6 +85,6 @@ def reunite(layout: ReportLayout, weight: int, sums: NDArray[np.float64]) -> NDA
         if segment.name == WEIGHT:
             total_L.append(np.array([weight], np.float64))
             continue
-        total_L.append(sums[begin : begin + segment.size])
-        begin += segment.size
+        total_L.append(sums[begin : begin + segment.coded_size])
+        begin += segment.coded_size
     return np.concatenate(total_L)

@@ -6,20 +6,27 @@ coordinator divides the sum by the summed weights; a "sum" segment (a metric) is
 Until it leaves, a report is kept unweighted: its values (V,), which are all segments but the weight, and the weight
 beside them. It is weighed once: by `ReportLayout.weigh` when it is uploaded in clear, by `secagg.packing` when it is
 masked. L = V + 1.
+
+Mean segments may have codecs (§5.1): all of these values are then those that travel, and `ReportLayout.decode` makes a
+sum of what the graphs made. V and L are numbers of values that travel.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from fedcore import codecs
+from fedcore.codecs.codec import RoundKey
 from fedcore.errors import ReportError
 from fedcore.params import Float32, Size, VectorSpec
 
+Vector = TypeVar("Vector", Float32, NDArray[np.float64])
 Weighting = Literal["examples", "uniform"]
 WEIGHT = "weight"
 _METRICS = ".metrics"
@@ -42,12 +49,27 @@ def all_finite(vector: Float32) -> bool:
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """One named range of the report. `labels` names the values of a metrics segment."""
+    """One named range of the report: `size` values, as a graph or a pass makes them.
+
+    labels: the names of the values of a metrics segment. codecs: what a mean segment goes through before it travels.
+    """
 
     name: str
     size: Size
     reduction: Literal["mean", "sum"]
     labels: tuple[str, ...] = ()
+    codecs: tuple[codecs.AnyCodec, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.codecs and self.reduction != "mean":
+            raise ReportError(f"segment {self.name!r} is a sum of metrics, which no codec may change")
+        if max(codecs.coded_sizes(self.codecs, self.size)) > self.size:
+            raise ReportError(f"the codecs of segment {self.name!r} make more values of its {self.size}")
+
+    @property
+    def coded_size(self) -> int:
+        """Values that travel."""
+        return codecs.coded_sizes(self.codecs, self.size)[-1]
 
 
 class ReportLayout(msgspec.Struct, frozen=True):
@@ -66,8 +88,13 @@ class ReportLayout(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        """Length of the report vector."""
-        return sum(segment.size for segment in self.segments)
+        """L, the length of the report vector."""
+        return sum(segment.coded_size for segment in self.segments)
+
+    @property
+    def decoded(self) -> ReportLayout:
+        """The layout of what `decode` gives: the same segments without codecs."""
+        return replace(self, segments=tuple(replace(segment, codecs=()) for segment in self.segments))
 
     @property
     def wire(self) -> tuple[VectorSpec, ...]:
@@ -84,25 +111,49 @@ class ReportLayout(msgspec.Struct, frozen=True):
         """The outputs of the report graph."""
         return tuple(VectorSpec(one.name, one.size) for one in self.segments if one.reduction == "mean")
 
+    def encode(self, means: Mapping[str, Float32], key: RoundKey) -> dict[str, Float32]:
+        """The outputs of the report graph, by name, as they travel."""
+        return {
+            one.name: codecs.encode(one.codecs, means[one.name], key, index)
+            for index, one in enumerate(self.segments)
+            if one.reduction == "mean"
+        }
+
+    def decode(self, summed_L: Vector, key: RoundKey) -> Vector:
+        """A sum of reports with its codecs undone: a vector of the layout `decoded`. Raises ReportError for its length.
+
+        Trap: all reports in the sum must be of the round that `key` names.
+        """
+        self._check_size(summed_L)
+        if self == self.decoded:
+            return summed_L
+        return np.concatenate(
+            [
+                codecs.decode(segment.codecs, summed_L[where], segment.size, key, index)
+                for index, (segment, where) in enumerate(self.slices())
+            ]
+        )
+
     def weight(self, examples: int) -> float:
         """w of a device with that many examples."""
         return weight_of(self.weighting, examples)
 
     def concatenate(self, parts: Mapping[str, Float32], weight: float) -> Float32:
-        """The unweighted values (V,) of a report.
+        """The unweighted values (V,) of a report from what `encode` gives and metric sums.
 
         Raises ReportError when a segment is missing, of another size, or not finite once it has the weight.
         """
         values_V, start = np.empty(self.size - 1, np.float32), 0
         for segment in self.unweighted:
             part = parts.get(segment.name)
-            if part is None or part.shape != (segment.size,):
-                raise ReportError(f"segment {segment.name!r} must be float32[{segment.size}]")
+            size = segment.coded_size
+            if part is None or part.shape != (size,):
+                raise ReportError(f"segment {segment.name!r} must be float32[{size}]")
             largest = np.abs(part).max(initial=np.float32(0)) * self._factor(segment, weight)
             if not np.isfinite(largest):
                 raise ReportError(f"segment {segment.name!r} holds a non-finite value")
-            values_V[start : start + segment.size] = part
-            start += segment.size
+            values_V[start : start + size] = part
+            start += size
         return values_V
 
     def weigh(self, values_V: Float32, weight: float) -> Float32:
@@ -112,9 +163,9 @@ class ReportLayout(msgspec.Struct, frozen=True):
             if segment.name == WEIGHT:
                 report_L[where] = weight
                 continue
-            part = values_V[start : start + segment.size]
+            part = values_V[start : start + segment.coded_size]
             np.multiply(part, self._factor(segment, weight), out=report_L[where])
-            start += segment.size
+            start += part.size
         return report_L
 
     def check(self, vector: Float32, *, finite: bool = False) -> None:
@@ -123,8 +174,7 @@ class ReportLayout(msgspec.Struct, frozen=True):
         Under "uniform" the weight is 1; under "examples" a device's own count is taken on trust. finite: whether it is
         known that all values are.
         """
-        if vector.shape != (self.size,):
-            raise ReportError(f"a report has {self.size} values, not {list(vector.shape)}")
+        self._check_size(vector)
         if not finite and not all_finite(vector):
             raise ReportError("the report holds a number that is not finite")
         weight = float(next(vector[where][0] for segment, where in self.slices() if segment.name == WEIGHT))
@@ -135,10 +185,10 @@ class ReportLayout(msgspec.Struct, frozen=True):
     def split(self, summed: Any) -> dict[str, Any]:
         """Named views of a summed (L,) vector (NumPy or torch), with mean segments divided by the summed weight.
 
-        Raises ReportError when the length is wrong or the summed weight is not positive.
+        Trap: of a layout with codecs they are coded; take `decode` and the layout `decoded`. Raises ReportError when
+        the length is wrong or the summed weight is not positive.
         """
-        if summed.shape != (self.size,):
-            raise ReportError(f"a report has {self.size} values, not {list(summed.shape)}")
+        self._check_size(summed)
         parts = {segment.name: (segment, summed[where]) for segment, where in self.slices()}
         weight = parts[WEIGHT][1]
         if not float(weight[0]) > 0:
@@ -166,6 +216,11 @@ class ReportLayout(msgspec.Struct, frozen=True):
         """Every segment with its range in the report vector."""
         start, ranges = 0, []
         for segment in self.segments:
-            ranges.append((segment, slice(start, start + segment.size)))
-            start += segment.size
+            size = segment.coded_size
+            ranges.append((segment, slice(start, start + size)))
+            start += size
         return ranges
+
+    def _check_size(self, vector: Any) -> None:
+        if vector.shape != (self.size,):
+            raise ReportError(f"a report has {self.size} values, not {list(vector.shape)}")

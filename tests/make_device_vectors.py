@@ -20,6 +20,9 @@ from device_runtime.backends.onnxruntime import OnnxRuntime
 from device_runtime.runner import execute
 from fedcore import checkpoint, masking
 from fedcore.batching import StreamKey, noise, permutation
+from fedcore.codecs import encode as encode_values
+from fedcore.codecs.codec import RoundKey
+from fedcore.codecs.rotation import Rotation
 from fedcore.errors import BrokenSuccession, ReportError
 from fedcore.loop import Loop
 from fedcore.plan import BlobRef, TripPlan
@@ -37,9 +40,10 @@ from tests.device_runtime.test_onnx_check import REFUSED
 
 PATH = Path(__file__).parent / "vectors" / "device.json"
 BOUNDS = SumBounds(clip_norm=1.5, bits=20, max_examples=100, min_sum=8)
+CODECS = (Rotation(2), Rotation(4))
 LAYOUT = ReportLayout(
     (
-        Segment("delta", 4, "mean"),
+        Segment("delta", 4, "mean", codecs=CODECS),
         Segment("weight", 1, "sum"),
         Segment("train.metrics", 2, "sum", ("examples", "loss of naïve “models”")),
     ),
@@ -75,6 +79,7 @@ def device_vectors():
         "plan": plans(),
         "checkpoints": checkpoints(),
         "reports": reports(),
+        "codecs": coded(),
         "masking": derivations(),
         "packings": packings(),
         "parameters": cohorts(),
@@ -184,6 +189,18 @@ def reports():
     return found
 
 
+def coded():
+    """The digests of values as they travel, of segments with codecs."""
+    key, found = RoundKey(SEED, 2**31 - 1), []
+    for size, chain in ((1, (Rotation(1),)), (37, (Rotation(8), Rotation(32))), (3000, (Rotation.of(3000),))):
+        travelling = encode_values(chain, values(size), key, 2)
+        found.append({
+            "codecs": msgspec.to_builtins(chain), "size": size, "seed": str(SEED), "round": key.round, "segment": 2,
+            "values": values(size).tobytes().hex(), "coded_sha256": digest(travelling.tobytes()),
+        })  # fmt: skip
+    return found
+
+
 def derivations():
     """Hashes and fixed-point numbers of a secure round."""
     plan, other = BlobRef.of(b"plan"), BlobRef.of(b"checkpoint")
@@ -289,11 +306,11 @@ def successions():
 
 def trained():
     """The unweighted report of the linear plan: its graphs, inputs and values."""
-    graphs, data = linear.graphs(), linear.examples(13)
+    graphs, data, plan = linear.graphs(), linear.examples(13), linear.plan(codecs=(Rotation(2),))
     executables = {name: OnnxRuntime().load(graph, name) for name, graph in graphs.items()}
-    result = execute(linear.plan(), executables, {"params": linear.PARAMS}, data, linear.KEY)
+    result = execute(plan, executables, {"params": linear.PARAMS}, data, linear.KEY)
     return {
-        "plan": linear.plan().encode().decode(),
+        "plan": plan.encode().decode(),
         "graphs": {name: graph.hex() for name, graph in graphs.items()},
         "params": linear.PARAMS.tobytes().hex(),
         **{name: column.tobytes().hex() for name, column in data.items()},

@@ -27,6 +27,7 @@ from coordinator.store.records import Records
 from coordinator.store.tasks import CoordinatorStore
 from fedcore import checkpoint
 from fedcore.algorithms.algorithm import ServerStep, trips_of
+from fedcore.codecs.codec import RoundKey
 from fedcore.errors import FedcoreError, ReportError
 from fedcore.plan import BlobRef, in_turn
 from fedcore.signing import SigningKey
@@ -109,7 +110,8 @@ def _next_model(
     discounted = discount(running.value.staleness)
     server_step = ServerStep(devices=devices, layers=plan.schema.layers, lr_scale=lr_scale, discount=discounted)
     trip, following = (in_turn(trips_of(algorithm), number) for number in (running.number, running.number + 1))
-    made = aggregate(plan.report, trip, state, reports.total(), server_step, following)
+    total = plan.report.decode(reports.total(), RoundKey(task.settings.seed, running.number))
+    made = aggregate(plan.report.decoded, trip, state, total, server_step, following)
     # Files first: a row must never point at a blob that is not there.
     refs = [store.blobs.put(checkpoint.encode(vectors)) for vectors in (made.state, made.broadcast)]
     return refs[0], refs[1], made.metrics

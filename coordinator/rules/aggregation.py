@@ -69,6 +69,7 @@ def aggregate(
 ) -> Aggregate:
     """Apply the mean of the summed reports to `state`: float64 throughout, rounded to float32 at the end.
 
+    layout, total_L: of the sum after `ReportLayout.decode`.
     trip, following: those of this round and of the next one, whose devices receive the broadcast; by default the same.
     Raises ReportError when the summed weight is not positive, NonFiniteState naming the first bad vector.
     """
@@ -109,8 +110,9 @@ def _check_trip(plan: Plan, weighting: Weighting, trip: Trip, state: Vectors) ->
         raise InvalidTask(f"the algorithm broadcasts {broadcast}, the plan expects {plan.broadcast}")
     if VectorSpec("params", plan.schema.size) not in broadcast:
         raise InvalidTask(f"the model has {plan.schema.size} parameters, the broadcast is {broadcast}")
+    layout = plan.report.decoded
     try:
-        after = aggregate(plan.report, trip, state, np.ones(plan.report.size), ServerStep(layers=plan.schema.layers))
+        after = aggregate(layout, trip, state, np.ones(layout.size), ServerStep(layers=plan.schema.layers))
     except (KeyError, ValueError, ReportError, NonFiniteState) as error:
         raise InvalidTask(f"the algorithm cannot be applied to the plan's report: {error!r}") from error
     if checkpoint.specs_of(after.state) != checkpoint.specs_of(state):

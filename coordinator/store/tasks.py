@@ -99,6 +99,11 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
                 f"algorithm {manifest.algorithm.name} has {len(plan.trips)} trips, which rounds take in turn; in mode "
                 "buffered devices of several rounds work at once: take an algorithm of one trip"
             )
+        if settings.buffered is not None and any(trip.report != trip.report.decoded for trip in plan.trips):
+            raise InvalidTask(
+                "the plan has codecs, with a key for each round, and a sum in mode buffered is of several rounds: "
+                "export it without them"
+            )
         if settings.secagg is not None:
             devices = settings.sum_bounds.min_sum
             check_rounding(self.algorithm(manifest.algorithm), settings.secagg, devices, plan.schema.size)

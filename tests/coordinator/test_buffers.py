@@ -24,6 +24,8 @@ from coordinator.rules.rounds import (
 from coordinator.rules.states import RoundState, TaskState
 from coordinator.rules.task_settings import Buffered, Secagg, TaskSettings
 from coordinator.store.garbage_collection import Retention, collect
+from fedcore.codecs.rotation import Rotation
+from fedcore.report import Segment
 from tests.coordinator.bundles import START, make_bundle, make_plan, report_vector
 from tests.coordinator.conftest import LINEAGE, states
 
@@ -378,3 +380,10 @@ def test_progress_and_pages_tell_of_the_buffer_and_its_staleness(store, buffered
     (progress,) = store.progress(task)
     assert progress.sentence == "round 2: 1 of 2 reports in the buffer, 1 of 3 devices at work"
     assert 'muster_report_staleness_bucket{le="1.0"} 3.0' in desk.driver.metrics.text().decode()
+
+
+def test_a_plan_with_codecs_has_no_mode_buffered(register, tmp_path):
+    coded = (Segment("delta", 4, "mean", codecs=(Rotation(4),)), *make_plan().report.segments[1:])
+    bundle = make_bundle(tmp_path / "coded", make_plan(segments=coded, weighting="uniform"), "fedbuff")
+    with pytest.raises(InvalidTask, match="the plan has codecs, with a key for each round"):
+        register(bundle, goal=2, buffered=Buffered(concurrency=3, max_staleness=5))

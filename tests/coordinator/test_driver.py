@@ -11,6 +11,9 @@ from coordinator.commands import AbortAssignment, CancelWait, CountReport
 from coordinator.errors import ConflictingReport, NoLongerNeeded, Unavailable, UnknownAssignment
 from coordinator.rules.states import AssignmentState, RoundState, TaskState
 from coordinator.store.tables import ROUNDS, TRANSITIONS
+from fedcore.codecs.codec import RoundKey
+from fedcore.codecs.rotation import Rotation
+from fedcore.report import Segment
 from fedcore.signing import SigningKey, verify
 from fedcore.wire.messages import Abort, Rejected
 from tests.coordinator.bundles import START, make_bundle, make_plan, report_vector
@@ -56,6 +59,20 @@ def test_two_rounds_of_fedavg_equal_exact_arithmetic(store, register, desk):
         ("a", AssignmentState.REPORTED),
         ("b", AssignmentState.REPORTED),
     }
+
+
+def test_coded_reports_are_decoded_with_the_key_of_their_round(store, register, desk, tmp_path):
+    codecs = (Rotation(2), Rotation(4))
+    plan = make_plan(segments=(Segment("delta", 4, "mean", codecs=codecs), *make_plan().report.segments[1:]))
+    task = register(make_bundle(tmp_path / "coded", plan), goal=2, rounds=2)
+    deltas, expected = np.array([[1, 0, 2, -1], [3, 1, 0, 0]], np.float32), START.astype(np.float64)
+    for _ in range(2):
+        for given, delta in zip(desk.assign("a", "b"), deltas, strict=True):
+            assert given.seed == store.task(task).settings.seed
+            coded = plan.report.encode({"delta": delta}, RoundKey(given.seed, given.round))["delta"]
+            desk.report(given, coded, 2.0)
+        expected += deltas.mean(axis=0)
+    np.testing.assert_allclose(store.checkpoint(task, 2)["params"], expected, atol=1e-6)
 
 
 def test_server_state_is_carried_between_rounds(store, register, desk, tmp_path):

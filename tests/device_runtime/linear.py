@@ -85,8 +85,8 @@ def graphs():
     }
 
 
-def plan(blobs=None, *, fmt="onnx", train=TRAIN, sweep=SWEEP, fields=None):
-    """The plan whose graphs are `blobs`."""
+def plan(blobs=None, *, fmt="onnx", train=TRAIN, sweep=SWEEP, fields=None, codecs=()):
+    """The plan whose graphs are `blobs`. codecs: of both mean segments."""
     blobs = graphs() if blobs is None else blobs
     return Plan(
         name="linear",
@@ -99,8 +99,8 @@ def plan(blobs=None, *, fmt="onnx", train=TRAIN, sweep=SWEEP, fields=None):
         ),
         report=ReportLayout(
             (
-                Segment("delta", D, "mean"),
-                Segment("gradient", D, "mean"),
+                Segment("delta", D, "mean", codecs=codecs),
+                Segment("gradient", D, "mean", codecs=codecs),
                 Segment("weight", 1, "sum"),
                 Segment("train.metrics", 2, "sum", METRICS),
                 Segment("sweep.metrics", 2, "sum", METRICS),

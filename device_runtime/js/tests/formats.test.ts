@@ -3,11 +3,12 @@
 import { expect, test } from "vitest";
 import { concat, fromHex, hex, u64, utf8 } from "../src/core/bytes.ts";
 import { decodeVectors, encodeVector } from "../src/core/checkpoint.ts";
+import { encode } from "../src/core/codecs.ts";
 import { FormatError, NonFiniteReport, PlanRefused } from "../src/core/errors.ts";
 import { checked, parseJson } from "../src/core/json.ts";
 import * as masking from "../src/core/masking.ts";
 import { decodePlan, parameterCount } from "../src/core/plan.ts";
-import { SigningKey } from "../src/core/primitives.ts";
+import { SigningKey, sha256 } from "../src/core/primitives.ts";
 import { digestOf, verifiedEntry, verifiedHead, verifiedRelease, verifyPlan } from "../src/core/release.ts";
 import { concatenate, weigh } from "../src/core/report.ts";
 import { follow, successionSchema } from "../src/core/succession.ts";
@@ -113,6 +114,12 @@ test.for<Vector>(device.reports)("a report of weight $weight has Python's bits",
   const kept = concatenate(one.layout, parts, one.weight);
   expect(hex(bytesOf(kept))).toBe(one.values);
   expect(hex(bytesOf(weigh(one.layout, kept, one.weight)))).toBe(one.weighed);
+});
+
+test.for<Vector>(device.codecs)("$size values travel as Python's bits", async (one) => {
+  const key = { seed: BigInt(one.seed), round: one.round };
+  const coded = await encode(one.codecs, floats(one.values), key, one.segment);
+  expect(hex(await sha256(bytesOf(coded)))).toBe(one.coded_sha256);
 });
 
 test("the derivations of a secure round are Python's", async () => {

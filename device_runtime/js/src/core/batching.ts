@@ -3,12 +3,9 @@
  * Spec: docs/spec/plan.md §4. Seeds and slots go beyond 2^53, so they are bigints.
  */
 
-import { type Bytes, concat, u64, utf8 } from "./bytes.ts";
-import { philox } from "./philox.ts";
+import { type Bytes, concat, utf8 } from "./bytes.ts";
 import type { Loop } from "./plan.ts";
-import { sha256 } from "./primitives.ts";
-
-const NO_SECRET: Bytes = new Uint8Array();
+import { stream } from "./streams.ts";
 
 /** The key of a device's random streams in one round.
  *
@@ -29,7 +26,7 @@ export interface Batch {
 
 /** A random order of `examples` indices: the stable argsort of that many words of the stream. */
 export async function permutation(key: StreamKey, pass: number, epoch: number, examples: number): Promise<number[]> {
-  const words = await stream("muster.order.v1", { ...key, secret: NO_SECRET }, pass, epoch, examples);
+  const words = await deviceStream(utf8("muster.order.v1"), key, pass, epoch, examples);
   const before = (a: number, b: number) => (words[a]! < words[b]! ? -1 : Number(words[a]! > words[b]!));
   return Array.from(words.keys()).sort(before);
 }
@@ -41,7 +38,8 @@ export async function noise(
   step: number,
   size: number,
 ): Promise<Int32Array<ArrayBuffer>> {
-  const words = await stream("muster.noise.v1", key, pass, step, Math.ceil(size / 2));
+  const label = concat(utf8("muster.noise.v1"), key.secret);
+  const words = await deviceStream(label, key, pass, step, Math.ceil(size / 2));
   const integers = new Int32Array(size);
   for (let place = 0; place < size; place++) {
     integers[place] = Number(BigInt.asIntN(32, words[place >> 1]! >> BigInt(32 * (place & 1))));
@@ -49,10 +47,8 @@ export async function noise(
   return integers;
 }
 
-async function stream(label: string, key: StreamKey, pass: number, counter: number, words: number) {
-  const tag = u64(key.seed, BigInt(key.round), key.slot, BigInt(pass), BigInt(counter));
-  const digest = new DataView((await sha256(concat(utf8(label), key.secret, tag))).buffer);
-  return philox([digest.getBigUint64(0, true), digest.getBigUint64(8, true)], words);
+function deviceStream(label: Bytes, { seed, round, slot }: StreamKey, pass: number, counter: number, words: number) {
+  return stream(label, [seed, BigInt(round), slot, BigInt(pass), BigInt(counter)], words);
 }
 
 /** The number of batches of a loop over so many examples. */

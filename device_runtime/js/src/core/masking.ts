@@ -7,7 +7,7 @@ import { type Bytes, concat, fromHex, utf8 } from "./bytes.ts";
 import type { BlobRef } from "./plan.ts";
 import { sha256 } from "./primitives.ts";
 import type { SumBounds } from "./release.ts";
-import { type ReportLayout, unweighted } from "./report.ts";
+import { codedSizeOf, type ReportLayout, unweighted } from "./report.ts";
 
 // Metric sums are fixed-point numbers with three bits behind the point: counts are exact, and sums reach 65,535.
 const [METRIC_BITS, METRIC_STEP] = [20, 0.125];
@@ -33,7 +33,10 @@ export function fixedPoints(layout: ReportLayout, bounds: SumBounds): FixedPoint
     weighted: false,
   };
   const mean = { inBits: bounds.bits, low: -clip, high: clip, norm: clip, weighted: true };
-  return unweighted(layout).map(({ size, reduction }) => ({ size, ...(reduction === "mean" ? mean : metric) }));
+  return unweighted(layout).map((segment) => ({
+    size: codedSizeOf(segment),
+    ...(segment.reduction === "mean" ? mean : metric),
+  }));
 }
 
 /** The weight that a device counts with at most: 1 when all count alike. */
@@ -63,6 +66,8 @@ export function modelHash(plan: BlobRef, checkpoint: BlobRef): Promise<Bytes> {
 
 /** The digest of a report layout, 32 bytes: of compact JSON, with its members in the specification's order. */
 export function layoutHash({ segments, weighting }: ReportLayout): Promise<Bytes> {
-  const ordered = segments.map(({ name, size, reduction, labels }) => ({ name, size, reduction, labels }));
+  const ordered = segments.map(({ name, size, reduction, labels, codecs }) => {
+    return { name, size, reduction, labels, codecs: codecs.map(({ codec, block }) => ({ codec, block })) };
+  });
   return sha256(utf8(JSON.stringify({ segments: ordered, weighting })));
 }

@@ -5,6 +5,7 @@
  */
 
 import * as v from "valibot";
+import { codecSchema, codedSize, encode, type RoundKey } from "./codecs.ts";
 import { FormatError, NonFiniteReport } from "./errors.ts";
 import { count } from "./json.ts";
 
@@ -15,6 +16,7 @@ const segmentSchema = v.object({
   size: count,
   reduction: v.picklist(["mean", "sum"]),
   labels: v.optional(v.array(v.string()), []),
+  codecs: v.optional(v.array(codecSchema), []),
 });
 export const layoutSchema = v.object({
   segments: v.array(segmentSchema),
@@ -26,18 +28,41 @@ export type Segment = v.InferOutput<typeof segmentSchema>;
 export type ReportLayout = v.InferOutput<typeof layoutSchema>;
 export type Float32 = Float32Array<ArrayBuffer>;
 
-/** Throws FormatError unless segments are distinct and one of them is the weight. */
+/** Throws FormatError unless segments are distinct, one of them is the weight, and codecs fit theirs. */
 export function checkLayout(layout: ReportLayout): void {
   const names = layout.segments.map((segment) => segment.name);
   const weight = layout.segments.find((segment) => segment.name === WEIGHT);
   if (new Set(names).size !== names.length || weight?.size !== 1 || weight.reduction !== "sum") {
     throw new FormatError(`segments must be distinct and hold one ${WEIGHT}, a single value that is summed: ${names}`);
   }
+  for (const { name, size, reduction, codecs } of layout.segments) {
+    if (codecs.length > 0 && reduction !== "mean") {
+      throw new FormatError(`segment ${name} is a sum of metrics, which no codec may change`);
+    }
+    codedSize(codecs, size);
+  }
 }
 
 /** L, the length of the report vector. */
 export function reportSize(layout: ReportLayout): number {
-  return layout.segments.reduce((sum, segment) => sum + segment.size, 0);
+  return layout.segments.reduce((sum, segment) => sum + codedSizeOf(segment), 0);
+}
+
+/** The number of values of a segment that travel. */
+export function codedSizeOf({ codecs, size }: Segment): number {
+  return codedSize(codecs, size);
+}
+
+/** The outputs of the report graph, by name, as they travel. */
+export async function encodeMeans(layout: ReportLayout, means: ReadonlyMap<string, Float32>, key: RoundKey) {
+  const coded = new Map<string, Float32>();
+  for (const [index, { name, codecs, size }] of layout.segments.entries()) {
+    const values = means.get(name);
+    if (values?.length === size) {
+      coded.set(name, await encode(codecs, values, key, index));
+    }
+  }
+  return coded;
 }
 
 /** The segments of the values (V,) that are kept until the report is weighed: all but the weight. */
@@ -55,7 +80,7 @@ export function metricsSegment(pass: string): string {
   return `${pass}.metrics`;
 }
 
-/** The unweighted values (V,) of a report from its segments by name.
+/** The unweighted values (V,) of a report from its segments by name, as they travel.
  *
  * Throws NonFiniteReport when a segment is missing, of another size, or not finite once it has the weight.
  */
@@ -64,15 +89,16 @@ export function concatenate(layout: ReportLayout, parts: ReadonlyMap<string, Flo
   let start = 0;
   for (const segment of unweighted(layout)) {
     const part = parts.get(segment.name);
-    if (part?.length !== segment.size) {
-      throw new NonFiniteReport(`segment ${segment.name} must be float32[${segment.size}]`);
+    const size = codedSizeOf(segment);
+    if (part?.length !== size) {
+      throw new NonFiniteReport(`segment ${segment.name} must be float32[${size}]`);
     }
     const factor = factorOf(segment, weight);
     if (!part.every((value) => Number.isFinite(Math.fround(value * factor)))) {
       throw new NonFiniteReport(`segment ${segment.name} holds a non-finite value`);
     }
     values.set(part, start);
-    start += segment.size;
+    start += size;
   }
   return values;
 }
@@ -82,17 +108,18 @@ export function weigh(layout: ReportLayout, values: Float32, weight: number): Fl
   const report = new Float32Array(reportSize(layout));
   let [from, to] = [0, 0];
   for (const segment of layout.segments) {
+    const size = codedSizeOf(segment);
     if (segment.name === WEIGHT) {
       report[to] = weight;
     } else {
       const factor = factorOf(segment, weight);
       report.set(
-        values.subarray(from, from + segment.size).map((value) => value * factor),
+        values.subarray(from, from + size).map((value) => value * factor),
         to,
       );
-      from += segment.size;
+      from += size;
     }
-    to += segment.size;
+    to += size;
   }
   return report;
 }

@@ -9,7 +9,7 @@ import type { Engine, Graph, Tensors } from "./engine.ts";
 import { DeadlinePassed, NonFiniteReport, PlanRefused } from "./errors.ts";
 import type { Examples, Values } from "./examples.ts";
 import { type PassPlan, type Plan, REPORT } from "./plan.ts";
-import { concatenate, type Float32, metricsSegment, unweighted, weightOf } from "./report.ts";
+import { concatenate, encodeMeans, type Float32, metricsSegment, unweighted, weightOf } from "./report.ts";
 
 /** The unweighted `values` (V,) of a report and its `weight`, from so many local `examples`; steps of all passes. */
 export interface TrainingResult {
@@ -64,8 +64,9 @@ export async function execute(work: Work): Promise<TrainingResult> {
   }
   const means = plan.report.segments.filter((segment) => segment.reduction === "mean");
   const made = await graphOf(work, REPORT).run(known, new Map(means.map(({ name, size }) => [name, size])));
-  for (const [name, tensor] of Object.entries(made)) {
-    parts.set(name, floats(tensor));
+  const outputs = new Map(Object.entries(made).map(([name, tensor]) => [name, floats(tensor)]));
+  for (const [name, values] of await encodeMeans(plan.report, outputs, work.key)) {
+    parts.set(name, values);
   }
   const weight = weightOf(plan.report, examples.count);
   try {
