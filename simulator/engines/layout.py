@@ -17,20 +17,53 @@ aten = torch.ops.aten
 def lay_out_parts(recording: Recording) -> None:
     """Let the parts of every concatenation be made in the whole, or copied there where that cannot be."""
     written = {buffer for call in recording.calls for buffer in call.written}
+    users = _Users(recording)
     for call in [call for call in recording.calls if call.operator is aten.cat.default]:
         (whole,) = (place for place in call.results if place is not None)
         if whole.stride != _row_major(whole.size):  # images with their channels last
             continue
         parts = _parts(call, whole)
         copied = [
-            index for index, rows in parts.items() if not _moved(recording, call.args[0][index], rows, whole, written)
+            index for index, rows in parts.items() if not _moved(users, call.args[0][index], rows, whole, written)
         ]
         # A part may lie in what another part lay in, and has moved with it. So the places are read again.
         copies = [_copy(call.args[0][index], parts[index], whole) for index in copied]
         if copies:
             written.add(whole.buffer)
-        at = next(index for index, one in enumerate(recording.calls) if one is call)
-        recording.calls[at : at + 1] = copies
+        users.replace(call, copies)
+
+
+class _Users:
+    """The calls of a recording by the buffers that they touch, as a look at all calls for each would take minutes."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+        self._calls: dict[int, dict[int, Call]] = {}
+        for call in recording.calls:
+            self._note(call)
+
+    def of(self, buffer: int) -> list[Call]:
+        """The calls that touch a buffer."""
+        return list(self._calls.get(buffer, {}).values())
+
+    def move(self, buffer: int, rows: _Rows) -> None:
+        """Put all that lies in a buffer into rows of another."""
+        moved = self._calls.pop(buffer)
+        self.recording.move(buffer, rows.place, moved.values())
+        self._calls.setdefault(rows.buffer, {}).update(moved)
+
+    def replace(self, call: Call, by: list[Call]) -> None:
+        """Put other calls in the place of one."""
+        at = next(index for index, one in enumerate(self.recording.calls) if one is call)
+        self.recording.calls[at : at + 1] = by
+        for buffer in call.touched:
+            del self._calls[buffer][id(call)]
+        for one in by:
+            self._note(one)
+
+    def _note(self, call: Call) -> None:
+        for buffer in call.touched:
+            self._calls.setdefault(buffer, {})[id(call)] = call
 
 
 def _parts(call: Call, whole: Place) -> dict[int, _Rows]:
@@ -44,16 +77,16 @@ def _parts(call: Call, whole: Place) -> dict[int, _Rows]:
     return parts
 
 
-def _moved(recording: Recording, part: Place, rows: _Rows, whole: Place, written: set[int]) -> bool:
+def _moved(users: _Users, part: Place, rows: _Rows, whole: Place, written: set[int]) -> bool:
     """Move a part to its rows of the whole, if that can be.
 
     Not where one of them is written in place, or the part has been moved already.
     """
     if part.buffer == whole.buffer or {part.buffer, whole.buffer} & written or part.dtype != whole.dtype:
         return False
-    can_move = _can_move(recording, part, rows)
+    can_move = _can_move(users, part, rows)
     if can_move:
-        recording.move(part.buffer, rows.place)
+        users.move(part.buffer, rows)
     return can_move
 
 
@@ -83,20 +116,22 @@ class _Rows:
         return sum(along) + place.offset % self.length < self.length
 
 
-def _can_move(recording: Recording, part: Place, rows: _Rows) -> bool:
+def _can_move(users: _Users, part: Place, rows: _Rows) -> bool:
     """Whether a part is all of its buffer, row after row, and its maker can write it in longer rows."""
-    makers = [call for call in recording.calls if part.buffer in call.made]
+    calls = users.of(part.buffer)
+    makers = [call for call in calls if part.buffer in call.made]
     if not makers or any(writer_of(maker) is None for maker in makers) or not rows.length:
         return False
-    there = [one for one in _all_places(recording) if one.buffer == part.buffer]
+    there = _places_in(part.buffer, calls, users.recording)
     in_order = part.stride == _row_major(part.size)
-    return _fills_buffer(recording, part) and in_order and all(rows.can_place(one) for one in there)
+    fills = _fills_buffer(part, users.recording.nbytes[part.buffer], there)
+    return fills and in_order and all(rows.can_place(one) for one in there)
 
 
-def _fills_buffer(recording: Recording, place: Place) -> bool:
-    """Whether a place is all of its buffer, which holds nothing of another dtype."""
-    whole = place.offset == 0 and recording.nbytes[place.buffer] == math.prod(place.size) * place.dtype.itemsize
-    return whole and all(one.dtype == place.dtype for one in _all_places(recording) if one.buffer == place.buffer)
+def _fills_buffer(place: Place, nbytes: int, there: list[Place]) -> bool:
+    """Whether a place is all of its buffer, of which nothing else that lies there is of another dtype."""
+    whole = place.offset == 0 and nbytes == math.prod(place.size) * place.dtype.itemsize
+    return whole and all(one.dtype == place.dtype for one in there)
 
 
 def _row_major(size: tuple[int, ...]) -> tuple[int, ...]:
@@ -109,22 +144,25 @@ def may_lie_in(recording: Recording, place: Place, target: Tensor) -> bool:
     if first is None or place.buffer in recording.given or writer_of(recording.calls[first]) is None:
         return False
     shape = (target.dtype, tuple(target.shape), target.stride())
-    if (place.dtype, place.size, place.stride) != shape or not _fills_buffer(recording, place):
+    there = _places_in(place.buffer, recording.calls, recording)
+    fills = _fills_buffer(place, recording.nbytes[place.buffer], there)
+    if (place.dtype, place.size, place.stride) != shape or not fills:
         return False
     storage = target.untyped_storage()
-    there = {buffer for buffer, one in recording.given.items() if one._cdata == storage._cdata}
-    if there & {one.buffer for one in recording.outputs.values()}:
+    given = {buffer for buffer, one in recording.given.items() if one._cdata == storage._cdata}
+    if given & {one.buffer for one in recording.outputs.values()}:
         return False
-    if any(call.touched & there for call in recording.calls[first + 1 :]):
+    if any(call.touched & given for call in recording.calls[first + 1 :]):
         return False
     maker = recording.calls[first]
-    read = [one for one in places((maker.args, maker.kwargs)) if one.buffer in there]
+    read = [one for one in places((maker.args, maker.kwargs)) if one.buffer in given]
     # An operator of single values reads each before it writes there.
     lies = (place.size, place.stride, target.storage_offset())
     alike = all((one.size, one.stride, one.offset) == lies for one in read)
     return not read or (torch.Tag.pointwise in maker.operator.tags and alike)
 
 
-def _all_places(recording: Recording) -> list[Place]:
-    inside = places([(call.args, call.kwargs, call.results) for call in recording.calls])
-    return [*inside, *recording.outputs.values()]
+def _places_in(buffer: int, calls: list[Call], recording: Recording) -> list[Place]:
+    """The places in a buffer that calls and outputs have."""
+    inside = places([(call.args, call.kwargs, call.results) for call in calls])
+    return [place for place in (*inside, *recording.outputs.values()) if place.buffer == buffer]

@@ -109,13 +109,13 @@ class Recording:
         written = {buffer for call in self.calls for buffer in call.written}
         return [storage for buffer, storage in self.given.items() if buffer in written]
 
-    def move(self, buffer: int, moved: Callable[[Place], Place]) -> None:
-        """Put all that lies in a buffer somewhere else."""
+    def move(self, buffer: int, moved: Callable[[Place], Place], users: Iterable[Call] | None = None) -> None:
+        """Put all that lies in a buffer somewhere else. users: the calls that touch it, where they are known."""
 
         def at(place: Place) -> Place:
             return moved(place) if place.buffer == buffer else place
 
-        for call in self.calls:
+        for call in self.calls if users is None else users:
             call.args, call.kwargs, call.results = tree_map_only(Place, at, (call.args, call.kwargs, call.results))
         self.outputs = {name: at(place) for name, place in self.outputs.items()}
 

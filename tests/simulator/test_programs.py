@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from simulator.engines import layout as layout_module
 from simulator.engines import program as program_module
 from simulator.engines.program import Program, Programs, Workspace
 from simulator.engines.recording import record
@@ -304,3 +305,22 @@ def test_programs_that_do_not_replay_call_their_function():
     for value in (1.0, 2.0):
         rest = programs.run("key", lambda value=value: {"a": torch.full((2,), value), "b": target}, [], {"a": target})
         assert (target.tolist(), list(rest)) == ([value] * 2, ["b"])
+
+
+def test_twice_as_many_parts_take_twice_the_looks_at_calls(monkeypatch):
+    looks, places = [0], layout_module.places
+
+    def counted(tree):
+        looks[0] += len(tree)
+        return places(tree)
+
+    def joined_parts(x, count):
+        return {"whole": torch.cat([x[index] * index for index in range(count)])}
+
+    monkeypatch.setattr(layout_module, "places", counted)
+    found, x = {}, torch.ones(64, 4)
+    for count in (32, 64):
+        looks[0] = 0
+        layout_module.lay_out_parts(record(lambda count=count: joined_parts(x, count), [x]))
+        found[count] = looks[0]
+    assert 0 < found[64] < 3 * found[32]
