@@ -19,6 +19,7 @@ from muster.commands.doctor import doctor
 from muster.commands.export import export, plan_app
 from muster.commands.fleet import fleet_app
 from muster.commands.key import key_app
+from muster.commands.new import new
 from muster.commands.plan_log import log
 from muster.commands.plot import plot
 from muster.commands.simulate import simulate
@@ -56,6 +57,7 @@ def muster(
 
 app.command()(demo)
 app.command()(doctor)
+app.command()(new)
 app.command()(export)
 app.command()(simulate)
 app.command()(sweep)

@@ -19,6 +19,7 @@ USAGE_ERRORS = {
     "EngineError",
     "RunError",
     "ProfileError",
+    "ProjectError",
     "StudyError",
     "InvalidTask",
     "InvalidSettings",

@@ -1,0 +1,33 @@
+"""`muster new`: a project of one's own that runs at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from muster.output import Json, emit, say_next
+from muster.project import make_project
+
+
+def new(
+    folder: Annotated[
+        Path, typer.Argument(metavar="NAME", help="The folder to make; its last part names the Python package in it.")
+    ],
+    json: Json = False,
+) -> None:
+    """Make a project: a model, users, an algorithm, their tests and a simulation, to be changed into yours.
+
+    \b
+      muster new keyboard
+      cd keyboard
+      muster simulate simulation.toml
+    """
+    made = make_project(folder)
+    if json:
+        return emit({"folder": str(folder), "files": [str(path) for path in made]})
+    for path in made:
+        typer.echo(path)
+    say_next("train it", ["cd", folder])
+    return typer.echo("  muster simulate simulation.toml", err=True)

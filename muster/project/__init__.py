@@ -1,0 +1,46 @@
+"""The templates of `muster new`, as text, and a project made of them."""
+
+from __future__ import annotations
+
+import keyword
+from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
+from string import Template
+
+PLACES = {
+    "README.md.in": "README.md",
+    "simulation.toml.in": "simulation.toml",
+    "package.py.in": "$name/__init__.py",
+    "model.py.in": "$name/model.py",
+    "users.py.in": "$name/users.py",
+    "algorithm.py.in": "$name/algorithm.py",
+    "test.py.in": "tests/test_$name.py",
+}
+
+
+class ProjectError(Exception):
+    """A project that cannot be made."""
+
+
+def make_project(folder: Path) -> list[Path]:
+    """Write a project into a new folder, whose name is that of its package; gives the files.
+
+    Raises ProjectError when the name is no package's or one that is there, or the folder exists.
+    """
+    name = folder.name
+    if not name.isidentifier() or keyword.iskeyword(name) or not name.islower():
+        raise ProjectError(f"{name!r} cannot name a package: take lower-case letters, digits and _, a letter first")
+    if folder.exists():
+        raise ProjectError(f"{folder} exists already; take another name")
+    if find_spec(name) is not None:
+        raise ProjectError(f"a package {name!r} is installed here, which would hide the project's; take another name")
+    words = {"name": name, "cls": "".join(part.capitalize() for part in name.split("_"))}
+    templates = files(__name__)
+    made = []
+    for template, place in PLACES.items():
+        path = folder / Template(place).substitute(words)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(Template((templates / template).read_text("utf-8")).substitute(words), "utf-8")
+        made.append(path)
+    return made
