@@ -52,6 +52,8 @@ class ClientStates:
 
     def scatter(self, clients: Sequence[int], kept: ClientState, finite_K: Tensor) -> None:
         """Put the vectors (K, …) of some clients in place; a client that is not `finite_K` keeps what it had."""
+        if not kept:
+            return
         rows = torch.tensor(self._rows(clients), device=finite_K.device)[finite_K]
         for name, vectors in kept.items():
             self.vectors[name][rows] = vectors[finite_K]

@@ -20,7 +20,7 @@ def lay_out_parts(recording: Recording) -> None:
     users = _Users(recording)
     for call in [call for call in recording.calls if call.operator is aten.cat.default]:
         (whole,) = (place for place in call.results if place is not None)
-        if whole.stride != _row_major(whole.size):  # images with their channels last
+        if whole.stride != row_major(whole.size):  # images with their channels last
             continue
         parts = _parts(call, whole)
         copied = [
@@ -123,18 +123,21 @@ def _can_move(users: _Users, part: Place, rows: _Rows) -> bool:
     if not makers or any(writer_of(maker) is None for maker in makers) or not rows.length:
         return False
     there = _places_in(part.buffer, calls, users.recording)
-    in_order = part.stride == _row_major(part.size)
-    fills = _fills_buffer(part, users.recording.nbytes[part.buffer], there)
-    return fills and in_order and all(rows.can_place(one) for one in there)
+    in_order = part.stride == row_major(part.size)
+    return fills_buffer(part, calls, users.recording) and in_order and all(rows.can_place(one) for one in there)
 
 
-def _fills_buffer(place: Place, nbytes: int, there: list[Place]) -> bool:
-    """Whether a place is all of its buffer, of which nothing else that lies there is of another dtype."""
-    whole = place.offset == 0 and nbytes == math.prod(place.size) * place.dtype.itemsize
-    return whole and all(one.dtype == place.dtype for one in there)
+def fills_buffer(place: Place, calls: list[Call], recording: Recording) -> bool:
+    """Whether a place is all of its buffer, of which nothing else that lies there is of another dtype.
+
+    calls: at least those that touch the buffer.
+    """
+    whole = place.offset == 0 and recording.nbytes[place.buffer] == math.prod(place.size) * place.dtype.itemsize
+    return whole and all(one.dtype == place.dtype for one in _places_in(place.buffer, calls, recording))
 
 
-def _row_major(size: tuple[int, ...]) -> tuple[int, ...]:
+def row_major(size: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a tensor that lies row after row."""
     return torch.empty(size, device="meta").stride()
 
 
@@ -144,8 +147,7 @@ def may_lie_in(recording: Recording, place: Place, target: Tensor) -> bool:
     if first is None or place.buffer in recording.given or writer_of(recording.calls[first]) is None:
         return False
     shape = (target.dtype, tuple(target.shape), target.stride())
-    there = _places_in(place.buffer, recording.calls, recording)
-    fills = _fills_buffer(place, recording.nbytes[place.buffer], there)
+    fills = fills_buffer(place, recording.calls, recording)
     if (place.dtype, place.size, place.stride) != shape or not fills:
         return False
     storage = target.untyped_storage()
@@ -159,7 +161,8 @@ def may_lie_in(recording: Recording, place: Place, target: Tensor) -> bool:
     # An operator of single values reads each before it writes there.
     lies = (place.size, place.stride, target.storage_offset())
     alike = all((one.size, one.stride, one.offset) == lies for one in read)
-    return not read or (torch.Tag.pointwise in maker.operator.tags and alike)
+    single = torch.Tag.pointwise in maker.operator.tags or maker.operator is aten.copy_.default
+    return not read or (single and alike)
 
 
 def _places_in(buffer: int, calls: list[Call], recording: Recording) -> list[Place]:

@@ -9,16 +9,20 @@ import contextlib
 import functools
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from simulator.engines.accumulation import accumulate
 from simulator.engines.layout import lay_out_parts, may_lie_in
 from simulator.engines.recording import Call, NotRecordable, Place, Recording, places, record
 from simulator.engines.trial import Before, agree
 from simulator.engines.writers import writer_of
+
+aten = torch.ops.aten
+T = TypeVar("T")
 
 
 class Workspace:
@@ -69,6 +73,7 @@ class Program:
         self._loose: dict[int, Tensor] = {}  # results of operators that allocate them
         self._steps: list[Callable[[], Any]] = []
         lay_out_parts(recording)
+        accumulate(recording)
         copies = self._aim(recording, targets)
         self._plan(recording, workspace)
         self._copies = [(target, self._reader(place), place.buffer in recording.given) for target, place in copies]
@@ -109,10 +114,18 @@ class Program:
                 blocks[buffer] = reservation.take(recording.nbytes[buffer])
                 self._given[buffer] = blocks[buffer].untyped_storage()
             ended = [buffer for buffer in call.touched if last[buffer] == index]
-            self._steps.append(self._step(call, [buffer for buffer in ended if buffer not in self._given]))
+            if not self._is_there(call):
+                self._steps.append(self._step(call, [buffer for buffer in ended if buffer not in self._given]))
             for buffer in ended:
                 if buffer in blocks:
                     reservation.give_back(blocks.pop(buffer))
+
+    def _is_there(self, call: Call) -> bool:
+        """Whether a call copies something to where it is."""
+        if call.operator is not aten.copy_.default or not all(one.buffer in self._given for one in places(call.args)):
+            return False
+        to, start = map(self._tensor, places(call.args))
+        return to.is_set_to(start)
 
     def _step(self, call: Call, ended: list[int]) -> Callable[[], Any]:
         """What runs a call; `ended`: the loose results that nobody needs then."""
@@ -179,12 +192,14 @@ class Programs:
         self._workspace, self._replays = Workspace(device), replays
         self._programs: dict[Hashable, Program | None] = {}  # None: called each time
         self._memory: dict[Hashable, Tensor] = {}
+        self._bound: dict[Hashable, Any] = {}
 
     def memory(self, key: Hashable, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
         """Memory that is the same in every call with a key and with no longer a first axis."""
         whole = self._memory.get((key, len(shape)))
         if whole is None or len(whole) < shape[0]:
             self._programs.clear()  # they know where the arguments were
+            self._bound.clear()
             self._workspace = Workspace(self._workspace.device)
             whole = self._memory[key, len(shape)] = torch.empty(
                 tuple(shape), dtype=dtype, device=self._workspace.device
@@ -194,6 +209,14 @@ class Programs:
     def hold(self, key: Hashable, vectors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Copies of vectors in such memory."""
         return {name: self.memory((key, name), vector.shape).copy_(vector) for name, vector in vectors.items()}
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What `make` gives, by key, until memory moves."""
+        if key not in self._bound:
+            made = make()  # which may move memory
+            self._bound[key] = made
+        bound: T = self._bound[key]
+        return bound
 
     def run(
         self,

@@ -104,9 +104,14 @@ class Recording:
     found: dict[str, Tensor]
 
     @property
+    def written(self) -> set[int]:
+        """The buffers that calls write to."""
+        return {buffer for call in self.calls for buffer in call.written}
+
+    @property
     def overwritten(self) -> list[torch.UntypedStorage]:
         """The given memory that calls write to."""
-        written = {buffer for call in self.calls for buffer in call.written}
+        written = self.written
         return [storage for buffer, storage in self.given.items() if buffer in written]
 
     def move(self, buffer: int, moved: Callable[[Place], Place], users: Iterable[Call] | None = None) -> None:
@@ -253,7 +258,7 @@ def _place(tensor: Tensor, buffer: int) -> Place:
 
 def _fold_constants(recording: Recording, notes: _Notes) -> None:
     """Take out the calls whose results are always the same."""
-    written = {buffer for call in recording.calls for buffer in call.written}
+    written = recording.written
     constant, kept = set(recording.given) - notes.arguments - written, []
     for call in recording.calls:
         drawn = torch.Tag.nondeterministic_seeded in call.operator.tags
@@ -281,7 +286,7 @@ def _merge_scaled(recording: Recording) -> None:
     reads: dict[int, int] = {}
     for place in places([(call.args, call.kwargs) for call in recording.calls] + list(recording.outputs.values())):
         reads[place.buffer] = reads.get(place.buffer, 0) + 1
-    written = {buffer for call in recording.calls for buffer in call.written}
+    written = recording.written
     scaled = (call for call in recording.calls if call.operator is aten.mul.Tensor and call.made)
     products = {
         place: call

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -70,7 +71,7 @@ class RoundSums:
     def _add(self, report_K: Report, metrics_K: Mapping[str, Tensor], kept_K: ClientState, weight_K: Tensor) -> Tensor:
         finite_K, sums = torch.ones_like(weight_K, dtype=torch.bool), _sums(report_K, metrics_K, weight_K)
         # A sum is finite only where all its terms are, and takes no memory; finite values may overflow it, too.
-        if not all(bool(value.sum().isfinite()) for value in (*sums.values(), *kept_K.values())):
+        if not all(math.isfinite(value.sum().item()) for value in (*sums.values(), *kept_K.values())):
             finite_K = _finite(report_K, metrics_K, kept_K, weight_K)
             report_K, metrics_K = (
                 {name: value[finite_K].double() for name, value in vectors.items()} for vectors in (report_K, metrics_K)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -67,17 +67,18 @@ class VectorisedTrainer:
     def train(self, number: int, broadcast: Mapping[str, Tensor], clients: Sequence[Client], sums: RoundSums) -> None:
         """Run a trip for every client: see ClientTrainer."""
         turn = (number - 1) % len(trips_of(self._algorithm))
+        received = self._programs.hold((turn,), broadcast)
         for start in range(0, len(clients), self._at_once):
-            self._train(turn, broadcast, clients[start : start + self._at_once], sums)
+            self._train(turn, received, clients[start : start + self._at_once], sums)
 
-    def _train(self, turn: int, broadcast: Mapping[str, Tensor], clients: Sequence[Client], sums: RoundSums) -> None:
+    def _train(self, turn: int, received: Broadcast, clients: Sequence[Client], sums: RoundSums) -> None:
         indices, trip = [client.index for client in clients], trips_of(self._algorithm)[turn]
-        known = self._programs.hold((turn,), {**broadcast, **self._kept.gather(indices)})
+        known = {**received, **self._programs.hold((turn, KEPT), self._kept.gather(indices))}
         carries: dict[str, Carry] = {}
         metrics: dict[str, Tensor] = {}
         for index, item in enumerate(trip.passes):
-            received = with_carries(known, carries)
-            carries[item.name], metrics[item.name] = self._run_pass((turn, index), item, received, clients)
+            carried = with_carries(known, carries)
+            carries[item.name], metrics[item.name] = self._run_pass((turn, index), item, carried, clients)
         end = functools.partial(self._end, trip, known, carries)
         arguments = [*known.values(), *(vector for carry in carries.values() for vector in carry.values())]
         ended = self._programs.run((turn, len(clients)), end, arguments, {})
@@ -99,12 +100,26 @@ class VectorisedTrainer:
         for number, (examples, mask) in enumerate(self._steps(where[1], item, clients)):
             active = len(mask)
             edge = self._batch(where, number, examples, mask, clients[:active])
-            step = functools.partial(self._step, item, _first(active, carry), _first(active, received), edge)
-            arguments = [*carry.values(), *received.values(), *edge.values()]
-            targets = prefixed(NEXT, _first(active, rows))
-            sums_KM[:active] += self._programs.run((*where, active, number == 0), step, arguments, targets)[METRICS]
+            key = (*where, active, number == 0)
+            step = self._programs.once(key, functools.partial(self._bind, key, item, carry, received, edge, rows))
+            sums_KM[:active] += step()[METRICS]
             carry = rows
         return carry, sums_KM
+
+    def _bind(
+        self,
+        key: tuple[int, int, int, bool],
+        item: Pass,
+        carry: Carry,
+        received: Broadcast,
+        edge: Mapping[str, Tensor],
+        rows: Carry,
+    ) -> Callable[[], dict[str, Tensor]]:
+        """A step of the active clients, which is the same until their memory moves."""
+        active = len(edge[MASK])
+        step = functools.partial(self._step, item, _first(active, carry), _first(active, received), edge)
+        arguments = [*carry.values(), *received.values(), *edge.values()]
+        return functools.partial(self._programs.run, key, step, arguments, prefixed(NEXT, _first(active, rows)))
 
     def _step(self, item: Pass, carry: Carry, received: Broadcast, edge: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """One step of the active clients: names as at the edge of a step graph, `edge` without vectors."""
@@ -123,15 +138,24 @@ class VectorisedTrainer:
         self, where: tuple[int, int], step: int, rows: Tensor, mask: Tensor, clients: Sequence[Client]
     ) -> dict[str, Tensor]:
         """Examples, mask and noise of a step, in memory of its own. rows: (A, B) into the population's examples."""
-        edge = {MASK: self._programs.memory((*where, MASK), mask.shape).copy_(mask)}
+        edge = self._programs.once((*where, "batch", len(rows)), functools.partial(self._room, where, *rows.shape))
+        edge[MASK].copy_(mask)
         for name, array in self._examples.items():
-            batch = self._programs.memory((*where, EXAMPLE, name), (*rows.shape, *array.shape[1:]), array.dtype)
-            torch.index_select(array, 0, rows.flatten(), out=batch.view(-1, *array.shape[1:]))
-            edge[f"{EXAMPLE}.{name}"] = batch
+            torch.index_select(array, 0, rows.flatten(), out=edge[f"{EXAMPLE}.{name}"].flatten(0, 1))
         if self._model.noisy:  # from which dropout draws
             drawn = np.stack([noise(one.key, where[1], step, rows.shape[1]) for one in clients])
-            edge[NOISE] = self._programs.memory((*where, NOISE), rows.shape, torch.int32).copy_(torch.from_numpy(drawn))
+            edge[NOISE].copy_(torch.from_numpy(drawn))
         return edge
+
+    def _room(self, where: tuple[int, int], active: int, size: int) -> dict[str, Tensor]:
+        """Memory for a batch of `size` examples of each active client."""
+        room = {MASK: self._programs.memory((*where, MASK), (active, size))}
+        for name, array in self._examples.items():
+            shape = (active, size, *array.shape[1:])
+            room[f"{EXAMPLE}.{name}"] = self._programs.memory((*where, EXAMPLE, name), shape, array.dtype)
+        if self._model.noisy:
+            room[NOISE] = self._programs.memory((*where, NOISE), (active, size), torch.int32)
+        return room
 
     def _steps(self, index: int, item: Pass, clients: Sequence[Client]) -> Iterator[tuple[Tensor, Tensor]]:
         """For each step, rows (A, B) into the population's examples and masks (A, B) of the A clients still active."""
@@ -151,7 +175,7 @@ class VectorisedTrainer:
 
     def _weights(self, clients: Sequence[int]) -> Tensor:
         weights = [weight_of(self._algorithm.weighting, self._sizes[client]) for client in clients]
-        return torch.tensor(weights, dtype=torch.float32, device=self._device)
+        return torch.from_numpy(np.array(weights, np.float32)).to(self._device)
 
 
 def clients_at_once(model: Model, device: torch.device) -> int:

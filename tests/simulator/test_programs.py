@@ -82,6 +82,29 @@ def other_dtypes(x, y):
     return {"sum": small * 100 + (y * 4).long(), "whole": whole, "bits": bits.view(torch.int16).sum(1)}
 
 
+def descended(x, y):
+    gradient = torch.cat([(x.T @ y).flatten(), (x * y).sum(0), y[0], torch.bmm(x[None], y[None]).flatten()])
+    return {"down": torch.cat([x.flatten()] * 2 + [y[:2].flatten()]) - 0.1 * gradient}
+
+
+def descended_from_what_all_share(x, y):
+    gradients = torch.bmm(x.reshape(2, 2, 4), y.reshape(2, 4, 2)).flatten(1)
+    return {"up": x[:2].flatten() + 3 * torch.cat([gradients, y.reshape(2, 2, 4).sum(1)], 1)}
+
+
+def descended_twice(x, y):
+    gradient = torch.cat([(x @ y)[:2].flatten(), (x @ y).flatten()])
+    other = torch.cat([(y @ x).flatten()])
+    return {"down": torch.ones(24) - 0.1 * gradient, "same": gradient, "up": (x.flatten() + other) * other}
+
+
+def descended_by_what_is_then_written(x, y):
+    z = x * 2
+    gradient = torch.cat([(z @ y).flatten(), (y @ y).flatten()])
+    z.add_(1)
+    return {"down": z.repeat(2, 1).flatten() - gradient}
+
+
 def pair(seed):
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(4, 4, generator=generator) for _ in range(2)]
@@ -89,7 +112,7 @@ def pair(seed):
 
 FUNCTIONS = [
     in_place, joined, constants, scaled, convolved, differentiated, parts_twice, joined_then_written, turned_in_place,
-    other_dtypes,
+    other_dtypes, descended, descended_from_what_all_share, descended_twice, descended_by_what_is_then_written,
 ]  # fmt: skip
 
 
@@ -220,20 +243,20 @@ def test_programs_share_memory_that_each_fills_anew():
         torch.testing.assert_close(program.run(), function(x.clone(), y.clone()))
 
 
-def test_a_step_of_descent_allocates_nothing_and_ends_in_its_carry():
-    x, y = pair(0)
+def test_a_step_of_descent_adds_products_to_its_carry_without_a_gradient():
+    (x, y), weights = pair(0), torch.randn(20, generator=torch.Generator().manual_seed(1))
 
     def step():
-        return {"x": x - 0.1 * torch.cat([(x @ y)[:2], (x.T @ y)[2:]])}
+        gradient = torch.cat([(x.T @ (x @ y)).flatten(), (x @ y).sum(0)])
+        return {"weights": weights - 0.1 * gradient}
 
-    recording = record(step, [x, y])
-    program = Program(recording, Workspace(CPU), {"x": x})
+    recording, before = record(step, [x, y, weights]), weights.clone()
+    program = Program(recording, Workspace(CPU), {"weights": weights})
     assert all(writer_of(call) for call in recording.calls)
-    assert recording.calls[-1].operator is aten.sub.Tensor
-    assert recording.calls[-1].kwargs == {"alpha": 0.1}
-    before = x.clone()
+    assert [call.operator for call in recording.calls[-2:]] == [aten.addmm_.default, aten.add_.Tensor]
     program.run()
-    torch.testing.assert_close(x, before - 0.1 * torch.cat([(before @ y)[:2], (before.T @ y)[2:]]))
+    torch.testing.assert_close(weights, before - 0.1 * torch.cat([(x.T @ x @ y).flatten(), (x @ y).sum(0)]))
+    assert len(program._steps) == len(recording.calls) - 1  # weights are where they are to be
 
 
 def test_programs_are_recorded_once_until_their_arguments_move():
