@@ -20,6 +20,7 @@ from fedcore.algorithms.algorithm import Algorithm, State, Trip, check_cross_dev
 from fedcore.algorithms.check import check
 from fedcore.bundle import AlgorithmRef, Bundle, Manifest
 from fedcore.checkpoint import encode
+from fedcore.codecs.compression import Compression
 from fedcore.params import VectorSpec
 from fedcore.plan import NOISE, REPORT, BlobRef, ExampleSpec, PassPlan, Plan, TripPlan, begin_graph, step_graph
 from fedcore.report import WEIGHT, ReportLayout, Segment, Weighting, metrics_segment
@@ -31,23 +32,26 @@ Progress = Callable[[str, str], None]
 """Told for which format (or none) what is being done now."""
 
 
-def export_bundle(
+def export_bundle(  # noqa: PLR0913  # what is exported, how, and where it goes
     model: Model,
     algorithm: Algorithm,
     folder: Path,
     source: str | None = None,
     targets: Sequence[str] = ("onnx",),
     progress: Progress = lambda form, doing: None,
+    *,
+    compression: Compression = Compression(),
 ) -> Bundle:
     """Trace, write and certify every graph in every format of `targets`, and write the bundle to `folder`.
 
-    source: how `muster` finds the model again, a built-in name or `package.module:function`.
-    Raises ExportError (see export/errors.py), InvalidAlgorithm, and NotCrossDevice when devices cannot run the
-    algorithm.
+    source: how `muster` finds the model again, a built-in name or `package.module:function`. compression: of reports.
+    Raises ExportError (see export/errors.py), CompressionError, InvalidAlgorithm, and NotCrossDevice when devices
+    cannot run the algorithm.
     """
     check(algorithm)
     state = {name: vector.numpy() for name, vector in algorithm.init(torch.from_numpy(model.initial)).items()}
     plan, graphs = build_plan(model, algorithm, targets, progress)
+    plan = compression.applied(plan)
     certificate = msgspec.json.encode(certify(model, algorithm, plan, graphs, progress))
     blobs = [plan.encode(), encode(state), certificate]
     settings = dataclasses.asdict(algorithm)  # type: ignore[call-overload]

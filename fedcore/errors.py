@@ -15,6 +15,7 @@ FedcoreError
 │   └── StaleSignature      a request's signature is too old, too new or expired
 ├── ReportError             a report has the wrong length or layout, or holds a non-finite number
 ├── PrivacyError            a promise of privacy has a value that it cannot have, or cannot be accounted for
+├── CompressionError        no compression has that name, its number is out of range, or it does not commute with sums
 ├── ScheduleError           a server schedule has a value out of range, or lacks one that another needs
 └── AlgorithmError
     ├── UnknownAlgorithm    no algorithm has that name
@@ -83,6 +84,10 @@ class ReportError(FedcoreError):
 
 class PrivacyError(FedcoreError):
     """A promise of privacy has a value that it cannot have, or cannot be accounted for."""
+
+
+class CompressionError(FedcoreError):
+    """No compression has that name, its number is out of range, or it does not commute with sums."""
 
 
 class ScheduleError(FedcoreError):

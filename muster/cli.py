@@ -10,6 +10,7 @@ from fedcore.termination import exit_on_sigterm
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_TERMINATED = 1, 2, 130, 143
 OURS = {"authority", "coordinator", "device_runtime", "export", "fedcore", "ingress", "muster", "secagg", "simulator"}
 USAGE_ERRORS = {
+    "CompressionError",
     "UnknownAlgorithm",
     "InvalidSetting",
     "NotCrossDevice",

@@ -19,6 +19,9 @@ from torch import Tensor
 from export.model import Model
 from fedcore.algorithms.algorithm import Algorithm, ServerStep, trips_of
 from fedcore.batching import StreamKey
+from fedcore.codecs import decode, encode
+from fedcore.codecs.codec import RoundKey
+from fedcore.codecs.compression import Compression
 from fedcore.params import Float32
 from fedcore.plan import in_turn
 from fedcore.schedule import ServerSchedule
@@ -52,9 +55,11 @@ class Engine:
         *,
         seed: int = 0,
         computing: Computing = Computing(),
+        compression: Compression = Compression(),
     ) -> None:
         population.check(model.spec.fields)
         self._model, self._algorithm, self._population, self._seed = model, algorithm, population, seed
+        self._compression = compression
         self._device = compute_device(computing.device)
         initial = torch.from_numpy(model.initial).to(self._device)
         self._state = {name: vector.clone() for name, vector in algorithm.init(initial).items()}
@@ -101,7 +106,7 @@ class Engine:
         if contributors == 0:
             why = cause(self._model, self.state["params"], self._population, cohort, number - 1)
             raise Diverged(f"round {number}: no client has a finite report: {why}")
-        mean = {name: value / weight for name, value in sums.report.items()}
+        mean = self._decoded({name: value / weight for name, value in sums.report.items()}, number)
         step = ServerStep(
             devices=contributors,
             layers=self._model.schema.layers,
@@ -116,6 +121,15 @@ class Engine:
             for label, value in zip(self._model.metrics[1:], (sums_M[1:] / sums_M[0]).tolist(), strict=True)
         }
         return RoundResult(metrics, len(cohort) - contributors)
+
+    def _decoded(self, mean: dict[str, Tensor], number: int) -> dict[str, Tensor]:
+        """The mean report as the coordinator decodes it. Codecs are linear: once for a sum is as good as on devices."""
+        key, found = RoundKey(self._seed, number), dict(mean)
+        for index, (name, value) in enumerate(mean.items()):
+            if chain := self._compression.codecs(value.numel(), self._model.schema):
+                coded = encode(chain, value.cpu().numpy(), key, index)
+                found[name] = torch.from_numpy(decode(chain, coded, value.numel(), key, index)).to(value.device)
+        return found
 
     def _cohort_trainer(self, computing: Computing) -> CohortTrainer:
         model, algorithm = self._model, self._algorithm

@@ -16,6 +16,7 @@ from fedcore.algorithms import create, module_of, name_of
 from fedcore.algorithms.algorithm import Algorithm, check_two_trips
 from fedcore.algorithms.check import check
 from fedcore.algorithms.settings import parse
+from fedcore.codecs.compression import Compression
 from fedcore.decoding import converter
 from fedcore.names import offered
 from fedcore.schedule import ServerSchedule
@@ -57,6 +58,7 @@ class SimulationConfig:
     engine: what trains the clients; "auto" leaves that to a calibration (simulator/engines/choice.py). processes: how
     many train; by default one for each core that may be used, and one on a GPU. ray: the Ray cluster whose workers
     train, "auto", "local" or HOST:PORT (simulator/engines/ray_cluster.py); by default one for each of its CPUs.
+    compress: the compression of reports, such as "rotation,subsample=0.25" (fedcore/codecs/compression.py).
     """
 
     model: str
@@ -80,6 +82,7 @@ class SimulationConfig:
     seed: int = 0
     schedule: ServerSchedule = field(default_factory=ServerSchedule)
     same_cohort: bool = False
+    compress: str = ""
 
     def __post_init__(self) -> None:
         wrong = misfit(self)
@@ -94,6 +97,7 @@ class SimulationConfig:
             raise EngineError(f"target_accuracy must lie above 0 and at most at 1, not {self.target_accuracy}")
         if not 0 <= self.seed < 2**63:
             raise EngineError(f"seed must be a whole number from 0 to 2^63 − 1, not {self.seed}")
+        Compression.parse(self.compress)
         if self.baseline is not None:
             self._check_baseline()
 
@@ -102,6 +106,8 @@ class SimulationConfig:
             raise EngineError(f"no baseline is called {self.baseline!r}; {offered(self.baseline, BASELINES)}")
         if self.schedule != ServerSchedule():
             raise EngineError(f"a schedule is for federated training, not for the baseline {self.baseline}")
+        if self.compress:
+            raise EngineError(f"reports are compressed in federated training, not in the baseline {self.baseline}")
         chosen = self.engine != "auto" or self.processes is not None or self.ray is not None
         if self.baseline != "pooled" and chosen:
             raise EngineError(
@@ -275,7 +281,15 @@ def training_of(config: SimulationConfig, engine: Wanted | None = None, given: G
     choice = choose(
         engine or config.engine, Task(model, algorithm, clients, cohorts.total(config.rounds)), _computing(config)
     )
-    return EngineTraining(model, algorithm, (clients, test), cohorts=cohorts, choice=choice, seed=config.seed)
+    return EngineTraining(
+        model,
+        algorithm,
+        (clients, test),
+        cohorts=cohorts,
+        choice=choice,
+        seed=config.seed,
+        compression=Compression.parse(config.compress),
+    )
 
 
 def _users(config: SimulationConfig) -> Population:

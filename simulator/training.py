@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from export.model import Model
 from fedcore.algorithms.algorithm import Algorithm
+from fedcore.codecs.compression import Compression
 from fedcore.plan import first_of_pair, prefixed, unprefixed
 from fedcore.schedule import ServerSchedule
 from simulator.diagnose_loss import cause
@@ -110,10 +111,10 @@ class EngineTraining:
     """Rounds of an algorithm in the engine, each with a cohort that is drawn from the training users.
 
     users: those who train, and those who measure. cohorts: how many train, with the server learning rate's schedule.
-    choice: the engine.
+    choice: the engine. compression: of reports.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # who trains what, and how
         self,
         model: Model,
         algorithm: Algorithm,
@@ -122,11 +123,12 @@ class EngineTraining:
         cohorts: Cohorts,
         choice: Choice,
         seed: int,
+        compression: Compression = Compression(),
     ) -> None:
         train, self.test = users
         self._cohorts = cohorts
         self._model, self._train, self._seed, self._device = model, train, seed, choice.computing.device
-        self._engine = Engine(model, algorithm, train, seed=seed, computing=choice.computing)
+        self._engine = Engine(model, algorithm, train, seed=seed, computing=choice.computing, compression=compression)
         self.facts = engine_facts(model, algorithm, cohorts.first, len(train), choice)
 
     def run_round(self, number: int) -> dict[str, float]:

@@ -23,6 +23,7 @@ from fedcore.batching import StreamKey, noise, permutation
 from fedcore.codecs import encode as encode_values
 from fedcore.codecs.codec import RoundKey
 from fedcore.codecs.rotation import Rotation
+from fedcore.codecs.subsample import Subsample
 from fedcore.errors import BrokenSuccession, ReportError
 from fedcore.loop import Loop
 from fedcore.plan import BlobRef, TripPlan
@@ -40,7 +41,7 @@ from tests.device_runtime.test_onnx_check import REFUSED
 
 PATH = Path(__file__).parent / "vectors" / "device.json"
 BOUNDS = SumBounds(clip_norm=1.5, bits=20, max_examples=100, min_sum=8)
-CODECS = (Rotation(2), Rotation(4))
+CODECS = (Rotation(2), Rotation(4), Subsample(4))
 LAYOUT = ReportLayout(
     (
         Segment("delta", 4, "mean", codecs=CODECS),
@@ -192,7 +193,8 @@ def reports():
 def coded():
     """The digests of values as they travel, of segments with codecs."""
     key, found = RoundKey(SEED, 2**31 - 1), []
-    for size, chain in ((1, (Rotation(1),)), (37, (Rotation(8), Rotation(32))), (3000, (Rotation.of(3000),))):
+    chains = (Rotation(8), Rotation(32)), (Rotation.of(3000), Subsample(701)), (Subsample(1),)
+    for size, chain in zip((37, 3000, 1), chains, strict=True):
         travelling = encode_values(chain, values(size), key, 2)
         found.append({
             "codecs": msgspec.to_builtins(chain), "size": size, "seed": str(SEED), "round": key.round, "segment": 2,

@@ -9,9 +9,12 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from fedcore.codecs.codec import CodecKey, Floating, RoundKey, Values
+from fedcore.codecs.count_sketch import CountSketch
+from fedcore.codecs.low_rank import LowRank
 from fedcore.codecs.rotation import Rotation
+from fedcore.codecs.subsample import Subsample
 
-AnyCodec: TypeAlias = Rotation
+AnyCodec: TypeAlias = Rotation | Subsample | CountSketch | LowRank
 """A codec as a plan has it: its member `codec` says which."""
 
 

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from muster.commands.task import FIRST_TASK
+from muster.compress_option import COMPRESS
 from muster.output import Json, Settings, emit, parse_settings, progress, say_next, show_fields, show_table, stderr
 
 if TYPE_CHECKING:
     from fedcore.algorithms.algorithm import Algorithm
     from fedcore.bundle import Bundle, Evidence
+    from fedcore.codecs.compression import Compression
     from fedcore.plan import Field, PassPlan, Plan
     from fedcore.signing import SigningKey
 
@@ -42,6 +44,7 @@ def export(
     list_models: Annotated[bool, typer.Option("--list", help="List built-in models, algorithms and formats.")] = False,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the initial weights.")] = 0,
     sign: Annotated[Path | None, typer.Option(metavar="KEYFILE", help="Sign the plan with this private key.")] = None,
+    compress: Annotated[str, typer.Option(metavar="STEPS", help=COMPRESS)] = "",
     force: Annotated[bool, typer.Option("--force", help="Replace the plan that is in the folder.")] = False,
     json: Json = False,
 ) -> None:
@@ -53,10 +56,12 @@ def export(
     """
     from fedcore.algorithms import create, module_of
     from fedcore.algorithms.algorithm import check_cross_device
+    from fedcore.codecs.compression import Compression
 
     # Wrong options are reported before torch is loaded, which takes seconds.
     chosen = create(algorithm, parse_settings(settings), [module_of(algorithm)])
     check_cross_device(chosen)
+    compression = Compression.parse(compress)
     if not (force or every or list_models):
         _refuse_to_replace(out)
     from export.formats import FORMATS
@@ -67,7 +72,7 @@ def export(
     if every == (model is not None):
         raise typer.BadParameter("name a model or pass --all; --list shows the built-in ones", param_hint="MODEL")
     key = None if sign is None else _signing_key(sign)
-    order = _Order(chosen, tuple(formats or (FORMATS if every else ("onnx",))), seed, key)
+    order = _Order(chosen, tuple(formats or (FORMATS if every else ("onnx",))), seed, key, compression)
     if model is not None:
         _describe(_exported(order, model, out)[0], json)
         return None if json else _say_next(out, module_of(algorithm))
@@ -108,6 +113,7 @@ class _Order:
     formats: tuple[str, ...]
     seed: int
     key: SigningKey | None
+    compression: Compression
 
 
 def _exported(order: _Order, model: str, out: Path) -> tuple[Bundle, dict[str, float]]:
@@ -127,7 +133,8 @@ def _exported(order: _Order, model: str, out: Path) -> tuple[Bundle, dict[str, f
             now, since = form, process_time()
             bar.update(task, note=f"{form} {doing}")
 
-        bundle = export_bundle(Model(load(model), order.seed), order.algorithm, out, model, order.formats, note)
+        made = Model(load(model), order.seed), order.algorithm, out, model, order.formats, note
+        bundle = export_bundle(*made, compression=order.compression)
         note("", "done")
     return (bundle if order.key is None else bundle.sign(order.key)), seconds
 
@@ -302,6 +309,7 @@ def _of_trip(plan: Plan) -> dict[str, Any]:
     return {
         "down_bytes": 4 * sum(vector.size for vector in plan.broadcast),
         "up_bytes": 4 * plan.report.size,
+        "uncompressed_up_bytes": 4 * plan.report.decoded.size,
         "graph_bytes": {fmt: sum(ref.size for ref in graphs.values()) for fmt, graphs in plan.graphs.items()},
         "passes": {item.name: item.loop for item in plan.passes},
         "segments": {segment.name: segment.size for segment in plan.report.segments},

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import msgspec
 import typer
 
+from muster.compress_option import COMPRESS
 from muster.output import (
     Json,
     Settings,
@@ -95,6 +96,7 @@ def simulate(
     device: Annotated[str | None, typer.Option(help="Where to compute: cpu or cuda.  [default: cpu]")] = None,
     processes: Annotated[int | None, typer.Option(help=PROCESSES)] = None,
     ray: Annotated[str | None, typer.Option(metavar="ADDRESS", help=RAY)] = None,
+    compress: Annotated[str | None, typer.Option(metavar="STEPS", help=COMPRESS)] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of split, weights, cohorts, order.  [default: 0]")] = None,
     run: Annotated[Path | None, typer.Option(metavar="DIR", help=RUN)] = None,
     resume: Annotated[Path | None, typer.Option(metavar="DIR", help=RESUME)] = None,
@@ -131,6 +133,7 @@ def simulate(
         "device": device,
         "processes": processes,
         "ray": ray,
+        "compress": compress,
         "seed": seed,
     }
     if schedule:

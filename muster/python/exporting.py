@@ -13,6 +13,7 @@ from export.models import load
 from fedcore.algorithms import create, module_of
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.bundle import Bundle
+from fedcore.codecs.compression import Compression
 
 
 def export(  # noqa: PLR0913  # what is exported, how, and where it goes
@@ -23,18 +24,21 @@ def export(  # noqa: PLR0913  # what is exported, how, and where it goes
     settings: Mapping[str, Any] | None = None,
     formats: Sequence[str] = ("onnx",),
     seed: int = 0,
+    compress: str = "",
     force: bool = False,
     progress: Progress = lambda form, doing: None,
 ) -> Bundle:
     """Make the training graphs of a model and an algorithm, prove them against torch, and write them as a plan bundle.
 
     model, algorithm: names, as `muster export` takes them, or objects. settings: of an algorithm that is named.
-    formats: onnx, executorch. seed: of the initial weights. force: replace a plan that is in the folder. progress: told
-    which format is worked on, and what is done.
+    formats: onnx, executorch. seed: of the initial weights. compress: how reports become smaller, such as
+    "rotation,subsample=0.25" (docs/compression.md). force: replace a plan that is in the folder. progress: told which
+    format is worked on, and what is done.
 
-    The bundle has the plan (`bundle.plan`) and the proof (`bundle.certificate`). Raises ExportError, AlgorithmError.
+    The bundle has the plan (`bundle.plan`) and the proof (`bundle.certificate`). Raises ExportError, AlgorithmError,
+    CompressionError.
     """
-    folder = Path(out)
+    folder, compression = Path(out), Compression.parse(compress)
     if (folder / "manifest.json").exists() and not force:
         raise ExportError(
             f"{folder} holds a plan already; name another folder with out=, or replace it with force=True"
@@ -44,4 +48,5 @@ def export(  # noqa: PLR0913  # what is exported, how, and where it goes
     elif settings:
         raise TypeError("settings are for an algorithm that is named: an object has its own")
     spec, source = (load(model), model) if isinstance(model, str) else (model, None)
-    return export_bundle(Model(spec, seed), algorithm, folder, source, tuple(formats), progress)
+    made = Model(spec, seed), algorithm, folder, source, tuple(formats), progress
+    return export_bundle(*made, compression=compression)

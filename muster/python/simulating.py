@@ -48,6 +48,7 @@ class Options(TypedDict, total=False):
     seed: int
     schedule: ServerSchedule
     same_cohort: bool
+    compress: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ def simulate(
     named. out: a new folder that keeps the run, which survives a kill (`simulator.resume_run`); it can be made of names
     alone. on_round: called after every round with its number and its point. options: data, partition, clients,
     baseline, rounds, cohort, held_out, evaluate_every, target_accuracy, patience, engine, device, processes, ray, seed,
-    schedule, same_cohort, as `simulator.SimulationConfig` has them.
+    schedule, same_cohort, compress, as `simulator.SimulationConfig` has them.
 
     Raises TypeError for an unknown option; SimulatorError, ExportError or AlgorithmError, naming what is wrong.
     """

@@ -43,12 +43,13 @@ def rounding_error(secagg: Secagg, layout: ReportLayout, examples: Sequence[int]
     """How far, in l2, secure aggregation may put the mean of reports from the exact one only by rounding.
 
     It is the root of the expected square, at its worst, for devices with so many examples each; over thousands of
-    values it hardly varies. Clipping comes on top. Source: docs/spec/wire.md §8.
+    values it hardly varies. Clipping comes on top. Codecs that shorten a segment lengthen the error of what travels in
+    the same proportion. Source: docs/spec/wire.md §8.
     """
     w_max = secagg.max_examples if layout.weighting == "examples" else 1
     weights = [min(int(layout.weight(count)), w_max) for count in examples]
     step = 2 * secagg.clip_norm / (2**secagg.bits - 1)
-    values = sum(segment.size for segment in layout.segments if segment.reduction == "mean")
+    values = sum(one.size**2 / one.coded_size for one in layout.segments if one.reduction == "mean")
     return float(step * w_max * math.sqrt(len(weights) * values) / (2 * sum(weights)))
 
 

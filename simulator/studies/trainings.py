@@ -10,6 +10,7 @@ import numpy as np
 from export.model import Model
 from export.models import load as load_model
 from fedcore.algorithms import create, module_of
+from fedcore.codecs.compression import Compression
 from simulator import datasets
 from simulator.course import overall
 from simulator.engines.choice import Choice
@@ -43,7 +44,10 @@ def training_on(users: tuple[Population, Population], config: SimulationConfig) 
     algorithm = create(config.algorithm, config.settings, [module_of(config.algorithm)])
     cohorts = Cohorts(config.cohort, config.schedule, config.same_cohort)
     choice = Choice(Computing(at_once=TOGETHER), "a study's")
-    return EngineTraining(model, algorithm, users, cohorts=cohorts, choice=choice, seed=config.seed)
+    compression = Compression.parse(config.compress)
+    return EngineTraining(
+        model, algorithm, users, cohorts=cohorts, choice=choice, seed=config.seed, compression=compression
+    )
 
 
 def measured(training: Training, rounds: int, every: int) -> Series:

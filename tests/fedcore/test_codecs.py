@@ -4,13 +4,19 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from scipy.linalg import hadamard
 
-from fedcore.codecs import decode, encode
+from fedcore.codecs import coded_sizes, decode, encode
 from fedcore.codecs.codec import CodecKey, RoundKey
+from fedcore.codecs.compression import Compression
+from fedcore.codecs.count_sketch import CountSketch
+from fedcore.codecs.low_rank import LowRank
 from fedcore.codecs.rotation import Rotation
-from fedcore.errors import PlanError, ReportError
-from fedcore.plan import Plan
+from fedcore.codecs.subsample import Subsample
+from fedcore.errors import CompressionError, PlanError, ReportError
+from fedcore.params import ParamSchema, TensorSpec
+from fedcore.plan import Plan, TripPlan
 from fedcore.report import ReportLayout, Segment
 from tests.device_runtime import linear
 
@@ -93,3 +99,118 @@ def test_a_decoded_sum_has_the_weighted_mean_of_reports():
     parts = layout.decoded.split(layout.decode(total, KEY))
     np.testing.assert_allclose(parts["delta"], (3 * deltas[0] + deltas[1]) / 4, atol=1e-6)
     np.testing.assert_array_equal(parts["train.metrics"], [2, 2])
+
+
+LOSSY = {
+    "subsample": (Subsample(13),),
+    "rotated subsample": (Rotation(32), Subsample(13)),
+    "one row of counters": (CountSketch(1, 13),),
+    "three rows of counters": (CountSketch(3, 8),),
+    "low rank": (LowRank(2, ((7, 3), (3, 5), (4, 1))),),
+    "all of them": (LowRank(3, ((4, 10),)), Rotation(8), Subsample(9), CountSketch(1, 5)),
+}
+
+
+@pytest.mark.parametrize("chain", LOSSY.values(), ids=LOSSY)
+def test_a_codec_is_linear_and_keeps_the_precision(chain):
+    values = vector(40, 1), vector(40, 2)
+    coded = [encode(chain, one, KEY, 0) for one in (*values, 2 * values[0] - values[1])]
+    assert {one.size for one in coded} == {coded_sizes(chain, 40)[-1]}
+    np.testing.assert_allclose(2 * coded[0] - coded[1], coded[2], atol=1e-12)
+    single = encode(chain, values[0].astype(np.float32), KEY, 0)
+    assert (single.dtype, decode(chain, single, 40, KEY, 0).dtype) == (np.float32, np.float32)
+    np.testing.assert_allclose(single, coded[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("chain", LOSSY.values(), ids=LOSSY)
+def test_what_a_codec_loses_is_nothing_on_average(chain):
+    values, draws = vector(40, 3), 600
+    keys = [RoundKey(seed, 1) for seed in range(draws)]
+    decoded = np.array([decode(chain, encode(chain, values, key, 0), 40, key, 0) for key in keys])
+    error = np.abs(decoded.mean(axis=0) - values) / (decoded.std(axis=0) / draws**0.5 + 1e-12)
+    assert error.max() < 4
+
+
+@pytest.mark.parametrize("fraction", [0.5, 0.125])
+def test_the_error_of_a_rotated_subsample_is_known(fraction):
+    # Each of C of V values counts V / C times: the squared error is (V / C − 1) ‖v‖², whatever v is.
+    values, codecs = np.zeros(1024), (Rotation(1024), Subsample(int(1024 * fraction)))
+    values[:3] = 5, -1, 2
+    keys = [RoundKey(seed, 1) for seed in range(40)]
+    errors = [np.sum((decode(codecs, encode(codecs, values, key, 0), 1024, key, 0) - values) ** 2) for key in keys]
+    assert np.mean(errors) / np.sum(values**2) == pytest.approx(1 / fraction - 1, rel=0.1)
+
+
+def test_only_a_sketch_may_make_a_norm_greater():
+    for name, chain in LOSSY.items():
+        longest = max(np.linalg.norm(encode(chain, vector(40, seed), KEY, 0)) for seed in range(20))
+        assert (longest <= max(np.linalg.norm(vector(40, seed)) for seed in range(20))) or "counters" in name, name
+
+
+@pytest.mark.parametrize(
+    ("codec", "words"),
+    [
+        (Subsample(0), "at least 1 and at most 8"),
+        (Subsample(9), "a subsample of 9 values"),
+        (CountSketch(0, 4), "0 × 4 counters"),
+        (CountSketch(3, 3), "3 × 3 counters"),
+        (LowRank(0, ((2, 4),)), "factors of rank 0"),
+        (LowRank(1, ((3, 3),)), "matrices with 9 values"),
+    ],
+)
+def test_a_codec_that_does_not_fit_its_segment_is_refused(codec, words):
+    with pytest.raises(PlanError, match=words):
+        Segment("delta", 8, "mean", codecs=(codec,))
+
+
+def test_numbers_in_a_plan_that_are_out_of_range_are_refused():
+    encoded = linear.plan(codecs=(Subsample(2),)).encode()
+    for kept in (b"-1", b"4", b"1e3", b"99999999999999999999", b"null"):
+        with pytest.raises(PlanError):
+            Plan.decode(encoded.replace(b'"kept":2', b'"kept":' + kept))
+
+
+SCHEMA = ParamSchema((TensorSpec("w", (20, 4, 5)), TensorSpec("b", (20,))))
+
+
+def test_a_compression_becomes_the_codecs_of_long_segments():
+    compression = Compression.parse(" low_rank=2 , rotation,subsample=0.5")
+    matrices = ((20, 20), (20, 1))
+    assert compression.codecs(420, SCHEMA) == (LowRank(2, matrices), Rotation(32), Subsample(30))
+    assert compression.codecs(1, SCHEMA) == ()
+    assert Compression.parse("").codecs(420, SCHEMA) == ()
+    assert Compression.parse("count_sketch=0.1").codecs(420, SCHEMA) == (CountSketch(3, 14),)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("top_k=0.1", "top_k does not commute with sums: every device would choose other places"),
+        ("rotation,error_feedback", "error_feedback does not commute with sums: a device would have to keep"),
+        ("rotate", "no compression is called 'rotate'; did you mean rotation"),
+        ("subsample", "write subsample=NUMBER, a fraction above 0 and below 1, of the values that travel, not nan"),
+        ("subsample=1", "not 1"),
+        ("subsample=half", "subsample=half: 'half' is not a number"),
+        ("rotation=3", "write rotation without a number, not 3"),
+        ("low_rank=1.5", "a whole number of 1 or more, not 1.5"),
+        ("low_rank=inf", "not inf"),
+        ("rotation,low_rank=2", "low_rank comes first"),
+    ],
+)
+def test_a_wrong_compression_is_named(text, words):
+    with pytest.raises(CompressionError, match=words):
+        Compression.parse(text)
+
+
+def test_a_segment_of_no_matrices_has_no_low_rank():
+    with pytest.raises(CompressionError, match="a segment has 840 values, not 420"):
+        Compression.parse("low_rank=2").codecs(840, SCHEMA)
+
+
+def test_a_compressed_plan_has_codecs_in_both_trips():
+    plan = linear.plan()
+    large = ReportLayout((Segment("delta", 70, "mean"), Segment("weight", 1, "sum")), "examples")
+    trip = TripPlan(broadcast=plan.broadcast, passes=plan.passes, report=large, graphs=plan.graphs)
+    compressed = Compression.parse("subsample=0.1").applied(replace(plan, report=large, second=trip))
+    assert [trip.report.size for trip in compressed.trips] == [8, 8]
+    assert [trip.report.decoded for trip in compressed.trips] == [large, large]

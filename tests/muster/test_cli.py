@@ -219,6 +219,8 @@ def test_tasks_are_created_listed_paused_resumed_and_cancelled(plan, tmp_path):
         ((*FLEET, "--profile", "/nowhere.toml"), 2, "fleet profile /nowhere.toml"),
         ((*FLEET, "--profile", "x.toml", "--arch", "aarch64"), 2, "it names architectures and backends itself"),
         (("export", f"{user_models.__name__}:batch_norm"), 1, "GroupNorm"),
+        (("export", "mlp", "--compress", "top_k=0.1"), 2, "top_k does not commute with sums: every device would"),
+        (("simulate", "--model", "mlp", "--compress", "rotation=2"), 2, "write rotation without a number, not 2"),
         (("demo", "--algorithms", "sgd"), 2, "no algorithm is called 'sgd'"),
         (("simulate", "--model", "mlp", "--dataset", "imagenet"), 2, "no data set is called 'imagenet'"),
         (("simulate", "--model", "mlp", "--dataset", "wisdm"), 2, "--data DIR"),

@@ -11,6 +11,7 @@ from coordinator.store.tasks import TaskSettings
 from device_runtime.permission.policy import Policy
 from device_runtime.state.sealing import KeyFile, Sealer
 from export.build import export_bundle
+from fedcore.codecs.compression import Compression
 from fedcore.signing import SigningKey
 from simulator.engine import Engine
 from simulator.engines.computing import Computing
@@ -34,13 +35,25 @@ class Run(NamedTuple):
 
 
 def federated(
-    folder, coordinators, model, algorithm, users, backends, *, archs=(HERE,), rounds=ROUNDS, secagg=None, goal=GOAL
+    folder,
+    coordinators,
+    model,
+    algorithm,
+    users,
+    backends,
+    *,
+    archs=(HERE,),
+    rounds=ROUNDS,
+    secagg=None,
+    goal=GOAL,
+    compress="",
 ):
     """Rounds of seeded cohorts on a fleet whose files are in `folder`, and their distance from the engines' models.
 
     backends: the runtime for every format; devices of a cohort alternate in them, and in `archs`.
     """
-    bundle = export_bundle(model, algorithm, folder / "plan", targets=tuple(backends))
+    compression = Compression.parse(compress)
+    bundle = export_bundle(model, algorithm, folder / "plan", targets=tuple(backends), compression=compression)
     kinds, loaded = equal_kinds(archs, tuple(backends.values())), dict.fromkeys(archs, tuple(backends.values()))
     with coordinators.local(folder, seed=SEED, secure=secagg is not None) as local, fork_servers(loaded) as servers:
         task_settings = TaskSettings(
@@ -71,7 +84,10 @@ def federated(
     assert reported.total() == goal * rounds
     ways = [float(np.linalg.norm(params - model.initial)) for params in fleet]
     graphs = [graphs_of(bundle.plan, bundle.read)] if "onnx" in backends else []
-    engines = [Engine(model, algorithm, users, seed=SEED, computing=Computing(graphs=one)) for one in (None, *graphs)]
+    engines = [
+        Engine(model, algorithm, users, seed=SEED, computing=Computing(graphs=one), compression=compression)
+        for one in (None, *graphs)
+    ]
     difference = max(worst_difference(engine, users, cohorts, fleet) for engine in engines)
     return Run(difference, ways, cohorts, reported)
 

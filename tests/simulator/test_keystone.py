@@ -63,6 +63,26 @@ def test_devices_with_different_runtimes_train_in_one_round(
     assert run.reported == {f"{HERE} {backend}": GOAL // 2 * ROUNDS for backend in backends.values()}
 
 
+def test_a_fleet_with_compressed_reports_reaches_the_engines_model(federate, capsys):
+    users, _ = datasets.users("digits", None, 12)
+    model, algorithm = Model(load("logreg", (1, 8, 8), 10), SEED), create("fedavg", {"batch_size": 5})
+    run = federate(model, algorithm, users, RUNTIME, compress="low_rank=8,rotation,subsample=0.5")
+    tell(capsys, "compressed", run.difference)
+    assert run.difference < TOLERANCE
+
+
+def test_a_secure_fleet_with_compressed_reports_reaches_the_engines_model(tmp_path, federate, capsys):
+    users, _ = datasets.users("digits", None, 12)
+    model, algorithm = Model(load("logreg", (1, 8, 8), 10), SEED), create("fedavg", {"batch_size": 5})
+    secagg = Secagg(clip_norm=4.0, max_examples=120, group_size=16)
+    run = federate(model, algorithm, users, RUNTIME, secagg=secagg, compress="rotation,subsample=0.25")
+    sizes = dict(zip(users.clients, users.sizes.tolist(), strict=True))
+    layout = Bundle(tmp_path / "plan").plan.report
+    rounding = [rounding_error(secagg, layout, [sizes[one] for one in cohort.values()]) for cohort in run.cohorts]
+    tell(capsys, "compressed, under secure aggregation", run.difference)
+    assert TOLERANCE < run.difference < sum(rounding) / run.ways[-1] < 1e-2
+
+
 @pytest.mark.parametrize(("model_name", "goal"), [("digits_cnn", 8), ("logreg", 18)], ids=["one group", "two groups"])
 def test_secure_fleet_reaches_the_engines_model_within_the_rounding(model_name, goal, tmp_path, federate, capsys):
     users, _ = datasets.users("digits", None, goal + 4)

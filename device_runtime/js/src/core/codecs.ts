@@ -10,10 +10,13 @@ import { count } from "./json.ts";
 import { stream } from "./streams.ts";
 
 const rotationSchema = v.object({ codec: v.literal("rotation"), block: count });
-export const codecSchema = v.variant("codec", [rotationSchema]);
+const subsampleSchema = v.object({ codec: v.literal("subsample"), kept: count });
+export const codecSchema = v.variant("codec", [rotationSchema, subsampleSchema]);
 
 export type Codec = v.InferOutput<typeof codecSchema>;
 type Rotation = v.InferOutput<typeof rotationSchema>;
+type Subsample = v.InferOutput<typeof subsampleSchema>;
+const LABEL = utf8("muster.codec.v1");
 type Float32 = Float32Array<ArrayBuffer>;
 
 /** The public key of a round's codecs, the same for all its devices. */
@@ -36,12 +39,20 @@ export async function encode(
 ): Promise<Float32> {
   let coded = values;
   for (const [place, codec] of codecs.entries()) {
-    coded = await rotate(codec, coded, [key.seed, BigInt(key.round), BigInt(segment), BigInt(place)]);
+    const numbers = [key.seed, BigInt(key.round), BigInt(segment), BigInt(place)];
+    coded = codec.codec === "rotation" ? await rotate(codec, coded, numbers) : await subsample(codec, coded, numbers);
   }
   return coded;
 }
 
-function codedSizeOf(size: number, { block }: Codec): number {
+function codedSizeOf(size: number, codec: Codec): number {
+  if (codec.codec === "subsample") {
+    if (codec.kept < Math.min(1, size) || codec.kept > size) {
+      throw new FormatError(`a subsample of ${codec.kept} values; a segment of ${size} has at most as many`);
+    }
+    return codec.kept;
+  }
+  const { block } = codec;
   if (!Number.isInteger(Math.log2(block)) || block > Math.max(size, 1)) {
     throw new FormatError(`a rotation in blocks of ${block}; ${size} values need a power of two up to ${size}`);
   }
@@ -52,7 +63,7 @@ function codedSizeOf(size: number, { block }: Codec): number {
 async function rotate({ block }: Rotation, values: Float32, key: readonly bigint[]): Promise<Float32> {
   const rotated = values.slice();
   const blocks = Math.ceil(values.length / block);
-  const words = await stream(utf8("muster.codec.v1"), key, Math.ceil((blocks * block) / 64));
+  const words = await stream(LABEL, key, Math.ceil((blocks * block) / 64));
   for (let place = 0; place < blocks; place++) {
     const part = rotated.subarray(Math.min(place * block, values.length - block)).subarray(0, block);
     for (let index = 0; index < block; index++) {
@@ -62,6 +73,16 @@ async function rotate({ block }: Rotation, values: Float32, key: readonly bigint
     transform(part);
   }
   return rotated;
+}
+
+/** One value of each of `kept` strata of neighbours. */
+async function subsample({ kept }: Subsample, values: Float32, key: readonly bigint[]): Promise<Float32> {
+  const words = await stream(LABEL, key, kept);
+  const [width, longer] = [Math.floor(values.length / kept), values.length % kept];
+  return new Float32Array(kept).map((_, stratum) => {
+    const within = Number(words[stratum]! % BigInt(width + Number(stratum < longer)));
+    return values[stratum * width + Math.min(stratum, longer) + within]!;
+  });
 }
 
 /** The Walsh–Hadamard transform of a block in place, divided by the root of its length: its own inverse. */

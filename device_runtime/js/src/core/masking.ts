@@ -4,6 +4,7 @@
  */
 
 import { type Bytes, concat, fromHex, utf8 } from "./bytes.ts";
+import type { Codec } from "./codecs.ts";
 import type { BlobRef } from "./plan.ts";
 import { sha256 } from "./primitives.ts";
 import type { SumBounds } from "./release.ts";
@@ -66,8 +67,14 @@ export function modelHash(plan: BlobRef, checkpoint: BlobRef): Promise<Bytes> {
 
 /** The digest of a report layout, 32 bytes: of compact JSON, with its members in the specification's order. */
 export function layoutHash({ segments, weighting }: ReportLayout): Promise<Bytes> {
-  const ordered = segments.map(({ name, size, reduction, labels, codecs }) => {
-    return { name, size, reduction, labels, codecs: codecs.map(({ codec, block }) => ({ codec, block })) };
+  const listed = segments.map(({ name, size, reduction, labels, codecs }) => {
+    return { name, size, reduction, labels, codecs: codecs.map(ordered) };
   });
-  return sha256(utf8(JSON.stringify({ segments: ordered, weighting })));
+  return sha256(utf8(JSON.stringify({ segments: listed, weighting })));
+}
+
+function ordered(codec: Codec): Codec {
+  return codec.codec === "rotation"
+    ? { codec: "rotation", block: codec.block }
+    : { codec: "subsample", kept: codec.kept };
 }

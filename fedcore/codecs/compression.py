@@ -1,0 +1,121 @@
+"""Compression: how reports become smaller, in a user's words, and the codecs that follow for a model.
+
+`rotation,subsample=0.25` are steps in the order in which a device takes them. Guide: docs/compression.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from fedcore.codecs import AnyCodec, coded_sizes
+from fedcore.codecs.count_sketch import CountSketch
+from fedcore.codecs.low_rank import LowRank
+from fedcore.codecs.rotation import Rotation
+from fedcore.codecs.subsample import Subsample
+from fedcore.errors import CompressionError
+from fedcore.names import offered
+from fedcore.params import ParamSchema
+from fedcore.plan import Plan, TripPlan
+from fedcore.report import ReportLayout
+
+LEAST_SIZE = 64
+"""Shorter segments, such as the counts and norms of some algorithms, travel as they are."""
+SKETCH_ROWS = 3
+NO_SUMS = {
+    "top_k": "every device would choose other places, and only values of the same place add up",
+    "error_feedback": "a device would have to keep what it left out until its next round, and devices keep nothing",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step that a compression may have.
+
+    number: what is written after its name, in words; "" for nothing. allowed: whether a number is one. make: the codec
+    of a segment with so many values, from the number and the model's schema.
+    """
+
+    number: str
+    allowed: Callable[[float], bool]
+    make: Callable[[int, float, ParamSchema], AnyCodec]
+
+
+def _low_rank(size: int, rank: float, schema: ParamSchema) -> LowRank:
+    if size != schema.size:
+        raise CompressionError(f"low_rank needs the tensors of a model; a segment has {size} values, not {schema.size}")
+    shapes = (tensor.shape if len(tensor.shape) > 1 else (tensor.size, 1) for tensor in schema.tensors)
+    return LowRank(int(rank), tuple((shape[0], math.prod(shape[1:])) for shape in shapes))
+
+
+STEPS = {
+    "rotation": Step("", math.isnan, lambda size, _, schema: Rotation.of(size)),
+    "subsample": Step(
+        "a fraction above 0 and below 1, of the values that travel",
+        lambda fraction: 0 < fraction < 1,
+        lambda size, fraction, _: Subsample(math.ceil(fraction * size)),
+    ),
+    "count_sketch": Step(
+        "a fraction above 0 and below 1: counters for each value",
+        lambda fraction: 0 < fraction < 1,
+        lambda size, fraction, _: CountSketch(SKETCH_ROWS, max(1, int(fraction * size / SKETCH_ROWS))),
+    ),
+    "low_rank": Step("a whole number of 1 or more", lambda rank: rank >= 1 and rank.is_integer(), _low_rank),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Compression:
+    """Steps in their order: each a name of STEPS and its number, NaN for none. Raises CompressionError."""
+
+    steps: tuple[tuple[str, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        for place, (name, number) in enumerate(self.steps):
+            if name in NO_SUMS:
+                raise CompressionError(f"{name} does not commute with sums: {NO_SUMS[name]}; take {', '.join(STEPS)}")
+            if name not in STEPS:
+                raise CompressionError(f"no compression is called {name!r}; {offered(name, STEPS)}")
+            step = STEPS[name]
+            if not step.allowed(number):
+                wanted = f"{name}=NUMBER, {step.number}" if step.number else f"{name} without a number"
+                raise CompressionError(f"write {wanted}, not {number:g}")
+            if name == "low_rank" and place > 0:
+                raise CompressionError("low_rank comes first: the steps before it leave no matrices")
+
+    @classmethod
+    def parse(cls, text: str) -> Compression:
+        """The compression that a user wrote; an empty text is none. Raises CompressionError."""
+        steps = []
+        for step in filter(None, (part.strip() for part in text.split(","))):
+            name, _, number = step.partition("=")
+            try:
+                steps.append((name.strip(), float(number) if number else math.nan))
+            except ValueError as error:
+                raise CompressionError(f"{step}: {number!r} is not a number") from error
+        return cls(tuple(steps))
+
+    def codecs(self, size: int, schema: ParamSchema) -> tuple[AnyCodec, ...]:
+        """The codecs of a mean segment with `size` values, of an algorithm on a model of that schema.
+
+        Raises CompressionError when the segment is none of low-rank factors.
+        """
+        made: tuple[AnyCodec, ...] = ()
+        for name, number in self.steps if size >= LEAST_SIZE else ():
+            made = (*made, STEPS[name].make(coded_sizes(made, size)[-1], number, schema))
+        return made
+
+    def applied(self, plan: Plan) -> Plan:
+        """The plan with these codecs for the mean segments of all its trips. Raises CompressionError."""
+        second = plan.second and replace(plan.second, report=self._coded(plan.second, plan.schema))
+        return replace(plan, report=self._coded(plan, plan.schema), second=second)
+
+    def _coded(self, trip: TripPlan, schema: ParamSchema) -> ReportLayout:
+        segments = (
+            replace(one, codecs=self.codecs(one.size, schema)) if one.reduction == "mean" else one
+            for one in trip.report.segments
+        )
+        return replace(trip.report, segments=tuple(segments))
