@@ -13,7 +13,7 @@ JS := device_runtime/js
 NODE_IS_NEW := node $(JS)/node-is-new.cjs 2>/dev/null
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test js check format migration algorithms filemap reference lock sbom clean
+.PHONY: help install demo test js docs check format migration algorithms filemap reference lock sbom clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -29,6 +29,9 @@ test: $(INSTALLED) ## run all tests
 
 js: $(JS)/node_modules/.package-lock.json ## check and test the device runtime in TypeScript, with Node 22.18 or newer
 	cd $(JS) && npm run --silent check && npm test --silent
+
+docs: $(INSTALLED) ## build the site of the documents in site/, which opens from there: site/docs/README.html
+	$(BIN)/sphinx-build -q -W --keep-going -c docs -b html . site
 
 check: $(INSTALLED) ## formatting, lint, types, and which package may import which
 	$(BIN)/ruff format --check .
@@ -60,7 +63,7 @@ sbom: $(INSTALLED) ## write sbom.json: the packages in .venv, their versions and
 	$(BIN)/cyclonedx-py environment $(BIN)/python --pyproject pyproject.toml --output-file sbom.json
 
 clean: ## remove .venv, caches and outputs
-	rm -rf .venv $(JS)/node_modules $(JS)/dist sbom.json build dist out *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv site $(JS)/node_modules $(JS)/dist sbom.json build dist out *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/pip:
