@@ -279,7 +279,9 @@ def training_of(config: SimulationConfig, engine: Wanted | None = None, given: G
     clients.check(model.spec.fields)
     cohorts = Cohorts(cohort, config.schedule, config.same_cohort)
     choice = choose(
-        engine or config.engine, Task(model, algorithm, clients, cohorts.total(config.rounds)), _computing(config)
+        engine or config.engine,
+        Task(model, algorithm, clients, cohort, cohorts.total(config.rounds)),
+        _computing(config),
     )
     return EngineTraining(
         model,

@@ -72,7 +72,9 @@ def _measure(workload: Workload, kind: Wanted, device: torch.device, rounds: int
     model, users, algorithm = workload.model(), workload.population(), fedavg()
     ours, reference = [], []
     with bare_seconds(model, users, device) as seconds_of_bare:
-        choice = choose(kind, Task(model, algorithm, users, rounds * workload.cohort), Computing(str(device)))
+        choice = choose(
+            kind, Task(model, algorithm, users, workload.cohort, rounds * workload.cohort), Computing(str(device))
+        )
         engine = Engine(model, algorithm, users, computing=choice.computing)
         for number in range(rounds + 1):
             cohort = users.sample(workload.cohort, 0, number)

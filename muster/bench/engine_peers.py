@@ -130,7 +130,7 @@ class _Race:
         self._bare_seconds = stack.enter_context(bare_seconds(self._model, self._users, torch.device("cpu")))
         self._cohorts = [self._users.sample(workload.cohort, 0, number) for number in range(rounds + 1)]
         _write(self._model, self._users, self._cohorts, folder)
-        task = Task(self._model, fedavg(), self._users, PLANNED_ROUNDS * workload.cohort)
+        task = Task(self._model, fedavg(), self._users, workload.cohort, PLANNED_ROUNDS * workload.cohort)
         self.chosen = choose("auto", task, Computing()).computing.engine
         self._engines = {_label(kind): self._engine(kind, task) for kind in ENGINES}
         self._peers: dict[str, Peer] = {}

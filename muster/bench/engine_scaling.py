@@ -57,7 +57,7 @@ def scaling(kind: Wanted, rounds: int) -> Scaling:
 def measure(kind: Wanted, rounds: int, workload: Workload = FEW) -> Scaling:
     """Measure in this process."""
     model, users, algorithm = workload.model(), workload.population(), fedavg()
-    task = Task(model, algorithm, users, rounds * workload.cohort)
+    task = Task(model, algorithm, users, workload.cohort, rounds * workload.cohort)
     two = choose(kind, task, Computing(processes=2)).computing
     # Two processes first: with one, this process trains, and grows.
     engines = {count: Engine(model, algorithm, users, computing=replace(two, processes=count)) for count in (2, 1)}

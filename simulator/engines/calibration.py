@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
 import platform
 import sys
@@ -24,13 +25,14 @@ from fedcore.decoding import UNDECODABLE, decoder
 from fedcore.loop import Loop
 from fedcore.plan import in_turn
 from simulator.client_states import ClientStates
-from simulator.engines.clients import Client
+from simulator.engines.clients import Client, block_size
 from simulator.engines.computing import Computing
-from simulator.engines.sums import RoundSums, layouts_of
+from simulator.engines.processes import OneProcess
+from simulator.engines.sums import layouts_of
 from simulator.population import Population
 
-# So many clients train, on so many batches each, for so many steps of a pass, until so many CPU seconds are spent.
-CLIENTS, BATCHES, STEPS, BUDGET_S = 10, 2, 10, 0.3
+# A block of clients trains, on so many batches each, for so many steps of a pass, until so many CPU seconds are spent.
+BATCHES, STEPS, BUDGET_S = 2, 10, 0.3
 
 
 class GraphFigures(msgspec.Struct, frozen=True):
@@ -52,25 +54,30 @@ _FIGURES = decoder(Figures)
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is to be trained, and how much: `clients` is how many train in all rounds together."""
+    """What is to be trained, and how much: `cohort` clients in a round, `clients` in all rounds together."""
 
     model: Model
     algorithm: Algorithm
     population: Population
+    cohort: int
     clients: int
 
     @property
     def steps(self) -> float:
         """The steps of them all, as far as can be known before they are drawn."""
-        sizes = self.population.sizes.tolist()
-        trips = trips_of(self.algorithm)
-        of_all = sum(item.loop.step_count(size) for trip in trips for item in trip.passes for size in sizes)
-        return self.clients * of_all / len(sizes) / len(trips)
+        return self.clients * self.steps_of_client
 
-    def sample(self) -> Population:
-        """A few of the clients, with the first of their examples."""
+    @property
+    def steps_of_client(self) -> float:
+        """The steps that a client takes in a round, on average."""
+        sizes, trips = self.population.sizes.tolist(), trips_of(self.algorithm)
+        of_all = sum(item.loop.step_count(size) for trip in trips for item in trip.passes for size in sizes)
+        return of_all / len(sizes) / len(trips)
+
+    def sample(self, clients: int) -> Population:
+        """So many of the clients, if there are, with the first of their examples."""
         most = BATCHES * max(item.loop.batch_size for trip in trips_of(self.algorithm) for item in trip.passes)
-        chosen = np.linspace(0, len(self.population) - 1, min(CLIENTS, len(self.population))).astype(int)
+        chosen = np.linspace(0, len(self.population) - 1, min(clients, len(self.population))).astype(int)
         shards = [
             {name: array[:most] for name, array in self.population.shard(index).items()} for index in chosen.tolist()
         ]
@@ -78,27 +85,27 @@ class Task:
 
 
 def seconds_per_step(task: Task, computing: Computing) -> float:
-    """CPU seconds of a client's step: the least of some runs of all trips, after one that warms caches.
+    """CPU seconds of a client's step, where a block of the cohort is trained.
 
-    Raises EngineError or ExportError when the model does not run.
+    It is the least of some runs of all trips, after one that warms caches. Raises EngineError or ExportError when the
+    model does not run.
     """
-    initial, sample = torch.from_numpy(task.model.initial), task.sample()
+    initial = torch.from_numpy(task.model.initial)
+    sample = task.sample(min(task.cohort, block_size(task.cohort, computing.together(task.model))))
     kept = ClientStates.of(task.algorithm, initial, len(sample))
     algorithm, state = cast("Algorithm", _Shortened(task.algorithm)), task.algorithm.init(initial)
     trainer = _shortened_graphs(computing).trainer(task.model, algorithm, sample, kept)
-    trips, layouts = trips_of(algorithm), layouts_of(task.model, task.algorithm)
-    clients = sorted(range(len(sample)), key=lambda index: -int(sample.sizes[index]))[: computing.together(task.model)]
-    cohort = [Client(index, StreamKey(0, 1, slot)) for slot, index in enumerate(clients)]
-    steps = sum(
-        item.loop.step_count(int(sample.sizes[index])) for trip in trips for item in trip.passes for index in clients
-    )
+    trips = trips_of(algorithm)
+    # Adding up the sums of blocks is a part of the work.
+    whole = OneProcess(trainer, layouts_of(task.model, task.algorithm), torch.device(computing.device))
+    longest_first = sorted(range(len(sample)), key=lambda index: -int(sample.sizes[index]))
+    block = [Client(index, StreamKey(0, 1, slot)) for slot, index in enumerate(longest_first)]
+    steps = sum(item.loop.step_count(size) for trip in trips for item in trip.passes for size in sample.sizes.tolist())
     spent: list[float] = []
     while len(spent) < 2 or sum(spent) < BUDGET_S:
         start = time.process_time()
         for number in range(1, len(trips) + 1):
-            layout = in_turn(layouts, number)
-            sums = RoundSums(layout, torch.empty(layout.size, dtype=torch.float64))
-            trainer.train(number, in_turn(trips, number).broadcast(state), cohort, sums)
+            whole.train(number, in_turn(trips, number).broadcast(state), [block])
         spent.append(time.process_time() - start)
     return min(spent[1:]) / steps
 
@@ -142,13 +149,17 @@ def _first_steps(loop: Loop) -> Loop:
 
 
 class Notes:
-    """The figures that this machine keeps for a model and an algorithm, in the user's cache."""
+    """The figures that this machine keeps for a task, in the user's cache: they hold where cohort and data are alike.
+
+    What a step costs depends on how many steps a client takes, and on how many clients are in a block.
+    """
 
     def __init__(self, task: Task) -> None:
         import onnxruntime  # noqa: PLC0415  # several distributions have it, each with a name of its own
 
         model, algorithm = task.model, task.algorithm
         parts = [platform.node(), torch.__version__, onnxruntime.__version__, name_of(algorithm), algorithm]
+        parts += [round(math.log2(task.cohort)), round(math.log2(task.steps_of_client))]
         parts += [model.spec.name, model.spec.fields, model.schema, model.module, *_sources(model, algorithm)]
         digest = hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()
         cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"

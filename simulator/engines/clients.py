@@ -38,6 +38,11 @@ def blocks(clients: Sequence[Client], at_once: int) -> list[Sequence[Client]]:
 
     A block has sums of its own, and those are added in order, so that no rounding depends on who trains which block.
     """
-    groups = -(-len(clients) // min(at_once, len(clients)))
-    size = at_once * -(-groups // BLOCKS)
+    size = block_size(len(clients), at_once)
     return [clients[start : start + size] for start in range(0, len(clients), size)]
+
+
+def block_size(cohort: int, at_once: int) -> int:
+    """How many clients are in a block, if there are so many."""
+    groups = -(-cohort // min(at_once, cohort))
+    return at_once * -(-groups // BLOCKS)

@@ -83,7 +83,7 @@ def test_graphs_leave_a_diverging_client_out_in_value_and_in_weight():
 
 
 def task(clients, name="fedavg", **settings):
-    return Task(Model(load("logreg")), create(name, settings), uneven(), clients)
+    return Task(Model(load("logreg")), create(name, settings), uneven(), 4, clients)
 
 
 def test_what_graphs_cannot_run_is_refused_by_name():
@@ -174,11 +174,14 @@ def test_the_choice_counts_the_export_and_takes_the_lesser_time(clients, torch_s
     assert choose("auto", asked, Computing()).computing.engine == engine
 
 
-def test_notes_are_of_one_model_and_algorithm(tmp_path):
+def test_notes_are_of_one_model_algorithm_and_kind_of_cohort(tmp_path):
     Notes(task(1)).write(Figures(1.0))
     assert Notes(task(99)).read() == Figures(1.0)
     of_other_fields = dataclasses.replace(task(1), model=Model(load("logreg", (64,), 10)))
-    for other in (task(1, "fedadam"), task(1, batch_size=6), of_other_fields):
+    of_longer_clients = dataclasses.replace(task(1), population=uneven((300, 170, 500, 120)))
+    of_larger_cohorts = dataclasses.replace(task(1), cohort=40)
+    others = (task(1, "fedadam"), task(1, batch_size=6), of_other_fields, of_longer_clients, of_larger_cohorts)
+    for other in others:
         assert Notes(other).read() is None
     (path,) = (tmp_path / "muster").iterdir()
     path.write_bytes(msgspec.json.encode({"torch_s": "fast"}))
