@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ from simulator.engines.recording import Call, NotRecordable, Place, Recording, p
 from simulator.engines.trial import Before, agree
 from simulator.engines.writers import writer_of
 
+LOG = logging.getLogger(__name__)
 aten = torch.ops.aten
 T = TypeVar("T")
 
@@ -193,6 +195,7 @@ class Programs:
         self._programs: dict[Hashable, Program | None] = {}  # None: called each time
         self._memory: dict[Hashable, Tensor] = {}
         self._bound: dict[Hashable, Any] = {}
+        self._said = False
 
     def memory(self, key: Hashable, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
         """Memory that is the same in every call with a key and with no longer a first axis."""
@@ -244,6 +247,7 @@ class Programs:
         try:
             recording = record(function, arguments)
         except NotRecordable:
+            self._say("the model or the algorithm reads values of tensors in Python, or makes shapes of them")
             return None, _called(function, targets)
         before = Before([*recording.overwritten, *(target.untyped_storage() for target in targets.values())])
         # A target takes values as they fit there.
@@ -254,8 +258,15 @@ class Programs:
             outputs = program.run()
             if agree({**outputs, **targets}, recording.found | taken) and before.same_around(targets.values()):
                 return program, outputs
+        self._say("a recorded step gave something else than the step itself")
         before.put_back()
         return None, _called(function, targets)
+
+    def _say(self, why: str) -> None:
+        """Say once that steps are not run from recordings."""
+        if not self._said:
+            LOG.warning("%s, so steps are not recorded, and training takes longer than it could", why)
+        self._said = True
 
 
 def _called(function: Callable[[], dict[str, Tensor]], targets: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -13,12 +13,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 aten = torch.ops.aten
 # Operators with others that do the same, and can write into memory that is there.
 SAME = {aten.mul.Scalar: aten.mul.Tensor, aten.div.Scalar: aten.div.Tensor}
+# Methods that give a tensor's values away.
+READINGS = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__, Tensor.data_ptr}
 POOLED_BACKWARD = aten.max_pool2d_with_indices_backward.default
 # Operators that read the shape of a tensor and not its values.
 SHAPED = {
@@ -155,6 +158,21 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
+class _Readings(TorchFunctionMode):
+    """Notices values that go to Python or NumPy without an operator; `item` is one."""
+
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func in READINGS:
+            self._recorder.refused = True
+        return func(*args, **(kwargs or {}))
+
+
 class NotRecordable(Exception):
     """A function reads values of tensors as numbers, or makes shapes from values; what it runs may change with them."""
 
@@ -167,7 +185,7 @@ def record(function: Callable[[], Mapping[str, Tensor]], arguments: Iterable[Ten
     """
     notes, drawn = _Notes(arguments), torch.get_rng_state()
     try:
-        with _Recorder(notes) as recorder:
+        with _Recorder(notes) as recorder, _Readings(recorder):
             outputs = function()
         found = {name: one.clone() for name, one in outputs.items()}
     finally:

@@ -1,5 +1,6 @@
 """Programs compute what their function computes, on any values."""
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional
@@ -220,7 +221,7 @@ class Spoiled(Program):
 
 
 @pytest.mark.parametrize("fault", ["doubled", "past", "left out", "fails"])
-def test_a_program_that_fails_its_trial_is_called_each_time(monkeypatch, fault):
+def test_a_program_that_fails_its_trial_is_called_each_time(monkeypatch, caplog, fault):
     monkeypatch.setattr(program_module, "Program", lambda *args: Spoiled(*args, fault))
     whole, y, programs, calls = torch.ones(3, 2), torch.full((2, 2), 3.0), Programs(CPU, replays=True), []
     x = whole[:2]
@@ -234,6 +235,7 @@ def test_a_program_that_fails_its_trial_is_called_each_time(monkeypatch, fault):
         assert programs.run("key", function, [x, y], {"x": x})["sum"].item() == 12
         torch.testing.assert_close(whole, torch.cat([expected, torch.ones(1, 2)]))
         assert len(calls) == 1 + runs
+    assert len(caplog.records) == 1
 
 
 def test_programs_share_memory_that_each_fills_anew():
@@ -287,17 +289,35 @@ def masked(x):
     return {"x": x[x > 0].sum() + x}
 
 
+def scaled_by_a_list(x):
+    return {"x": x * sum(x.tolist())}
+
+
+def scaled_by_numpy(x):
+    return {"x": x * float(x.numpy().max())}
+
+
+def scaled_by_an_array(x):
+    return {"x": x * float(np.asarray(x)[0])}
+
+
 def nonzero(x):
     return {"x": x + len(x.nonzero())}
 
 
-@pytest.mark.parametrize("function", [branching, scaled_by_a_number, masked, nonzero])
-def test_functions_that_follow_values_are_called_each_time(function):
+FOLLOWING = [branching, scaled_by_a_number, scaled_by_a_list, scaled_by_numpy, scaled_by_an_array, masked, nonzero]
+
+
+@pytest.mark.parametrize("function", FOLLOWING)
+def test_functions_that_follow_values_are_called_each_time(function, caplog):
     programs = Programs(CPU, replays=True)
     for values in ([-1.0, 0], [0.0, 0], [1.0, 2], [-1.0, 2], [-2.0, 0]):
         held, target = programs.hold("held", {"x": torch.tensor(values)}), torch.zeros(2)
         programs.run("key", lambda held=held: function(**held), held.values(), {"x": target})
         torch.testing.assert_close(target, function(torch.tensor(values))["x"])
+    assert [record.message.partition(",")[0] for record in caplog.records] == [
+        "the model or the algorithm reads values of tensors in Python"
+    ]
 
 
 def test_functions_of_whole_numbers_as_indices_are_recorded_once():
