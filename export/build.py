@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,15 +14,16 @@ from export.decompositions import TABLE
 from export.formats import Format, formats
 from export.model import Model
 from export.parity import certify
-from fedcore.algorithms import name_of
+from fedcore.algorithms import name_of, settings_of
 from fedcore.algorithms.algorithm import Algorithm, State, Trip, check_cross_device, trips_of
 from fedcore.algorithms.check import check
+from fedcore.algorithms.clipped import Clipped
 from fedcore.bundle import AlgorithmRef, Bundle, Manifest
 from fedcore.checkpoint import encode
 from fedcore.codecs.compression import Compression
 from fedcore.params import VectorSpec
 from fedcore.plan import NOISE, REPORT, BlobRef, ExampleSpec, PassPlan, Plan, TripPlan, begin_graph, step_graph
-from fedcore.report import WEIGHT, ReportLayout, Segment, Weighting, metrics_segment
+from fedcore.report import WEIGHT, ReportLayout, Segment, metrics_segment
 
 Graphs = dict[BlobRef, bytes]
 """Serialised graphs, of all trips and formats."""
@@ -54,7 +54,7 @@ def export_bundle(  # noqa: PLR0913  # what is exported, how, and where it goes
     plan = compression.applied(plan)
     certificate = msgspec.json.encode(certify(model, algorithm, plan, graphs, progress))
     blobs = [plan.encode(), encode(state), certificate]
-    settings = dataclasses.asdict(algorithm)  # type: ignore[call-overload]
+    settings = settings_of(algorithm)
     manifest = Manifest(
         name=plan.name,
         model=source or model.spec.name,
@@ -80,7 +80,7 @@ def build_plan(
     check_cross_device(algorithm)
     state = algorithm.init(torch.from_numpy(model.initial))
     writer = _Writer(formats(targets), progress)
-    first, *others = (_build_trip(model, trip, state, algorithm.weighting, writer) for trip in trips_of(algorithm))
+    first, *others = (_build_trip(model, algorithm, trip, state, writer) for trip in trips_of(algorithm))
     plan = Plan(
         name=f"{model.spec.name}-{algorithm.name}",
         schema=model.schema,
@@ -91,10 +91,10 @@ def build_plan(
     return plan, writer.blobs
 
 
-def _build_trip(model: Model, trip: Trip, state: State, weighting: Weighting, writer: _Writer) -> TripPlan:
+def _build_trip(model: Model, algorithm: Algorithm, trip: Trip, state: State, writer: _Writer) -> TripPlan:
     writer.begin_trip()
     broadcast = tuple(VectorSpec(name, vector.numel()) for name, vector in trip.broadcast(state).items())
-    passes, metrics = [], []
+    passes, metrics, bounded = [], [], isinstance(algorithm, Clipped)
     carries: dict[str, Sequence[VectorSpec]] = {}
     for item in trip.passes:
         received = Received(broadcast, dict(carries))
@@ -103,14 +103,15 @@ def _build_trip(model: Model, trip: Trip, state: State, weighting: Weighting, wr
         ports = writer.write_step(step_graph(item.name), step, item.loop.batch_size).inputs
         noisy = any(port.name == NOISE for port in ports)
         passes.append(PassPlan(item.name, item.loop, begin.specs, model.metrics, noisy))
-        metrics.append(Segment(metrics_segment(item.name), len(model.metrics), "sum", model.metrics))
+        if not bounded:  # beside a report that is clipped for privacy, sums of losses would give away what it hides
+            metrics.append(Segment(metrics_segment(item.name), len(model.metrics), "sum", model.metrics))
         carries[item.name] = begin.specs
     report = writer.write(REPORT, functools.partial(capture_report, trip, Received(broadcast, carries)))
     segments = [Segment(spec.name, spec.size, "mean") for spec in report.specs]
     return TripPlan(
         broadcast=broadcast,
         passes=tuple(passes),
-        report=ReportLayout((*segments, Segment(WEIGHT, 1, "sum"), *metrics), weighting),
+        report=ReportLayout((*segments, Segment(WEIGHT, 1, "sum"), *metrics), algorithm.weighting, bounded),
         graphs=writer.graphs,
     )
 

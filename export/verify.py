@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import msgspec
 import torch
 
@@ -13,7 +11,7 @@ from export.formats import formats
 from export.model import Model
 from export.models import MODELS, load
 from export.parity import KINKED_TOLERANCE, certify
-from fedcore.algorithms import create, module_of, name_of
+from fedcore.algorithms import create, module_of, name_of, settings_of
 from fedcore.algorithms.algorithm import Algorithm, State
 from fedcore.bundle import Bundle, Certificate, Manifest
 from fedcore.checkpoint import decode
@@ -68,7 +66,7 @@ def _compare(plan: Plan, rebuilt: Plan, manifest: Manifest) -> None:
 
 def _compare_manifest(bundle: Bundle, algorithm: Algorithm, state: State) -> None:
     """The server's half: every setting spelled out, the name, an initial state to start from."""
-    manifest, settings = bundle.manifest, dataclasses.asdict(algorithm)  # type: ignore[call-overload]
+    manifest, settings = bundle.manifest, settings_of(algorithm)
     said = manifest.algorithm
     if manifest.name != bundle.plan.name or said.name != name_of(algorithm) or said.settings != settings:
         raise ParityFailed(f"the manifest is not that of {bundle.plan.name} by {name_of(algorithm)} with {settings}")

@@ -73,10 +73,15 @@ class Segment(msgspec.Struct, frozen=True):
 
 
 class ReportLayout(msgspec.Struct, frozen=True):
-    """The segments of a report, in order. Exactly one is the device's weight."""
+    """The segments of a report, in order. Exactly one is the device's weight.
+
+    bounded: whether the mean segments together are clipped to a norm. Then there is nothing else but the weight, which
+    is 1, and a device sends zeros in place of values that are not finite.
+    """
 
     segments: tuple[Segment, ...]
     weighting: Weighting
+    bounded: bool = False
 
     def __post_init__(self) -> None:
         names = [segment.name for segment in self.segments]
@@ -85,6 +90,9 @@ class ReportLayout(msgspec.Struct, frozen=True):
         weight = self.segments[names.index(WEIGHT)]
         if weight.size != 1 or weight.reduction != "sum":
             raise ReportError(f"segment {WEIGHT!r} must be one value that is summed, not {weight}")
+        sums = [segment.name for segment in self.segments if segment.reduction == "sum"]
+        if self.bounded and (self.weighting != "uniform" or sums != [WEIGHT]):
+            raise ReportError(f"a bounded report weighs 1 and has no sums, not {self.weighting!r} weights and {sums}")
 
     @property
     def size(self) -> int:
@@ -139,7 +147,7 @@ class ReportLayout(msgspec.Struct, frozen=True):
         return weight_of(self.weighting, examples)
 
     def concatenate(self, parts: Mapping[str, Float32], weight: float) -> Float32:
-        """The unweighted values (V,) of a report from what `encode` gives and metric sums.
+        """The unweighted values (V,) of a report from what `encode` gives and sums; zeros if bounded but NaN or ∞.
 
         Raises ReportError when a segment is missing, of another size, or not finite once it has the weight.
         """
@@ -150,6 +158,8 @@ class ReportLayout(msgspec.Struct, frozen=True):
             if part is None or part.shape != (size,):
                 raise ReportError(f"segment {segment.name!r} must be float32[{size}]")
             largest = np.abs(part).max(initial=np.float32(0)) * self._factor(segment, weight)
+            if not np.isfinite(largest) and self.bounded:
+                return np.zeros_like(values_V)
             if not np.isfinite(largest):
                 raise ReportError(f"segment {segment.name!r} holds a non-finite value")
             values_V[start : start + size] = part

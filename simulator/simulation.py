@@ -12,7 +12,7 @@ import msgspec
 from export.model import Model, ModelSpec
 from export.models import check_name as check_model_name
 from export.models import load as load_model
-from fedcore.algorithms import create, module_of, name_of
+from fedcore.algorithms import create, module_of, name_of, settings_of
 from fedcore.algorithms.algorithm import Algorithm, check_two_trips
 from fedcore.algorithms.check import check
 from fedcore.algorithms.settings import parse
@@ -245,10 +245,10 @@ def completed(config: SimulationConfig) -> SimulationConfig:
     if config.baseline not in METHODS:
         check_model_name(config.model)
     method = METHODS.get(config.baseline or "")
-    made: Any = parse(method, config.settings) if method else _algorithm(config)
+    settings = asdict(parse(method, config.settings)) if method else settings_of(_algorithm(config))
     own = Path(config.dataset)
     dataset = str(own.resolve()) if config.dataset not in datasets.DATASETS and own.exists() else config.dataset
-    return replace(config, settings=asdict(made), data=config.data and config.data.resolve(), dataset=dataset)
+    return replace(config, settings=settings, data=config.data and config.data.resolve(), dataset=dataset)
 
 
 @one_thread()

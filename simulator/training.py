@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from export.model import Model
+from fedcore.algorithms import settings_of
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.codecs.compression import Compression
 from fedcore.plan import first_of_pair, prefixed, unprefixed
@@ -172,7 +173,7 @@ def check_shapes(vectors: Mapping[str, NDArray[np.floating]], expected: Vectors)
 
 def engine_facts(model: Model, algorithm: Algorithm, cohort: int, train_users: int, choice: Choice) -> Facts:
     """The facts of a training in the engine."""
-    settings = asdict(algorithm)  # type: ignore[call-overload]
+    settings = settings_of(algorithm)
     return Facts(
         algorithm.name, settings, cohort, train_users, model.schema.size, choice.computing.engine, choice.reason
     )

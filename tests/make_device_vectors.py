@@ -50,6 +50,7 @@ LAYOUT = ReportLayout(
     ),
     "examples",
 )
+BOUNDED = ReportLayout((Segment("delta", 4, "mean"), Segment("weight", 1, "sum")), "uniform", bounded=True)
 SEED = 2**53 + 3
 PACKINGS = {
     "two kinds": (
@@ -176,6 +177,8 @@ def reports():
         (LAYOUT, 3.0, np.array([1, 2, np.inf, 3], np.float32)),
         (LAYOUT, 100.0, np.array([1, 2, 3e38, 3], np.float32)),
         (LAYOUT, 16_777_217.0, values(4)),
+        (BOUNDED, 1.0, values(4)),
+        (BOUNDED, 1.0, np.array([1, 2, np.nan, 3], np.float32)),
     ):
         try:
             with np.errstate(over="ignore"):

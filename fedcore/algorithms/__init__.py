@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Container, Mapping
+from typing import Any, cast
 
 from fedcore.algorithms.algorithm import Algorithm
+from fedcore.algorithms.clipped import Clipped, Clipping
 from fedcore.algorithms.dsvrg import Dsvrg
 from fedcore.algorithms.fed_adagrad import FedAdagrad
 from fedcore.algorithms.fed_adam import FedAdam
@@ -30,10 +33,10 @@ from fedcore.algorithms.norm_fed_avg import NormFedAvg
 from fedcore.algorithms.own import module_of, own_algorithm
 from fedcore.algorithms.scaffold import Scaffold
 from fedcore.algorithms.settings import parse
-from fedcore.errors import InvalidAlgorithm, UnknownAlgorithm
+from fedcore.errors import InvalidAlgorithm, InvalidSetting, UnknownAlgorithm
 from fedcore.names import offered
 
-__all__ = ["ALGORITHMS", "create", "module_of", "name_of"]
+__all__ = ["ALGORITHMS", "create", "module_of", "name_of", "settings_of"]
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     cls.name: cls
@@ -64,27 +67,48 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     )
 }
 
+_CLIPPING = {field.name for field in dataclasses.fields(Clipping)}
+
 
 def create(name: str, settings: Mapping[str, object] | None = None, modules: Container[str] = ()) -> Algorithm:
     """The algorithm called `name` with `settings` over its defaults; values may be text.
 
-    name: a built-in one, or a user's own as `package.module:Class`. modules: those from which own ones may be imported.
+    name: a built-in one, or a user's own as `package.module:Class`. settings: with `clip_norm` it is clipped
+    (`fedcore.algorithms.clipped`). modules: those from which own ones may be imported.
     Raises UnknownAlgorithm; UntrustedAlgorithm for a module that is none of `modules`; InvalidAlgorithm; or
     InvalidSetting naming the setting and what it may be.
     """
-    if module_of(name):
-        own = own_algorithm(name, modules)
-        if own.name in ALGORITHMS:
-            raise InvalidAlgorithm(f"{name} is called {own.name!r}, as a built-in algorithm is; give it another `name`")
-        return parse(own, settings or {})  # type: ignore[no-any-return]
-    if name not in ALGORITHMS:
-        hint = "or give your own as package.module:Class"
-        raise UnknownAlgorithm(f"no algorithm is called {name!r}; {offered(name, ALGORITHMS)}, {hint}")
-    algorithm: Algorithm = parse(ALGORITHMS[name], settings or {})
-    return algorithm
+    cls: Any = _class(name, modules)
+    given, own = settings or {}, {field.name for field in dataclasses.fields(cls)}
+    clipping = {key: value for key, value in given.items() if key in _CLIPPING - own}
+    inner = parse(cls, {key: value for key, value in given.items() if key not in clipping})
+    if clipping and "clip_norm" not in clipping:
+        raise InvalidSetting(f"{name}: {next(iter(clipping))} needs clip_norm, the bound of the first round")
+    return cast("Algorithm", Clipped(inner, parse(Clipping, clipping)) if clipping else inner)
 
 
 def name_of(algorithm: Algorithm) -> str:
     """The name with which `create` finds the algorithm again: its own, or `package.module:Class`."""
+    if isinstance(algorithm, Clipped):
+        return name_of(algorithm.inner)
     cls = type(algorithm)
     return algorithm.name if ALGORITHMS.get(algorithm.name) is cls else f"{cls.__module__}:{cls.__qualname__}"
+
+
+def settings_of(algorithm: Algorithm) -> dict[str, Any]:
+    """The settings with which `create` makes the algorithm again, every one spelled out."""
+    if isinstance(algorithm, Clipped):
+        return settings_of(algorithm.inner) | dataclasses.asdict(algorithm.clipping)
+    return dataclasses.asdict(algorithm)  # type: ignore[call-overload,no-any-return]
+
+
+def _class(name: str, modules: Container[str]) -> type[Algorithm]:
+    if not module_of(name):
+        if name not in ALGORITHMS:
+            hint = "or give your own as package.module:Class"
+            raise UnknownAlgorithm(f"no algorithm is called {name!r}; {offered(name, ALGORITHMS)}, {hint}")
+        return ALGORITHMS[name]
+    own = own_algorithm(name, modules)
+    if own.name in ALGORITHMS:
+        raise InvalidAlgorithm(f"{name} is called {own.name!r}, as a built-in algorithm is; give it another `name`")
+    return own

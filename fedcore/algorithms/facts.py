@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedcore.algorithms.algorithm import Algorithm, Vector, trips_of
+from fedcore.algorithms.clipped import Clipped
 from fedcore.algorithms.rehearsal import rehearse
 
 _TRIED = (3, 5)
@@ -112,7 +113,8 @@ def facts_of(algorithm: Algorithm) -> AlgorithmFacts:
         )
         for index, trip in enumerate(trips_of(algorithm))
     )
-    summary, _, equations = (inspect.getdoc(inspect.getmodule(type(algorithm))) or "").partition("\n\n")
+    parts = (algorithm.inner, algorithm.clipping) if isinstance(algorithm, Clipped) else (algorithm,)
+    summary, _, equations = (inspect.getdoc(inspect.getmodule(type(parts[0]))) or "").partition("\n\n")
     return AlgorithmFacts(
         name=algorithm.name,
         family=algorithm.family,
@@ -123,7 +125,7 @@ def facts_of(algorithm: Algorithm) -> AlgorithmFacts:
         simulated_only=getattr(algorithm, "cross_device", ""),
         trips=trips,
         state=_sizes([one[-1].after for one in rehearsals]),
-        settings=_settings(algorithm),
+        settings=tuple(setting for part in parts for setting in _settings(part)),
     )
 
 

@@ -139,3 +139,5 @@ class _TripRunner:
             reported = self._values_V.size
             total_S[:reported] += self._values_V
             total_S[reported:] += (*sums_M, weight, 1.0)
+        elif self._plan.report.bounded:
+            total_S[-2] += weight

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from export.model import Model
 from fedcore.algorithms.algorithm import Algorithm, ClientState, Report, trips_of
+from fedcore.algorithms.clipped import Clipped
 from fedcore.algorithms.rehearsal import bowl, contribute, received
 
 # So many clients at most are summed in float32, before the sum is added in float64.
@@ -19,10 +20,14 @@ SUMMED_TOGETHER = 16
 
 @dataclass(frozen=True, slots=True)
 class SumsLayout:
-    """What a trip sums: `report`, sizes by name; and `metrics`, sizes by pass. In a vector they lie in this order."""
+    """What a trip sums: `report`, sizes by name; and `metrics`, sizes by pass. In a vector they lie in this order.
+
+    bounded: whether reports are clipped, so that one that is not finite counts as zeros (`ReportLayout.bounded`).
+    """
 
     report: Mapping[str, int]
     metrics: Mapping[str, int]
+    bounded: bool = False
 
     @property
     def reported(self) -> int:
@@ -38,11 +43,11 @@ class SumsLayout:
 def layouts_of(model: Model, algorithm: Algorithm) -> tuple[SumsLayout, ...]:
     """The layout of every trip, read from a rehearsal of the device's part that computes nothing."""
     state = algorithm.init(torch.empty(model.schema.size, device="meta"))
-    layouts = []
+    layouts, bounded = [], isinstance(algorithm, Clipped)
     for trip in trips_of(algorithm):
         report = contribute(trip, received(algorithm, trip.broadcast(state)), bowl)
         sizes = {name: vector.shape[-1] for name, vector in report.items()}
-        layouts.append(SumsLayout(sizes, {item.name: len(model.metrics) for item in trip.passes}))
+        layouts.append(SumsLayout(sizes, {item.name: len(model.metrics) for item in trip.passes}, bounded))
     return tuple(layouts)
 
 
@@ -50,6 +55,7 @@ class RoundSums:
     """Named views of one vector (S,), float64, to which clients are added. It begins with zeros."""
 
     def __init__(self, layout: SumsLayout, vector: Tensor) -> None:
+        self._bounded = layout.bounded
         self.vector, names = vector[: layout.size].zero_(), (*layout.report, *layout.metrics)
         parts = torch.split(self.vector, [*layout.report.values(), *layout.metrics.values(), 1, 1])
         named = dict(zip(names, parts[:-2], strict=True))
@@ -58,9 +64,9 @@ class RoundSums:
         self.weight, self.contributors = parts[-2:]
 
     def add(self, report_K: Report, metrics_K: Mapping[str, Tensor], weight_K: Tensor, kept_K: ClientState) -> Tensor:
-        """Add the clients whose every value is finite once weighted; the others count in nothing, as on a device.
+        """Add the clients whose every value is finite once weighted, and of others the weight if reports are bounded.
 
-        Gives which those are, bool (K,).
+        The number of clients is that of finite ones. Gives which those are, bool (K,).
         """
         finite = []
         for start in range(0, len(weight_K), SUMMED_TOGETHER):
@@ -79,7 +85,8 @@ class RoundSums:
             sums = _sums(report_K, metrics_K, weight_K[finite_K].double())
         for name, total in (self.report | self.metrics).items():
             total.add_(sums[name])
-        self.weight += (weight_K * finite_K).sum(dtype=torch.float64)
+        counting_K = weight_K if self._bounded else weight_K * finite_K
+        self.weight += counting_K.sum(dtype=torch.float64)
         self.contributors += finite_K.sum()
         return finite_K
 

@@ -76,3 +76,15 @@ def test_every_setting_of_every_algorithm_has_a_meaning(name):
     assert [one.name for one in facts.settings if not one.meaning] == []
     assert facts.summary.endswith(".")
     assert facts.family
+
+
+def test_a_clipped_algorithm_has_the_facts_of_its_inner_one_and_its_bound():
+    facts = facts_of(create("mimelite", {"clip_norm": 0.5, "clip_quantile": 0.8}))
+    (trip,) = facts.trips
+    assert (facts.name, facts.paper) == ("mimelite", facts_of(create("mimelite")).paper)
+    assert (trip.down["clip"], trip.up["clip_indicator"], facts.state["clip_1"]) == (Size(0, 1),) * 3
+    assert [one.name for one in facts.settings if one.name.startswith("clip_")] == [
+        "clip_norm",
+        "clip_quantile",
+        "clip_lr",
+    ]

@@ -25,7 +25,7 @@ from tests.simulator.federation import GOAL, ROUNDS, SEED
 TOLERANCE, RUNTIME = 1e-5, {"onnx": "onnxruntime"}
 # Shards hold 23 or 24 digits: batches of 5 leave a masked last batch, batches of 4 leave none on shards of 24.
 CASES = [
-    ("logreg", "fedavg", {"batch_size": 5, "weighting": "uniform"}),
+    ("logreg", "fedavg", {"batch_size": 5, "weighting": "uniform", "clip_norm": 0.3, "clip_quantile": 0.5}),
     ("mlp", "fedadam", {"batch_size": 4, "epochs": 2}),
     pytest.param("digits_cnn", "fedavg", {"batch_size": 5, "epochs": 2}, marks=pytest.mark.long),
     pytest.param("digits_cnn", "fedadam", {"batch_size": 5}, marks=pytest.mark.long),
@@ -48,7 +48,8 @@ def test_the_fleet_and_the_engine_reach_the_same_model(model_name, algorithm_nam
 
 
 @pytest.mark.parametrize(
-    ("model_name", "algorithm_name", "settings"), [CASES[4], ("tests.export.models:digits_dropout", "mimelite", {})]
+    ("model_name", "algorithm_name", "settings"),
+    [CASES[4], ("tests.export.models:digits_dropout", "mimelite", {"clip_norm": 1.0})],
 )
 def test_devices_with_different_runtimes_train_in_one_round(
     model_name, algorithm_name, settings, executorch, federate, capsys

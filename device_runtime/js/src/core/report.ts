@@ -21,6 +21,7 @@ const segmentSchema = v.object({
 export const layoutSchema = v.object({
   segments: v.array(segmentSchema),
   weighting: v.picklist(["examples", "uniform"]),
+  bounded: v.optional(v.boolean(), false),
 });
 
 export type Segment = v.InferOutput<typeof segmentSchema>;
@@ -28,7 +29,7 @@ export type Segment = v.InferOutput<typeof segmentSchema>;
 export type ReportLayout = v.InferOutput<typeof layoutSchema>;
 export type Float32 = Float32Array<ArrayBuffer>;
 
-/** Throws FormatError unless segments are distinct, one of them is the weight, and codecs fit theirs. */
+/** Throws FormatError unless segments are distinct, one is the weight, and codecs and a bound fit the segments. */
 export function checkLayout(layout: ReportLayout): void {
   const names = layout.segments.map((segment) => segment.name);
   const weight = layout.segments.find((segment) => segment.name === WEIGHT);
@@ -40,6 +41,10 @@ export function checkLayout(layout: ReportLayout): void {
       throw new FormatError(`segment ${name} is a sum of metrics, which no codec may change`);
     }
     codedSize(codecs, size);
+  }
+  const sums = layout.segments.filter((segment) => segment.reduction === "sum").length;
+  if (layout.bounded && (layout.weighting !== "uniform" || sums !== 1)) {
+    throw new FormatError(`a bounded report weighs 1 and has no sums, not ${layout.weighting} weights and ${names}`);
   }
 }
 
@@ -80,7 +85,7 @@ export function metricsSegment(pass: string): string {
   return `${pass}.metrics`;
 }
 
-/** The unweighted values (V,) of a report from its segments by name, as they travel.
+/** The unweighted values (V,) of a report from its segments by name, as they travel; zeros if bounded and not finite.
  *
  * Throws NonFiniteReport when a segment is missing, of another size, or not finite once it has the weight.
  */
@@ -95,6 +100,9 @@ export function concatenate(layout: ReportLayout, parts: ReadonlyMap<string, Flo
     }
     const factor = factorOf(segment, weight);
     if (!part.every((value) => Number.isFinite(Math.fround(value * factor)))) {
+      if (layout.bounded) {
+        return values.fill(0);
+      }
       throw new NonFiniteReport(`segment ${segment.name} holds a non-finite value`);
     }
     values.set(part, start);
