@@ -27,6 +27,7 @@ CoordinatorError
 │   ├── InvalidTask         the task's settings contradict each other, or do not fit the bundle
 │   ├── UnknownTask         no task has that id
 │   ├── UnknownRound        the task has no such round, or it was not committed
+│   ├── NotPrivate          the task promises no privacy, and so has no certificate
 │   └── TaskEnded           the task is over, or not in a state that the operation starts from
 └── Refusal                 an answer to a device; each is one problem type of fedcore.wire.problems
     ├── MalformedMessage · UnknownPopulation · UnknownSession · UnknownAssignment · UnknownBlob
@@ -157,6 +158,10 @@ class UnknownTask(TaskError):
 
 class UnknownRound(TaskError):
     """The task has no such round, or it was not committed."""
+
+
+class NotPrivate(TaskError):
+    """The task promises no privacy, and so has no certificate."""
 
 
 class TaskEnded(TaskError):

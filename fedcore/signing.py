@@ -1,4 +1,6 @@
-"""Ed25519 signatures of plans and releases, so that a device can tell whose they are. Spec: docs/spec/plan.md §8, §9.
+"""Ed25519 signatures of plans, releases and certificates, so that whoever has one can tell whose it is.
+
+Spec: docs/spec/plan.md §8, §9; docs/spec/privacy.md.
 
 The engine does without `cryptography`: nothing of `fedcore` that it needs loads this module.
 """
@@ -13,6 +15,8 @@ from pathlib import Path
 import msgspec
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
     NoEncryption,
@@ -22,11 +26,12 @@ from cryptography.hazmat.primitives.serialization import (
 
 from fedcore.errors import BadSignature, InvalidKey
 from fedcore.plan import BlobRef, PlanSignature
+from fedcore.privacy.certificate import Certificate, decode_certificate
 from fedcore.private_files import write_private
 from fedcore.release import LineageEntry, Release, Signed, TreeHead, decode_entry, decode_head, decode_release
 
 DOMAIN, RELEASE = b"muster.plan.v1\0", b"muster.release.v1\0"
-LINEAGE, LOG = b"muster.lineage.v1\0", b"muster.log.v1\0"
+LINEAGE, LOG, PRIVACY = b"muster.lineage.v1\0", b"muster.log.v1\0", b"muster.privacy.v1\0"
 """What a signed message begins with, so that no signature fits another purpose."""
 KIND = "ed25519:"
 
@@ -64,6 +69,11 @@ def verified_entry(signed: Signed) -> LineageEntry:
 def verified_head(signed: Signed) -> TreeHead:
     """The head of a log of releases, if its signer signed it. As `verified_release`."""
     return decode_head(_verified(signed, LOG, "head of the log"))
+
+
+def verified_certificate(signed: Signed) -> Certificate:
+    """The privacy certificate, if its signer signed it. Raises BadSignature, InvalidKey or PrivacyError."""
+    return decode_certificate(_verified(signed, PRIVACY, "privacy certificate"))
 
 
 def _verified(signed: Signed, domain: bytes, noun: str) -> str:
@@ -141,6 +151,14 @@ class SigningKey:
     def sign_head(self, head: TreeHead) -> Signed:
         """Sign the head of a log of releases."""
         return self._signed(head, LOG)
+
+    def sign_certificate(self, certificate: Certificate) -> Signed:
+        """Sign a privacy certificate."""
+        return self._signed(certificate, PRIVACY)
+
+    def secret(self, purpose: bytes) -> bytes:
+        """32 secret bytes that the key has for a purpose: the same ones every time, and others for every purpose."""
+        return HKDF(SHA256(), 32, salt=None, info=purpose).derive(self._key.private_bytes_raw())
 
     def _signed(self, statement: msgspec.Struct, domain: bytes) -> Signed:
         text = msgspec.json.encode(statement, order="sorted").decode()

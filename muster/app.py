@@ -22,6 +22,7 @@ from muster.commands.key import key_app
 from muster.commands.new import new
 from muster.commands.plan_log import log
 from muster.commands.plot import plot
+from muster.commands.privacy import privacy_app
 from muster.commands.simulate import simulate
 from muster.commands.study import study
 from muster.commands.sweep import sweep
@@ -72,6 +73,7 @@ app.add_typer(authority_app, name="authority")
 app.add_typer(coordinator_app, name="coordinator")
 app.add_typer(task_app, name="task")
 app.add_typer(audit_app, name="audit")
+app.add_typer(privacy_app, name="privacy")
 app.add_typer(fleet_app, name="fleet")
 app.add_typer(bench_app, name="bench")
 

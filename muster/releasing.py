@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from coordinator.settings import Settings
     from coordinator.store.tasks import CoordinatorStore, TaskSettings
     from fedcore.bundle import Bundle
+    from fedcore.privacy.certificate import CertifiedLedger
     from fedcore.release import Signed
     from fedcore.signing import SigningKey
     from muster.remote import RemoteStore
@@ -70,6 +71,22 @@ def roll_back(store: CoordinatorStore | RemoteStore, task: str, number: int, set
         store.roll_back(task, number)
     else:
         store.roll_back(task, number, lineage_key(settings().keys_file))
+
+
+def certificate(
+    store: CoordinatorStore | RemoteStore, task: str, number: int | None, settings: Callable[[], Settings]
+) -> CertifiedLedger:
+    """The privacy certificate of a model, signed with the lineage key as a rollback is. As `coordinator.certificates`.
+
+    Raises also KeysMissing, InvalidKey, OSError.
+    """
+    from coordinator.certificates import certify  # noqa: PLC0415
+    from coordinator.lineage import lineage_key  # noqa: PLC0415
+    from muster.remote import RemoteStore  # noqa: PLC0415
+
+    if isinstance(store, RemoteStore):
+        return store.certificate(task, number)
+    return certify(store, lineage_key(settings().keys_file), task, number)
 
 
 def release_facts(release: Signed) -> dict[str, object]:

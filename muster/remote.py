@@ -14,12 +14,13 @@ import msgspec
 from coordinator.api.admin_problems import ADMIN_ERRORS
 from coordinator.api.admin_routes import PREFIX, LineageKey, NewTask
 from coordinator.rules.audit import AuditEntry
-from coordinator.rules.entities import Device, RoundRecord, SessionShape, Task, Transition
+from coordinator.rules.entities import Device, RoundRecord, SessionShape, Spent, Task, Transition
 from coordinator.rules.progress import Progress
 from coordinator.rules.task_settings import TaskSettings
 from fedcore.bundle import Bundle
 from fedcore.decoding import decoder
 from fedcore.errors import WireError
+from fedcore.privacy.certificate import CertifiedLedger
 from fedcore.release import Signed
 from fedcore.wire.problems import decode_problem
 
@@ -29,6 +30,7 @@ LAST_PORT = 65535
 _LINEAGE, _RELEASES = decoder(LineageKey), decoder(list[Signed])
 _TASK, _TASKS = decoder(Task), decoder(list[Task])
 _PROGRESS, _PROGRESSES = decoder(Progress), decoder(list[Progress])
+_CERTIFIED, _SPENT = decoder(CertifiedLedger), decoder(list[Spent])
 _DEVICE, _DEVICES, _ENTRIES = decoder(Device), decoder(list[Device]), decoder(list[AuditEntry])
 _ROUNDS, _SESSIONS, _HISTORY = decoder(list[RoundRecord]), decoder(list[SessionShape]), decoder(list[Transition])
 
@@ -87,6 +89,10 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
         """Every attempt at every round, in order."""
         return self._as(_ROUNDS, "GET", f"/tasks/{_quoted(task_id)}/rounds")
 
+    def spent(self, task_id: str) -> list[Spent]:
+        """What a task had spent of its privacy budget after each of its private rounds, in order."""
+        return self._as(_SPENT, "GET", f"/tasks/{_quoted(task_id)}/spent")
+
     def sessions(self, task_id: str) -> list[SessionShape]:
         """Counts of sessions by their steps: those of the task, and those of its population that got no task."""
         return self._as(_SESSIONS, "GET", f"/tasks/{_quoted(task_id)}/sessions")
@@ -97,8 +103,11 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
 
     def model(self, task_id: str, number: int | None = None) -> bytes:
         """The model after a round, as named tensors in safetensors' format."""
-        query = {} if number is None else {"round": str(number)}
-        return self._ask("GET", f"/tasks/{_quoted(task_id)}/model", params=query).content
+        return self._ask("GET", f"/tasks/{_quoted(task_id)}/model", params=_after(number)).content
+
+    def certificate(self, task_id: str, number: int | None = None) -> CertifiedLedger:
+        """The privacy certificate of that model, with the ledger that it is about. Raises NotPrivate too."""
+        return self._as(_CERTIFIED, "GET", f"/tasks/{_quoted(task_id)}/certificate", params=_after(number))
 
     def pause(self, task_id: str) -> None:
         """Open no new round; the running one finishes."""
@@ -183,6 +192,11 @@ def _base(url: str) -> httpx2.URL:
 def shown(url: httpx2.URL | str) -> str:
     """An address as messages show it: without the user and the password that may be in it, also if it has no scheme."""
     return re.sub(r"^(\w+://)?.*@", r"\1", str(url))
+
+
+def _after(number: int | None) -> dict[str, str]:
+    """The query for what there is after a round; None is the last one."""
+    return {} if number is None else {"round": str(number)}
 
 
 def _quoted(name: str) -> str:

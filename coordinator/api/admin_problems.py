@@ -13,6 +13,7 @@ from coordinator.errors import (
     BadToken,
     InvalidTask,
     KeysDiffer,
+    NotPrivate,
     RoleLacking,
     StoreConflict,
     TaskEnded,
@@ -44,6 +45,7 @@ _OWN = {
     "unknown-round": AdminProblem(
         UnknownRound, ProblemKind(404, "The task has no such round, or it was not committed")
     ),
+    "not-private": AdminProblem(NotPrivate, ProblemKind(404, "The task promises no privacy")),
     "task-ended": AdminProblem(
         TaskEnded, ProblemKind(409, "The task is over, or not in a state that this starts from")
     ),

@@ -19,14 +19,16 @@ from coordinator.api.admin_problems import ADMIN_PROBLEMS
 from coordinator.api.http import read_hashed
 from coordinator.api.openapi import BYTES, Answer, ApiDocument, BodyType
 from coordinator.api.service import Service
+from coordinator.certificates import certify
 from coordinator.errors import DigestMismatch, InvalidTask, MalformedMessage, UnknownBlob
 from coordinator.rules.audit import AuditEntry
-from coordinator.rules.entities import Device, RoundRecord, SessionShape, Task, Token, Transition
+from coordinator.rules.entities import Device, RoundRecord, SessionShape, Spent, Task, Token, Transition
 from coordinator.rules.progress import Progress
 from coordinator.rules.task_settings import TaskSettings
 from fedcore.bundle import Bundle, Manifest
 from fedcore.decoding import UNDECODABLE, decoder
 from fedcore.plan import Plan
+from fedcore.privacy.certificate import CertifiedLedger
 from fedcore.release import Signed
 
 PREFIX = "/admin/v1"
@@ -55,7 +57,20 @@ class LineageKey(msgspec.Struct, frozen=True):
 ADMIN = ApiDocument(
     problems=ADMIN_PROBLEMS,
     everywhere=("bad-token", "internal", "unavailable"),
-    messages=(AuditEntry, Device, LineageKey, NewTask, Progress, RoundRecord, SessionShape, Signed, Task, Transition),
+    messages=(
+        AuditEntry,
+        CertifiedLedger,
+        Device,
+        LineageKey,
+        NewTask,
+        Progress,
+        RoundRecord,
+        SessionShape,
+        Signed,
+        Spent,
+        Task,
+        Transition,
+    ),
 )
 
 
@@ -98,6 +113,10 @@ class AdminApi:
         """Every attempt at every round, in order."""
         return _json(self._store.rounds(task))
 
+    def spent(self, task: str) -> Response:
+        """What the task had spent of its privacy budget after each of its private rounds, in order."""
+        return _json(self._store.spent(task))
+
     def sessions(self, task: str) -> Response:
         """Counts of sessions by their steps: those of the task, and those of its population that got no task."""
         return _json(self._store.sessions(task))
@@ -109,6 +128,10 @@ class AdminApi:
     def model(self, task: str, request: Request, round: RoundNumber | None = None) -> Response:
         """The model after a committed round, by default the last, as named tensors in safetensors' format."""
         return Response(self._store.model(task, round, _by(request)), media_type=BYTES)
+
+    def certificate(self, task: str, round: RoundNumber | None = None) -> Response:
+        """The privacy certificate of that model, of a task that promises privacy, with the ledger that it is about."""
+        return _json(certify(self._store, self._key, task, round))
 
     def devices(self, limit: Limit = 100, *, revoked: bool = False) -> Response:
         """The devices that enrolled last, the newest first; or those that were revoked, the last one first."""
@@ -206,6 +229,7 @@ def _add_reading(router: APIRouter, api: AdminApi, access: Access) -> None:
         ("/progress", api.progress, list[Progress]),
         ("/tasks/{task}/progress", api.progress_of, Progress),
         ("/tasks/{task}/rounds", api.rounds, list[RoundRecord]),
+        ("/tasks/{task}/spent", api.spent, list[Spent]),
         ("/tasks/{task}/sessions", api.sessions, list[SessionShape]),
         ("/tasks/{task}/history", api.history, list[Transition]),
     ):
@@ -215,6 +239,8 @@ def _add_reading(router: APIRouter, api: AdminApi, access: Access) -> None:
     add("/audit", api.audit, **ADMIN.route({200: Answer("Found", (list[AuditEntry],))}, ("malformed-message",)))
     of_model = ("unknown-task", "unknown-round", "malformed-message")
     add("/tasks/{task}/model", api.model, **ADMIN.route({200: Answer("safetensors", (BYTES,))}, of_model))
+    certified = ADMIN.route({200: Answer("Signed", (CertifiedLedger,))}, (*of_model, "not-private"))
+    add("/tasks/{task}/certificate", api.certificate, **certified)
 
 
 def _add_changing(router: APIRouter, api: AdminApi, access: Access) -> None:

@@ -94,6 +94,7 @@ class TaskPage:
     sessions: tuple[Step, ...]
     rejections: dict[str, int]
     curves: tuple[Curve, ...]
+    spent: tuple[Curve, ...]
     attempts: tuple[Attempt, ...]
     history: tuple[Transition, ...]
 
@@ -118,6 +119,7 @@ def task_page(records: Records, task_id: str) -> TaskPage:
         sessions=_passage(sessions),
         rejections=_rejections(sessions),
         curves=tuple(curves(overview.curve(task_id))),
+        spent=tuple(curves([(one.number, {"ε": one.epsilon}) for one in records.ledger.spent(task_id)])),
         attempts=tuple(
             Attempt(
                 row.number,

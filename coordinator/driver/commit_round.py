@@ -7,26 +7,30 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
 from prometheus_client import Histogram
 
 from coordinator.driver.failed_attempts import note_failure
 from coordinator.driver.hand_over import HandOver, end_or_keep, open_next
 from coordinator.driver.loading import pause_unreadable
 from coordinator.driver.open_rounds import OpenRound
+from coordinator.driver.private_rounds import BUDGET_SPENT, PrivateSum, make_private, write_row
 from coordinator.driver.replica_membership import Membership
 from coordinator.errors import NonFiniteState, UnknownBlob, UnreadableBlob
 from coordinator.failpoints import reach
 from coordinator.lineage import entry
-from coordinator.rules.aggregation import ReportSum, aggregate, state_specs
+from coordinator.rules.aggregation import ReportSum, Vectors, aggregate, state_specs
 from coordinator.rules.buffers import discount
 from coordinator.rules.entities import AssignedDevice, Snapshot
+from coordinator.rules.private_sums import clip_of
 from coordinator.rules.robust_aggregation import KeptReports
 from coordinator.rules.rounds import Abandon, Aggregated, EndAssignments, Round
 from coordinator.rules.states import RoundState, TaskState
 from coordinator.store.records import Records
 from coordinator.store.tasks import CoordinatorStore
 from fedcore import checkpoint
-from fedcore.algorithms.algorithm import ServerStep, trips_of
+from fedcore.algorithms.algorithm import Algorithm, ServerStep, trips_of
 from fedcore.codecs.codec import RoundKey
 from fedcore.errors import FedcoreError, ReportError
 from fedcore.plan import BlobRef, in_turn
@@ -67,11 +71,20 @@ def commit_round(
     there too, and an operator may go back to an earlier model. So does a server state that cannot be read. When
     anything else raises (the disk is full, say), the round is as it was and can be closed later.
     """
+    private = None
     try:
         with steps.labels("update").time():
-            state, broadcast, metrics = _next_model(membership.store, running, reports)
+            algorithm = membership.store.algorithm(running.task.record.algorithm)
+            before, total_L = _state_before(membership.store, running, algorithm), _decoded(running, reports)
+            if running.task.settings.privacy is not None:
+                clip = clip_of(in_turn(trips_of(algorithm), running.number), before)
+                with membership.store.database.reading() as records:
+                    earlier = records.ledger.sources(running.task.id)
+                private = make_private(running, lineage, earlier, clip, total_L)
+                total_L = private.total
+            state, broadcast, metrics = _next_model(membership.store, running, algorithm, before, total_L)
     except (ReportError, NonFiniteState, UnreadableBlob) as error:
-        return _abandon(membership, running, error, now)
+        return _abandon(membership, running, error, now, private)
     with steps.labels("commit").time(), membership.writing() as records:
         task = records.task(running.task.id)
         if task.state not in (TaskState.ACTIVE, TaskState.PAUSED):
@@ -88,43 +101,63 @@ def commit_round(
         if goes_on:
             following = open_next(records, replace(running, value=outcome.value), made, now)
             outcome = outcome._replace(successor=following)
+        no_budget = None if private is None else write_row(records, task, private)
         if last:
             records.move_task(task, TaskState.COMPLETED, "its last round was committed")
+        elif no_budget is not None:
+            records.move_task(task, TaskState.COMPLETED, BUDGET_SPENT, no_budget)
         reach("round.before-commit")
     reach("round.after-commit")
     _LOG.info("round %d of task %s committed %d reports", running.number, task.id, running.value.reported)
     return outcome
 
 
-def _next_model(
-    store: CoordinatorStore, running: OpenRound, reports: ReportSum | KeptReports
-) -> tuple[BlobRef, BlobRef, dict[str, float]]:
-    plan, task = running.plan, running.task.record
-    algorithm = store.algorithm(task.algorithm)
+def _state_before(store: CoordinatorStore, running: OpenRound, algorithm: Algorithm) -> Vectors:
+    """The server state that a round starts from. Raises UnreadableBlob."""
     try:
-        state = checkpoint.decode(store.blobs.get(running.base.state_sha256), state_specs(plan, algorithm))
+        return checkpoint.decode(store.blobs.get(running.base.state_sha256), state_specs(running.plan, algorithm))
     except (UnknownBlob, FedcoreError) as error:
         raise UnreadableBlob(f"the server state before round {running.number}: {error}") from error
-    devices = running.value.reported
-    lr_scale = task.settings.schedule.lr_scale(running.number, devices)
+
+
+def _decoded(running: OpenRound, reports: ReportSum | KeptReports) -> NDArray[np.float64]:
+    """The sum of a round's reports, with the codecs of its plan undone."""
+    return running.plan.report.decode(reports.total(), RoundKey(running.task.settings.seed, running.number))
+
+
+def _next_model(
+    store: CoordinatorStore, running: OpenRound, algorithm: Algorithm, state: Vectors, total_L: NDArray[np.float64]
+) -> tuple[BlobRef, BlobRef, dict[str, float]]:
+    plan, devices = running.plan, running.value.reported
+    lr_scale = running.task.settings.schedule.lr_scale(running.number, devices)
     discounted = discount(running.value.staleness)
     server_step = ServerStep(devices=devices, layers=plan.schema.layers, lr_scale=lr_scale, discount=discounted)
     trip, following = (in_turn(trips_of(algorithm), number) for number in (running.number, running.number + 1))
-    total = plan.report.decode(reports.total(), RoundKey(task.settings.seed, running.number))
-    made = aggregate(plan.report.decoded, trip, state, total, server_step, following)
+    made = aggregate(plan.report.decoded, trip, state, total_L, server_step, following)
     # Files first: a row must never point at a blob that is not there.
     refs = [store.blobs.put(checkpoint.encode(vectors)) for vectors in (made.state, made.broadcast)]
     return refs[0], refs[1], made.metrics
 
 
 def _abandon(
-    membership: Membership, running: OpenRound, error: ReportError | NonFiniteState | UnreadableBlob, now: float
+    membership: Membership,
+    running: OpenRound,
+    error: ReportError | NonFiniteState | UnreadableBlob,
+    now: float,
+    private: PrivateSum | None,
 ) -> Outcome:
-    """End the round without a next model. An unusable sum is a failed attempt; the other causes pause the task."""
+    """End the round without a next model. An unusable sum is a failed attempt; the other causes pause the task.
+
+    That a noisy sum led to a state that is not finite says something of it, so it is spent, and a private task ends.
+    """
     number, event = running.number, _cause(error)
     _LOG.warning("round %d of task %s has no next model, %s: %s", number, running.task.id, event.reason, error)
     with membership.writing() as records:
         outcome, task = _end(records, running, event, now), records.task(running.task.id)
+        if private is not None and isinstance(error, NonFiniteState):
+            write_row(records, task, private)
+            records.move_task(task, TaskState.CANCELLED, event.reason, f"round {number}: {error}")
+            return outcome
         if isinstance(error, ReportError):
             return outcome._replace(pause_s=note_failure(records, running, event.reason))
         if task.state is TaskState.ACTIVE and isinstance(error, UnreadableBlob):

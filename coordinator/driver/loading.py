@@ -8,15 +8,16 @@ from dataclasses import dataclass, replace
 from msgspec import structs
 
 from coordinator.driver.replica_membership import Membership
-from coordinator.errors import Unavailable, UnknownBlob
+from coordinator.errors import KeysDiffer, Unavailable, UnknownBlob
 from coordinator.rules.entities import Task
+from coordinator.rules.private_sums import may_go_on
 from coordinator.rules.release import obstacle
 from coordinator.rules.selection import Needs
 from coordinator.rules.states import TaskState
 from coordinator.rules.task_settings import TaskSettings
 from coordinator.store.records import Records
 from coordinator.store.tasks import CoordinatorStore
-from fedcore.errors import AlgorithmError, FedcoreError
+from fedcore.errors import AlgorithmError, FedcoreError, PrivacyError
 from fedcore.plan import Plan
 from fedcore.wire.messages import Offer
 
@@ -84,11 +85,12 @@ def with_good_release(membership: Membership, record: Task, lineage: str, at: fl
     return record
 
 
-def load_task(membership: Membership, record: Task, before: LoadedTask | None) -> LoadedTask | None:
+def load_task(membership: Membership, record: Task, lineage: str, before: LoadedTask | None) -> LoadedTask | None:
     """The task with its plan; None when its algorithm cannot be made, or a blob that it needs cannot be read.
 
-    Then it is paused, and the others go on.
+    Or when its privacy cannot be accounted for. Then it is paused, and the others go on.
 
+    lineage: the public key with which this coordinator signs checkpoints, and makes noise again.
     before: the task as it was loaded last. When it is new here, or was resumed, all that its next round needs is looked
     for.
     """
@@ -96,13 +98,17 @@ def load_task(membership: Membership, record: Task, before: LoadedTask | None) -
     try:
         plan = store.plan(record.plan_sha256)
         if record.state is TaskState.ACTIVE and (before is None or not before.active):
-            _look_for(store, record, plan)
+            _look_for(store, record, lineage, plan)
         return LoadedTask.of(record, plan)
     except Unavailable:  # an object store that does not answer now
         return None
     except AlgorithmError as error:
         if record.state is TaskState.ACTIVE:
             _pause(membership, record, "algorithm-unusable", str(error))
+        return None
+    except (PrivacyError, KeysDiffer) as error:
+        if record.state is TaskState.ACTIVE:
+            _pause(membership, record, "privacy-unusable", str(error))
         return None
     except (UnknownBlob, FedcoreError) as error:
         if record.state is TaskState.ACTIVE:
@@ -118,11 +124,23 @@ def pause_unreadable(records: Records, task: Task, words: str) -> None:
     records.move_task(task, TaskState.PAUSED, "blob-unreadable", f"a blob cannot be read: {words}; {remedy}")
 
 
-def _look_for(store: CoordinatorStore, record: Task, plan: Plan) -> None:
-    """Raise AlgorithmError unless the algorithm can be made, UnknownBlob unless plan, graphs and state are there."""
+def _look_for(store: CoordinatorStore, record: Task, lineage: str, plan: Plan) -> None:
+    """Raise AlgorithmError unless the algorithm can be made, UnknownBlob unless plan, graphs and state are there.
+
+    For a private task, raise PrivacyError when the accountant is not installed, which takes a second to load, here and
+    not while a round is committed; KeysDiffer when noise of earlier rounds was made with another key.
+    """
     store.algorithm(record.algorithm)
+    if record.settings.privacy is not None:
+        may_go_on(record.settings.privacy, ())
     with store.database.reading() as records:
         base = records.snapshot(record)
+        others = {source.signer for source in records.ledger.sources(record.id)} - {lineage}
+    if others:
+        raise KeysDiffer(
+            f"noise of earlier rounds was made with the lineage key {min(others)}, and the key here is {lineage}: put "
+            "the right file in its place, or name its place (MUSTER_KEYS), then resume the task"
+        )
     graphs = {ref.sha256 for ref in plan.graph_refs}
     for sha256 in sorted(graphs | {record.plan_sha256, base.state_sha256, base.checkpoint_sha256}):
         if not store.blobs.has(sha256):

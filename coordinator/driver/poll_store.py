@@ -92,7 +92,7 @@ class Poller:
             return before
         self._unreadable.discard(record.id)
         record = with_good_release(self._membership, record, self._lineage, at)
-        task = load_task(self._membership, record, before)
+        task = load_task(self._membership, record, self._lineage, before)
         if task is not None:
             return task
         self._unreadable.add(record.id)

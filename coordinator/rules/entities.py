@@ -159,6 +159,22 @@ class AssignedDevice:
     device: str
 
 
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What a task had spent of its privacy budget after a round: ε at the task's δ."""
+
+    number: int
+    epsilon: float
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseSource:
+    """What the noise of a private round is made of: a nonce, and the private key of `signer`, which is in a file."""
+
+    nonce: bytes
+    signer: str
+
+
 class Role(StrEnum):
     """The rights of a token: a viewer looks, an operator also creates and changes tasks."""
 

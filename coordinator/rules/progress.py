@@ -30,6 +30,7 @@ class Reason(StrEnum):
     REPORTING = "reporting"
     AGGREGATING = "aggregating"
     COMPLETED = "completed"
+    PRIVACY_BUDGET_SPENT = "privacy-budget-spent"
     CANCELLED = "cancelled"
     PAUSED = "paused"
     PAUSED_AFTER_FAILURES = "paused-after-failures"
@@ -49,7 +50,7 @@ class Reason(StrEnum):
 
 
 _MOVES = {Reason.STARTING, Reason.SELECTING, Reason.REPORTING, Reason.AGGREGATING}
-_OVER = {Reason.COMPLETED, Reason.CANCELLED}
+_OVER = {Reason.COMPLETED, Reason.PRIVACY_BUDGET_SPENT, Reason.CANCELLED}
 OBSTACLES = {
     "busy": "with an assignment",
     "examples": "with too few examples",
@@ -185,9 +186,11 @@ def _explain(one: Situation, now: float) -> Found:
 def _ended(one: Situation) -> Found:
     task = one.task
     committed = f"{one.committed} of {task.settings.rounds} rounds are committed"
+    if task.state is TaskState.COMPLETED and task.reason:
+        return Reason.PRIVACY_BUDGET_SPENT, f"{committed}: {task.reason}"
     if task.state is TaskState.COMPLETED:
         return Reason.COMPLETED, committed
-    return Reason.CANCELLED, f"cancelled; {committed}"
+    return Reason.CANCELLED, "; ".join(filter(None, ["cancelled", task.reason, committed]))
 
 
 def _paused(one: Situation) -> Found:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from coordinator.errors import UnknownRound
+from coordinator.errors import TaskEnded, UnknownRound
+from coordinator.rules.entities import Task
 
 
 def check_rollback(last: int, to: int, trips: int) -> None:
@@ -17,4 +18,15 @@ def check_rollback(last: int, to: int, trips: int) -> None:
         raise UnknownRound(
             f"rounds of this task take {trips} trips in turn, and the next round's does not go on from round {to}; "
             f"round {same} led to the same model: roll back to that one"
+        )
+
+
+def check_participations(task: Task) -> None:
+    """Raise TaskEnded when the privacy of a task counts on rounds between participations: a rollback has no devices."""
+    privacy = task.settings.privacy
+    if privacy is not None and privacy.min_separation_rounds > 1:
+        raise TaskEnded(
+            f"the privacy of task {task.id} counts on {privacy.min_separation_rounds} rounds of devices from one "
+            "participation to the next, and a rollback is a round without devices: cancel it, and start another task "
+            "from that model"
         )

@@ -9,6 +9,7 @@ from coordinator.rules.clear_reports import ClearReports
 from coordinator.rules.eligibility import OnDevice, Requires, demand
 from coordinator.rules.rounds import RoundPolicy
 from fedcore.plan import first_of_pair
+from fedcore.privacy.settings import Privacy
 from fedcore.release import SumBounds
 from fedcore.schedule import ServerSchedule
 from fedcore.wire.messages import LONGEST_REPORTING_S
@@ -127,6 +128,9 @@ class TaskSettings:
     buffered: how devices come and report at their own speed, in mode "buffered", where `goal` reports of any age make
     the next version; over_selection and selection_timeout_s mean nothing then. None draws a cohort for every round.
 
+    privacy: the noise on the sums of rounds, and the budget at which the task ends before its last round. None promises
+    nothing.
+
     Raises InvalidTask naming the setting and what it may be.
     """
 
@@ -151,6 +155,7 @@ class TaskSettings:
     schedule: ServerSchedule = field(default_factory=ServerSchedule)
     same_cohort: bool = False
     buffered: Buffered | None = None
+    privacy: Privacy | None = None
 
     def __post_init__(self) -> None:
         for name in ("goal", "rounds", "max_attempts", "min_examples", "min_separation_rounds"):
@@ -186,6 +191,8 @@ class TaskSettings:
             self._check_secagg(self.secagg)
         if self.buffered is not None:
             self._check_buffered()
+        if self.privacy is not None:
+            self._check_privacy(self.privacy)
 
     def _check_secagg(self, secagg: Secagg) -> None:
         least = self.policy.minimum
@@ -204,6 +211,18 @@ class TaskSettings:
         demand(self.clear.estimator == "mean", "estimator", wording, self.clear.estimator)
         wording = f"the goal, {self.goal}, or not given in mode buffered: nothing else ends a round"
         demand(self.minimum in (None, self.goal), "minimum", wording, self.minimum)
+
+    def _check_privacy(self, privacy: Privacy) -> None:
+        wording = "1 in a task: devices come when they can, so that none is drawn by chance alone (Poisson sampling)"
+        chance = privacy.sampling_probability
+        demand(chance == 1, "sampling_probability", wording, chance)
+        wording = "synchronous with privacy: a buffered report counts in a later round than that which drew its device"
+        demand(self.buffered is None, "mode", wording, self.mode)
+        wording = "mean with privacy: the noise is sized for what one report moves in a sum"
+        demand(self.clear.estimator == "mean", "estimator", wording, self.clear.estimator)
+        least = privacy.min_separation_rounds
+        wording = f"at least {least}, as the privacy of the task assumes"
+        demand(self.min_separation_rounds >= least, "min_separation_rounds", wording, self.min_separation_rounds)
 
     @property
     def mode(self) -> str:

@@ -26,6 +26,7 @@ from coordinator.store.device_records import DeviceRecords
 from coordinator.store.garbage_records import GarbageRecords
 from coordinator.store.identity_records import IdentityRecords
 from coordinator.store.lease_records import LeaseRecords
+from coordinator.store.ledger_records import LedgerRecords
 from coordinator.store.observation_records import ObservationRecords
 from coordinator.store.overview_records import OverviewRecords
 from coordinator.store.release_records import ReleaseRecords
@@ -80,6 +81,7 @@ class Records:
         self.sessions = SessionCountRecords(connection)
         self.cohorts = CohortRecords(connection)
         self.attempts = AttemptRecords(connection)
+        self.ledger = LedgerRecords(connection)
 
     # --- tasks and blobs
 

@@ -145,6 +145,7 @@ TASKS = Table(
     _column("schedule", JSON, comment="how the server learning rate and the goal change from round to round"),
     _column("same_cohort", Boolean, comment="whether a second trip draws only devices that the first one counted"),
     _column("buffered", JSON(none_as_null=True), comment="mode buffered; null in mode synchronous", null=True),
+    _column("privacy", JSON(none_as_null=True), comment="noise on sums, and the budget; null without them", null=True),
     _column("created_at", Float, comment="seconds since 1970"),
     comment="Tasks: a plan, a population, and the settings of rounds",
 )
@@ -208,6 +209,19 @@ ROUNDS = Table(
     _column("metrics", JSON, comment="mean metrics by name"),
     UniqueConstraint("task", "number", "attempt"),
     comment="Attempts at a round",
+)
+
+LEDGER = Table(
+    "ledger",
+    METADATA,
+    # This primary key is what makes a round count once.
+    _column("task", String(32), ForeignKey("tasks.id"), comment="the task", key=True),
+    _column("number", Integer, comment="the round whose noisy sum was released", key=True),
+    _column("entry", JSON, comment="what it spends: mechanism, noise, bound and devices, as accounting needs them"),
+    _column("epsilon", Float, comment="what the task has spent with it, at its delta"),
+    _column("nonce", String(64), comment="what its noise is made of again, with a key that is not here", null=True),
+    _column("signer", String(60), comment="the public half of that key; both null for noise of one round", null=True),
+    comment="What rounds spent of their task's privacy budget; rows are only ever added",
 )
 
 ASSIGNMENTS = Table(

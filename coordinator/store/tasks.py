@@ -17,11 +17,20 @@ from coordinator.lineage import check_signer, entry
 from coordinator.rules.aggregation import Vectors, check_fit, state_specs
 from coordinator.rules.audit import Action, AuditEntry
 from coordinator.rules.eligibility import OnDevice, Requires
-from coordinator.rules.entities import AssignmentRecord, Device, RoundRecord, SessionShape, Snapshot, Task, Transition
+from coordinator.rules.entities import (
+    AssignmentRecord,
+    Device,
+    RoundRecord,
+    SessionShape,
+    Snapshot,
+    Spent,
+    Task,
+    Transition,
+)
 from coordinator.rules.progress import Progress
 from coordinator.rules.release import check_release, check_signed
-from coordinator.rules.rollback import check_rollback
-from coordinator.rules.rounding_trial import check_rounding
+from coordinator.rules.rollback import check_participations, check_rollback
+from coordinator.rules.settings_fit import check_settings
 from coordinator.rules.states import RoundState, TaskState
 from coordinator.rules.task_settings import FootprintBudget, Secagg, TaskSettings
 from coordinator.store.blobs import Blobs
@@ -29,7 +38,7 @@ from coordinator.store.database import Database
 from coordinator.store.identity import tie
 from coordinator.store.records import Records
 from fedcore import algorithms, checkpoint
-from fedcore.algorithms.algorithm import Algorithm, check_cross_device, check_two_trips, trips_of
+from fedcore.algorithms.algorithm import Algorithm, check_cross_device, trips_of
 from fedcore.bundle import AlgorithmRef, Bundle
 from fedcore.errors import FedcoreError
 from fedcore.plan import BlobRef, Plan
@@ -92,23 +101,7 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
         """
         plan, _, manifest = bundle.plan, bundle.signer, bundle.manifest
         first = first_checkpoint(bundle, self.algorithm_modules)
-        if settings.same_cohort:
-            check_two_trips(self.algorithm(manifest.algorithm))
-        if settings.buffered is not None and len(plan.trips) > 1:
-            raise InvalidTask(
-                f"algorithm {manifest.algorithm.name} has {len(plan.trips)} trips, which rounds take in turn; in mode "
-                "buffered devices of several rounds work at once: take an algorithm of one trip"
-            )
-        if settings.buffered is not None and any(trip.report != trip.report.decoded for trip in plan.trips):
-            raise InvalidTask(
-                "the plan has codecs, with a key for each round, and a sum in mode buffered is of several rounds: "
-                "export it without them"
-            )
-        if settings.secagg is not None:
-            devices = settings.sum_bounds.min_sum
-            check_rounding(self.algorithm(manifest.algorithm), settings.secagg, devices, plan.schema.size)
-        for trip in plan.trips:
-            settings.clear.check_room(trip.report, settings.largest_goal)
+        check_settings(settings, self.algorithm(manifest.algorithm), plan)
         check_release(plan, bundle.certificate, settings)
         with self.database.reading() as records:
             at = records.at
@@ -208,6 +201,7 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
                 raise TaskEnded(
                     f"round {running[0]} of task {task_id} still runs; roll the task back when it has ended"
                 )
+            check_participations(task)
             to, last = records.snapshot(task, number), records.snapshot(task)
             check_rollback(last.number, to.number, len(self.plan(task.plan_sha256).trips))
             refs = {records.blob(digest, public=False): public for digest, public in to.blobs}
@@ -227,6 +221,11 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
         """Every attempt at every round, in order."""
         with self.database.reading() as records:
             return records.rounds(records.task(task_id).id)
+
+    def spent(self, task_id: str) -> list[Spent]:
+        """What a task had spent of its privacy budget after each of its private rounds, in order."""
+        with self.database.reading() as records:
+            return records.ledger.spent(records.task(task_id).id)
 
     def sessions(self, task_id: str) -> list[SessionShape]:
         """Counts of sessions by their steps: those of the task, and those of its population that got no task."""
@@ -262,16 +261,17 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
         return checkpoint.decode(self.blobs.get(snapshot.checkpoint_sha256), plan.broadcast)
 
     def model(self, task_id: str, number: int | None = None, by: str = STORE) -> bytes:
-        """The model after a round, as named tensors in safetensors' format; the audit log says who read it.
-
-        Raises UnknownRound, as `checkpoint`.
-        """
-        schema = self.plan(self.task(task_id).plan_sha256).schema
-        model = safetensors.numpy.save(schema.unflatten(self.checkpoint(task_id, number)["params"]))
+        """The model after a round, as `model_file`; the audit log says who read it."""
+        model = self.model_file(task_id, number)
         with self.database.writing() as records:
             which = "the last" if number is None else f"round {number}"
             records.audit.append(by, Action.MODEL_READ, task_id, which)
         return model
+
+    def model_file(self, task_id: str, number: int | None = None) -> bytes:
+        """The model after a round, as named tensors in safetensors' format. Raises UnknownRound, as `checkpoint`."""
+        schema = self.plan(self.task(task_id).plan_sha256).schema
+        return safetensors.numpy.save(schema.unflatten(self.checkpoint(task_id, number)["params"]))
 
     def devices(self, limit: int = 100, *, revoked: bool = False) -> list[Device]:
         """The devices that enrolled last, the newest first; or those that were revoked, the last one first."""

@@ -22,6 +22,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcore.privacy.settings import Mechanism
+
 Floats = NDArray[np.float64]
 
 
@@ -34,6 +36,26 @@ def coefficients(bands: int) -> Floats:
 def block(step: int) -> int:
     """The number of rounds in the tree's block that ends at a step, which counts from 1."""
     return step & -step
+
+
+def inverse_row(mechanism: Mechanism, bands: int, step: int) -> dict[int, float]:
+    """The row of C⁻¹ for a step from 1: the weights of ζ_1 … ζ_step in w_step, by step, without those that are 0."""
+    if mechanism == "gaussian":
+        return {step: 1.0}
+    if mechanism == "tree":
+        # The block that ends at the step is the step itself and the blocks that end before it, within.
+        row, before, first = {step: 1.0}, step - 1, step - block(step)
+        while before > first:
+            row[before] = -1.0
+            before -= block(before)
+        return row
+    # C is Toeplitz, and so is C⁻¹: the power series 1 / Σ c_k x^k.
+    c, series = coefficients(bands), np.zeros(step)
+    series[0] = 1.0
+    for k in range(1, step):
+        width = min(k, bands - 1)
+        series[k] = -c[1 : width + 1] @ series[k - width : k][::-1]
+    return {step - k: float(weight) for k, weight in enumerate(series) if weight}
 
 
 def banded_sensitivity_squared(bands: int, rounds: int, separation: int) -> float:

@@ -19,7 +19,10 @@ keys_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show o
 
 @keys_app.command()
 def show(db: Database = None, json: Json = False) -> None:
-    """Show the server's public key, after a check that file and database agree."""
+    """Show the server's public key, after a check that file and database agree, and the lineage key.
+
+    The lineage key signs checkpoints of released tasks, and privacy certificates.
+    """
     from coordinator.keys import Keys
     from coordinator.store.database import Database as Store
 
@@ -60,17 +63,20 @@ def rotate(
 
 
 def _show(keys: Keys, path: Path, json: bool) -> None:
+    from coordinator.lineage import lineage_file, lineage_key
     from fedcore.signing import key_text
 
     key = keys.server
     text = key_text(key.public)
+    succeeded = [one.hex() for one in key.succession.keys[:-1]]
     found = {
         "file": str(path),
         "key": key.public.hex(),
         "text": text,
-        "succeeds": [one.hex() for one in key.succession.keys[:-1]],
+        "lineage": lineage_key(path).signer if lineage_file(path).exists() else None,
+        "succeeds": succeeded,
     }
     if json:
         emit(found)
     else:
-        show_fields(found | {"succeeds": ", ".join(found["succeeds"]) or "no other"})
+        show_fields(found | {"succeeds": ", ".join(succeeded) or "no other"})

@@ -14,7 +14,7 @@ from muster.commands.stores import Blobs, Database, Remote, given_again, located
 from muster.commands.task_options import ReleaseCounter, ReleaseDays, ReleaseKey, TaskOptions
 from muster.option_fields import taking
 from muster.output import Json, at_utc, emit, say_next, show_fields, show_table
-from muster.releasing import FIRST_COUNTER, VALID_DAYS, lineage_of, release_facts, released, roll_back
+from muster.releasing import FIRST_COUNTER, VALID_DAYS, certificate, lineage_of, release_facts, released, roll_back
 
 if TYPE_CHECKING:
     from coordinator.rules.entities import RoundRecord, Task
@@ -51,11 +51,9 @@ def create(
 ) -> None:
     """Register a plan bundle as a task.
 
-    A running coordinator starts it within a second.
-
-    A plan without such a format, or whose certificate shows more than --max-… allows, is refused. So is --secagg with a
-    minimum below 8. Values are rounded in steps of 2 × clip-norm ÷ 2^bits × max-examples ÷ a device's examples: keep
-    --max-examples and --clip-norm as small as devices allow.
+    A running coordinator starts it within a second. A plan without such a format, or whose certificate shows more than
+    --max-… allows, is refused. With --secagg values are rounded in steps of 2 × clip-norm ÷ 2^bits × max-examples ÷ a
+    device's examples: keep --max-examples and --clip-norm as small as devices allow.
 
     With --secagg the task needs a release, signed with --release-key on this machine: devices whose policy names its
     public key take part, and no others. Give it where the coordinator is not (--coordinator), so that the coordinator
@@ -202,17 +200,28 @@ def checkpoint(
 ) -> None:
     """Write the model after a round to a file.
 
-    The file has safetensors' format: named tensors, which torch can load.
+    The file has safetensors' format: named tensors, which torch can load. Beside that of a private task lies its
+    certificate, FILE.privacy.json, which `muster privacy verify` checks.
     """
     import safetensors.numpy
+
+    from fedcore.privacy.certificate import certificate_file, decode_certificate
 
     if out.is_file() and not force:
         raise typer.BadParameter(f"{out} exists; name another file, or replace it with --force", param_hint="--out")
     with open_store(db, blobs, coordinator) as store:
+        certified = None
+        if store.task(task).settings.privacy is not None:
+            certified = certificate(store, task, round_number, lambda: located(db))
+            # The last round may be another one by now.
+            round_number = decode_certificate(certified.certificate.text).round
         model = store.model(task, round_number)
     out.write_bytes(model)
     size = sum(tensor.size for tensor in safetensors.numpy.load(model).values())
-    facts = {"task": task, "file": str(out), "parameters": size}
+    facts: dict[str, Any] = {"task": task, "file": str(out), "parameters": size}
+    if certified is not None:
+        certificate_file(out).write_bytes(certified.encode())
+        facts["certificate"] = str(certificate_file(out))
     if json:
         emit(facts)
     else:
@@ -292,6 +301,9 @@ def _facts(task: Task, progress: Progress) -> dict[str, Any]:
 def _describe(store: CoordinatorStore | RemoteStore, task_id: str, json: bool) -> None:
     task, (progress,) = store.task(task_id), store.progress(task_id)
     facts = _facts(task, progress)
+    if task.settings.privacy is not None:
+        spent = store.spent(task_id)
+        facts["privacy_spent"] = {"rounds": len(spent), "epsilon": spent[-1].epsilon if spent else 0.0}
     if json:
         emit(facts)
     else:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from muster.privacy_option import PrivacyParts, parse_privacy
 from muster.schedule_option import Schedule, parse_schedule
 
 if TYPE_CHECKING:
@@ -18,13 +19,12 @@ MODE = "Draw a cohort for every round, or take whoever comes and make a model of
 DEADLINE = "How long a round waits for reports. With --secagg, 5 × phase-s of it are for the phases after the training."
 REQUIRE = (
     "What a device must say of itself, or it is rejected: charging, idle, unmetered, min_battery=0.4, "
-    "min_free_storage_bytes=500000000, min_memory_bytes=2000000000, min_version=0.2; with commas between, repeatable. "
-    "A device that does not say it is not eligible."
+    "min_free_storage_bytes=500000000, min_memory_bytes=2000000000, min_version=0.2; with commas between, repeatable."
 )
 ON_DEVICE = (
     "What a device checks alone, and tells nobody: charging, idle, unmetered, min_battery=0.4, "
-    "min_free_storage_bytes=500000000, min_examples=20, max_example_age_s=604800 (no older examples count). Use it for "
-    "what devices keep to themselves: the coordinator hears for which tasks a device is willing, and never why not."
+    "min_free_storage_bytes=500000000, min_examples=20, max_example_age_s=604800 (no older examples count). The "
+    "coordinator hears for which tasks a device is willing, and never why not."
 )
 ReleaseKey = Annotated[
     Path | None,
@@ -36,12 +36,10 @@ ReleaseCounter = Annotated[
     int,
     typer.Option(
         min=0,
-        help="With --secagg: a device that has seen a release of the key for the population refuses a lower counter.",
+        help="With --secagg: a device refuses a counter below the last that it saw of the key.",
     ),
 ]
-ReleaseDays = Annotated[
-    int, typer.Option(min=1, max=3650, help="With --secagg: days after which devices refuse the release.")
-]
+ReleaseDays = Annotated[int, typer.Option(min=1, max=3650, help="With --secagg: days that the release is good for.")]
 
 
 class Default:
@@ -109,7 +107,7 @@ class TaskOptions:
     max_attempts: Annotated[
         int, setting("max_attempts", "Failed attempts at a round in a row after which the task is paused.")
     ]
-    min_examples: Annotated[int, setting("min_examples", "Examples that a device must hold.")]
+    min_examples: Annotated[int, setting("min_examples", "Examples a device must hold.")]
     min_separation_s: Annotated[
         float, setting("min_separation_s", "Seconds from one participation of a device to its next, at least.")
     ]
@@ -118,6 +116,7 @@ class TaskOptions:
         setting("min_separation_rounds", "Rounds from one participation of a device to its next, at least; 1 is none."),
     ]
     schedule: Schedule = None
+    privacy: PrivacyParts = None
     same_cohort: Annotated[
         bool,
         typer.Option(
@@ -127,7 +126,7 @@ class TaskOptions:
     ] = False
     require: Annotated[list[str] | None, typer.Option(metavar="RULES", help=REQUIRE)] = None
     on_device: Annotated[list[str] | None, typer.Option(metavar="RULES", help=ON_DEVICE)] = None
-    seed: Annotated[int, setting("seed", "Key of every random number that devices draw.")]
+    seed: Annotated[int, setting("seed", "Key of the devices' random numbers.")]
     formats: Annotated[
         list[str],
         typer.Option(
@@ -173,6 +172,7 @@ class TaskOptions:
             min_separation_rounds=self.min_separation_rounds,
             requires=parse_rules(self.require, Requires, "--require"),
             schedule=parse_schedule(self.schedule),
+            privacy=parse_privacy(self.privacy, self.rounds, self.min_separation_rounds),
             same_cohort=self.same_cohort,
             on_device=parse_rules(self.on_device, OnDevice, "--on-device"),
             seed=self.seed,

@@ -24,7 +24,7 @@ EVIDENCE = Evidence(
 )
 
 
-def make_plan(size=4, broadcast=None, segments=None, weighting="examples", formats=("onnx",)):
+def make_plan(size=4, broadcast=None, segments=None, weighting="examples", formats=("onnx",), bounded=False):
     segments = segments or (
         Segment("delta", size, "mean"),
         Segment("weight", 1, "sum"),
@@ -36,7 +36,7 @@ def make_plan(size=4, broadcast=None, segments=None, weighting="examples", forma
         broadcast=broadcast or (VectorSpec("params", size),),
         examples=ExampleSpec((Field("x", "float32", (2,)),)),
         passes=(PassPlan("train", Loop(batch_size=2), (VectorSpec("params", size),), ("loss",)),),
-        report=ReportLayout(segments, weighting),
+        report=ReportLayout(segments, weighting, bounded),
         graphs={fmt: {name: BlobRef.of(graph) for name, graph in GRAPHS.items()} for fmt in formats},
     )
 
@@ -57,6 +57,17 @@ def make_bundle(
         certificate=BlobRef.of(certificate),
     )
     return Bundle.write(folder, manifest, [plan.encode(), state, certificate, *GRAPHS.values(), *graphs])
+
+
+def make_private_bundle(folder: Path, size=4, **settings):
+    """A bundle whose reports are clipped as a whole, to the norm 2 if the settings of its algorithm name no other."""
+    algorithm = {"weighting": "uniform", "clip_norm": 2.0} | settings
+    segments = [Segment("delta", size, "mean"), Segment("weight", 1, "sum")]
+    if "clip_quantile" in settings:
+        segments.insert(1, Segment("clip_indicator", 1, "mean"))
+    broadcast = (VectorSpec("params", size), VectorSpec("clip", 1))
+    plan = make_plan(size, broadcast, tuple(segments), "uniform", bounded=True)
+    return make_bundle(folder, plan, settings=algorithm, start=np.resize(START, size))
 
 
 def report_values(delta, weight, loss=0.0, plan=None):

@@ -23,7 +23,9 @@ from coordinator.store.tables import ASSIGNMENTS, BLOBS, REPORTS
 from coordinator.store.tasks import open_coordinator_store
 from fedcore import checkpoint
 from fedcore.params import VectorSpec
-from tests.coordinator.bundles import START, make_bundle, make_plan, report_body
+from fedcore.privacy.accounting import spent
+from fedcore.privacy.settings import Privacy
+from tests.coordinator.bundles import START, make_bundle, make_plan, make_private_bundle, report_body
 from tests.coordinator.replicas import Phones, replicas_on, until
 
 GOAL, ROUNDS = 4, 3
@@ -93,18 +95,30 @@ def rows(store, query):
         return connection.execute(query).all()
 
 
-def train(store, task, replicas, failpoint):
+class PrivateLearners(Learners):
+    """Devices whose report is the same every time; they note which checkpoint each round began with."""
+
+    def __init__(self, count, urls):
+        super().__init__(count, urls)
+        self.begun = set()
+
+    def _train(self, _, assignment):
+        self.begun.add((assignment.round, assignment.checkpoint.sha256))
+        return checkpoint.encode({"report": np.array([1, 0, 0, 0, 1], np.float32)})
+
+
+def train(store, task, replicas, failpoint, kind=Learners):
     """Train to the end, through one death if there is a failpoint; answers the receipts that devices hold."""
     with_failpoint = {VARIABLE: failpoint} if failpoint else {}
     first = replicas.start(environment=with_failpoint)
-    with Learners(GOAL, lambda: [first.url]) as devices:
+    with kind(GOAL, lambda: [first.url]) as devices:
         if failpoint:
             first.ended()
             replicas.alive.remove(first)
             replicas.start(port=int(first.url.rpartition(":")[2]))
         until(lambda: store.task(task).state is TaskState.COMPLETED, 60)
     assert devices.problems == []
-    return devices.receipts
+    return devices
 
 
 @pytest.mark.parametrize(
@@ -114,7 +128,7 @@ def train(store, task, replicas, failpoint):
 )
 def test_killed_training_ends_with_the_model_of_an_undisturbed_one(store, register, replicas, failpoint):
     task = register(goal=GOAL, rounds=ROUNDS)
-    receipts = train(store, task, replicas, failpoint)
+    receipts = train(store, task, replicas, failpoint).receipts
     assert store.checkpoint(task)["params"].tobytes() == trained().tobytes()
     done = [one for one in store.rounds(task) if one.state is RoundState.COMMITTED]
     assert [(one.number, one.reported) for one in done] == [(number, GOAL) for number in range(1, ROUNDS + 1)]
@@ -144,7 +158,7 @@ def test_killed_training_ends_with_the_model_of_an_undisturbed_one(store, regist
 def test_killed_buffers_lose_no_version_and_count_no_report_twice(store, register, replicas, tmp_path, failpoint):
     bundle = make_bundle(tmp_path / "fedbuff", make_plan(weighting="uniform"), "fedbuff", start=START)
     task = register(bundle, goal=2, rounds=5, buffered=Buffered(concurrency=GOAL, max_staleness=3))
-    receipts = train(store, task, replicas, failpoint)
+    receipts = train(store, task, replicas, failpoint).receipts
     models, counted = [START.astype(np.float64)], []
     for number in range(1, 6):
         in_sum = store.counted(task, number)
@@ -155,6 +169,34 @@ def test_killed_buffers_lose_no_version_and_count_no_report_twice(store, registe
     np.testing.assert_allclose(store.checkpoint(task)["params"], models[-1], rtol=1e-5)
     assert len(set(counted)) == len(counted) == 10
     assert set(receipts) <= {row.assignment for row in rows(store, sqlalchemy.select(REPORTS.c.assignment))}
+
+
+@pytest.mark.parametrize(
+    ("database", "failpoint"),
+    [
+        ("sqlite", "round.before-commit:2"),
+        ("postgresql", "round.after-commit:2"),
+        *[
+            pytest.param(engine, f"{name}:{n}", marks=pytest.mark.long)
+            for engine in ("sqlite", "postgresql")
+            for name in SERVING
+            for n in range(1, 4)
+        ],
+    ],
+    indirect=["database"],
+)
+def test_killed_private_training_has_a_row_for_every_model(store, register, replicas, tmp_path, failpoint):
+    privacy = Privacy(epsilon=8, delta=1e-6, users=1000, noise_multiplier=2, mechanism="gaussian")
+    task = register(make_private_bundle(tmp_path / "private"), goal=GOAL, rounds=99, privacy=privacy)
+    devices = train(store, task, replicas, failpoint, PrivateLearners)
+    with store.database.reading() as records:
+        entries, epsilons = records.ledger.entries(task), records.ledger.spent(task)
+    done = [one for one in store.rounds(task) if one.state is RoundState.COMMITTED]
+    assert [(row.round, row.devices) for row in entries] == [(one.number, GOAL) for one in done]
+    assert [one.epsilon for one in epsilons] == [spent(entries[: n + 1], 1e-6) for n in range(len(entries))]
+    assert spent([*entries, entries[-1]], 1e-6) > 8 >= epsilons[-1].epsilon
+    released = [store.task(task).initial.checkpoint_sha256, *[one.checkpoint_sha256 for one in done]]
+    assert devices.begun <= set(enumerate(released, 1))
 
 
 def die(program, failpoint, *arguments):

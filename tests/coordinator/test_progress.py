@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from coordinator.commands import AwaitAssignment
+from coordinator.commands import AwaitAssignment, CountReport
 from coordinator.rules.eligibility import Requires
 from coordinator.rules.progress import OBSTACLES, Observation, Reason
 from coordinator.store.tasks import open_coordinator_store
 from fedcore.conditions import StatedConditions
+from fedcore.privacy.settings import Privacy
 from fedcore.wire.messages import Rejected
+from tests.coordinator.bundles import make_private_bundle
 from tests.coordinator.conftest import Desk
 from tests.coordinator.test_secure import SECURE, run, seat
 
@@ -229,6 +232,14 @@ def test_task_that_is_over_says_how_it_ended(store, register, desk, tmp_path):
     store.cancel(stopped)
     assert said(store, done) == ("completed", "1 of 1 rounds are committed")
     assert said(store, stopped) == ("cancelled", "cancelled; 0 of 2 rounds are committed")
+    privacy = Privacy(epsilon=2, delta=1e-6, users=9, noise_multiplier=3)
+    bundle = make_private_bundle(tmp_path / "private")
+    private = register(bundle, goal=1, rounds=9, population="watches", privacy=privacy)
+    given = desk.wait("a", population="watches").result(timeout=0)
+    desk.ask(CountReport(given.assignment, "1" * 64, np.array([0, 0, 0, 0, 1], np.float32)))
+    reason, sentence = said(store, private)
+    assert reason == "privacy-budget-spent"
+    assert sentence.startswith("1 of 9 rounds are committed: another round would exceed the privacy budget: ε 1.")
 
 
 def test_a_task_whose_blob_is_gone_says_so_and_counts_as_stalled(store, register, desk, tmp_path):

@@ -283,6 +283,12 @@ def upgrade() -> None:
         sa.Column(
             "buffered", sa.JSON(none_as_null=True), nullable=True, comment="mode buffered; null in mode synchronous"
         ),
+        sa.Column(
+            "privacy",
+            sa.JSON(none_as_null=True),
+            nullable=True,
+            comment="noise on sums, and the budget; null without them",
+        ),
         sa.Column("created_at", sa.Float(), nullable=False, comment="seconds since 1970"),
         sa.ForeignKeyConstraint(["checkpoint_sha256"], ["blobs.sha256"], name=op.f("fk_tasks_checkpoint_sha256")),
         sa.ForeignKeyConstraint(["plan_sha256"], ["blobs.sha256"], name=op.f("fk_tasks_plan_sha256")),
@@ -290,6 +296,33 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["state_sha256"], ["blobs.sha256"], name=op.f("fk_tasks_state_sha256")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_tasks")),
         comment="Tasks: a plan, a population, and the settings of rounds",
+    )
+    op.create_table(
+        "ledger",
+        sa.Column("task", sa.String(length=32), nullable=False, comment="the task"),
+        sa.Column("number", sa.Integer(), nullable=False, comment="the round whose noisy sum was released"),
+        sa.Column(
+            "entry",
+            sa.JSON(),
+            nullable=False,
+            comment="what it spends: mechanism, noise, bound and devices, as accounting needs them",
+        ),
+        sa.Column("epsilon", sa.Float(), nullable=False, comment="what the task has spent with it, at its delta"),
+        sa.Column(
+            "nonce",
+            sa.String(length=64),
+            nullable=True,
+            comment="what its noise is made of again, with a key that is not here",
+        ),
+        sa.Column(
+            "signer",
+            sa.String(length=60),
+            nullable=True,
+            comment="the public half of that key; both null for noise of one round",
+        ),
+        sa.ForeignKeyConstraint(["task"], ["tasks.id"], name=op.f("fk_ledger_task")),
+        sa.PrimaryKeyConstraint("task", "number", name=op.f("pk_ledger")),
+        comment="What rounds spent of their task's privacy budget; rows are only ever added",
     )
     op.create_table(
         "observations",
@@ -472,6 +505,7 @@ def downgrade() -> None:
     op.drop_table("assignments")
     op.drop_table("rounds")
     op.drop_table("observations")
+    op.drop_table("ledger")
     op.drop_table("tasks")
     op.drop_table("session_shapes")
     op.drop_index("transitions_of", table_name="transitions")

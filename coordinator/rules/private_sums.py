@@ -1,0 +1,112 @@
+"""Private sums: the noise on the sum of a round, and the round after which a task's budget is spent. Pure.
+
+Legend: L values of a report, M of them in mean segments. Spec: docs/spec/privacy.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator.errors import InvalidTask
+from coordinator.rules.aggregation import Vectors
+from coordinator.rules.task_settings import Secagg, TaskSettings
+from fedcore.algorithms.algorithm import Algorithm, Trip
+from fedcore.algorithms.clipped import CLIP, Clipped
+from fedcore.codecs.rotation import Rotation
+from fedcore.plan import Plan
+from fedcore.privacy.accounting import spent
+from fedcore.privacy.settings import LedgerEntry, Noise, Privacy
+from fedcore.report import WEIGHT, ReportLayout
+
+Floats = NDArray[np.float64]
+GRID = 2.0**-32
+"""The grid that sums and noise are rounded to, in standard deviations of the noise."""
+
+
+def promised(settings: TaskSettings) -> Privacy:
+    """The privacy of a task that promises some."""
+    if settings.privacy is None:
+        raise ValueError("the task promises no privacy")
+    return settings.privacy
+
+
+def clip_of(trip: Trip, state: Vectors) -> float:
+    """The bound on the l2 norm of a report that the devices of a round were sent."""
+    return float(trip.broadcast(state)[CLIP][0])
+
+
+def check_private(privacy: Privacy, algorithm: Algorithm, plan: Plan) -> None:
+    """Raise InvalidTask, saying what to change, unless the algorithm's reports are bounded and the budget has room."""
+    if not isinstance(algorithm, Clipped) or not all(trip.report.bounded for trip in plan.trips):
+        raise InvalidTask(
+            f"privacy needs reports that are clipped as a whole, and those of {algorithm.name} are not: export the "
+            "plan with weighting=uniform and clip_norm"
+        )
+    codecs = {codec for trip in plan.trips for segment in trip.report.segments for codec in segment.codecs}
+    if not all(isinstance(codec, Rotation) for codec in codecs):
+        raise InvalidTask("privacy needs codecs that keep the length of a report: export the plan with rotation alone")
+    if privacy.mechanism in ("tree", "banded"):
+        if len(plan.trips) > 1:
+            raise InvalidTask(
+                f"with the mechanism {privacy.mechanism} a round takes back noise of the rounds before it, and those "
+                f"of {algorithm.name} sum other vectors: take the mechanism gaussian"
+            )
+        if algorithm.clipping.clip_quantile:
+            raise InvalidTask(
+                f"with the mechanism {privacy.mechanism} noise must have one size in all rounds: export the plan "
+                "without clip_quantile, or take the mechanism gaussian"
+            )
+    if not may_go_on(privacy, ()):
+        first = spent([entry_of(privacy, 1, 1.0, 0)], privacy.delta)
+        raise InvalidTask(
+            f"with noise_multiplier {privacy.noise_multiplier:g} the first round alone spends ε {first:.3g} at δ "
+            f"{privacy.delta:g}, and the budget is {privacy.epsilon:g}: raise one of the two"
+        )
+
+
+def noise_size(layout: ReportLayout) -> int:
+    """M: how many values of a report get noise."""
+    return sum(segment.size for segment in layout.means)
+
+
+def noised(layout: ReportLayout, total_L: Floats, noise_M: Floats, deviation: float, count: int) -> Floats:
+    """The summed report (L,) with noise on its mean segments, and `count` in the place of the summed weight.
+
+    deviation: the standard deviation of the noise. Sums and noise are rounded to a grid of GRID times that, so that the
+    last bits of a number say nothing of what was added to what (Mironov, "On significance of the least significant
+    bits for differential privacy", CCS 2012).
+    """
+    noisy_L, begin = total_L.copy(), 0
+    grid = GRID * 2.0 ** math.floor(math.log2(deviation))
+    for segment, where in layout.slices():
+        if segment.name == WEIGHT:
+            noisy_L[where] = count
+        elif segment.reduction == "mean":
+            noise = noise_M[begin : begin + segment.size]
+            noisy_L[where] = (np.rint(total_L[where] / grid) + np.rint(noise / grid)) * grid
+            begin += segment.size
+    return noisy_L
+
+
+def longest_report(clip: float, layout: ReportLayout, secagg: Secagg | None) -> float:
+    """The bound on the l2 norm of a report in the sum: `clip`, and what the rounding of masked reports may add."""
+    if secagg is None:
+        return clip
+    step = 2 * secagg.clip_norm / float(2**secagg.bits - 1)
+    return clip + step * math.sqrt(noise_size(layout))
+
+
+def entry_of(privacy: Privacy, number: int, clip: float, devices: int) -> LedgerEntry:
+    """The row of a round in the ledger."""
+    same = {name: getattr(privacy, name) for name in Noise.__struct_fields__}
+    return LedgerEntry(**same, round=number, clip=clip, devices=devices)
+
+
+def may_go_on(privacy: Privacy, entries: Sequence[LedgerEntry]) -> bool:
+    """Whether the budget has room for one more round."""
+    following = entry_of(privacy, (entries[-1].round if entries else 0) + 1, 1.0, 0)
+    return spent([*entries, following], privacy.delta) <= privacy.epsilon

@@ -1,0 +1,37 @@
+"""Settings of a task against its plan and algorithm: what does not fit is refused before the task begins. Pure."""
+
+from __future__ import annotations
+
+from coordinator.errors import InvalidTask
+from coordinator.rules.private_sums import check_private
+from coordinator.rules.rounding_trial import check_rounding
+from coordinator.rules.task_settings import TaskSettings
+from fedcore.algorithms.algorithm import Algorithm, check_two_trips
+from fedcore.plan import Plan
+
+
+def check_settings(settings: TaskSettings, algorithm: Algorithm, plan: Plan) -> None:
+    """Raise InvalidTask, or fedcore's InvalidSetting, saying which setting does not fit and what to change."""
+    if settings.same_cohort:
+        check_two_trips(algorithm)
+    if settings.buffered is not None:
+        _check_buffered(algorithm, plan)
+    if settings.secagg is not None:
+        check_rounding(algorithm, settings.secagg, settings.sum_bounds.min_sum, plan.schema.size)
+    if settings.privacy is not None:
+        check_private(settings.privacy, algorithm, plan)
+    for trip in plan.trips:
+        settings.clear.check_room(trip.report, settings.largest_goal)
+
+
+def _check_buffered(algorithm: Algorithm, plan: Plan) -> None:
+    if len(plan.trips) > 1:
+        raise InvalidTask(
+            f"algorithm {algorithm.name} has {len(plan.trips)} trips, which rounds take in turn; in mode buffered "
+            "devices of several rounds work at once: take an algorithm of one trip"
+        )
+    if any(trip.report != trip.report.decoded for trip in plan.trips):
+        raise InvalidTask(
+            "the plan has codecs, with a key for each round, and a sum in mode buffered is of several rounds: export "
+            "it without them"
+        )

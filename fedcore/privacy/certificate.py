@@ -1,0 +1,85 @@
+"""A privacy certificate: what the rounds behind a model spent, signed by the coordinator that ran them.
+
+It lies beside the file of the model, with the ledger, in `CERTIFIED`. Spec: docs/spec/privacy.md. `fedcore.signing`
+makes and checks the signature, `fedcore.privacy.verification` computes everything again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from fedcore.decoding import UNDECODABLE, decoder
+from fedcore.errors import PrivacyError
+from fedcore.plan import Digest
+from fedcore.privacy.settings import LedgerEntry, Privacy
+from fedcore.release import Signed
+from fedcore.validation import Count, NotNegative
+
+CERTIFICATE_VERSION = 1
+CERTIFIED = ".privacy.json"
+"""What follows the name of a model's file in that of the file with its certificate."""
+
+
+class Certificate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a model says about any one device, at most.
+
+    model: SHA-256 of the model's file, after round `round` of a task. privacy: the noise, what is assumed of the rounds
+    that a device is in, and the budget. rounds: noisy sums that were released up to that round, those before a rollback
+    too. epsilon: what they spent, at the δ of `privacy`. ledger: SHA-256 of their rows (`ledger_digest`).
+    """
+
+    version: int = CERTIFICATE_VERSION
+    task: str
+    round: Count
+    model: Digest
+    privacy: Privacy
+    rounds: Count
+    epsilon: NotNegative
+    ledger: Digest
+
+
+class CertifiedLedger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The file beside a model: its certificate as it was signed, and the ledger that it is about."""
+
+    certificate: Signed
+    ledger: tuple[LedgerEntry, ...]
+
+    def encode(self) -> bytes:
+        """The bytes of the file."""
+        return msgspec.json.format(msgspec.json.encode(self, order="sorted"), indent=1) + b"\n"
+
+    @classmethod
+    def decode(cls, data: bytes) -> CertifiedLedger:
+        """The inverse of `encode`. Raises PrivacyError."""
+        try:
+            return _CERTIFIED.decode(data)
+        except UNDECODABLE as error:
+            raise PrivacyError(f"this is no certificate with its ledger: {error}") from error
+
+
+def certificate_file(model: Path) -> Path:
+    """Where the certificate of a model's file lies."""
+    return model.with_name(model.name + CERTIFIED)
+
+
+def ledger_digest(rows: Sequence[LedgerEntry]) -> str:
+    """SHA-256 of a ledger in hex: of its rows as JSON with sorted keys and no spaces, each with a line feed."""
+    return hashlib.sha256(b"".join(msgspec.json.encode(row, order="sorted") + b"\n" for row in rows)).hexdigest()
+
+
+def decode_certificate(text: str) -> Certificate:
+    """The certificate that a signed statement holds; its signature was checked before. Raises PrivacyError."""
+    try:
+        certificate = _CERTIFICATE.decode(text)
+    except UNDECODABLE as error:
+        raise PrivacyError(f"malformed certificate: {error}") from error
+    if certificate.version != CERTIFICATE_VERSION:
+        raise PrivacyError(f"certificate of version {certificate.version}, this side knows {CERTIFICATE_VERSION}")
+    return certificate
+
+
+_CERTIFICATE, _CERTIFIED = decoder(Certificate), decoder(CertifiedLedger)

@@ -1,0 +1,72 @@
+"""Verification of a privacy certificate, from the model's file and the ledger beside it alone."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import msgspec
+
+from fedcore.errors import BadSignature, InvalidKey
+from fedcore.privacy.accounting import spent
+from fedcore.privacy.certificate import Certificate, CertifiedLedger, decode_certificate, ledger_digest
+from fedcore.privacy.settings import LedgerEntry, Noise
+from fedcore.signing import verified_certificate
+
+SAME_EPSILON = 1e-6
+"""By what share two computations of ε may differ: other versions of the accountant round otherwise."""
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What a certificate says, its signer, ε computed again, and what does not hold, in sentences: none if all does."""
+
+    certificate: Certificate
+    signer: str
+    epsilon: float
+    wrong: tuple[str, ...]
+
+
+def verify(model: bytes, certified: CertifiedLedger, signer: str | None = None) -> Verdict:
+    """Compute all that a certificate says again. Raises PrivacyError when it cannot be read, or ε not be computed.
+
+    model: the bytes of the model's file. signer: the public key that must have signed, where it is known.
+    """
+    signed, rows = certified.certificate, certified.ledger
+    one = decode_certificate(signed.text)
+    wrong = []
+    try:
+        verified_certificate(signed)
+    except (BadSignature, InvalidKey) as error:
+        wrong.append(f"signature: {error}")
+    if signer is not None and signer != signed.signer:
+        wrong.append(f"signer: {signed.signer} signed it, not {signer}")
+    found = hashlib.sha256(model).hexdigest()
+    if found != one.model:
+        wrong.append(f"model: the file has SHA-256 {found}, the certificate is for {one.model}")
+    if (digest := ledger_digest(rows)) != one.ledger:
+        wrong.append(f"ledger: its digest is {digest}, the certificate names {one.ledger}")
+    wrong += _rows(one, rows)
+    epsilon = spent(rows, one.privacy.delta)
+    if not math.isclose(epsilon, one.epsilon, rel_tol=SAME_EPSILON):
+        wrong.append(f"epsilon: the ledger spends {epsilon:.6g}, the certificate says {one.epsilon:.6g}")
+    if epsilon > one.privacy.epsilon * (1 + SAME_EPSILON):
+        wrong.append(f"budget: the ledger spends {epsilon:.6g}, and the task may spend {one.privacy.epsilon:g}")
+    return Verdict(one, signed.signer, epsilon, tuple(wrong))
+
+
+def _rows(one: Certificate, rows: tuple[LedgerEntry, ...]) -> list[str]:
+    """What the rows of a ledger contradict in its certificate."""
+    wrong = []
+    if len(rows) != one.rounds:
+        wrong.append(f"rounds: the ledger has {len(rows)}, the certificate says {one.rounds}")
+    numbers = [row.round for row in rows]
+    if numbers != sorted(set(numbers)) or (numbers and numbers[-1] > one.round):
+        wrong.append(f"rounds: they must ascend, each once, up to round {one.round}")
+    for name in Noise.__struct_fields__:
+        promised = getattr(one.privacy, name)
+        for row in rows:
+            if getattr(row, name) != promised:
+                found = getattr(row, name)
+                wrong.append(f"{name}: round {row.round} has {found!r}, the certificate says {promised!r}")
+                break
+    return wrong

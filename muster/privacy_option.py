@@ -1,0 +1,55 @@
+"""The option `--privacy` of `muster task create`: the promise of a task in parts, KEY=VALUE."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+import typer
+
+from fedcore.decoding import converter
+from fedcore.errors import PrivacyError
+from fedcore.names import offered
+from fedcore.privacy.settings import Noise, Privacy
+from muster.output import parse_settings
+
+PrivacyParts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--privacy",
+        metavar="KEY=VALUE",
+        help="Noise on every sum, and a budget that ends the task: epsilon, delta, users (of the population), "
+        "mechanism (gaussian, tree, banded with bands), noise_multiplier; may be repeated.",
+    ),
+]
+_convert = converter(Privacy, strict=False)
+_OWN = ("min_separation_rounds", "sampling_probability")
+"""Parts of a promise that are no parts of the option: other options say them, or no task can have them."""
+
+
+def parse_privacy(pairs: list[str] | None, rounds: int, min_separation_rounds: int) -> Privacy | None:
+    """The promise of these parts; None without any.
+
+    Without noise_multiplier it is the least with which the budget lasts for all rounds. Raises typer.BadParameter
+    naming the part that is wrong or missing, and PrivacyError
+    without an accountant.
+    """
+    if not pairs:
+        return None
+    from fedcore.privacy.accounting import calibrated  # noqa: PLC0415  # to list the commands must load nothing heavy
+
+    values = parse_settings(pairs)
+    fields = [name for name in Privacy.__struct_fields__ if name not in _OWN]
+    for name in values:
+        if name not in fields:
+            raise typer.BadParameter(f"there is no {name!r}; {offered(name, fields)}", param_hint="--privacy")
+    solve = "noise_multiplier" not in values
+    given = values | {"min_separation_rounds": min_separation_rounds} | ({"noise_multiplier": 1} if solve else {})
+    try:
+        found: Privacy = _convert(given)
+    except (msgspec.ValidationError, PrivacyError) as error:
+        raise typer.BadParameter(str(error), param_hint="--privacy") from error
+    if not solve:
+        return found
+    noise = Noise(**{name: getattr(found, name) for name in Noise.__struct_fields__})
+    return msgspec.structs.replace(found, noise_multiplier=calibrated(noise, rounds, found.epsilon, found.delta))

@@ -1,0 +1,197 @@
+"""Private tasks: noise on every sum, a row of the ledger with every model, and a budget at which they end."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from coordinator.commands import CountReport
+from coordinator.driver import commit_round
+from coordinator.errors import InvalidTask, TaskEnded, UnknownRound
+from coordinator.rules.clear_reports import ClearReports
+from coordinator.rules.entities import NoiseSource, Spent
+from coordinator.rules.private_sums import entry_of
+from coordinator.rules.states import TaskState
+from coordinator.rules.task_settings import Buffered
+from fedcore.errors import PrivacyError
+from fedcore.privacy.accounting import calibrated, spent
+from fedcore.privacy.matrices import inverse_row
+from fedcore.privacy.settings import Noise, Privacy
+from tests.coordinator.bundles import START, make_private_bundle
+from tests.coordinator.conftest import LINEAGE, states
+
+BUDGET = {"epsilon": 4.0, "delta": 1e-6, "users": 1000}
+
+
+def promise(rounds=3, **settings):
+    """A privacy whose budget lasts for so many rounds."""
+    given = {"noise_multiplier": 1.0} | BUDGET | settings
+    noise = Noise(**{name: given[name] for name in Noise.__struct_fields__ if name in given})
+    return Privacy(**given | {"noise_multiplier": calibrated(noise, rounds, given["epsilon"], given["delta"])})
+
+
+@pytest.fixture
+def private_bundle(tmp_path):
+    return make_private_bundle(tmp_path / "private")
+
+
+def train(desk, rounds=1, names="ab"):
+    """Rounds in which all devices report nothing, so that the model moves by the noise alone."""
+    for _ in range(rounds):
+        for given in desk.assign(*names):
+            report(desk, given, np.zeros(desk.store.plan(given.plan.sha256).schema.size))
+
+
+def report(desk, given, delta):
+    """Report a delta, of the weight 1."""
+    vector_L = np.array([*delta, 1], np.float32)
+    desk.ask(CountReport(given.assignment, "1" * 64, vector_L))
+
+
+def ledger(store, task):
+    with store.database.reading() as records:
+        return records.ledger.entries(task), records.ledger.spent(task)
+
+
+@pytest.mark.every_engine
+def test_every_committed_round_has_a_row_and_the_budget_ends_the_task(store, register, desk, private_bundle):
+    privacy = promise(rounds=3)
+    task = register(private_bundle, rounds=9, privacy=privacy)
+    train(desk, 3)
+    entries, epsilons = ledger(store, task)
+    assert [(one.round, one.clip, one.devices) for one in entries] == [(number, 2.0, 2) for number in (1, 2, 3)]
+    assert epsilons[-1] == Spent(3, spent(entries, privacy.delta))
+    assert 3.99 < epsilons[-1].epsilon <= 4
+    assert store.task(task).state is TaskState.COMPLETED
+    assert store.history(task)[-1].cause == "privacy-budget-spent"
+
+
+@pytest.mark.every_engine
+def test_commit_that_failed_leaves_no_row_and_its_noise_is_never_used(
+    store, register, desk, private_bundle, monkeypatch
+):
+    task = register(private_bundle, rounds=9, privacy=promise())
+    with monkeypatch.context() as patch:
+        patch.setattr(commit_round, "reach", fail)
+        train(desk)
+        assert ledger(store, task) == ((), [])
+    desk.pass_time(2)
+    assert [one.round for one in ledger(store, task)[0]] == [1]
+    assert states(store, task) == [(1, 1, "committed", "")]
+
+
+def fail(_):
+    raise OSError(28, "No space left on device")
+
+
+def test_noise_on_the_model_has_the_deviation_that_was_promised(store, register, desk, tmp_path):
+    privacy, size = promise(rounds=5), 2000
+    task = register(make_private_bundle(tmp_path / "large", size), rounds=5, goal=4, privacy=privacy)
+    train(desk, 5, "abcd")
+    models = [store.checkpoint(task, number)["params"].astype(np.float64) for number in range(6)]
+    noise = np.diff(models, axis=0) * 4 / (privacy.noise_multiplier * 2.0)
+    chi_square, freedom = float((noise**2).sum()), noise.size
+    assert abs(chi_square - freedom) < 6 * (2 * freedom) ** 0.5
+    assert abs(np.corrcoef(noise)[0, 1:]).max() < 6 / size**0.5
+
+
+def test_sum_is_divided_by_the_goal_when_fewer_devices_report(store, register, desk, private_bundle):
+    privacy = Privacy(epsilon=1e9, delta=1e-6, users=1000, noise_multiplier=1e-4)
+    task = register(private_bundle, goal=4, minimum=1, privacy=privacy, rounds=1)
+    first, *_ = desk.assign("a", "b", "c", "d")
+    report(desk, first, [2, 0, 0, 0])
+    desk.pass_time(600)
+    np.testing.assert_allclose(store.checkpoint(task)["params"], START + np.array([0.5, 0, 0, 0]), atol=1e-3)
+
+
+def test_state_that_is_not_finite_ends_the_task_and_its_sum_is_spent(store, register, desk, tmp_path):
+    task = register(make_private_bundle(tmp_path / "b", server_lr=3e38), rounds=9, privacy=promise())
+    train(desk)
+    assert store.task(task).state is TaskState.CANCELLED
+    assert [one.round for one in ledger(store, task)[0]] == [1]
+    assert states(store, task) == [(1, 1, "abandoned", "non-finite-state")]
+
+
+def test_rollback_leaves_the_ledger_and_spends_nothing(store, register, desk, private_bundle):
+    task = register(private_bundle, rounds=3, privacy=promise(rounds=4))
+    train(desk, 2)
+    before = ledger(store, task)
+    store.pause(task)
+    store.roll_back(task, 0, LINEAGE)
+    assert ledger(store, task) == before
+    store.resume(task)
+    desk.pass_time(1)
+    train(desk, 2)
+    assert [one.round for one in ledger(store, task)[0]] == [1, 2, 4, 5]
+    assert store.task(task).state is TaskState.COMPLETED
+    with pytest.raises(UnknownRound):
+        store.checkpoint(task, 6)
+
+
+def test_rollback_is_refused_where_rounds_apart_are_counted_on(store, register, private_bundle):
+    privacy = promise(min_separation_rounds=2)
+    task = register(private_bundle, min_separation_rounds=2, privacy=privacy)
+    store.pause(task)
+    with pytest.raises(TaskEnded, match="counts on 2 rounds"):
+        store.roll_back(task, 0, LINEAGE)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"buffered": Buffered(), "goal": 2}, "mode must be synchronous with privacy"),
+        ({"clear": ClearReports(estimator="median")}, "estimator must be mean with privacy"),
+        ({"privacy": {"sampling_probability": 0.1}}, "Poisson sampling"),
+        ({"privacy": {"min_separation_rounds": 3}}, "min_separation_rounds must be at least 3"),
+        ({"privacy": {"noise_multiplier": 0.1}}, "the first round alone spends"),
+        ({"privacy": {"mechanism": "tree"}, "adaptive": True}, "noise must have one size in all rounds"),
+    ],
+)
+def test_promise_that_cannot_be_kept_is_refused_with_the_reason(register, tmp_path, settings, words):
+    privacy = Privacy(**{"noise_multiplier": 2.0} | BUDGET | settings.pop("privacy", {}))
+    adaptive = {"clip_quantile": 0.5} if settings.pop("adaptive", False) else {}
+    bundle = make_private_bundle(tmp_path / "bundle", **adaptive)
+    with pytest.raises(InvalidTask, match=words):
+        register(bundle, privacy=privacy, **settings)
+
+
+def test_reports_that_are_not_clipped_as_a_whole_are_refused(register, bundle):
+    with pytest.raises(InvalidTask, match="clipped as a whole, and those of fedavg are not"):
+        register(bundle, privacy=promise())
+
+
+def test_delta_that_would_expose_one_of_the_users_is_refused():
+    with pytest.raises(PrivacyError, match="delta must be below 1 / users"):
+        promise(delta=1e-3, noise_multiplier=1.0)
+
+
+@pytest.mark.every_engine
+@pytest.mark.parametrize("mechanism", [{"mechanism": "tree"}, {"mechanism": "banded", "bands": 3}])
+def test_later_rounds_take_noise_back_even_after_a_restart(store, register, new_desk, tmp_path, mechanism):
+    size, rounds = 1000, 4
+    separation = {"min_separation_rounds": 3} if "bands" in mechanism else {}
+    privacy = promise(rounds=rounds, **mechanism, **separation)
+    task = register(make_private_bundle(tmp_path / "b", size), rounds=rounds, goal=1, privacy=privacy, **separation)
+    for number in range(rounds):
+        train(new_desk(), 1, "abcd"[number])
+    models = [store.checkpoint(task, number)["params"].astype(np.float64) for number in range(rounds + 1)]
+    noise_TM = np.diff(models, axis=0) / (privacy.noise_multiplier * 2.0)
+    rows = [inverse_row(privacy.mechanism, privacy.bands, step) for step in range(1, rounds + 1)]
+    inverse_TT = [[row.get(step, 0.0) for step in range(1, rounds + 1)] for row in rows]
+    new_TM = np.linalg.solve(inverse_TT, noise_TM)
+    np.testing.assert_allclose(np.cov(new_TM), np.eye(rounds), atol=6 * (2 / size) ** 0.5)
+
+
+def test_task_whose_noise_needs_another_key_is_paused(store, register, desk, private_bundle, tmp_path):
+    task = register(private_bundle, rounds=9, privacy=promise(mechanism="tree"))
+    train(desk)
+    store.pause(task)
+    desk.pass_time(1)
+    with store.database.writing() as records:
+        records.ledger.append(
+            task, entry_of(store.task(task).settings.privacy, 2, 2.0, 2), 1.0, NoiseSource(b"1", "ed25519:other")
+        )
+    store.resume(task)
+    desk.pass_time(1)
+    assert store.task(task).state is TaskState.PAUSED
+    assert "noise of earlier rounds was made with the lineage key ed25519:other" in store.task(task).reason
