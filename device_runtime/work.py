@@ -6,16 +6,17 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from device_runtime.errors import PlanRefused
+from device_runtime.errors import NonFiniteReport, PlanRefused
 from device_runtime.examples import ExampleSource
 from device_runtime.runner import TrainingResult
 from device_runtime.state.cache import BlobCache
 from device_runtime.trainer import Job, Limits, Trainer
 from fedcore import checkpoint
 from fedcore.batching import SECRET_BYTES, StreamKey
-from fedcore.errors import FedcoreError
-from fedcore.params import FLOAT_BYTES, Float32, VectorSpec
+from fedcore.errors import FedcoreError, ReportError
+from fedcore.params import Float32, VectorSpec
 from fedcore.plan import Plan
+from fedcore.quantisation import quantise, upload_bytes
 from fedcore.report import ReportLayout
 from fedcore.wire.messages import Assignment
 
@@ -63,14 +64,23 @@ class Worker:
         """Bytes still to come and go: graphs that are not kept here, the checkpoint, the report."""
         graphs = set(plan.graphs.get(self.trainer.format, {}).values())
         missing = sum(ref.size for ref in graphs if not self.cache.holds(ref))
-        return missing + given.checkpoint.size + FLOAT_BYTES * plan.report.size
+        return missing + given.checkpoint.size + upload_bytes(plan.report)
 
 
 def encode_report(given: Assignment, plan: Plan, result: TrainingResult) -> bytes:
-    """A report as it is stored: weighed, the body of an upload; in a secure round unweighted, to be masked."""
+    """A report as it is stored: weighed, the body of an upload; in a secure round unweighted, to be masked.
+
+    Raises NonFiniteReport when its numbers are too far apart to be quantised.
+    """
     if given.secagg is not None:
         return checkpoint.encode({_UNWEIGHTED: result.values})
-    return checkpoint.encode({"report": plan.report.weigh(result.values, result.weight)})
+    report_L = plan.report.weigh(result.values, result.weight)
+    if not plan.report.bits:
+        return checkpoint.encode({"report": report_L})
+    try:
+        return quantise(plan.report, report_L, StreamKey(given.seed, given.round, given.slot))
+    except ReportError as error:
+        raise NonFiniteReport(str(error)) from error
 
 
 def decode_unweighted(data: bytes, layout: ReportLayout) -> Float32:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from fedcore import codecs
 from fedcore.codecs.codec import RoundKey
+from fedcore.codecs.count_sketch import CountSketch
 from fedcore.errors import ReportError
 from fedcore.params import Float32, Size, VectorSpec
 
@@ -77,11 +78,13 @@ class ReportLayout(msgspec.Struct, frozen=True):
 
     bounded: whether the mean segments together are clipped to a norm. Then there is nothing else but the weight, which
     is 1, and a device sends zeros in place of values that are not finite.
+    bits: for each value of a mean segment when a report is uploaded in clear; 0 for float32.
     """
 
     segments: tuple[Segment, ...]
     weighting: Weighting
     bounded: bool = False
+    bits: Literal[0, 1, 2, 4, 8] = 0
 
     def __post_init__(self) -> None:
         names = [segment.name for segment in self.segments]
@@ -93,6 +96,11 @@ class ReportLayout(msgspec.Struct, frozen=True):
         sums = [segment.name for segment in self.segments if segment.reduction == "sum"]
         if self.bounded and (self.weighting != "uniform" or sums != [WEIGHT]):
             raise ReportError(f"a bounded report weighs 1 and has no sums, not {self.weighting!r} weights and {sums}")
+        sketched = any(isinstance(codec, CountSketch) for segment in self.segments for codec in segment.codecs)
+        if self.bounded and (self.bits or sketched):
+            raise ReportError(
+                "quantising and sketching may make a norm greater, and a bounded report is clipped to one"
+            )
 
     @property
     def size(self) -> int:
@@ -101,8 +109,8 @@ class ReportLayout(msgspec.Struct, frozen=True):
 
     @property
     def decoded(self) -> ReportLayout:
-        """The layout of what `decode` gives: the same segments without codecs."""
-        return replace(self, segments=tuple(replace(segment, codecs=()) for segment in self.segments))
+        """The layout of what `decode` gives: the same segments without codecs, in float32."""
+        return replace(self, segments=tuple(replace(segment, codecs=()) for segment in self.segments), bits=0)
 
     @property
     def wire(self) -> tuple[VectorSpec, ...]:
@@ -133,7 +141,7 @@ class ReportLayout(msgspec.Struct, frozen=True):
         Trap: all reports in the sum must be of the round that `key` names.
         """
         self._check_size(summed_L)
-        if self == self.decoded:
+        if self.segments == self.decoded.segments:
             return summed_L
         return np.concatenate(
             [

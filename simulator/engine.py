@@ -19,13 +19,12 @@ from torch import Tensor
 from export.model import Model
 from fedcore.algorithms.algorithm import Algorithm, ServerStep, trips_of
 from fedcore.batching import StreamKey
-from fedcore.codecs import decode, encode
-from fedcore.codecs.codec import RoundKey
 from fedcore.codecs.compression import Compression
 from fedcore.params import Float32
 from fedcore.plan import in_turn
 from fedcore.schedule import ServerSchedule
 from simulator.client_states import ClientStates
+from simulator.compressed import CompressedReports
 from simulator.diagnose_loss import cause
 from simulator.engines.clients import Client, blocks
 from simulator.engines.computing import Computing, compute_device
@@ -59,7 +58,7 @@ class Engine:
     ) -> None:
         population.check(model.spec.fields)
         self._model, self._algorithm, self._population, self._seed = model, algorithm, population, seed
-        self._compression = compression
+        self._reports = CompressedReports(compression, model.schema, seed)
         self._device = compute_device(computing.device)
         initial = torch.from_numpy(model.initial).to(self._device)
         self._state = {name: vector.clone() for name, vector in algorithm.init(initial).items()}
@@ -101,35 +100,26 @@ class Engine:
         ordered = sorted(members, key=lambda member: -int(sizes[member[0]]))
         clients = [Client(index, StreamKey(self._seed, number, slot)) for index, slot in ordered]
         trip = in_turn(trips_of(self._algorithm), number)
-        sums = self._trainer.train(number, trip.broadcast(self._state), blocks(clients, self._together))
-        contributors, weight = int(sums.contributors), float(sums.weight)
+        train = functools.partial(self._trainer.train, number, trip.broadcast(self._state))
+        collected = self._reports.collect(number, train, blocks(clients, self._together))
+        contributors = collected.contributors
         if contributors == 0:
             why = cause(self._model, self.state["params"], self._population, cohort, number - 1)
             raise Diverged(f"round {number}: no client has a finite report: {why}")
-        mean = self._decoded({name: value / weight for name, value in sums.report.items()}, number)
         step = ServerStep(
             devices=contributors,
             layers=self._model.schema.layers,
             lr_scale=schedule.lr_scale(number, contributors),
             participation=contributors / len(self._population),
         )
-        state = trip.update({name: vector.double() for name, vector in self._state.items()}, mean, step)
+        state = trip.update({name: vector.double() for name, vector in self._state.items()}, collected.mean, step)
         self._state = {name: vector.float() for name, vector in state.items()}
         metrics = {
             f"{name}.{label}": value
-            for name, sums_M in sums.metrics.items()
+            for name, sums_M in collected.metrics.items()
             for label, value in zip(self._model.metrics[1:], (sums_M[1:] / sums_M[0]).tolist(), strict=True)
         }
         return RoundResult(metrics, len(cohort) - contributors)
-
-    def _decoded(self, mean: dict[str, Tensor], number: int) -> dict[str, Tensor]:
-        """The mean report as the coordinator decodes it. Codecs are linear: once for a sum is as good as on devices."""
-        key, found = RoundKey(self._seed, number), dict(mean)
-        for index, (name, value) in enumerate(mean.items()):
-            if chain := self._compression.codecs(value.numel(), self._model.schema):
-                coded = encode(chain, value.cpu().numpy(), key, index)
-                found[name] = torch.from_numpy(decode(chain, coded, value.numel(), key, index)).to(value.device)
-        return found
 
     def _cohort_trainer(self, computing: Computing) -> CohortTrainer:
         model, algorithm = self._model, self._algorithm

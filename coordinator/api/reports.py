@@ -33,6 +33,7 @@ from coordinator.store.records import Records
 from fedcore import checkpoint
 from fedcore.errors import ReportError, SchemaError
 from fedcore.params import FLOAT_BYTES, Float32
+from fedcore.quantisation import dequantise, upload_bytes
 from fedcore.report import ReportLayout, all_finite
 from fedcore.wire.messages import Receipt
 from fedcore.wire.signatures import sha256_in
@@ -179,7 +180,8 @@ class ReportBody(Body):
 
     def __init__(self, memory: memoryview, layout: ReportLayout) -> None:
         super().__init__(memory)
-        self._checked = checkpoint.values_at(layout.wire[0])
+        # Quantised values are looked at when all have come.
+        self._checked = len(memory) if layout.bits else checkpoint.values_at(layout.wire[0])
         self._finite = True
 
     def grow(self, count: int) -> None:
@@ -208,6 +210,10 @@ def parse_report(data: memoryview, layout: ReportLayout, *, finite: bool = False
     """
     spec = layout.wire[0]
     try:
+        if layout.bits:
+            report_L = dequantise(data, layout)
+            layout.check(report_L)
+            return report_L
         report_L = checkpoint.view(data, spec)
         layout.check(report_L, finite=finite and checkpoint.is_plain(data, spec))
     except (SchemaError, ReportError) as error:
@@ -224,7 +230,7 @@ def _waits(records: Records, assignment: str) -> bool:
 
 
 def _most(layout: ReportLayout) -> int:
-    return 4 * layout.size + HEADER_BYTES
+    return upload_bytes(layout) + (0 if layout.bits else HEADER_BYTES)
 
 
 def _announced(request: Request) -> Part:

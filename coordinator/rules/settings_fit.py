@@ -17,11 +17,21 @@ def check_settings(settings: TaskSettings, algorithm: Algorithm, plan: Plan) -> 
     if settings.buffered is not None:
         _check_buffered(algorithm, plan)
     if settings.secagg is not None:
+        _check_whole_values(plan)
         check_rounding(algorithm, settings.secagg, settings.sum_bounds.min_sum, plan.schema.size)
     if settings.privacy is not None:
         check_private(settings.privacy, algorithm, plan)
     for trip in plan.trips:
         settings.clear.check_room(trip.report, settings.largest_goal)
+
+
+def _check_whole_values(plan: Plan) -> None:
+    for trip in plan.trips:
+        if trip.report.bits:
+            raise InvalidTask(
+                f"the plan rounds reports in clear to {trip.report.bits} bits, each with its own range, and what is "
+                "summed under masks has one range for all: export it without bits=, and set the bits of secagg"
+            )
 
 
 def _check_buffered(algorithm: Algorithm, plan: Plan) -> None:
@@ -30,7 +40,7 @@ def _check_buffered(algorithm: Algorithm, plan: Plan) -> None:
             f"algorithm {algorithm.name} has {len(plan.trips)} trips, which rounds take in turn; in mode buffered "
             "devices of several rounds work at once: take an algorithm of one trip"
         )
-    if any(trip.report != trip.report.decoded for trip in plan.trips):
+    if any(trip.report.segments != trip.report.decoded.segments for trip in plan.trips):
         raise InvalidTask(
             "the plan has codecs, with a key for each round, and a sum in mode buffered is of several rounds: export "
             "it without them"

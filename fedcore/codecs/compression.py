@@ -1,6 +1,6 @@
 """Compression: how reports become smaller, in a user's words, and the codecs that follow for a model.
 
-`rotation,subsample=0.25` are steps in the order in which a device takes them. Guide: docs/compression.md.
+`rotation,subsample=0.25,bits=4` are steps in the order in which a device takes them. Guide: docs/compression.md.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fedcore.codecs.subsample import Subsample
 from fedcore.errors import CompressionError
 from fedcore.names import offered
 from fedcore.params import ParamSchema
-from fedcore.plan import Plan, TripPlan
+from fedcore.plan import Plan
 from fedcore.report import ReportLayout
 
 LEAST_SIZE = 64
@@ -36,12 +36,12 @@ class Step:
     """A step that a compression may have.
 
     number: what is written after its name, in words; "" for nothing. allowed: whether a number is one. make: the codec
-    of a segment with so many values, from the number and the model's schema.
+    of a segment with so many values, from the number and the model's schema; None for the last step, which is not one.
     """
 
     number: str
     allowed: Callable[[float], bool]
-    make: Callable[[int, float, ParamSchema], AnyCodec]
+    make: Callable[[int, float, ParamSchema], AnyCodec] | None = None
 
 
 def _low_rank(size: int, rank: float, schema: ParamSchema) -> LowRank:
@@ -64,6 +64,7 @@ STEPS = {
         lambda size, fraction, _: CountSketch(SKETCH_ROWS, max(1, int(fraction * size / SKETCH_ROWS))),
     ),
     "low_rank": Step("a whole number of 1 or more", lambda rank: rank >= 1 and rank.is_integer(), _low_rank),
+    "bits": Step("1, 2, 4 or 8 for each value in clear", lambda bits: bits in {1, 2, 4, 8}),
 }
 
 
@@ -85,6 +86,8 @@ class Compression:
                 raise CompressionError(f"write {wanted}, not {number:g}")
             if name == "low_rank" and place > 0:
                 raise CompressionError("low_rank comes first: the steps before it leave no matrices")
+            if name == "bits" and place + 1 < len(self.steps):
+                raise CompressionError("bits come last: the other steps are for numbers, which codes are not")
 
     @classmethod
     def parse(cls, text: str) -> Compression:
@@ -105,17 +108,24 @@ class Compression:
         """
         made: tuple[AnyCodec, ...] = ()
         for name, number in self.steps if size >= LEAST_SIZE else ():
-            made = (*made, STEPS[name].make(coded_sizes(made, size)[-1], number, schema))
+            if (make := STEPS[name].make) is not None:
+                made = (*made, make(coded_sizes(made, size)[-1], number, schema))
         return made
 
-    def applied(self, plan: Plan) -> Plan:
-        """The plan with these codecs for the mean segments of all its trips. Raises CompressionError."""
-        second = plan.second and replace(plan.second, report=self._coded(plan.second, plan.schema))
-        return replace(plan, report=self._coded(plan, plan.schema), second=second)
+    @property
+    def bits(self) -> int:
+        """Bits of a value in clear; 0 for float32."""
+        return int(dict(self.steps).get("bits", 0))
 
-    def _coded(self, trip: TripPlan, schema: ParamSchema) -> ReportLayout:
+    def coded(self, layout: ReportLayout, schema: ParamSchema) -> ReportLayout:
+        """The layout with these codecs for its mean segments. Raises CompressionError."""
         segments = (
             replace(one, codecs=self.codecs(one.size, schema)) if one.reduction == "mean" else one
-            for one in trip.report.segments
+            for one in layout.segments
         )
-        return replace(trip.report, segments=tuple(segments))
+        return replace(layout, segments=tuple(segments), bits=self.bits)
+
+    def applied(self, plan: Plan) -> Plan:
+        """The plan with the layouts of all its trips coded. Raises CompressionError."""
+        second = plan.second and replace(plan.second, report=self.coded(plan.second.report, plan.schema))
+        return replace(plan, report=self.coded(plan.report, plan.schema), second=second)

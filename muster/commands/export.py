@@ -306,10 +306,12 @@ def _describe(bundle: Bundle, json: bool) -> None:
 
 def _of_trip(plan: Plan) -> dict[str, Any]:
     """The facts about one trip of a plan."""
+    from fedcore.quantisation import upload_bytes
+
     return {
         "down_bytes": 4 * sum(vector.size for vector in plan.broadcast),
-        "up_bytes": 4 * plan.report.size,
-        "uncompressed_up_bytes": 4 * plan.report.decoded.size,
+        "up_bytes": upload_bytes(plan.report),
+        "uncompressed_up_bytes": upload_bytes(plan.report.decoded),
         "graph_bytes": {fmt: sum(ref.size for ref in graphs.values()) for fmt, graphs in plan.graphs.items()},
         "passes": {item.name: item.loop for item in plan.passes},
         "segments": {segment.name: segment.size for segment in plan.report.segments},

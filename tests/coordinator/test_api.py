@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 from fedcore import checkpoint
+from fedcore.batching import StreamKey
+from fedcore.quantisation import quantise
 from fedcore.wire import messages
 from fedcore.wire.messages import Abort, Assignment, CheckIn
 from fedcore.wire.problems import PROBLEM_TYPE, PROBLEMS, Problem
-from tests.coordinator.bundles import START, make_bundle, report_body
+from tests.coordinator.bundles import START, make_bundle, make_plan, report_body, report_vector
 from tests.coordinator.conftest import committed
 from tests.coordinator.devices import CAPABILITIES
 
@@ -73,6 +75,23 @@ def put(client, assignment, body, digest=None):
 def abort(client, assignment, reason="runtime-failed"):
     owner = client.devices.owner(assignment)
     return client.post(f"/v1/assignments/{assignment}:abort", content=messages.encode(Abort(reason)), auth=owner)
+
+
+def test_quantised_reports_are_counted_and_damaged_ones_refused(store, register, client, tmp_path):
+    plan = make_plan()
+    layout = msgspec.structs.replace(plan.report, bits=8)
+    bundle = make_bundle(tmp_path / "quantised", msgspec.structs.replace(plan, report=layout))
+    task = register(bundle, goal=1, rounds=1)
+    (given,) = assign(client, "a")
+    key = StreamKey(given.seed, given.round, given.slot)
+    body = quantise(layout, report_vector([2.55, 0, 1, 0], 1), key)
+    assert len(body) == 4 + 8 + 12
+    refused(put(client, given.assignment, body[:-1]), "invalid-report")
+    refused(put(client, given.assignment, b"\xff" * len(body)), "invalid-report")
+    refused(put(client, given.assignment, report_body([1, 0, 0, 0], 1)), "too-large")
+    assert put(client, given.assignment, body).status_code == 200
+    moved = committed(store, task, 1) - START
+    np.testing.assert_allclose(moved, [2.55, 0, 1, 0], atol=0.011)
 
 
 def test_round_over_http_equals_exact_arithmetic(store, register, client):

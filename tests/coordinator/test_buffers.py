@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from coordinator.commands import CountReport
 from coordinator.errors import DatabaseLocked, InvalidTask, NoLongerNeeded, TooStale, Unavailable, UnexpectedEvent
@@ -387,3 +388,10 @@ def test_a_plan_with_codecs_has_no_mode_buffered(register, tmp_path):
     bundle = make_bundle(tmp_path / "coded", make_plan(segments=coded, weighting="uniform"), "fedbuff")
     with pytest.raises(InvalidTask, match="the plan has codecs, with a key for each round"):
         register(bundle, goal=2, buffered=Buffered(concurrency=3, max_staleness=5))
+
+
+def test_a_plan_that_quantises_in_clear_has_no_secure_rounds(register, tmp_path):
+    plan = make_plan()
+    bundle = make_bundle(tmp_path / "coded", replace(plan, report=replace(plan.report, bits=4)))
+    with pytest.raises(InvalidTask, match="the plan rounds reports in clear to 4 bits"):
+        register(bundle, goal=10, minimum=8, secagg=Secagg())

@@ -85,8 +85,8 @@ def graphs():
     }
 
 
-def plan(blobs=None, *, fmt="onnx", train=TRAIN, sweep=SWEEP, fields=None, codecs=()):
-    """The plan whose graphs are `blobs`. codecs: of both mean segments."""
+def plan(blobs=None, *, fmt="onnx", train=TRAIN, sweep=SWEEP, fields=None, codecs=(), bits=0):
+    """The plan whose graphs are `blobs`. codecs: of both mean segments. bits: of an upload."""
     blobs = graphs() if blobs is None else blobs
     return Plan(
         name="linear",
@@ -106,6 +106,7 @@ def plan(blobs=None, *, fmt="onnx", train=TRAIN, sweep=SWEEP, fields=None, codec
                 Segment("sweep.metrics", 2, "sum", METRICS),
             ),
             "examples",
+            bits=bits,
         ),
         graphs={fmt: {name: BlobRef.of(blob) for name, blob in blobs.items()}},
     )

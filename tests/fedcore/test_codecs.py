@@ -81,6 +81,13 @@ def test_a_sum_of_metrics_has_no_codec():
         Segment("train.metrics", 8, "sum", codecs=(Rotation(8),))
 
 
+@pytest.mark.parametrize(("codecs", "bits"), [((), 4), ((CountSketch(1, 4),), 0)], ids=["bits", "sketch"])
+def test_a_bounded_report_has_nothing_that_makes_a_norm_greater(codecs, bits):
+    segments = Segment("delta", 8, "mean", codecs=codecs), Segment("weight", 1, "sum")
+    with pytest.raises(ReportError, match="may make a norm greater"):
+        ReportLayout(segments, "uniform", bounded=True, bits=bits)
+
+
 def test_an_unknown_codec_in_a_plan_is_refused():
     encoded = linear.plan(codecs=(Rotation(2),)).encode()
     assert Plan.decode(encoded).report.segments[0].codecs == (Rotation(2),)
@@ -194,6 +201,8 @@ def test_a_compression_becomes_the_codecs_of_long_segments():
         ("rotation=3", "write rotation without a number, not 3"),
         ("low_rank=1.5", "a whole number of 1 or more, not 1.5"),
         ("low_rank=inf", "not inf"),
+        ("bits=3", "write bits=NUMBER, 1, 2, 4 or 8 for each value in clear, not 3"),
+        ("bits=4,rotation", "bits come last"),
         ("rotation,low_rank=2", "low_rank comes first"),
     ],
 )
@@ -211,6 +220,6 @@ def test_a_compressed_plan_has_codecs_in_both_trips():
     plan = linear.plan()
     large = ReportLayout((Segment("delta", 70, "mean"), Segment("weight", 1, "sum")), "examples")
     trip = TripPlan(broadcast=plan.broadcast, passes=plan.passes, report=large, graphs=plan.graphs)
-    compressed = Compression.parse("subsample=0.1").applied(replace(plan, report=large, second=trip))
-    assert [trip.report.size for trip in compressed.trips] == [8, 8]
+    compressed = Compression.parse("subsample=0.1,bits=2").applied(replace(plan, report=large, second=trip))
+    assert [(trip.report.size, trip.report.bits) for trip in compressed.trips] == [(8, 2), (8, 2)]
     assert [trip.report.decoded for trip in compressed.trips] == [large, large]

@@ -67,7 +67,7 @@ def test_devices_with_different_runtimes_train_in_one_round(
 def test_a_fleet_with_compressed_reports_reaches_the_engines_model(federate, capsys):
     users, _ = datasets.users("digits", None, 12)
     model, algorithm = Model(load("logreg", (1, 8, 8), 10), SEED), create("fedavg", {"batch_size": 5})
-    run = federate(model, algorithm, users, RUNTIME, compress="low_rank=8,rotation,subsample=0.5")
+    run = federate(model, algorithm, users, RUNTIME, compress="low_rank=8,rotation,subsample=0.5,bits=4")
     tell(capsys, "compressed", run.difference)
     assert run.difference < TOLERANCE
 

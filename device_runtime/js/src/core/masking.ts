@@ -66,11 +66,11 @@ export function modelHash(plan: BlobRef, checkpoint: BlobRef): Promise<Bytes> {
 }
 
 /** The digest of a report layout, 32 bytes: of compact JSON, with its members in the specification's order. */
-export function layoutHash({ segments, weighting, bounded }: ReportLayout): Promise<Bytes> {
+export function layoutHash({ segments, weighting, bounded, bits }: ReportLayout): Promise<Bytes> {
   const listed = segments.map(({ name, size, reduction, labels, codecs }) => {
     return { name, size, reduction, labels, codecs: codecs.map(ordered) };
   });
-  return sha256(utf8(JSON.stringify({ segments: listed, weighting, bounded })));
+  return sha256(utf8(JSON.stringify({ segments: listed, weighting, bounded, bits })));
 }
 
 function ordered(codec: Codec): Codec {

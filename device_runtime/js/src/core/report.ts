@@ -22,6 +22,7 @@ export const layoutSchema = v.object({
   segments: v.array(segmentSchema),
   weighting: v.picklist(["examples", "uniform"]),
   bounded: v.optional(v.boolean(), false),
+  bits: v.optional(v.literal(0), 0),
 });
 
 export type Segment = v.InferOutput<typeof segmentSchema>;
