@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from fedcore.algorithms.algorithm import Algorithm, ClientState, keeps_client_state
+from simulator.engines.memory import free_bytes, may_stay
 from simulator.errors import EngineError
 from simulator.shared_memory import shared_zeros
 
 
 @dataclass(slots=True)
 class ClientStates:
-    """The vectors of every client, float32 (N, …) by name, where the engine computes. They are moved in place.
+    """The vectors of every client, float32 (N, …) by name. They are moved in place.
 
-    On the CPU they lie in memory that forked processes share. rows: the row of each client; a worker on another machine
-    holds no more than those of the clients that it trains.
+    They lie where the engine computes, or on the host where a GPU has no room for them; there in memory that forked
+    processes share. rows: the row of each client; a worker on another machine holds no more than those of the clients
+    that it trains.
     """
 
     vectors: dict[str, Tensor]
@@ -35,15 +36,17 @@ class ClientStates:
             return cls({}, range(clients))
         initial = algorithm.init_client(params_D)
         size = sum(vector.numel() for vector in initial.values())
-        needed, free = clients * size * params_D.element_size(), _free_bytes(params_D.device)
+        needed, device = clients * size * params_D.element_size(), params_D.device
+        if not may_stay(needed, device):
+            device = torch.device("cpu")
+        free = free_bytes(device)
         if free is not None and needed > free:
             raise EngineError(
                 f"{algorithm.name} keeps {size:,} numbers for each of {clients:,} clients, {needed / 1e9:,.1f} GB in "
-                f"all, and {free / 1e9:,.1f} GB are free on {params_D.device}; take a smaller model, fewer users, or "
+                f"all, and {free / 1e9:,.1f} GB are free on {device}; take a smaller model, fewer users, or "
                 "an algorithm without client state"
             )
-        on_cpu = params_D.device.type == "cpu"
-        vectors = {name: _repeated(vector, clients, shared=on_cpu) for name, vector in initial.items()}
+        vectors = {name: _repeated(vector.to(device), clients) for name, vector in initial.items()}
         return cls(vectors, range(clients))
 
     def gather(self, clients: Sequence[int]) -> ClientState:
@@ -56,7 +59,8 @@ class ClientStates:
             return
         rows = torch.tensor(self._rows(clients), device=finite_K.device)[finite_K]
         for name, vectors in kept.items():
-            self.vectors[name][rows] = vectors[finite_K]
+            home = self.vectors[name]
+            home[rows.to(home.device)] = vectors[finite_K].to(home.device)
 
     def hold(self, clients: Sequence[int], kept: ClientState) -> None:
         """Hold the vectors (K, …) of these clients from now on, and of no others."""
@@ -67,16 +71,6 @@ class ClientStates:
         return [self.rows[client] for client in clients]
 
 
-def _repeated(vector: Tensor, clients: int, *, shared: bool) -> Tensor:
-    return shared_zeros((clients, len(vector))).copy_(vector) if shared else vector.repeat(clients, 1)
-
-
-def _free_bytes(device: torch.device) -> int | None:
-    """Memory that is free on a compute device, or None where the system does not tell."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    try:
-        known = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    except OSError:  # not Linux
-        return None
-    return 1024 * int(known["MemAvailable"].split()[0])
+def _repeated(vector: Tensor, clients: int) -> Tensor:
+    on_host = vector.device.type == "cpu"
+    return shared_zeros((clients, len(vector))).copy_(vector) if on_host else vector.repeat(clients, 1)

@@ -26,12 +26,12 @@ from fedcore.schedule import ServerSchedule
 from simulator.client_states import ClientStates
 from simulator.compressed import CompressedReports
 from simulator.diagnose_loss import cause
-from simulator.engines.clients import Client, blocks
+from simulator.engines.clients import Client
 from simulator.engines.computing import Computing, compute_device
+from simulator.engines.examples import on_device
 from simulator.engines.processes import CohortTrainer, OneProcess, Processes
 from simulator.engines.sums import layouts_of
-from simulator.engines.vectorised import on_device
-from simulator.errors import Diverged, EngineError
+from simulator.errors import Diverged
 from simulator.population import Population
 
 
@@ -59,11 +59,11 @@ class Engine:
         population.check(model.spec.fields)
         self._model, self._algorithm, self._population, self._seed = model, algorithm, population, seed
         self._reports = CompressedReports(compression, model.schema, seed)
-        self._device = compute_device(computing.device)
+        self._device = compute_device(computing.home)
         initial = torch.from_numpy(model.initial).to(self._device)
         self._state = {name: vector.clone() for name, vector in algorithm.init(initial).items()}
         self._clients = ClientStates.of(algorithm, initial, len(population))
-        self._together = computing.together(model)
+        self._computing = computing
         self._trainer = self._cohort_trainer(computing)
 
     @property
@@ -101,7 +101,7 @@ class Engine:
         clients = [Client(index, StreamKey(self._seed, number, slot)) for index, slot in ordered]
         trip = in_turn(trips_of(self._algorithm), number)
         train = functools.partial(self._trainer.train, number, trip.broadcast(self._state))
-        collected = self._reports.collect(number, train, blocks(clients, self._together))
+        collected = self._reports.collect(number, train, self._computing.parts(self._model, clients))
         contributors = collected.contributors
         if contributors == 0:
             why = cause(self._model, self.state["params"], self._population, cohort, number - 1)
@@ -123,19 +123,17 @@ class Engine:
 
     def _cohort_trainer(self, computing: Computing) -> CohortTrainer:
         model, algorithm = self._model, self._algorithm
-        if self._device.type != "cpu" and (computing.processes > 1 or computing.on_ray):
-            raise EngineError(f"{computing.processes} processes train on the CPU; on {computing.device} there is one")
         if computing.on_ray:
             from simulator.engines.ray_workers import RayWorkers, Work  # noqa: PLC0415  # Ray is an extra
 
             return RayWorkers(Work(model, algorithm, self._population, computing), self._clients)
         layouts = layouts_of(model, algorithm)
-        make = functools.partial(computing.trainer, model, algorithm, self._population, self._clients)
+        work = model, algorithm, self._population, self._clients
         if computing.processes == 1:
-            return OneProcess(make(), layouts, self._device)
-        return Processes(
-            make, computing.processes, layouts, [trip.broadcast(self._state) for trip in trips_of(algorithm)]
-        )
+            return OneProcess(computing.trainer(*work), layouts, self._device)
+        each = map(computing.of_process, range(computing.processes))
+        makes = [functools.partial(one.hosted_trainer, *work) for one in each]
+        return Processes(makes, layouts, [trip.broadcast(self._state) for trip in trips_of(algorithm)])
 
 
 def evaluate(

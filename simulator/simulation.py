@@ -30,7 +30,7 @@ from simulator.course import ACCURACY, LOSS, PER_USER, PERCENTILES, USER_MEAN, E
 from simulator.datasets.verified import verified
 from simulator.engines.calibration import Task
 from simulator.engines.choice import Wanted, choose
-from simulator.engines.computing import Computing
+from simulator.engines.computing import EVERY_GPU, Computing, gpus
 from simulator.engines.processes import usable_cores
 from simulator.engines.ray_cluster import connect
 from simulator.engines.threads import one_thread
@@ -56,8 +56,10 @@ class SimulationConfig:
     cohort: users of round 1; `schedule` says how it grows, and how the server learning rate changes. same_cohort:
     whether the second of two trips has the users of the first.
     engine: what trains the clients; "auto" leaves that to a calibration (simulator/engines/choice.py). processes: how
-    many train; by default one for each core that may be used, and one on a GPU. ray: the Ray cluster whose workers
-    train, "auto", "local" or HOST:PORT (simulator/engines/ray_cluster.py); by default one for each of its CPUs.
+    many train; by default one for each core that may be used, and one on a GPU. device: "cpu", "cuda", "cuda:1" and the
+    like, or "cuda:all", a process for each GPU. at_once: how many clients torch trains together; by default what suits
+    model and device. ray: the Ray cluster whose workers train, "auto", "local" or HOST:PORT
+    (simulator/engines/ray_cluster.py); by default one for each of its CPUs, or GPUs.
     compress: the compression of reports, such as "rotation,subsample=0.25" (fedcore/codecs/compression.py).
     """
 
@@ -78,6 +80,7 @@ class SimulationConfig:
     engine: Wanted = "auto"
     device: str = "cpu"
     processes: int | None = None
+    at_once: int | None = None
     ray: str | None = None
     seed: int = 0
     schedule: ServerSchedule = field(default_factory=ServerSchedule)
@@ -88,7 +91,7 @@ class SimulationConfig:
         wrong = misfit(self)
         if wrong:
             raise EngineError(f"{wrong[0]} cannot be {wrong[1]!r}: {wrong[2]}")
-        for name in ("rounds", "clients", "cohort", "evaluate_every", "patience", "processes"):
+        for name in ("rounds", "clients", "cohort", "evaluate_every", "patience", "processes", "at_once"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise EngineError(f"{name} must be at least 1, not {getattr(self, name)}")
         if not 0 < self.held_out < 1:
@@ -303,9 +306,14 @@ def _algorithm(config: SimulationConfig) -> Algorithm:
 
 
 def _computing(config: SimulationConfig) -> Computing:
+    numbered = config.device not in {"cpu", "cuda", EVERY_GPU}
+    if numbered and (config.ray is not None or (config.processes or 1) > 1):
+        raise EngineError(
+            f"{config.device!r} is one GPU, which several processes do not share; take --device {EVERY_GPU}"
+        )
+    device = "cuda" if config.device == EVERY_GPU else config.device
     if config.ray is not None:
-        if config.device != "cpu":
-            raise EngineError(f"the workers of a Ray cluster train on the CPU, not on {config.device}")
-        return Computing(processes=connect(config.ray, config.processes), on_ray=True)
-    default = usable_cores() if config.device == "cpu" else 1
-    return Computing(config.device, processes=config.processes or default)
+        count = connect(config.ray, config.processes, on_gpus=device == "cuda")
+        return Computing(device, processes=count, at_once=config.at_once, on_ray=True)
+    default = usable_cores() if device == "cpu" else gpus() if config.device == EVERY_GPU else 1
+    return Computing(device, processes=config.processes or default, at_once=config.at_once)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,12 +15,14 @@ from export.model import Model
 from fedcore.algorithms import settings_of
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.codecs.compression import Compression
+from fedcore.decoding import decoder
 from fedcore.plan import first_of_pair, prefixed, unprefixed
 from fedcore.schedule import ServerSchedule
 from simulator.diagnose_loss import cause
 from simulator.engine import Engine, evaluate
 from simulator.engines.choice import Choice
 from simulator.engines.computing import EngineName
+from simulator.engines.forked import compute_apart
 from simulator.errors import Diverged, EngineError
 from simulator.population import Population
 
@@ -49,6 +52,8 @@ class Facts:
 
 
 SERVER, CLIENTS = "server", "clients"
+
+_MEASURED = decoder(dict[str, bytes])
 
 
 class Training(Protocol):
@@ -128,7 +133,7 @@ class EngineTraining:
     ) -> None:
         train, self.test = users
         self._cohorts = cohorts
-        self._model, self._train, self._seed, self._device = model, train, seed, choice.computing.device
+        self._model, self._train, self._seed, self._computing = model, train, seed, choice.computing
         self._engine = Engine(model, algorithm, train, seed=seed, computing=choice.computing, compression=compression)
         self.facts = engine_facts(model, algorithm, cohorts.first, len(train), choice)
 
@@ -141,12 +146,22 @@ class EngineTraining:
 
     def measure(self, number: int) -> PerUser:
         """The means of the users who measure, after round `number`."""
-        per_user = evaluate(self._model, self._engine.state["params"], self.test, device=self._device)
+        per_user = self._measured()
         bad = np.flatnonzero(~np.isfinite(per_user["loss"])).tolist()
         if bad:
             why = cause(self._model, self._engine.state["params"], self.test, bad, number)
             raise Diverged(f"round {number}: the loss of {len(bad)} held-out users is not finite: {why}")
         return per_user
+
+    def _measured(self) -> PerUser:
+        measure = functools.partial(
+            evaluate, self._model, self._engine.state["params"], self.test, device=self._computing.device
+        )
+        if self._computing.home == self._computing.device:
+            return measure()
+        # On a GPU, and in a process that does not compute there itself, as it could fork none that does.
+        values = compute_apart(lambda: {name: value.tobytes() for name, value in measure().items()}, _MEASURED)
+        return {name: np.frombuffer(value) for name, value in values.items()}
 
     def vectors(self) -> Vectors:
         """A copy of the server state, and of what clients keep."""

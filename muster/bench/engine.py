@@ -13,13 +13,13 @@ import torch
 
 from muster.bench.engine_peers import Comparison, compare
 from muster.bench.engine_scaling import Scaling, scaling
-from muster.bench.engine_workloads import WORKLOADS, Workload, bare_seconds, clock, fedavg, wait
+from muster.bench.engine_workloads import WORKLOADS, Workload, bare_seconds, clock, fedavg, grown, wait
 from muster.bench.options import EngineOptions
 from muster.output import Say
 from simulator.engine import Engine
 from simulator.engines.calibration import Task
 from simulator.engines.choice import Wanted, choose
-from simulator.engines.computing import Computing
+from simulator.engines.computing import Computing, compute_device
 from simulator.errors import EngineError
 
 
@@ -45,16 +45,16 @@ class EngineTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run(options: EngineOptions, say: Say) -> EngineTimes | Comparison:
-    """Measure every workload. Raises PeerError, and EngineError for peers on a GPU."""
+    """Measure every workload. Raises PeerError, and EngineError for peers on a GPU and where there is none."""
     if options.peers:
         if options.device != "cpu":
             raise EngineError(f"peers are compared by CPU time: take --device cpu, not {options.device}")
         return compare(options.rounds, say)
     torch.set_num_threads(1)
-    device = torch.device(options.device)
+    device = compute_device(options.device)
     on_cpu = device.type == "cpu"
     found = {}
-    for name, workload in WORKLOADS.items():
+    for name, workload in (WORKLOADS if on_cpu else WORKLOADS | grown()).items():
         say(name)
         found[name] = _measure(workload, options.engine, device, options.rounds)
     say("processes")

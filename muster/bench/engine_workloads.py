@@ -77,6 +77,17 @@ WORKLOADS = {
     "W3": Workload(logreg, 500, (10, 20)),
 }
 
+GROWN, COHORTS = ("W1", "W3"), (50, 500, 5000)
+
+
+def grown() -> dict[str, Workload]:
+    """Workloads with cohorts of several sizes, by name."""
+    return {
+        f"{name}, cohort {size}": msgspec.structs.replace(WORKLOADS[name], cohort=size, clients=max(CLIENTS, size))
+        for name in GROWN
+        for size in COHORTS
+    }
+
 
 def fedavg() -> Algorithm:
     """FedAvg with one epoch of batches of 20."""

@@ -70,14 +70,15 @@ class EngineOptions:
     The bare steps are the same forward and backward passes on ready tensors, one client after the other, without any
     federated logic: the ratio says what the federated part costs, or what batching clients together gains. Workloads
     are synthetic, of EMNIST's shape. On a CPU also the speed of two processes against one, and the memory of each, on
-    the first workload. It takes four minutes. With --peers both engines run, and other simulators on the same cohorts,
-    each in an environment of its own; the first run installs them. That takes ten minutes.
+    the first workload; on a GPU also cohorts of 50 to 5,000 clients. It takes four minutes. With --peers both engines
+    run, and other simulators on the same cohorts, each in an environment of its own; the first run installs them. That
+    takes ten minutes.
     """
 
     engine: Annotated[
         Literal["auto", "graphs", "torch"], Option(help="What trains the clients; the results say what auto took.")
     ] = "auto"
-    device: Annotated[str, Option(help="Where torch computes: cpu, or cuda.")] = "cpu"
+    device: Annotated[str, Option(help="Where torch computes: cpu, or a GPU as cuda or cuda:1.")] = "cpu"
     rounds: Annotated[int, Option(min=1, help="Rounds of each workload; their median counts.")] = 3
     peers: Annotated[
         bool, Option("--peers", help="Compare with pfl-research, FedJAX, Flower and a plain torch loop, on the CPU.")

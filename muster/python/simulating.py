@@ -44,6 +44,7 @@ class Options(TypedDict, total=False):
     engine: Wanted
     device: str
     processes: int
+    at_once: int
     ray: str
     seed: int
     schedule: ServerSchedule
@@ -119,8 +120,8 @@ def simulate(
     model, users, algorithm: names, as `muster simulate` takes them, or objects. settings: of an algorithm that is
     named. out: a new folder that keeps the run, which survives a kill (`simulator.resume_run`); it can be made of names
     alone. on_round: called after every round with its number and its point. options: data, partition, clients,
-    baseline, rounds, cohort, held_out, evaluate_every, target_accuracy, patience, engine, device, processes, ray, seed,
-    schedule, same_cohort, compress, as `simulator.SimulationConfig` has them.
+    baseline, rounds, cohort, held_out, evaluate_every, target_accuracy, patience, engine, device, processes,
+    at_once, ray, seed, schedule, same_cohort, compress, as `simulator.SimulationConfig` has them.
 
     Raises TypeError for an unknown option; SimulatorError, ExportError or AlgorithmError, naming what is wrong.
     """

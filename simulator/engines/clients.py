@@ -11,7 +11,7 @@ from torch import Tensor
 from fedcore.batching import StreamKey
 from simulator.engines.sums import RoundSums
 
-# A cohort is divided into about so many blocks.
+# On the CPU a cohort is divided into about so many blocks.
 BLOCKS = 32
 
 
@@ -46,3 +46,8 @@ def block_size(cohort: int, at_once: int) -> int:
     """How many clients are in a block, if there are so many."""
     groups = -(-cohort // min(at_once, cohort))
     return at_once * -(-groups // BLOCKS)
+
+
+def dealt(clients: Sequence[Client], hands: int) -> list[Sequence[Client]]:
+    """The cohort, longest first, dealt to so many GPUs: each gets as many clients, and as long ones, as the others."""
+    return [clients[hand::hands] for hand in range(min(hands, len(clients)))]

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from export.model import Model
 from fedcore.algorithms.algorithm import Algorithm
+from fedcore.decoding import decoder
 from simulator.client_states import ClientStates
-from simulator.engines.clients import ClientTrainer
+from simulator.engines.clients import Client, ClientTrainer, blocks, dealt
+from simulator.engines.cuda_graphs import CudaGraphs
+from simulator.engines.forked import compute_apart
+from simulator.engines.on_gpu import OnGpu
+from simulator.engines.program import Programs
 from simulator.engines.vectorised import VectorisedTrainer, clients_at_once
 from simulator.errors import EngineError
 from simulator.population import Population
@@ -20,15 +26,20 @@ if TYPE_CHECKING:
 
 EngineName = Literal["graphs", "torch"]
 
+# The name of all GPUs of a machine together.
+EVERY_GPU = "cuda:all"
+
+_COUNT = decoder(int)
+
 
 @dataclass(frozen=True, slots=True)
 class Computing:
     """How clients are trained: by torch on its `device`, several together, or on graphs on the CPU, one by one.
 
     graphs: what `simulator.engines.graphs.export_graphs` gives; without them torch computes. processes: how many train,
-    one thread each; only on the CPU more than one. at_once: how many clients torch vectorises together; chosen by model
-    and device when not given. on_ray: whether the processes are workers of the Ray cluster that this process is
-    connected to (simulator/engines/ray_cluster.py), and not forked from it.
+    one thread each; where `device` is "cuda", each on a GPU of its own. at_once: how many clients torch vectorises
+    together; chosen by model and device when not given. on_ray: whether the processes are workers of the Ray cluster
+    that this process is connected to (simulator/engines/ray_cluster.py), and not forked from it.
     """
 
     device: str = "cpu"
@@ -36,6 +47,16 @@ class Computing:
     processes: int = 1
     at_once: int | None = None
     on_ray: bool = False
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether GPUs train."""
+        return self.device != "cpu"
+
+    @property
+    def home(self) -> str:
+        """Where this process computes: it leaves GPUs to the others, if there are such, as it could not fork then."""
+        return "cpu" if self.processes > 1 or self.on_ray else self.device
 
     @property
     def forks(self) -> bool:
@@ -53,17 +74,34 @@ class Computing:
             return 1
         return self.at_once or clients_at_once(model, torch.device(self.device))
 
+    def parts(self, model: Model, clients: Sequence[Client]) -> list[Sequence[Client]]:
+        """A cohort, longest first, in the parts that are trained and summed by themselves."""
+        return dealt(clients, self.processes) if self.on_gpu else blocks(clients, self.together(model))
+
+    def of_process(self, number: int) -> Computing:
+        """The computing of one of the processes that are forked."""
+        return replace(self, device=f"cuda:{number}" if self.on_gpu else self.device, processes=1)
+
     def trainer(self, model: Model, algorithm: Algorithm, population: Population, kept: ClientStates) -> ClientTrainer:
         """What trains the clients of a population; `kept` is what they keep between rounds.
 
         Raises EngineError when this machine or installation cannot compute so.
         """
         if self.graphs is None:
-            device, at_once = compute_device(self.device), self.together(model)
-            return VectorisedTrainer(model, algorithm, population, kept, device=device, at_once=at_once)
+            device = compute_device(self.device)
+            programs = Programs(device, CudaGraphs(device) if device.type == "cuda" else None)
+            at_once = self.together(model)
+            return VectorisedTrainer(model, algorithm, population, kept, programs=programs, at_once=at_once)
         from simulator.engines.graphs import GraphsTrainer  # noqa: PLC0415  # needs ONNX Runtime, which torch does not
 
         return GraphsTrainer(self.graphs, population)
+
+    def hosted_trainer(
+        self, model: Model, algorithm: Algorithm, population: Population, kept: ClientStates
+    ) -> ClientTrainer:
+        """The same, for a process whose vectors lie on the host."""
+        trainer = self.trainer(model, algorithm, population, kept)
+        return OnGpu(trainer, compute_device(self.device)) if self.on_gpu else trainer
 
 
 def compute_device(name: str) -> torch.device:
@@ -74,3 +112,12 @@ def compute_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise EngineError(f"cannot compute on {name!r} here: {str(error).splitlines()[0]}") from error
     return device
+
+
+def gpus() -> int:
+    """How many GPUs torch sees here. Raises EngineError where there is none."""
+    # Counted apart, as a process that has looked at GPUs can fork none that trains on one.
+    count = compute_apart(torch.cuda.device_count, _COUNT)
+    if not count:
+        raise EngineError(f"torch sees no GPU here, so nothing computes on {EVERY_GPU!r}; take --device cpu")
+    return count

@@ -1,12 +1,17 @@
-"""The allocator of this process, told to keep the memory that a training step frees for the next step."""
+"""Memory: how much of it is free, and the allocator of this process, told to keep what a step frees for the next."""
 
 from __future__ import annotations
 
 import ctypes
 import sys
+from pathlib import Path
+
+import torch
 
 # mallopt(3): the parameters, and a size above that of all that a step allocates.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, BYTES = -1, -3, 2**30
+# Of the free memory of a GPU, what is to stay there takes this share at most: the rest is for training.
+SHARE = 0.5
 
 
 def keep_freed_memory() -> None:
@@ -18,3 +23,19 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(M_TRIM_THRESHOLD, BYTES)
         mallopt(M_MMAP_THRESHOLD, BYTES)
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Memory that is free on a compute device, or None where the system does not tell."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        known = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    except OSError:  # not Linux
+        return None
+    return 1024 * int(known["MemAvailable"].split()[0])
+
+
+def may_stay(nbytes: int, device: torch.device) -> bool:
+    """Whether so many bytes may lie on a compute device for good: on the host always, on a GPU where they fit."""
+    return device.type == "cpu" or nbytes <= SHARE * (free_bytes(device) or 0)

@@ -40,7 +40,7 @@ class CohortOracle:
         try:
             with Traceable():
                 return self._alone(params) if len(self._mask_KB) == 1 else self._together(params)
-        except ExportError:
+        except (ExportError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # anything that the user's own code raises
             raise EngineError(f"the model {self._model.spec.name} does not run here: {reason(error)}") from error

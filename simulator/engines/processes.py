@@ -94,19 +94,19 @@ class _Shared:
 class Processes:
     """Processes that train blocks, longest clients first. They start when they are needed, and end with this object.
 
-    make: makes the trainer, in every process. received: what clients receive in every trip, for the sizes.
+    makes: one function for each process, which makes its trainer in it. received: what clients receive in every trip,
+    for the sizes.
     """
 
     def __init__(
         self,
-        make: Callable[[], ClientTrainer],
-        count: int,
+        makes: Sequence[Callable[[], ClientTrainer]],
         layouts: Sequence[SumsLayout],
         received: Sequence[Mapping[str, Tensor]],
     ) -> None:
-        self._make, self._count = make, count
+        self._makes = makes
         # More places than processes: the sums of a block wait there until those of all blocks before it are added.
-        self._places = 2 * count
+        self._places = 2 * len(makes)
         self._shared = _Shared(received, layouts, self._places)
         self._workers: list[_Worker] = []
         weakref.finalize(self, _end, self._workers)
@@ -115,8 +115,8 @@ class Processes:
         """Train blocks, as many at a time as there are processes: see CohortTrainer."""
         for name, vector in self._shared.received(number).items():
             vector.copy_(received[name])
-        while len(self._workers) < min(self._count, len(blocks)):
-            self._workers.append(_Worker(self._make, self._shared))
+        for make in self._makes[len(self._workers) : len(blocks)]:
+            self._workers.append(_Worker(make, self._shared))
         layout = in_turn(self._shared.layouts, number)
         sums = RoundSums(layout, torch.empty(layout.size, dtype=torch.float64))
         try:

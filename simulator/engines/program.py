@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from simulator.engines.accumulation import accumulate
+from simulator.engines.cuda_graphs import Capture, Run
 from simulator.engines.layout import lay_out_parts, may_lie_in
 from simulator.engines.recording import Call, NotRecordable, Place, Recording, places, record
 from simulator.engines.trial import Before, agree
@@ -71,7 +72,7 @@ class Program:
     """
 
     def __init__(self, recording: Recording, workspace: Workspace, targets: Mapping[str, Tensor]) -> None:
-        self._device, self._given = workspace.device, dict(recording.given)
+        self._given = dict(recording.given)
         self._loose: dict[int, Tensor] = {}  # results of operators that allocate them
         self._steps: list[Callable[[], Any]] = []
         lay_out_parts(recording)
@@ -163,7 +164,7 @@ class Program:
         return read
 
     def _tensor(self, place: Place) -> Tensor:
-        return place.of(self._given[place.buffer], self._device)
+        return place.of(self._given[place.buffer])
 
     def _reader(self, place: Place) -> Callable[[], Tensor]:
         """A function for the tensor at a place."""
@@ -186,13 +187,14 @@ def _shifted(by: int, place: Place) -> Place:
 class Programs:
     """Programs by key, each recorded when it is first needed, and memory for their arguments.
 
-    replays: whether functions are recorded at all; else they are called each time, as are those that cannot be
-    recorded, or whose program fails its trial.
+    Functions that cannot be recorded, and those whose program fails its trial, are called each time. capture: makes of
+    a program's run what is run from then on.
     """
 
-    def __init__(self, device: torch.device, *, replays: bool) -> None:
-        self._workspace, self._replays = Workspace(device), replays
-        self._programs: dict[Hashable, Program | None] = {}  # None: called each time
+    def __init__(self, device: torch.device, capture: Capture | None = None) -> None:
+        self.device, self.captured = device, capture is not None
+        self._workspace, self._capture = Workspace(device), capture or (lambda run: run)
+        self._programs: dict[Hashable, Run | None] = {}  # None: called each time
         self._memory: dict[Hashable, Tensor] = {}
         self._bound: dict[Hashable, Any] = {}
         self._said = False
@@ -203,7 +205,7 @@ class Programs:
         if whole is None or len(whole) < shape[0]:
             self._programs.clear()  # they know where the arguments were
             self._bound.clear()
-            self._workspace = Workspace(self._workspace.device)
+            self._workspace = Workspace(self.device)
             whole = self._memory[key, len(shape)] = torch.empty(
                 tuple(shape), dtype=dtype, device=self._workspace.device
             )
@@ -232,18 +234,16 @@ class Programs:
 
         key: the same for the same function of the same arguments. arguments: all tensors that it reads and that change.
         """
-        if not self._replays:
-            return _called(function, targets)
         if key not in self._programs:
             self._programs[key], outputs = self._first_run(function, arguments, targets)
             return outputs
-        program = self._programs[key]
-        return _called(function, targets) if program is None else program.run()
+        run = self._programs[key]
+        return _called(function, targets) if run is None else run()
 
     def _first_run(
         self, function: Callable[[], dict[str, Tensor]], arguments: Iterable[Tensor], targets: Mapping[str, Tensor]
-    ) -> tuple[Program | None, dict[str, Tensor]]:
-        """A program of the function after its trial, and its outputs; None and those of a call where it fails."""
+    ) -> tuple[Run | None, dict[str, Tensor]]:
+        """The run of the function's program after its trial, and outputs; None and those of a call where it fails."""
         try:
             recording = record(function, arguments)
         except NotRecordable:
@@ -257,7 +257,7 @@ class Programs:
             self._workspace.spoil()
             outputs = program.run()
             if agree({**outputs, **targets}, recording.found | taken) and before.same_around(targets.values()):
-                return program, outputs
+                return self._capture(program.run), outputs
         self._say("a recorded step gave something else than the step itself")
         before.put_back()
         return None, _called(function, targets)

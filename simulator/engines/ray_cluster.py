@@ -19,12 +19,14 @@ HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0
 HTTP2_SETTINGS = b"\x04"
 
 
-def connect(address: str, workers: int | None) -> int:
+def connect(address: str, workers: int | None, *, on_gpus: bool = False) -> int:
     """Connect this process to a cluster; gives how many workers are to train: `workers`, or one for each of its CPUs.
+
+    on_gpus: or of its GPUs, which each worker gets one of, beside a CPU.
 
     address: "auto", the cluster that this machine is part of; "local", a new one on this machine, which ends with this
     process; or HOST:PORT, where the head of a cluster listens. A connection that this process has already is used as
-    it is. Raises EngineError when Ray is not installed, or there is no such cluster, or it has too few CPUs.
+    it is. Raises EngineError when Ray is not installed, or there is no such cluster, or it has too few CPUs or GPUs.
     """
     _check_installed()
     _check_address(address)
@@ -39,13 +41,14 @@ def connect(address: str, workers: int | None) -> int:
         except Exception as error:  # of several kinds, by what is wrong
             what = "start a Ray cluster on this machine" if local else f"join the Ray cluster {address!r}"
             raise EngineError(f"cannot {what}: {reason(error)}") from error
-    cpus = int(ray.cluster_resources().get("CPU", 0))  # type: ignore[no-untyped-call]
-    if cpus < (workers or 1):
+    kind = "GPU" if on_gpus else "CPU"
+    there = int(ray.cluster_resources().get(kind, 0))  # type: ignore[no-untyped-call]
+    if there < (workers or 1):
         raise EngineError(
-            f"the Ray cluster has {cpus} CPUs, and {workers or 1} workers need one each; add machines to it, or take "
-            "fewer --processes"
+            f"the Ray cluster has {there} {kind}s, and {workers or 1} workers need one each; add machines to it, or "
+            "take fewer --processes"
         )
-    return workers or cpus
+    return workers or there
 
 
 def _check_installed() -> None:

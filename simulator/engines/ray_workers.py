@@ -76,7 +76,7 @@ class _Trained:
 
 
 class _Worker:
-    """An actor of one CPU. What goes wrong in its methods is their result."""
+    """An actor of one CPU, or of one with one GPU. What goes wrong in its methods is their result."""
 
     def prepare(self, versions: Mapping[str, str], work: Sequence[ray.ObjectRef[Work]]) -> Failure | None:
         """Load the work, the one item, after a look at the versions here."""
@@ -85,10 +85,10 @@ class _Worker:
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         try:
             _check_versions(versions)
-            loaded = _loaded(work[0])
+            mine = _loaded(work[0])
             self._kept = ClientStates({}, {})
-            self._trainer = loaded.computing.trainer(loaded.model, loaded.algorithm, loaded.population, self._kept)
-            self._layouts = layouts_of(loaded.model, loaded.algorithm)
+            self._trainer = mine.computing.hosted_trainer(mine.model, mine.algorithm, mine.population, self._kept)
+            self._layouts = layouts_of(mine.model, mine.algorithm)
         except Exception as error:  # whatever the user's own code raises
             return Failure.of(error)
         return None
@@ -114,6 +114,7 @@ class RayWorkers:
 
     def __init__(self, work: Work, kept: ClientStates) -> None:
         self._count, self._kept = work.computing.processes, kept
+        self._gpus = 1 if work.computing.on_gpu else 0
         self._layouts = layouts_of(work.model, work.algorithm)
         self._versions = _versions(work.computing)
         _send_own_code(work)
@@ -163,7 +164,7 @@ class RayWorkers:
             yield done.pop(wanted)
 
     def _start(self) -> None:
-        worker: Any = ray.remote(num_cpus=1)(_Worker).remote()
+        worker: Any = ray.remote(num_cpus=1, num_gpus=self._gpus)(_Worker).remote()
         self._busy[worker.prepare.remote(self._versions, [self._work])] = worker, None
 
     def _order(self, number: int, received: ray.ObjectRef[Any], blocks: Blocks, block: int) -> None:
@@ -177,7 +178,7 @@ class RayWorkers:
         answered, _ = ray.wait(list(self._busy), timeout=READY_S if all_start else None)
         if not answered:
             raise EngineError(
-                f"no worker of the Ray cluster was ready within {READY_S:.0f} s; are its CPUs taken by other jobs "
+                f"no worker of the Ray cluster was ready within {READY_S:.0f} s; do other jobs hold its CPUs or GPUs "
                 "(`ray status`)?"
             )
         return answered[0]

@@ -17,6 +17,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
+from simulator.engines.random_state import RandomState
+
 aten = torch.ops.aten
 # Operators with others that do the same, and can write into memory that is there.
 SAME = {aten.mul.Scalar: aten.mul.Tensor, aten.div.Scalar: aten.div.Tensor}
@@ -41,9 +43,10 @@ class Place:
     stride: tuple[int, ...]
     offset: int
 
-    def of(self, storage: torch.UntypedStorage, device: torch.device) -> Tensor:
+    def of(self, storage: torch.UntypedStorage) -> Tensor:
         """The tensor at this place in some memory."""
-        return torch.empty(0, dtype=self.dtype, device=device).set_(storage, self.offset, self.size, self.stride)
+        empty = torch.empty(0, dtype=self.dtype, device=storage.device)
+        return empty.set_(storage, self.offset, self.size, self.stride)
 
 
 @dataclass(slots=True)
@@ -183,14 +186,14 @@ def record(function: Callable[[], Mapping[str, Tensor]], arguments: Iterable[Ten
     arguments: the tensors whose values may be others in the next run; everything else that it reads is a constant.
     Raises NotRecordable.
     """
-    notes, drawn = _Notes(arguments), torch.get_rng_state()
+    notes, random = _Notes(arguments), RandomState()
     try:
         with _Recorder(notes) as recorder, _Readings(recorder):
             outputs = function()
         found = {name: one.clone() for name, one in outputs.items()}
     finally:
         notes.put_back()
-        torch.set_rng_state(drawn)
+        random.put_back()
     if recorder.refused:
         raise NotRecordable
     results = {name: notes.place(one) for name, one in outputs.items()}

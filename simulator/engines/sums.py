@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -55,8 +55,8 @@ class RoundSums:
     """Named views of one vector (S,), float64, to which clients are added. It begins with zeros."""
 
     def __init__(self, layout: SumsLayout, vector: Tensor) -> None:
-        self._bounded = layout.bounded
-        self.vector, names = vector[: layout.size].zero_(), (*layout.report, *layout.metrics)
+        self._bounded, self.layout, names = layout.bounded, layout, (*layout.report, *layout.metrics)
+        self.vector = vector[: layout.size].zero_()
         parts = torch.split(self.vector, [*layout.report.values(), *layout.metrics.values(), 1, 1])
         named = dict(zip(names, parts[:-2], strict=True))
         self.report = {name: named[name] for name in layout.report}
@@ -68,27 +68,41 @@ class RoundSums:
 
         The number of clients is that of finite ones. Gives which those are, bool (K,).
         """
-        finite = []
-        for start in range(0, len(weight_K), SUMMED_TOGETHER):
-            few = slice(start, start + SUMMED_TOGETHER)
-            finite.append(self._add(_rows(report_K, few), _rows(metrics_K, few), _rows(kept_K, few), weight_K[few]))
-        return torch.cat(finite)
-
-    def _add(self, report_K: Report, metrics_K: Mapping[str, Tensor], kept_K: ClientState, weight_K: Tensor) -> Tensor:
-        finite_K, sums = torch.ones_like(weight_K, dtype=torch.bool), _sums(report_K, metrics_K, weight_K)
+        ranges = [slice(start, start + SUMMED_TOGETHER) for start in range(0, len(weight_K), SUMMED_TOGETHER)]
+        groups = [
+            _Group(_rows(report_K, few), _rows(metrics_K, few), _rows(kept_K, few), weight_K[few]) for few in ranges
+        ]
+        sums = [_sums(group.report, group.metrics, group.weight) for group in groups]
         # A sum is finite only where all its terms are, and takes no memory; finite values may overflow it, too.
-        if not all(math.isfinite(value.sum().item()) for value in (*sums.values(), *kept_K.values())):
-            finite_K = _finite(report_K, metrics_K, kept_K, weight_K)
+        totals = [_total((*one.values(), *group.kept.values())) for one, group in zip(sums, groups, strict=True)]
+        finite = torch.stack(totals).isfinite().tolist()  # of all groups at once, as this waits for a GPU
+        return torch.cat([self._add(*one) for one in zip(groups, sums, finite, strict=True)])
+
+    def _add(self, group: _Group, sums: Mapping[str, Tensor], finite: bool) -> Tensor:
+        """Add a group. sums: of all its clients; to be taken if they are `finite`."""
+        finite_K = torch.ones_like(group.weight, dtype=torch.bool)
+        if not finite:
+            finite_K = _finite(group)
             report_K, metrics_K = (
-                {name: value[finite_K].double() for name, value in vectors.items()} for vectors in (report_K, metrics_K)
+                {name: value[finite_K].double() for name, value in vectors.items()}
+                for vectors in (group.report, group.metrics)
             )
-            sums = _sums(report_K, metrics_K, weight_K[finite_K].double())
+            sums = _sums(report_K, metrics_K, group.weight[finite_K].double())
         for name, total in (self.report | self.metrics).items():
             total.add_(sums[name])
-        counting_K = weight_K if self._bounded else weight_K * finite_K
+        counting_K = group.weight if self._bounded else group.weight * finite_K
         self.weight += counting_K.sum(dtype=torch.float64)
         self.contributors += finite_K.sum()
         return finite_K
+
+
+class _Group(NamedTuple):
+    """What a few clients report, measure, keep and weigh, (K, …) each."""
+
+    report: Report
+    metrics: Mapping[str, Tensor]
+    kept: ClientState
+    weight: Tensor
 
 
 def _sums(report_K: Report, metrics_K: Mapping[str, Tensor], weight_K: Tensor) -> dict[str, Tensor]:
@@ -97,10 +111,15 @@ def _sums(report_K: Report, metrics_K: Mapping[str, Tensor], weight_K: Tensor) -
     return weighted | {name: value.sum(0) for name, value in metrics_K.items()}
 
 
-def _finite(report_K: Report, metrics_K: Mapping[str, Tensor], kept_K: ClientState, weight_K: Tensor) -> Tensor:
+def _total(vectors: Iterable[Tensor]) -> Tensor:
+    """The sum of all values."""
+    return torch.stack([vector.sum() for vector in vectors]).sum()
+
+
+def _finite(group: _Group) -> Tensor:
     """Which clients have nothing but finite values, bool (K,)."""
-    weighted = (value * weight_K[:, None] for value in report_K.values())
-    everything = (*weighted, *metrics_K.values(), *kept_K.values())
+    weighted = (value * group.weight[:, None] for value in group.report.values())
+    everything = (*weighted, *group.metrics.values(), *group.kept.values())
     return torch.stack([torch.isfinite(value).all(-1) for value in everything]).all(0)
 
 

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
+from simulator.engines.random_state import RandomState
+
 # Of the largest value of an output, and of 1: so far may a value of a program be from what its function gives.
 CLOSE, TINY = 1e-4, 1e-6
 
@@ -25,13 +27,13 @@ class Before:
             (storage, storage.clone())  # type: ignore[no-untyped-call]
             for storage in distinct.values()
         ]
-        self._drawn = torch.get_rng_state()
+        self._random = RandomState()
 
     def put_back(self) -> None:
         """Let all be as it was."""
         for storage, before in self._memory:
             storage.copy_(before)
-        torch.set_rng_state(self._drawn)
+        self._random.put_back()
 
     def same_around(self, targets: Iterable[Tensor]) -> bool:
         """Whether a program that wrote to targets left the rest of their memory alone."""
@@ -64,4 +66,4 @@ def _close(found: Tensor, wanted: Tensor) -> bool:
 
 
 def _bytes(storage: torch.UntypedStorage) -> Tensor:
-    return torch.empty(0, dtype=torch.uint8).set_(storage)
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

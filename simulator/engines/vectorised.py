@@ -6,12 +6,11 @@ Shapes: K clients, A of them active, D parameters, B batch, M metric sums.
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.modules.conv import _ConvNd
 
@@ -31,21 +30,26 @@ from fedcore.plan import EXAMPLE, MASK, METRICS, NEXT, NOISE, REPORT, prefixed, 
 from fedcore.report import weight_of
 from simulator.client_states import ClientStates
 from simulator.engines.clients import Client
+from simulator.engines.cuda_graphs import padded
+from simulator.engines.examples import Examples
 from simulator.engines.memory import keep_freed_memory
 from simulator.engines.oracle import CohortOracle
 from simulator.engines.program import Programs
 from simulator.engines.sums import RoundSums
+from simulator.errors import EngineError
 from simulator.population import Population
 
 KEPT = "kept"
 # So many parameters at most are vectorised together in networks with convolutions.
 CONVOLVED_TOGETHER = 1_000_000
+# A GPU's memory has room for so many vectors of every client that trains there: parameters, gradients, activations.
+VECTORS = 32
 
 
 class VectorisedTrainer:
-    """Trains `at_once` clients together on one compute device, which holds the examples of the whole population.
+    """Trains `at_once` clients together on one compute device.
 
-    kept: what clients keep between rounds; it is moved.
+    kept: what clients keep between rounds; it is moved. programs: say on which device, and whether steps are captured.
     """
 
     def __init__(
@@ -55,41 +59,46 @@ class VectorisedTrainer:
         population: Population,
         kept: ClientStates,
         *,
-        device: torch.device,
+        programs: Programs,
         at_once: int,
     ) -> None:
-        self._model, self._algorithm, self._population, self._kept = model, algorithm, population, kept
-        self._device, self._at_once = device, at_once
-        self._programs = Programs(device, replays=device.type == "cpu")
+        self._model, self._algorithm, self._kept = model, algorithm, kept
+        self._device, self._at_once, self._programs = programs.device, at_once, programs
         keep_freed_memory()
-        self._examples, self._sizes = on_device(device, population.fields), population.sizes.tolist()
+        self._examples, self._sizes = Examples(programs.device, population), population.sizes.tolist()
 
     def train(self, number: int, broadcast: Mapping[str, Tensor], clients: Sequence[Client], sums: RoundSums) -> None:
         """Run a trip for every client: see ClientTrainer."""
         turn = (number - 1) % len(trips_of(self._algorithm))
         received = self._programs.hold((turn,), broadcast)
         for start in range(0, len(clients), self._at_once):
-            self._train(turn, received, clients[start : start + self._at_once], sums)
+            together = clients[start : start + self._at_once]
+            try:
+                self._train(turn, received, _Group(together, *self._examples.of(_indices(together))), sums)
+            except torch.OutOfMemoryError as error:
+                raise EngineError(
+                    f"the memory of {self._device} is too small for {len(together)} clients at once; train fewer with "
+                    "--at-once"
+                ) from error
 
-    def _train(self, turn: int, received: Broadcast, clients: Sequence[Client], sums: RoundSums) -> None:
-        indices, trip = [client.index for client in clients], trips_of(self._algorithm)[turn]
+    def _train(self, turn: int, received: Broadcast, group: _Group, sums: RoundSums) -> None:
+        indices, trip = _indices(group.clients), trips_of(self._algorithm)[turn]
         known = {**received, **self._programs.hold((turn, KEPT), self._kept.gather(indices))}
         carries: dict[str, Carry] = {}
         metrics: dict[str, Tensor] = {}
         for index, item in enumerate(trip.passes):
             carried = with_carries(known, carries)
-            carries[item.name], metrics[item.name] = self._run_pass((turn, index), item, carried, clients)
+            carries[item.name], metrics[item.name] = self._run_pass((turn, index), item, carried, group)
         end = functools.partial(self._end, trip, known, carries)
         arguments = [*known.values(), *(vector for carry in carries.values() for vector in carry.values())]
-        ended = self._programs.run((turn, len(clients)), end, arguments, {})
+        ended = self._programs.run((turn, len(indices)), end, arguments, {})
         report, kept = unprefixed(REPORT, ended), unprefixed(KEPT, ended)
         finite = sums.add(report, metrics, self._weights(indices), kept)
         self._kept.scatter(indices, kept, finite)
 
-    def _run_pass(
-        self, where: tuple[int, int], item: Pass, received: Broadcast, clients: Sequence[Client]
-    ) -> tuple[Carry, Tensor]:
+    def _run_pass(self, where: tuple[int, int], item: Pass, received: Broadcast, group: _Group) -> tuple[Carry, Tensor]:
         """The last carry (K, …) and the metric sums (K, M) of every client. where: which trip and pass."""
+        clients = group.clients
         # Vectors that all clients share stay single, so the first step multiplies the examples of all by one matrix.
         carry = self._programs.hold((*where, "begin"), item.begin(received))
         rows = {
@@ -97,12 +106,15 @@ class VectorisedTrainer:
             for name, vector in carry.items()
         }
         sums_KM = torch.zeros(len(clients), len(self._model.metrics), device=self._device)
-        for number, (examples, mask) in enumerate(self._steps(where[1], item, clients)):
-            active = len(mask)
-            edge = self._batch(where, number, examples, mask, clients[:active])
-            key = (*where, active, number == 0)
+        for number, (active, examples, mask) in enumerate(self._steps(where[1], item, group)):
+            trained = len(mask)
+            edge = self._batch((*where, number), group, examples, mask)
+            key = (*where, trained, number == 0)
             step = self._programs.once(key, functools.partial(self._bind, key, item, carry, received, edge, rows))
-            sums_KM[:active] += step()[METRICS]
+            ended = {name: vector[active:trained].clone() for name, vector in rows.items() if trained > active}
+            sums_KM[:active] += step()[METRICS][:active]
+            for name, vector in ended.items():  # who has no batch left keeps what the last one made
+                rows[name][active:trained] = vector
             carry = rows
         return carry, sums_KM
 
@@ -115,11 +127,11 @@ class VectorisedTrainer:
         edge: Mapping[str, Tensor],
         rows: Carry,
     ) -> Callable[[], dict[str, Tensor]]:
-        """A step of the active clients, which is the same until their memory moves."""
-        active = len(edge[MASK])
-        step = functools.partial(self._step, item, _first(active, carry), _first(active, received), edge)
+        """A step of so many clients, which is the same until their memory moves."""
+        trained = len(edge[MASK])
+        step = functools.partial(self._step, item, _first(trained, carry), _first(trained, received), edge)
         arguments = [*carry.values(), *received.values(), *edge.values()]
-        return functools.partial(self._programs.run, key, step, arguments, prefixed(NEXT, _first(active, rows)))
+        return functools.partial(self._programs.run, key, step, arguments, prefixed(NEXT, _first(trained, rows)))
 
     def _step(self, item: Pass, carry: Carry, received: Broadcast, edge: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """One step of the active clients: names as at the edge of a step graph, `edge` without vectors."""
@@ -134,36 +146,40 @@ class VectorisedTrainer:
         kept = self._algorithm.keep(known, carries) if keeps_client_state(self._algorithm) else {}
         return prefixed(REPORT, trip.report(known, carries)) | prefixed(KEPT, kept)
 
-    def _batch(
-        self, where: tuple[int, int], step: int, rows: Tensor, mask: Tensor, clients: Sequence[Client]
-    ) -> dict[str, Tensor]:
-        """Examples, mask and noise of a step, in memory of its own. rows: (A, B) into the population's examples."""
-        edge = self._programs.once((*where, "batch", len(rows)), functools.partial(self._room, where, *rows.shape))
+    def _batch(self, at: tuple[int, int, int], group: _Group, rows: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        """Examples, mask and noise of a step, in memory of its own. at: which trip, pass and step."""
+        where, step = at[:2], at[2]
+        room = functools.partial(self._room, where, group, *rows.shape)
+        edge = self._programs.once((*where, "batch", len(rows)), room)
         edge[MASK].copy_(mask)
-        for name, array in self._examples.items():
+        for name, array in group.fields.items():
             torch.index_select(array, 0, rows.flatten(), out=edge[f"{EXAMPLE}.{name}"].flatten(0, 1))
         if self._model.noisy:  # from which dropout draws
-            drawn = np.stack([noise(one.key, where[1], step, rows.shape[1]) for one in clients])
+            drawn = np.stack([noise(one.key, where[1], step, rows.shape[1]) for one in group.clients[: len(mask)]])
             edge[NOISE].copy_(torch.from_numpy(drawn))
         return edge
 
-    def _room(self, where: tuple[int, int], active: int, size: int) -> dict[str, Tensor]:
-        """Memory for a batch of `size` examples of each active client."""
-        room = {MASK: self._programs.memory((*where, MASK), (active, size))}
-        for name, array in self._examples.items():
-            shape = (active, size, *array.shape[1:])
+    def _room(self, where: tuple[int, int], group: _Group, trained: int, size: int) -> dict[str, Tensor]:
+        """Memory for a batch of `size` examples of each client that a step trains."""
+        room = {MASK: self._programs.memory((*where, MASK), (trained, size))}
+        for name, array in group.fields.items():
+            shape = (trained, size, *array.shape[1:])
             room[f"{EXAMPLE}.{name}"] = self._programs.memory((*where, EXAMPLE, name), shape, array.dtype)
         if self._model.noisy:
-            room[NOISE] = self._programs.memory((*where, NOISE), (active, size), torch.int32)
+            room[NOISE] = self._programs.memory((*where, NOISE), (trained, size), torch.int32)
         return room
 
-    def _steps(self, index: int, item: Pass, clients: Sequence[Client]) -> Iterator[tuple[Tensor, Tensor]]:
-        """For each step, rows (A, B) into the population's examples and masks (A, B) of the A clients still active."""
+    def _steps(self, index: int, item: Pass, group: _Group) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """For each step, how many clients have a batch, and rows into the group's examples and masks, both (A, B).
+
+        A is that number, or a little more where steps are captured.
+        """
+        clients = group.clients
         counts = [item.loop.step_count(self._sizes[one.index]) for one in clients]
         shape = (counts[0], len(clients), item.loop.batch_size)
         rows_SKB, mask_SKB = np.zeros(shape, np.int64), np.ones(shape, np.float32)
         for place, one in enumerate(clients):
-            start, step = self._population.starts[one.index], 0
+            start, step = group.starts[place], 0
             for indices, mask in sweeps(item.loop, self._sizes[one.index], one.key, index):
                 rows_SKB[step : step + len(indices), place] = start + indices
                 mask_SKB[step : step + len(indices), place] = mask
@@ -171,21 +187,36 @@ class VectorisedTrainer:
         rows, masks = (torch.from_numpy(array).to(self._device) for array in (rows_SKB, mask_SKB))
         for step in range(counts[0]):
             active = sum(count > step for count in counts)
-            yield rows[step, :active], masks[step, :active]
+            trained = padded(active, len(clients)) if self._programs.captured else active
+            yield active, rows[step, :trained], masks[step, :trained]
 
     def _weights(self, clients: Sequence[int]) -> Tensor:
         weights = [weight_of(self._algorithm.weighting, self._sizes[client]) for client in clients]
         return torch.from_numpy(np.array(weights, np.float32)).to(self._device)
 
 
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Clients that train together, longest first; `fields` has their examples, and theirs begin at `starts`."""
+
+    clients: Sequence[Client]
+    fields: Mapping[str, Tensor]
+    starts: Sequence[int]
+
+
+def _indices(clients: Sequence[Client]) -> list[int]:
+    return [client.index for client in clients]
+
+
 def clients_at_once(model: Model, device: torch.device) -> int:
-    """How many clients to vectorise together: on a GPU the whole cohort, on a CPU as many as stay in cache.
+    """How many clients to vectorise together: on a GPU all that it has room for, on a CPU as many as stay in cache.
 
     Networks with convolutions of some size go one client at a time, because torch vectorises them over clients as
     grouped convolutions, which are slow there; in tiny ones the cost of a call outweighs that (docs/performance.md).
     """
     if device.type != "cpu":
-        return sys.maxsize
+        memory = torch.cuda.get_device_properties(device).total_memory
+        return max(1, memory // (VECTORS * 4 * model.initial.size))
     if not any(isinstance(layer, _ConvNd) for layer in model.module.modules()):
         return 10
     return max(1, min(20, CONVOLVED_TOGETHER // model.initial.size))
@@ -199,8 +230,3 @@ def _first(active: int, vectors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _rows(vector: Tensor, clients: int) -> Tensor:
     """A vector as (K, …), also where all clients share it."""
     return vector.expand(clients, vector.shape[-1])
-
-
-def on_device(device: torch.device, arrays: Mapping[str, NDArray[np.generic]]) -> dict[str, Tensor]:
-    """Arrays by name as tensors on a compute device."""
-    return {name: torch.from_numpy(np.ascontiguousarray(array)).to(device) for name, array in arrays.items()}

@@ -17,6 +17,7 @@ import numpy as np
 from export.errors import UnknownModel
 from fedcore.decoding import converter
 from fedcore.errors import AlgorithmError, ScheduleError
+from simulator.engines.computing import EVERY_GPU
 from simulator.errors import RunError, SimulatorError
 from simulator.simulation import SimulationConfig, completed, to_config
 
@@ -74,6 +75,8 @@ def read_sweep(path: Path) -> list[SweepRun]:
         if name in runs and runs[name].varied != varied:
             raise RunError(f"{path}: two runs would share the folder {name}; rename what differs in them")
         config = _config(file.options, varied, name)
+        if config.device == EVERY_GPU:
+            raise RunError(f"the run {name} cannot have all GPUs: every run of a sweep trains on one, such as cuda:0")
         if (config.processes or 1) > 1:
             raise RunError(
                 f"the run {name} cannot have {config.processes} processes: the runs of a sweep train in one process "

@@ -11,7 +11,7 @@ from muster.bench import engine_peers
 from muster.bench.engine import run
 from muster.bench.engine_peers import BARE, PEERS, RUNNERS, compare
 from muster.bench.engine_scaling import measure
-from muster.bench.engine_workloads import Workload, logreg
+from muster.bench.engine_workloads import Workload, grown, logreg
 from muster.bench.options import EngineOptions
 from muster.bench.peer import PeerError, python_with, started
 from simulator.errors import EngineError
@@ -135,6 +135,14 @@ def test_peer_that_does_other_work_is_refused(tmp_path, steps, words):
     )
     with pytest.raises(PeerError, match=f"lazy.*{words}"):
         compare(1, silent, {"small": SMALL}, {"lazy": (str(lazy), None)})
+
+
+def test_cohorts_grow_to_5000_of_as_many_clients_on_a_gpu():
+    workloads = grown()
+    assert {one.cohort for one in workloads.values()} == {50, 500, 5000}
+    assert all(one.clients >= one.cohort for one in workloads.values())
+    with pytest.raises(EngineError, match="cannot compute on 'cuda:99'"):
+        run(EngineOptions(device="cuda:99"), silent)
 
 
 def test_peers_are_not_compared_on_a_gpu():

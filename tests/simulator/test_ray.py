@@ -103,6 +103,8 @@ def test_a_cluster_of_two_cpus_has_room_for_two_workers(ray):
     with pytest.raises(EngineError, match="has 2 CPUs, and 3 workers need one each"):
         connect("auto", 3)
     assert connect("auto", None) == 2
+    with pytest.raises(EngineError, match="has 0 GPUs, and 1 workers need one each"):
+        connect("auto", None, on_gpus=True)
 
 
 @pytest.mark.long

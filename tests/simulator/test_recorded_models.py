@@ -84,7 +84,7 @@ def test_the_gradient_of_a_recorded_model_is_that_of_the_model(forward, clients)
     field = Field("x", "int64", (6,), high=30) if forward is recurrent else Field("x", "float32", (1, 8, 8))
     label = Field("y", "int64", high=10)
     model = Model(ModelSpec("own", lambda: Layers(forward), cross_entropy, (field,), label, {"accuracy": accuracy}))
-    programs, calls, mask = Programs(CPU, replays=True), [], torch.ones(clients, 5)
+    programs, calls, mask = Programs(CPU), [], torch.ones(clients, 5)
 
     def drawn(seed):
         generator = torch.Generator().manual_seed(seed)

@@ -1,0 +1,129 @@
+"""Options of `muster simulate`: those of a simulation, which files have by the same names."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from muster.compress_option import COMPRESS
+from muster.output import Settings, parse_settings
+from muster.schedule_option import Schedule, parse_schedule
+
+if TYPE_CHECKING:
+    from simulator.simulation import SimulationConfig
+
+ALGORITHM = "An algorithm (`muster algorithms list`), or your own as package.module:Class.  [default: fedavg]"
+DATASET = (
+    "A data set by name (`muster data list`), package.module:function, or a path to npz or Parquet files.  "
+    "[default: digits]"
+)
+PARTITION = (
+    "How examples are dealt to clients: dirichlet:ALPHA, pachinko:ALPHA,BETA, shards:PER_CLIENT, quantity:BETA or "
+    "shuffled; by default by user, or dirichlet:0.3 where there are no users."
+)
+CLIENTS = "To how many clients; without --partition so many of the users, drawn.  [default: all]"
+BASELINE = (
+    "Instead of federated training: pooled (one client has all examples), local (every user alone), or dane, cocoa, "
+    "sparse_fsvrg (models ridge, logistic)."
+)
+ENGINE = (
+    "What trains users: torch, several at once; graphs, one by one on what devices run, after an export of seconds; or "
+    "auto, which measures a few steps of both where that pays and keeps the figures in your cache.  [default: auto]"
+)
+TARGET = "End when held-out users reach this accuracy, from 0 to 1."
+PATIENCE = "End when their loss has not fallen for so many rounds."
+DEVICE = (
+    "Where to compute: cpu; cuda, or a certain GPU as cuda:1; or cuda:all, every GPU with a process of its own.  "
+    "[default: cpu]"
+)
+PROCESSES = "Processes that train; on the CPU their number changes no result.  [default: one for each core]"
+AT_ONCE = "Clients that torch trains together; fewer need less memory.  [default: what suits model and device]"
+RAY = (
+    "Train on the workers of a Ray cluster: that of this machine (auto), a new one on this machine (local), or the one "
+    "at HOST:PORT. --processes is then how many.  [default: one for each of its CPUs, or GPUs]"
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SimulateOptions:
+    """The options of a simulation; None where one is not given."""
+
+    model: Annotated[str | None, typer.Option(help="A built-in model or package.module:function.")] = None
+    dataset: Annotated[str | None, typer.Option(help=DATASET)] = None
+    data: Annotated[Path | None, typer.Option(help="The folder that holds data sets on disk.")] = None
+    partition: Annotated[str | None, typer.Option(help=PARTITION)] = None
+    clients: Annotated[int | None, typer.Option(help=CLIENTS)] = None
+    algorithm: Annotated[str | None, typer.Option(help=ALGORITHM)] = None
+    baseline: Annotated[str | None, typer.Option(help=BASELINE)] = None
+    settings: Settings = None
+    schedule: Schedule = None
+    rounds: Annotated[int | None, typer.Option(help="Rounds to run.  [default: 100]")] = None
+    cohort: Annotated[int | None, typer.Option(help="Users per round.  [default: 10]")] = None
+    evaluate_every: Annotated[
+        int | None, typer.Option(help="Rounds between two measurements on held-out users.  [default: 10]")
+    ] = None
+    target_accuracy: Annotated[float | None, typer.Option(help=TARGET)] = None
+    patience: Annotated[int | None, typer.Option(metavar="ROUNDS", help=PATIENCE)] = None
+    engine: Annotated[str | None, typer.Option(help=ENGINE)] = None
+    same_cohort: Annotated[
+        bool | None, typer.Option("--same-cohort", help="Of an algorithm of two trips: the same users in both.")
+    ] = None
+    device: Annotated[str | None, typer.Option(help=DEVICE)] = None
+    processes: Annotated[int | None, typer.Option(help=PROCESSES)] = None
+    at_once: Annotated[int | None, typer.Option(help=AT_ONCE)] = None
+    ray: Annotated[str | None, typer.Option(metavar="ADDRESS", help=RAY)] = None
+    compress: Annotated[str | None, typer.Option(metavar="STEPS", help=COMPRESS)] = None
+    seed: Annotated[int | None, typer.Option(help="Seed of split, weights, cohorts, order.  [default: 0]")] = None
+
+    def configuration(self, files: Sequence[Path]) -> SimulationConfig:
+        """The configuration of files, later ones before earlier ones, overridden by the options.
+
+        A wrong algorithm is reported before torch is loaded. A baseline may have other settings, which are looked at
+        later.
+        """
+        from fedcore.algorithms import create, module_of
+
+        values: dict[str, Any] = {}
+        for path in files:
+            values |= _read(path)
+        values |= self._given()
+        settings = parse_settings(self.settings)
+        if settings:
+            values["settings"] = {**values.get("settings", {}), **settings}
+        if isinstance(values.get("settings", {}), dict) and "baseline" not in values:
+            algorithm = str(values.get("algorithm", "fedavg"))
+            create(algorithm, values.get("settings"), [module_of(algorithm)])
+        return _converted(values)
+
+    def _given(self) -> dict[str, Any]:
+        """The options that were given, but for the settings."""
+        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        given |= {"settings": None, "schedule": parse_schedule(self.schedule) if self.schedule else None}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise typer.BadParameter(f"cannot read {path}: {error}", param_hint="CONFIG.toml") from error
+
+
+def _converted(values: dict[str, Any]) -> SimulationConfig:
+    from muster.output import loading
+
+    with loading():
+        from simulator.simulation import to_config
+
+    if "model" not in values:
+        raise typer.BadParameter("name a model, for instance --model mlp", param_hint="--model")
+    try:
+        return to_config(values)
+    except msgspec.ValidationError as error:
+        raise typer.BadParameter(str(error), param_hint="CONFIG.toml") from error

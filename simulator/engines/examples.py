@@ -1,0 +1,46 @@
+"""The examples of a population for one compute device: all of them there where they fit, else a group's at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from simulator.engines.memory import may_stay
+from simulator.population import Population
+
+
+class Examples:
+    """The examples of a population. whole: whether all lie on the compute device; by default, if they fit."""
+
+    def __init__(self, device: torch.device, population: Population, *, whole: bool | None = None) -> None:
+        self._device, self._population = device, population
+        nbytes = sum(array.nbytes for array in population.fields.values())
+        self._whole = may_stay(nbytes, device) if whole is None else whole
+        self._fields = on_device(device if self._whole else torch.device("cpu"), population.fields)
+
+    def of(self, clients: Sequence[int]) -> tuple[dict[str, Tensor], list[int]]:
+        """Fields (n, …) on the compute device, with the examples of these clients, and where those of each begin."""
+        starts = self._population.starts
+        if self._whole:
+            return self._fields, starts[list(clients)].tolist()
+        ranges = [slice(int(starts[client]), int(starts[client + 1])) for client in clients]
+        begin = np.cumsum([0, *(one.stop - one.start for one in ranges)]).tolist()
+        fields = {name: self._copied(array, ranges, begin[-1]) for name, array in self._fields.items()}
+        return fields, begin[:-1]
+
+    def _copied(self, array: Tensor, ranges: Sequence[slice], total: int) -> Tensor:
+        """Some ranges of an array on the host, one after the other, on the compute device."""
+        # A GPU copies by itself, while the CPU goes on, from memory that cannot be swapped out.
+        pinned = self._device.type == "cuda"
+        staged = torch.empty((total, *array.shape[1:]), dtype=array.dtype, pin_memory=pinned)
+        torch.cat([array[one] for one in ranges], out=staged)
+        return staged.to(self._device, non_blocking=True)
+
+
+def on_device(device: torch.device, arrays: Mapping[str, NDArray[np.generic]]) -> dict[str, Tensor]:
+    """Arrays by name as tensors on a compute device."""
+    return {name: torch.from_numpy(np.ascontiguousarray(array)).to(device) for name, array in arrays.items()}

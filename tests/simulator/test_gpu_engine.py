@@ -1,0 +1,210 @@
+"""The engine's way on GPUs: on the CPU as far as it goes, with a capture that keeps its outputs as CUDA graphs do.
+
+Tests with "on a GPU" in their names need one, or several, and are skipped elsewhere.
+"""
+
+import numpy as np
+import pytest
+import torch
+
+from export.model import Model, ModelSpec, cross_entropy
+from export.models import load
+from fedcore.algorithms import create
+from fedcore.batching import StreamKey
+from fedcore.plan import Field
+from simulator import datasets
+from simulator.client_states import ClientStates
+from simulator.engine import Engine
+from simulator.engines import computing as computing_module
+from simulator.engines.clients import Client, dealt
+from simulator.engines.computing import Computing
+from simulator.engines.cuda_graphs import padded
+from simulator.engines.examples import Examples
+from simulator.engines.on_gpu import OnGpu
+from simulator.engines.program import Programs
+from simulator.engines.sums import RoundSums, layouts_of
+from simulator.engines.vectorised import VectorisedTrainer
+from simulator.errors import EngineError
+from simulator.simulation import SimulationConfig, simulate, training_of
+from tests.simulator.test_engine import uneven
+
+CPU = torch.device("cpu")
+POPULATION = uneven((3, 17, 5, 12, 1, 20, 9, 4, 11, 6, 19, 8, 13))
+COHORTS = [range(13), range(12, -1, -1), [5, 0, 3]]
+IMAGE, LABEL = Field("x", "float32", (1, 8, 8)), Field("y", "int64", high=10)
+on_gpus = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
+
+
+class Held:
+    """A capture whose replays write into the outputs of the first, as a CUDA graph does."""
+
+    def __init__(self):
+        self.captured, self.replayed = 0, 0
+
+    def __call__(self, run):
+        self.captured += 1
+        held = {}
+
+        def replay():
+            self.replayed += 1
+            for name, value in run().items():
+                held[name] = held[name].copy_(value) if name in held else value.clone()
+            return dict(held)
+
+        return replay
+
+
+def dropping():
+    """A small network with dropout, which draws in every step."""
+    layers = torch.nn.Flatten(), torch.nn.Dropout(0.3), torch.nn.Linear(64, 10)
+    return ModelSpec("dropping", lambda: torch.nn.Sequential(*layers), cross_entropy, (IMAGE,), LABEL)
+
+
+def engines(name, settings, spec, monkeypatch, capture):
+    """One as on a CPU, one whose steps are captured, and which copies the examples of its groups from the host."""
+    model, algorithm = Model(spec), create(name, {"batch_size": 4} | settings)
+    plain = Engine(model, algorithm, POPULATION, seed=7, computing=Computing(at_once=100))
+    with monkeypatch.context() as patched:
+        patched.setattr(computing_module, "Programs", lambda device, _: Programs(device, capture))
+        patched.setattr("simulator.engines.examples.may_stay", lambda nbytes, device: False)
+        return plain, Engine(model, algorithm, POPULATION, seed=7, computing=Computing(at_once=100))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "spec"),
+    [
+        ("fedavg", {"client_optimizer": "adam", "client_lr": 0.01}, dropping()),
+        ("mimelite", {}, load("logreg")),
+        ("scaffold", {}, load("logreg")),
+    ],
+)
+def test_captured_steps_reach_the_model_of_called_ones(name, settings, spec, monkeypatch):
+    capture, captures = Held(), []
+    plain, captured = engines(name, settings, spec, monkeypatch, capture)
+    for number, cohort in enumerate([*COHORTS, *COHORTS], start=1):
+        ours, theirs = plain.run_round(number, cohort), captured.run_round(number, cohort)
+        assert ours.metrics == pytest.approx(theirs.metrics, rel=1e-4)
+        captures.append(capture.captured)
+    for vectors, others in ((plain.state, captured.state), (plain.client_states, captured.client_states)):
+        for key, vector in vectors.items():
+            np.testing.assert_allclose(others[key], vector, rtol=0, atol=1e-5 * np.abs(vector).max(), err_msg=key)
+    assert captures[0] > 0
+    assert captures[2] == captures[5]  # graphs are met again
+    assert capture.replayed > captures[5]
+
+
+def test_a_gpu_trains_few_different_numbers_of_clients():
+    for clients in (1, 7, 50, 333, 5000):
+        numbers = [padded(active, clients) for active in range(1, clients + 1)]
+        assert all(active <= number <= min(1.25 * active, clients) for active, number in enumerate(numbers, start=1))
+        assert len(set(numbers)) <= 4 * clients.bit_length()
+
+
+def test_examples_of_a_group_are_copied_where_all_do_not_fit():
+    whole, copied = (Examples(CPU, POPULATION, whole=one) for one in (True, False))
+    group = [4, 0, 7]
+    fields, starts = copied.of(group)
+    everything, places = whole.of(group)
+    assert len(fields["y"]) == 1 + 3 + 4
+    for client, start, place in zip(group, starts, places, strict=True):
+        for name, array in POPULATION.shard(client).items():
+            torch.testing.assert_close(fields[name][start : start + len(array)], torch.from_numpy(array))
+            torch.testing.assert_close(everything[name][place : place + len(array)], torch.from_numpy(array))
+
+
+def test_a_trainer_on_a_gpu_gives_its_sums_to_the_host():
+    model, algorithm = Model(load("logreg")), create("fedavg", {"batch_size": 4})
+    trainer = VectorisedTrainer(
+        model, algorithm, POPULATION, ClientStates({}, range(13)), programs=Programs(CPU), at_once=4
+    )
+    (layout,), received = layouts_of(model, algorithm), {"params": torch.from_numpy(model.initial)}
+    clients = Computing(at_once=100).parts(model, _clients(range(13)))[0]
+    vectors = [torch.full((layout.size,), torch.nan, dtype=torch.float64) for _ in range(2)]
+    trainer.train(1, received, clients, RoundSums(layout, vectors[0]))
+    OnGpu(trainer, CPU).train(1, received, clients, RoundSums(layout, vectors[1]))
+    torch.testing.assert_close(*vectors, rtol=0, atol=0)
+
+
+def _clients(members):
+    ordered = sorted(members, key=lambda member: -int(POPULATION.sizes[member]))
+    return [Client(member, StreamKey(0, 1, member)) for member in ordered]
+
+
+def test_every_gpu_gets_its_share_of_long_clients():
+    hands = Computing("cuda", processes=3).parts(Model(load("logreg")), _clients(range(13)))
+    assert [len(hand) for hand in hands] == [5, 4, 4]
+    assert sorted(client.index for hand in hands for client in hand) == list(range(13))
+    totals = [sum(int(POPULATION.sizes[client.index]) for client in hand) for hand in hands]
+    assert max(totals) - min(totals) <= max(POPULATION.sizes)
+    assert len(dealt(_clients([1, 2]), 3)) == 2
+    devices = [Computing("cuda", processes=3).of_process(number).device for number in range(3)]
+    assert devices == ["cuda:0", "cuda:1", "cuda:2"]
+    assert Computing("cuda", processes=3).home == "cpu"
+
+
+class Greedy(torch.nn.Linear):
+    """A layer whose gradient fits in no memory."""
+
+    def forward(self, x):
+        if torch.is_grad_enabled():
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.00 PiB")
+        return super().forward(x.flatten(1))
+
+
+def test_memory_that_is_too_small_names_the_option_that_helps():
+    spec = ModelSpec("greedy", lambda: Greedy(64, 10), cross_entropy, (IMAGE,), LABEL)
+    engine = Engine(Model(spec), create("fedavg"), POPULATION, computing=Computing(at_once=5))
+    with pytest.raises(EngineError, match=r"memory of cpu is too small for 5 clients at once; .* with --at-once"):
+        engine.run_round(1, range(13))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+@pytest.mark.parametrize(
+    ("device", "says"),
+    [("cuda", "cannot compute on 'cuda' here"), ("cuda:all", "torch sees no GPU here, .* take --device cpu")],
+)
+def test_a_machine_without_a_gpu_says_so(device, says):
+    with pytest.raises(EngineError, match=says):
+        training_of(SimulationConfig(model="logreg", device=device, rounds=1))
+
+
+def test_one_gpu_by_number_cannot_be_several_processes():
+    with pytest.raises(EngineError, match=r"'cuda:1' is one GPU, which several processes .* cuda:all"):
+        training_of(SimulationConfig(model="logreg", device="cuda:1", processes=2))
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_a_simulation_trains_as_many_at_once_as_asked(at_once, monkeypatch):
+    seen, train = [], VectorisedTrainer._train
+
+    def noted(self, turn, broadcast, group, sums):
+        seen.append(len(group.clients))
+        train(self, turn, broadcast, group, sums)
+
+    monkeypatch.setattr(VectorisedTrainer, "_train", noted)
+    simulate(SimulationConfig(model="logreg", rounds=1, cohort=6, processes=1, engine="torch", at_once=at_once))
+    assert seen == [at_once] * (6 // at_once)
+
+
+@on_gpus
+@pytest.mark.parametrize("name", ["fedadam", "scaffold"])
+def test_graphs_on_a_gpu_reach_the_cpus_model(name, monkeypatch):
+    model, algorithm = Model(load("digits_cnn")), create(name, {"batch_size": 4})
+    found = []
+    for device, stays in (("cpu", True), ("cuda", True), ("cuda", False)):
+        monkeypatch.setattr("simulator.engines.memory.may_stay", lambda nbytes, device, stays=stays: stays)
+        engine = Engine(model, algorithm, POPULATION, computing=Computing(device))
+        for number, cohort in enumerate(COHORTS, start=1):
+            engine.run_round(number, cohort)
+        found.append(engine.state["params"])
+    for other in found[1:]:
+        assert np.linalg.norm(other - found[0]) / np.linalg.norm(found[0] - model.initial) < 1e-3
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="this machine has no two GPUs")
+def test_rounds_on_all_gpus_reach_the_model_of_one():
+    population, model, algorithm = datasets.load("digits"), Model(load("logreg")), create("fedavg")
+    one, both = (Engine(model, algorithm, population, computing=Computing("cuda", processes=n)) for n in (1, 2))
+    for engine in (both, one):  # a process that computed on a GPU could fork none
+        engine.run_round(1, range(20))
+    np.testing.assert_allclose(both.state["params"], one.state["params"], rtol=0, atol=1e-6)
