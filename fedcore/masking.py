@@ -8,17 +8,23 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from math import log, sqrt
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcore.codecs.rotation import Rotation
+from fedcore.codecs.subsample import Subsample
+from fedcore.params import Float32
 from fedcore.plan import BlobRef
 from fedcore.release import SumBounds
-from fedcore.report import WEIGHT, ReportLayout
+from fedcore.report import WEIGHT, ReportLayout, Segment
 
 # Metric sums are fixed-point numbers with three bits behind the point: counts are exact, and sums reach 65,535.
 METRIC_BITS, METRIC_STEP = 20, 0.125
+CLAMPED_BITS = 10
+LN2 = log(2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +41,57 @@ class FixedPoint:
     norm: float
     weighted: bool
 
+    @property
+    def step(self) -> float:
+        """Difference between neighbouring numbers."""
+        return (self.high - self.low) / ((1 << self.bits) - 1)
+
 
 def fixed_points(layout: ReportLayout, bounds: SumBounds) -> tuple[FixedPoint, ...]:
-    """The fixed-point numbers of every unweighted segment of a report: plan and release leave no choice."""
-    clip, half = bounds.clip_norm, 1 << METRIC_BITS - 1
+    """The fixed-point numbers of all values that a round sums: plan and release leave no choice.
+
+    With noise, all mean segments are one: they are scaled down together, and 0 is one of the steps.
+    """
+    clip = bounds.clip_norm
+    if bounds.noise_multiplier:
+        means = [one for one in layout.unweighted if one.reduction == "mean"]
+        half = 1 << bounds.bits - 1
+        step = max(_reach(one, clip) for one in means) / (half - 1)
+        values = sum(one.coded_size for one in means)
+        return (FixedPoint(values, bounds.bits, -half * step, (half - 1) * step, clip, weighted=True),)
+    half = 1 << METRIC_BITS - 1
     lowest, highest = -half * METRIC_STEP, (half - 1) * METRIC_STEP
     return tuple(
-        FixedPoint(one.coded_size, bounds.bits, -clip, clip, clip, weighted=True)
+        FixedPoint(one.coded_size, bounds.bits, -_reach(one, clip), _reach(one, clip), clip, weighted=True)
         if one.reduction == "mean"
         else FixedPoint(one.size, METRIC_BITS, lowest, highest, 0.0, weighted=False)
         for one in layout.unweighted
     )
+
+
+def _reach(segment: Segment, clip: float) -> float:
+    """How far from 0 the values of a mean segment may be, whose L2 norm is `clip` at most.
+
+    Rotated values are all small: one is beyond t with a chance below 2 exp(−t² block / 2 clip²), so that a report has
+    one beyond this with a chance below 2^-10, and that one is clamped. Suresh, Yu, Kumar, McMahan 2017, §4.
+    """
+    last = next((one for one in reversed(segment.codecs) if not isinstance(one, Subsample)), None)
+    if not isinstance(last, Rotation):
+        return clip
+    exponent = (CLAMPED_BITS + 1 + segment.coded_size.bit_length()) * LN2
+    return clip * min(1.0, sqrt(2 * exponent / last.block))
+
+
+def summed_values(layout: ReportLayout, bounds: SumBounds, values_V: Float32) -> Float32:
+    """The values of a report (V,) that a round sums: with noise no metrics, which would be summed without it."""
+    if not bounds.noise_multiplier:
+        return values_V
+    parts, begin = [], 0
+    for segment in layout.unweighted:
+        if segment.reduction == "mean":
+            parts.append(values_V[begin : begin + segment.coded_size])
+        begin += segment.coded_size
+    return np.concatenate(parts)
 
 
 def greatest_weight(layout: ReportLayout, bounds: SumBounds) -> int:
@@ -79,12 +125,14 @@ def layout_hash(layout: ReportLayout) -> bytes:
 
 
 def reunite(layout: ReportLayout, weight: int, sums: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The summed report, float64 (L,), of a sum of weights and the sums of the vector's values."""
-    total_L, begin = [], 0
+    """The summed report, float64 (L,), of a sum of weights and the sums of values, with zeros for metrics left out."""
+    total_L, begin, whole = [], 0, sums.size == layout.size - 1
     for segment in layout.segments:
         if segment.name == WEIGHT:
             total_L.append(np.array([weight], np.float64))
-            continue
-        total_L.append(sums[begin : begin + segment.coded_size])
-        begin += segment.coded_size
+        elif segment.reduction == "sum" and not whole:
+            total_L.append(np.zeros(segment.size))
+        else:
+            total_L.append(sums[begin : begin + segment.coded_size])
+            begin += segment.coded_size
     return np.concatenate(total_L)

@@ -13,7 +13,7 @@ import msgspec
 from fedcore.decoding import UNDECODABLE, decoder
 from fedcore.errors import BadRelease
 from fedcore.plan import Digest
-from fedcore.validation import Count
+from fedcore.validation import Count, NotNegative
 
 T = TypeVar("T")
 RELEASE_VERSION = 1
@@ -43,12 +43,15 @@ class SumBounds(msgspec.Struct, frozen=True, kw_only=True):
 
     clip_norm: the L2 norm to which a longer mean segment is scaled down, and the range of its values. bits: of
     precision per value. max_examples: the greatest weight of a device. min_sum: the fewest devices in one sum.
+    noise_multiplier: the standard deviation of the noise that devices add to each value of a sum, over the greatest L2
+    norm of a report, however many of them leave or are corrupt; 0 is no noise.
     """
 
     clip_norm: Positive
     bits: Count
     max_examples: Count
     min_sum: Count
+    noise_multiplier: NotNegative = 0.0
 
 
 class Release(msgspec.Struct, frozen=True, kw_only=True):

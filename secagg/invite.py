@@ -16,7 +16,7 @@ from secagg.packing import PackedSegment
 
 SUITE = 1
 HONEST, ACTIVE = 0, 1
-SEGMENT_TERMS = struct.Struct("<IBBBddd")
+SEGMENT_TERMS = struct.Struct("<IBBBdddI")
 INVITE_TERMS = struct.Struct("<BB32sQQIII32s32sH")
 
 
@@ -82,12 +82,13 @@ class Invite:
 
 def _pack(segment: PackedSegment) -> bytes:
     return SEGMENT_TERMS.pack(
-        segment.size, segment.field_bits, segment.in_bits, segment.weighted, segment.low, segment.high, segment.norm
-    )
+        segment.size, segment.field_bits, segment.in_bits, segment.weighted,
+        segment.low, segment.high, segment.norm, segment.noise,
+    )  # fmt: skip
 
 
 def _unpack(data: bytes) -> PackedSegment:
-    size, field_bits, in_bits, weighted, low, high, norm = SEGMENT_TERMS.unpack(data)
+    size, field_bits, in_bits, weighted, low, high, norm, noise = SEGMENT_TERMS.unpack(data)
     if weighted > 1 or field_bits == 0 or not all(isfinite(value) for value in (low, high, norm)):
         raise Malformed("a segment has a flag, a width or a range that does not exist")
-    return PackedSegment(size, field_bits, in_bits, low, high, norm, bool(weighted))
+    return PackedSegment(size, field_bits, in_bits, low, high, norm, bool(weighted), noise)

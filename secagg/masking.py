@@ -40,8 +40,16 @@ class Keystream:
 
     def u32(self, size: int) -> NDArray[np.uint32]:
         """The next numbers, uniform over 32 bits, until the next call."""
-        self._cipher.update_into(memoryview(self._zeros)[: 4 * size], self._buffer)
+        self._advance(4 * size)
         return np.frombuffer(self._buffer, "<u4", size)
+
+    def u64(self, size: int) -> Words:
+        """The next numbers, uniform over 64 bits, until the next call."""
+        self._advance(8 * size)
+        return np.frombuffer(self._buffer, LITTLE, size)
+
+    def _advance(self, size: int) -> None:
+        self._cipher.update_into(memoryview(self._zeros)[:size], self._buffer)
 
 
 def stream(key: bytes, size: int) -> Words:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
 
+from secagg import noise
 from secagg.errors import BadInput, HeadroomError, SumOutOfRange, UnmaskCheckFailed
 from secagg.masking import Keystream, Words
 
@@ -18,6 +19,7 @@ MOST_IN_BITS, MOST_FIELD_BITS = 20, 32
 LEAST_RANGE, MOST_RANGE = 1e-40, 1e40  # what float32 values span
 POINT_BITS = 32
 POINT, MANTISSA = 2.0**POINT_BITS, 2.0 ** (MOST_IN_BITS + POINT_BITS)
+ZERO_TOLERANCE = 1e-6  # of a step, by which 0 may miss one: what float64 makes of a range
 SLICE = 1 << 15  # values quantised at a time: their float64 stay in a core's second cache
 
 
@@ -26,7 +28,8 @@ class PackedSegment:
     """A segment as it is packed: `size` values in [low, high] that share one encoding.
 
     `in_bits` of precision travel in fields of `field_bits`. A `weighted` segment is multiplied by weight / w_max.
-    `norm` is the greatest L2 norm, to which a longer segment is scaled down; 0 is no limit.
+    `norm` is the greatest L2 norm, to which a longer segment is scaled down; 0 is no limit. `noise` is the variance, in
+    squared steps, of the noise that a device adds; 0 is none. With noise there is a norm, and 0 is one of the steps.
     """
 
     size: int
@@ -36,6 +39,7 @@ class PackedSegment:
     high: float
     norm: float = 0.0
     weighted: bool = False
+    noise: int = 0
 
     @property
     def per_word(self) -> int:
@@ -57,6 +61,25 @@ class PackedSegment:
         """Difference between neighbouring quantised values."""
         return (self.high - self.low) / self.most
 
+    @property
+    def zero(self) -> int:
+        """The quantised value of 0, where 0 is one of the steps."""
+        return round(-self.low / self.step)
+
+    @property
+    def most_square(self) -> int:
+        """The greatest squared L2 norm of what a device sends of a segment with noise, in steps from 0."""
+        return noise.most_square(self.norm / self.step, self.size)
+
+    def values_of(self, words: Words) -> Iterator[tuple[Words, slice, np.uint64]]:
+        """The words that hold a range of values, that range, and the bit at which these begin; in slices."""
+        for plane, begin in enumerate(range(0, self.size, max(self.words, 1))):
+            shift = np.uint64(plane * self.field_bits)
+            end = min(begin + self.words, self.size)
+            for first in range(begin, end, SLICE):
+                last = min(first + SLICE, end)
+                yield words[first - begin : last - begin], slice(first, last), shift
+
 
 def check_headroom(segments: Sequence[PackedSegment], n_max: int) -> None:
     """Raise HeadroomError unless every field can hold the sum of n_max values and every range makes sense."""
@@ -73,6 +96,37 @@ def check_headroom(segments: Sequence[PackedSegment], n_max: int) -> None:
                 f"segment {place}: [{segment.low}, {segment.high}] with norm {segment.norm} is no range to quantise; "
                 "it must hold 0"
             )
+        if segment.noise:
+            _check_noise(place, segment, n_max)
+
+
+def _check_noise(place: int, segment: PackedSegment, n_max: int) -> None:
+    if not (segment.norm > 0 and abs(segment.zero * segment.step + segment.low) < ZERO_TOLERANCE * segment.step):
+        raise HeadroomError(f"segment {place}: noise needs a norm, and a range in which 0 is one of the steps")
+    if segment.noise > noise.MOST_VARIANCE:
+        raise HeadroomError(
+            f"segment {place}: noise of variance {segment.noise} is above {noise.MOST_VARIANCE}: ask for fewer bits"
+        )
+    if field_bits(segment, n_max) > segment.field_bits:
+        raise HeadroomError(
+            f"segment {place}: the sum of {n_max} values with noise of variance {segment.noise} needs fields of "
+            f"{field_bits(segment, n_max)} bits, not {segment.field_bits}"
+        )
+
+
+def with_noise(segment: PackedSegment, noise_multiplier: float, honest: int) -> PackedSegment:
+    """The segment with the noise that makes a sum as noisy as asked if `honest` devices or more add theirs.
+
+    noise_multiplier: the standard deviation of the sum's noise, over the greatest norm of one device's rounded values.
+    """
+    if not noise_multiplier:
+        return segment
+    return replace(segment, noise=noise.share_of(noise_multiplier, segment.most_square, honest))
+
+
+def field_bits(segment: PackedSegment, n_max: int) -> int:
+    """The narrowest fields that hold the sum of n_max devices, and its noise but with a chance below 2^-40."""
+    return (n_max * segment.most + 2 * noise.bound(n_max * segment.noise, segment.size)).bit_length()
 
 
 def word_count(segments: Sequence[PackedSegment]) -> int:
@@ -96,7 +150,12 @@ def encode(segments: Sequence[PackedSegment], vector_D: NDArray[np.float32], wei
     for segment, target in _slices(segments, words):
         values = vector_D[begin : begin + segment.size]
         factor = _factor(segment, values, weight / w_max)
-        _quantise(segment, values, factor, uniform, target)
+        square = _quantise(segment, values, factor, uniform, target)
+        if segment.noise:
+            while square > segment.most_square:
+                target[:] = 0
+                square = _quantise(segment, values, factor, uniform, target)
+            _add_noise(segment, target)
         begin += segment.size
     words[-1] = _check_word(words[:-1])
     return words
@@ -117,27 +176,35 @@ def _factor(segment: PackedSegment, values: NDArray[np.float32], share: float) -
 
 def _quantise(
     segment: PackedSegment, values: NDArray[np.float32], factor: float, uniform: Keystream, target: Words
-) -> None:
-    """Quantise and pack: value v goes into word v mod P, at field ⌊v / P⌋.
+) -> int:
+    """Quantise and pack: value v goes into word v mod P, at field ⌊v / P⌋. Gives the squared norm in steps from 0.
 
     A value becomes a number with 32 bits behind the point in the mantissa of a float64 between 2^52 and 2^53, where
     neighbours differ by one: adding the uniform bits as an integer and cutting them off rounds without bias.
     """
-    scale = POINT / segment.step
-    for plane, begin in enumerate(range(0, segment.size, max(segment.words, 1))):
-        shift = np.uint64(plane * segment.field_bits)
-        end = min(begin + segment.words, segment.size)
-        for first in range(begin, end, SLICE):
-            last = min(first + SLICE, end)
-            x = np.multiply(values[first:last], factor * scale, dtype=np.float64)
-            x += MANTISSA - segment.low * scale
-            np.clip(x, MANTISSA, MANTISSA + segment.most * POINT, out=x)
-            q = x.view(np.uint64)
-            q += uniform.u32(last - first)
-            q >>= np.uint64(POINT_BITS)
-            q &= np.uint64((1 << MOST_IN_BITS) - 1)
-            q <<= shift
-            target[first - begin : last - begin] |= q
+    scale, square = POINT / segment.step, 0
+    for part, which, shift in segment.values_of(target):
+        x = np.multiply(values[which], factor * scale, dtype=np.float64)
+        x += MANTISSA - segment.low * scale
+        np.clip(x, MANTISSA, MANTISSA + segment.most * POINT, out=x)
+        q = x.view(np.uint64)
+        q += uniform.u32(q.size)
+        q >>= np.uint64(POINT_BITS)
+        q &= np.uint64((1 << MOST_IN_BITS) - 1)
+        if segment.noise:
+            steps = q.astype(np.int64) - segment.zero
+            square += int(np.dot(steps, steps))
+        q <<= shift
+        np.bitwise_or(part, q, out=part)
+    return square
+
+
+def _add_noise(segment: PackedSegment, target: Words) -> None:
+    """Add noise from a stream of its own to every value: what a field lacks it borrows from the next, modulo 2^64."""
+    uniform = Keystream(secrets.token_bytes(32), 8 * SLICE)
+    for part, which, shift in segment.values_of(target):
+        drawn = noise.draw(segment.noise, uniform, which.stop - which.start)
+        np.add(part, drawn.view(np.uint64) << shift, out=part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,18 +252,31 @@ def decode(segments: tuple[PackedSegment, ...], words: Words, devices: int, w_ma
         )
     fields = np.empty(sum(segment.size for segment in segments), np.float64)
     begin = 0
-    for segment, packed in _slices(segments, words):
+    for segment, summed in _slices(segments, words):
         values = fields[begin : begin + segment.size]
-        low = np.uint64((1 << segment.field_bits) - 1)
-        for plane, first in enumerate(range(0, segment.size, max(segment.words, 1))):
-            part = values[first : first + segment.words]
-            part[:] = packed[: part.size] >> np.uint64(plane * segment.field_bits) & low
+        ones = (1 << segment.field_bits) - 1
+        # Noise takes a sum as far below 0 as above its greatest value: half of what the field has left is each way.
+        below = (ones - devices * segment.most) // 2 if segment.noise else 0
+        packed = _lifted(segment, summed, below)
+        for part, which, shift in segment.values_of(packed):
+            values[which] = part >> shift & np.uint64(ones)
         if _has_spare_bits(segment, packed):
             raise SumOutOfRange("bits of the sum are set in which nobody may send a value")
+        values -= below
         begin += segment.size
     total = Total(segments, w_max, devices, int(words[0]), fields)
     _check_range(total)
     return total
+
+
+def _lifted(segment: PackedSegment, packed: Words, by: int) -> Words:
+    """The words of a segment with `by` added to each of its values, so that none is below 0."""
+    if not by:
+        return packed
+    lifted = packed.copy()
+    for part, _, shift in segment.values_of(lifted):
+        np.add(part, np.uint64(by) << shift, out=part)
+    return lifted
 
 
 def _has_spare_bits(segment: PackedSegment, packed: Words) -> bool:
@@ -222,14 +302,16 @@ def _check_range(total: Total) -> None:
         )
     sums_D, begin = total.sums, 0
     for place, segment in enumerate(total.segments):
-        end = begin + segment.size
-        if total.fields[begin:end].max(initial=0) > total.devices * segment.most:
-            raise SumOutOfRange(f"segment {place}: a sum is above {total.devices} times the greatest value")
+        end, variance = begin + segment.size, total.devices * segment.noise
+        fields, beyond = total.fields[begin:end], noise.bound(variance, segment.size)
+        if fields.max(initial=0) > total.devices * segment.most + beyond or fields.min(initial=0) < -beyond:
+            raise SumOutOfRange(f"segment {place}: a sum is beyond {total.devices} times the range of a value")
         if segment.weighted and segment.norm:
             # Every value is off by less than a step, at each device.
             rounding = total.devices * segment.step * total.w_max * sqrt(segment.size)
+            noisy = noise.norm_bound(variance, segment.size) * segment.step * total.w_max
             norm, most = float(np.linalg.norm(sums_D[begin:end])), segment.norm * total.weight
-            if norm > most + rounding:
+            if norm > most + rounding + noisy:
                 raise SumOutOfRange(f"segment {place}: the norm is {norm:.4g}, and {most:.4g} for devices that clip")
         begin = end
 

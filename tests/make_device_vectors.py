@@ -60,6 +60,9 @@ PACKINGS = {
     "fields of 26 bits": ((PackedSegment(70, 26, 20, -10.0, 10.0, norm=10.0, weighted=True),), None, 3, 100),
     "fields of 32 bits": ((PackedSegment(33, 32, 20, -65536.0, 65535.875),), None, 0, 1),
     "a plane of several slices": ((PackedSegment(70_000, 24, 12, -3.0, 3.0),), None, 1, 1),
+    "noise": ((PackedSegment(50, 24, 10, -512.0, 511.0, 300.0, weighted=True, noise=900),), None, 1, 1),
+    "noise below 0 in narrow fields": ((PackedSegment(7, 11, 2, -2.0, 1.0, 1.0, noise=1000),), [0] * 7, 1, 1),
+    "noise over several slices": ((PackedSegment(70_000, 32, 8, -12.8, 12.7, 9.0, noise=3),), None, 1, 1),
     "an empty segment": ((PackedSegment(0, 24, 12, -3.0, 3.0), PackedSegment(2, 24, 12, -3.0, 3.0)), [3, -3], 1, 1),
 }  # fmt: skip
 
@@ -206,15 +209,41 @@ def coded():
     return found
 
 
+def noise_shares():
+    """The noise of a device, by the segment, the noise multiplier, the fewest devices in a sum and the most."""
+    segments = [
+        PackedSegment(1_000_000, 0, 16, -32768 / 32767, 1.0, 1.0), PackedSegment(1, 0, 2, -20.0, 10.0, 10.0),
+    ]  # fmt: skip
+    return [
+        [
+            [one.size, one.in_bits, one.low, one.high, one.norm], multiplier, least, most,
+            packing.with_noise(one, multiplier, parameters.least_honest(least, most)).noise,
+        ]
+        for one in segments
+        for multiplier, least, most in ((1.0, 8, 11), (0.37, 90, 200), (6.5, 60, 66))
+    ]  # fmt: skip
+
+
+def fixed_points(layout, bounds):
+    return [
+        [one.size, one.bits, one.low, one.high, one.norm, one.weighted] for one in masking.fixed_points(layout, bounds)
+    ]
+
+
 def derivations():
     """Hashes and fixed-point numbers of a secure round."""
+    noisy = replace(BOUNDS, noise_multiplier=0.5)
+    large = Segment("delta", 5000, "mean", codecs=(Rotation(4096), Subsample(1250)))
+    rotated = replace(LAYOUT, segments=(large, *LAYOUT.segments[1:]))
     plan, other = BlobRef.of(b"plan"), BlobRef.of(b"checkpoint")
     return {
         "layout": msgspec.to_builtins(LAYOUT), "bounds": msgspec.to_builtins(BOUNDS),
-        "fixed_points": [
-            [one.size, one.bits, one.low, one.high, one.norm, one.weighted]
-            for one in masking.fixed_points(LAYOUT, BOUNDS)
-        ],
+        "fixed_points": fixed_points(LAYOUT, BOUNDS),
+        "noisy": msgspec.to_builtins(noisy), "noisy_fixed_points": fixed_points(LAYOUT, noisy),
+        "noisy_values": masking.summed_values(LAYOUT, noisy, values(LAYOUT.size - 1)).tobytes().hex(),
+        "rotated": msgspec.to_builtins(rotated), "rotated_fixed_points": fixed_points(rotated, BOUNDS),
+        "rotated_noisy_fixed_points": fixed_points(rotated, noisy),
+        "noise_shares": noise_shares(),
         "greatest_weight": masking.greatest_weight(LAYOUT, BOUNDS),
         "layout_hash": masking.layout_hash(LAYOUT).hex(),
         "task_hash": masking.task_hash("tâche-1").hex(),
@@ -235,7 +264,8 @@ def packings():
         found.append({
             "name": name, "vector": given, "weight": weight, "w_max": w_max, "words": words.size,
             "segments": [
-                [one.size, one.field_bits, one.in_bits, one.low, one.high, one.norm, one.weighted] for one in segments
+                [one.size, one.field_bits, one.in_bits, one.low, one.high, one.norm, one.weighted, one.noise]
+                for one in segments
             ],
             "sha256": digest(words.astype("<u8").tobytes()),
         })  # fmt: skip

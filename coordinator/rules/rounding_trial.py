@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.errors import InvalidTask
-from coordinator.rules.task_settings import Secagg
 from fedcore.algorithms.algorithm import Algorithm, Report, ServerStep, trips_of
 from fedcore.algorithms.rehearsal import contribute
 
@@ -26,17 +25,18 @@ _VALUES, _DEVICES, _ROUNDS = 256, 8, 3
 Vector_D = NDArray[np.float64]
 
 
-def check_rounding(algorithm: Algorithm, secagg: Secagg, devices: int, parameters: int) -> None:
+def check_rounding(algorithm: Algorithm, step: float, devices: int, parameters: int) -> None:
     """Refuse an algorithm whose model the rounding of its secure rounds would move as far as training does.
 
-    devices: in a sum, at least. parameters: of the model. Raises InvalidTask with the numbers and what to change.
+    step: the difference of neighbouring fixed-point numbers, as `fedcore.masking` makes them. devices: in a sum, at
+    least. parameters: of the model. Raises InvalidTask with the numbers and what to change.
     """
-    error = rounding(secagg, devices)
+    error = rounding(step, devices)
     moved = moved_by(algorithm, error, parameters)
     if not moved < 1:
         far = f"{moved:.1f} times as far as training does" if math.isfinite(moved) else "to numbers that are not finite"
         raise InvalidTask(
-            f"secure aggregation rounds every mean to {error:.1e} (clip_norm {secagg.clip_norm:g}, bits {secagg.bits}, "
+            f"secure aggregation rounds every mean to {error:.1e} (steps of {step:.1e} by clip_norm and bits, "
             f"{devices} devices), and in a trial of {algorithm.name} with gradients of length 1 over {parameters} "
             f"parameters that moved the model {far}: what it divides by, or reports, is too small for that. Lower "
             "clip_norm to the length of a report, raise bits or minimum, raise the algorithm's steps or the floor of "
@@ -44,9 +44,9 @@ def check_rounding(algorithm: Algorithm, secagg: Secagg, devices: int, parameter
         )
 
 
-def rounding(secagg: Secagg, devices: int) -> float:
+def rounding(step: float, devices: int) -> float:
     """The deviation of a value of the mean over devices that all have the greatest weight, at its worst."""
-    return secagg.clip_norm / float(2**secagg.bits - 1) / math.sqrt(devices)
+    return step / 2 / math.sqrt(devices)
 
 
 def moved_by(algorithm: Algorithm, error: float, parameters: int) -> float:

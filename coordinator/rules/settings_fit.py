@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from coordinator.errors import InvalidTask
+from coordinator.rules.packed_segments import check_device_noise
 from coordinator.rules.private_sums import check_private
 from coordinator.rules.rounding_trial import check_rounding
 from coordinator.rules.task_settings import TaskSettings
 from fedcore.algorithms.algorithm import Algorithm, check_two_trips
+from fedcore.masking import fixed_points
 from fedcore.plan import Plan
 
 
@@ -18,7 +20,11 @@ def check_settings(settings: TaskSettings, algorithm: Algorithm, plan: Plan) -> 
         _check_buffered(algorithm, plan)
     if settings.secagg is not None:
         _check_whole_values(plan)
-        check_rounding(algorithm, settings.secagg, settings.sum_bounds.min_sum, plan.schema.size)
+        for trip in plan.trips:
+            check_device_noise(trip.report, settings)
+        bounds = settings.sum_bounds
+        step = max(one.step for trip in plan.trips for one in fixed_points(trip.report, bounds) if one.weighted)
+        check_rounding(algorithm, step, bounds.min_sum, plan.schema.size)
     if settings.privacy is not None:
         check_private(settings.privacy, algorithm, plan)
     for trip in plan.trips:

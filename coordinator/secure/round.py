@@ -22,14 +22,13 @@ from numpy.typing import NDArray
 from coordinator.commands import AwaitMessage, PutMessage, settle
 from coordinator.errors import ConflictingReport, NoLongerNeeded, Refusal, UnusableMessage
 from coordinator.keys import Keys
+from coordinator.rules.packed_segments import packed_segments
 from coordinator.rules.progress import UNMASKING
 from coordinator.rules.rounds import REPLACING_S, Abandon, RoundPolicy, Summed
 from coordinator.rules.states import LeftOut
 from coordinator.rules.task_settings import PHASES_AFTER_TRAINING, Secagg, TaskSettings
 from coordinator.secure.group import Elsewhere, Group
 from fedcore.masking import (
-    FixedPoint,
-    fixed_points,
     greatest_weight,
     layout_hash,
     model_hash,
@@ -45,7 +44,6 @@ from fedcore.wire.messages import Assignment
 from secagg.errors import SecaggError
 from secagg.invite import ACTIVE, Invite
 from secagg.message_type import MessageType
-from secagg.packing import PackedSegment
 from secagg.server import Server
 from secagg.session_phase import SessionPhase
 
@@ -67,18 +65,8 @@ def invitation(settings: TaskSettings, policy: RoundPolicy, plan: Plan, given: A
         w_max=greatest_weight(plan.report, bounds),
         layout_hash=layout_hash(plan.report),
         model_hash=model_hash(given.plan, given.checkpoint),
-        segments=tuple(_segment(one, largest) for one in fixed_points(plan.report, bounds)),
+        segments=packed_segments(plan.report, bounds, largest),
     )
-
-
-def _segment(one: FixedPoint, devices: int) -> PackedSegment:
-    """A segment in fields just wide enough for the sum."""
-    field_bits = _field_bits(one.bits, devices)
-    return PackedSegment(one.size, field_bits, one.bits, one.low, one.high, one.norm, one.weighted)
-
-
-def _field_bits(bits: int, devices: int) -> int:
-    return (devices * ((1 << bits) - 1)).bit_length()
 
 
 @dataclass(frozen=True, slots=True)

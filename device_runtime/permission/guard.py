@@ -154,6 +154,8 @@ class Guard:
         if self._policy.min_cohort > (given.minimum or 1):
             found = "says no minimum" if given.minimum is None else f"may count with {given.minimum} reports"
             _refuse("min_cohort", f"the round {found}, the least allowed is {self._policy.min_cohort}")
+        if self._policy.min_noise_multiplier and given.secagg is None:
+            _refuse("min_noise_multiplier", "the round asks for the report in clear, without noise")
         if given.secagg is None:
             self._check_signature(given)
         else:

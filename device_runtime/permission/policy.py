@@ -76,7 +76,8 @@ class Policy(_Part, frozen=True, kw_only=True):
     populations, collections: those that it serves and shows, and no others; None is any. signers: public keys, as
     `muster key new` prints them. The plan of a round in clear must be signed by one of them, a secure round released by
     one; with none, every plan runs in clear, and no secure round is taken part in. min_cohort: the fewest reports with
-    which a round may count. require_secure_aggregation: refuse every assignment that asks for the report in clear.
+    which a round may count. min_noise_multiplier: the least noise that the devices of a round must add to their sum, as
+    its release promises it. require_secure_aggregation: refuse every assignment that asks for the report in clear.
     require_release_log: refuse a secure round whose release is not proven to be in the coordinator's log of releases.
     unsigned_programs: run ExecuTorch programs, which nothing can check, though there are no signers.
     require_https: call no coordinator whose URL is not https.
@@ -89,6 +90,7 @@ class Policy(_Part, frozen=True, kw_only=True):
     collections: Names | None = None
     signers: tuple[str, ...] = ()
     min_cohort: Annotated[int, msgspec.Meta(ge=1)] = 1
+    min_noise_multiplier: NotNegative = 0.0
     require_secure_aggregation: bool = False
     require_release_log: bool = False
     unsigned_programs: bool = False

@@ -66,6 +66,11 @@ class Releases:
             raise _refused("release", f"it is for plan {release.plan[:12]}…, not {given.plan.sha256[:12]}…")
         if release.expires_at <= self.clock.wall():
             raise _refused("release", "it has expired")
+        promised, least = release.bounds.noise_multiplier, self.policy.min_noise_multiplier
+        if promised < least:
+            raise _refused(
+                "min_noise_multiplier", f"devices would add noise of {promised:g}, the least allowed is {least:g}"
+            )
         query = "SELECT counter FROM released WHERE signer = ? AND population = ?"
         seen = self.database.execute(query, signed.signer, self.population)
         highest = max((int(counter) for (counter,) in seen), default=0)

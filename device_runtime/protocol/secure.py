@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from device_runtime.errors import AlreadyRevealed, DeadlinePassed, Refused, ReportLost, SecaggRefused
 from device_runtime.phases import Phases
@@ -21,18 +21,18 @@ from device_runtime.state.database import StateDatabase
 from device_runtime.work import decode_unweighted
 from fedcore.errors import FedcoreError
 from fedcore.masking import (
-    FixedPoint,
     fixed_points,
     greatest_weight,
     last_session_number,
     layout_hash,
     model_hash,
     session_number,
+    summed_values,
     task_hash,
 )
 from fedcore.params import Float32
 from fedcore.plan import Plan
-from fedcore.release import Signed, decode_release
+from fedcore.release import Signed, SumBounds, decode_release
 from fedcore.report import ReportLayout
 from fedcore.wire.messages import Assignment
 from secagg.client import Client, SessionInput
@@ -40,7 +40,8 @@ from secagg.errors import SecaggError
 from secagg.invite import Invite
 from secagg.message_type import MessageType
 from secagg.messages import SessionResult
-from secagg.parameters import LEAST_COHORT
+from secagg.packing import PackedSegment, with_noise
+from secagg.parameters import LEAST_COHORT, least_honest
 from secagg.policy import AggregationPolicy
 
 WAIT_S, PAUSE_S = 20.0, 0.2
@@ -147,7 +148,8 @@ class SecureDelivery:
 
     def _values(self, stored: StoredAssignment, layout: ReportLayout) -> Float32:
         try:
-            return decode_unweighted(self.assignments.report(stored), layout)
+            values_V = decode_unweighted(self.assignments.report(stored), layout)
+            return summed_values(layout, _bounds(stored.given), values_V)
         except FedcoreError as error:
             raise ReportLost("the kept report does not fit its plan", str(error)) from error
 
@@ -185,6 +187,10 @@ def _release_of(given: Assignment) -> Signed:
     return given.release
 
 
+def _bounds(given: Assignment) -> SumBounds:
+    return decode_release(_release_of(given).text).bounds
+
+
 def _held(given: Assignment, layout: ReportLayout) -> tuple[bytes, bytes]:
     """The hashes of the model and the layout that this device holds."""
     return model_hash(given.plan, given.checkpoint), layout_hash(layout)
@@ -201,14 +207,30 @@ def _check(invite: Invite, given: Assignment, layout: ReportLayout) -> None:
     """Raise SecaggRefused for an invitation that is not for its assignment, or makes sums otherwise than released."""
     if invite.task != task_hash(given.task) or invite.round != session_number(given.round, given.attempt):
         raise SecaggRefused("the invitation is for another task or round than the assignment")
-    bounds = decode_release(_release_of(given).text).bounds
+    bounds = _bounds(given)
     if invite.min_sum < bounds.min_sum:
         raise SecaggRefused(f"the sum may be over {invite.min_sum} devices, the release demands {bounds.min_sum}")
     if invite.w_max != greatest_weight(layout, bounds):
         raise SecaggRefused(f"the greatest weight is {invite.w_max}, not the one that is released")
-    found = [FixedPoint(one.size, one.in_bits, one.low, one.high, one.norm, one.weighted) for one in invite.segments]
-    if tuple(found) != fixed_points(layout, bounds):
+    if bounds.noise_multiplier and layout.weighting != "uniform":
+        raise SecaggRefused(
+            "noise would hide the values of the report, and not the number of examples that weighs them"
+        )
+    if [replace(one, field_bits=0) for one in invite.segments] != _demanded(layout, bounds, invite.n_max):
         raise SecaggRefused("the invitation's segments are not those of the plan's report under the release's bounds")
+
+
+def _demanded(layout: ReportLayout, bounds: SumBounds, n_max: int) -> list[PackedSegment]:
+    """The segments that release and plan demand in groups of up to n_max devices, but for the width of their fields."""
+    honest = least_honest(bounds.min_sum, n_max) if bounds.noise_multiplier else 0
+    return [
+        with_noise(
+            PackedSegment(one.size, 0, one.bits, one.low, one.high, one.norm, one.weighted),
+            bounds.noise_multiplier,
+            honest,
+        )
+        for one in fixed_points(layout, bounds)
+    ]
 
 
 @contextlib.contextmanager

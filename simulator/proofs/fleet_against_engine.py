@@ -13,7 +13,9 @@ import numpy as np
 
 from coordinator.rules.states import AssignmentState
 from coordinator.store.tasks import CoordinatorStore, Secagg
+from fedcore.masking import fixed_points
 from fedcore.params import Float32
+from fedcore.release import SumBounds
 from fedcore.report import ReportLayout
 from simulator.engine import Engine
 from simulator.errors import EngineError
@@ -48,9 +50,10 @@ def rounding_error(secagg: Secagg, layout: ReportLayout, examples: Sequence[int]
     """
     w_max = secagg.max_examples if layout.weighting == "examples" else 1
     weights = [min(int(layout.weight(count)), w_max) for count in examples]
-    step = 2 * secagg.clip_norm / (2**secagg.bits - 1)
-    values = sum(one.size**2 / one.coded_size for one in layout.segments if one.reduction == "mean")
-    return float(step * w_max * math.sqrt(len(weights) * values) / (2 * sum(weights)))
+    bounds = SumBounds(clip_norm=secagg.clip_norm, bits=secagg.bits, max_examples=w_max, min_sum=1)
+    points = zip(layout.unweighted, fixed_points(layout, bounds), strict=True)
+    square = sum((one.size * point.step) ** 2 / point.size for one, point in points if one.reduction == "mean")
+    return float(w_max * math.sqrt(len(weights) * square) / (2 * sum(weights)))
 
 
 def replay(engine: Engine, population: Population, cohorts: Sequence[Cohort]) -> Iterator[Float32]:

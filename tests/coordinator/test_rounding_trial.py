@@ -6,19 +6,19 @@ import pytest
 
 from coordinator.errors import InvalidTask
 from coordinator.rules.rounding_trial import check_rounding, moved_by, rounding
-from coordinator.rules.task_settings import Secagg
 from fedcore.algorithms import ALGORITHMS, create
 from fedcore.algorithms.algorithm import keeps_client_state
 from tests.coordinator.test_secure import SECURE
 
 PARAMETERS = 60_000
+STEP = 2 * 10 / (2**20 - 1)  # of clip_norm 10 in 20 bits
 ON_DEVICES = [name for name in ALGORITHMS if not keeps_client_state(create(name))]
 
 
 @pytest.mark.parametrize("name", ON_DEVICES)
 def test_every_algorithm_bears_the_rounding_with_its_own_settings(name):
-    check_rounding(create(name), Secagg(), 8, PARAMETERS)
-    assert moved_by(create(name), rounding(Secagg(), 8), PARAMETERS) < 0.1
+    check_rounding(create(name), STEP, 8, PARAMETERS)
+    assert moved_by(create(name), rounding(STEP, 8), PARAMETERS) < 0.1
 
 
 @pytest.mark.parametrize(
@@ -32,21 +32,22 @@ def test_every_algorithm_bears_the_rounding_with_its_own_settings(name):
 )
 def test_an_algorithm_that_the_rounding_ruins_is_refused_with_the_numbers(name, settings):
     with pytest.raises(
-        InvalidTask, match=rf"to 3\.4e-06 \(clip_norm 10, bits 20, 8 devices\).* trial of {name} .*Lower"
+        InvalidTask,
+        match=rf"to 3\.4e-06 \(steps of 1\.9e-05 by clip_norm and bits, 8 devices\).* trial of {name} .*Lower",
     ):
-        check_rounding(create(name, settings), Secagg(), 8, PARAMETERS)
+        check_rounding(create(name, settings), STEP, 8, PARAMETERS)
 
 
 def test_an_algorithm_of_ones_own_that_divides_by_squares_is_refused():
     name = "examples.custom_algorithm:FedAgree"
     custom = create(name, None, ["examples.custom_algorithm"])
     with pytest.raises(InvalidTask, match="times as far as training does"):
-        check_rounding(custom, Secagg(), 8, PARAMETERS)
-    check_rounding(custom, Secagg(clip_norm=0.01), 8, PARAMETERS)
+        check_rounding(custom, STEP, 8, PARAMETERS)
+    check_rounding(custom, STEP / 1000, 8, PARAMETERS)
 
 
 def test_less_rounding_moves_a_model_less():
-    found = [moved_by(create("fedavg"), rounding(Secagg(clip_norm=norm), 8), PARAMETERS) for norm in (10.0, 1.0, 0.1)]
+    found = [moved_by(create("fedavg"), rounding(step, 8), PARAMETERS) for step in (STEP, STEP / 10, STEP / 100)]
     assert found[0] == pytest.approx(10 * found[1]) == pytest.approx(100 * found[2])
 
 

@@ -23,6 +23,6 @@ def test_no_file_uses_a_predictable_generator_or_a_clock(path):
 def test_no_file_imports_another_of_our_packages(path):
     imported = set(re.findall(r"^\s*(?:from|import) (\w+)", path.read_text(), re.M))
     assert imported <= {
-        "__future__", "collections", "concurrent", "contextlib", "cryptography", "dataclasses", "enum", "functools",
-        "hashlib", "math", "numpy", "secagg", "secrets", "struct", "typing",
+        "__future__", "bisect", "collections", "concurrent", "contextlib", "cryptography", "dataclasses", "enum",
+        "functools", "hashlib", "math", "numpy", "secagg", "secrets", "struct", "typing",
     }  # fmt: skip

@@ -75,7 +75,7 @@ def test_a_fleet_with_compressed_reports_reaches_the_engines_model(federate, cap
 def test_a_secure_fleet_with_compressed_reports_reaches_the_engines_model(tmp_path, federate, capsys):
     users, _ = datasets.users("digits", None, 12)
     model, algorithm = Model(load("logreg", (1, 8, 8), 10), SEED), create("fedavg", {"batch_size": 5})
-    secagg = Secagg(clip_norm=4.0, max_examples=120, group_size=16)
+    secagg = Secagg(clip_norm=4.0, bits=14, max_examples=120, group_size=16)
     run = federate(model, algorithm, users, RUNTIME, secagg=secagg, compress="rotation,subsample=0.25")
     sizes = dict(zip(users.clients, users.sizes.tolist(), strict=True))
     layout = Bundle(tmp_path / "plan").plan.report

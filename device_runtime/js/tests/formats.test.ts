@@ -10,11 +10,13 @@ import * as masking from "../src/core/masking.ts";
 import { decodePlan, parameterCount } from "../src/core/plan.ts";
 import { SigningKey, sha256 } from "../src/core/primitives.ts";
 import { digestOf, verifiedEntry, verifiedHead, verifiedRelease, verifyPlan } from "../src/core/release.ts";
-import { concatenate, weigh } from "../src/core/report.ts";
+import { concatenate, reportSize, weigh } from "../src/core/report.ts";
+import { noiseOf } from "../src/core/secagg/packing.ts";
+import { leastHonest } from "../src/core/secagg/parameters.ts";
 import { follow, successionSchema } from "../src/core/succession.ts";
 import { decodeAnswer } from "../src/core/wire/messages.ts";
 import { deviceId, keyText, signatureBase, signatureFields } from "../src/core/wire/signatures.ts";
-import { bytesOf, floats, type Vector, vectors } from "./vectors.ts";
+import { bytesOf, floats, type Vector, values, vectors } from "./vectors.ts";
 
 const device = vectors("device.json");
 
@@ -125,9 +127,18 @@ test.for<Vector>(device.codecs)("$size values travel as Python's bits", async (o
 test("the derivations of a secure round are Python's", async () => {
   const { layout, bounds, ...expected } = device.masking;
   const [plan, checkpoint] = [expected.plan, expected.checkpoint].map((sha256) => ({ sha256, size: 0 }));
-  expect(
-    masking.fixedPoints(layout, bounds).map((one) => [one.size, one.inBits, one.low, one.high, one.norm, one.weighted]),
-  ).toEqual(expected.fixed_points);
+  const rows = (given: Vector, under: Vector) =>
+    masking.fixedPoints(given, under).map((one) => [one.size, one.inBits, one.low, one.high, one.norm, one.weighted]);
+  expect(rows(layout, bounds)).toEqual(expected.fixed_points);
+  expect(rows(layout, expected.noisy)).toEqual(expected.noisy_fixed_points);
+  expect(rows(expected.rotated, bounds)).toEqual(expected.rotated_fixed_points);
+  expect(rows(expected.rotated, expected.noisy)).toEqual(expected.rotated_noisy_fixed_points);
+  const summed = masking.summedValues(layout, expected.noisy, values(reportSize(layout) - 1));
+  expect(hex(new Uint8Array(summed.buffer))).toBe(expected.noisy_values);
+  for (const [[size, inBits, low, high, norm], multiplier, least, most, noise] of expected.noise_shares) {
+    const segment = { size, inBits, low, high, norm, weighted: true };
+    expect(noiseOf(segment, multiplier, leastHonest(least, most))).toBe(noise);
+  }
   expect(masking.greatestWeight(layout, bounds)).toBe(expected.greatest_weight);
   expect(hex(await masking.layoutHash(layout))).toBe(expected.layout_hash);
   expect(hex(await masking.taskHash("tâche-1"))).toBe(expected.task_hash);

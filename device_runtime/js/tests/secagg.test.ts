@@ -70,7 +70,7 @@ test("any t shares give a secret back", () => {
 });
 
 test.for<Vector>(device.packings)("packed words are Python's: $name", async (one) => {
-  const segments = one.segments.map(([size, fieldBits, inBits, low, high, norm, weighted]: Vector) => ({
+  const segments = one.segments.map(([size, fieldBits, inBits, low, high, norm, weighted, noise]: Vector) => ({
     size,
     fieldBits,
     inBits,
@@ -78,6 +78,7 @@ test.for<Vector>(device.packings)("packed words are Python's: $name", async (one
     high,
     norm,
     weighted,
+    noise,
   }));
   const size = segments.reduce((sum: number, segment: Vector) => sum + segment.size, 0);
   const vector = one.vector === null ? values(size) : Float32Array.from(one.vector);

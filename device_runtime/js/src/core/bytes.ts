@@ -108,3 +108,8 @@ export function fromBase64url(letters: string): Bytes {
   const padding = "=".repeat((4 - (letters.length % 4)) % 4);
   return fromBase64(letters.replaceAll("-", "+").replaceAll("_", "/") + padding);
 }
+
+/** How many bits a whole number below 2^32 has, without zeros at the front. */
+export function bitLength(value: number): number {
+  return 32 - Math.clz32(value);
+}

@@ -3,15 +3,16 @@
  * Spec: docs/spec/wire.md §8.
  */
 
-import { type Bytes, concat, fromHex, utf8 } from "./bytes.ts";
+import { type Bytes, bitLength, concat, fromHex, utf8 } from "./bytes.ts";
 import type { Codec } from "./codecs.ts";
 import type { BlobRef } from "./plan.ts";
 import { sha256 } from "./primitives.ts";
 import type { SumBounds } from "./release.ts";
-import { codedSizeOf, type ReportLayout, unweighted } from "./report.ts";
+import { codedSizeOf, type Float32, type ReportLayout, type Segment, unweighted } from "./report.ts";
 
 // Metric sums are fixed-point numbers with three bits behind the point: counts are exact, and sums reach 65,535.
 const [METRIC_BITS, METRIC_STEP] = [20, 0.125];
+const CLAMPED_BITS = 10;
 
 /** How the values of a segment become fixed-point numbers of `bits` in [low, high]; the rest as in a session's. */
 export interface FixedPoint {
@@ -23,8 +24,12 @@ export interface FixedPoint {
   readonly weighted: boolean;
 }
 
-/** The fixed-point numbers of every unweighted segment of a report: plan and release leave no choice. */
+/** The fixed-point numbers of all values that a round sums: plan and release leave no choice.
+ *
+ * With noise, all mean segments are one: they are scaled down together, and 0 is one of the steps.
+ */
 export function fixedPoints(layout: ReportLayout, bounds: SumBounds): FixedPoint[] {
+  if (bounds.noise_multiplier > 0) return [noisyFixedPoint(layout, bounds)];
   const [clip, half] = [bounds.clip_norm, 2 ** (METRIC_BITS - 1)];
   const metric = {
     inBits: METRIC_BITS,
@@ -33,11 +38,43 @@ export function fixedPoints(layout: ReportLayout, bounds: SumBounds): FixedPoint
     norm: 0,
     weighted: false,
   };
-  const mean = { inBits: bounds.bits, low: -clip, high: clip, norm: clip, weighted: true };
-  return unweighted(layout).map((segment) => ({
-    size: codedSizeOf(segment),
-    ...(segment.reduction === "mean" ? mean : metric),
-  }));
+  const mean = { inBits: bounds.bits, norm: clip, weighted: true };
+  return unweighted(layout).map((segment) => {
+    const [size, high] = [codedSizeOf(segment), reach(segment, clip)];
+    return { size, ...(segment.reduction === "mean" ? { ...mean, low: -high, high } : metric) };
+  });
+}
+
+function noisyFixedPoint(layout: ReportLayout, { bits, clip_norm: clip }: SumBounds): FixedPoint {
+  const means = unweighted(layout).filter(({ reduction }) => reduction === "mean");
+  const half = 2 ** (bits - 1);
+  const step = Math.max(...means.map((segment) => reach(segment, clip))) / (half - 1);
+  const size = means.reduce((sum, segment) => sum + codedSizeOf(segment), 0);
+  return { size, inBits: bits, low: -half * step, high: (half - 1) * step, norm: clip, weighted: true };
+}
+
+/** How far from 0 the values of a mean segment may be: rotated ones are all small, but with a chance below 2^-10. */
+function reach(segment: Segment, clip: number): number {
+  const last = segment.codecs.findLast(({ codec }) => codec !== "subsample");
+  if (last?.codec !== "rotation") return clip;
+  const exponent = (CLAMPED_BITS + 1 + bitLength(codedSizeOf(segment))) * Math.LN2;
+  return clip * Math.min(1, Math.sqrt((2 * exponent) / last.block));
+}
+
+/** The values of a report that a round sums: with noise no metrics, which would be summed without it. */
+export function summedValues(layout: ReportLayout, bounds: SumBounds, values: Float32): Float32 {
+  if (bounds.noise_multiplier === 0) return values;
+  const summed = new Float32Array(noisyFixedPoint(layout, bounds).size);
+  let [begin, end] = [0, 0];
+  for (const segment of unweighted(layout)) {
+    const size = codedSizeOf(segment);
+    if (segment.reduction === "mean") {
+      summed.set(values.subarray(begin, begin + size), end);
+      end += size;
+    }
+    begin += size;
+  }
+  return summed;
 }
 
 /** The weight that a device counts with at most: 1 when all count alike. */

@@ -13,6 +13,7 @@ import { sha256, verifies } from "./primitives.ts";
 const KIND = "ed25519:";
 const RELEASE_VERSION = 1;
 const positive = v.pipe(v.number(), v.gtValue(0));
+const notNegative = v.pipe(v.number(), v.finite(), v.minValue(0));
 
 export const signatureSchema = v.object({ signer: v.string(), value: v.string() });
 export const signedSchema = v.object({ text: v.string(), ...signatureSchema.entries });
@@ -21,7 +22,13 @@ const releaseSchema = v.object({
   population: v.string(),
   plan: digest,
   checkpoint: digest,
-  bounds: v.object({ clip_norm: positive, bits: count, max_examples: count, min_sum: count }),
+  bounds: v.object({
+    clip_norm: positive,
+    bits: count,
+    max_examples: count,
+    min_sum: count,
+    noise_multiplier: notNegative,
+  }),
   lineage: v.string(),
   counter: count,
   expires_at: count,

@@ -161,7 +161,7 @@ export class Guard {
 
   /** Cohort, and signature or release. again: an earlier session accepted the assignment. */
   async #checkRound(given: Assignment, again: boolean): Promise<void> {
-    const { require_secure_aggregation, min_cohort } = this.policy;
+    const { require_secure_aggregation, min_cohort, min_noise_multiplier } = this.policy;
     if (require_secure_aggregation && given.secagg === null) {
       throw refused("require_secure_aggregation", "the round asks for the report in clear");
     }
@@ -170,6 +170,9 @@ export class Guard {
         "min_cohort",
         `the round may count with ${given.minimum ?? 1} reports, the least allowed is ${min_cohort}`,
       );
+    }
+    if (min_noise_multiplier > 0 && given.secagg === null) {
+      throw refused("min_noise_multiplier", "the round asks for the report in clear, without noise");
     }
     if (given.secagg === null) {
       await this.#checkSignature(given);

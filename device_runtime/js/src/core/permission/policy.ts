@@ -14,6 +14,7 @@ const policySchema = v.strictObject({
   collections: names,
   signers: v.optional(v.array(v.string()), []),
   min_cohort: v.optional(v.pipe(v.number(), v.integer(), v.minValue(1)), 1),
+  min_noise_multiplier: v.optional(v.pipe(v.number(), v.finite(), v.minValue(0)), 0),
   require_secure_aggregation: v.optional(v.boolean(), false),
   require_release_log: v.optional(v.boolean(), false),
   unsigned_programs: v.optional(v.boolean(), false),

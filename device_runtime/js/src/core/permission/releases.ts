@@ -51,6 +51,12 @@ export async function checkRelease(
   demand(release.plan === given.plan.sha256, "release", "it is for another plan");
   demand(release.expires_at > now(), "release", "it has expired");
   demand(release.counter >= seen, "release", `its counter is ${release.counter}; this device has seen ${seen}`);
+  const [promised, least] = [release.bounds.noise_multiplier, policy.min_noise_multiplier];
+  demand(
+    promised >= least,
+    "min_noise_multiplier",
+    `devices would add noise of ${promised}, the least allowed is ${least}`,
+  );
   const entryPlace = `lineage:${digest}`;
   checkCheckpoint(given, shown, await keptJson<LineageEntry>(store, entryPlace));
   const changes: Record<string, string> = { [counterPlace]: String(release.counter) };

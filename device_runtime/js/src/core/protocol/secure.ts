@@ -6,13 +6,14 @@ import { AlreadyRevealed, DeadlinePassed, Refused, SecaggRefused, StateDamaged }
 import type { AssignmentKeeper, KeptAssignment } from "../kept-assignment.ts";
 import * as masking from "../masking.ts";
 import type { Platform } from "../platform.ts";
-import { digestOf, type Release, verifiedRelease } from "../release.ts";
+import { digestOf, type Release, type SumBounds, verifiedRelease } from "../release.ts";
 import { type ReportLayout, reportSize, weightOf } from "../report.ts";
 import { Client, type SessionResult } from "../secagg/client.ts";
 import { M, numberOf } from "../secagg/encoding.ts";
 import { SecaggError } from "../secagg/errors.ts";
 import { type AggregationPolicy, acceptInvitation, type HeldModel, type Invite } from "../secagg/invite.ts";
-import { LEAST_COHORT } from "../secagg/parameters.ts";
+import { type DemandedSegment, noiseOf } from "../secagg/packing.ts";
+import { LEAST_COHORT, leastHonest } from "../secagg/parameters.ts";
 import type { Assignment } from "../wire/messages.ts";
 import type { Enrolments } from "./enrolment.ts";
 import type { Transport } from "./transport.ts";
@@ -81,10 +82,12 @@ export class SecureDelivery {
     const policy = await this.#policy(given);
     const { credential } = await this.#enrolments.credential();
     const invite = await this.#accept(policy, given, layout);
-    const vector = decodeVectors(report, [{ name: UNWEIGHTED, size: reportSize(layout) - 1 }]).get(UNWEIGHTED);
-    if (vector === undefined) {
+    const values = decodeVectors(report, [{ name: UNWEIGHTED, size: reportSize(layout) - 1 }]).get(UNWEIGHTED);
+    if (values === undefined) {
       throw new StateDamaged("the kept report does not fit its plan");
     }
+    const { bounds } = await verifiedRelease(given.release!);
+    const vector = masking.summedValues(layout, bounds, values);
     const weight = Math.min(weightOf(layout, examples), invite.wMax);
     const [lastRound, now] = [await this.#lastRound(given), BigInt(Math.floor(this.#platform.now()))];
     await this.#answer(given, invite.round);
@@ -183,10 +186,10 @@ async function checkInvitation(
   layout: ReportLayout,
   { bounds }: Release,
 ): Promise<void> {
-  const expected = masking.fixedPoints(layout, bounds);
+  const expected = demanded(layout, bounds, invite.nMax);
   const found = invite.segments.map(({ fieldBits: _, ...segment }) => segment);
-  const same = (a: masking.FixedPoint, b: masking.FixedPoint | undefined) =>
-    (Object.keys(a) as (keyof masking.FixedPoint)[]).every((name) => a[name] === b?.[name]);
+  const same = (a: DemandedSegment, b: DemandedSegment | undefined) =>
+    (Object.keys(a) as (keyof DemandedSegment)[]).every((name) => a[name] === b?.[name]);
   const [task, round] = [await masking.taskHash(given.task), masking.sessionNumber(given.round, given.attempt)];
   if (!equal(invite.task, task) || invite.round !== round) {
     throw new SecaggRefused("the invitation is for another task or round than the assignment");
@@ -197,9 +200,21 @@ async function checkInvitation(
   if (invite.wMax !== masking.greatestWeight(layout, bounds)) {
     throw new SecaggRefused(`the greatest weight is ${invite.wMax}, not the one that is released`);
   }
+  if (bounds.noise_multiplier > 0 && layout.weighting !== "uniform") {
+    throw new SecaggRefused("noise would hide the values of the report, and not the number of examples");
+  }
   if (found.length !== expected.length || !expected.every((one, place) => same(one, found[place]))) {
     throw new SecaggRefused("the invitation's segments are not those of the plan's report under the release's bounds");
   }
+}
+
+/** The segments that release and plan demand in groups of up to nMax devices. */
+function demanded(layout: ReportLayout, bounds: SumBounds, nMax: number): DemandedSegment[] {
+  const honest = bounds.noise_multiplier === 0 ? 0 : leastHonest(bounds.min_sum, nMax);
+  return masking.fixedPoints(layout, bounds).map((one) => ({
+    ...one,
+    noise: honest === 0 ? 0 : noiseOf(one, bounds.noise_multiplier, honest),
+  }));
 }
 
 async function explained<T>(step: () => Promise<T>): Promise<T> {

@@ -118,8 +118,9 @@ function readSegment(reader: Reader): PackedSegment {
   const size = reader.integer(4);
   const [fieldBits = 0, inBits = 0, weighted = 0] = reader.take(3);
   const [low, high, norm] = [reader.double(), reader.double(), reader.double()];
+  const noise = reader.integer(4);
   if (weighted > 1 || fieldBits === 0) {
     throw new Malformed("a segment has a flag or a width that does not exist");
   }
-  return { size, fieldBits, inBits, low, high, norm, weighted: weighted === 1 };
+  return { size, fieldBits, inBits, low, high, norm, weighted: weighted === 1, noise };
 }

@@ -6,6 +6,7 @@
 import { Keystream, type RandomSource } from "../primitives.ts";
 import type { Float32 } from "../report.ts";
 import { BadInput, HeadroomError } from "./errors.ts";
+import { bound, MOST_VARIANCE, mostSquare, Skellam, shareOf } from "./noise.ts";
 
 export type Words = Uint32Array<ArrayBuffer>;
 
@@ -13,12 +14,14 @@ const [WORD_BITS, MOST_IN_BITS, MOST_FIELD_BITS] = [64, 20, 32];
 const [LEAST_RANGE, MOST_RANGE] = [1e-40, 1e40]; // what float32 values span
 const POINT = 2 ** 32;
 const MANTISSA = 2 ** (MOST_IN_BITS + 32);
+const ZERO_TOLERANCE = 1e-6; // of a step, by which 0 may miss one
 const SLICE = 1 << 15; // values quantised at a time
 
 /** A segment as it is packed: `size` values in [low, high] that share one encoding.
  *
  * `inBits` of precision travel in fields of `fieldBits`. A `weighted` segment is multiplied by weight / w_max. `norm` is
- * the greatest L2 norm, to which a longer segment is scaled down; 0 is no limit.
+ * the greatest L2 norm, to which a longer segment is scaled down; 0 is no limit. `noise` is the variance, in squared
+ * steps, of the noise that a device adds; 0 is none.
  */
 export interface PackedSegment {
   readonly size: number;
@@ -28,11 +31,13 @@ export interface PackedSegment {
   readonly high: number;
   readonly norm: number;
   readonly weighted: boolean;
+  readonly noise: number;
 }
 
 /** Throws HeadroomError unless every field can hold the sum of nMax values and every range makes sense. */
 export function checkHeadroom(segments: readonly PackedSegment[], nMax: number): void {
-  segments.forEach(({ inBits, fieldBits, low, high, norm }, place) => {
+  segments.forEach((segment, place) => {
+    const { inBits, fieldBits, low, high, norm } = segment;
     const widths = 1 <= inBits && inBits <= MOST_IN_BITS && inBits <= fieldBits && fieldBits <= MOST_FIELD_BITS;
     if (!widths || nMax * (2 ** inBits - 1) >= 2 ** fieldBits) {
       throw new HeadroomError(`segment ${place}: ${nMax} values of ${inBits} bits do not fit into ${fieldBits} bits`);
@@ -41,7 +46,36 @@ export function checkHeadroom(segments: readonly PackedSegment[], nMax: number):
     if (!(low <= 0 && 0 <= high && LEAST_RANGE <= range && range <= MOST_RANGE && norm >= 0)) {
       throw new HeadroomError(`segment ${place}: [${low}, ${high}] with norm ${norm} is no range to quantise`);
     }
+    if (segment.noise > 0) checkNoise(segment, nMax, place);
   });
+}
+
+function checkNoise(segment: PackedSegment, nMax: number, place: number): void {
+  const { size, fieldBits, inBits, low, norm, noise } = segment;
+  const step = stepOf(segment);
+  if (!(norm > 0 && Math.abs(zeroOf(segment) * step + low) < ZERO_TOLERANCE * step)) {
+    throw new HeadroomError(`segment ${place}: noise needs a norm, and a range in which 0 is one of the steps`);
+  }
+  if (noise > MOST_VARIANCE || nMax * (2 ** inBits - 1) + 2 * bound(nMax * noise, size) >= 2 ** fieldBits) {
+    throw new HeadroomError(`segment ${place}: noise of variance ${noise} does not fit into ${fieldBits} bits`);
+  }
+}
+
+/** A segment as it is packed, but for the width of its fields, which only sums need. */
+export type DemandedSegment = Omit<PackedSegment, "fieldBits">;
+
+/** The noise that makes a sum as noisy as asked if `honest` devices or more add theirs. */
+export function noiseOf(segment: Omit<DemandedSegment, "noise">, noiseMultiplier: number, honest: number): number {
+  return shareOf(noiseMultiplier, mostSquare(segment.norm / stepOf(segment), segment.size), honest);
+}
+
+function stepOf({ low, high, inBits }: Pick<PackedSegment, "low" | "high" | "inBits">): number {
+  return (high - low) / (2 ** inBits - 1);
+}
+
+/** The quantised value of 0, where 0 is one of the steps. */
+function zeroOf(segment: PackedSegment): number {
+  return Math.round(-segment.low / stepOf(segment));
 }
 
 /** The words of one device, ready to be masked: its weight, the packed segments, the check word. Throws BadInput.
@@ -69,7 +103,15 @@ export async function pack(
   for (const segment of segments) {
     const values = vector.subarray(begin, begin + segment.size);
     const target = words.subarray(at, at + 2 * wordsOf(segment));
-    await quantise(segment, values, factorOf(segment, values, weight / wMax), uniform, target);
+    const factor = factorOf(segment, values, weight / wMax);
+    let square = await quantise(segment, values, factor, uniform, target);
+    if (segment.noise > 0) {
+      while (square > mostSquare(segment.norm / stepOf(segment), segment.size)) {
+        target.fill(0);
+        square = await quantise(segment, values, factor, uniform, target);
+      }
+      await addNoise(segment, new Uniform(await Keystream.of(random(32))), target);
+    }
     begin += segment.size;
     at += target.length;
   }
@@ -77,7 +119,7 @@ export async function pack(
   return words;
 }
 
-/** A stream of numbers, uniform over 32 bits, read from front to end. */
+/** A stream of uniform bytes, read from front to end. */
 class Uniform {
   readonly #stream: Keystream;
   #bytes = 0;
@@ -86,10 +128,10 @@ class Uniform {
     this.#stream = stream;
   }
 
-  async take(size: number): Promise<DataView<ArrayBuffer>> {
+  async take(bytes: number): Promise<DataView<ArrayBuffer>> {
     const skip = this.#bytes % 16;
-    const data = await this.#stream.bytes((this.#bytes - skip) / 16, skip + 4 * size);
-    this.#bytes += 4 * size;
+    const data = await this.#stream.bytes((this.#bytes - skip) / 16, skip + bytes);
+    this.#bytes += bytes;
     return new DataView(data.buffer, skip);
   }
 }
@@ -108,29 +150,53 @@ function factorOf(segment: PackedSegment, values: Float32, share: number): numbe
   return segment.weighted ? scale * share : scale;
 }
 
-/** Quantise and pack: value v goes into word v mod P, at field ⌊v / P⌋.
+/** Quantise and pack: value v goes into word v mod P, at field ⌊v / P⌋. Gives the squared norm in steps from 0.
  *
  * A value becomes a number with 32 bits behind the point in the mantissa of a double between 2^52 and 2^53, where
  * neighbours differ by one: adding the uniform bits to the lower half, and keeping the upper, rounds without bias.
  */
 async function quantise(segment: PackedSegment, values: Float32, factor: number, uniform: Uniform, target: Words) {
-  const words = target.length / 2;
   const most = 2 ** segment.inBits - 1;
-  const scale = POINT / ((segment.high - segment.low) / most);
+  const scale = POINT / stepOf(segment);
   const offset = MANTISSA - segment.low * scale;
   const [double, greatest] = [new DataView(new ArrayBuffer(8)), MANTISSA + most * POINT];
+  const zero = zeroOf(segment);
+  let square = 0;
+  for (const { start, first, last, shift } of slices(segment)) {
+    const drawn = await uniform.take(4 * (last - first));
+    for (let place = first; place < last; place++) {
+      const x = values[place]! * (factor * scale) + offset;
+      double.setFloat64(0, Math.min(Math.max(x, MANTISSA), greatest));
+      const carry = double.getUint32(4) + drawn.getUint32(4 * (place - first), true) >= POINT ? 1 : 0;
+      const q = (double.getUint32(0) + carry) & (2 ** MOST_IN_BITS - 1);
+      square += (q - zero) ** 2;
+      orInto(target, 2 * (place - start), q, shift);
+    }
+  }
+  return square;
+}
+
+/** Add noise to every value: what a field lacks it borrows from the next, modulo 2^64. */
+async function addNoise(segment: PackedSegment, uniform: Uniform, target: Words): Promise<void> {
+  const table = new Skellam(segment.noise);
+  const words = new BigUint64Array(target.buffer, target.byteOffset, target.length / 2);
+  for (const { start, first, last, shift } of slices(segment)) {
+    const drawn = await uniform.take(8 * (last - first));
+    for (let place = first; place < last; place++) {
+      const word = drawn.getBigUint64(8 * (place - first), true);
+      const number = table.number(word) ?? table.exactly(word, (await uniform.take(8)).getBigUint64(0, true));
+      words[place - start]! += BigInt(number) << BigInt(shift);
+    }
+  }
+}
+
+/** The values of a segment in slices: `first` to `last` are in the words from `first - start` on, at bit `shift`. */
+function* slices(segment: PackedSegment) {
+  const words = wordsOf(segment);
   for (let plane = 0, start = 0; start < segment.size; plane++, start += words) {
-    const shift = plane * segment.fieldBits;
-    const end = Math.min(start + words, segment.size);
+    const [shift, end] = [plane * segment.fieldBits, Math.min(start + words, segment.size)];
     for (let first = start; first < end; first += SLICE) {
-      const drawn = await uniform.take(Math.min(SLICE, end - first));
-      for (let place = first; place < Math.min(first + SLICE, end); place++) {
-        const x = values[place]! * (factor * scale) + offset;
-        double.setFloat64(0, Math.min(Math.max(x, MANTISSA), greatest));
-        const carry = double.getUint32(4) + drawn.getUint32(4 * (place - first), true) >= POINT ? 1 : 0;
-        const q = (double.getUint32(0) + carry) & (2 ** MOST_IN_BITS - 1);
-        orInto(target, 2 * (place - start), q, shift);
-      }
+      yield { start, first, last: Math.min(first + SLICE, end), shift };
     }
   }
 }

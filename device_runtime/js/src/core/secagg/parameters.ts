@@ -30,14 +30,26 @@ export function checkParameters({ n, k, t }: GraphParameters): void {
   }
 }
 
+/** The fewest honest devices in a sum of minSum or more. Throws PolicyViolation when all may be corrupt. */
+export function leastHonest(minSum: number, nMax: number): number {
+  const corrupt = Math.max(mostCorrupt(nMax), mostCorrupt(Math.min(nMax, COMPLETE_UP_TO)));
+  if (corrupt >= minSum) {
+    throw new PolicyViolation(`${corrupt} of ${nMax} devices may be corrupt, and a sum may be over ${minSum}`);
+  }
+  return minSum - corrupt;
+}
+
+function mostCorrupt(n: number): number {
+  return n <= COMPLETE_UP_TO ? Math.max(2, Math.ceil(n / 5)) : Math.floor(n / 10);
+}
+
 function isSecure(n: number, k: number, t: number): boolean {
   // Honest neighbours give one share of either secret, corrupt ones both: 2t shares need 2t − k corrupt ones.
   if (2 * t <= k) {
     return false;
   }
   if (k === n - 1) {
-    const corrupt = n <= COMPLETE_UP_TO ? Math.max(2, Math.ceil(n / 5)) : Math.floor(n / 10);
-    return 2 * t - k > corrupt;
+    return 2 * t - k > mostCorrupt(n);
   }
   return isRare(n, k, 2 * t - k);
 }

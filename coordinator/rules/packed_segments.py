@@ -1,0 +1,57 @@
+"""Packed segments: how the sums of a secure round are encoded, and whether the noise of its devices fits. Pure.
+
+Spec: docs/spec/wire.md §8.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from coordinator.errors import InvalidTask
+from coordinator.rules.task_settings import Secagg, TaskSettings
+from fedcore.masking import fixed_points
+from fedcore.release import SumBounds
+from fedcore.report import ReportLayout
+from secagg.errors import HeadroomError, PolicyViolation
+from secagg.packing import MOST_FIELD_BITS, PackedSegment, check_headroom, field_bits, with_noise
+from secagg.parameters import least_honest
+
+
+def packed_segments(layout: ReportLayout, bounds: SumBounds, n_max: int) -> tuple[PackedSegment, ...]:
+    """The segments of a round of up to n_max devices in a group, in the narrowest fields.
+
+    Raises PolicyViolation when there is noise to add and nobody who must be honest.
+    """
+    honest = least_honest(bounds.min_sum, n_max) if bounds.noise_multiplier else 0
+    segments = []
+    for one in fixed_points(layout, bounds):
+        widest = PackedSegment(
+            one.size, MOST_FIELD_BITS, one.bits, one.low, one.high, one.norm, one.weighted
+        )  # fmt: skip
+        segment = with_noise(widest, bounds.noise_multiplier, honest)
+        segments.append(replace(segment, field_bits=min(field_bits(segment, n_max), MOST_FIELD_BITS)))
+    return tuple(segments)
+
+
+def check_device_noise(layout: ReportLayout, settings: TaskSettings) -> None:
+    """Refuse a task whose devices cannot add the noise that it asks them for.
+
+    Raises InvalidTask saying why and what to change.
+    """
+    if not settings.sum_bounds.noise_multiplier:
+        return
+    if layout.weighting != "uniform":
+        raise InvalidTask(
+            "the plan weighs devices by examples, and the noise of devices hides each of them alike: export it for an "
+            "algorithm with uniform weighting"
+        )
+    secagg = settings.secagg or Secagg()
+    for number in (1, settings.rounds):
+        n_max = min(settings.in_round(number).policy.cohort, secagg.group_size)
+        try:
+            check_headroom(packed_segments(layout, settings.sum_bounds, n_max), n_max)
+        except (HeadroomError, PolicyViolation) as error:
+            raise InvalidTask(
+                f"the devices of round {number} cannot add the noise: {error}; raise minimum, or lower bits, "
+                "over_selection or group_size"
+            ) from error

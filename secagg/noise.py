@@ -1,0 +1,125 @@
+"""Noise: Skellam-distributed integers that devices add to their quantised values, and the sizes that go with them.
+
+Spec: docs/spec/secagg.md §9. A Skellam variable of variance v is the difference of two Poisson variables of mean v/2.
+Sums of Skellam variables are Skellam, whoever is left: their variances add up. Agarwal, Kairouz, Liu 2021.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil, floor, log, sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+from secagg.masking import Keystream
+
+MOST_VARIANCE = 1 << 26
+"""The largest variance of one device's noise, in squared steps: finer steps than that cost bits and gain nothing."""
+RARE_BITS = 40
+"""What has a chance below 2^-40 is taken not to happen, as in `secagg.parameters`; privacy rests on no such thing."""
+_LN2 = log(2)
+_TAIL_BITS = 130
+"""A table ends where the chance of larger numbers is below 2^-130."""
+_COARSE, _FINE = 63, 64
+"""Bits of the number that is looked up, and those that follow it where it falls on a threshold."""
+_GUIDE_BITS = 16
+
+
+def most_square(norm: float, size: int) -> int:
+    """The greatest squared L2 norm of a rounded vector (size,), in steps, whose own norm is at most `norm` steps.
+
+    Rounding without bias exceeds it with a chance below 2^-40, and is then done again. Kairouz, Liu, Steinke 2021, §4.
+    """
+    root = sqrt(size)
+    likely = norm * norm + size / 4 + sqrt(2 * RARE_BITS * _LN2) * (norm + root / 2)
+    return floor(min(likely, (norm + root) * (norm + root)))
+
+
+def share_of(noise_multiplier: float, square: int, honest: int) -> int:
+    """The variance of one device's noise, in squared steps, a whole number.
+
+    With it the noise of `honest` devices has a standard deviation of noise_multiplier times the root of `square`.
+    """
+    return ceil(noise_multiplier * noise_multiplier * square / honest)
+
+
+def bound(variance: float, size: int) -> int:
+    """A number that Skellam noise (size,) exceeds nowhere, in either direction, but with a chance below 2^-40.
+
+    Skellam variables are sub-gamma: P[X > √(2 v u) + u / 3] ≤ e^-u, since cosh t − 1 ≤ t² / (2 − 2t/3).
+    """
+    exponent = (RARE_BITS + 1 + size.bit_length()) * _LN2
+    return ceil(sqrt(2 * variance * exponent) + exponent / 3) if variance else 0
+
+
+def norm_bound(variance: float, size: int) -> float:
+    """A length that Skellam noise (size,) does not exceed, but with a chance below 2^-39.
+
+    Bernstein's inequality for the squares, of variance 2v² + v, of numbers that stay within `bound`.
+    """
+    exponent = RARE_BITS * _LN2
+    spread = sqrt(2 * size * (2 * variance * variance + variance) * exponent)
+    return sqrt(size * variance + spread + float(bound(variance, size)) ** 2 * exponent / 3)
+
+
+def draw(variance: int, uniform: Keystream, size: int) -> NDArray[np.int64]:
+    """Independent Skellam integers (size,) of this variance; every chance is right to 2^-120.
+
+    uniform: a stream whose key nobody else knows, which holds 8 bytes for each number.
+    """
+    table = _table(variance)
+    words = uniform.u64(size)
+    signs = (words & np.uint64(1)).astype(np.int64)
+    words = words >> np.uint64(1)
+    found = table.find(words)
+    # A number on a threshold, 2^-63 of all for each, needs more bits to be told from its neighbour.
+    for place in np.flatnonzero((found > 0) & (table.coarse[found - 1] == words)):
+        more = int(uniform.u64(1)[0])
+        found[place] = bisect_right(table.exact, int(words[place]) << _FINE | more)
+    return np.where(signs, -found, found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """The distribution of |X|. exact: 2^127 · P[|X| ≤ k] for k = 0, 1, …; coarse: the same times 2^-64.
+
+    guide: for every first 16 bits of a number, the place that the smallest such number has among the thresholds.
+    """
+
+    exact: list[int]
+    coarse: NDArray[np.uint64]
+    guide: NDArray[np.int64]
+
+    def find(self, words: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """How many thresholds are not above each number of 63 bits."""
+        found = self.guide[(words >> np.uint64(_COARSE - _GUIDE_BITS)).astype(np.intp)]
+        found += self.coarse[found] <= words
+        rest = np.flatnonzero(self.coarse[found] <= words)
+        found[rest] = np.searchsorted(self.coarse, words[rest], "right")
+        return found
+
+
+@lru_cache(maxsize=4)
+def _table(variance: int) -> _Table:
+    """P[X = k] = e^-v I_k(v): Bessel functions by Miller's recurrence, downwards in integers from where they vanish."""
+    if not 1 <= variance <= MOST_VARIANCE:
+        raise ValueError(f"a variance of 1 to {MOST_VARIANCE} can be drawn, not {variance}")
+    exponent = _TAIL_BITS * _LN2
+    last = ceil(sqrt(2 * variance * exponent) + exponent / 3)
+    after, here = 0, 1 << 128
+    bessel = [here]
+    for order in range(last, 0, -1):
+        after, here = here, after + 2 * order * here // variance
+        bessel.append(here)
+    bessel.reverse()
+    total = 2 * sum(bessel) - bessel[0]
+    below, exact = -bessel[0], []
+    for value in bessel:
+        below += 2 * value
+        exact.append((below << _COARSE + _FINE) // total)
+    coarse = np.array([threshold >> _FINE for threshold in exact], np.uint64)
+    firsts = np.arange(1 << _GUIDE_BITS, dtype=np.uint64) << np.uint64(_COARSE - _GUIDE_BITS)
+    return _Table(exact, coarse, np.searchsorted(coarse, firsts, "right"))

@@ -1,0 +1,105 @@
+"""A device in secure rounds with noise: which it takes part in, and what it sends there."""
+
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+
+from device_runtime.permission.policy import Policy
+from device_runtime.session import run_session
+from fedcore.masking import fixed_points, layout_hash
+from fedcore.plan import Plan
+from secagg import noise
+from secagg.packing import PackedSegment, field_bits, with_noise
+from secagg.parameters import least_honest
+from tests.device_runtime import linear
+from tests.device_runtime.test_secure import (
+    BOUNDS,
+    RELEASE,
+    Aggregator,
+    config,  # noqa: F401 - a fixture
+    invitation,
+    refused,
+    releasing,
+    secure,  # noqa: F401 - a fixture
+    terms,
+)
+
+NOISY = msgspec.structs.replace(BOUNDS, bits=10, noise_multiplier=0.5)
+N_MAX = 20
+
+
+def noisy_segment(layout, multiplier=NOISY.noise_multiplier, honest=None):
+    """The segment that release and layout demand, or one with other noise."""
+    one = fixed_points(layout, NOISY)[0]
+    plain = PackedSegment(one.size, 32, one.bits, one.low, one.high, one.norm, one.weighted)
+    return with_noise(plain, multiplier, honest or least_honest(NOISY.min_sum, N_MAX))
+
+
+@pytest.fixture
+def noisy(secure):  # noqa: F811
+    """A coordinator with a round of uniform weights, whose release asks for noise."""
+    plan = linear.plan()
+    uniform: Plan = msgspec.structs.replace(plan, report=msgspec.structs.replace(plan.report, weighting="uniform"))
+    secure.offer(uniform, linear.graphs(), {"params": linear.PARAMS})
+    secure.release, secure.layout = releasing(bounds=NOISY), uniform.report
+    secure.changes = {"w_max": 1, "layout_hash": layout_hash(uniform.report)}
+    secure.invite = invitation(**secure.changes, segments=(noisy_segment(uniform.report),))
+    return secure
+
+
+def test_all_means_are_noised_together_and_no_metrics_are_sent(noisy, config):  # noqa: F811
+    segment = noisy_segment(noisy.layout)
+    assert segment.size == 2 * linear.D
+    aggregator = Aggregator(terms(noisy.plan, noisy.checkpoint, **noisy.changes, segments=(segment,)))
+    sums = []
+    settle = aggregator.server.settle
+    aggregator.server.settle = lambda found: (sums.append(found.total), settle(found))
+    noisy.aggregate = aggregator.answer
+    assert run_session(config).outcome == "reported"
+    [total] = sums
+    assert (total.devices, total.weight, total.sums.size) == (9, 9, segment.size)
+    # The other eight report zeros, so that what is beyond one report is noise.
+    beyond = np.abs(total.sums).max() / segment.step
+    assert 0 < beyond < segment.most + noise.bound(9 * segment.noise, segment.size)
+
+
+@pytest.mark.parametrize(
+    ("segment", "named"),
+    [
+        (lambda layout: replace(noisy_segment(layout), noise=0), "segments are not those"),
+        (lambda layout: noisy_segment(layout, multiplier=0.49), "segments are not those"),
+        (lambda layout: noisy_segment(layout, honest=9), "segments are not those"),
+        (lambda layout: replace(noisy_segment(layout), noise=(1 << 26) + 1), "fewer bits"),
+        (
+            lambda layout: replace(noisy_segment(layout), field_bits=field_bits(noisy_segment(layout), N_MAX) - 1),
+            "bits",
+        ),
+    ],
+)
+def test_an_invitation_with_other_noise_than_released_is_refused(noisy, config, segment, named):  # noqa: F811
+    noisy.invite = invitation(**noisy.changes, segments=(segment(noisy.layout),))
+    refused(noisy, config, named)
+
+
+def test_a_round_with_noise_that_weighs_by_examples_is_refused(secure, config):  # noqa: F811
+    secure.release = releasing(bounds=NOISY)
+    secure.invite = invitation(segments=(noisy_segment(linear.plan().report),))
+    refused(secure, config, "number of examples")
+
+
+@pytest.mark.parametrize(("least", "outcome"), [(0.5, "reported"), (0.51, "aborted")])
+def test_an_owner_can_demand_noise(noisy, config, least, outcome):  # noqa: F811
+    segment = noisy_segment(noisy.layout)
+    noisy.aggregate = Aggregator(terms(noisy.plan, noisy.checkpoint, **noisy.changes, segments=(segment,))).answer
+    found = run_session(replace(config, policy=Policy(signers=(RELEASE.signer,), min_noise_multiplier=least)))
+    assert found.outcome == outcome
+    assert outcome == "reported" or "noise of 0.5, the least allowed is 0.51" in found.detail
+
+
+def test_an_owner_who_demands_noise_takes_part_in_no_round_in_clear(coordinator, config):  # noqa: F811
+    found = run_session(replace(config, policy=Policy(min_noise_multiplier=0.1)))
+    assert (found.outcome, found.reason) == ("aborted", "plan-refused")
+    assert "min_noise_multiplier" in found.detail
+    assert coordinator.reports == []

@@ -1,0 +1,205 @@
+"""Skellam noise: its distribution, the share of each device, and sums that carry it."""
+
+from decimal import Decimal, localcontext
+from math import isqrt, sqrt
+
+import numpy as np
+import pytest
+from scipy import special, stats
+
+from secagg import noise, packing
+from secagg.errors import HeadroomError, SumOutOfRange
+from secagg.masking import Keystream
+from secagg.packing import PackedSegment
+
+HALF = 1 << 9
+LEAST_P = 1e-6
+
+
+def noisy(size, variance, field_bits=32, norm=300.0):
+    """A segment whose step is 1, in 10 bits."""
+    return PackedSegment(size, field_bits, 10, -HALF, HALF - 1, norm, weighted=True, noise=variance)
+
+
+def probabilities(numbers, variance):
+    """P[X = k], by SciPy's Bessel functions."""
+    return special.ive(np.abs(numbers), float(variance))
+
+
+def fits(drawn, variance):
+    """The p-value of integers as Skellam ones of this variance, by Pearson's chi-square over bins of 20 or more."""
+    edge = int(3 * sqrt(variance)) + 1
+    width = max(edge // 20, 1)
+    cuts = np.arange(-edge, edge + width, width)
+    every = np.arange(-40 * edge, 40 * edge)
+    found = np.bincount(np.searchsorted(cuts, drawn, "right"), minlength=len(cuts) + 1)
+    expected = np.bincount(np.searchsorted(cuts, every, "right"), probabilities(every, variance), len(cuts) + 1)
+    kept = expected * drawn.size > 20
+    found, expected = found[kept], expected[kept] * drawn.size
+    return stats.chi2.sf(((found - expected) ** 2 / expected).sum(), kept.sum() - 1)
+
+
+def fresh():
+    return Keystream(np.random.default_rng(7).bytes(32), 8 << 18)
+
+
+@pytest.mark.parametrize("variance", [1, 7, 400, 90_000])
+def test_drawn_numbers_have_the_distribution_of_skellam(variance):
+    assert fits(noise.draw(variance, fresh(), 1 << 18), variance) > LEAST_P
+
+
+@pytest.mark.parametrize("variance", [1, 9])
+def test_every_chance_of_the_table_is_right_to_the_last_bits(variance):
+    with localcontext() as context:
+        context.prec = 80
+        poisson = [(Decimal(-variance) / 2).exp()]
+        for count in range(1, 200):
+            poisson.append(poisson[-1] * variance / 2 / count)
+        table, below = noise._table(variance).exact, Decimal(0)
+        for number, threshold in enumerate(table[:60]):
+            chance = sum(poisson[i] * poisson[i + number] for i in range(100))
+            below += chance if number == 0 else 2 * chance
+            assert abs(threshold - below * 2**127) < 2**7
+
+
+def test_a_number_on_a_threshold_is_decided_by_further_bits():
+    class Fixed:
+        def __init__(self, *words):
+            self.words = list(words)
+
+        def u64(self, size):
+            taken, self.words = self.words[:size], self.words[size:]
+            return np.array(taken, np.uint64)
+
+    threshold = noise._table(4).exact[2]
+    first, rest = threshold >> 64, threshold & (1 << 64) - 1
+    negative = 1
+    assert noise.draw(4, Fixed(first << 1, rest - 1), 1).tolist() == [2]
+    assert noise.draw(4, Fixed(first << 1, rest), 1).tolist() == [3]
+    assert noise.draw(4, Fixed(first << 1 | negative, rest), 1).tolist() == [-3]
+    assert noise.draw(4, Fixed((first << 1) - 2), 1).tolist() == [2]
+
+
+@pytest.mark.parametrize(("variance", "size"), [(1, 1), (1, 10**6), (10_000, 100), (2**26, 10**6)])
+def test_noise_beyond_its_bound_is_rarer_than_promised(variance, size):
+    beyond = noise.bound(variance, size)
+    tail = probabilities(np.arange(beyond + 1, 3 * beyond), variance).sum()
+    assert 2 * size * tail < 2.0**-noise.RARE_BITS
+    assert beyond < 14 * sqrt(variance) + 24
+
+
+def test_noise_is_shorter_than_the_bound_on_its_norm_and_nearly_as_long():
+    drawn = noise.draw(400, fresh(), 1 << 18)
+    assert 0.98 < np.linalg.norm(drawn) / noise.norm_bound(400, drawn.size) < 1
+
+
+@pytest.mark.parametrize(("norm", "size"), [(0.0, 100), (300.0, 5000), (5.0, 40_000)])
+def test_rounded_vectors_keep_the_bound_on_their_norm(norm, size):
+    made = np.random.default_rng(3)
+    direction = made.normal(0, 1, size)
+    exact = direction * (norm / np.linalg.norm(direction))
+    rounded = np.floor(exact + made.random((20, size)))
+    squares = (rounded**2).sum(1)
+    most = noise.most_square(norm, size)
+    assert squares.max() <= most <= (norm + sqrt(size)) ** 2
+    # Not far above what happens: rounding adds a quarter of a step's square to every value.
+    assert most <= 1.25 * (norm**2 + size / 4) + 500
+
+
+def test_rounding_beyond_the_bound_is_done_again(monkeypatch):
+    segment, values = noisy(1000, 1), np.full(1000, 0.5, np.float32)
+    tight = 495  # half of the values are rounded up: about as many tries exceed it as do not
+    monkeypatch.setattr(noise, "most_square", lambda norm, size: tight)
+    monkeypatch.setattr(noise, "draw", lambda variance, uniform, size: np.zeros(size, np.int64))
+    for _ in range(20):
+        words = packing.encode((segment,), values, 1, 1)
+        found = packing.decode((segment,), words, 1, 1).fields - HALF
+        assert 400 < (found**2).sum() <= tight
+
+
+def test_shares_make_the_sum_of_the_honest_as_noisy_as_asked():
+    square = noise.most_square(300.0, 5000)
+    share = noise.share_of(1.5, square, 7)
+    assert 1.5**2 * square <= 7 * share < 1.5**2 * square + 7
+
+
+def test_noise_of_a_sum_equals_central_noise_when_nobody_drops():
+    segment, devices = noisy(20_000, 30), 12
+    zeros = np.zeros(segment.size, np.float32)
+    words = sum(packing.encode((segment,), zeros, 1, 1) for _ in range(devices))
+    sums = packing.decode((segment,), words, devices, 1).sums
+    assert fits(sums.astype(np.int64), devices * segment.noise) > LEAST_P
+    square = (sums**2).sum() / (devices * segment.noise)
+    assert stats.chi2.sf(square, segment.size) > LEAST_P
+    assert stats.chi2.cdf(square, segment.size) > LEAST_P
+
+
+def test_noise_suffices_when_the_allowed_number_adds_none():
+    multiplier, least, corrupt = 1.0, 10, 2
+    plain = noisy(20_000, 1)
+    segment = noisy(20_000, noise.share_of(multiplier, plain.most_square, least - corrupt))
+    zeros = np.zeros(segment.size, np.float32)
+    words = sum(packing.encode((segment,), zeros, 1, 1) for _ in range(least - corrupt))
+    found = packing.decode((segment,), words, least - corrupt, 1).sums
+    wanted = multiplier**2 * plain.most_square
+    assert (found**2).mean() > wanted * (1 - 5 * sqrt(2 / segment.size))
+
+
+def test_noisy_sums_are_exact_below_zero_and_in_neighbouring_fields():
+    made = np.random.default_rng(11)
+    narrow = PackedSegment(40, 21, 2, -2.0, 1.0, norm=1.0, weighted=True, noise=2000)
+    segments = (noisy(101, 5, 16), narrow, PackedSegment(3, 20, 8, 0.0, 255.0))
+    vectors = [np.append(made.integers(-9, 9, 141), [1, 2, 3]).astype(np.float32) for _ in range(5)]
+    encoded = [packing.encode(segments, vector, 1, 1) for vector in vectors]
+    alone = [packing.decode(segments, words, 1, 1) for words in encoded]
+    together = packing.decode(segments, sum(encoded), 5, 1)
+    np.testing.assert_array_equal(together.fields, sum(one.fields for one in alone))
+    assert together.fields[101:141].min() < 0
+
+
+def test_quantising_with_noise_has_no_bias_to_four_standard_errors():
+    segment = noisy(40_000, 3)
+    words = packing.encode((segment,), np.full(segment.size, 0.3, np.float32), 1, 1)
+    found = packing.decode((segment,), words, 1, 1).sums.mean()
+    assert abs(found - 0.3) < 4 * sqrt((3 + 0.3 * 0.7) / segment.size)
+
+
+@pytest.mark.parametrize(
+    ("segment", "why"),
+    [
+        (noisy(3, 5, norm=0.0), "norm"),
+        (PackedSegment(3, 32, 10, -HALF + 0.4, HALF - 0.6, 300.0, noise=5), "one of the steps"),
+        (noisy(3, noise.MOST_VARIANCE + 1), "fewer bits"),
+        (noisy(3, 100_000, field_bits=14), "needs fields of 15 bits"),
+    ],
+)
+def test_noise_that_does_not_fit_its_segment_is_refused(segment, why):
+    with pytest.raises(HeadroomError, match=why):
+        packing.check_headroom((segment,), 10)
+
+
+def test_narrowest_fields_with_noise_are_accepted_and_narrower_ones_not():
+    width = packing.field_bits(noisy(3, 100_000), 10)
+    packing.check_headroom((noisy(3, 100_000, width),), 10)
+    with pytest.raises(HeadroomError, match=f"{width} bits"):
+        packing.check_headroom((noisy(3, 100_000, width - 1),), 10)
+
+
+@pytest.mark.parametrize("direction", [1, -1])
+def test_a_sum_beyond_range_and_noise_is_noticed(direction):
+    segment = noisy(50, 100)
+    words = packing.encode((segment,), np.zeros(50, np.float32), 1, 1)
+    beyond = direction * (noise.bound(100, 50) + HALF + 80)
+    words[1:2] += np.int64(beyond).view(np.uint64)
+    words[-1] = packing._check_word(words[:-1])
+    with pytest.raises(SumOutOfRange, match="segment 0"):
+        packing.decode((segment,), words, 1, 1)
+
+
+def test_a_sum_longer_than_clipped_reports_and_noise_is_noticed():
+    segment = noisy(4000, 100, norm=50.0)
+    lie = PackedSegment(segment.size, 32, 10, segment.low, segment.high, 1e9, weighted=True)
+    words = packing.encode((lie,), np.full(segment.size, 20, np.float32), 1, 1)
+    with pytest.raises(SumOutOfRange, match="norm"):
+        packing.decode((segment,), words, 1, 1)
+    assert isqrt(segment.most_square) < 20 * sqrt(segment.size)
