@@ -7,7 +7,7 @@ import hashlib
 from coordinator.errors import NotPrivate
 from coordinator.store.tasks import CoordinatorStore
 from fedcore.privacy.accounting import spent
-from fedcore.privacy.certificate import Certificate, CertifiedLedger, ledger_digest
+from fedcore.privacy.certificate import CertifiedLedger, PrivacyCertificate, ledger_digest
 from fedcore.signing import SigningKey
 
 
@@ -23,7 +23,7 @@ def certify(store: CoordinatorStore, key: SigningKey, task_id: str, number: int 
         rows = records.ledger.entries(task_id, last)
     if privacy is None:
         raise NotPrivate(f"task {task_id} was created without --privacy: no noise was added, and no certificate exists")
-    certificate = Certificate(
+    certificate = PrivacyCertificate(
         task=task_id,
         round=last,
         model=hashlib.sha256(store.model_file(task_id, last)).hexdigest(),

@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from fedcore.errors import BadSignature, InvalidKey
 from fedcore.plan import BlobRef, PlanSignature
-from fedcore.privacy.certificate import Certificate, decode_certificate
+from fedcore.privacy.certificate import PrivacyCertificate, decode_certificate
 from fedcore.private_files import write_private
 from fedcore.release import LineageEntry, Release, Signed, TreeHead, decode_entry, decode_head, decode_release
 
@@ -71,7 +71,7 @@ def verified_head(signed: Signed) -> TreeHead:
     return decode_head(_verified(signed, LOG, "head of the log"))
 
 
-def verified_certificate(signed: Signed) -> Certificate:
+def verified_certificate(signed: Signed) -> PrivacyCertificate:
     """The privacy certificate, if its signer signed it. Raises BadSignature, InvalidKey or PrivacyError."""
     return decode_certificate(_verified(signed, PRIVACY, "privacy certificate"))
 
@@ -152,7 +152,7 @@ class SigningKey:
         """Sign the head of a log of releases."""
         return self._signed(head, LOG)
 
-    def sign_certificate(self, certificate: Certificate) -> Signed:
+    def sign_certificate(self, certificate: PrivacyCertificate) -> Signed:
         """Sign a privacy certificate."""
         return self._signed(certificate, PRIVACY)
 

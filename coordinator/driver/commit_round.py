@@ -156,7 +156,8 @@ def _abandon(
         outcome, task = _end(records, running, event, now), records.task(running.task.id)
         if private is not None and isinstance(error, NonFiniteState):
             write_row(records, task, private)
-            records.move_task(task, TaskState.CANCELLED, event.reason, f"round {number}: {error}")
+            if task.state in (TaskState.ACTIVE, TaskState.PAUSED):
+                records.move_task(task, TaskState.CANCELLED, event.reason, f"round {number}: {error}")
             return outcome
         if isinstance(error, ReportError):
             return outcome._replace(pause_s=note_failure(records, running, event.reason))

@@ -15,7 +15,9 @@ from coordinator.driver.open_rounds import OpenRound
 from coordinator.rules.entities import NoiseSource, Task
 from coordinator.rules.keyed_normals import KEY_BYTES, KeyedNormals
 from coordinator.rules.private_sums import (
+    counted,
     entry_of,
+    entry_of_devices,
     longest_report,
     may_go_on,
     noise_size,
@@ -45,7 +47,7 @@ class PrivateSum:
 def make_private(
     running: OpenRound, lineage: SigningKey, earlier: Sequence[NoiseSource], clip: float, total_L: NDArray[np.float64]
 ) -> PrivateSum:
-    """Add the noise of a round to its sum.
+    """Add the noise of a round to its sum, unless its devices did.
 
     earlier: the sources of the noise of the rounds before it. clip: the bound on the l2 norm of a report that its
     devices were sent.
@@ -54,7 +56,10 @@ def make_private(
     nobody takes noise off a model who has a copy of the database alone. Other noise has a key that nobody keeps.
     """
     settings, layout, devices = running.task.settings, running.plan.report.decoded, running.value.reported
+    total_L = counted(layout, total_L, max(devices, settings.in_round(running.number).goal))
     privacy, size = promised(settings), noise_size(layout)
+    if privacy.noise_of_devices:
+        return PrivateSum(total_L, entry_of_devices(settings, running.plan.report, running.number, devices))
     longest = longest_report(clip, layout, settings.secagg)
     deviation = privacy.noise_multiplier * longest
     if privacy.mechanism == "gaussian":
@@ -65,9 +70,8 @@ def make_private(
         for step, weight in inverse_row(privacy.mechanism, privacy.bands, len(sources)).items():
             noise_M += weight * _normals(key, sources[step - 1]).standard_normal(size)
     noise_M *= deviation
-    count = max(devices, settings.in_round(running.number).goal)
     entry = entry_of(privacy, running.number, longest, devices)
-    return PrivateSum(noised(layout, total_L, noise_M, deviation, count), entry, source)
+    return PrivateSum(noised(layout, total_L, noise_M, deviation), entry, source)
 
 
 def write_row(records: Records, task: Task, made: PrivateSum) -> str | None:

@@ -45,9 +45,8 @@ def check_device_noise(layout: ReportLayout, settings: TaskSettings) -> None:
             "the plan weighs devices by examples, and the noise of devices hides each of them alike: export it for an "
             "algorithm with uniform weighting"
         )
-    secagg = settings.secagg or Secagg()
     for number in (1, settings.rounds):
-        n_max = min(settings.in_round(number).policy.cohort, secagg.group_size)
+        n_max = most_in_group(settings, number)
         try:
             check_headroom(packed_segments(layout, settings.sum_bounds, n_max), n_max)
         except (HeadroomError, PolicyViolation) as error:
@@ -55,3 +54,17 @@ def check_device_noise(layout: ReportLayout, settings: TaskSettings) -> None:
                 f"the devices of round {number} cannot add the noise: {error}; raise minimum, or lower bits, "
                 "over_selection or group_size"
             ) from error
+
+
+def counted_on(layout: ReportLayout, settings: TaskSettings, number: int) -> tuple[int, int]:
+    """How many devices of a round are counted on to add noise, and the squared l2 norm of a report in steps, at most.
+
+    The task must have noise of devices. Raises PolicyViolation when all devices of a sum may be corrupt.
+    """
+    bounds, n_max = settings.sum_bounds, most_in_group(settings, number)
+    return least_honest(bounds.min_sum, n_max), packed_segments(layout, bounds, n_max)[0].most_square
+
+
+def most_in_group(settings: TaskSettings, number: int) -> int:
+    """How many devices a group of a secure round has at most."""
+    return min(settings.in_round(number).policy.cohort, (settings.secagg or Secagg()).group_size)

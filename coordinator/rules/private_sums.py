@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.errors import InvalidTask
 from coordinator.rules.aggregation import Vectors
+from coordinator.rules.packed_segments import counted_on
 from coordinator.rules.task_settings import Secagg, TaskSettings
 from fedcore.algorithms.algorithm import Algorithm, Trip
 from fedcore.algorithms.clipped import CLIP, Clipped
@@ -46,7 +48,11 @@ def check_private(privacy: Privacy, algorithm: Algorithm, plan: Plan) -> None:
             f"privacy needs reports that are clipped as a whole, and those of {algorithm.name} are not: export the "
             "plan with weighting=uniform and clip_norm"
         )
-    codecs = {codec for trip in plan.trips for segment in trip.report.segments for codec in segment.codecs}
+    codecs = (
+        set()
+        if privacy.noise_of_devices
+        else {codec for trip in plan.trips for segment in trip.report.segments for codec in segment.codecs}
+    )
     if not all(isinstance(codec, Rotation) for codec in codecs):
         raise InvalidTask("privacy needs codecs that keep the length of a report: export the plan with rotation alone")
     if privacy.mechanism in ("tree", "banded"):
@@ -61,7 +67,7 @@ def check_private(privacy: Privacy, algorithm: Algorithm, plan: Plan) -> None:
                 "without clip_quantile, or take the mechanism gaussian"
             )
     if not may_go_on(privacy, ()):
-        first = spent([entry_of(privacy, 1, 1.0, 0)], privacy.delta)
+        first = spent([Noise(**_noise_of(privacy))], privacy.delta)
         raise InvalidTask(
             f"with noise_multiplier {privacy.noise_multiplier:g} the first round alone spends ε {first:.3g} at δ "
             f"{privacy.delta:g}, and the budget is {privacy.epsilon:g}: raise one of the two"
@@ -73,8 +79,17 @@ def noise_size(layout: ReportLayout) -> int:
     return sum(segment.size for segment in layout.means)
 
 
-def noised(layout: ReportLayout, total_L: Floats, noise_M: Floats, deviation: float, count: int) -> Floats:
-    """The summed report (L,) with noise on its mean segments, and `count` in the place of the summed weight.
+def counted(layout: ReportLayout, total_L: Floats, count: int) -> Floats:
+    """The summed report (L,) with `count` in the place of the summed weight, by which the mean is divided."""
+    counted_L = total_L.copy()
+    for segment, where in layout.slices():
+        if segment.name == WEIGHT:
+            counted_L[where] = count
+    return counted_L
+
+
+def noised(layout: ReportLayout, total_L: Floats, noise_M: Floats, deviation: float) -> Floats:
+    """The summed report (L,) with noise on its mean segments.
 
     deviation: the standard deviation of the noise. Sums and noise are rounded to a grid of GRID times that, so that the
     last bits of a number say nothing of what was added to what (Mironov, "On significance of the least significant
@@ -83,9 +98,7 @@ def noised(layout: ReportLayout, total_L: Floats, noise_M: Floats, deviation: fl
     noisy_L, begin = total_L.copy(), 0
     grid = GRID * 2.0 ** math.floor(math.log2(deviation))
     for segment, where in layout.slices():
-        if segment.name == WEIGHT:
-            noisy_L[where] = count
-        elif segment.reduction == "mean":
+        if segment.reduction == "mean":
             noise = noise_M[begin : begin + segment.size]
             noisy_L[where] = (np.rint(total_L[where] / grid) + np.rint(noise / grid)) * grid
             begin += segment.size
@@ -101,12 +114,22 @@ def longest_report(clip: float, layout: ReportLayout, secagg: Secagg | None) -> 
 
 
 def entry_of(privacy: Privacy, number: int, clip: float, devices: int) -> LedgerEntry:
-    """The row of a round in the ledger."""
-    same = {name: getattr(privacy, name) for name in Noise.__struct_fields__}
-    return LedgerEntry(**same, round=number, clip=clip, devices=devices)
+    """The row of a round whose noise the coordinator adds."""
+    return LedgerEntry(**_noise_of(privacy), round=number, clip=clip, devices=devices)
+
+
+def entry_of_devices(settings: TaskSettings, layout: ReportLayout, number: int, devices: int) -> LedgerEntry:
+    """The row of a round whose noise its devices add. layout: of the reports as they travel."""
+    (honest, square), secagg = counted_on(layout, settings, number), settings.secagg or Secagg()
+    facts = _noise_of(promised(settings))
+    return LedgerEntry(**facts, round=number, clip=secagg.clip_norm, devices=devices, honest=honest, square=square)
+
+
+def _noise_of(privacy: Privacy) -> dict[str, Any]:
+    return {name: getattr(privacy, name) for name in Noise.__struct_fields__}
 
 
 def may_go_on(privacy: Privacy, entries: Sequence[LedgerEntry]) -> bool:
-    """Whether the budget has room for one more round."""
-    following = entry_of(privacy, (entries[-1].round if entries else 0) + 1, 1.0, 0)
-    return spent([*entries, following], privacy.delta) <= privacy.epsilon
+    """Whether the budget has room for one more round, like the last one of these."""
+    following: Sequence[Noise] = entries[-1:] or [Noise(**_noise_of(privacy))]
+    return spent([*entries, *following], privacy.delta) <= privacy.epsilon

@@ -220,6 +220,9 @@ class TaskSettings:
         demand(self.buffered is None, "mode", wording, self.mode)
         wording = "mean with privacy: the noise is sized for what one report moves in a sum"
         demand(self.clear.estimator == "mean", "estimator", wording, self.clear.estimator)
+        secure = privacy.mechanism != "distributed" or self.secagg is not None
+        wording = "other than distributed without secagg: a device's share of the noise hides no single report"
+        demand(secure, "mechanism", wording, privacy.mechanism)
         least = privacy.min_separation_rounds
         wording = f"at least {least}, as the privacy of the task assumes"
         demand(self.min_separation_rounds >= least, "min_separation_rounds", wording, self.min_separation_rounds)
@@ -270,7 +273,13 @@ class TaskSettings:
         every = self.schedule.double_every or self.rounds
         doublings = range(1, min(self.rounds, 32 * every) + 1, every)
         least = min(_least_sum(self.in_round(number).policy, secagg.group_size) for number in doublings)
-        return SumBounds(clip_norm=secagg.clip_norm, bits=secagg.bits, max_examples=secagg.max_examples, min_sum=least)
+        return SumBounds(
+            clip_norm=secagg.clip_norm,
+            bits=secagg.bits,
+            max_examples=secagg.max_examples,
+            min_sum=least,
+            noise_multiplier=0.0 if self.privacy is None else self.privacy.noise_of_devices,
+        )
 
 
 def _least_sum(policy: RoundPolicy, group_size: int) -> int:

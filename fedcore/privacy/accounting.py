@@ -16,8 +16,12 @@ import msgspec
 import numpy as np
 
 from fedcore.errors import PrivacyError
+from fedcore.privacy import skellam
 from fedcore.privacy.matrices import banded_sensitivity_squared, heaviest, tree_sensitivity_squared
 from fedcore.privacy.settings import Noise
+
+_ORDERS = [*range(2, 65), 80, 96, 128, 192, 256, 512]
+"""Orders of Rényi divergences, whole numbers as those of Skellam noise must be."""
 
 
 def spent(rows: Sequence[Noise], delta: float) -> float:
@@ -33,6 +37,8 @@ def spent(rows: Sequence[Noise], delta: float) -> float:
     _check_alike(rows)
     if rows[0].sampling_probability < 1:
         return _spent_by_samples(rows, delta)
+    if rows[0].mechanism == "distributed":
+        return _spent_by_devices(rows, delta)
     return float(_dp_accounting().get_epsilon_gaussian(1 / math.sqrt(_moved_squared(rows)), delta))
 
 
@@ -42,7 +48,7 @@ def calibrated(noise: Noise, rounds: int, epsilon: float, delta: float) -> float
     The noise multiplier of `noise` itself does not matter. Raises PrivacyError as `spent` does.
     """
     unit = msgspec.structs.replace(noise, noise_multiplier=1.0)
-    if noise.sampling_probability == 1:
+    if noise.sampling_probability == 1 and noise.mechanism != "distributed":
         sigma = _dp_accounting().get_sigma_gaussian(epsilon, delta)
         return float(sigma) * math.sqrt(_moved_squared([unit] * rounds)) * (1 + 1e-9)
     low, high = 1e-2, 1.0
@@ -65,6 +71,14 @@ def _moved_squared(rows: Sequence[Noise]) -> float:
     else:
         squared = banded_sensitivity_squared(first.bands, rounds, first.min_separation_rounds)
     return squared / first.noise_multiplier**2
+
+
+def _spent_by_devices(rows: Sequence[Noise], delta: float) -> float:
+    """With noise of devices, by the composition of Rényi divergences over the most rounds that a device can be in."""
+    times = heaviest(np.ones(len(rows)), rows[0].min_separation_rounds)
+    divergences = [times * skellam.divergence(rows, order) for order in _ORDERS]
+    epsilon, _ = _dp_accounting().rdp.compute_epsilon(_ORDERS, divergences, delta)
+    return float(epsilon)
 
 
 def _spent_by_samples(rows: Sequence[Noise], delta: float) -> float:

@@ -24,7 +24,7 @@ CERTIFIED = ".privacy.json"
 """What follows the name of a model's file in that of the file with its certificate."""
 
 
-class Certificate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PrivacyCertificate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a model says about any one device, at most.
 
     model: SHA-256 of the model's file, after round `round` of a task. privacy: the noise, what is assumed of the rounds
@@ -71,7 +71,7 @@ def ledger_digest(rows: Sequence[LedgerEntry]) -> str:
     return hashlib.sha256(b"".join(msgspec.json.encode(row, order="sorted") + b"\n" for row in rows)).hexdigest()
 
 
-def decode_certificate(text: str) -> Certificate:
+def decode_certificate(text: str) -> PrivacyCertificate:
     """The certificate that a signed statement holds; its signature was checked before. Raises PrivacyError."""
     try:
         certificate = _CERTIFICATE.decode(text)
@@ -82,4 +82,4 @@ def decode_certificate(text: str) -> Certificate:
     return certificate
 
 
-_CERTIFICATE, _CERTIFIED = decoder(Certificate), decoder(CertifiedLedger)
+_CERTIFICATE, _CERTIFIED = decoder(PrivacyCertificate), decoder(CertifiedLedger)

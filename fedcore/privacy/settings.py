@@ -10,11 +10,12 @@ import msgspec
 from fedcore.errors import PrivacyError
 from fedcore.validation import Count, checked, misfit
 
-Mechanism: TypeAlias = Literal["gaussian", "tree", "banded"]
+Mechanism: TypeAlias = Literal["gaussian", "tree", "banded", "distributed"]
 """How the sums of rounds are noised.
 
 gaussian: by noise that is new in every round. tree, banded: by noise of DP-FTRL, much of which later rounds take back,
-from a binary tree or a banded matrix (`fedcore.privacy.matrices`).
+from a binary tree or a banded matrix (`fedcore.privacy.matrices`). distributed: by the devices of secure rounds, each
+of which adds a share to its own report (`fedcore.privacy.skellam`).
 """
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 WholeFromOne = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
@@ -78,17 +79,32 @@ class Privacy(Noise, frozen=True, kw_only=True, forbid_unknown_fields=True):
         _demand(self.epsilon < math.inf, "epsilon", "finite", self.epsilon)
         _demand(self.delta < 1 / self.users, "delta", f"below 1 / users, which is {1 / self.users:g}", self.delta)
 
+    @property
+    def noise_of_devices(self) -> float:
+        """The noise multiplier that devices must bring about, 0 where the coordinator adds the noise."""
+        return self.noise_multiplier if self.mechanism == "distributed" else 0.0
+
 
 @checked
 class LedgerEntry(Noise, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A noised sum that was released: one row of a task's ledger.
 
     round: its number. clip: the bound on the l2 norm of every report in it. devices: how many reports it sums.
+
+    Of the mechanism distributed, and else 0: honest, how many devices were counted on to add their share of the noise;
+    square, the bound on the squared l2 norm of a report in steps of its rounding.
     """
 
     round: Count
     clip: Positive
     devices: Count
+    honest: Count = 0
+    square: Count = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _demand((self.square > 0) is (self.mechanism == "distributed"), "square", "above 0 if distributed", self.square)
+        _demand(self.honest <= self.devices, "honest", f"at most the devices ({self.devices})", self.honest)
 
 
 def _demand(holds: bool, name: str, allowed: str, value: object) -> None:

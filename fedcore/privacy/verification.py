@@ -9,7 +9,7 @@ import msgspec
 
 from fedcore.errors import BadSignature, InvalidKey
 from fedcore.privacy.accounting import spent
-from fedcore.privacy.certificate import Certificate, CertifiedLedger, decode_certificate, ledger_digest
+from fedcore.privacy.certificate import CertifiedLedger, PrivacyCertificate, decode_certificate, ledger_digest
 from fedcore.privacy.settings import LedgerEntry, Noise
 from fedcore.signing import verified_certificate
 
@@ -20,7 +20,7 @@ SAME_EPSILON = 1e-6
 class Verdict(msgspec.Struct, frozen=True):
     """What a certificate says, its signer, ε computed again, and what does not hold, in sentences: none if all does."""
 
-    certificate: Certificate
+    certificate: PrivacyCertificate
     signer: str
     epsilon: float
     wrong: tuple[str, ...]
@@ -54,7 +54,7 @@ def verify(model: bytes, certified: CertifiedLedger, signer: str | None = None) 
     return Verdict(one, signed.signer, epsilon, tuple(wrong))
 
 
-def _rows(one: Certificate, rows: tuple[LedgerEntry, ...]) -> list[str]:
+def _rows(one: PrivacyCertificate, rows: tuple[LedgerEntry, ...]) -> list[str]:
     """What the rows of a ledger contradict in its certificate."""
     wrong = []
     if len(rows) != one.rounds:

@@ -148,6 +148,25 @@ class SecaggFleetOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PrivateFleetOptions:
+    """Devices that add noise until the privacy budget is spent.
+
+    A fleet of device processes trains on WISDM under secure aggregation, with noise of the devices in every sum, until
+    the coordinator ends the task. The certificate of the last model is then verified from its files alone. The exit
+    code is 1 when a row of the ledger is missing, or the certificate does not hold. A hundred devices take minutes.
+    """
+
+    devices: Annotated[int, Option(min=10, help="How many there are; every round selects all.")] = 100
+    epsilon: Annotated[float, Option(help="The budget, at a delta of a tenth of a device.")] = 8.0
+    noise_multiplier: Annotated[float, Option(help="Standard deviation of the noise on a sum, over the clip.")] = 1.5
+    bits: Annotated[int, Option(min=2, max=20, help="Precision of each value.")] = 12
+    data: Annotated[Path | None, Option(help="The folder that holds data sets on disk.")] = None
+    seed: Annotated[int, Option(help="Seed of the fleet, of the model and of the task.")] = 0
+    phase_s: float = 40.0
+    """How long a phase of a round waits for devices."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SecaggOptions:
     """CPU time and bytes of a secure aggregation.
 
@@ -254,6 +273,7 @@ BENCHMARKS: dict[str, type] = {
     "hostile_fleet": HostileFleetOptions,
     "secagg": SecaggOptions,
     "secagg_fleet": SecaggFleetOptions,
+    "private_fleet": PrivateFleetOptions,
     "pacing": PacingOptions,
     "signatures": SignaturesOptions,
     "checkin": CheckinOptions,

@@ -18,9 +18,11 @@ from coordinator.api.tokens import issue, revoke
 from coordinator.dashboard.curves import HEIGHT, WIDTH, curves
 from coordinator.dashboard.views import populations, task_page
 from coordinator.rules.entities import Role
+from coordinator.rules.private_sums import entry_of
 from coordinator.server import serving_both
 from coordinator.settings import Settings
-from tests.coordinator.bundles import make_bundle, report_body
+from fedcore.privacy.settings import Privacy
+from tests.coordinator.bundles import make_bundle, make_private_bundle, report_body
 from tests.coordinator.devices import speaking_to
 from tests.coordinator.test_api import assign, check_in, put, wait
 
@@ -330,3 +332,16 @@ def test_runtimes_are_bounded_whatever_devices_say():
     assert len(counts) <= 31
     assert max(map(len, counts)) <= 60
     assert (sum(counts.values()), counts["0" * 60], counts[OTHER]) == (1001, 2, 970)
+
+
+def test_page_of_a_private_task_shows_what_is_spent_of_its_budget(store, register, served, tmp_path):
+    privacy = Privacy(epsilon=4, delta=1e-6, users=1000, noise_multiplier=2)
+    task = register(make_private_bundle(tmp_path / "private"), privacy=privacy)
+    page = httpx2.get(f"{served.admin}/tasks/{task}")
+    assert "ε 0 of 4 spent" in page.text
+    with store.database.writing() as records:
+        for number, epsilon in ((1, 2.5), (2, 3.75)):
+            records.ledger.append(task, entry_of(privacy, number, 1.0, 2), epsilon, None)
+    page = httpx2.get(f"{served.admin}/tasks/{task}")
+    assert "ε 3.75 of 4 spent" in page.text
+    assert "round 1: 2.5" in page.text

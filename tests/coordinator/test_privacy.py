@@ -13,12 +13,16 @@ from coordinator.rules.entities import NoiseSource, Spent
 from coordinator.rules.private_sums import entry_of
 from coordinator.rules.states import TaskState
 from coordinator.rules.task_settings import Buffered
+from coordinator.store.tasks import Secagg
 from fedcore.errors import PrivacyError
+from fedcore.masking import fixed_points
 from fedcore.privacy.accounting import calibrated, spent
 from fedcore.privacy.matrices import inverse_row
 from fedcore.privacy.settings import Noise, Privacy
+from secagg.parameters import least_honest
 from tests.coordinator.bundles import START, make_private_bundle
 from tests.coordinator.conftest import LINEAGE, states
+from tests.coordinator.test_secure import NAMES, SECURE, Device, run
 
 BUDGET = {"epsilon": 4.0, "delta": 1e-6, "users": 1000}
 
@@ -195,3 +199,25 @@ def test_task_whose_noise_needs_another_key_is_paused(store, register, desk, pri
     desk.pass_time(1)
     assert store.task(task).state is TaskState.PAUSED
     assert "noise of earlier rounds was made with the lineage key ed25519:other" in store.task(task).reason
+
+
+@pytest.mark.every_engine
+def test_devices_of_secure_rounds_add_the_noise_that_the_row_counts_on(store, register, desk, tmp_path):
+    size, bundle = 1000, make_private_bundle(tmp_path / "secure", 1000)
+    privacy = promise(rounds=2, mechanism="distributed")
+    secagg = Secagg(clip_norm=2.0, bits=14, phase_s=5.0)
+    task = register(bundle, **SECURE | {"rounds": 9, "secagg": secagg, "privacy": privacy})
+    run([Device(desk, given, np.zeros(size), plan=bundle.plan) for given in desk.assign(*NAMES)])
+    ((entry,), _) = ledger(store, task)
+    assert (entry.round, entry.devices, entry.honest, entry.clip) == (1, 8, least_honest(8, 8), 2.0)
+    before, after = (store.checkpoint(task, number)["params"].astype(np.float64) for number in (0, 1))
+    # Eight devices add as much as the honest ones must, each with the same share.
+    step = fixed_points(bundle.plan.report, store.task(task).settings.sum_bounds)[0].step
+    deviation = privacy.noise_multiplier * entry.square**0.5 * step * (8 / entry.honest) ** 0.5
+    chi_square = float((((after - before) * 8 / deviation) ** 2).sum())
+    assert abs(chi_square - size) < 6 * (2 * size) ** 0.5
+
+
+def test_noise_of_devices_is_refused_without_secure_rounds(register, private_bundle):
+    with pytest.raises(InvalidTask, match="mechanism must be other than distributed without secagg"):
+        register(private_bundle, privacy=promise(mechanism="distributed"))

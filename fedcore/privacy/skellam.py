@@ -1,0 +1,29 @@
+"""Skellam noise of devices: what a sum of whole numbers says of one of them, as a Rényi divergence.
+
+Agarwal, Kairouz, Liu, "The Skellam mechanism for differentially private federated learning", NeurIPS 2021, Theorem 3.5:
+with noise of variance μ on every whole number, and reports whose l1 and l2 norms are Δ₁ and Δ₂ at most, for every whole
+order α ≥ 2
+
+    D_α ≤ α Δ₂² / 2μ + min(((2α − 1) Δ₂² + 6 Δ₁) / 4μ², 3 Δ₁ / 2μ)
+
+Here μ = z² Δ₂², since devices draw their shares so (`secagg.noise`), and Δ₁ ≤ Δ₂², as a whole number is not above its
+square.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fedcore.privacy.settings import LedgerEntry, Noise
+
+
+def divergence(rows: Sequence[Noise], order: int) -> float:
+    """The greatest Rényi divergence of a whole order that one of these sums has, with a report or zeros in its place.
+
+    rows: of one noise multiplier. A plan does not know how reports are rounded: without rows of a ledger, the steps are
+    infinitely fine.
+    """
+    inverse = rows[0].noise_multiplier ** -2
+    squares = [row.square for row in rows if isinstance(row, LedgerEntry)]
+    coarse = min((2 * order + 5) * inverse**2 / (4 * min(squares)), 1.5 * inverse) if squares else 0.0
+    return order * inverse / 2 + coarse
