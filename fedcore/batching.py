@@ -5,6 +5,7 @@ Spec: docs/spec/plan.md §4. The order comes from a random stream that is keyed 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import msgspec
@@ -60,12 +61,21 @@ def batches(loop: Loop, examples: int, key: StreamKey, pass_index: int) -> Itera
 def sweeps(loop: Loop, examples: int, key: StreamKey, pass_index: int) -> Iterator[tuple[NDArray[np.int64], Float32]]:
     """Yield `(indices (S, B), mask (S, B))` for every sweep of a pass: its S batches, as `batches` has them."""
     size, remaining, epoch = loop.batch_size, loop.step_count(examples), 0
-    steps = -(-examples // size)
-    mask = np.zeros(steps * size, np.float32)
-    mask[:examples] = 1
+    mask = _mask(examples, size)
+    steps = len(mask)
     while remaining > 0:
         order = permutation(key, pass_index, epoch, examples) if loop.shuffle else np.arange(examples)
-        places = np.empty(steps * size, np.int64)
-        places[:examples], places[examples:] = order, order[(steps - 1) * size]
-        yield places.reshape(steps, size)[:remaining], mask.reshape(steps, size)[:remaining]
+        places = np.empty((steps, size), np.int64)
+        flat = places.reshape(-1)
+        flat[:examples], flat[examples:] = order, order[(steps - 1) * size]
+        yield places[:remaining], mask[:remaining]
         remaining, epoch = remaining - steps, epoch + 1
+
+
+@functools.lru_cache(maxsize=1024)
+def _mask(examples: int, size: int) -> Float32:
+    """The mask (S, B) of a sweep, which is for reading alone."""
+    steps = -(-examples // size)
+    mask = (np.arange(steps * size) < examples).astype(np.float32).reshape(steps, size)
+    mask.flags.writeable = False
+    return mask

@@ -203,9 +203,10 @@ class Programs:
         """Memory that is the same in every call with a key and with no longer a first axis."""
         whole = self._memory.get((key, len(shape)))
         if whole is None or len(whole) < shape[0]:
-            self._programs.clear()  # they know where the arguments were
-            self._bound.clear()
-            self._workspace = Workspace(self.device)
+            if whole is not None:  # programs know where the arguments were
+                self._programs.clear()
+                self._bound.clear()
+                self._workspace = Workspace(self.device)
             whole = self._memory[key, len(shape)] = torch.empty(
                 tuple(shape), dtype=dtype, device=self._workspace.device
             )

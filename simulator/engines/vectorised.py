@@ -6,7 +6,7 @@ Shapes: K clients, A of them active, D parameters, B batch, M metric sums.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,6 +44,8 @@ KEPT = "kept"
 CONVOLVED_TOGETHER = 1_000_000
 # A GPU's memory has room for so many vectors of every client that trains there: parameters, gradients, activations.
 VECTORS = 32
+# On a CPU batches have so many sizes at most: padding beyond the next size is left out.
+BATCH_SIZES = 8
 
 
 class VectorisedTrainer:
@@ -109,7 +111,7 @@ class VectorisedTrainer:
         for number, (active, examples, mask) in enumerate(self._steps(where[1], item, group)):
             trained = len(mask)
             edge = self._batch((*where, number), group, examples, mask)
-            key = (*where, trained, number == 0)
+            key = (*where, *mask.shape, number == 0)
             step = self._programs.once(key, functools.partial(self._bind, key, item, carry, received, edge, rows))
             ended = {name: vector[active:trained].clone() for name, vector in rows.items() if trained > active}
             sums_KM[:active] += step()[METRICS][:active]
@@ -120,7 +122,7 @@ class VectorisedTrainer:
 
     def _bind(
         self,
-        key: tuple[int, int, int, bool],
+        key: Hashable,
         item: Pass,
         carry: Carry,
         received: Broadcast,
@@ -150,7 +152,7 @@ class VectorisedTrainer:
         """Examples, mask and noise of a step, in memory of its own. at: which trip, pass and step."""
         where, step = at[:2], at[2]
         room = functools.partial(self._room, where, group, *rows.shape)
-        edge = self._programs.once((*where, "batch", len(rows)), room)
+        edge = self._programs.once((*where, "batch", rows.shape), room)
         edge[MASK].copy_(mask)
         for name, array in group.fields.items():
             torch.index_select(array, 0, rows.flatten(), out=edge[f"{EXAMPLE}.{name}"].flatten(0, 1))
@@ -161,18 +163,19 @@ class VectorisedTrainer:
 
     def _room(self, where: tuple[int, int], group: _Group, trained: int, size: int) -> dict[str, Tensor]:
         """Memory for a batch of `size` examples of each client that a step trains."""
-        room = {MASK: self._programs.memory((*where, MASK), (trained, size))}
+        room = {MASK: self._programs.memory((*where, size, MASK), (trained, size))}
         for name, array in group.fields.items():
             shape = (trained, size, *array.shape[1:])
-            room[f"{EXAMPLE}.{name}"] = self._programs.memory((*where, EXAMPLE, name), shape, array.dtype)
+            room[f"{EXAMPLE}.{name}"] = self._programs.memory((*where, size, EXAMPLE, name), shape, array.dtype)
         if self._model.noisy:
-            room[NOISE] = self._programs.memory((*where, NOISE), (trained, size), torch.int32)
+            room[NOISE] = self._programs.memory((*where, size, NOISE), (trained, size), torch.int32)
         return room
 
     def _steps(self, index: int, item: Pass, group: _Group) -> Iterator[tuple[int, Tensor, Tensor]]:
         """For each step, how many clients have a batch, and rows into the group's examples and masks, both (A, B).
 
-        A is that number, or a little more where steps are captured.
+        A is that number, or a little more where steps are captured. B is the size of a batch; on a CPU no more of it
+        than these clients fill, rounded up to one of BATCH_SIZES.
         """
         clients = group.clients
         counts = [item.loop.step_count(self._sizes[one.index]) for one in clients]
@@ -185,10 +188,16 @@ class VectorisedTrainer:
                 mask_SKB[step : step + len(indices), place] = mask
                 step += len(indices)
         rows, masks = (torch.from_numpy(array).to(self._device) for array in (rows_SKB, mask_SKB))
+        real_SK, every = mask_SKB.sum(2), self._example_steps(item.loop.batch_size)
         for step in range(counts[0]):
             active = sum(count > step for count in counts)
             trained = padded(active, len(clients)) if self._programs.captured else active
-            yield active, rows[step, :trained], masks[step, :trained]
+            size = min(item.loop.batch_size, -(-int(real_SK[step, :active].max()) // every) * every)
+            yield active, rows[step, :trained, :size], masks[step, :trained, :size]
+
+    def _example_steps(self, batch_size: int) -> int:
+        """In steps of how many examples batches are cut to what is real: a step is recorded for each size."""
+        return -(-batch_size // BATCH_SIZES) if self._device.type == "cpu" else batch_size
 
     def _weights(self, clients: Sequence[int]) -> Tensor:
         weights = [weight_of(self._algorithm.weighting, self._sizes[client]) for client in clients]

@@ -15,6 +15,7 @@ from simulator import datasets
 from simulator.engine import Engine, evaluate
 from simulator.engines.computing import Computing
 from simulator.engines.oracle import CohortOracle
+from simulator.engines.vectorised import VectorisedTrainer
 from simulator.errors import DatasetError, Diverged, EngineError
 from simulator.population import Population
 from tests.simulator.reference import reference_round
@@ -188,3 +189,15 @@ def test_the_gpu_reaches_the_cpus_model():
             engine.run_round(number, population.sample(20, 0, number))
     ours, theirs = (engine.state["params"] for engine in engines)
     assert np.linalg.norm(ours - theirs) / np.linalg.norm(ours - model.initial) < 1e-4
+
+
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_padding_of_last_batches_is_left_out_on_a_cpu(monkeypatch, at_once):
+    shapes, batch = [], VectorisedTrainer._batch
+    monkeypatch.setattr(
+        VectorisedTrainer, "_batch", lambda *given: shapes.append(tuple(given[3].shape)) or batch(*given)
+    )
+    algorithm = create("fedavg", {"batch_size": 16})
+    engine = Engine(Model(load("logreg")), algorithm, uneven(), computing=Computing(at_once=at_once))
+    engine.run_round(1, [0, 1, 2, 3])
+    assert shapes == ([(1, 16), (1, 2), (1, 12), (1, 6), (1, 4)] if at_once == 1 else [(4, 16), (1, 2)])
