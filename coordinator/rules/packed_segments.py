@@ -5,6 +5,7 @@ Spec: docs/spec/wire.md §8.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from coordinator.errors import InvalidTask
@@ -13,6 +14,7 @@ from fedcore.masking import fixed_points
 from fedcore.release import SumBounds
 from fedcore.report import ReportLayout
 from secagg.errors import HeadroomError, PolicyViolation
+from secagg.noise import RARE_BITS
 from secagg.packing import MOST_FIELD_BITS, PackedSegment, check_headroom, field_bits, with_noise
 from secagg.parameters import least_honest
 
@@ -63,6 +65,20 @@ def counted_on(layout: ReportLayout, settings: TaskSettings, number: int) -> tup
     """
     bounds, n_max = settings.sum_bounds, most_in_group(settings, number)
     return least_honest(bounds.min_sum, n_max), packed_segments(layout, bounds, n_max)[0].most_square
+
+
+def device_noise(layout: ReportLayout, settings: TaskSettings) -> str:
+    """The noise of devices in the largest round of a task, in words; empty where they add none."""
+    if not settings.sum_bounds.noise_multiplier:
+        return ""
+    n_max = most_in_group(settings, settings.rounds)
+    (segment,) = packed_segments(layout, settings.sum_bounds, n_max)
+    honest, _ = counted_on(layout, settings, settings.rounds)
+    return (
+        f"of {math.sqrt(segment.noise):.3g} steps from each device, enough with {honest} honest ones in a sum; fields "
+        f"of {segment.field_bits} bits for {n_max} devices, in which a sum wraps around with a chance below "
+        f"2^-{RARE_BITS}"
+    )
 
 
 def most_in_group(settings: TaskSettings, number: int) -> int:

@@ -62,6 +62,7 @@ def create(
     A population in which too few devices meet --require, or too many rest after taking part (--min-separation-…), fills
     no round: `muster task metrics` shows what becomes of them.
     """
+    from coordinator.rules.packed_segments import device_noise
     from coordinator.store.tasks import CoordinatorStore
     from fedcore.bundle import Bundle
     from fedcore.signing import SigningKey
@@ -75,7 +76,7 @@ def create(
             modules = located(db).algorithm_modules
             release = released(bundle, settings, key, lineage, **counted, algorithm_modules=modules)
         task = store.register_task(bundle, settings, release)
-        _describe(store, task.id, json)
+        _describe(store, task.id, json, device_noise(bundle.plan.report, settings))
         url = _devices_url(store, located(db)) if isinstance(store, CoordinatorStore) else None
     if not json:
         _say_next(task, url, given_again(db=db, blobs=blobs, coordinator=coordinator))
@@ -298,9 +299,10 @@ def _facts(task: Task, progress: Progress) -> dict[str, Any]:
     }
 
 
-def _describe(store: CoordinatorStore | RemoteStore, task_id: str, json: bool) -> None:
+def _describe(store: CoordinatorStore | RemoteStore, task_id: str, json: bool, noise: str = "") -> None:
+    """noise: what devices add to their reports, in words."""
     task, (progress,) = store.task(task_id), store.progress(task_id)
-    facts = _facts(task, progress)
+    facts = _facts(task, progress) | ({"noise_of_devices": noise} if noise else {})
     if task.settings.privacy is not None:
         spent = store.spent(task_id)
         facts["privacy_spent"] = {"rounds": len(spent), "epsilon": spent[-1].epsilon if spent else 0.0}

@@ -1,0 +1,101 @@
+"""Tasks whose devices add the noise: rounds on the driver, with the very clients of devices."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import msgspec
+import numpy as np
+import pytest
+
+from coordinator.errors import InvalidTask
+from coordinator.rules.packed_segments import device_noise, packed_segments
+from coordinator.rules.states import TaskState
+from coordinator.rules.task_settings import Secagg, TaskSettings
+from fedcore.privacy.accounting import calibrated, spent
+from fedcore.privacy.settings import Noise, Privacy
+from tests.coordinator.bundles import START, make_plan, make_private_bundle
+from tests.coordinator.test_secure import NAMES, Device, run
+
+SIZE, CLIP, BITS = 400, 2.0, 12
+SECAGG = Secagg(clip_norm=CLIP, bits=BITS, phase_s=5.0)
+BUDGET = {"epsilon": 30.0, "delta": 1e-6, "users": 1000}
+
+
+def promise(rounds, **changes):
+    noise = Noise(noise_multiplier=1.0, mechanism="distributed")
+    multiplier = calibrated(noise, rounds, BUDGET["epsilon"], BUDGET["delta"])
+    return Privacy(**BUDGET | {"mechanism": "distributed", "noise_multiplier": multiplier} | changes)
+
+
+def noisy(rounds=2, **changes):
+    """Settings of a task whose budget lasts for so many rounds."""
+    return {"goal": 8, "minimum": 8, "rounds": 9, "secagg": SECAGG, "privacy": promise(rounds)} | changes
+
+
+@pytest.fixture
+def private(tmp_path):
+    return make_private_bundle(tmp_path / "private", SIZE, clip_norm=CLIP)
+
+
+def train(desk, plan, delta_D):
+    devices = [Device(desk, given, delta_D, plan=plan) for given in desk.assign(*NAMES)]
+    run(devices)
+    return devices
+
+
+def test_a_model_moves_by_the_mean_and_the_noise_of_devices(store, register, desk, private):
+    task = register(private, **noisy())
+    before, delta_D = np.resize(START, SIZE), np.full(SIZE, CLIP / math.sqrt(SIZE), np.float32)
+    [*_, device] = train(desk, private.plan, delta_D)
+    settings = store.task(task).settings
+    [segment] = packed_segments(private.plan.report, settings.sum_bounds, 8)
+    deviation = math.sqrt(8 * segment.noise) * segment.step / 8
+    noise_D = store.checkpoint(task, 1)["params"] - before - delta_D
+    # 400 values: the chi-square of their sum of squares is within 5 of its standard deviations.
+    assert abs((noise_D**2).sum() / deviation**2 - SIZE) < 5 * math.sqrt(2 * SIZE)
+    # Every sum has the promised noise, even without the two devices that may be corrupt.
+    promised = settings.privacy.noise_multiplier * math.sqrt(segment.most_square) * segment.step
+    assert deviation * 8 * math.sqrt(6 / 8) >= promised > settings.privacy.noise_multiplier * CLIP
+    assert device.result().summed
+
+
+def test_noise_of_devices_spends_the_budget_and_ends_the_task(store, register, desk, private):
+    task = register(private, **noisy(rounds=2))
+    for _ in range(2):
+        train(desk, private.plan, np.zeros(SIZE, np.float32))
+    with store.database.reading() as records:
+        entries = records.ledger.entries(task)
+    assert [(one.round, one.mechanism, one.clip, one.devices) for one in entries] == [
+        (number, "distributed", CLIP, 8) for number in (1, 2)
+    ]
+    assert spent(entries, BUDGET["delta"]) <= BUDGET["epsilon"]
+    assert store.task(task).state is TaskState.COMPLETED
+    assert store.history(task)[-1].cause == "privacy-budget-spent"
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"secagg": dataclasses.replace(SECAGG, bits=20), "privacy": promise(2, noise_multiplier=60.0)}, "fewer bits"),
+        ({"over_selection": 100.0, "secagg": dataclasses.replace(SECAGG, group_size=500)}, "may be corrupt"),
+    ],
+)
+def test_noise_that_devices_cannot_add_is_refused(register, private, changes, why):
+    with pytest.raises(InvalidTask, match=why):
+        register(private, **noisy() | changes)
+
+
+def test_noise_of_devices_needs_uniform_weights(register):
+    with pytest.raises(InvalidTask, match="uniform"):
+        register(**noisy())
+
+
+def test_the_noise_of_devices_is_said_in_words():
+    settings = TaskSettings(population="p", **noisy())
+    layout = msgspec.structs.replace(make_plan(SIZE).report, weighting="uniform")
+    said = device_noise(layout, settings)
+    assert "enough with 5 honest ones in a sum" in said
+    assert "wraps around with a chance below 2^-40" in said
+    assert device_noise(layout, dataclasses.replace(settings, privacy=None)) == ""
