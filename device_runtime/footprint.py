@@ -54,12 +54,12 @@ def measure(plan: Plan, graphs: Mapping[str, bytes], form: str) -> Footprint:
         name: _Timed(name, engine.load(graph, name), best_s) for name, graph in job.graphs.items()
     }
     with contextlib.suppress(NonFiniteReport):  # a random model may diverge; its steps cost the same
-        execute(job.plan, loaded, job.broadcast, job.examples, job.key)
+        execute(job.plan, loaded, job.broadcast, job.examples, job.key, frozen=job.frozen)
     dearest = max(best_s[step_graph(one.name)] for one in plan.passes)
     return Footprint(
         step_cpu_ms=1e3 * dearest,
         peak_rss_mb=peak_rss_mb(),
-        graph_bytes=sum(len(graph) for graph in graphs.values()),
+        graph_bytes=sum(len(graph) for graph in graphs.values()) + (plan.frozen.blob.size if plan.frozen else 0),
     )
 
 
@@ -73,6 +73,7 @@ def random_job(plan: Plan, graphs: Mapping[str, bytes]) -> Job:
         graphs=dict(graphs),
         examples={item.name: random_field(item, count, random) for item in plan.examples.fields},
         broadcast={spec.name: _vector(spec.size, random) for spec in plan.broadcast},
+        frozen={spec.name: _vector(spec.size, random) for spec in plan.frozen.vectors} if plan.frozen else {},
         key=StreamKey(0, 0, 0),
     )
 

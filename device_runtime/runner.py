@@ -23,6 +23,7 @@ from fedcore.plan import (
     BROADCAST,
     CARRY,
     EXAMPLE,
+    FROZEN,
     MASK,
     METRICS,
     NEXT,
@@ -53,13 +54,14 @@ class TrainingResult:
     steps: int
 
 
-def execute(
+def execute(  # noqa: PLR0913  # one for each kind of input
     plan: Plan,
     graphs: dict[str, Executable],
     broadcast: Mapping[str, Float32],
     examples: Arrays,
     key: StreamKey,
     *,
+    frozen: Mapping[str, Float32] | None = None,
     keep_going: Callable[[], bool] = lambda: True,
 ) -> TrainingResult:
     """Run every pass of `plan` and make the report.
@@ -67,12 +69,12 @@ def execute(
     graphs: one executable for every graph name of the plan. Each is taken out when its work is done, so that its memory
     is free again before the next pass and the report ask for theirs.
     broadcast: the vectors of `plan.broadcast`; examples: `(n, *shape)` for every field of the plan, n at least 1.
-    keep_going: asked before every step.
+    frozen: the vectors of `plan.frozen`, if it has any. keep_going: asked before every step.
     Raises PlanRefused when the plan contradicts itself or its graphs, RuntimeFailed when a graph fails, DeadlinePassed
     when `keep_going` says no, NonFiniteReport, which says where it began, when the report is not finite.
     """
     _check(plan)
-    known: dict[str, NDArray[Any]] = dict(prefixed(BROADCAST, broadcast))
+    known: dict[str, NDArray[Any]] = prefixed(BROADCAST, broadcast) | prefixed(FROZEN, frozen or {})
     local = Local(prefixed(EXAMPLE, examples), key, keep_going)
     parts: dict[str, Float32] = {}
     steps, finite = 0, 0

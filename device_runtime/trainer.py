@@ -6,7 +6,7 @@ import math
 import resource
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
@@ -45,7 +45,8 @@ def bound(kind: int, most: int) -> None:
 class Job:
     """The training of one assignment: a plan, its graphs of the trainer's format as bytes by name, and their inputs.
 
-    broadcast: the vectors of `plan.broadcast`; examples: `(n, *shape)` for every field of the plan, n at least 1.
+    broadcast: the vectors of `plan.broadcast`; frozen: those of `plan.frozen`; examples: `(n, *shape)` for every field
+    of the plan, n at least 1.
     """
 
     plan: Plan
@@ -53,6 +54,7 @@ class Job:
     broadcast: dict[str, Float32]
     examples: Arrays
     key: StreamKey
+    frozen: dict[str, Float32] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
@@ -113,7 +115,8 @@ class InProcess:
         self.confine(limits)
         try:
             graphs = {name: self.backend.load(graph, name) for name, graph in job.graphs.items()}
-            return execute(job.plan, graphs, job.broadcast, job.examples, job.key, keep_going=keep_going)
+            received = job.broadcast, job.examples, job.key
+            return execute(job.plan, graphs, *received, frozen=job.frozen, keep_going=keep_going)
         except DeviceError:
             raise
         except Exception as error:  # whatever an engine raises is the outcome of a session

@@ -53,6 +53,7 @@ class Worker:
                 plan=plan,
                 examples=self.examples.load(plan.examples),
                 graphs={name: self.cache.get(ref) for name, ref in refs.items()},
+                frozen=self._frozen(plan),
                 broadcast=checkpoint.decode(self.cache.once(given.checkpoint), plan.broadcast),
                 key=StreamKey(given.seed, given.round, given.slot, secret),
             )
@@ -60,10 +61,14 @@ class Worker:
             raise PlanRefused(str(error)) from error
         return self.trainer.train(job, limits, self.keep_going)
 
+    def _frozen(self, plan: Plan) -> dict[str, Float32]:
+        if plan.frozen is None:
+            return {}
+        return checkpoint.decode(self.cache.get(plan.frozen.blob), plan.frozen.vectors)
+
     def to_move(self, given: Assignment, plan: Plan) -> int:
-        """Bytes still to come and go: graphs that are not kept here, the checkpoint, the report."""
-        graphs = set(plan.graphs.get(self.trainer.format, {}).values())
-        missing = sum(ref.size for ref in graphs if not self.cache.holds(ref))
+        """Bytes still to come and go: graphs and frozen vectors that are not kept here, the checkpoint, the report."""
+        missing = sum(ref.size for ref in plan.kept_refs(self.trainer.format) if not self.cache.holds(ref))
         return missing + given.checkpoint.size + upload_bytes(plan.report)
 
 

@@ -19,14 +19,25 @@ from fedcore.algorithms.algorithm import Algorithm, State, Trip, check_cross_dev
 from fedcore.algorithms.check import check
 from fedcore.algorithms.clipped import Clipped
 from fedcore.bundle import AlgorithmRef, Bundle, Manifest
-from fedcore.checkpoint import encode
+from fedcore.checkpoint import encode, specs_of
 from fedcore.codecs.compression import Compression
-from fedcore.params import VectorSpec
-from fedcore.plan import NOISE, REPORT, BlobRef, ExampleSpec, PassPlan, Plan, TripPlan, begin_graph, step_graph
+from fedcore.params import Float32, VectorSpec
+from fedcore.plan import (
+    NOISE,
+    REPORT,
+    BlobRef,
+    ExampleSpec,
+    FrozenVectors,
+    PassPlan,
+    Plan,
+    TripPlan,
+    begin_graph,
+    step_graph,
+)
 from fedcore.report import WEIGHT, ReportLayout, Segment, metrics_segment
 
 Graphs = dict[BlobRef, bytes]
-"""Serialised graphs, of all trips and formats."""
+"""The blobs that a plan names: serialised graphs, of all trips and formats, and the frozen vectors."""
 
 Progress = Callable[[str, str], None]
 """Told for which format (or none) what is being done now."""
@@ -85,6 +96,7 @@ def build_plan(
         name=f"{model.spec.name}-{algorithm.name}",
         schema=model.schema,
         examples=ExampleSpec(model.spec.fields),
+        frozen=writer.add_frozen(model.frozen_vectors),
         second=others[0] if others else None,
         **msgspec.structs.asdict(first),
     )
@@ -117,7 +129,7 @@ def _build_trip(model: Model, algorithm: Algorithm, trip: Trip, state: State, wr
 
 
 class _Writer:
-    """Captures graphs and writes them in every format."""
+    """Captures graphs and writes them in every format, and gathers all blobs of a plan."""
 
     def __init__(self, chosen: Sequence[Format], progress: Progress) -> None:
         self.blobs: Graphs = {}
@@ -127,6 +139,14 @@ class _Writer:
     def begin_trip(self) -> None:
         """Gather graphs anew: names are those of one trip."""
         self.graphs = {form.name: {} for form in self._chosen}
+
+    def add_frozen(self, vectors: dict[str, Float32]) -> FrozenVectors | None:
+        """The reference of the frozen vectors, where there are any."""
+        if not vectors:
+            return None
+        data = encode(vectors)
+        self.blobs[ref := BlobRef.of(data)] = data
+        return FrozenVectors(ref, specs_of(vectors))
 
     def write(self, name: str, capture: Callable[[], Captured]) -> Captured:
         """Write a graph that has no batch, and so is captured once."""

@@ -5,7 +5,7 @@ A captured graph is functional: all state in, all state out, weights never insid
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,11 +32,13 @@ from export.model import GradientOracle, Model
 from export.quiet import quiet
 from export.rewrites import Traceable, unhinted
 from fedcore.algorithms.algorithm import Pass, Trip, Vector, with_carries
+from fedcore.checkpoint import specs_of
 from fedcore.params import VectorSpec
 from fedcore.plan import (
     BROADCAST,
     CARRY,
     EXAMPLE,
+    FROZEN,
     MASK,
     METRICS,
     NEXT,
@@ -117,7 +119,7 @@ def capture(
                 tracing_mode="symbolic",
                 _allow_non_fake_inputs=True,
             )(*examples)
-        module = _functional(module, examples, table)
+        module = _functional(module, examples, table, inputs)
     except ExportError as error:
         raise type(error)(f"{error}{layers.here}") from error
     except GuardOnDataDependentSymNode as error:
@@ -135,17 +137,22 @@ def capture(
     return Captured(module, _drop_unused(module, inputs), tuple(names))
 
 
-def _functional(module: fx.GraphModule, examples: Sequence[Tensor], table: Table) -> fx.GraphModule:
+def _functional(
+    module: fx.GraphModule, examples: Sequence[Tensor], table: Table, inputs: Sequence[Port]
+) -> fx.GraphModule:
     """The same graph without operators that change a value in place."""
     mutable = [
         node for node in module.graph.nodes if isinstance(node.target, OpOverload) and node.target._schema.is_mutable
     ]
     if not mutable:
         return module
+    placeholders = zip(module.graph.find_nodes(op="placeholder"), inputs, strict=True)
+    frozen = {node for node, port in placeholders if port.name.startswith(f"{FROZEN}.")}
     for node in mutable:
         for index, argument in enumerate(node.target._schema.arguments):
             if argument.alias_info and argument.alias_info.is_write:
-                _refuse_state(node, node.kwargs[argument.name] if index >= len(node.args) else node.args[index])
+                changed = node.kwargs[argument.name] if index >= len(node.args) else node.args[index]
+                _refuse_state(node, changed, frozen)
     run = functionalize(_Interpreter(module).run, remove="mutations")
     with traceback.preserve_node_meta():
         return make_fx(run, decomposition_table=table, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*examples)
@@ -159,11 +166,11 @@ class _Interpreter(fx.Interpreter):
         return torch.ops.aten.lift_fresh(super().get_attr(target, args, kwargs))
 
 
-def _refuse_state(node: fx.Node, changed: Any) -> None:
+def _refuse_state(node: fx.Node, changed: Any, frozen: Collection[fx.Node]) -> None:
     """What an operator changes in place must have been made by this run."""
     while isinstance(changed, fx.Node) and isinstance(changed.target, OpOverload) and changed.target.is_view:
         changed = changed.args[0]
-    if isinstance(changed, fx.Node) and changed.op == "get_attr":
+    if isinstance(changed, fx.Node) and (changed.op == "get_attr" or changed in frozen):
         raise InvalidModel(
             f"the model changes a buffer in place by {node.target}{layer_of(node)}; only parameters are kept from one "
             "step to the next"
@@ -258,17 +265,19 @@ def capture_step(
     batch: int | None = None,
     table: Table = TABLE,
 ) -> Captured:
-    """Graph `<pass>.step`: carry, what was received, one batch, its mask and noise in; next carry and metric sums out.
+    """Graph `<pass>.step`: carry, what was received and is frozen, one batch, its mask and noise in; next carry and
+    metric sums out.
 
     batch: the batch size when it is to be fixed. table: the forms of operators.
     """
 
     def step(values: dict[str, Tensor]) -> dict[str, Tensor]:
-        oracle = GradientOracle(model, unprefixed(EXAMPLE, values), values[MASK], values[NOISE])
+        given = model.with_frozen(unprefixed(FROZEN, values))
+        oracle = GradientOracle(given, unprefixed(EXAMPLE, values), values[MASK], values[NOISE])
         after = algorithm_pass.step(unprefixed(CARRY, values), known.of(values), oracle)
         return prefixed(NEXT, after) | {METRICS: oracle.sums}
 
-    ports = vector_ports(CARRY, carry) + known.ports
+    ports = vector_ports(CARRY, carry) + known.ports + vector_ports(FROZEN, specs_of(model.frozen_vectors))
     ports += [_example_port(field) for field in model.spec.fields]
     ports += [Port(MASK, (), batched=True), Port(NOISE, (), torch.int32, batched=True)]
     return capture(step, ports, batch, Layers(model.module), table)

@@ -5,16 +5,19 @@ Shapes: D parameters, B batch, M metric sums; a leading K, where present, counts
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import get_args
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
+from export.checkpoint import Checkpoint
 from export.errors import InvalidModel, UnsupportedModule, reason
 from export.rewrites import Dropout
 from fedcore.params import Float32, ParamSchema, TensorSpec
@@ -64,6 +67,10 @@ class ModelSpec:
     loss: per example, never averaged over the batch: the framework takes the masked mean, so that padding cannot count.
     inputs: the module's positional arguments, as fields of an example. label: the field the loss compares with.
     metrics: more per-example numbers, averaged for the learning curve.
+    Parameters that do not require a gradient, and float32 buffers, are frozen: they are no part of the flat vector, and
+    reach devices once. checkpoint: the values to start from, instead of those that `make` gives.
+    examples: makes n examples, every field (n, *shape), for models whose inputs have a domain (logarithms, lengths,
+    probabilities); without it the trials of export draw them at random.
     """
 
     name: str
@@ -72,6 +79,8 @@ class ModelSpec:
     inputs: tuple[Field, ...]
     label: Field
     metrics: Mapping[str, PerExample] = field(default_factory=dict)
+    checkpoint: Checkpoint | None = None
+    examples: Callable[[int, np.random.Generator], Mapping[str, np.ndarray]] | None = None
 
     @property
     def fields(self) -> tuple[Field, ...]:
@@ -114,27 +123,58 @@ class Model:
             torch.manual_seed(seed)
             self.module = _made(spec)
         _refuse_unsupported(self.module)
-        named = dict(self.module.named_parameters())
+        if spec.checkpoint is not None:
+            spec.checkpoint.load_into(self.module)
+        self.frozen = _frozen(self.module)
+        named = {name: value for name, value in self.module.named_parameters() if value.requires_grad}
         self.schema = ParamSchema(tuple(TensorSpec(name, tuple(value.shape)) for name, value in named.items()))
         self.initial: Float32 = self.schema.flatten({name: value.detach().numpy() for name, value in named.items()})
-        for name, value in named.items():
+        for name, value in (named | self.frozen).items():
             if not torch.isfinite(value).all():
                 raise InvalidModel(f"{spec.name}: the initial weights of {name} hold a number that is not finite")
+        self._given: Mapping[str, Tensor] = {}
+        self._device = torch.device("cpu")
         self.metrics = ("examples", "loss", *spec.metrics)
 
     @functools.cached_property
     def noisy(self) -> bool:
         """Whether anything is dropped in training. Raises InvalidModel when the module does not take its inputs."""
         example = {
-            item.name: torch.zeros((1, *item.shape), dtype=getattr(torch, item.dtype)) for item in self.spec.fields
+            item.name: torch.zeros((1, *item.shape), dtype=getattr(torch, item.dtype), device=self._device)
+            for item in self.spec.fields
         }
         try:
-            with torch.no_grad(), Dropout(torch.zeros(1, dtype=torch.int32)) as dropout:
+            with torch.no_grad(), Dropout(torch.zeros(1, dtype=torch.int32, device=self._device)) as dropout:
                 self.module(*(example[item.name] for item in self.spec.inputs))
         except Exception as error:  # whatever the user's own code raises
             shapes = ", ".join(f"{item.name} {[1, *item.shape]}" for item in self.spec.inputs)
             raise InvalidModel(f"{self.spec.name} does not run on a batch of {shapes}: {reason(error)}") from error
         return bool(dropout.turns)
+
+    def on(self, device: torch.device) -> Model:
+        """The same model with what is frozen, and its buffers, on a compute device."""
+        if device == self._device:
+            return self
+        moved = copy.copy(self)
+        moved.module, moved._device = copy.deepcopy(self.module).to(device), device
+        return moved
+
+    @property
+    def frozen_vectors(self) -> dict[str, Float32]:
+        """The frozen tensors, flat, by name: parameters that do not require a gradient, and float32 buffers."""
+        return {name: value.detach().reshape(-1).numpy() for name, value in self.frozen.items()}
+
+    def with_frozen(self, vectors: Mapping[str, Tensor]) -> Model:
+        """The same model with other frozen tensors, each given flat as (size,)."""
+        given = copy.copy(self)
+        given._given = {name: value.reshape(self.frozen[name].shape) for name, value in vectors.items()}
+        return given
+
+    def freeze(self, vectors: Mapping[str, Float32]) -> None:
+        """Set the values of all frozen tensors, as `frozen_vectors` gives them."""
+        with torch.no_grad():
+            for name, value in self.frozen.items():
+                value.copy_(torch.from_numpy(vectors[name]).reshape(value.shape))
 
     def tensors(self, params: Tensor) -> dict[str, Tensor]:
         """Views of a vector (D,) or (K, D) as the module's tensors, each with the same leading axes."""
@@ -157,7 +197,7 @@ class Model:
         # A small type saves room on the device; torch's losses want int64, and uint8 would wrap.
         label = label if label.is_floating_point() else label.long()
         with Dropout(noise):
-            outputs = torch.func.functional_call(self.module, dict(tensors), inputs)
+            outputs = torch.func.functional_call(self.module, {**self._given, **tensors}, inputs)
         values = {"loss": self.spec.loss(outputs, label)}
         values |= {name: metric(outputs, label) for name, metric in self.spec.metrics.items()}
         for name, value in values.items():
@@ -217,12 +257,17 @@ def _made(spec: ModelSpec) -> nn.Module:
     return module
 
 
+def _frozen(module: nn.Module) -> dict[str, Tensor]:
+    parameters = {name: value.detach() for name, value in module.named_parameters() if not value.requires_grad}
+    return parameters | {name: value for name, value in module.named_buffers() if value.dtype == torch.float32}
+
+
 def _refuse_unsupported(module: nn.Module) -> None:
     for path, layer in module.named_modules():
-        if isinstance(layer, _BatchNorm):
+        if isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None):
             raise UnsupportedModule(
                 f"{path or 'the model'} is {type(layer).__name__}: batch statistics would mix padding and leak between "
-                "users; use nn.GroupNorm instead"
+                "users; use nn.GroupNorm instead, or keep the statistics of a trained model by eval() on this layer"
             )
         if isinstance(layer, _DropoutNd) and not isinstance(layer, nn.Dropout):
             raise UnsupportedModule(
@@ -235,16 +280,14 @@ def _refuse_unsupported(module: nn.Module) -> None:
             raise InvalidModel(f"parameter {path} has no values on the CPU; give layers their sizes, and no device")
         if parameter.dtype != torch.float32:
             raise InvalidModel(f"parameter {path} is {parameter.dtype}; every parameter must be float32")
-        if not parameter.requires_grad:
-            raise InvalidModel(f"parameter {path} is frozen (requires_grad=False), which is not supported yet")
         if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
             layer = path.rpartition(".")[0]
             raise InvalidModel(
                 f"parameter {path} of {f'layer {layer!r}' if layer else 'the model'} has a gradient hook, which the "
                 "export would leave out; remove it, or change the gradient in forward or by a backward hook of a layer"
             )
-    if not any(True for _ in module.parameters()):
-        raise InvalidModel("the model has no parameters to train")
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        raise InvalidModel("the model has no parameters to train: it has none, or all are frozen")
 
 
 def _refuse_unsaid(path: str, layer: nn.Module) -> None:

@@ -7,6 +7,7 @@ are relative to, and how large they may be: docs/models.md.
 from __future__ import annotations
 
 import functools
+import math
 import subprocess
 import sys
 import tempfile
@@ -35,6 +36,15 @@ _FOOTPRINT = decoder(Footprint)
 # most. See `certify`.
 OWN_TIMES, KINKED_TOLERANCE = 20, 5e-3
 SINGLES = 5
+NOT_FINITE = (
+    "The loss or its gradient is not finite. Trials draw examples at random: where inputs have a domain (a logarithm, "
+    "lengths above 0, probabilities), give the ModelSpec `examples`, which makes them; else take a smaller step size"
+)
+OTHERWISE = (
+    "Examples that influence each other within a batch (a mean over its axis), so that padding counts, do that; a "
+    "forward that changes from call to call; and seldom a kink, which another --seed avoids. If it is none of these, "
+    "please report it"
+)
 
 
 def certify(
@@ -55,7 +65,8 @@ def certify(
     graphs: serialised. Raises ParityFailed, naming format and graph, when a vector is too far off.
     """
     of_trips = [_certify_trip(model, algorithm, index, trip, graphs, progress) for index, trip in enumerate(plan.trips)]
-    evidence = {name: _together([formats[name] for formats in of_trips]) for name in plan.graphs}
+    shared = plan.frozen.blob.size if plan.frozen else 0
+    evidence = {name: _together([formats[name] for formats in of_trips], shared) for name in plan.graphs}
     return Certificate(f"torch {torch.__version__}", evidence)
 
 
@@ -86,15 +97,18 @@ def _certify_trip(
     return evidence
 
 
-def _together(trips: Sequence[Evidence]) -> Evidence:
-    """The evidence about all trips of a format: what the worst of them costs, and every graph."""
+def _together(trips: Sequence[Evidence], shared: int) -> Evidence:
+    """The evidence about all trips of a format: what the worst of them costs, and every graph.
+
+    shared: the bytes that the trips have in common.
+    """
     first, *others = trips
     parity = [*first.parity, *(replace(one, graph=f"second.{one.graph}") for trip in others for one in trip.parity)]
     footprints = [one.footprint for one in trips]
     footprint = Footprint(
         step_cpu_ms=max(one.step_cpu_ms for one in footprints),
         peak_rss_mb=max(one.peak_rss_mb for one in footprints),
-        graph_bytes=sum(one.graph_bytes for one in footprints),
+        graph_bytes=sum(one.graph_bytes - shared for one in footprints) + shared,
     )
     return replace(first, tolerance=max(one.tolerance for one in trips), parity=tuple(parity), footprint=footprint)
 
@@ -170,9 +184,7 @@ def _check(subject: str, found: Mapping[str, float], tolerance: float, when: str
         if not l2 <= tolerance:
             raise ParityFailed(
                 f"{subject} graph {graph} is {l2:.1e} (relative l2) from torch {when}, allowed is {tolerance:.0e}. "
-                "A loss that is not finite does that; examples that influence each other within a batch (a mean over "
-                "its axis), so that padding counts; a forward that changes from call to call; and seldom a kink, which "
-                "another --seed avoids. If it is none of these, please report it"
+                + (NOT_FINITE if math.isnan(l2) else OTHERWISE)
             )
 
 

@@ -205,6 +205,27 @@ def _each(value: Any, axes: int) -> tuple[int, ...]:
     return numbers * (axes // len(numbers))
 
 
+def _batch_norm(  # noqa: PLR0913, PLR0917, torch's own signature
+    inputs: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """A factor and a summand for every channel (axis 1), from statistics that training leaves as they are."""
+    if training:
+        raise UnsupportedOperator("batch normalisation by the statistics of a batch, which padding would be part of")
+    factor = (running_var + eps).rsqrt()
+    factor = factor if weight is None else factor * weight
+    summand = -running_mean * factor
+    summand = summand if bias is None else summand + bias
+    shape = (-1, *(1 for _ in inputs.shape[2:]))
+    return inputs * factor.reshape(shape) + summand.reshape(shape)
+
+
 def _instance_norm(  # noqa: PLR0913, PLR0917, torch's own signature
     inputs: Tensor,
     running_mean: Tensor | None = None,
@@ -270,6 +291,7 @@ FORMS: dict[Any, Callable[..., Any]] = {
     functional.avg_pool1d: _avg_pool(1),
     functional.avg_pool2d: _avg_pool(2),
     functional.avg_pool3d: _avg_pool(3),
+    functional.batch_norm: _batch_norm,
     functional.instance_norm: _instance_norm,
     functional.one_hot: _one_hot,
 }

@@ -17,21 +17,21 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from device_runtime.backends.backend import Executable
-from device_runtime.footprint import random_field
 from export.errors import ExportError, InvalidModel, reason
 from export.model import GradientOracle, Model
+from export.trial_examples import draw_examples
 from fedcore.algorithms.algorithm import Algorithm, Trip, trips_of, with_carries
 from fedcore.params import Float32
 from fedcore.plan import (
     BROADCAST,
     CARRY,
     EXAMPLE,
+    FROZEN,
     MASK,
     METRICS,
     NEXT,
     NOISE,
     REPORT,
-    Field,
     PassPlan,
     Plan,
     begin_graph,
@@ -46,7 +46,6 @@ ROOM = 2**26
 TOLERANCE = 1e-5
 TINY = 1e-30
 ROUND_OFF = float(np.finfo(np.float32).eps)
-FEW = 4
 Arrays = dict[str, np.ndarray]
 
 
@@ -147,7 +146,7 @@ class Trial:
         except Exception as error:  # whatever the user's own code raises
             raise InvalidModel(
                 f"the model does not run on random examples in {dtype}: {reason(error)}; does the `high` of every "
-                "integer field fit the model?"
+                "integer field fit the model? Inputs with a domain of their own come from the ModelSpec's `examples`"
             ) from error
 
     def _reference(self, model: Model, dtype: torch.dtype, guide: TrialOutcome | None) -> TrialOutcome:
@@ -169,7 +168,7 @@ class Trial:
 
     def exported(self, plan: Plan, graphs: Mapping[str, Executable], guide: TrialOutcome | None = None) -> TrialOutcome:
         """The work done by exported graphs; guide: as in `reference`."""
-        received, trails = prefixed(BROADCAST, self.broadcast), {}
+        received, trails = prefixed(BROADCAST, self.broadcast) | prefixed(FROZEN, self.model.frozen_vectors), {}
         for one in plan.passes:
             trails[one.name] = self._exported_pass(one, graphs, received, guide)
             last = (guide.trails if guide else trails)[one.name][-1]
@@ -274,17 +273,7 @@ def _norm(vector: np.ndarray) -> float:
 
 def _batch(model: Model, size: int, real: int, random: np.random.Generator) -> Batch:
     mask = (np.arange(size) < real).astype(np.float32)
-    fields = {item.name: _field(item, size, random) for item in model.spec.fields}
-    return Batch(fields, mask, random.integers(-(2**31), 2**31, size).astype(np.int32))
-
-
-def _field(item: Field, size: int, random: np.random.Generator) -> np.ndarray:
-    """Random values; of integers half are among the first few, so that 0 comes up and others come up again."""
-    values = random_field(item, size, random)
-    if item.high is None:
-        return values
-    few = random.integers(0, min(item.high, FEW), values.shape).astype(values.dtype)
-    return np.where(random.random(values.shape) < 0.5, few, values)
+    return Batch(draw_examples(model.spec, size, random), mask, random.integers(-(2**31), 2**31, size).astype(np.int32))
 
 
 def _empty(sizes: Mapping[str, int]) -> Arrays:

@@ -14,7 +14,7 @@ from export.parity import KINKED_TOLERANCE, certify
 from fedcore.algorithms import create, module_of, name_of, settings_of
 from fedcore.algorithms.algorithm import Algorithm, State
 from fedcore.bundle import Bundle, Certificate, Manifest
-from fedcore.checkpoint import decode
+from fedcore.checkpoint import decode, specs_of
 from fedcore.errors import PlanError, UntrustedAlgorithm
 from fedcore.params import VectorSpec
 from fedcore.plan import Plan
@@ -38,6 +38,8 @@ def verify_bundle(bundle: Bundle, source: str | None = None, own: str | None = N
         raise PlanError(f"plan {plan.name} has no graphs, or examples without fields")
     first, label = plan.examples.fields[0], plan.examples.fields[-1]
     model = Model(load(source or manifest.model, first.shape, label.high))
+    if plan.frozen is not None:  # they may have been drawn under another seed
+        model.freeze(decode(bundle.read(plan.frozen.blob), specs_of(model.frozen_vectors)))
     named = manifest.algorithm.name
     if own is None and module_of(named):
         raise UntrustedAlgorithm(

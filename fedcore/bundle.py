@@ -48,7 +48,7 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True):
     """The cost for a device, measured at export in a process of its own that holds the runtime and no torch.
 
     step_cpu_ms: the dearest step of a batch, least of several. peak_rss_mb: of the process after all passes and the
-    report. graph_bytes: all graphs of the format.
+    report. graph_bytes: all graphs of the format, and the frozen vectors.
     """
 
     step_cpu_ms: float
@@ -155,7 +155,7 @@ class Bundle:
     def blobs(self) -> Iterable[tuple[BlobRef, bytes]]:
         """Every blob that the manifest and the plan name, checked."""
         refs = [self.manifest.plan, self.manifest.state, self.manifest.certificate]
-        refs += sorted(self.plan.graph_refs, key=lambda ref: ref.sha256)
+        refs += sorted(self.plan.blob_refs, key=lambda ref: ref.sha256)
         for ref in dict.fromkeys(refs):
             yield ref, self.read(ref)
 

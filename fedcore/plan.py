@@ -6,7 +6,8 @@ The names of graphs, and of their inputs and outputs, are defined here (§2). Al
 
     <pass>.begin   broadcast.<name>, <earlier pass>.carry.<name>               → next.<name>
     <pass>.step    carry.<name>, broadcast.<name>, <earlier pass>.carry.<name>,
-                   example.<field> (B, …), mask float32 (B,)[, noise int32 (B,)] → next.<name>, metrics float32 (M,)
+                   frozen.<name>, example.<field> (B, …), mask float32 (B,)[, noise int32 (B,)]
+                                                                             → next.<name>, metrics float32 (M,)
     report         broadcast.<name>, <pass>.carry.<name>                       → one output per mean segment, its name
 
 `metrics` are sums over the batch under its mask, in the order of the pass's `metrics`. `<pass>.carry` is the last carry
@@ -36,7 +37,7 @@ Dtype = Literal["float32", "int64", "int32", "uint8"]
 
 REPORT = "report"
 BROADCAST, CARRY, EXAMPLE, NEXT = "broadcast", "carry", "example", "next"
-MASK, NOISE, METRICS = "mask", "noise", "metrics"
+MASK, NOISE, METRICS, FROZEN = "mask", "noise", "metrics", "frozen"
 
 
 def begin_graph(pass_name: str) -> str:
@@ -126,6 +127,13 @@ class ExampleSpec(msgspec.Struct, frozen=True):
     collection: str = "default"
 
 
+class FrozenVectors(msgspec.Struct, frozen=True):
+    """The tensors of a model that no round changes, row-major each: one blob in the form of a checkpoint."""
+
+    blob: BlobRef
+    vectors: tuple[VectorSpec, ...]
+
+
 class PassPlan(msgspec.Struct, frozen=True):
     """One pass: its begin graph, then its step graph for every batch of `loop`.
 
@@ -162,13 +170,14 @@ class Plan(TripPlan, frozen=True, kw_only=True):
     """Everything a device needs to take part in a round, by value or by digest.
 
     Its own members are those of the first trip. `second` is there for an algorithm of two trips: rounds 1, 3, 5, … run
-    the first, rounds 2, 4, 6, … the second.
+    the first, rounds 2, 4, 6, … the second. All graphs share `frozen`, which is None where nothing is frozen.
     """
 
     version: int = PLAN_VERSION
     name: str
     schema: ParamSchema
     examples: ExampleSpec
+    frozen: FrozenVectors | None = None
     second: TripPlan | None = None
 
     def __post_init__(self) -> None:
@@ -193,6 +202,19 @@ class Plan(TripPlan, frozen=True, kw_only=True):
     def graph_refs(self) -> frozenset[BlobRef]:
         """Every graph, of all trips and formats."""
         return frozenset(ref for trip in self.trips for graphs in trip.graphs.values() for ref in graphs.values())
+
+    @property
+    def blob_refs(self) -> frozenset[BlobRef]:
+        """Every blob that the plan names: the graphs, and the frozen vectors."""
+        return self.graph_refs | self._frozen_refs
+
+    def kept_refs(self, form: str) -> frozenset[BlobRef]:
+        """The blobs that a device of the format `form` keeps between rounds: its graphs, and the frozen vectors."""
+        return frozenset(self.graphs.get(form, {}).values()) | self._frozen_refs
+
+    @property
+    def _frozen_refs(self) -> frozenset[BlobRef]:
+        return frozenset() if self.frozen is None else frozenset({self.frozen.blob})
 
     def encode(self) -> bytes:
         """Canonical JSON: equal plans give equal bytes."""

@@ -122,7 +122,7 @@ class Engine:
         return RoundResult(metrics, len(cohort) - contributors)
 
     def _cohort_trainer(self, computing: Computing) -> CohortTrainer:
-        model, algorithm = self._model, self._algorithm
+        model, algorithm = self._model.on(self._device), self._algorithm
         if computing.on_ray:
             from simulator.engines.ray_workers import RayWorkers, Work  # noqa: PLC0415  # Ray is an extra
 
@@ -142,7 +142,7 @@ def evaluate(
     """Mean loss and metrics of every client (clients,), under one model."""
     population.check(model.spec.fields)
     target = compute_device(device)
-    tensors = model.tensors(torch.from_numpy(params).to(target))
+    model, tensors = model.on(target), model.tensors(torch.from_numpy(params).to(target))
     examples = on_device(target, population.fields)
     parts: list[dict[str, Tensor]] = []
     with torch.no_grad():

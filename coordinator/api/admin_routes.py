@@ -206,8 +206,8 @@ class AdminApi:
     def _blobs(self, manifest: Manifest) -> list[bytes]:
         get = self._store.blobs.get
         plan = get(manifest.plan.sha256)
-        graphs = {ref.sha256 for ref in Plan.decode(plan).graph_refs}
-        return [plan, get(manifest.state.sha256), get(manifest.certificate.sha256), *map(get, sorted(graphs))]
+        named = {ref.sha256 for ref in Plan.decode(plan).blob_refs}
+        return [plan, get(manifest.state.sha256), get(manifest.certificate.sha256), *map(get, sorted(named))]
 
 
 def admin_router(service: Service, access: Access) -> APIRouter:

@@ -125,7 +125,7 @@ def pause_unreadable(records: Records, task: Task, words: str) -> None:
 
 
 def _look_for(store: CoordinatorStore, record: Task, lineage: str, plan: Plan) -> None:
-    """Raise AlgorithmError unless the algorithm can be made, UnknownBlob unless plan, graphs and state are there.
+    """Raise AlgorithmError unless the algorithm can be made, UnknownBlob unless plan, its blobs and state are there.
 
     For a private task, raise PrivacyError when the accountant is not installed, which takes a second to load, here and
     not while a round is committed; KeysDiffer when noise of earlier rounds was made with another key.
@@ -141,8 +141,8 @@ def _look_for(store: CoordinatorStore, record: Task, lineage: str, plan: Plan) -
             f"noise of earlier rounds was made with the lineage key {min(others)}, and the key here is {lineage}: put "
             "the right file in its place, or name its place (MUSTER_KEYS), then resume the task"
         )
-    graphs = {ref.sha256 for ref in plan.graph_refs}
-    for sha256 in sorted(graphs | {record.plan_sha256, base.state_sha256, base.checkpoint_sha256}):
+    named = {ref.sha256 for ref in plan.blob_refs}
+    for sha256 in sorted(named | {record.plan_sha256, base.state_sha256, base.checkpoint_sha256}):
         if not store.blobs.has(sha256):
             raise UnknownBlob(f"there is no blob {sha256[:12]}…")
 

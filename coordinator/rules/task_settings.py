@@ -30,7 +30,7 @@ class FootprintBudget:
     """The largest footprint that a task's devices can bear, of each format; None bounds nothing.
 
     peak_rss_mb: memory at the peak, in megabytes. step_cpu_ms: CPU time of a step, in milliseconds. graph_bytes: all
-    graphs together. Raises InvalidTask naming the part and what it may be.
+    graphs and what is frozen. Raises InvalidTask naming the part and what it may be.
     """
 
     peak_rss_mb: float | None = None

@@ -105,9 +105,9 @@ class Guard:
         _check_schema(plan)
         limits = self._policy.plan
         _at_most("plan.parameters", _longest(plan), limits.parameters)
-        graphs = sum(ref.size for ref in plan.graphs.get(form, {}).values())
-        _at_most("plan.graph_bytes", graphs, limits.graph_bytes)
-        held = given.plan.size + given.checkpoint.size + graphs + FLOAT_BYTES * plan.report.size
+        kept = sum(ref.size for ref in plan.kept_refs(form))
+        _at_most("plan.graph_bytes", kept, limits.graph_bytes)
+        held = given.plan.size + given.checkpoint.size + kept + FLOAT_BYTES * plan.report.size
         _at_most("plan.memory_bytes", held, limits.memory_bytes)
         self._check_bytes(to_move)
         self._check_collection(plan.examples.collection)

@@ -56,8 +56,8 @@ class PerDay(_Part, frozen=True, kw_only=True):
 class PlanLimits(_Part, frozen=True, kw_only=True):
     """The largest plan that a device runs, and the most that its training uses. None is no limit.
 
-    parameters: values of the longest vector of the plan. graph_bytes: all graphs of the device's format.
-    batch_examples: batch size × steps, over all passes: how many examples a round visits, padding included.
+    parameters: values of the longest vector of the plan. graph_bytes: all graphs of the device's format, and the frozen
+    vectors. batch_examples: batch size × steps, over all passes: how many examples a round visits, padding included.
     memory_bytes, compute_seconds: private memory and CPU time of the process that trains for one assignment; a plan,
     checkpoint, graphs and report that are larger together are refused before graphs are fetched.
     """

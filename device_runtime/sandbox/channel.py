@@ -38,7 +38,7 @@ class ArrayKind(msgspec.Struct, frozen=True):
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """An order to train. Graphs, vectors of the broadcast and examples follow, in their order here.
+    """An order to train. Graphs, vectors of the broadcast, frozen ones and examples follow, in their order here.
 
     backend: the engine's name. plan: as JSON. graphs: sizes, by name.
     """
@@ -49,6 +49,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     key: StreamKey
     graphs: dict[str, int]
     broadcast: tuple[ArrayKind, ...]
+    frozen: tuple[ArrayKind, ...]
     examples: tuple[ArrayKind, ...]
 
 

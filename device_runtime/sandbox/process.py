@@ -90,7 +90,7 @@ class Sandbox:
         channel.send(self._order(job, limits))
         for graph in job.graphs.values():
             channel.send_bytes(graph)
-        for array in (*job.broadcast.values(), *job.examples.values()):
+        for array in (*job.broadcast.values(), *job.frozen.values(), *job.examples.values()):
             channel.send_bytes(array)
         while isinstance(answer := channel.receive(ANSWER), Working):
             self._running_s = min(answer.cpu_s, limits.cpu_s + 1)  # the kernel lets it use little more than its limit
@@ -107,6 +107,7 @@ class Sandbox:
             key=job.key,
             graphs={name: len(graph) for name, graph in job.graphs.items()},
             broadcast=ArrayKind.of(job.broadcast),
+            frozen=ArrayKind.of(job.frozen),
             examples=ArrayKind.of(job.examples),
         )
 

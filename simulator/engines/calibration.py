@@ -138,9 +138,10 @@ def _shortened_graphs(computing: Computing) -> Computing:
     if computing.graphs is None:
         return computing
     shortened = []
-    for plan, graphs in computing.graphs:
-        passes = tuple(msgspec.structs.replace(one, loop=_first_steps(one.loop)) for one in plan.passes)
-        shortened.append((msgspec.structs.replace(plan, passes=passes), graphs))
+    for trip in computing.graphs:
+        passes = tuple(msgspec.structs.replace(one, loop=_first_steps(one.loop)) for one in trip.plan.passes)
+        plan = msgspec.structs.replace(trip.plan, passes=passes)
+        shortened.append(msgspec.structs.replace(trip, plan=plan))
     return replace(computing, graphs=shortened)
 
 

@@ -20,11 +20,13 @@ from device_runtime.runner import Local, PassRunner, aligned
 from export.build import build_plan
 from export.model import Model
 from fedcore.algorithms.algorithm import Algorithm
+from fedcore.checkpoint import decode
 from fedcore.decoding import decoder
 from fedcore.params import Float32
 from fedcore.plan import (
     BROADCAST,
     EXAMPLE,
+    FROZEN,
     REPORT,
     BlobRef,
     Plan,
@@ -40,8 +42,17 @@ from simulator.engines.sums import RoundSums
 from simulator.errors import EngineError
 from simulator.population import Population
 
-Exported = list[tuple[Plan, dict[str, bytes]]]
-"""Every trip as a plan of its own, with its graphs by name."""
+
+class ExportedTrip(msgspec.Struct, frozen=True):
+    """A trip as a plan of its own, its graphs by name, and the blob of its frozen vectors, if it has any."""
+
+    plan: Plan
+    graphs: dict[str, bytes]
+    frozen: bytes = b""
+
+
+Exported = list[ExportedTrip]
+"""Every trip."""
 
 
 def export_graphs(model: Model, algorithm: Algorithm) -> Exported:
@@ -54,8 +65,12 @@ def export_graphs(model: Model, algorithm: Algorithm) -> Exported:
 
 
 def graphs_of(plan: Plan, read: Callable[[BlobRef], bytes]) -> Exported:
-    """The graphs of every trip of a plan that has them as ONNX. read: gives the bytes of a graph, as a bundle does."""
-    return [(trip, {name: read(ref) for name, ref in trip.graphs["onnx"].items()}) for trip in plan.trips]
+    """The graphs of every trip of a plan that has them as ONNX. read: gives the bytes of a blob, as a bundle does."""
+    frozen = b"" if plan.frozen is None else read(plan.frozen.blob)
+    return [
+        ExportedTrip(trip, {name: read(ref) for name, ref in trip.graphs["onnx"].items()}, frozen)
+        for trip in plan.trips
+    ]
 
 
 class TimedExport(msgspec.Struct, frozen=True):
@@ -81,8 +96,8 @@ class GraphsTrainer:
         try:
             backend = open_backend("onnxruntime")
             self._trips = [
-                _TripRunner(plan, {name: backend.load(graph, name) for name, graph in graphs.items()}, population)
-                for plan, graphs in exported
+                _TripRunner(trip, {name: backend.load(graph, name) for name, graph in trip.graphs.items()}, population)
+                for trip in exported
             ]
         except DeviceError as error:
             raise EngineError(f"the engine graphs cannot run here: {error}") from error
@@ -101,13 +116,14 @@ class GraphsTrainer:
 
 
 class _TripRunner:
-    """The graphs of a trip, and the buffers of everything that they read and write. V: values of a report."""
+    """The loaded graphs of a trip, and the buffers of all that they read and write. V: values of a report."""
 
-    def __init__(self, plan: Plan, graphs: Mapping[str, Executable], population: Population) -> None:
+    def __init__(self, trip: ExportedTrip, graphs: Mapping[str, Executable], population: Population) -> None:
+        plan = trip.plan
         self._plan, self._graphs, self._starts = plan, graphs, population.starts.tolist()
         self._examples = prefixed(EXAMPLE, {item.name: population.fields[item.name] for item in plan.examples.fields})
         self._received = {spec.name: aligned((spec.size,)) for spec in plan.broadcast}
-        self._broadcast = prefixed(BROADCAST, self._received)
+        self._known = prefixed(BROADCAST, self._received) | prefixed(FROZEN, _frozen(trip))
         self._runners = [PassRunner(one, index, self._examples) for index, one in enumerate(plan.passes)]
         self._values_V = aligned((sum(spec.size for spec in plan.report.means),))
         ends = np.cumsum([spec.size for spec in plan.report.means]).tolist()
@@ -124,7 +140,7 @@ class _TripRunner:
         """Train one client, and add its report to the sums if it is finite once weighted."""
         rows = slice(self._starts[client.index], self._starts[client.index + 1])
         local = Local({name: array[rows] for name, array in self._examples.items()}, client.key)
-        known: dict[str, Float32] = dict(self._broadcast)
+        known: dict[str, Float32] = dict(self._known)
         metrics = []
         for one, runner in zip(self._plan.passes, self._runners, strict=True):
             runner.begin(self._graphs[begin_graph(one.name)], known)
@@ -141,3 +157,14 @@ class _TripRunner:
             total_S[reported:] += (*sums_M, weight, 1.0)
         elif self._plan.report.bounded:
             total_S[-2] += weight
+
+
+def _frozen(trip: ExportedTrip) -> dict[str, Float32]:
+    """The frozen vectors, in memory that is aligned as that of the others."""
+    if trip.plan.frozen is None:
+        return {}
+    vectors = {}
+    for name, vector in decode(trip.frozen, trip.plan.frozen.vectors).items():
+        vectors[name] = aligned(vector.shape)
+        np.copyto(vectors[name], vector)
+    return vectors

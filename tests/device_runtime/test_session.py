@@ -25,7 +25,8 @@ from device_runtime.state.journal import read_journal
 from device_runtime.trainer import InProcess
 from fedcore import checkpoint
 from fedcore.conditions import StatedConditions
-from fedcore.plan import Field
+from fedcore.params import VectorSpec
+from fedcore.plan import BlobRef, Field, FrozenVectors
 from fedcore.wire.messages import Abort, Receipt, Rejected, RetryWindow, encode
 from tests.device_runtime import linear
 from tests.device_runtime.coordinator import WINDOW, answer, cut, hang_up, refusal, report_of, status
@@ -112,6 +113,27 @@ def test_plans_and_graphs_are_fetched_once_and_the_device_stays_who_it_is(coordi
     assert coordinator.calls.count("blob") == (1 + 5 + 1) + 1
     assert first.device == second.device
     assert second.bytes_down < first.bytes_down
+
+
+def test_frozen_vectors_are_fetched_once_and_reach_the_graphs(coordinator, config, examples):
+    shift = np.array([0.5, -1.0, 2.0], np.float32)
+    blob = checkpoint.encode({"body.weight": shift})
+    frozen = FrozenVectors(BlobRef.of(blob), (VectorSpec("body.weight", linear.D),))
+    begin = linear.graph(
+        [("Add", ["broadcast.params", "frozen.body.weight"], "next.params")],
+        [linear.VECTOR, ("frozen.body.weight", linear.FLOAT, [linear.D])],
+        [("next.params", linear.FLOAT, [linear.D])],
+    )
+    graphs = linear.graphs() | {"train.begin": begin}
+    coordinator.offer(
+        msgspec.structs.replace(linear.plan(graphs), frozen=frozen),
+        {**graphs, "frozen": blob},
+        {"params": linear.PARAMS},
+    )
+    outcomes = [run_session(config) for _ in range(2)]
+    assert [outcome.outcome for outcome in outcomes] == ["reported"] * 2
+    assert coordinator.calls.count("blob") == (1 + 5 + 1 + 1) + 1
+    assert not np.allclose(coordinator.reports[0], report_of(examples))
 
 
 def test_a_corrupt_cached_graph_is_fetched_again(coordinator, config):

@@ -20,6 +20,8 @@ from tests.device_runtime.node import IS_NEW, command
 EXAMPLES, BATCH = 23, 10
 KEY = StreamKey(seed=2**53 + 3, round=1, slot=7)
 LONG = pytest.mark.long
+# Convolutions, and dense layers with what is frozen: the sample that runs always.
+ADAPTED = "tests.export.models:digits_adapted"
 
 
 def drawn(fields):
@@ -33,7 +35,7 @@ def drawn(fields):
     }
 
 
-@pytest.mark.parametrize("name", [name if name == "digits_cnn" else pytest.param(name, marks=LONG) for name in MODELS])
+@pytest.mark.parametrize("name", [*(pytest.param(name, marks=LONG) for name in MODELS), ADAPTED])
 def test_node_trains_to_the_same_report_bit_for_bit(name, tmp_path):
     model, algorithm = Model(load(name)), create("mimelite", {"batch_size": BATCH})
     plan, graphs = build_plan(model, algorithm, ("onnx",), lambda form, doing: None)
@@ -45,11 +47,13 @@ def test_node_trains_to_the_same_report_bit_for_bit(name, tmp_path):
         (tmp_path / "graphs" / graph).write_bytes(blob)
     (tmp_path / "plan.json").write_bytes(plan.encode())
     (tmp_path / "checkpoint.safetensors").write_bytes(checkpoint.encode(broadcast))
+    frozen = model.frozen_vectors
+    (tmp_path / "frozen.safetensors").write_bytes(checkpoint.encode(frozen))
     (tmp_path / "key.json").write_text(json.dumps({"seed": str(KEY.seed), "round": str(KEY.round), "slot": "7"}))
     np.savez(tmp_path / "examples.npz", **examples)
     subprocess.run(command("src/node/train.ts", tmp_path), check=True)
     executables = {graph: OnnxRuntime().load(blob, graph) for graph, blob in blobs.items()}
-    expected = execute(plan, executables, broadcast, examples, KEY)
+    expected = execute(plan, executables, broadcast, examples, KEY, frozen=frozen)
     body = checkpoint.encode({"report": plan.report.weigh(expected.values, expected.weight)})
     assert (tmp_path / "report.safetensors").read_bytes() == body
 

@@ -7,6 +7,7 @@ import torch
 import torch.utils.checkpoint
 from torch import nn
 
+from export.lora import lora
 from export.model import ModelSpec, accuracy, cross_entropy
 from fedcore.plan import Field
 
@@ -84,18 +85,53 @@ def wrong_width():
     return spec(lambda: nn.Sequential(nn.Flatten(), nn.Linear(100, 5)))
 
 
-class Frozen(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body = nn.Linear(126, 5)
-        self.body.bias.requires_grad_(False)
+def frozen(module):
+    """The module with all parameters frozen, and statistics of batches with it."""
+    for parameter in module.parameters():
+        parameter.requires_grad_(False)
+    for layer in module.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            nn.init.normal_(layer.running_mean)
+            nn.init.uniform_(layer.running_var, 0.5, 2.0)
+    return module.eval()
 
-    def forward(self, x):
-        return self.body(x.flatten(1))
+
+def backbone(channels):
+    """A trained model of images without its last layer, as far as export can tell."""
+    return frozen(nn.Sequential(nn.Conv2d(channels, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6), nn.Tanh()))
 
 
-def frozen():
-    return spec(Frozen)
+def transfer():
+    """A frozen backbone with statistics of batches, a large buffer, and layers that are trained."""
+
+    class Transfer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.backbone = backbone(2)
+            self.norm = nn.BatchNorm2d(6).eval()
+            self.register_buffer("table", torch.randn(6, 9 * 7 * 4))
+            self.head = nn.Linear(126, 5)
+            self.head.bias.requires_grad_(False)
+
+        def forward(self, x):
+            hidden = self.norm(self.backbone(x)).flatten(2) + self.table[:, :63]
+            return self.head(hidden.reshape(-1, 3, 126).mean(1))
+
+    return spec(Transfer)
+
+
+def digits_adapted():
+    """For 8×8 digits: a frozen backbone and dense layers with adapters of low rank, and a head that is trained."""
+
+    def make():
+        body = nn.Sequential(backbone(1), nn.Flatten(), nn.Linear(384, 32), nn.Tanh(), nn.Linear(32, 10))
+        return lora(body, 2, layers=("2",), train=("4.*",))
+
+    return spec(make, inputs=(Field("x", "float32", (1, 8, 8)),), label=Field("y", "int64", high=10))
+
+
+def all_frozen():
+    return spec(lambda: frozen(nn.Sequential(nn.Flatten(), nn.Linear(126, 5))))
 
 
 def hooked(install):

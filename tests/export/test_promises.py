@@ -162,6 +162,7 @@ PROMISES = {
             layers(lambda: nn.Flatten(2), lambda: nn.Conv1d(2, 3, 3), lambda: nn.InstanceNorm1d(3), nn.Tanh),
         ],
         "RMS": [layers(nn.Flatten, lambda: nn.Linear(126, 8), lambda: nn.RMSNorm(8))],
+        "batch with frozen statistics": [layers(lambda: nn.Conv2d(2, 3, 3), lambda: nn.BatchNorm2d(3).eval())],
     },
     "pooling": {
         "max-pooling in one and two dimensions": [
@@ -248,7 +249,7 @@ PROMISES = {
             layers(lambda: nn.Conv2d(2, 3, 3), lambda: nn.ZeroPad2d(-1), nn.Tanh),
         ],
         "one-hot codes": [function(lambda x: x * functional.one_hot(x.argmax(1), 12))],
-        "constant buffers": [sequence(nn.Identity, lambda m, x: x.masked_fill(m.mask[:, :1], 0.5))],
+        "buffers": [sequence(nn.Identity, lambda m, x: x.masked_fill(m.mask[:, :1], 0.5))],
         "operators that work in place": [function(in_place)],
         "assignments to slices": [function(assigned)],
         "Python loops of fixed length": [function(looped)],

@@ -34,6 +34,7 @@ CASES = [
         "digits_cnn", "mimelite", {"optimizer": "adam", "client_lr": 0.01, "batch_size": 7}, marks=pytest.mark.long
     ),
     ("tests.export.models:digits_dropout", "fedavg", {"batch_size": 5, "epochs": 2}),
+    ("tests.export.models:digits_adapted", "fedadam", {"batch_size": 5}),
 ]
 
 

@@ -21,7 +21,8 @@ async function work(changes: Partial<Work> = {}): Promise<Work> {
   }
   const key = { seed: BigInt(runner.seed), round: runner.round, slot: BigInt(runner.slot), secret: new Uint8Array() };
   const broadcast = new Map([["params", floats(runner.params)]]);
-  return { engine: nodeEngine, plan, graphs, broadcast, examples: examples(), key, keepGoing: () => true, ...changes };
+  const inputs = { broadcast, frozen: new Map(), examples: examples(), key };
+  return { engine: nodeEngine, plan, graphs, ...inputs, keepGoing: () => true, ...changes };
 }
 
 function examples(): Examples {

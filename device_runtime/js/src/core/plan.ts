@@ -52,6 +52,7 @@ const planSchema = v.object({
   name: v.string(),
   schema: v.object({ tensors: v.array(v.object({ name: v.string(), shape: v.array(count) })) }),
   examples: v.object({ fields: v.array(fieldSchema), collection: v.optional(v.string(), "default") }),
+  frozen: v.nullish(v.object({ blob: blobSchema, vectors: v.array(vectorSchema) }), null),
   second: v.nullish(tripSchema, null),
 });
 
@@ -92,6 +93,11 @@ function checkTrip(trip: TripPlan): void {
       throw new FormatError(`format ${format} has graphs ${Object.keys(graphs).sort()}, the passes need ${wanted}`);
     }
   }
+}
+
+/** The blobs that a device of the format `form` keeps between rounds: its graphs, and the frozen vectors. */
+export function keptRefs(plan: Plan, form: string): BlobRef[] {
+  return [...Object.values(plan.graphs[form] ?? {}), ...(plan.frozen === null ? [] : [plan.frozen.blob])];
 }
 
 /** The number of parameters of a plan's model. */

@@ -28,6 +28,7 @@ export interface Work {
   readonly plan: Plan;
   readonly graphs: ReadonlyMap<string, Graph>;
   readonly broadcast: ReadonlyMap<string, Float32>;
+  readonly frozen: ReadonlyMap<string, Float32>;
   readonly examples: Examples;
   readonly key: StreamKey;
   readonly keepGoing: () => boolean;
@@ -50,8 +51,10 @@ export async function execute(work: Work): Promise<TrainingResult> {
   const { plan, engine, examples } = work;
   checkSums(plan);
   const known: Record<string, Tensor> = {};
-  for (const [name, vector] of work.broadcast) {
-    known[`broadcast.${name}`] = new engine.ort.Tensor("float32", vector, [vector.length]);
+  for (const [prefix, vectors] of Object.entries({ broadcast: work.broadcast, frozen: work.frozen })) {
+    for (const [name, vector] of vectors) {
+      known[`${prefix}.${name}`] = new engine.ort.Tensor("float32", vector, [vector.length]);
+    }
   }
   const parts = new Map<string, Float32>();
   let [steps, finite] = [0, 0];

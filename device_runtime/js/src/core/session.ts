@@ -201,6 +201,8 @@ class Session {
     const examples = await this.#platform.examples.load(plan.examples.collection);
     checkExamples(plan, examples);
     const broadcast = decodeVectors(await this.#transport.blob(given.checkpoint), plan.broadcast);
+    const frozen =
+      plan.frozen === null ? new Map() : decodeVectors(await this.#blob(plan.frozen.blob), plan.frozen.vectors);
     // In a secure round nobody else may know what noise a graph reads: it could place examples by it in the sum.
     const secret = given.secagg === null ? new Uint8Array() : random(SECRET_BYTES);
     const key = { seed: given.seed, round: given.round, slot: given.slot, secret };
@@ -209,7 +211,8 @@ class Session {
       for (const [name, ref] of Object.entries(refs)) {
         graphs.set(name, await Graph.load(engine, await this.#blob(ref), name));
       }
-      return await execute({ engine, plan, graphs, broadcast, examples, key, keepGoing: () => this.#keepGoing(due) });
+      const keepGoing = () => this.#keepGoing(due);
+      return await execute({ engine, plan, graphs, broadcast, frozen, examples, key, keepGoing });
     } finally {
       for (const graph of graphs.values()) await graph.release();
     }

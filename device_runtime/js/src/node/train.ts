@@ -1,7 +1,7 @@
 /** A plan on local examples without a coordinator: node src/node/train.ts FOLDER
  *
- * The folder holds `plan.json`, `graphs/<name>`, `checkpoint.safetensors`, `examples.npz` and `key.json`, the seed, round
- * and slot as texts. The report is written to `report.safetensors`, weighed, as a device would upload it. Python's runner
+ * The folder holds `plan.json`, `graphs/<name>`, `checkpoint.safetensors`, of a plan with frozen vectors
+ * `frozen.safetensors`, `examples.npz` and `key.json`, the seed, round and slot as texts. The report is written to `report.safetensors`, weighed, as a device would upload it. Python's runner
  * must come to the same bytes.
  */
 
@@ -36,7 +36,9 @@ export async function trainIn(folder: string): Promise<void> {
   const examples = await new NpzFile(join(folder, "examples.npz")).load();
   checkExamples(plan, examples);
   const broadcast = decodeVectors(await bytes("checkpoint.safetensors"), plan.broadcast);
-  const work = { engine: nodeEngine, plan, graphs, broadcast, examples, key, keepGoing: () => true };
+  const { vectors } = plan.frozen ?? { vectors: null };
+  const frozen = vectors === null ? new Map() : decodeVectors(await bytes("frozen.safetensors"), vectors);
+  const work = { engine: nodeEngine, plan, graphs, broadcast, frozen, examples, key, keepGoing: () => true };
   const { values, weight } = await execute(work);
   await writeFile(join(folder, "report.safetensors"), encodeVector("report", weigh(plan.report, values, weight)));
 }

@@ -6,7 +6,7 @@
 import { stepCount } from "../batching.ts";
 import { FormatError, PlanRefused, PolicyForbids } from "../errors.ts";
 import type { KeptAssignment } from "../kept-assignment.ts";
-import { MOST_PLAN_BYTES, type Plan, parameterCount } from "../plan.ts";
+import { keptRefs, MOST_PLAN_BYTES, type Plan, parameterCount } from "../plan.ts";
 import { keptJson, type Platform } from "../platform.ts";
 import { verifyPlan } from "../release.ts";
 import { reportSize } from "../report.ts";
@@ -114,13 +114,13 @@ export class Guard {
       throw new PlanRefused(`the plan's schema has ${parameterCount(plan)} parameters, its broadcast ${received}`);
     }
     const vectors = [...plan.broadcast, ...plan.passes.flatMap((pass) => pass.carry), ...plan.report.segments];
-    const graphs = Object.values(plan.graphs[FORMAT] ?? {}).reduce((sum, { size }) => sum + size, 0);
+    const kept = keptRefs(plan, FORMAT).reduce((sum, { size }) => sum + size, 0);
     const report = FLOAT_BYTES * reportSize(plan.report);
     const visited = plan.passes.reduce((sum, { loop }) => sum + loop.batch_size * stepCount(loop, examples), 0);
     atMost("plan.parameters", Math.max(...vectors.map(({ size }) => size)), limits.parameters);
-    atMost("plan.graph_bytes", graphs, limits.graph_bytes);
-    atMost("plan.memory_bytes", given.plan.size + given.checkpoint.size + graphs + report, limits.memory_bytes);
-    this.#checkBytes(moved + graphs + given.checkpoint.size + report);
+    atMost("plan.graph_bytes", kept, limits.graph_bytes);
+    atMost("plan.memory_bytes", given.plan.size + given.checkpoint.size + kept + report, limits.memory_bytes);
+    this.#checkBytes(moved + kept + given.checkpoint.size + report);
     atMost("plan.batch_examples", visited, limits.batch_examples);
     this.#checkCollection(plan.examples.collection);
     this.#started = this.#platform.workSeconds();

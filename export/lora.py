@@ -1,0 +1,83 @@
+"""Low-rank adapters: a module of which everything is frozen but small factors beside its layers.
+
+LoRA (Hu, Shen, Wallis, Allen-Zhu, Li, Wang, Wang, Chen 2021), equation 3: h = W x + s B A x with A (r, in) and
+B (out, r); W is frozen. B starts at zero, so training starts from the module as it is.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+
+from export.errors import InvalidModel
+
+M = TypeVar("M", bound=nn.Module)
+DOWN, UP = "lora_down", "lora_up"
+
+
+def lora(module: M, rank: int, layers: Sequence[str] = ("*",), train: Sequence[str] = (), scale: float = 1.0) -> M:
+    """The same module, frozen, with adapters in those of its dense and convolutional layers that `layers` names.
+
+    rank: r, the size between A and B. layers: paths of layers, or patterns of them such as "blocks.*.mlp.*". train:
+    names or patterns of parameters that are trained as a whole, such as "head.*"; their layers get no adapters. scale:
+    s, which the paper calls α / r. Adapters become `lora_down` and `lora_up` in their layer; other names stay, so a
+    checkpoint of the module still fits.
+    Raises InvalidModel for a rank below 1, and for a pattern that no layer or parameter has.
+    """
+    if rank < 1:
+        raise InvalidModel(f"adapters of rank {rank}; the least is 1")
+    adapted = {path: layer for path, layer in module.named_modules() if type(layer) in FORMS}
+    _check_patterns("layer that can be adapted (a Linear, or a Conv2d)", layers, list(adapted))
+    _check_patterns("parameter", train, [name for name, _ in module.named_parameters()])
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(_matches(name, train))
+    for path, layer in adapted.items():
+        if _matches(path, layers) and not layer.weight.requires_grad:
+            _adapt(layer, rank, scale)
+    return module
+
+
+def _dense(layer: nn.Linear, rank: int) -> tuple[nn.Linear, nn.Linear]:
+    return nn.Linear(layer.in_features, rank, bias=False), nn.Linear(rank, layer.out_features, bias=False)
+
+
+def _convolution(layer: nn.Conv2d, rank: int) -> tuple[nn.Conv2d, nn.Conv2d]:
+    window: dict[str, Any] = {
+        name: getattr(layer, name) for name in ("kernel_size", "stride", "padding", "dilation", "padding_mode")
+    }
+    down = nn.Conv2d(layer.in_channels, rank, bias=False, **window)
+    return down, nn.Conv2d(rank, layer.out_channels, 1, bias=False)
+
+
+# No derived classes: they may compute without their own forward, as the projection of an attention does.
+FORMS: dict[type[nn.Module], Callable[[Any, int], tuple[nn.Module, nn.Module]]] = {
+    nn.Linear: _dense,
+    nn.Conv2d: _convolution,
+}
+
+
+def _adapt(layer: nn.Module, rank: int, scale: float) -> None:
+    down, up = FORMS[type(layer)](layer, rank)
+    nn.init.zeros_(up.weight)  # type: ignore[arg-type]
+    layer.register_module(DOWN, down)
+    layer.register_module(UP, up)
+    layer.register_forward_hook(functools.partial(_add, scale))
+
+
+def _add(scale: float, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    change: Tensor = layer.get_submodule(UP)(layer.get_submodule(DOWN)(inputs[0]))
+    return output + scale * change
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _check_patterns(what: str, patterns: Sequence[str], names: list[str]) -> None:
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise InvalidModel(f"no {what} is called {pattern!r}; there are {', '.join(names) or 'none'}")
