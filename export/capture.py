@@ -195,7 +195,7 @@ def _refuse(module: fx.GraphModule) -> None:
         if isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags:
             raise UnsupportedOperator(
                 f"{node.target}{layer_of(node)} draws random numbers, which every runtime would draw otherwise; only "
-                "nn.Dropout draws the same everywhere"
+                "nn.Dropout, randn_like and rand_like draw the same everywhere"
             )
 
 

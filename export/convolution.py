@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from export.errors import UnsupportedOperator
 from export.windows import Window
 
 aten = torch.ops.aten
@@ -67,12 +66,26 @@ def convolution_backward(  # noqa: PLR0913, PLR0917, the operator's own signatur
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of input, weight and bias."""
     if transposed:
-        raise UnsupportedOperator("gradient of a transposed convolution")
+        return transposed_backward(grad_output, inputs, weight, (stride, padding, dilation), groups)
     window = Window.of(weight.shape[2:], stride, padding, dilation)
     grad_input = _input_gradient(grad_output, inputs, weight, window, groups) if output_mask[0] else None
     grad_weight = _weight_gradient(grad_output, inputs, weight, window, groups) if output_mask[1] else None
     grad_bias = grad_output.sum([0, *range(2, inputs.dim())]) if output_mask[2] else None
     return grad_input, grad_weight, grad_bias
+
+
+def transposed_backward(
+    grad_output: Tensor, inputs: Tensor, weight: Tensor, slide: Sequence[Sequence[int]], groups: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of a transposed convolution: those of the convolution that it is the transpose of, the other way round.
+
+    slide: stride, padding and dilation.
+    """
+    plain = (*slide, False, [0] * len(slide[0]), groups)
+    grad_input = aten.convolution(grad_output, weight, None, *plain)
+    mask = [False, True, False]
+    grad_weight = aten.convolution_backward(inputs, grad_output, weight, None, *plain, mask)[1]
+    return grad_input, grad_weight, grad_output.sum([0, *range(2, inputs.dim())])
 
 
 def _input_gradient(grad: Tensor, inputs: Tensor, weight: Tensor, window: Window, groups: int) -> Tensor:

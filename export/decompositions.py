@@ -18,6 +18,7 @@ from torch._decomp import core_aten_decompositions, get_decompositions
 
 from export.convolution import convolution, convolution_backward
 from export.errors import UnsupportedOperator
+from export.lookups import index, index_put, index_select
 from export.windows import Window
 
 aten = torch.ops.aten
@@ -217,6 +218,10 @@ TABLE: dict[Any, Callable[..., Any]] = {
     aten.var.correction: lambda inputs, *dim, **kwargs: var_mean(inputs, *dim, **kwargs)[0],
     aten.var_mean.correction: var_mean,
     aten.embedding_dense_backward.default: embedding_backward,
+    aten.index.Tensor: index,
+    aten.index_put.default: index_put,
+    aten.index_select.default: index_select,
+    aten._unsafe_index.Tensor: index,
     aten.copy.default: lambda into, source, non_blocking=False: source.to(into.dtype).expand(into.shape),
     aten.slice_backward.default: slice_backward,
     aten.select_backward.default: select_backward,

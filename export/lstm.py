@@ -85,6 +85,20 @@ class LstmLayer(torch.autograd.Function):
         return d_inputs, d_h, d_c, d_from_input, d_from_hidden, flat.sum(0)
 
 
+def _projected_layer(  # noqa: PLR0913, PLR0917, those of `LstmLayer.forward` and the projection
+    inputs: Tensor, h: Tensor, c: Tensor, from_input: Tensor, from_hidden: Tensor, bias: Tensor, projection: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A direction of a layer whose h (B, P) is a projection (P, H) of the cell's output, step by step."""
+    projected = inputs @ from_input.t() + bias
+    outputs = []
+    for step in range(inputs.shape[0]):
+        entry, forget, candidate, leave = (projected[step] + h @ from_hidden.t()).chunk(4, 1)
+        c = forget.sigmoid() * c + entry.sigmoid() * candidate.tanh()
+        h = (leave.sigmoid() * c.tanh()) @ projection.t()
+        outputs.append(h)
+    return torch.stack(outputs), h, c
+
+
 def lstm(  # noqa: PLR0913, PLR0917, torch's own signature
     inputs: Tensor,
     states: tuple[Tensor, Tensor],
@@ -96,19 +110,23 @@ def lstm(  # noqa: PLR0913, PLR0917, torch's own signature
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`torch.lstm` without projections: outputs (T, B, H·ways), and the last h and c (layers·ways, B, H)."""
-    per_layer = 4 if has_biases else 2
+    """`torch.lstm`: outputs (T, B, P·ways), and the last h (layers·ways, B, P) and c (layers·ways, B, H).
+
+    P is H, but for layers with a projection from H to P.
+    """
+    projected = states[0].shape[-1] != states[1].shape[-1]
+    per_layer = (4 if has_biases else 2) + projected
     x = inputs.transpose(0, 1) if batch_first else inputs
     last_h, last_c = [], []
     for layer in range(layers):
         ways = []
         for way in range(1 + bidirectional):
             index = layer * (1 + bidirectional) + way
-            from_input, from_hidden, *biases = weights[index * per_layer : (index + 1) * per_layer]
-            bias = biases[0] + biases[1] if has_biases else from_input.new_zeros(from_input.shape[0])
-            ordered = x.flip(0) if way else x
-            results = LstmLayer.apply(  # type: ignore[no-untyped-call]
-                ordered, states[0][index], states[1][index], from_input, from_hidden, bias
+            from_input, from_hidden, *more = weights[index * per_layer : (index + 1) * per_layer]
+            bias = more[0] + more[1] if has_biases else from_input.new_zeros(from_input.shape[0])
+            given = (x.flip(0) if way else x, states[0][index], states[1][index], from_input, from_hidden, bias)
+            results = (
+                _projected_layer(*given, more[-1]) if projected else LstmLayer.apply(*given)  # type: ignore[no-untyped-call]
             )
             ways.append(results[0].flip(0) if way else results[0])
             last_h.append(results[1])

@@ -19,7 +19,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from export.checkpoint import Checkpoint
 from export.errors import InvalidModel, UnsupportedModule, reason
-from export.rewrites import Dropout
+from export.rewrites import KeyedNoise
 from fedcore.params import Float32, ParamSchema, TensorSpec
 from fedcore.plan import Dtype, Field
 
@@ -138,18 +138,18 @@ class Model:
 
     @functools.cached_property
     def noisy(self) -> bool:
-        """Whether anything is dropped in training. Raises InvalidModel when the module does not take its inputs."""
+        """Whether anything is drawn in training. Raises InvalidModel when the module does not take its inputs."""
         example = {
             item.name: torch.zeros((1, *item.shape), dtype=getattr(torch, item.dtype), device=self._device)
             for item in self.spec.fields
         }
         try:
-            with torch.no_grad(), Dropout(torch.zeros(1, dtype=torch.int32, device=self._device)) as dropout:
+            with torch.no_grad(), KeyedNoise(torch.zeros(1, dtype=torch.int32, device=self._device)) as drawn:
                 self.module(*(example[item.name] for item in self.spec.inputs))
         except Exception as error:  # whatever the user's own code raises
             shapes = ", ".join(f"{item.name} {[1, *item.shape]}" for item in self.spec.inputs)
             raise InvalidModel(f"{self.spec.name} does not run on a batch of {shapes}: {reason(error)}") from error
-        return bool(dropout.turns)
+        return bool(drawn.turns)
 
     def on(self, device: torch.device) -> Model:
         """The same model with what is frozen, and its buffers, on a compute device."""
@@ -189,14 +189,14 @@ class Model:
     ) -> dict[str, Tensor]:
         """The loss and every metric, per example (B,).
 
-        batch: fields (B, …). noise: int32 (B,), from which dropout draws; without it nothing is dropped. Raises
-        InvalidModel when the loss or a metric is not one number per example.
+        batch: fields (B, …). noise: int32 (B,), from which dropout and random numbers draw; without it nothing is
+        drawn. Raises InvalidModel when the loss or a metric is not one number per example.
         """
         inputs = tuple(batch[item.name] for item in self.spec.inputs)
         label = batch[self.spec.label.name]
         # A small type saves room on the device; torch's losses want int64, and uint8 would wrap.
         label = label if label.is_floating_point() else label.long()
-        with Dropout(noise):
+        with KeyedNoise(noise):
             outputs = torch.func.functional_call(self.module, {**self._given, **tensors}, inputs)
         values = {"loss": self.spec.loss(outputs, label)}
         values |= {name: metric(outputs, label) for name, metric in self.spec.metrics.items()}
@@ -302,11 +302,7 @@ def _refuse_unsaid(path: str, layer: nn.Module) -> None:
             f"{path or 'the model'} is {type(layer).__name__} with dropout, which would be lost; put nn.Dropout "
             "between single layers, or use nn.LSTM"
         )
-    if isinstance(layer, nn.Embedding):
+    if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
         for option, harm in EMBEDDING_HARM.items():
             if getattr(layer, option):
-                raise UnsupportedModule(f"{path or 'the model'} is Embedding with {option}, which {harm}")
-    if isinstance(layer, nn.EmbeddingBag):
-        raise UnsupportedModule(
-            f"{path or 'the model'} is EmbeddingBag, which no device runtime has; use nn.Embedding and a sum"
-        )
+                raise UnsupportedModule(f"{path or 'the model'} is {type(layer).__name__} with {option}, which {harm}")

@@ -1,6 +1,6 @@
 """Functions of torch in a form that a device can run, put in their place while a model runs.
 
-Both are modes, so a user's module needs no change: `Dropout` draws from integers given from outside, in training
+Both are modes, so a user's module needs no change: `KeyedNoise` draws from integers given from outside, in training
 anywhere; `Traceable` replaces what torch would trace into operators that no device runtime has, or into slow ones.
 """
 
@@ -21,28 +21,36 @@ from torch.overrides import TorchFunctionMode
 
 from export.errors import InvalidModel, UnsupportedOperator
 from export.lstm import lstm
+from export.resizing import adaptive_avg_pool, adaptive_max_pool, avg_pool, interpolate
 
 INT32 = 2**32
 # Where torch's transformers take the hint that a mask is causal: layer, name and position.
 HINTS = ((nn.TransformerEncoder, "is_causal", 3), (nn.TransformerDecoder, "tgt_is_causal", 6))
 
 
-class Dropout(TorchFunctionMode):
-    """Dropout whose choice is a function of `noise`, int32 (B,), the place in the example, and the dropout's turn.
+class KeyedNoise(TorchFunctionMode):
+    """Dropout and random numbers as functions of `noise`, int32 (B,), the place in the example, and the turn.
 
-    Without noise nothing is dropped. `turns` counts the dropouts so far. Spec: docs/spec/plan.md §2.2.
+    Without noise nothing is dropped, and every draw is its mean: 0 of `randn_like`, a half of `rand_like`. `turns`
+    counts what was drawn so far. Spec: docs/spec/plan.md §2.2.
     """
 
     def __init__(self, noise: Tensor | None) -> None:
         super().__init__()
         self._noise, self.turns = noise, 0
+        self._draws: dict[Any, Callable[..., Tensor]] = {
+            functional.dropout: self._dropout,
+            torch.dropout: self._dropout,
+            torch.rand_like: self._uniform,
+            torch.randn_like: self._normal,
+        }
 
     def __torch_function__(
         self, func: Callable[..., Any], kinds: Iterable[type], args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in {functional.dropout, torch.dropout}:
-            return self._dropout(*args, **kwargs)
+        if func in self._draws:
+            return self._draws[func](*args, **kwargs)
         if func is torch.lstm and args[5]:
             return self._within(_lstm, (*args[:5], args[5] * self._on, *args[6:]), {})
         if func is functional.scaled_dot_product_attention and (args[4:5] or (kwargs.get("dropout_p"),))[0]:
@@ -65,13 +73,31 @@ class Dropout(TorchFunctionMode):
     ) -> Tensor:
         if self._noise is None or not (training and train) or p == 0:
             return inputs
-        if inputs.shape[0] != self._noise.shape[0]:
-            raise InvalidModel("dropout on values whose first axis is not the batch; move the batch to the front")
-        self.turns += 1
+        self._take_turn(self._noise, "dropout on", inputs)
         if p == 1:
             return inputs * 0.0
         kept = keep(self._noise, self.turns, tuple(inputs.shape[1:]), p, inputs.device)
         return inputs * (kept.to(inputs.dtype) * (1 / (1 - p)))
+
+    def _take_turn(self, noise: Tensor, what: str, inputs: Tensor) -> None:
+        if inputs.shape[0] != noise.shape[0]:
+            raise InvalidModel(f"{what} values whose first axis is not the batch; move the batch to the front")
+        self.turns += 1
+
+    def _uniform(self, inputs: Tensor) -> Tensor:
+        """Above 0, up to 1, in the shape of `inputs`."""
+        if self._noise is None:
+            return torch.full_like(inputs, 0.5)
+        self._take_turn(self._noise, "random numbers like", inputs)
+        mixed = mix(self._noise, self.turns, tuple(inputs.shape[1:]), inputs.device, rounds=4)
+        return (mixed.to(inputs.dtype) * (1 / INT32) + 0.5).clamp(min=1 / INT32)
+
+    def _normal(self, inputs: Tensor) -> Tensor:
+        """Of mean 0 and deviation 1, from two uniform numbers (Box and Muller 1958)."""
+        if self._noise is None:
+            return torch.zeros_like(inputs)
+        length = (-2 * self._uniform(inputs).log()).sqrt()
+        return length * (2 * math.pi * self._uniform(inputs)).cos()
 
     def _by_heads(self, weights: Tensor, p: float) -> Tensor:
         """Dropout of attention weights (B·heads, T, S) of `multi_head_attention_forward`."""
@@ -81,18 +107,23 @@ class Dropout(TorchFunctionMode):
 
 
 def keep(noise: Tensor, turn: int, shape: tuple[int, ...], p: float, device: torch.device) -> Tensor:
-    """Which values to keep: bool (B, *shape), true with probability 1 − p. noise: int32 (B,).
+    """Which values to keep: bool (B, *shape), true with probability 1 − p. noise: int32 (B,)."""
+    return mix(noise, turn, shape, device, rounds=2) >= min(round(p * INT32), INT32 - 1) - INT32 // 2
 
-    Row noise plus a constant per place, mixed twice by x·(2x + 1) modulo 2³², of which the high bits are compared with
-    a threshold: the round function of RC6 (Rivest, Robshaw, Sidney, Yin 1998), which needs no operator but + and ×.
+
+def mix(noise: Tensor, turn: int, shape: tuple[int, ...], device: torch.device, rounds: int) -> Tensor:
+    """An integer for every place: int32 (B, *shape). noise: int32 (B,).
+
+    Row noise plus a constant per place, mixed by x·(2x + 1) modulo 2³², of which the high bits count: the round
+    function of RC6 (Rivest, Robshaw, Sidney, Yin 1998), which needs no operator but + and ×.
     """
     start = np.frombuffer(hashlib.sha256(f"muster.dropout.v1 {turn}".encode()).digest()[:4], "<u4")
     places = start + np.arange(math.prod(shape), dtype=np.uint32) * np.uint32(0x9E3779B9)
     # Made with NumPy, so that a trace sees a constant.
     x = noise.reshape(-1, *(1 for _ in shape)) + torch.from_numpy(places.view(np.int32).reshape(1, *shape)).to(device)
-    for _ in range(2):
+    for _ in range(rounds):
         x = x * (x + x + 1)
-    return x >= min(round(p * INT32), INT32 - 1) - INT32 // 2
+    return x
 
 
 class Traceable(TorchFunctionMode):
@@ -142,8 +173,6 @@ def _opened(function: Any, **others: Callable[..., Any]) -> Callable[..., Any]:
 def _lstm(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     if not isinstance(args[1], tuple | list):
         raise UnsupportedOperator("an LSTM over a packed sequence; pad the sequences and mask the loss instead")
-    if args[1][0].shape[-1] != args[1][1].shape[-1]:
-        raise UnsupportedOperator("an LSTM with a projection (proj_size); use a dense layer after it")
     return lstm(*args)
 
 
@@ -172,39 +201,6 @@ def _attention(  # noqa: PLR0913, torch's own signature
     return (functional.dropout(weights, dropout_p) if dropout_p else weights) @ value
 
 
-def _avg_pool(axes: int) -> Callable[..., Tensor]:
-    """Average pooling over the last axes, whose windows lie side by side, as a mean."""
-
-    def form(  # noqa: PLR0913, PLR0917, torch's own signature
-        inputs: Tensor,
-        kernel_size: Any,
-        stride: Any = None,
-        padding: Any = 0,
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
-        divisor_override: int | None = None,
-    ) -> Tensor:
-        kernel, pads = _each(kernel_size, axes), _each(padding, axes)
-        if kernel != _each(stride or kernel_size, axes) or any(pads) or ceil_mode or divisor_override:
-            raise UnsupportedOperator(
-                "average pooling with padding, ceil_mode, a divisor or overlapping windows; give it a stride of the "
-                "kernel's size and pad before it, or use a convolution with that stride"
-            )
-        counts = [size // length for size, length in zip(inputs.shape[-axes:], kernel, strict=True)]
-        covered: list[Any] = [slice(count * length) for count, length in zip(counts, kernel, strict=True)]
-        cut = inputs[(..., *covered)]
-        apart = [size for pair in zip(counts, kernel, strict=True) for size in pair]
-        return cut.reshape(*inputs.shape[:-axes], *apart).mean(list(range(1 - 2 * axes, 0, 2)))
-
-    return form
-
-
-def _each(value: Any, axes: int) -> tuple[int, ...]:
-    """A number per axis, of which torch takes one for all."""
-    numbers = (value,) if isinstance(value, int) else tuple(value)
-    return numbers * (axes // len(numbers))
-
-
 def _batch_norm(  # noqa: PLR0913, PLR0917, torch's own signature
     inputs: Tensor,
     running_mean: Tensor,
@@ -224,6 +220,40 @@ def _batch_norm(  # noqa: PLR0913, PLR0917, torch's own signature
     summand = summand if bias is None else summand + bias
     shape = (-1, *(1 for _ in inputs.shape[2:]))
     return inputs * factor.reshape(shape) + summand.reshape(shape)
+
+
+def _weight_norm(direction: Tensor, length: Tensor, dim: int = 0) -> Tensor:
+    """A weight by its direction and its length; of each slice along `dim`, or of everything where that is -1."""
+    axes = [axis for axis in range(direction.dim()) if axis != dim % direction.dim() or dim == -1]
+    return direction * (length / direction.square().sum(axes, keepdim=True).sqrt())
+
+
+def _embedding_bag(  # noqa: PLR0913, PLR0917, torch's own signature
+    inputs: Tensor,
+    weight: Tensor,
+    offsets: Tensor | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Tensor:
+    """Rows of the table, looked up and then put together over the axis of the bag; padding does not count."""
+    if offsets is not None or inputs.dim() != 2:
+        raise UnsupportedOperator("an EmbeddingBag with offsets; give it bags of one length, filled with padding_idx")
+    if mode == "max" and padding_idx is not None:
+        raise UnsupportedOperator("an EmbeddingBag of maxima with padding_idx; take sums or means")
+    rows = functional.embedding(inputs, weight, padding_idx)
+    if mode == "max":
+        return rows.max(1).values
+    shares = torch.ones_like(inputs, dtype=rows.dtype) if per_sample_weights is None else per_sample_weights
+    if padding_idx is not None:
+        shares = shares * (inputs != padding_idx).to(rows.dtype)
+    summed = (rows * shares.unsqueeze(-1)).sum(1)
+    return summed if mode == "sum" else summed / shares.sum(1, keepdim=True).clamp(min=1)
 
 
 def _instance_norm(  # noqa: PLR0913, PLR0917, torch's own signature
@@ -288,9 +318,12 @@ FORMS: dict[Any, Callable[..., Any]] = {
     torch.lstm: _lstm,
     functional.scaled_dot_product_attention: _attention,
     functional.cross_entropy: _cross_entropy,
-    functional.avg_pool1d: _avg_pool(1),
-    functional.avg_pool2d: _avg_pool(2),
-    functional.avg_pool3d: _avg_pool(3),
+    **{getattr(functional, f"avg_pool{axes}d"): avg_pool(axes) for axes in (1, 2, 3)},
+    **{getattr(functional, f"adaptive_avg_pool{axes}d"): adaptive_avg_pool(axes) for axes in (1, 2, 3)},
+    **{getattr(functional, f"adaptive_max_pool{axes}d"): adaptive_max_pool(axes) for axes in (1, 2, 3)},
+    functional.interpolate: interpolate,
+    functional.embedding_bag: _embedding_bag,
+    torch._weight_norm: _weight_norm,
     functional.batch_norm: _batch_norm,
     functional.instance_norm: _instance_norm,
     functional.one_hot: _one_hot,

@@ -49,6 +49,11 @@ class Window:
         each = zip(sizes, self.padding, self.reach, self.stride, strict=True)
         return tuple((size + 2 * pad - reach - 1) // step + 1 for size, pad, reach, step in each)
 
+    def inputs(self, sizes: Sequence[int], more: Sequence[int]) -> tuple[int, ...]:
+        """The smallest spatial sizes whose `outputs` are `sizes`, and `more` on each axis."""
+        each = zip(sizes, self.padding, self.reach, self.stride, more, strict=True)
+        return tuple((size - 1) * step - 2 * pad + reach + 1 + extra for size, pad, reach, step, extra in each)
+
     def overhang(self, sizes: Sequence[int]) -> tuple[int, ...]:
         """By how much one more window that begins inside would pass the end: what `ceil_mode` adds to pad with."""
         missing = []

@@ -122,7 +122,7 @@ class Engine:
         return RoundResult(metrics, len(cohort) - contributors)
 
     def _cohort_trainer(self, computing: Computing) -> CohortTrainer:
-        model, algorithm = self._model.on(self._device), self._algorithm
+        model, algorithm = self._model, self._algorithm
         if computing.on_ray:
             from simulator.engines.ray_workers import RayWorkers, Work  # noqa: PLC0415  # Ray is an extra
 

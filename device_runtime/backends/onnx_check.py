@@ -13,10 +13,10 @@ from device_runtime.errors import PlanRefused
 
 OPSET = 18
 _LIST = """
-    Abs Add And Cast Ceil Clip Concat Conv ConvTranspose Cos Div Equal Erf Exp Expand Floor Gather GatherElements Gemm
-    Greater GreaterOrEqual Identity Less LessOrEqual Log LogSoftmax MatMul Max MaxPool Min Mod Mul Neg Not Or Pad Pow
-    Reciprocal ReduceMax ReduceMean ReduceMin ReduceSum Relu Reshape ScatterElements ScatterND Shape Sigmoid Sign Sin
-    Size Slice Softmax Split Sqrt Squeeze Sub Tanh Tile TopK Transpose Unsqueeze Where
+    Abs Acos Add And Asin Atan Cast Ceil Clip Concat Conv ConvTranspose Cos CumSum Div Equal Erf Exp Expand Floor Gather
+    GatherElements Gemm Greater GreaterOrEqual Identity Less LessOrEqual Log LogSoftmax MatMul Max MaxPool Min Mod Mul
+    Neg Not Or Pad Pow Range Reciprocal ReduceMax ReduceMean ReduceMin ReduceSum Relu Reshape Round ScatterElements
+    ScatterND Shape Sigmoid Sign Sin Size Slice Softmax Split Sqrt Squeeze Sub Tanh Tile TopK Transpose Unsqueeze Where
 """
 OPERATORS = frozenset(_LIST.split())
 """The operators that a plan may use, all of ONNX's own domain: those that the exporter writes."""

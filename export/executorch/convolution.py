@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from export.errors import UnsupportedOperator
+from export.convolution import transposed_backward
 from export.windows import Window
 
 aten = torch.ops.aten
@@ -132,9 +132,12 @@ def convolution(  # noqa: PLR0913, PLR0917, the operator's own signature
     output_padding: Sequence[int],
     groups: int,
 ) -> Tensor:
-    """Patches times weights."""
-    _refuse_transposed(transposed)
+    """Patches times weights; transposed, the gradient of the input of one that is not."""
     window = Window.of(weight.shape[2:], stride, padding, dilation)
+    if transposed:
+        sizes = window.inputs(inputs.shape[2:], output_padding)
+        result = _input_gradient(channels_last(inputs), weight, window, sizes, groups)
+        return channels_first(result if bias is None else result + bias)
     met = patches(channels_last(inputs), window)
     if groups == 1:
         flat, matrix = met.reshape(-1, met.shape[-1] * window.taps), _matrix(weight).t()
@@ -162,7 +165,8 @@ def convolution_backward(  # noqa: PLR0913, PLR0917, the operator's own signatur
     output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of input, weight and bias."""
-    _refuse_transposed(transposed)
+    if transposed:
+        return transposed_backward(grad_output, inputs, weight, (stride, padding, dilation), groups)
     window = Window.of(weight.shape[2:], stride, padding, dilation)
     grad = channels_last(grad_output)
     grad_input = grad_weight = grad_bias = None
@@ -174,11 +178,6 @@ def convolution_backward(  # noqa: PLR0913, PLR0917, the operator's own signatur
     if output_mask[2]:
         grad_bias = grad.reshape(-1, grad.shape[-1]).sum(0)
     return grad_input, grad_weight, grad_bias
-
-
-def _refuse_transposed(transposed: bool) -> None:
-    if transposed:
-        raise UnsupportedOperator("a transposed convolution has no ExecuTorch form here; interpolate and convolve")
 
 
 def _weight_gradient(grad: Tensor, met: Tensor, weight: Tensor, groups: int) -> Tensor:

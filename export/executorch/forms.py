@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from export.decompositions import TABLE
@@ -122,6 +123,16 @@ def softmax(inputs: Tensor, axis: int, half_to_float: bool) -> Any:
     return inputs.transpose(axis, last).softmax(last).transpose(axis, last)
 
 
+def topk(inputs: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, Tensor]:
+    """The largest, one after the other: what was found is taken out before the next search."""
+    left, places = inputs if largest else -inputs, []
+    for _ in range(k):
+        places.append(left.argmax(dim, keepdim=True))
+        left = left.scatter(dim, places[-1], -torch.inf)
+    found = torch.cat(places, dim)
+    return inputs.gather(dim, found), found
+
+
 def constant_pad(inputs: Tensor, sides: Sequence[int], value: float = 0.0) -> Any:
     """Negative padding cuts off, which ExecuTorch's kernel refuses: a slice. Otherwise as it is (NotImplemented)."""
     if min(sides) >= 0:
@@ -146,5 +157,6 @@ FORMS: dict[Any, Callable[..., Any]] = {
     aten.native_group_norm.default: group_norm,
     aten.native_group_norm_backward.default: group_norm_backward,
     aten.threshold_backward.default: threshold_backward,
+    aten.topk.default: topk,
     aten.hardtanh_backward.default: hardtanh_backward,
 }

@@ -20,6 +20,8 @@ ONNX_TYPES = {
     torch.uint8: TensorProto.UINT8,
     torch.bool: TensorProto.BOOL,
 }
+# Constants of so many values are worth a cast.
+LARGE = 1024
 NUMPY_TYPES = {kind: helper.tensor_dtype_to_np_dtype(code) for kind, code in ONNX_TYPES.items()}
 
 
@@ -49,8 +51,11 @@ class GraphBuilder:
         array: NDArray[np.generic] = np.asarray(value, dtype)
         key = (str(array.dtype), array.shape, array.tobytes())
         if key not in self._constants:
-            self._constants[key] = f"c{len(self._constants)}"
-            self.initializers.append(numpy_helper.from_array(array, self._constants[key]))
+            name = f"c{len(self._constants)}"
+            small = _as_bytes(array)
+            self.initializers.append(numpy_helper.from_array(array if small is None else small, name))
+            # The runtime casts once, when it loads the graph.
+            self._constants[key] = name if small is None else self.emit("Cast", [name], to=TensorProto.FLOAT)
         return self._constants[key]
 
     def value(self, argument: Any, dtype: torch.dtype | None = None) -> str:
@@ -70,6 +75,15 @@ class GraphBuilder:
             return self.constant(sizes, np.int64)
         parts = [self.names[size] if isinstance(size, fx.Node) else self.constant([size], np.int64) for size in sizes]
         return parts[0] if len(parts) == 1 else self.emit("Concat", parts, axis=0)
+
+
+def _as_bytes(array: NDArray[np.generic]) -> NDArray[np.uint8] | None:
+    """A large array of small whole float32 numbers, such as a matrix of zeros and ones, in a quarter of its bytes."""
+    if array.dtype != np.float32 or array.size < LARGE:
+        return None
+    with np.errstate(invalid="ignore"):
+        small = array.astype(np.uint8)
+    return small if np.array_equal(small, array) else None
 
 
 Rule = Callable[[GraphBuilder, fx.Node], Any]

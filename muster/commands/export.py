@@ -273,6 +273,7 @@ def _describe(bundle: Bundle, json: bool) -> None:
         "algorithm": manifest.algorithm.name,
         "settings": manifest.algorithm.settings,
         "parameters": plan.schema.size,
+        "frozen_bytes": plan.frozen.blob.size if plan.frozen else 0,
         **_of_trip(plan),
         "examples": {field.name: _kind(field) for field in plan.examples.fields},
         "parity_l2": bundle.certificate.worst,

@@ -91,7 +91,7 @@ class Computing:
             device = compute_device(self.device)
             programs = Programs(device, CudaGraphs(device) if device.type == "cuda" else None)
             at_once = self.together(model)
-            return VectorisedTrainer(model, algorithm, population, kept, programs=programs, at_once=at_once)
+            return VectorisedTrainer(model.on(device), algorithm, population, kept, programs=programs, at_once=at_once)
         from simulator.engines.graphs import GraphsTrainer  # noqa: PLC0415  # needs ONNX Runtime, which torch does not
 
         return GraphsTrainer(self.graphs, population)

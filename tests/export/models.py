@@ -197,22 +197,8 @@ def sparse_embedding():
     return spec(lambda: nn.Embedding(11, 5, sparse=True), inputs=(TOKENS,))
 
 
-def embedding_bag():
-    return spec(lambda: nn.EmbeddingBag(11, 5), inputs=(TOKENS,))
-
-
-def projected_lstm():
-    """A projection whose weights look like those of a smaller LSTM."""
-
-    class Projected(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.lstm = nn.LSTM(7, 8, proj_size=4, batch_first=True)
-
-        def forward(self, x):
-            return self.lstm(x[:, 0])[0][:, -1]
-
-    return spec(Projected)
+def sparse_bag():
+    return spec(lambda: nn.EmbeddingBag(11, 5, sparse=True), inputs=(TOKENS,))
 
 
 def spectral():
@@ -361,10 +347,6 @@ def diverging():
     )
 
 
-def transposed():
-    return spec(lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.ConvTranspose2d(4, 2, 3), nn.Flatten(), nn.Linear(126, 5)))
-
-
 class Sorted(nn.Module):
     def __init__(self):
         super().__init__()
@@ -472,7 +454,7 @@ def centred():
 
 
 def noisy():
-    return _dense(lambda self, x: x + torch.randn_like(x))
+    return _dense(lambda self, x: x + torch.randint_like(x, 2))
 
 
 def counting():

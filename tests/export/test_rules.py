@@ -85,6 +85,19 @@ GRADIENTS = {
     ),
     "clamp": lambda x: x.clamp(-0.3, 0.4),
     "a change in place": lambda x: functional.relu((x * 2).add_(1), inplace=True),
+    "an average over windows that overlap and reach out": lambda x: functional.avg_pool2d(
+        x, 3, 2, 1, divisor_override=5
+    ),
+    "an average that counts padding": lambda x: functional.avg_pool1d(x, 3, 2, 1, ceil_mode=True),
+    "a repetition": lambda x: functional.interpolate(x, scale_factor=3),
+    "the nearest of exact places": lambda x: functional.interpolate(x, 10, mode="nearest-exact"),
+    "a line between values that keeps corners": lambda x: functional.interpolate(
+        x, 9, mode="linear", align_corners=True
+    ),
+    "maxima of cells": lambda x: functional.adaptive_max_pool1d(x.round(), 4),
+    "values at places, with places apart": lambda x: x.unflatten(2, (3, 2))[:, [1, -1, 1], :, [0, 1, 0]],
+    "values at places that are set": lambda x: assigned(x, (slice(None), [0, 2], [1, 1]), x[:, :1, 0] * 2),
+    "a cumulative sum": lambda x: x.cumsum(1),
     "softplus of a reversed value": lambda x: functional.softplus(x.flip(1)),
 }
 
@@ -144,13 +157,12 @@ def test_a_rule_computes_what_torch_computes(name):
         (lambda x, i: torch.addmm(x[0], x[0, :, :4], x[0], alpha=2.0), "alpha=2.0"),
         (lambda x, i: torch.add(x, x, alpha=3), "alpha=3"),
         (lambda x, i: x.scatter(1, i.unsqueeze(-1)[:, :1], x), "another shape than the indices"),
-        (lambda x, i: x.cumsum(1), "cumsum"),
-        (lambda x, i: torch.zeros(2, 4).index_put((i[:, 0], i[:, 1]), x[:, 0, 0]), "index_put"),
+        (lambda x, i: functional.interpolate(x, 5, mode="area"), "interpolation by 'area'"),
+        (lambda x, i: functional.embedding_bag(i[:, 0], x[0], i[:, 1]), "with offsets"),
         (lambda x, i: x.argmax().to(torch.float32), "over all axes"),
         (lambda x, i: assigned(x, 0, 1.0), "a part of the batch"),
         (lambda x, i: assigned(x, x > 0, 1.0), "use torch.where"),
         (lambda x, i: functional.one_hot(i), "give it num_classes"),
-        (lambda x, i: functional.avg_pool2d(x, 3, 1), "stride of the kernel's size"),
         (lambda x, i: functional.instance_norm(x, x[0, :, 0], x[0, :, 0]), "track_running_stats"),
     ],
 )

@@ -50,6 +50,17 @@ def extreme_place(largest: bool) -> Rule:
     return rule
 
 
+def cumulative_sum(graph: GraphBuilder, node: fx.Node) -> str:
+    source, axis = arguments(node)[:2]
+    return graph.emit("CumSum", [graph.value(source, dtype_of(node)), graph.constant(axis, np.int64)])
+
+
+def largest_values(graph: GraphBuilder, node: fx.Node) -> tuple[str, ...]:
+    count = graph.constant([arguments(node)[1]], np.int64)
+    axis, largest = argument(node, 2, -1), int(argument(node, 3, True))
+    return graph.emit_many("TopK", [graph.value(node.args[0]), count], 2, axis=axis, largest=largest)
+
+
 TABLE: dict[Any, Rule] = {
     **overloads(reduce("ReduceMean"), aten.mean.dim, aten.mean.default),
     aten._log_softmax.default: softmax("LogSoftmax"),
@@ -58,5 +69,7 @@ TABLE: dict[Any, Rule] = {
     aten.amin.default: reduce("ReduceMin"),
     aten.argmax.default: extreme_place(largest=True),
     aten.argmin.default: extreme_place(largest=False),
+    aten.cumsum.default: cumulative_sum,
+    aten.topk.default: largest_values,
     aten.sum.dim_IntList: reduce("ReduceSum"),
 }

@@ -141,10 +141,17 @@ def symbolic_arithmetic(kind: str) -> Rule:
     return rule
 
 
+def numbers(graph: GraphBuilder, node: fx.Node) -> str:
+    """arange; its bounds may be symbolic."""
+    bounds = {1: (0, *node.args, 1), 2: (*node.args, 1), 3: node.args}[len(node.args)]
+    return graph.emit("Range", [graph.value(bound, dtype_of(node)) for bound in bounds])
+
+
 TABLE: dict[Any, Rule] = {
     **overloads(same, aten.alias.default, aten.clone.default, aten.detach.default, aten.lift_fresh_copy.default),
     **overloads(view, aten.view.default, aten._unsafe_view.default),
     **overloads(filled, aten.full.default, aten.full_like.default, aten.scalar_tensor.default),
+    **overloads(numbers, aten.arange.default, aten.arange.start, aten.arange.start_step),
     aten.as_strided.default: as_strided,
     aten.cat.default: concatenate,
     aten.constant_pad_nd.default: pad,

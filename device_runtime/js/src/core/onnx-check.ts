@@ -11,10 +11,11 @@ import { PlanRefused } from "./errors.ts";
 const OPSET = 18;
 /** The operators that a plan may use, all of ONNX's own domain. */
 const OPERATORS = new Set(
-  `Abs Add And Cast Ceil Clip Concat Conv ConvTranspose Cos Div Equal Erf Exp Expand Floor Gather GatherElements Gemm
-  Greater GreaterOrEqual Identity Less LessOrEqual Log LogSoftmax MatMul Max MaxPool Min Mod Mul Neg Not Or Pad Pow
-  Reciprocal ReduceMax ReduceMean ReduceMin ReduceSum Relu Reshape ScatterElements ScatterND Shape Sigmoid Sign Sin
-  Size Slice Softmax Split Sqrt Squeeze Sub Tanh Tile TopK Transpose Unsqueeze Where`.split(/\s+/),
+  `Abs Acos Add And Asin Atan Cast Ceil Clip Concat Conv ConvTranspose Cos CumSum Div Equal Erf Exp Expand Floor
+  Gather GatherElements Gemm Greater GreaterOrEqual Identity Less LessOrEqual Log LogSoftmax MatMul Max MaxPool Min
+  Mod Mul Neg Not Or Pad Pow Range Reciprocal ReduceMax ReduceMean ReduceMin ReduceSum Relu Reshape Round
+  ScatterElements ScatterND Shape Sigmoid Sign Sin Size Slice Softmax Split Sqrt Squeeze Sub Tanh Tile TopK
+  Transpose Unsqueeze Where`.split(/\s+/),
 );
 /** Element types by ONNX's numbers: float32, uint8, int32, int64, bool, float64. */
 const ELEMENTS = new Set([1, 2, 6, 7, 9, 11]);

@@ -1,0 +1,92 @@
+"""Values at places that tensors name, as look-ups and sums of whole rows, which every runtime has."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from export.errors import UnsupportedOperator
+
+aten = torch.ops.aten
+Indices = Sequence[Tensor | None]
+
+
+class _Rows:
+    """The axes of `inputs` that indices name, laid out as one axis of rows; and each place's row by its number."""
+
+    def __init__(self, inputs: Tensor, indices: Indices) -> None:
+        named = {axis: index for axis, index in enumerate(indices) if index is not None}
+        axes = list(named)
+        rest = [axis for axis in range(inputs.dim()) if axis not in named]
+        self.shape, self._order = inputs.shape, [*axes, *rest]
+        self._rest = [inputs.shape[axis] for axis in rest]
+        # torch puts the axes of the places where the named ones were, and in front if others lie between these.
+        self._front = 0 if axes != list(range(axes[0], axes[-1] + 1)) else axes[0]
+        self.places = self._numbers(inputs, named)
+
+    @staticmethod
+    def _numbers(inputs: Tensor, named: dict[int, Tensor]) -> Tensor:
+        number: Any = 0
+        for axis, index in named.items():
+            size, counted = inputs.shape[axis], index.long()
+            number = number * size + torch.where(counted < 0, counted + size, counted)
+        places: Tensor = number
+        return places
+
+    def laid_out(self, inputs: Tensor) -> Tensor:
+        """Values of the shape of `inputs` as (rows, values of a row)."""
+        return inputs.permute(self._order).reshape(-1, math.prod(self._rest))
+
+    def put_back(self, rows: Tensor) -> Tensor:
+        """The inverse of `laid_out`."""
+        whole = rows.reshape([self.shape[axis] for axis in self._order])
+        return whole.permute([self._order.index(axis) for axis in range(len(self._order))])
+
+    def at_places(self, rows: Tensor) -> Tensor:
+        """(places, values of a row) with its axes where torch has them."""
+        deep = self.places.dim()
+        apart = rows.reshape(*self.places.shape, *self._rest)
+        return apart.movedim(tuple(range(deep)), tuple(range(self._front, self._front + deep)))
+
+    def of_places(self, values: Tensor) -> Tensor:
+        """The inverse of `at_places`, of values that may have to be spread first."""
+        deep = self.places.dim()
+        shape = [*self._rest[: self._front], *self.places.shape, *self._rest[self._front :]]
+        apart = values.expand(shape).movedim(tuple(range(self._front, self._front + deep)), tuple(range(deep)))
+        return apart.reshape(-1, math.prod(self._rest))
+
+
+def _has_mask(indices: Indices) -> bool:
+    return any(index is not None and index.dtype in {torch.bool, torch.uint8} for index in indices)
+
+
+def index(inputs: Tensor, indices: Indices) -> Any:
+    """Rows of a table, looked up. What a mask picks has a size of its own, and is left as it is (NotImplemented)."""
+    if _has_mask(indices):
+        return NotImplemented
+    rows = _Rows(inputs, indices)
+    found: Tensor = aten.embedding(rows.laid_out(inputs), rows.places.reshape(-1))
+    return rows.at_places(found)
+
+
+def index_put(inputs: Tensor, indices: Indices, values: Tensor, accumulate: bool = False) -> Any:
+    """Rows written or added at one index of the first axis; that itself as it is (NotImplemented)."""
+    if _has_mask(indices):
+        raise UnsupportedOperator("aten.index_put with a mask; use torch.where instead")
+    only = indices[0] if len(indices) == 1 else None
+    if only is not None and values.shape == (*only.shape, *inputs.shape[1:]):
+        return NotImplemented
+    rows = _Rows(inputs, indices)
+    placed = (rows.places.reshape(-1),)
+    written = aten.index_put(rows.laid_out(inputs), placed, rows.of_places(values), accumulate)
+    return rows.put_back(written)
+
+
+def index_select(inputs: Tensor, dim: int, places: Tensor) -> Any:
+    """Look-ups along one axis."""
+    axis = dim % inputs.dim()
+    return index(inputs, [*[None] * axis, places])
