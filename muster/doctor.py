@@ -18,7 +18,10 @@ from simulator.errors import SysrootError
 from simulator.fleet.arm import qemu, sysroot
 
 DISTRIBUTION = "muster-fl"
-EXTRAS = ("", "cli", "device", "coordinator", "export", "sim", "executorch")
+EXTRAS = (
+    *("", "cli", "device", "coordinator", "export", "sim"),
+    *("executorch", "data", "ray", "tensorboard", "mlflow", "privacy", "plot"),
+)
 DEMO = {"", "cli", "device", "coordinator", "export", "sim"}
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 EXTRA = re.compile(r"extra == ['\"]([\w-]+)['\"]")

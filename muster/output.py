@@ -6,7 +6,7 @@ import gc
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from time import monotonic
 from typing import Annotated, Any, Protocol
 
@@ -16,6 +16,7 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    Task,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
@@ -43,6 +44,8 @@ Settings = Annotated[
 ]
 
 LINE_EVERY_S = 2.0
+# The speed, from which the time left follows, is that of so many seconds: a round may take minutes.
+SPEED_OVER_S = 900.0
 stderr = Console(stderr=True)
 
 
@@ -60,7 +63,7 @@ class _Lines(Progress):
     """Progress without a terminal: a line at the start, one at most every few seconds, one at the end."""
 
     def __init__(self) -> None:
-        super().__init__(console=stderr, disable=True)
+        super().__init__(console=stderr, disable=True, speed_estimate_period=SPEED_OVER_S)
         self._said: dict[TaskID, tuple[str, float]] = {}
 
     def add_task(self, description: str, *more: Any, **fields: Any) -> TaskID:
@@ -86,7 +89,13 @@ class _Lines(Progress):
         line = f"{done}, {task.fields['note']}" if task.fields["note"] else done
         if line != before and monotonic() >= at + after_s:
             self._said[task_id] = line, monotonic()
-            stderr.print(line, markup=False, highlight=False, soft_wrap=True)
+            stderr.print(line + _time_left(task), markup=False, highlight=False, soft_wrap=True)
+
+
+def _time_left(task: Task) -> str:
+    """The time that the rest will take at the present speed, as h:mm:ss; nothing where that cannot be said."""
+    seconds = None if task.finished else task.time_remaining
+    return "" if seconds is None else f", {timedelta(seconds=round(seconds))} left"
 
 
 def progress() -> Progress:
@@ -101,7 +110,7 @@ def progress() -> Progress:
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
     )
-    return Progress(*columns, console=stderr)
+    return Progress(*columns, console=stderr, speed_estimate_period=SPEED_OVER_S)
 
 
 class Say(Protocol):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from export.model import Model, ModelSpec
 from export.models import check_name as check_model_name
@@ -37,6 +38,7 @@ from simulator.engines.threads import one_thread
 from simulator.errors import EngineError
 from simulator.partitions import read_partition
 from simulator.population import Population
+from simulator.suited import suited
 from simulator.training import Cohorts, EngineTraining, Training
 
 OnRound = Callable[[int, Point], None]
@@ -88,6 +90,8 @@ class SimulationConfig:
     compress: str = ""
 
     def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:  # values may be NumPy's, as a notebook computes them
+            object.__setattr__(self, name, _plain(getattr(self, name)))
         wrong = misfit(self)
         if wrong:
             raise EngineError(f"{wrong[0]} cannot be {wrong[1]!r}: {wrong[2]}")
@@ -118,6 +122,13 @@ class SimulationConfig:
             )
         if self.baseline in METHODS and self.model not in LOSSES:
             raise EngineError(f"{self.baseline} trains a linear model: {' or '.join(LOSSES)}, not {self.model!r}")
+
+
+def _plain(value: Any) -> Any:
+    """A value with Python's own numbers in place of NumPy's."""
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    return value.item() if isinstance(value, np.generic) else value
 
 
 _convert = converter(SimulationConfig, dec_hook=lambda kind, value: kind(value))
@@ -302,7 +313,8 @@ def _users(config: SimulationConfig) -> Population:
 
 
 def _algorithm(config: SimulationConfig) -> Algorithm:
-    return create(config.algorithm, config.settings, [module_of(config.algorithm)])
+    made = create(config.algorithm, config.settings, [module_of(config.algorithm)])
+    return suited(made, config.model, config.settings)
 
 
 def _computing(config: SimulationConfig) -> Computing:

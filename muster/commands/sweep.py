@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -41,7 +42,7 @@ def sweep(
       seed = [0, 1, 2]
       settings.client_lr = [0.1, 0.3]
 
-    It prints means over seeds, and writes table.csv, table.json and heat-map.svg. Exit code 1 says that a run failed.
+    It prints means over seeds, and writes table.csv, table.json and heat maps. Exit code 1 says that a run failed.
     """
     with loading():
         import torch
@@ -111,8 +112,14 @@ def _write(out: Path, rows: Sequence[dict[str, Any]], means: Sequence[dict[str, 
         ]
         words = [[str(value) for value in side] for side in (high, wide)]
         title = f"{figure.removeprefix('test_')}, unseen users"
-        picture = draw_heat_map(title, (edges[0], words[0]), (edges[1], words[1]), values)
-        write_whole(out / "heat-map.svg", picture.encode())
+        map_ = title, (edges[0], words[0]), (edges[1], words[1]), values
+        write_whole(out / "heat-map.svg", draw_heat_map(*map_).encode())
+        if find_spec("matplotlib") is None:
+            stderr.print("heat-map.png needs matplotlib: pip install 'muster-fl[plot]'", markup=False, soft_wrap=True)
+        else:
+            from muster.heat_map_png import heat_map_png
+
+            write_whole(out / "heat-map.png", heat_map_png(*map_))
 
 
 def _mean(figure: str, rows: Sequence[dict[str, Any]]) -> float | None:

@@ -176,7 +176,7 @@ class Fleet:
     def _end_session(self, report: Ended) -> Session:
         """Put the device to sleep for its retry window, and note when there is no more work."""
         device = self._devices[report.client]
-        session = Session.of(report, device.kind, device.failure)
+        session = Session.of(report, device.kind, device.failure, state_folder(self._config.folder, device.client))
         window = _retry_window(session.outcome)
         device.awake = False
         device.wakes_at = time.monotonic() + self._random.uniform(window.min_s, window.max_s)

@@ -5,11 +5,15 @@ from __future__ import annotations
 import signal
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from msgspec.structs import replace
 
 from device_runtime.outcome import Outcome
 from device_runtime.phases import Phase
+from device_runtime.state.identity import device_key
+from device_runtime.state.sealing import KeyFile, Sealer
+from fedcore.wire.signatures import PublicKey, device_id
 from simulator.fleet.faults import PlannedFailure
 from simulator.fleet.fork_server import Ended
 from simulator.fleet.profile import Kind
@@ -29,16 +33,26 @@ class Session:
     outcome: Outcome
 
     @classmethod
-    def of(cls, ended: Ended, kind: Kind, failure: PlannedFailure) -> Session:
-        """The session of a process that ended; one that died is "failed: process-died" unless the fleet killed it."""
+    def of(cls, ended: Ended, kind: Kind, failure: PlannedFailure, state: Path) -> Session:
+        """The session of a process that ended; one that died is "failed: process-died" unless the fleet killed it.
+
+        state: the device's state folder. A report may count although its process died before it told the device's id.
+        """
         died = Outcome(reason="process-died", detail=f"exit code {ended.exit_code}", retryable="transient")
-        outcome = ended.outcome or replace(died, arch=kind.arch, backend=kind.backend)
+        outcome = ended.outcome or replace(died, arch=kind.arch, backend=kind.backend, device=_device_in(state))
         return cls(ended.client, kind.name, _ending(ended, outcome, failure), outcome)
 
     @property
     def planned(self) -> bool:
         """Whether it ended as planned, which says nothing of the device or the coordinator."""
         return self.ending in {"killed", "silent"}
+
+
+def _device_in(state: Path) -> str:
+    """The id of the device with a state folder; empty where it has no key yet."""
+    if not (state / "device-key").exists():
+        return ""
+    return device_id(PublicKey.of(device_key(state, Sealer(KeyFile(state / "sealing-key")))).text)
 
 
 def _ending(ended: Ended, outcome: Outcome, failure: PlannedFailure) -> str:

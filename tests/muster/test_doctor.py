@@ -35,6 +35,11 @@ def test_full_installation_runs_the_demo_and_lists_versions():
     assert found["cores"]["found"].isdecimal()
 
 
+def test_the_doctor_looks_at_every_extra_but_that_of_developers():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert {"", *project["optional-dependencies"]} - {"dev"} == set(doctor.EXTRAS)
+
+
 def test_what_the_demo_lacks_fails_and_names_the_extra(monkeypatch):
     def version(name, real=metadata.version):
         if name == "torch":

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import time
+from collections import Counter
 from contextlib import suppress
 from threading import Thread
 
@@ -14,14 +15,19 @@ from typer.testing import CliRunner
 
 from coordinator.rules.states import AssignmentState, RoundState, TaskState
 from device_runtime.conditions import Conditions, Requirements
+from device_runtime.state.identity import device_key
 from device_runtime.state.journal import read_journal
+from device_runtime.state.sealing import KeyFile, Sealer
+from fedcore.wire.signatures import PublicKey, device_id
 from muster.app import app
 from simulator import datasets
 from simulator.errors import FleetError
-from simulator.fleet.faults import EmulatedConditions
+from simulator.fleet.faults import EmulatedConditions, PlannedFailure
 from simulator.fleet.fleet import Fleet, FleetConfig, state_folder
+from simulator.fleet.fork_server import Ended
 from simulator.fleet.fork_servers import HERE, fork_servers
 from simulator.fleet.profile import Kind, equal_kinds
+from simulator.fleet.summary import FleetSummary, Session
 
 
 def processes():
@@ -268,3 +274,15 @@ def test_command_reports_every_kind_as_a_table_and_as_json(task, tmp_path):
     assert rows["sessions"] == ["3", "1", "4"]
     assert rows["reported"] == ["3", "0", "3"]
     assert rows["killed"] == ["0", "1", "1"]
+
+
+def test_the_device_of_a_killed_session_is_known_by_its_key(tmp_path):
+    failure = PlannedFailure(dies_after=1)
+    ended = Ended("ann", None, -signal.SIGKILL)
+    nobody = Session.of(ended, Kind(name="phone"), failure, tmp_path)
+    assert (nobody.ending, nobody.outcome.device, list(tmp_path.iterdir())) == ("killed", "", [])
+    key = device_key(tmp_path, Sealer(KeyFile(tmp_path / "sealing-key")))
+    session = Session.of(ended, Kind(name="phone"), failure, tmp_path)
+    summary = FleetSummary(Counter())
+    summary.add(session)
+    assert summary.clients == {device_id(PublicKey.of(key).text): "ann"}

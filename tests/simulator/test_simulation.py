@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,7 +10,7 @@ from fedcore.schedule import ServerSchedule
 from simulator.course import Limits
 from simulator.engine import Engine
 from simulator.errors import EngineError
-from simulator.simulation import SimulationConfig, simulate
+from simulator.simulation import SimulationConfig, completed, simulate
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -108,6 +109,25 @@ def test_a_simulation_whose_loss_does_not_fall_ends_early():
 def test_impossible_options_are_named(wrong, words):
     with pytest.raises(EngineError, match=words):
         SimulationConfig(model="mlp", **wrong)
+
+
+def test_numbers_of_numpy_are_taken_as_pythons():
+    numbers = {"rounds": np.int64(3), "target_accuracy": np.float32(0.5), "settings": {"client_lr": np.float32(0.5)}}
+    config = SimulationConfig(model="logreg", **numbers)
+    assert (type(config.rounds), config.target_accuracy) == (int, 0.5)
+    assert completed(config).settings["client_lr"] == 0.5
+    with pytest.raises(EngineError, match=r"rounds cannot be 1\.5"):
+        SimulationConfig(model="logreg", rounds=np.float64(1.5))
+
+
+def test_a_model_brings_settings_that_suit_it_where_none_are_given():
+    def chosen(model="char_lstm", **settings):
+        found = completed(SimulationConfig(model=model, algorithm="fedadam", settings=settings)).settings
+        return found["batch_size"], found["client_lr"], found["server_lr"]
+
+    assert chosen() == (4, 1.0, 0.03)
+    assert chosen(client_lr=0.5) == (4, 0.5, 0.03)
+    assert chosen(client_optimizer="adam") == chosen("word_lstm") == (20, 0.1, 0.03)
 
 
 def test_a_schedule_grows_the_cohort_and_warms_up_the_server():
