@@ -174,8 +174,8 @@ class VectorisedTrainer:
     def _steps(self, index: int, item: Pass, group: _Group) -> Iterator[tuple[int, Tensor, Tensor]]:
         """For each step, how many clients have a batch, and rows into the group's examples and masks, both (A, B).
 
-        A is that number, or a little more where steps are captured. B is the size of a batch; on a CPU no more of it
-        than these clients fill, rounded up to one of BATCH_SIZES.
+        A is that number, or a little more where steps are captured. B is the size of a batch; on a CPU, where all
+        clients still have one, no more of it than they fill, rounded up to one of BATCH_SIZES.
         """
         clients = group.clients
         counts = [item.loop.step_count(self._sizes[one.index]) for one in clients]
@@ -192,7 +192,9 @@ class VectorisedTrainer:
         for step in range(counts[0]):
             active = sum(count > step for count in counts)
             trained = padded(active, len(clients)) if self._programs.captured else active
-            size = min(item.loop.batch_size, -(-int(real_SK[step, :active].max()) // every) * every)
+            size = item.loop.batch_size
+            if active == len(clients):  # else there would be a recording for every number of clients and every size
+                size = min(size, -(-int(real_SK[step].max()) // every) * every)
             yield active, rows[step, :trained, :size], masks[step, :trained, :size]
 
     def _example_steps(self, batch_size: int) -> int:
