@@ -133,6 +133,8 @@ class SecureRound:
         self._outbox: dict[tuple[int, int], bytes] = {}
         self._listeners: dict[tuple[str, int], tuple[Future[Any], float]] = {}
         self._lost, self._gave_up = set[int](), set[int]()
+        # The message after which a device joins no other attempt at the round.
+        self._last_word = MessageType.MASKED if lobby.noisy else MessageType.UNMASK
         self.invitation = lobby.invitation
         self.event: Summed | Abandon | None = None
         self.ended_at: float | None = None
@@ -183,9 +185,9 @@ class SecureRound:
         """Why devices must not be drawn for the next attempt, by assignment."""
         suspects = frozenset[int]().union(*(group.suspects for group in self._groups))
         return {
-            name: LeftOut.REVEALED if (slot, MessageType.UNMASK) in self._digests else LeftOut.SUSPECTED
+            name: LeftOut.REVEALED if (slot, self._last_word) in self._digests else LeftOut.SUSPECTED
             for name, slot in self._seats.items()
-            if slot in suspects or (slot, MessageType.UNMASK) in self._digests
+            if slot in suspects or (slot, self._last_word) in self._digests
         }
 
     def total(self, layout: ReportLayout) -> NDArray[np.float64]:

@@ -99,14 +99,16 @@ class SecureDelivery:
         """Take part to the end, from where an earlier process was stopped. What is kept by then, the result, and M12.
 
         Before shares leave, the whole round is noted as answered: the sums of two attempts at it could differ by one
-        device, whose report would be the difference.
+        device, whose report would be the difference. With noise, before the masked report leaves: others can open the
+        sum of it, and every further sum with this device in it would tell more than one round may.
 
         Raises SecaggRefused, ReportLost, DeadlinePassed, StateError or TransportError.
         """
         with _explained():
+            last = MessageType.MASKED if _bounds(stored.given).noise_multiplier else MessageType.UNMASK
             client, message = self._resume(stored) if stored.phase == "masked" else self._begin(stored)
             while (reply := client.receive(message)).message is not None:
-                if MessageType.of(reply.message) is MessageType.UNMASK:
+                if MessageType.of(reply.message) is last:
                     self.answered.answer(stored.given, last_session_number(stored.given.round))
                 if reply.keep is not None:
                     stored = self._persist(stored, reply.message, reply.keep)
@@ -141,7 +143,7 @@ class SecureDelivery:
         """The invitation of an assignment, if this device may follow it."""
         last = self.answered.last_round(given)
         if last == last_session_number(given.round):
-            raise AlreadyRevealed(f"this device revealed shares in an earlier attempt at round {given.round}")
+            raise AlreadyRevealed(f"this device did its part in an earlier attempt at round {given.round}")
         invite = policy.accept(given.secagg or b"", _held(given, layout), last)
         _check(invite, given, layout)
         return invite

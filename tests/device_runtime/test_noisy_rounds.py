@@ -18,6 +18,7 @@ from tests.device_runtime.test_secure import (
     BOUNDS,
     RELEASE,
     Aggregator,
+    attempt,
     config,  # noqa: F401 - a fixture
     invitation,
     refused,
@@ -96,6 +97,15 @@ def test_an_owner_can_demand_noise(noisy, config, least, outcome):  # noqa: F811
     found = run_session(replace(config, policy=Policy(signers=(RELEASE.signer,), min_noise_multiplier=least)))
     assert found.outcome == outcome
     assert outcome == "reported" or "noise of 0.5, the least allowed is 0.51" in found.detail
+
+
+@pytest.mark.parametrize(("number", "outcome"), [(3, "reported"), (7, "aborted"), (9, "aborted")])
+def test_a_device_gives_its_noisy_report_to_one_attempt(noisy, config, number, outcome):  # noqa: F811
+    """Others can open a sum that it is in; each further one, with other noise, would say more of its report."""
+    changes = {**noisy.changes, "segments": (noisy_segment(noisy.layout),)}
+    assert attempt(noisy, config, 1, said_before=number, **changes).outcome == "aborted"
+    again = attempt(noisy, config, 2, **changes)
+    assert (again.outcome, again.reason) == (outcome, "" if outcome == "reported" else "already-revealed")
 
 
 def test_an_owner_who_demands_noise_takes_part_in_no_round_in_clear(coordinator, config):  # noqa: F811

@@ -310,11 +310,11 @@ def test_a_device_that_insists_on_secure_rounds_takes_part_in_one(secure, config
     assert read_journal(config.state)[-1].task == "t-1"
 
 
-def attempt(coordinator, config, number, said_before=None):
+def attempt(coordinator, config, number, said_before=None, **changes):
     """One more attempt at the round, in which a real server answers; up to one message of the device, if named."""
     coordinator.attempt, answered = number, session_number(ROUND, number)
-    coordinator.invite = invitation(round=answered)
-    others = Aggregator(terms(coordinator.plan, coordinator.checkpoint, round=answered), repeats=said_before)
+    coordinator.invite = invitation(round=answered, **changes)
+    others = Aggregator(terms(coordinator.plan, coordinator.checkpoint, round=answered, **changes), repeats=said_before)
     coordinator.aggregate = others.answer
     coordinator.said.clear()
     return run_session(config)

@@ -59,12 +59,15 @@ export class SecureDelivery {
   /** Take part to the end, from where an earlier session was stopped. Throws SecaggRefused or TransportError. */
   async run(kept: KeptAssignment, layout: ReportLayout): Promise<SessionResult> {
     return explained(async () => {
+      const { bounds } = await verifiedRelease(kept.given.release!);
+      const last = bounds.noise_multiplier > 0 ? M.MASKED : M.UNMASK;
       let [client, message] = kept.phase === "masked" ? await this.#resume(kept) : await this.#begin(kept, layout);
       for (;;) {
         const reply = await client.receive(message);
         if (reply.message === undefined) return client.result;
-        if (numberOf(reply.message) === M.UNMASK) {
-          // Before shares leave: the sums of two attempts could differ by one device, whose report would be the difference.
+        if (numberOf(reply.message) === last) {
+          // The sums of two attempts could differ by one device, whose report would be the difference. With noise, others
+          // can open a sum that this device is in, and every further one would tell more than one round may.
           await this.#answer(kept.given, masking.lastSessionNumber(kept.given.round));
         }
         if (reply.keep !== undefined) {
@@ -112,7 +115,7 @@ export class SecureDelivery {
   async #accept(policy: AggregationPolicy, given: Assignment, layout: ReportLayout): Promise<Invite> {
     const last = await this.#lastRound(given);
     if (last === masking.lastSessionNumber(given.round)) {
-      throw new AlreadyRevealed(`this device revealed shares in an earlier attempt at round ${given.round}`);
+      throw new AlreadyRevealed(`this device did its part in an earlier attempt at round ${given.round}`);
     }
     const release = await verifiedRelease(given.release!);
     const invite = await acceptInvitation(policy, given.secagg!, await held(given, layout), last);
