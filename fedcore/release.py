@@ -13,11 +13,13 @@ import msgspec
 from fedcore.decoding import UNDECODABLE, decoder
 from fedcore.errors import BadRelease
 from fedcore.plan import Digest
-from fedcore.validation import Count, NotNegative
+from fedcore.validation import Count
 
 T = TypeVar("T")
 RELEASE_VERSION = 1
 Positive = Annotated[float, msgspec.Meta(gt=0)]
+Bits = Annotated[int, msgspec.Meta(ge=2, le=20)]
+NoiseMultiplier = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 
 
 class Signed(msgspec.Struct, frozen=True):
@@ -48,10 +50,10 @@ class SumBounds(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     clip_norm: Positive
-    bits: Count
+    bits: Bits
     max_examples: Count
     min_sum: Count
-    noise_multiplier: NotNegative = 0.0
+    noise_multiplier: NoiseMultiplier = 0.0
 
 
 class Release(msgspec.Struct, frozen=True, kw_only=True):

@@ -90,6 +90,16 @@ def test_a_round_with_noise_that_weighs_by_examples_is_refused(secure, config): 
     refused(secure, config, "number of examples")
 
 
+@pytest.mark.parametrize(
+    "lie", [{"bits": 0}, {"bits": 1}, {"bits": 21}, {"noise_multiplier": -1.0}, {"noise_multiplier": 1e300}]
+)
+def test_a_release_whose_numbers_make_no_steps_is_refused(noisy, config, lie):  # noqa: F811
+    noisy.release = releasing(bounds=msgspec.structs.replace(NOISY, **lie))
+    found = run_session(config)
+    assert (found.outcome, found.reason) == ("aborted", "plan-refused")
+    assert next(iter(lie)) in found.detail
+
+
 @pytest.mark.parametrize(("least", "outcome"), [(0.5, "reported"), (0.51, "aborted")])
 def test_an_owner_can_demand_noise(noisy, config, least, outcome):  # noqa: F811
     segment = noisy_segment(noisy.layout)

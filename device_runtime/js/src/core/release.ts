@@ -13,7 +13,8 @@ import { sha256, verifies } from "./primitives.ts";
 const KIND = "ed25519:";
 const RELEASE_VERSION = 1;
 const positive = v.pipe(v.number(), v.gtValue(0));
-const notNegative = v.pipe(v.number(), v.finite(), v.minValue(0));
+const bits = v.pipe(v.number(), v.integer(), v.minValue(2), v.maxValue(20));
+const noiseMultiplier = v.pipe(v.number(), v.minValue(0), v.maxValue(1e6));
 
 export const signatureSchema = v.object({ signer: v.string(), value: v.string() });
 export const signedSchema = v.object({ text: v.string(), ...signatureSchema.entries });
@@ -24,10 +25,10 @@ const releaseSchema = v.object({
   checkpoint: digest,
   bounds: v.object({
     clip_norm: positive,
-    bits: count,
+    bits,
     max_examples: count,
     min_sum: count,
-    noise_multiplier: notNegative,
+    noise_multiplier: noiseMultiplier,
   }),
   lineage: v.string(),
   counter: count,
