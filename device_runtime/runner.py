@@ -18,7 +18,7 @@ from device_runtime.errors import DeadlinePassed, NonFiniteReport, PlanRefused
 from fedcore.batching import StreamKey, batches, noise
 from fedcore.codecs.codec import RoundKey
 from fedcore.errors import ReportError
-from fedcore.params import Float32
+from fedcore.params import Float32, VectorSpec
 from fedcore.plan import (
     BROADCAST,
     CARRY,
@@ -36,7 +36,7 @@ from fedcore.plan import (
     prefixed,
     step_graph,
 )
-from fedcore.report import metrics_segment
+from fedcore.report import CLIP, metrics_segment
 
 ALIGNMENT = 64
 
@@ -90,7 +90,8 @@ def execute(  # noqa: PLR0913  # one for each kind of input
     try:
         with np.errstate(over="ignore", invalid="ignore"):  # an overflow is reported as a non-finite segment
             coded = plan.report.encode(means, RoundKey(key.seed, key.round))
-            values = plan.report.concatenate(parts | coded, weight)
+            clip = float(broadcast[CLIP][0]) if plan.report.bounded else math.inf
+            values = plan.report.concatenate(parts | coded, weight, clip)
     except ReportError as error:
         raise NonFiniteReport(f"{error}: {_cause(steps, finite)}") from error
     return TrainingResult(values, weight, local.count, steps)
@@ -198,6 +199,8 @@ def _check(plan: Plan) -> None:
     """Refuse a plan whose report cannot be filled from its passes."""
     if not plan.examples.fields:
         raise PlanRefused(f"plan {plan.name!r} names no example field, so there is nothing to count")
+    if plan.report.bounded and VectorSpec(CLIP, 1) not in plan.broadcast:
+        raise PlanRefused(f"plan {plan.name!r} bounds the report, and its broadcast has no {CLIP!r}: the bound")
     sums = {metrics_segment(one.name): len(one.metrics) for one in plan.passes}
     for segment in plan.report.unweighted:
         if segment.reduction == "sum" and sums.get(segment.name) != segment.size:

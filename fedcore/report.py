@@ -13,6 +13,7 @@ sum of what the graphs made. V and L are numbers of values that travel.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
@@ -29,7 +30,10 @@ from fedcore.params import Float32, Size, VectorSpec
 
 Vector = TypeVar("Vector", Float32, NDArray[np.float64])
 Weighting = Literal["examples", "uniform"]
-WEIGHT = "weight"
+WEIGHT, CLIP = "weight", "clip"
+"""The segment that holds the device's weight, and the vector of a broadcast that holds the bound of bounded reports."""
+ROUNDING = 2.0**-23
+"""Twice what rounding to float32 may add to a norm, as a share of it."""
 _METRICS = ".metrics"
 
 
@@ -41,6 +45,15 @@ def weight_of(weighting: Weighting, examples: int) -> float:
 def metrics_segment(pass_name: str) -> str:
     """The name of the segment that holds a pass's metric sums."""
     return f"{pass_name}{_METRICS}"
+
+
+def held(values_V: Float32, clip: float) -> Float32:
+    """Finite values, scaled down in place to an l2 norm of `clip` at most, computed in float64."""
+    norm = math.sqrt(float(np.einsum("i,i->", values_V, values_V, dtype=np.float64)))
+    if norm > clip:
+        factor = clip / norm * (1 - ROUNDING)
+        np.multiply(values_V, factor, out=values_V, dtype=np.float64, casting="same_kind")
+    return values_V
 
 
 def all_finite(vector: Float32) -> bool:
@@ -154,9 +167,11 @@ class ReportLayout(msgspec.Struct, frozen=True):
         """w of a device with that many examples."""
         return weight_of(self.weighting, examples)
 
-    def concatenate(self, parts: Mapping[str, Float32], weight: float) -> Float32:
+    def concatenate(self, parts: Mapping[str, Float32], weight: float, clip: float = math.inf) -> Float32:
         """The unweighted values (V,) of a report from what `encode` gives and sums; zeros if bounded but NaN or ∞.
 
+        clip: the bound that devices received, if the report is bounded. Its graph kept to it in float32, where the norm
+        of a million values may be some thousandths off: so the whole is held to it here.
         Raises ReportError when a segment is missing, of another size, or not finite once it has the weight.
         """
         values_V, start = np.empty(self.size - 1, np.float32), 0
@@ -172,7 +187,7 @@ class ReportLayout(msgspec.Struct, frozen=True):
                 raise ReportError(f"segment {segment.name!r} holds a non-finite value")
             values_V[start : start + size] = part
             start += size
-        return values_V
+        return held(values_V, clip) if self.bounded else values_V
 
     def weigh(self, values_V: Float32, weight: float) -> Float32:
         """The report (L,) as it is uploaded: mean segments of `values_V` times the weight, and the weight itself."""

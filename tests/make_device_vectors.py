@@ -185,11 +185,11 @@ def reports():
     ):
         try:
             with np.errstate(over="ignore"):
-                kept = layout.concatenate({"delta": delta, "train.metrics": values(2, 50)}, weight)
+                kept = layout.concatenate({"delta": delta, "train.metrics": values(2, 50)}, weight, clip=1.5)
         except ReportError:
             kept = None
         found.append({
-            "layout": msgspec.to_builtins(layout), "weight": weight, "delta": delta.tobytes().hex(),
+            "layout": msgspec.to_builtins(layout), "weight": weight, "clip": 1.5, "delta": delta.tobytes().hex(),
             "metrics": values(2, 50).tobytes().hex(), "values": None if kept is None else kept.tobytes().hex(),
             "weighed": None if kept is None else layout.weigh(kept, weight).tobytes().hex(),
         })  # fmt: skip

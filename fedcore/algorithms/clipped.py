@@ -15,8 +15,9 @@ sum is a Gaussian mechanism of noise multiplier z. In the paper the two have noi
 the reports and σ_b = 5 z on the sum of bits ±½ follow from the tenth, and z = (z_Δ⁻² + (2σ_b)⁻²)^−½ as there.
 
 Traps: the norm is that of all vectors together, and is cut before anything is weighed. A round uses the C that was
-broadcast. Every trip has a C of its own, since gradients and deltas differ in length. Non-finite reports become zeros
-outside the graphs (`ReportLayout.bounded`).
+broadcast. Every trip has a C of its own, since gradients and deltas differ in length. Outside the graphs non-finite
+reports become zeros, and the whole is held to C once more in float64 (`ReportLayout.concatenate`), as a norm in float32
+may be too small.
 """
 
 from __future__ import annotations
@@ -41,12 +42,13 @@ from fedcore.algorithms.algorithm import (
 )
 from fedcore.algorithms.settings import fraction, nonnegative, positive
 from fedcore.errors import InvalidSetting
+from fedcore.report import CLIP
 
 if TYPE_CHECKING:
     from fedcore.report import Weighting
 
-CLIP, INDICATOR = "clip", "clip_indicator"
-"""The bound's name in a broadcast, and the name of b_i in a report."""
+INDICATOR = "clip_indicator"
+"""The name of b_i in a report."""
 _SHARE = 0.1
 """The indicator's part of the bound."""
 

@@ -36,7 +36,7 @@ from fedcore.plan import (
     prefixed,
     step_graph,
 )
-from fedcore.report import all_finite
+from fedcore.report import CLIP, all_finite, held
 from simulator.engines.clients import Client
 from simulator.engines.sums import RoundSums
 from simulator.errors import EngineError
@@ -152,6 +152,8 @@ class _TripRunner:
         np.multiply(self._values_V, np.float32(weight), out=self._values_V)
         sums_M = np.concatenate(metrics)
         if all_finite(self._values_V) and all_finite(sums_M):
+            if self._plan.report.bounded:
+                held(self._values_V, float(self._received[CLIP][0]))
             reported = self._values_V.size
             total_S[:reported] += self._values_V
             total_S[reported:] += (*sums_M, weight, 1.0)

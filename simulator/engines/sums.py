@@ -63,16 +63,26 @@ class RoundSums:
         self.metrics = {name: named[name] for name in layout.metrics}
         self.weight, self.contributors = parts[-2:]
 
-    def add(self, report_K: Report, metrics_K: Mapping[str, Tensor], weight_K: Tensor, kept_K: ClientState) -> Tensor:
+    def add(
+        self,
+        report_K: Report,
+        metrics_K: Mapping[str, Tensor],
+        weight_K: Tensor,
+        kept_K: ClientState,
+        clip: Tensor | None = None,
+    ) -> Tensor:
         """Add the clients whose every value is finite once weighted, and of others the weight if reports are bounded.
 
+        clip: the bound (1,) that clients received, to which bounded reports are held as on a device.
         The number of clients is that of finite ones. Gives which those are, bool (K,).
         """
+        factor_K = weight_K if clip is None or not self._bounded else weight_K * _within(report_K, clip)
         ranges = [slice(start, start + SUMMED_TOGETHER) for start in range(0, len(weight_K), SUMMED_TOGETHER)]
         groups = [
-            _Group(_rows(report_K, few), _rows(metrics_K, few), _rows(kept_K, few), weight_K[few]) for few in ranges
+            _Group(_rows(report_K, few), _rows(metrics_K, few), _rows(kept_K, few), weight_K[few], factor_K[few])
+            for few in ranges
         ]
-        sums = [_sums(group.report, group.metrics, group.weight) for group in groups]
+        sums = [_sums(group.report, group.metrics, group.factor) for group in groups]
         # A sum is finite only where all its terms are, and takes no memory; finite values may overflow it, too.
         totals = [_total((*one.values(), *group.kept.values())) for one, group in zip(sums, groups, strict=True)]
         finite = torch.stack(totals).isfinite().tolist()  # of all groups at once, as this waits for a GPU
@@ -87,7 +97,7 @@ class RoundSums:
                 {name: value[finite_K].double() for name, value in vectors.items()}
                 for vectors in (group.report, group.metrics)
             )
-            sums = _sums(report_K, metrics_K, group.weight[finite_K].double())
+            sums = _sums(report_K, metrics_K, group.factor[finite_K].double())
         for name, total in (self.report | self.metrics).items():
             total.add_(sums[name])
         counting_K = group.weight if self._bounded else group.weight * finite_K
@@ -97,17 +107,25 @@ class RoundSums:
 
 
 class _Group(NamedTuple):
-    """What a few clients report, measure, keep and weigh, (K, …) each."""
+    """What a few clients report, measure, keep and weigh, (K, …) each. factor: what reports are multiplied by."""
 
     report: Report
     metrics: Mapping[str, Tensor]
     kept: ClientState
     weight: Tensor
+    factor: Tensor
 
 
-def _sums(report_K: Report, metrics_K: Mapping[str, Tensor], weight_K: Tensor) -> dict[str, Tensor]:
+def _within(report_K: Report, clip: Tensor) -> Tensor:
+    """The factors (K,) by which reports are scaled down to an l2 norm of `clip`, 1 at most."""
+    norms = [torch.linalg.vector_norm(value, dim=-1, dtype=torch.float64) for value in report_K.values()]
+    factors_K: Tensor = clip / torch.linalg.vector_norm(torch.stack(norms), dim=0)
+    return factors_K.clamp(max=1).float()
+
+
+def _sums(report_K: Report, metrics_K: Mapping[str, Tensor], factor_K: Tensor) -> dict[str, Tensor]:
     """The weighted sums of reports, and the sums of metrics, over clients."""
-    weighted = {name: torch.mv(value.T, weight_K) for name, value in report_K.items()}
+    weighted = {name: torch.mv(value.T, factor_K) for name, value in report_K.items()}
     return weighted | {name: value.sum(0) for name, value in metrics_K.items()}
 
 

@@ -27,7 +27,7 @@ from fedcore.algorithms.algorithm import (
 )
 from fedcore.batching import noise, sweeps
 from fedcore.plan import EXAMPLE, MASK, METRICS, NEXT, NOISE, REPORT, prefixed, unprefixed
-from fedcore.report import weight_of
+from fedcore.report import CLIP, weight_of
 from simulator.client_states import ClientStates
 from simulator.engines.clients import Client
 from simulator.engines.cuda_graphs import padded
@@ -95,7 +95,7 @@ class VectorisedTrainer:
         arguments = [*known.values(), *(vector for carry in carries.values() for vector in carry.values())]
         ended = self._programs.run((turn, len(indices)), end, arguments, {})
         report, kept = unprefixed(REPORT, ended), unprefixed(KEPT, ended)
-        finite = sums.add(report, metrics, self._weights(indices), kept)
+        finite = sums.add(report, metrics, self._weights(indices), kept, received.get(CLIP))
         self._kept.scatter(indices, kept, finite)
 
     def _run_pass(self, where: tuple[int, int], item: Pass, received: Broadcast, group: _Group) -> tuple[Carry, Tensor]:

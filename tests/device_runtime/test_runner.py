@@ -211,3 +211,11 @@ def test_graph_is_freed_before_the_next_pass_and_the_report():
     execute(linear.plan(), graphs, {"params": linear.PARAMS}, linear.examples(10), linear.KEY)
     assert seen["sweep.step"] == {"report"}
     assert seen["report"] == set()
+
+
+def test_a_plan_that_bounds_the_report_and_sends_no_bound_is_refused():
+    plan = linear.plan()
+    means = tuple(one for one in plan.report.segments if one.reduction == "mean" or one.name == "weight")
+    bounded = replace(plan, report=ReportLayout(means, "uniform", bounded=True))
+    with pytest.raises(PlanRefused, match="its broadcast has no 'clip'"):
+        run(bounded, linear.examples(4))

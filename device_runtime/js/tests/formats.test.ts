@@ -110,10 +110,10 @@ test.for<Vector>(device.reports)("a report of weight $weight has Python's bits",
     ["train.metrics", floats(one.metrics)],
   ]);
   if (one.values === null) {
-    expect(() => concatenate(one.layout, parts, one.weight)).toThrow(NonFiniteReport);
+    expect(() => concatenate(one.layout, parts, one.weight, one.clip)).toThrow(NonFiniteReport);
     return;
   }
-  const kept = concatenate(one.layout, parts, one.weight);
+  const kept = concatenate(one.layout, parts, one.weight, one.clip);
   expect(hex(bytesOf(kept))).toBe(one.values);
   expect(hex(bytesOf(weigh(one.layout, kept, one.weight)))).toBe(one.weighed);
 });

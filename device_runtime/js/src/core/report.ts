@@ -10,6 +10,10 @@ import { FormatError, NonFiniteReport } from "./errors.ts";
 import { count } from "./json.ts";
 
 const WEIGHT = "weight";
+/** The vector of a broadcast that holds the bound of bounded reports. */
+export const CLIP = "clip";
+/** Twice what rounding to float32 may add to a norm, as a share of it. */
+const ROUNDING = 2 ** -23;
 
 const segmentSchema = v.object({
   name: v.string(),
@@ -88,9 +92,15 @@ export function metricsSegment(pass: string): string {
 
 /** The unweighted values (V,) of a report from its segments by name, as they travel; zeros if bounded and not finite.
  *
+ * `clip` is the bound that devices received, if the report is bounded: the whole is held to it in float64.
  * Throws NonFiniteReport when a segment is missing, of another size, or not finite once it has the weight.
  */
-export function concatenate(layout: ReportLayout, parts: ReadonlyMap<string, Float32>, weight: number): Float32 {
+export function concatenate(
+  layout: ReportLayout,
+  parts: ReadonlyMap<string, Float32>,
+  weight: number,
+  clip = Number.POSITIVE_INFINITY,
+): Float32 {
   const values = new Float32Array(reportSize(layout) - 1);
   let start = 0;
   for (const segment of unweighted(layout)) {
@@ -108,6 +118,18 @@ export function concatenate(layout: ReportLayout, parts: ReadonlyMap<string, Flo
     }
     values.set(part, start);
     start += size;
+  }
+  return layout.bounded ? held(values, clip) : values;
+}
+
+/** Finite values, scaled down in place to an l2 norm of `clip` at most, computed in float64. */
+function held(values: Float32, clip: number): Float32 {
+  const norm = Math.sqrt(values.reduce((sum, value) => sum + value * value, 0));
+  if (norm > clip) {
+    const factor = (clip / norm) * (1 - ROUNDING);
+    for (let place = 0; place < values.length; place++) {
+      values[place] = (values[place] as number) * factor;
+    }
   }
   return values;
 }

@@ -9,7 +9,7 @@ import type { Engine, Graph, Tensors } from "./engine.ts";
 import { DeadlinePassed, NonFiniteReport, PlanRefused } from "./errors.ts";
 import type { Examples, Values } from "./examples.ts";
 import { type PassPlan, type Plan, REPORT } from "./plan.ts";
-import { concatenate, encodeMeans, type Float32, metricsSegment, unweighted, weightOf } from "./report.ts";
+import { CLIP, concatenate, encodeMeans, type Float32, metricsSegment, unweighted, weightOf } from "./report.ts";
 
 /** The unweighted `values` (V,) of a report and its `weight`, from so many local `examples`; steps of all passes. */
 export interface TrainingResult {
@@ -73,7 +73,8 @@ export async function execute(work: Work): Promise<TrainingResult> {
   }
   const weight = weightOf(plan.report, examples.count);
   try {
-    return { values: concatenate(plan.report, parts, weight), weight, examples: examples.count, steps };
+    const clip = plan.report.bounded ? work.broadcast.get(CLIP)?.[0] : undefined;
+    return { values: concatenate(plan.report, parts, weight, clip), weight, examples: examples.count, steps };
   } catch (error) {
     throw error instanceof NonFiniteReport ? new NonFiniteReport(`${error.message}: ${cause(steps, finite)}`) : error;
   }
@@ -188,6 +189,9 @@ function cause(steps: number, finite: number): string {
 function checkSums(plan: Plan): void {
   if (plan.examples.fields.length === 0) {
     throw new PlanRefused(`plan ${plan.name} names no example field, so there is nothing to count`);
+  }
+  if (plan.report.bounded && !plan.broadcast.some(({ name, size }) => name === CLIP && size === 1)) {
+    throw new PlanRefused(`plan ${plan.name} bounds the report, and its broadcast has no ${CLIP}: the bound`);
   }
   const sums = new Map(plan.passes.map((pass) => [metricsSegment(pass.name), pass.metrics.length]));
   for (const { name, size, reduction } of unweighted(plan.report)) {
