@@ -312,7 +312,7 @@ def _check_range(total: Total) -> None:
             noisy = noise.norm_bound(variance, segment.size) * segment.step * total.w_max
             norm, most = float(np.linalg.norm(sums_D[begin:end])), segment.norm * total.weight
             if norm > most + rounding + noisy:
-                raise SumOutOfRange(f"segment {place}: the norm is {norm:.4g}, and {most:.4g} for devices that clip")
+                raise SumOutOfRange(f"segment {place}: the norm is above that of {total.devices} devices that clip")
         begin = end
 
 

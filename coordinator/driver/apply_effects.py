@@ -13,6 +13,7 @@ from coordinator.driver.effects import (
     RoundMoved,
 )
 from coordinator.driver.in_memory_state import Memory
+from coordinator.driver.private_rounds import RoundSum
 from coordinator.driver.transaction import Transaction
 from coordinator.metrics import Metrics
 from coordinator.rules.robust_aggregation import collector
@@ -48,8 +49,8 @@ class Adopter:
                     memory.sessions.end_assignments(before.task.id, "expired" if late else "not needed")
             case ReportsCounted(round_, vectors):
                 if round_.id not in memory.sums:
-                    memory.sums[round_.id] = collector(round_.plan.report, round_.task.settings.clear)
-                memory.sums[round_.id].add(*vectors)
+                    memory.sums[round_.id] = RoundSum(collector(round_.plan.report, round_.task.settings.clear))
+                memory.sums[round_.id].reports.add(*vectors)
             case AssignmentEnded():
                 self._end_assignment(effect)
 

@@ -36,9 +36,9 @@ class RoundCloser:
             # As it stands now: no round follows when it was paused, or its population is about to be given back.
             running = replace(opened, task=self.memory.tasks.get(task_id, opened.task.paused()))
             try:
-                total = self.memory.sums[running.id]
+                collected = self.memory.sums[running.id]
                 steps = self.metrics.round_steps
-                outcome = commit_round(self.membership, self.lineage, running, total, now, steps)
+                outcome = commit_round(self.membership, self.lineage, running, collected, now, steps)
             except Exception as error:
                 # The sum is still here: the round stays in AGGREGATING and is closed when the disk allows it.
                 self.writer.fail(error, now)

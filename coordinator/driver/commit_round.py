@@ -15,7 +15,7 @@ from coordinator.driver.failed_attempts import note_failure
 from coordinator.driver.hand_over import HandOver, end_or_keep, open_next
 from coordinator.driver.loading import pause_unreadable
 from coordinator.driver.open_rounds import OpenRound
-from coordinator.driver.private_rounds import BUDGET_SPENT, PrivateSum, make_private, write_row
+from coordinator.driver.private_rounds import BUDGET_SPENT, PrivateSum, RoundSum, make_private, write_row
 from coordinator.driver.replica_membership import Membership
 from coordinator.errors import NonFiniteState, UnknownBlob, UnreadableBlob
 from coordinator.failpoints import reach
@@ -58,29 +58,31 @@ def commit_round(
     membership: Membership,
     lineage: SigningKey,
     running: OpenRound,
-    reports: ReportSum | KeptReports,
+    collected: RoundSum,
     now: float,
     steps: Histogram,
 ) -> Outcome:
     """Commit the round with the sum of its reports, or abandon it when that is unusable. `steps` observes the times.
 
-    lineage: signs the checkpoint of a task with a release. A buffered round has a successor, which takes over its
-    open assignments, if the task is active and has more rounds to come.
+    lineage: signs the checkpoint of a task with a release. collected: keeps its noisy sum, so that every try of a
+    commit has the same noise: two noisy values of one sum would say more than one. A buffered round has a successor,
+    which takes over its open assignments, if the task is active and has more rounds to come.
 
     A state that is no longer finite also pauses the task: another attempt from the same checkpoint would likely end
     there too, and an operator may go back to an earlier model. So does a server state that cannot be read. When
     anything else raises (the disk is full, say), the round is as it was and can be closed later.
     """
-    private = None
+    private = collected.noisy
     try:
         with steps.labels("update").time():
             algorithm = membership.store.algorithm(running.task.record.algorithm)
-            before, total_L = _state_before(membership.store, running, algorithm), _decoded(running, reports)
+            before, total_L = _state_before(membership.store, running, algorithm), _decoded(running, collected.reports)
             if running.task.settings.privacy is not None:
-                clip = clip_of(in_turn(trips_of(algorithm), running.number), before)
-                with membership.store.database.reading() as records:
-                    earlier = records.ledger.sources(running.task.id)
-                private = make_private(running, lineage, earlier, clip, total_L)
+                if private is None:
+                    clip = clip_of(in_turn(trips_of(algorithm), running.number), before)
+                    with membership.store.database.reading() as records:
+                        earlier = records.ledger.sources(running.task.id)
+                    private = collected.noisy = make_private(running, lineage, earlier, clip, total_L)
                 total_L = private.total
             state, broadcast, metrics = _next_model(membership.store, running, algorithm, before, total_L)
     except (ReportError, NonFiniteState, UnreadableBlob) as error:

@@ -9,12 +9,11 @@ from coordinator.driver.device_presence import Presence
 from coordinator.driver.loading import LoadedTask
 from coordinator.driver.open_rounds import OpenRounds
 from coordinator.driver.pace_steering import Steering
+from coordinator.driver.private_rounds import RoundSum
 from coordinator.driver.recent_participation import ParticipationLimit
 from coordinator.driver.secure_rounds import SecureRounds
 from coordinator.driver.sessions import Sessions
 from coordinator.errors import DeviceRevoked, Unavailable
-from coordinator.rules.aggregation import ReportSum
-from coordinator.rules.robust_aggregation import KeptReports
 from coordinator.session_counts import SessionCounts
 from fedcore.wire.messages import RetryWindow
 
@@ -33,7 +32,7 @@ class Memory:
         self.check_ins = CheckIns(self.sessions, self.participation, self.steering, self.session_counts)
         self.presence = Presence(clock)
         self.secure = SecureRounds()
-        self.sums: dict[int, ReportSum | KeptReports] = {}
+        self.sums: dict[int, RoundSum] = {}
         self.tasks: dict[str, LoadedTask] = {}
         self.rounds = OpenRounds()
         self._last_round: dict[str, int] = {}

@@ -12,18 +12,19 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
 from coordinator.driver.open_rounds import OpenRound
+from coordinator.rules.aggregation import ReportSum
 from coordinator.rules.entities import NoiseSource, Task
 from coordinator.rules.keyed_normals import KEY_BYTES, KeyedNormals
 from coordinator.rules.private_sums import (
     counted,
     entry_of,
     entry_of_devices,
-    longest_report,
     may_go_on,
     noise_size,
     noised,
     promised,
 )
+from coordinator.rules.robust_aggregation import KeptReports
 from coordinator.store.records import Records
 from fedcore.privacy.accounting import spent
 from fedcore.privacy.matrices import inverse_row
@@ -44,6 +45,14 @@ class PrivateSum:
     source: NoiseSource | None = None
 
 
+@dataclass(slots=True)
+class RoundSum:
+    """What was added up of a round. noisy: the same with noise, from the first try of its commit on."""
+
+    reports: ReportSum | KeptReports
+    noisy: PrivateSum | None = None
+
+
 def make_private(
     running: OpenRound, lineage: SigningKey, earlier: Sequence[NoiseSource], clip: float, total_L: NDArray[np.float64]
 ) -> PrivateSum:
@@ -60,8 +69,7 @@ def make_private(
     privacy, size = promised(settings), noise_size(layout)
     if privacy.noise_of_devices:
         return PrivateSum(total_L, entry_of_devices(settings, running.plan.report, running.number, devices))
-    longest = longest_report(clip, layout, settings.secagg)
-    deviation = privacy.noise_multiplier * longest
+    deviation = privacy.noise_multiplier * clip
     if privacy.mechanism == "gaussian":
         source, noise_M = None, KeyedNormals.fresh().standard_normal(size)
     else:
@@ -70,7 +78,7 @@ def make_private(
         for step, weight in inverse_row(privacy.mechanism, privacy.bands, len(sources)).items():
             noise_M += weight * _normals(key, sources[step - 1]).standard_normal(size)
     noise_M *= deviation
-    entry = entry_of(privacy, running.number, longest, devices)
+    entry = entry_of(privacy, running.number, clip, devices)
     return PrivateSum(noised(layout, total_L, noise_M, deviation), entry, source)
 
 

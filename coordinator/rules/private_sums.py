@@ -17,12 +17,12 @@ from coordinator.rules.aggregation import Vectors
 from coordinator.rules.packed_segments import counted_on
 from coordinator.rules.task_settings import Secagg, TaskSettings
 from fedcore.algorithms.algorithm import Algorithm, Trip
-from fedcore.algorithms.clipped import CLIP, Clipped
+from fedcore.algorithms.clipped import Clipped
 from fedcore.codecs.rotation import Rotation
 from fedcore.plan import Plan
 from fedcore.privacy.accounting import spent
 from fedcore.privacy.settings import LedgerEntry, Noise, Privacy
-from fedcore.report import WEIGHT, ReportLayout
+from fedcore.report import CLIP, WEIGHT, ReportLayout
 
 Floats = NDArray[np.float64]
 GRID = 2.0**-32
@@ -103,14 +103,6 @@ def noised(layout: ReportLayout, total_L: Floats, noise_M: Floats, deviation: fl
             noisy_L[where] = (np.rint(total_L[where] / grid) + np.rint(noise / grid)) * grid
             begin += segment.size
     return noisy_L
-
-
-def longest_report(clip: float, layout: ReportLayout, secagg: Secagg | None) -> float:
-    """The bound on the l2 norm of a report in the sum: `clip`, and what the rounding of masked reports may add."""
-    if secagg is None:
-        return clip
-    step = 2 * secagg.clip_norm / float(2**secagg.bits - 1)
-    return clip + step * math.sqrt(noise_size(layout))
 
 
 def entry_of(privacy: Privacy, number: int, clip: float, devices: int) -> LedgerEntry:

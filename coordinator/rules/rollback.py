@@ -28,5 +28,5 @@ def check_participations(task: Task) -> None:
         raise TaskEnded(
             f"the privacy of task {task.id} counts on {privacy.min_separation_rounds} rounds of devices from one "
             "participation to the next, and a rollback is a round without devices: cancel it, and start another task "
-            "from that model"
+            "from that model, to whose own ε that of the task so far is added"
         )

@@ -9,6 +9,7 @@ from coordinator.rules.clear_reports import ClearReports
 from coordinator.rules.eligibility import OnDevice, Requires, demand
 from coordinator.rules.rounds import RoundPolicy
 from fedcore.plan import first_of_pair
+from fedcore.privacy.matrices import MOST_TREE_ROUNDS
 from fedcore.privacy.settings import Privacy
 from fedcore.release import SumBounds
 from fedcore.schedule import ServerSchedule
@@ -220,9 +221,17 @@ class TaskSettings:
         demand(self.buffered is None, "mode", wording, self.mode)
         wording = "mean with privacy: the noise is sized for what one report moves in a sum"
         demand(self.clear.estimator == "mean", "estimator", wording, self.clear.estimator)
-        secure = privacy.mechanism != "distributed" or self.secagg is not None
+        of_devices = privacy.mechanism == "distributed"
         wording = "other than distributed without secagg: a device's share of the noise hides no single report"
-        demand(secure, "mechanism", wording, privacy.mechanism)
+        demand(self.secagg is not None or not of_devices, "mechanism", wording, privacy.mechanism)
+        wording = (
+            "distributed with secagg: whether a masked sum is possible is checked before the coordinator could add "
+            "noise, and everybody learns the answer"
+        )
+        demand(self.secagg is None or of_devices, "mechanism", wording, privacy.mechanism)
+        few = privacy.mechanism != "tree" or self.rounds < MOST_TREE_ROUNDS
+        wording = f"below {MOST_TREE_ROUNDS} with the mechanism tree, whose accounting is slow: take banded for more"
+        demand(few, "rounds", wording, self.rounds)
         least = privacy.min_separation_rounds
         wording = f"at least {least}, as the privacy of the task assumes"
         demand(self.min_separation_rounds >= least, "min_separation_rounds", wording, self.min_separation_rounds)

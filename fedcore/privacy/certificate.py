@@ -25,7 +25,7 @@ CERTIFIED = ".privacy.json"
 
 
 class PrivacyCertificate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a model says about any one device, at most.
+    """What the rounds of a task say about any one device, at most, beyond what the model said that they began from.
 
     model: SHA-256 of the model's file, after round `round` of a task. privacy: the noise, what is assumed of the rounds
     that a device is in, and the budget. rounds: noisy sums that were released up to that round, those before a rollback

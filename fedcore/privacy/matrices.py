@@ -22,8 +22,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcore.errors import PrivacyError
 from fedcore.privacy.settings import Mechanism
 
+MOST_TREE_ROUNDS = 1024
+"""Rounds that a tree may have: every commit computes its sensitivity, by the square of their number."""
 Floats = NDArray[np.float64]
 
 
@@ -68,8 +71,10 @@ def tree_sensitivity_squared(rounds: int, separation: int) -> float:
     """Of the tree's matrix: an upper bound, which is exact for one participation and where all are alike.
 
     For the rounds P of a device it is the sum over i, j in P of the blocks with both i and j in them. That is bounded
-    by the greatest sum over i of the greatest sum over j.
+    by the greatest sum over i of the greatest sum over j. Raises PrivacyError above MOST_TREE_ROUNDS.
     """
+    if rounds > MOST_TREE_ROUNDS:
+        raise PrivacyError(f"the mechanism tree is for at most {MOST_TREE_ROUNDS} rounds, not {rounds}: take banded")
     shared_TT = np.zeros((rounds, rounds))
     for end in range(1, rounds + 1):
         rows = slice(end - block(end), end)

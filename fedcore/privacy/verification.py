@@ -62,6 +62,13 @@ def _rows(one: PrivacyCertificate, rows: tuple[LedgerEntry, ...]) -> list[str]:
     numbers = [row.round for row in rows]
     if numbers != sorted(set(numbers)) or (numbers and numbers[-1] > one.round):
         wrong.append(f"rounds: they must ascend, each once, up to round {one.round}")
+    apart, mechanism = one.privacy.min_separation_rounds, one.privacy.mechanism
+    if apart > 1 and numbers != list(range(1, len(rows) + 1)):
+        wrong.append(f"rounds: devices are counted on to be {apart} rounds apart, and the ledger leaves rounds out")
+    if mechanism in ("tree", "banded") and len({row.clip for row in rows}) > 1:
+        wrong.append(f"clip: noise of the mechanism {mechanism} has one size in all rounds, and the bounds differ")
+    if one.privacy.sampling_probability < 1:
+        wrong.append("sampling_probability: devices come when they can, and no task draws them by chance alone")
     for name in Noise.__struct_fields__:
         promised = getattr(one.privacy, name)
         for row in rows:

@@ -71,17 +71,20 @@ def test_every_committed_round_has_a_row_and_the_budget_ends_the_task(store, reg
 
 
 @pytest.mark.every_engine
-def test_commit_that_failed_leaves_no_row_and_its_noise_is_never_used(
-    store, register, desk, private_bundle, monkeypatch
+@pytest.mark.parametrize("mechanism", ["gaussian", "tree"])
+def test_commit_that_failed_is_tried_again_with_the_same_noise(
+    store, register, desk, private_bundle, monkeypatch, mechanism
 ):
-    task = register(private_bundle, rounds=9, privacy=promise())
+    task = register(private_bundle, rounds=9, privacy=promise(mechanism=mechanism))
     with monkeypatch.context() as patch:
         patch.setattr(commit_round, "reach", fail)
         train(desk)
         assert ledger(store, task) == ((), [])
+        left = {one.name for one in store.blobs.stored()}
     desk.pass_time(2)
     assert [one.round for one in ledger(store, task)[0]] == [1]
     assert states(store, task) == [(1, 1, "committed", "")]
+    assert {one.name for one in store.blobs.stored()} == left
 
 
 def fail(_):
@@ -149,6 +152,7 @@ def test_rollback_is_refused_where_rounds_apart_are_counted_on(store, register, 
         ({"privacy": {"min_separation_rounds": 3}}, "min_separation_rounds must be at least 3"),
         ({"privacy": {"noise_multiplier": 0.1}}, "the first round alone spends"),
         ({"privacy": {"mechanism": "tree"}, "adaptive": True}, "noise must have one size in all rounds"),
+        ({"privacy": {"mechanism": "tree"}, "rounds": 1024}, "rounds must be below 1024 with the mechanism tree"),
     ],
 )
 def test_promise_that_cannot_be_kept_is_refused_with_the_reason(register, tmp_path, settings, words):
@@ -218,6 +222,11 @@ def test_devices_of_secure_rounds_add_the_noise_that_the_row_counts_on(store, re
     assert abs(chi_square - size) < 6 * (2 * size) ** 0.5
 
 
-def test_noise_of_devices_is_refused_without_secure_rounds(register, private_bundle):
+def test_secure_rounds_and_noise_of_devices_need_each_other(register, private_bundle):
     with pytest.raises(InvalidTask, match="mechanism must be other than distributed without secagg"):
         register(private_bundle, privacy=promise(mechanism="distributed"))
+    for central in ({"mechanism": "gaussian"}, {"mechanism": "tree"}, {"mechanism": "banded", "bands": 2}):
+        separation = {"min_separation_rounds": central.get("bands", 1)}
+        privacy = promise(**central, **separation)
+        with pytest.raises(InvalidTask, match="mechanism must be distributed with secagg"):
+            register(private_bundle, **SECURE | {"secagg": Secagg(clip_norm=2.0), "privacy": privacy} | separation)

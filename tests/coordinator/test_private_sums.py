@@ -7,8 +7,7 @@ import math
 import numpy as np
 
 from coordinator.rules.keyed_normals import KeyedNormals
-from coordinator.rules.private_sums import GRID, longest_report, noised
-from coordinator.rules.task_settings import Secagg
+from coordinator.rules.private_sums import GRID, noised
 from fedcore.report import ReportLayout, Segment
 
 LAYOUT = ReportLayout((Segment("delta", 3, "mean"), Segment("weight", 1, "sum")), "uniform", bounded=True)
@@ -42,14 +41,3 @@ def test_noise_and_sum_leave_no_trace_in_the_last_bits():
     np.testing.assert_array_equal(noisy_L[:3] / grid, np.rint(noisy_L[:3] / grid))
     np.testing.assert_allclose(noisy_L[:3], total_L[:3] + noise_M, atol=grid)
     assert noisy_L[3] == 7
-
-
-def test_rounded_report_is_no_longer_than_the_bound_that_is_accounted():
-    layout = ReportLayout((Segment("delta", 500, "mean"), Segment("weight", 1, "sum")), "uniform", bounded=True)
-    secagg = Secagg(clip_norm=1.0, bits=4)
-    values_M = np.random.default_rng(0).standard_normal(500)
-    values_M /= np.linalg.norm(values_M)
-    steps = np.linspace(-1, 1, 2**4)
-    farthest_M = np.array([steps[np.searchsorted(steps, value) - (value < 0)] for value in values_M])
-    assert 1.5 < np.linalg.norm(farthest_M) <= longest_report(1.0, layout, secagg)
-    assert longest_report(1.0, layout, None) == 1.0

@@ -108,7 +108,7 @@ def test_a_bounded_report_that_is_not_finite_is_sent_as_zeros(wrong):
 
 
 @pytest.mark.parametrize("clip", [0.7, 1e-3, 30.0])
-def test_a_report_that_its_graph_left_too_long_is_held_to_the_bound_on_the_device(clip):
+def test_a_report_that_its_graph_left_too_long_is_held_to_the_bound(clip):
     delta = np.full(100_000, 1.02 * clip / 100_000**0.5, np.float32)
     layout = ReportLayout((Segment("delta", delta.size, "mean"), Segment("weight", 1, "sum")), "uniform", bounded=True)
     sent = layout.concatenate({"delta": delta}, 1.0, float(np.float32(clip)))
