@@ -45,8 +45,9 @@ class SumBounds(msgspec.Struct, frozen=True, kw_only=True):
 
     clip_norm: the L2 norm to which a longer mean segment is scaled down, and the range of its values. bits: of
     precision per value. max_examples: the greatest weight of a device. min_sum: the fewest devices in one sum.
-    noise_multiplier: the standard deviation of the noise that devices add to each value of a sum, over the greatest L2
-    norm of a report, however many of them leave or are corrupt; 0 is no noise.
+    noise_multiplier: the standard deviation of the noise that `honest` devices together add to each value of a sum,
+    over the greatest L2 norm of a report; 0 is no noise. honest: how many of every sum are counted on to add theirs; 0
+    without noise.
     """
 
     clip_norm: Positive
@@ -54,6 +55,7 @@ class SumBounds(msgspec.Struct, frozen=True, kw_only=True):
     max_examples: Count
     min_sum: Count
     noise_multiplier: NoiseMultiplier = 0.0
+    honest: Count = 0
 
 
 class Release(msgspec.Struct, frozen=True, kw_only=True):

@@ -71,15 +71,10 @@ def _check_size(n: int) -> None:
 def least_honest(min_sum: int, n_max: int) -> int:
     """The fewest honest devices in a sum of min_sum or more, when a roster has up to n_max devices.
 
-    As many are corrupt, and survive, as a graph of some such size must bear. Raises PolicyViolation when all may be.
+    As many are corrupt, and survive, as a graph of some such size must bear. 0 when all may be.
     """
     corrupt = max(_corrupt_neighbours(n_max), _corrupt_neighbours(min(n_max, COMPLETE_UP_TO)))
-    if corrupt >= min_sum:
-        raise PolicyViolation(
-            f"a sum may be over {min_sum} devices, and {corrupt} of a roster of {n_max} may be corrupt: no noise of an "
-            "honest one is certain"
-        )
-    return min_sum - corrupt
+    return max(0, min_sum - corrupt)
 
 
 def _corrupt_neighbours(n: int) -> int:

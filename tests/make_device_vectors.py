@@ -210,17 +210,17 @@ def coded():
 
 
 def noise_shares():
-    """The noise of a device, by the segment, the noise multiplier, the fewest devices in a sum and the most."""
+    """The noise of a device, by the segment, the noise multiplier, and how many devices are counted on."""
     segments = [
         PackedSegment(1_000_000, 0, 16, -32768 / 32767, 1.0, 1.0), PackedSegment(1, 0, 2, -20.0, 10.0, 10.0),
     ]  # fmt: skip
     return [
         [
-            [one.size, one.in_bits, one.low, one.high, one.norm], multiplier, least, most,
-            packing.with_noise(one, multiplier, parameters.least_honest(least, most)).noise,
+            [one.size, one.in_bits, one.low, one.high, one.norm], multiplier, honest,
+            packing.with_noise(one, multiplier, honest).noise,
         ]
         for one in segments
-        for multiplier, least, most in ((1.0, 8, 11), (0.37, 90, 200), (6.5, 60, 66))
+        for multiplier, honest in ((1.0, 5), (0.37, 70), (6.5, 47))
     ]  # fmt: skip
 
 
@@ -232,7 +232,7 @@ def fixed_points(layout, bounds):
 
 def derivations():
     """Hashes and fixed-point numbers of a secure round."""
-    noisy = replace(BOUNDS, noise_multiplier=0.5)
+    noisy = replace(BOUNDS, noise_multiplier=0.5, honest=5)
     large = Segment("delta", 5000, "mean", codecs=(Rotation(4096), Subsample(1250)))
     rotated = replace(LAYOUT, segments=(large, *LAYOUT.segments[1:]))
     plan, other = BlobRef.of(b"plan"), BlobRef.of(b"checkpoint")

@@ -13,24 +13,19 @@ from coordinator.rules.task_settings import Secagg, TaskSettings
 from fedcore.masking import fixed_points
 from fedcore.release import SumBounds
 from fedcore.report import ReportLayout
-from secagg.errors import HeadroomError, PolicyViolation
+from secagg.errors import HeadroomError
 from secagg.noise import RARE_BITS
 from secagg.packing import MOST_FIELD_BITS, PackedSegment, check_headroom, field_bits, with_noise
-from secagg.parameters import least_honest
 
 
 def packed_segments(layout: ReportLayout, bounds: SumBounds, n_max: int) -> tuple[PackedSegment, ...]:
-    """The segments of a round of up to n_max devices in a group, in the narrowest fields.
-
-    Raises PolicyViolation when there is noise to add and nobody who must be honest.
-    """
-    honest = least_honest(bounds.min_sum, n_max) if bounds.noise_multiplier else 0
+    """The segments of a round of up to n_max devices in a group, in the narrowest fields."""
     segments = []
     for one in fixed_points(layout, bounds):
         widest = PackedSegment(
             one.size, MOST_FIELD_BITS, one.bits, one.low, one.high, one.norm, one.weighted
         )  # fmt: skip
-        segment = with_noise(widest, bounds.noise_multiplier, honest)
+        segment = with_noise(widest, bounds.noise_multiplier, bounds.honest)
         segments.append(replace(segment, field_bits=min(field_bits(segment, n_max), MOST_FIELD_BITS)))
     return tuple(segments)
 
@@ -47,11 +42,16 @@ def check_device_noise(layout: ReportLayout, settings: TaskSettings) -> None:
             "the plan weighs devices by examples, and the noise of devices hides each of them alike: export it for an "
             "algorithm with uniform weighting"
         )
+    if not settings.sum_bounds.honest:
+        raise InvalidTask(
+            f"a sum may be over {settings.sum_bounds.min_sum} devices, and all of them may be corrupt, so that nobody "
+            "is counted on to add noise: raise minimum, or lower over_selection or group_size"
+        )
     for number in (1, settings.rounds):
         n_max = most_in_group(settings, number)
         try:
             check_headroom(packed_segments(layout, settings.sum_bounds, n_max), n_max)
-        except (HeadroomError, PolicyViolation) as error:
+        except HeadroomError as error:
             raise InvalidTask(
                 f"the devices of round {number} cannot add the noise: {error}; raise minimum, or lower bits, "
                 "over_selection or group_size"
@@ -61,10 +61,10 @@ def check_device_noise(layout: ReportLayout, settings: TaskSettings) -> None:
 def counted_on(layout: ReportLayout, settings: TaskSettings, number: int) -> tuple[int, int]:
     """How many devices of a round are counted on to add noise, and the squared l2 norm of a report in steps, at most.
 
-    The task must have noise of devices. Raises PolicyViolation when all devices of a sum may be corrupt.
+    The task must have noise of devices.
     """
     bounds, n_max = settings.sum_bounds, most_in_group(settings, number)
-    return least_honest(bounds.min_sum, n_max), packed_segments(layout, bounds, n_max)[0].most_square
+    return bounds.honest, packed_segments(layout, bounds, n_max)[0].most_square
 
 
 def device_noise(layout: ReportLayout, settings: TaskSettings) -> str:

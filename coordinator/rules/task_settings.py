@@ -14,7 +14,7 @@ from fedcore.privacy.settings import Privacy
 from fedcore.release import SumBounds
 from fedcore.schedule import ServerSchedule
 from fedcore.wire.messages import LONGEST_REPORTING_S
-from secagg.parameters import LEAST_COHORT
+from secagg.parameters import LEAST_COHORT, least_honest
 
 LEAST_GROUP, MOST_GROUP = 2 * LEAST_COHORT, 500
 """Bounds on the size of a group in a secure round: a group of one too many, halved, still holds LEAST_COHORT."""
@@ -282,12 +282,15 @@ class TaskSettings:
         every = self.schedule.double_every or self.rounds
         doublings = range(1, min(self.rounds, 32 * every) + 1, every)
         least = min(_least_sum(self.in_round(number).policy, secagg.group_size) for number in doublings)
+        noise = 0.0 if self.privacy is None else self.privacy.noise_of_devices
+        groups = {min(self.in_round(number).policy.cohort, secagg.group_size) for number in doublings}
         return SumBounds(
             clip_norm=secagg.clip_norm,
             bits=secagg.bits,
             max_examples=secagg.max_examples,
             min_sum=least,
-            noise_multiplier=0.0 if self.privacy is None else self.privacy.noise_of_devices,
+            noise_multiplier=noise,
+            honest=min(least_honest(least, most) for most in groups) if noise else 0,
         )
 
 

@@ -41,7 +41,7 @@ from secagg.invite import Invite
 from secagg.message_type import MessageType
 from secagg.messages import SessionResult
 from secagg.packing import PackedSegment, with_noise
-from secagg.parameters import LEAST_COHORT, least_honest
+from secagg.parameters import LEAST_COHORT
 from secagg.policy import AggregationPolicy
 
 WAIT_S, PAUSE_S = 20.0, 0.2
@@ -214,22 +214,23 @@ def _check(invite: Invite, given: Assignment, layout: ReportLayout) -> None:
         raise SecaggRefused(f"the sum may be over {invite.min_sum} devices, the release demands {bounds.min_sum}")
     if invite.w_max != greatest_weight(layout, bounds):
         raise SecaggRefused(f"the greatest weight is {invite.w_max}, not the one that is released")
+    if bounds.noise_multiplier and not 1 <= bounds.honest <= bounds.min_sum:
+        raise SecaggRefused(f"noise is to come from {bounds.honest} devices of a sum over {bounds.min_sum}")
     if bounds.noise_multiplier and layout.weighting != "uniform":
         raise SecaggRefused(
             "noise would hide the values of the report, and not the number of examples that weighs them"
         )
-    if [replace(one, field_bits=0) for one in invite.segments] != _demanded(layout, bounds, invite.n_max):
+    if [replace(one, field_bits=0) for one in invite.segments] != _demanded(layout, bounds):
         raise SecaggRefused("the invitation's segments are not those of the plan's report under the release's bounds")
 
 
-def _demanded(layout: ReportLayout, bounds: SumBounds, n_max: int) -> list[PackedSegment]:
-    """The segments that release and plan demand in groups of up to n_max devices, but for the width of their fields."""
-    honest = least_honest(bounds.min_sum, n_max) if bounds.noise_multiplier else 0
+def _demanded(layout: ReportLayout, bounds: SumBounds) -> list[PackedSegment]:
+    """The segments that release and plan demand, but for the width of their fields."""
     return [
         with_noise(
             PackedSegment(one.size, 0, one.bits, one.low, one.high, one.norm, one.weighted),
             bounds.noise_multiplier,
-            honest,
+            bounds.honest,
         )
         for one in fixed_points(layout, bounds)
     ]

@@ -27,15 +27,15 @@ from tests.device_runtime.test_secure import (
     terms,
 )
 
-NOISY = msgspec.structs.replace(BOUNDS, bits=10, noise_multiplier=0.5)
 N_MAX = 20
+NOISY = msgspec.structs.replace(BOUNDS, bits=10, noise_multiplier=0.5, honest=least_honest(BOUNDS.min_sum, N_MAX))
 
 
 def noisy_segment(layout, multiplier=NOISY.noise_multiplier, honest=None):
     """The segment that release and layout demand, or one with other noise."""
     one = fixed_points(layout, NOISY)[0]
     plain = PackedSegment(one.size, 32, one.bits, one.low, one.high, one.norm, one.weighted)
-    return with_noise(plain, multiplier, honest or least_honest(NOISY.min_sum, N_MAX))
+    return with_noise(plain, multiplier, honest or NOISY.honest)
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ import { SigningKey, sha256 } from "../src/core/primitives.ts";
 import { digestOf, verifiedEntry, verifiedHead, verifiedRelease, verifyPlan } from "../src/core/release.ts";
 import { concatenate, reportSize, weigh } from "../src/core/report.ts";
 import { noiseOf } from "../src/core/secagg/packing.ts";
-import { leastHonest } from "../src/core/secagg/parameters.ts";
 import { follow, successionSchema } from "../src/core/succession.ts";
 import { decodeAnswer } from "../src/core/wire/messages.ts";
 import { deviceId, keyText, signatureBase, signatureFields } from "../src/core/wire/signatures.ts";
@@ -135,9 +134,9 @@ test("the derivations of a secure round are Python's", async () => {
   expect(rows(expected.rotated, expected.noisy)).toEqual(expected.rotated_noisy_fixed_points);
   const summed = masking.summedValues(layout, expected.noisy, values(reportSize(layout) - 1));
   expect(hex(new Uint8Array(summed.buffer))).toBe(expected.noisy_values);
-  for (const [[size, inBits, low, high, norm], multiplier, least, most, noise] of expected.noise_shares) {
+  for (const [[size, inBits, low, high, norm], multiplier, honest, noise] of expected.noise_shares) {
     const segment = { size, inBits, low, high, norm, weighted: true };
-    expect(noiseOf(segment, multiplier, leastHonest(least, most))).toBe(noise);
+    expect(noiseOf(segment, multiplier, honest)).toBe(noise);
   }
   expect(masking.greatestWeight(layout, bounds)).toBe(expected.greatest_weight);
   expect(hex(await masking.layoutHash(layout))).toBe(expected.layout_hash);

@@ -29,6 +29,7 @@ const releaseSchema = v.object({
     max_examples: count,
     min_sum: count,
     noise_multiplier: noiseMultiplier,
+    honest: count,
   }),
   lineage: v.string(),
   counter: count,

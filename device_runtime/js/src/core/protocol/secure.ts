@@ -13,7 +13,7 @@ import { M, numberOf } from "../secagg/encoding.ts";
 import { SecaggError } from "../secagg/errors.ts";
 import { type AggregationPolicy, acceptInvitation, type HeldModel, type Invite } from "../secagg/invite.ts";
 import { type DemandedSegment, noiseOf } from "../secagg/packing.ts";
-import { LEAST_COHORT, leastHonest } from "../secagg/parameters.ts";
+import { LEAST_COHORT } from "../secagg/parameters.ts";
 import type { Assignment } from "../wire/messages.ts";
 import type { Enrolments } from "./enrolment.ts";
 import type { Transport } from "./transport.ts";
@@ -189,7 +189,7 @@ async function checkInvitation(
   layout: ReportLayout,
   { bounds }: Release,
 ): Promise<void> {
-  const expected = demanded(layout, bounds, invite.nMax);
+  const expected = demanded(layout, bounds);
   const found = invite.segments.map(({ fieldBits: _, ...segment }) => segment);
   const same = (a: DemandedSegment, b: DemandedSegment | undefined) =>
     (Object.keys(a) as (keyof DemandedSegment)[]).every((name) => a[name] === b?.[name]);
@@ -203,6 +203,9 @@ async function checkInvitation(
   if (invite.wMax !== masking.greatestWeight(layout, bounds)) {
     throw new SecaggRefused(`the greatest weight is ${invite.wMax}, not the one that is released`);
   }
+  if (bounds.noise_multiplier > 0 && (bounds.honest < 1 || bounds.honest > bounds.min_sum)) {
+    throw new SecaggRefused(`noise is to come from ${bounds.honest} devices of a sum over ${bounds.min_sum}`);
+  }
   if (bounds.noise_multiplier > 0 && layout.weighting !== "uniform") {
     throw new SecaggRefused("noise would hide the values of the report, and not the number of examples");
   }
@@ -211,12 +214,11 @@ async function checkInvitation(
   }
 }
 
-/** The segments that release and plan demand in groups of up to nMax devices. */
-function demanded(layout: ReportLayout, bounds: SumBounds, nMax: number): DemandedSegment[] {
-  const honest = bounds.noise_multiplier === 0 ? 0 : leastHonest(bounds.min_sum, nMax);
+/** The segments that release and plan demand. */
+function demanded(layout: ReportLayout, bounds: SumBounds): DemandedSegment[] {
   return masking.fixedPoints(layout, bounds).map((one) => ({
     ...one,
-    noise: honest === 0 ? 0 : noiseOf(one, bounds.noise_multiplier, honest),
+    noise: bounds.noise_multiplier === 0 ? 0 : noiseOf(one, bounds.noise_multiplier, bounds.honest),
   }));
 }
 

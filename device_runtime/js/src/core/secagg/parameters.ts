@@ -30,15 +30,6 @@ export function checkParameters({ n, k, t }: GraphParameters): void {
   }
 }
 
-/** The fewest honest devices in a sum of minSum or more. Throws PolicyViolation when all may be corrupt. */
-export function leastHonest(minSum: number, nMax: number): number {
-  const corrupt = Math.max(mostCorrupt(nMax), mostCorrupt(Math.min(nMax, COMPLETE_UP_TO)));
-  if (corrupt >= minSum) {
-    throw new PolicyViolation(`${corrupt} of ${nMax} devices may be corrupt, and a sum may be over ${minSum}`);
-  }
-  return minSum - corrupt;
-}
-
 function mostCorrupt(n: number): number {
   return n <= COMPLETE_UP_TO ? Math.max(2, Math.ceil(n / 5)) : Math.floor(n / 10);
 }
