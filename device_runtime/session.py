@@ -281,7 +281,11 @@ class _Session:
             with self._phase("fetch"):
                 return self._transport.blob(ref, part, watch)
 
-        return BlobCache(self._config.state / "blobs", fetch)
+        def fetch_delta(ref: BlobRef, base: str) -> bytes | None:
+            with self._phase("fetch"):
+                return self._transport.delta(ref, base, watch)
+
+        return BlobCache(self._config.state / "blobs", fetch, fetch_delta)
 
     def _deliver(self, stored: StoredAssignment) -> None:
         """Send the stored report. It stays stored until its receipt is in, unless nobody wants it any more."""

@@ -54,7 +54,7 @@ class Worker:
                 examples=self.examples.load(plan.examples),
                 graphs={name: self.cache.get(ref) for name, ref in refs.items()},
                 frozen=self._frozen(plan),
-                broadcast=checkpoint.decode(self.cache.once(given.checkpoint), plan.broadcast),
+                broadcast=checkpoint.decode(self.cache.newest(given.checkpoint, given.plan.sha256), plan.broadcast),
                 key=StreamKey(given.seed, given.round, given.slot, secret),
             )
         except FedcoreError as error:

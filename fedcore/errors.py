@@ -15,6 +15,7 @@ FedcoreError
 │   └── StaleSignature      a request's signature is too old, too new or expired
 ├── ReportError             a report has the wrong length or layout, or holds a non-finite number
 ├── PrivacyError            a promise of privacy has a value that it cannot have, or cannot be accounted for
+├── DeltaError              a delta is damaged, or does not lead from the blob that is here to the one that it should
 ├── CompressionError        no compression has that name, its number is out of range, or it does not commute with sums
 ├── ScheduleError           a server schedule has a value out of range, or lacks one that another needs
 └── AlgorithmError
@@ -84,6 +85,10 @@ class ReportError(FedcoreError):
 
 class PrivacyError(FedcoreError):
     """A promise of privacy has a value that it cannot have, or cannot be accounted for."""
+
+
+class DeltaError(FedcoreError):
+    """A delta is damaged, or does not lead from the blob that is here to the one that it should."""
 
 
 class CompressionError(FedcoreError):

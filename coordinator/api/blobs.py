@@ -12,6 +12,7 @@ from coordinator.store.blobs import Blobs
 from fedcore.plan import BlobRef
 
 BYTES = "application/octet-stream"
+FOR_EVER = {"Cache-Control": "public, max-age=31536000, immutable"}
 # So much is answered in one piece: every piece of a stream is fetched by a thread, which costs more than the bytes.
 WHOLE_BYTES = 1 << 18
 _RANGE = re.compile(r"bytes=(?:([0-9]+)-([0-9]+)?|-([0-9]+))", re.IGNORECASE)
@@ -22,7 +23,7 @@ _BEYOND = 10**_DIGITS
 def serve_blob(request: Request, ref: BlobRef, blobs: Blobs) -> Response:
     """A blob, the part of it that was asked for, or 304. Raises RangeNotSatisfiable, or UnknownBlob."""
     etag = f'"{ref.sha256}"'
-    headers = {"ETag": etag, "Cache-Control": "public, max-age=31536000, immutable", "Accept-Ranges": "bytes"}
+    headers = {"ETag": etag, "Accept-Ranges": "bytes", **FOR_EVER}
     known = {tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")}
     if known & {etag, "*"}:
         return Response(status_code=304, headers=headers)

@@ -17,7 +17,8 @@ from starlette.responses import Response
 
 from coordinator.api.assignment_access import REMEMBERED, AssignmentAccess
 from coordinator.api.authentication import demand_body, signed
-from coordinator.api.blobs import serve_blob
+from coordinator.api.blobs import BYTES, FOR_EVER, serve_blob
+from coordinator.api.deltas import Deltas
 from coordinator.api.http import (
     answer,
     preferred_wait,
@@ -68,6 +69,7 @@ class DeviceApi:
         self._limits = service.limits
         self._runtimes = service.runtimes
         self._public: LruCache[str, BlobRef] = LruCache(REMEMBERED)
+        self._deltas = Deltas(service.store.blobs)
 
     async def enrol(self, request: Request) -> Response:
         """Enrol the signer as a device, with an id and a credential for secure aggregation. May be repeated."""
@@ -106,11 +108,19 @@ class DeviceApi:
 
     async def blob(self, sha256: str, request: Request) -> Response:
         """Immutable bytes by digest: a plan, a graph, a checkpoint."""
-        ref = self._public.get(sha256)
-        if ref is None:
-            ref = self._public.put(sha256, await run_in_threadpool(self._find_public, sha256))
+        ref = await self._public_blob(sha256)
         self._driver.fetched(signed(request).keyid, sha256)
         return await run_in_threadpool(serve_blob, request, ref, self._store.blobs)
+
+    async def delta(self, sha256: str, base: str, request: Request) -> Response:
+        """What leads from a blob that the device holds to another one."""
+        delta = await self._deltas.between(await self._public_blob(base), await self._public_blob(sha256))
+        self._driver.fetched(signed(request).keyid, sha256)
+        return Response(delta, headers=FOR_EVER, media_type=BYTES)
+
+    async def _public_blob(self, sha256: str) -> BlobRef:
+        ref = self._public.get(sha256)
+        return ref or self._public.put(sha256, await run_in_threadpool(self._find_public, sha256))
 
     async def hold(self, assignment: str, request: Request) -> Response:
         """Hear, within as long as `Prefer: wait=N` says, that the round does not need the device; else 204."""

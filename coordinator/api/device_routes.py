@@ -106,6 +106,8 @@ def _working(add: Add, api: DeviceApi) -> None:
     fields = ("Range", "If-Range", "If-None-Match")
     about = DEVICES.route(served, ("unknown-blob", "range-not-satisfiable"), fields=fields)
     add("/v1/blobs/{sha256}", api.blob, methods=["GET"], **about)
+    about = DEVICES.route({200: Answer("The delta", (BYTES,))}, ("unknown-blob",))
+    add("/v1/blobs/{sha256}/deltas/{base}", api.delta, methods=["GET"], **about)
 
 
 def _reporting(add: Add, api: DeviceApi, reports: ReportApi) -> None:

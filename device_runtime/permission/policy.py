@@ -82,8 +82,8 @@ class Policy(_Part, frozen=True, kw_only=True):
     unsigned_programs: run ExecuTorch programs, which nothing can check, though there are no signers.
     require_https: call no coordinator whose URL is not https.
     authority, authority_url: the enrolment authority's public key, as `muster authority new-key` prints it, and its
-    URL; without them the device goes by what its coordinator names first. cache_bytes: the most that plans and graphs
-    take in the state folder between sessions.
+    URL; without them the device goes by what its coordinator names first. cache_bytes: the most that plans, graphs
+    and checkpoints take in the state folder between sessions.
     """
 
     populations: Names | None = None

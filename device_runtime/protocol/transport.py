@@ -51,6 +51,7 @@ from fedcore.wire.signatures import KEY_ID, Signer, digest_field
 # A body that arrived damaged, or an upload that began elsewhere: the next attempt asks for the offset anew.
 SENT_AGAIN = frozenset({"digest-mismatch", "mismatching-offset"})
 LEAVING_S = 2.0
+NO_SUCH_THING = 404
 _ASSIGNMENTS = "/v1/assignments/"
 # A larger report is uploaded so that a cut connection loses nothing.
 LARGEST_WHOLE = 8 << 20
@@ -170,6 +171,31 @@ class Transport:
         except DigestMismatch as error:
             partial.clear()
             raise BadAnswer(str(error)) from error
+
+    def delta(self, ref: BlobRef, base: str, watch: Callable[[], None] = lambda: None) -> bytes | None:
+        """What leads from the blob with the digest `base` to another; None where the coordinator has none.
+
+        watch: as of `blob`.
+        """
+
+        def fetch() -> bytes:
+            watch()
+            delta = bytearray()
+            path = f"/v1/blobs/{_segment(ref.sha256)}/deltas/{_segment(base)}"
+            with self._asked(Call("GET", path, headers={"accept-encoding": "identity"})) as response:
+                for chunk in self._moved.arriving(response):
+                    delta += chunk
+                    if len(delta) >= ref.size:
+                        raise BadAnswer(f"GET {path}: the delta is as long as the blob")
+                    watch()
+            return bytes(delta)
+
+        try:
+            return self._attempts.make(fetch)
+        except Refused as error:
+            if error.status == NO_SUCH_THING:
+                return None
+            raise
 
     def report(self, assignment: str, body: bytes, sha256: str) -> Receipt:
         """Upload the report, by its digest in hex. Asking again is safe: the coordinator counts a digest once."""

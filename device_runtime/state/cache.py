@@ -1,21 +1,23 @@
 """The cache of blobs by digest: plans and graphs kept between rounds, and the first part of a broken download.
 
-Checkpoints are not kept: they are large, differ every round, and a device rarely works on the same round twice.
+Of the checkpoints of a plan, the last one is kept: a newer one may come as the delta to it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 from device_runtime.errors import StateError
 from device_runtime.state.folder import sweep_partials, write_whole
-from fedcore.errors import DigestMismatch
+from fedcore.errors import DeltaError, DigestMismatch
 from fedcore.plan import BlobRef
 
-DOWNLOAD = ".download"
+DOWNLOAD, LAST = ".download", ".last"
+DIGEST = re.compile("[0-9a-f]{64}")
 
 
 class PartialDownload:
@@ -57,12 +59,18 @@ class BlobCache:
     """Blobs in a folder, each in a file of its digest's name. Only for the holder of the state folder.
 
     `fetch` gives a blob's checked bytes and leaves in the PartialDownload what arrived, should it fail. One download is
-    remembered, the last that broke off: a device that went on to other work has no use for older ones.
+    remembered, the last that broke off: a device that went on to other work has no use for older ones. `fetch_delta`
+    gives what leads from a kept blob, by digest, to another, or None.
     """
 
-    def __init__(self, folder: Path, fetch: Callable[[BlobRef, PartialDownload], bytes]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        fetch: Callable[[BlobRef, PartialDownload], bytes],
+        fetch_delta: Callable[[BlobRef, str], bytes | None] = lambda ref, base: None,
+    ) -> None:
         self._folder = folder
-        self._fetch = fetch
+        self._fetch, self._fetch_delta = fetch, fetch_delta
         sweep_partials(folder)
 
     def holds(self, ref: BlobRef) -> bool:
@@ -84,10 +92,35 @@ class BlobCache:
         partial.clear()
         return data
 
-    def once(self, ref: BlobRef) -> bytes:
-        """A blob that is not kept. Raises StateError and what `fetch` raises."""
-        data, partial = self._download(ref)
-        partial.clear()
+    def newest(self, ref: BlobRef, series: str) -> bytes:
+        """A blob that takes the place of the last one of its series, such as the checkpoints of a plan.
+
+        It is made of that one and a delta, where both are to be had. Raises StateError and what `fetch` and
+        `fetch_delta` raise.
+        """
+        last = self._folder / f"{series}{LAST}"
+        before = self._folder / _digest_in(last)
+        if before.name == ref.sha256 or not before.is_file():
+            data = self.get(ref)
+        else:
+            data = self._moved(before, ref) or self.get(ref)
+            with contextlib.suppress(OSError):
+                before.unlink()
+        write_whole(last, ref.sha256.encode(), durable=False)
+        return data
+
+    def _moved(self, before: Path, ref: BlobRef) -> bytes | None:
+        """A blob made of the kept one `before` and a delta; None where there is no delta, or one of them is damaged."""
+        delta = self._fetch_delta(ref, before.name)
+        if delta is None:
+            return None
+        from fedcore.deltas import applied  # noqa: PLC0415  # rarely needed
+
+        try:
+            data = applied(delta, before.read_bytes(), ref)
+        except (DeltaError, OSError):
+            return None
+        write_whole(self._folder / ref.sha256, data, durable=False)
         return data
 
     def _download(self, ref: BlobRef) -> tuple[bytes, PartialDownload]:
@@ -103,6 +136,15 @@ class BlobCache:
         return self._fetch(ref, partial), partial
 
 
+def _digest_in(path: Path) -> str:
+    """The digest that a file holds; of one that is missing or damaged, a name that no blob has."""
+    with contextlib.suppress(OSError, ValueError):
+        found = path.read_text("ascii")
+        if DIGEST.fullmatch(found):
+            return found
+    return "none"
+
+
 def trim(folder: Path, most: int) -> None:
     """Remove kept blobs, the longest unused first, until they are at most so many bytes, as far as they can be.
 
@@ -113,6 +155,10 @@ def trim(folder: Path, most: int) -> None:
     for path in sorted(files, key=lambda path: path.stat().st_mtime_ns, reverse=True):
         total += path.stat().st_size
         if total > most:
+            with contextlib.suppress(OSError):
+                path.unlink()
+    for path in folder.glob(f"*{LAST}"):
+        if not (folder / _digest_in(path)).is_file():
             with contextlib.suppress(OSError):
                 path.unlink()
 

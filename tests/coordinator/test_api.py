@@ -10,8 +10,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from fedcore import checkpoint
+from fedcore import checkpoint, deltas
 from fedcore.batching import StreamKey
+from fedcore.plan import BlobRef
 from fedcore.quantisation import quantise
 from fedcore.wire import messages
 from fedcore.wire.messages import Abort, Assignment, CheckIn
@@ -75,6 +76,25 @@ def put(client, assignment, body, digest=None):
 def abort(client, assignment, reason="runtime-failed"):
     owner = client.devices.owner(assignment)
     return client.post(f"/v1/assignments/{assignment}:abort", content=messages.encode(Abort(reason)), auth=owner)
+
+
+def test_a_checkpoint_is_served_as_the_delta_to_an_earlier_one(store, register, client, tmp_path):
+    size = 4000
+    plan = make_plan(size)
+    start, move = np.linspace(1, 2, size, dtype=np.float32), np.full(size, 1e-3, np.float32)
+    task = register(make_bundle(tmp_path / "large", plan, start=start), goal=1, rounds=1)
+    (given,) = assign(client, "a")
+    report = {"report": report_vector(move, 1, plan=plan)}
+    assert put(client, given.assignment, checkpoint.encode(report)).status_code == 200
+    committed(store, task, 1)
+    before, after = given.checkpoint.sha256, store.rounds(task)[0].checkpoint_sha256
+    answer = blob(client, f"{after}/deltas/{before}")
+    assert len(answer.content) < 0.9 * given.checkpoint.size
+    whole = blob(client, after).content
+    assert deltas.applied(answer.content, blob(client, before).content, BlobRef.of(whole)) == whole
+    assert blob(client, f"{after}/deltas/{before}").content == answer.content
+    for other in ("0" * 64, given.plan.sha256, "nonsense"):
+        refused(blob(client, f"{after}/deltas/{other}"), "unknown-blob")
 
 
 def test_quantised_reports_are_counted_and_damaged_ones_refused(store, register, client, tmp_path):

@@ -97,9 +97,10 @@ class Coordinator:
                 self.willing.append(decode(body, Willing))
                 self.given = self.calls.count("assignment")
                 return "assignment", 200, "application/json", encode(self.assignment())
-            case ["GET", "v1", "blobs", digest] if digest in self.blobs:
-                data, start = self.blobs[digest], headers.get("Range", "")[len("bytes=") : -1]
-                return "blob", 206 if start else 200, "application/octet-stream", data[int(start or 0) :]
+            case ["GET", "v1", "blobs", digest, *delta] if "/".join([digest, *delta]) in self.blobs:
+                data, start = self.blobs["/".join([digest, *delta])], headers.get("Range", "")[len("bytes=") : -1]
+                call = "delta" if delta else "blob"
+                return call, 206 if start else 200, "application/octet-stream", data[int(start or 0) :]
             case ["POST", "v1", "assignments", name] if name.endswith(":abort"):
                 self.aborts.append(decode(body, Abort))
                 return "abort", 204, "application/json", b""
@@ -211,7 +212,7 @@ def is_stale(headers):
     return abs(created - time.time()) > 30
 
 
-CALLS = {"checkins": "check-in", "assignments": "assignment", "blobs": "blob", "report": "report"}
+CALLS = {"checkins": "check-in", "assignments": "assignment", "deltas": "delta", "blobs": "blob", "report": "report"}
 CALLS |= {"devices": "enrol", "credentials": "credential", "secagg": "secagg"}
 
 
