@@ -6,6 +6,7 @@ from simulator.studies.client_drift import CLIENT_DRIFT
 from simulator.studies.client_optimizers import CLIENT_OPTIMIZERS
 from simulator.studies.cohort_scaling import COHORT_SCALING
 from simulator.studies.cohort_size import COHORT_SIZE
+from simulator.studies.compression import COMPRESSION
 from simulator.studies.drift_on_users import DRIFT_ON_USERS
 from simulator.studies.federated_optimization import FEDERATED_OPTIMIZATION
 from simulator.studies.learning_rates import LEARNING_RATES
@@ -24,6 +25,7 @@ STUDIES = {
         CLIENT_OPTIMIZERS,
         COHORT_SCALING,
         COHORT_SIZE,
+        COMPRESSION,
         DRIFT_ON_USERS,
         FEDERATED_OPTIMIZATION,
         LEARNING_RATES,

@@ -10,6 +10,10 @@ KONECNY = (
     "Konečný, McMahan, Ramage, Richtárik, *Federated optimization: distributed machine learning for on-device "
     "intelligence*, arXiv:1610.02527, 2016"
 )
+KONECNY_COMMUNICATION = (
+    "Konečný, McMahan, Yu, Richtárik, Suresh, Bacon, *Federated learning: strategies for improving communication "
+    "efficiency*, arXiv:1610.05492, 2016"
+)
 MIME = (
     "Karimireddy, Jaggi, Kale, Mohri, Reddi, Stich, Suresh, *Breaking the centralized barrier for cross-device "
     "federated learning*, NeurIPS 2021"
