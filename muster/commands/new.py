@@ -17,7 +17,9 @@ def new(
     ],
     json: Json = False,
 ) -> None:
-    """Make a project: a model, users, an algorithm, their tests and a simulation, to be changed into yours.
+    """Make a project that runs at once, to be changed into yours.
+
+    It has a model, users, an algorithm, their tests and a simulation.
 
     \b
       muster new keyboard
