@@ -29,9 +29,10 @@ Train = Callable[[Blocks], RoundSums]
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What the server has of a round: the mean report, sums of metrics by pass, their weight and how many clients."""
+    """What the server has of a round: the mean report, its weight, sums of metrics by pass, and how many clients."""
 
     mean: dict[str, Tensor]
+    weight: float
     metrics: dict[str, Tensor]
     contributors: int
 
@@ -55,7 +56,7 @@ class CompressedReports:
             if chain := self.compression.codecs(value.numel(), self.schema):
                 coded = encode(chain, value.cpu().numpy(), key, index)
                 mean[name] = torch.from_numpy(decode(chain, coded, value.numel(), key, index)).to(value.device)
-        return Collected(mean, sums.metrics, contributors)
+        return Collected(mean, float(sums.weight), sums.metrics, contributors)
 
     def _one_by_one(self, number: int, train: Train, clients: Sequence[Client]) -> Collected:
         """As `collect`, with every report on its own."""
@@ -73,11 +74,11 @@ class CompressedReports:
             metrics = {name: value + metrics.get(name, 0) for name, value in alone.metrics.items()}
             contributors += 1
         if not contributors:
-            return Collected({}, {}, 0)
+            return Collected({}, 0.0, {}, 0)
         parts = layout.decoded.split(layout.decode(total_L, key))
         device = next(iter(alone.report.values())).device
         means = {name: torch.from_numpy(parts[name]).to(device) for name in alone.report}
-        return Collected(means, metrics, contributors)
+        return Collected(means, float(parts[WEIGHT][0]), metrics, contributors)
 
     def _layout(self, sums: RoundSums) -> ReportLayout:
         segments = [Segment(name, value.numel(), "mean") for name, value in sums.report.items()]

@@ -33,6 +33,7 @@ from simulator.engines.processes import CohortTrainer, OneProcess, Processes
 from simulator.engines.sums import layouts_of
 from simulator.errors import Diverged
 from simulator.population import Population
+from simulator.private_training import PrivateSums
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class RoundResult:
 class Engine:
     """Runs rounds; holds the server state, and what clients keep between rounds."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # who trains what, and how
         self,
         model: Model,
         algorithm: Algorithm,
@@ -55,10 +56,12 @@ class Engine:
         seed: int = 0,
         computing: Computing = Computing(),
         compression: Compression = Compression(),
+        private: PrivateSums | None = None,
     ) -> None:
         population.check(model.spec.fields)
         self._model, self._algorithm, self._population, self._seed = model, algorithm, population, seed
         self._reports = CompressedReports(compression, model.schema, seed)
+        self._private = private
         self._device = compute_device(computing.home)
         initial = torch.from_numpy(model.initial).to(self._device)
         self._state = {name: vector.clone() for name, vector in algorithm.init(initial).items()}
@@ -88,11 +91,13 @@ class Engine:
         cohort: Sequence[int],
         slots: Sequence[int] | None = None,
         schedule: ServerSchedule = ServerSchedule(),
+        expected: int | None = None,
     ) -> RoundResult:
         """One round, from 1, of the clients in `cohort`: one trip of the algorithm. Moves the server state.
 
         slots: each client's slot, its index in the cohort by default; the slot keys a client's random order.
-        schedule: of the server learning rate; the cohort is the caller's.
+        schedule: of the server learning rate; the cohort is the caller's. expected: its size if it was not left to
+        chance, for which private rounds take it.
         Raises Diverged, saying why, when no client contributes a finite report, and ProcessDied.
         """
         members, sizes = zip(cohort, slots or range(len(cohort)), strict=True), self._population.sizes
@@ -100,19 +105,25 @@ class Engine:
         ordered = sorted(members, key=lambda member: -int(sizes[member[0]]))
         clients = [Client(index, StreamKey(self._seed, number, slot)) for index, slot in ordered]
         trip = in_turn(trips_of(self._algorithm), number)
-        train = functools.partial(self._trainer.train, number, trip.broadcast(self._state))
+        broadcast = trip.broadcast(self._state)
+        train = functools.partial(self._trainer.train, number, broadcast)
         collected = self._reports.collect(number, train, self._computing.parts(self._model, clients))
         contributors = collected.contributors
         if contributors == 0:
             why = cause(self._model, self.state["params"], self._population, cohort, number - 1)
             raise Diverged(f"round {number}: no client has a finite report: {why}")
+        counted, mean = contributors, collected.mean
+        if self._private is not None:
+            counted = expected or len(cohort)
+            sums = {name: value * collected.weight for name, value in mean.items()}
+            mean = self._private.mean(sums, broadcast, number, counted)
         step = ServerStep(
-            devices=contributors,
+            devices=counted,
             layers=self._model.schema.layers,
-            lr_scale=schedule.lr_scale(number, contributors),
-            participation=contributors / len(self._population),
+            lr_scale=schedule.lr_scale(number, counted),
+            participation=counted / len(self._population),
         )
-        state = trip.update({name: vector.double() for name, vector in self._state.items()}, collected.mean, step)
+        state = trip.update({name: vector.double() for name, vector in self._state.items()}, mean, step)
         self._state = {name: vector.float() for name, vector in state.items()}
         metrics = {
             f"{name}.{label}": value

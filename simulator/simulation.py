@@ -27,6 +27,7 @@ from simulator.baselines import BASELINES, METHODS
 from simulator.baselines.linear import LOSSES
 from simulator.baselines.local_only import LocalOnly
 from simulator.baselines.method import LinearTraining
+from simulator.cohorts import Cohorts
 from simulator.course import ACCURACY, LOSS, PER_USER, PERCENTILES, USER_MEAN, Ending, Limits, Point, measured
 from simulator.datasets.verified import verified
 from simulator.engines.calibration import Task
@@ -38,8 +39,9 @@ from simulator.engines.threads import one_thread
 from simulator.errors import EngineError
 from simulator.partitions import read_partition
 from simulator.population import Population
+from simulator.private_training import PrivateTraining, private_sums
 from simulator.suited import suited
-from simulator.training import Cohorts, EngineTraining, Training
+from simulator.training import EngineTraining, Training
 
 OnRound = Callable[[int, Point], None]
 """Called after every round with its number and its point of the course."""
@@ -57,6 +59,7 @@ class SimulationConfig:
     rounds after their lowest loss (`Limits`).
     cohort: users of round 1; `schedule` says how it grows, and how the server learning rate changes. same_cohort:
     whether the second of two trips has the users of the first.
+    privacy: the noise on the sums of rounds, and what they may spend (simulator/private_training.py).
     engine: what trains the clients; "auto" leaves that to a calibration (simulator/engines/choice.py). processes: how
     many train; by default one for each core that may be used, and one on a GPU. device: "cpu", "cuda", "cuda:1" and the
     like, or "cuda:all", a process for each GPU. at_once: how many clients torch trains together; by default what suits
@@ -88,6 +91,7 @@ class SimulationConfig:
     schedule: ServerSchedule = field(default_factory=ServerSchedule)
     same_cohort: bool = False
     compress: str = ""
+    privacy: PrivateTraining = field(default_factory=PrivateTraining)
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:  # values may be NumPy's, as a notebook computes them
@@ -104,7 +108,9 @@ class SimulationConfig:
             raise EngineError(f"target_accuracy must lie above 0 and at most at 1, not {self.target_accuracy}")
         if not 0 <= self.seed < 2**63:
             raise EngineError(f"seed must be a whole number from 0 to 2^63 − 1, not {self.seed}")
-        Compression.parse(self.compress)
+        compression = Compression.parse(self.compress)
+        if self.privacy.asked and (compression.bits or any(name != "rotation" for name, _ in compression.steps)):
+            raise EngineError("privacy needs a compression that keeps the length of a report: rotation alone, or none")
         if self.baseline is not None:
             self._check_baseline()
 
@@ -113,6 +119,8 @@ class SimulationConfig:
             raise EngineError(f"no baseline is called {self.baseline!r}; {offered(self.baseline, BASELINES)}")
         if self.schedule != ServerSchedule():
             raise EngineError(f"a schedule is for federated training, not for the baseline {self.baseline}")
+        if self.privacy.asked:
+            raise EngineError(f"privacy is for federated training, not for the baseline {self.baseline}")
         if self.compress:
             raise EngineError(f"reports are compressed in federated training, not in the baseline {self.baseline}")
         chosen = self.engine != "auto" or self.processes is not None or self.ray is not None
@@ -173,7 +181,7 @@ class SimulationResult:
 
     Without a metric both are of the loss. Users measure on examples that nobody trained on: held-out users, or with
     the baseline `local` every user on some of their own. rounds: how many ran; `ended_by` says why no more. excluded:
-    reports of clients that rounds left out because they were not finite.
+    reports of clients that rounds left out because they were not finite. epsilon: what private rounds spent at their δ.
     """
 
     model: str
@@ -184,6 +192,7 @@ class SimulationResult:
     rounds: int
     ended_by: Ending
     excluded: int
+    epsilon: float | None
     cohort: int
     seed: int
     parameters: int
@@ -236,6 +245,7 @@ def advance(config: SimulationConfig, training: Training, course: list[Point], o
         rounds=len(course),
         ended_by=ended_by,
         excluded=sum(int(point.get("excluded", 0)) for point in course),
+        epsilon=last.get("epsilon"),
         seed=config.seed,
         test_users=len(training.test),
         test_loss=last[LOSS],
@@ -287,11 +297,11 @@ def training_of(config: SimulationConfig, engine: Wanted | None = None, given: G
         return LocalOnly(model, algorithm, users, held_out=config.held_out, seed=config.seed, device=config.device)
     train, test = users.split(config.held_out, config.seed)
     clients, cohort = (train.pooled(), 1) if config.baseline == "pooled" else (train, config.cohort)
-    largest = config.schedule.cohort(config.rounds, cohort)
-    if largest > len(clients):
-        raise EngineError(f"a cohort of {largest} cannot be drawn from {len(clients)} clients")
+    asked = config.privacy
+    cohorts = Cohorts(cohort, config.schedule, config.same_cohort, asked.min_separation_rounds, asked.poisson)
+    cohorts.check(config.rounds, len(clients))
     clients.check(model.spec.fields)
-    cohorts = Cohorts(cohort, config.schedule, config.same_cohort)
+    private = private_sums(asked, algorithm, cohorts, len(clients), config.rounds, config.seed)
     choice = choose(
         engine or config.engine,
         Task(model, algorithm, clients, cohort, cohorts.total(config.rounds)),
@@ -305,6 +315,7 @@ def training_of(config: SimulationConfig, engine: Wanted | None = None, given: G
         choice=choice,
         seed=config.seed,
         compression=Compression.parse(config.compress),
+        private=private,
     )
 
 

@@ -16,8 +16,8 @@ from fedcore.algorithms import settings_of
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.codecs.compression import Compression
 from fedcore.decoding import decoder
-from fedcore.plan import first_of_pair, prefixed, unprefixed
-from fedcore.schedule import ServerSchedule
+from fedcore.plan import prefixed, unprefixed
+from simulator.cohorts import Cohorts
 from simulator.diagnose_loss import cause
 from simulator.engine import Engine, evaluate
 from simulator.engines.choice import Choice
@@ -25,6 +25,7 @@ from simulator.engines.computing import EngineName
 from simulator.engines.forked import compute_apart
 from simulator.errors import Diverged, EngineError
 from simulator.population import Population
+from simulator.private_training import PrivateSums
 
 PerUser = dict[str, NDArray[np.float64]]
 """Mean loss, and accuracy where there is one, of every user that measures: (users,)."""
@@ -86,38 +87,11 @@ class Training(Protocol):
         """SHA-256 of all that was trained."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cohorts:
-    """The cohorts of a training: so many clients in round 1, then as the schedule has it grow.
-
-    same: whether the second of two trips has the clients of the first.
-    """
-
-    first: int
-    schedule: ServerSchedule = ServerSchedule()
-    same: bool = False
-
-    def draw(self, number: int, clients: Population, seed: int) -> list[int]:
-        """The clients that train in round `number`, uniformly drawn."""
-        return clients.sample(self.size(number), seed, self._drawn_in(number))
-
-    def size(self, number: int) -> int:
-        """Clients that train in round `number`."""
-        return self.schedule.cohort(self._drawn_in(number), self.first)
-
-    def _drawn_in(self, number: int) -> int:
-        return first_of_pair(number) if self.same else number
-
-    def total(self, rounds: int) -> int:
-        """Clients that train in all of so many rounds, each counted as often as it does."""
-        return sum(self.size(number) for number in range(1, rounds + 1))
-
-
 class EngineTraining:
     """Rounds of an algorithm in the engine, each with a cohort that is drawn from the training users.
 
     users: those who train, and those who measure. cohorts: how many train, with the server learning rate's schedule.
-    choice: the engine. compression: of reports.
+    choice: the engine. compression: of reports. private: the noise on sums, if there is any.
     """
 
     def __init__(  # noqa: PLR0913  # who trains what, and how
@@ -130,19 +104,24 @@ class EngineTraining:
         choice: Choice,
         seed: int,
         compression: Compression = Compression(),
+        private: PrivateSums | None = None,
     ) -> None:
         train, self.test = users
-        self._cohorts = cohorts
+        self._cohorts, self._private = cohorts, private
         self._model, self._train, self._seed, self._computing = model, train, seed, choice.computing
-        self._engine = Engine(model, algorithm, train, seed=seed, computing=choice.computing, compression=compression)
+        self._engine = Engine(
+            model, algorithm, train, seed=seed, computing=choice.computing, compression=compression, private=private
+        )
         self.facts = engine_facts(model, algorithm, cohorts.first, len(train), choice)
 
     def run_round(self, number: int) -> dict[str, float]:
         """One round."""
         members = self._cohorts.draw(number, self._train, self._seed)
-        result = self._engine.run_round(number, members, schedule=self._cohorts.schedule)
+        schedule, size = self._cohorts.schedule, self._cohorts.size(number)
+        result = self._engine.run_round(number, members, schedule=schedule, expected=size)
         examples = int(self._train.sizes[members].sum())
-        return result.metrics | {"excluded": result.excluded, "examples": examples}
+        epsilon = {} if self._private is None else {"epsilon": self._private.spent(number)}
+        return result.metrics | {"excluded": result.excluded, "examples": examples} | epsilon
 
     def measure(self, number: int) -> PerUser:
         """The means of the users who measure, after round `number`."""

@@ -69,8 +69,8 @@ def simulate(
 def _show(result: SimulationResult, folder: Path | None) -> None:
     facts = dataclasses.asdict(result)
     del facts["curve"]
-    if not result.excluded:
-        del facts["excluded"]
+    for absent in [name for name in ("excluded", "epsilon") if not facts[name]]:
+        del facts[absent]
     show_fields(facts)
     if folder is not None:
         stderr.print(f"run: {folder}", soft_wrap=True, highlight=False)

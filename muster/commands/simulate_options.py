@@ -13,6 +13,7 @@ import typer
 
 from muster.compress_option import COMPRESS
 from muster.output import Settings, parse_settings
+from muster.private_training_option import PrivateParts, parse_private_training
 from muster.schedule_option import Schedule, parse_schedule
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class SimulateOptions:
     baseline: Annotated[str | None, typer.Option(help=BASELINE)] = None
     settings: Settings = None
     schedule: Schedule = None
+    privacy: PrivateParts = None
     rounds: Annotated[int | None, typer.Option(help="Rounds to run.  [default: 100]")] = None
     cohort: Annotated[int | None, typer.Option(help="Users per round.  [default: 10]")] = None
     evaluate_every: Annotated[
@@ -105,6 +107,7 @@ class SimulateOptions:
         """The options that were given, but for the settings."""
         given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         given |= {"settings": None, "schedule": parse_schedule(self.schedule) if self.schedule else None}
+        given["privacy"] = parse_private_training(self.privacy) if self.privacy else None
         return {name: value for name, value in given.items() if value is not None}
 
 

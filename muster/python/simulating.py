@@ -17,6 +17,7 @@ from simulator.course import ACCURACY, LOSS, Point
 from simulator.engines.choice import Wanted
 from simulator.errors import EngineError
 from simulator.population import Population
+from simulator.private_training import PrivateTraining
 from simulator.runs.reading import read_run
 from simulator.runs.running import start_run
 from simulator.simulation import Given, OnRound, SimulationConfig, SimulationResult, advance, training_of
@@ -50,6 +51,7 @@ class Options(TypedDict, total=False):
     schedule: ServerSchedule
     same_cohort: bool
     compress: str
+    privacy: PrivateTraining
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,7 @@ def simulate(
     named. out: a new folder that keeps the run, which survives a kill (`simulator.resume_run`); it can be made of names
     alone. on_round: called after every round with its number and its point. options: data, partition, clients,
     baseline, rounds, cohort, held_out, evaluate_every, target_accuracy, patience, engine, device, processes,
-    at_once, ray, seed, schedule, same_cohort, compress, as `simulator.SimulationConfig` has them.
+    at_once, ray, seed, schedule, same_cohort, compress, privacy, as `simulator.SimulationConfig` has them.
 
     Raises TypeError for an unknown option; SimulatorError, ExportError or AlgorithmError, naming what is wrong.
     """

@@ -17,6 +17,7 @@ from export.models import load as load_model
 from fedcore.algorithms import create
 from fedcore.algorithms.algorithm import Algorithm, trips_of
 from fedcore.params import Float32
+from simulator.cohorts import Cohorts
 from simulator.datasets.quadratics import minimum, quadratics
 from simulator.engine import Engine
 from simulator.errors import Diverged
@@ -24,7 +25,6 @@ from simulator.population import Population
 from simulator.studies.papers import KARIMIREDDY
 from simulator.studies.study import Findings, PerSeed, Plot, Row, Study, Table, mean
 from simulator.studies.trials import Series, Trials
-from simulator.training import Cohorts
 
 CLIENTS, FEW, DIMENSIONS, CONDITION = 20, 4, 16, 10.0
 LOCAL = {"epochs": 5, "batch_size": DIMENSIONS}

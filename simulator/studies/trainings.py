@@ -12,15 +12,17 @@ from export.models import load as load_model
 from fedcore.algorithms import create, module_of
 from fedcore.codecs.compression import Compression
 from simulator import datasets
+from simulator.cohorts import Cohorts
 from simulator.course import overall
 from simulator.engines.choice import Choice
 from simulator.engines.computing import Computing
 from simulator.errors import Diverged
 from simulator.population import Population
+from simulator.private_training import private_sums
 from simulator.simulation import SimulationConfig
 from simulator.studies.study import PerSeed, mean
 from simulator.studies.trials import Series, Trials
-from simulator.training import Cohorts, EngineTraining, Training
+from simulator.training import EngineTraining, Training
 
 TOGETHER = 64
 """Clients that are vectorised together: the networks of studies are small, so many at once cost less time."""
@@ -42,11 +44,20 @@ def training_on(users: tuple[Population, Population], config: SimulationConfig) 
     """The federated training of a configuration on users of the caller's: those who train, and those who measure."""
     model = Model(load_model(config.model, users[0].shape, users[0].classes), config.seed)
     algorithm = create(config.algorithm, config.settings, [module_of(config.algorithm)])
-    cohorts = Cohorts(config.cohort, config.schedule, config.same_cohort)
+    asked = config.privacy
+    cohorts = Cohorts(config.cohort, config.schedule, config.same_cohort, asked.min_separation_rounds, asked.poisson)
+    private = private_sums(asked, algorithm, cohorts, len(users[0]), config.rounds, config.seed)
     choice = Choice(Computing(at_once=TOGETHER), "a study's")
     compression = Compression.parse(config.compress)
     return EngineTraining(
-        model, algorithm, users, cohorts=cohorts, choice=choice, seed=config.seed, compression=compression
+        model,
+        algorithm,
+        users,
+        cohorts=cohorts,
+        choice=choice,
+        seed=config.seed,
+        compression=compression,
+        private=private,
     )
 
 

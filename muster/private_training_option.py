@@ -1,0 +1,41 @@
+"""The option `--privacy` of `muster simulate`: how a simulation is private, in parts, KEY=VALUE."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from fedcore.decoding import converter
+from fedcore.names import offered
+from muster.output import parse_settings
+
+if TYPE_CHECKING:
+    from simulator.private_training import PrivateTraining
+
+PrivateParts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--privacy",
+        metavar="KEY=VALUE",
+        help="Noise on every sum, of clipped reports (clip_norm): delta with epsilon, from which the noise follows, or "
+        "with noise_multiplier; mechanism (gaussian, tree, banded with bands), min_separation_rounds, poisson; may be "
+        "repeated.",
+    ),
+]
+
+
+def parse_private_training(pairs: list[str]) -> PrivateTraining:
+    """The privacy of these parts. Raises typer.BadParameter, or EngineError, naming the part that is wrong."""
+    from simulator.private_training import PrivateTraining  # noqa: PLC0415  # it loads torch, which `--help` must not
+
+    values = parse_settings(pairs)
+    fields = PrivateTraining.__struct_fields__
+    for name in values:
+        if name not in fields:
+            raise typer.BadParameter(f"there is no {name!r}; {offered(name, fields)}", param_hint="--privacy")
+    try:
+        return converter(PrivateTraining, strict=False)(values)
+    except msgspec.ValidationError as error:
+        raise typer.BadParameter(str(error), param_hint="--privacy") from error

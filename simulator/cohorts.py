@@ -1,0 +1,60 @@
+"""The cohorts of a training: which clients train in a round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedcore.plan import first_of_pair
+from fedcore.schedule import ServerSchedule
+from simulator.errors import EngineError
+from simulator.population import Population, draw
+
+_POISSON, _GROUPS = 1 << 62, 1 << 61
+"""Added to a round's number, or in its place, they key what is drawn, apart from what the number alone keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cohorts:
+    """The cohorts of a training: so many clients in round 1, then as the schedule has it grow.
+
+    same: whether the second of two trips has the clients of the first. separation: rounds from one participation of a
+    client to its next, at least: clients are dealt into so many groups, which take turns. poisson: whether every client
+    is drawn alone, so that sizes are only right in the mean.
+    """
+
+    first: int
+    schedule: ServerSchedule = ServerSchedule()
+    same: bool = False
+    separation: int = 1
+    poisson: bool = False
+
+    def draw(self, number: int, clients: Population, seed: int) -> list[int]:
+        """The clients that train in round `number`, uniformly drawn."""
+        size, drawn_in = self.size(number), self._drawn_in(number)
+        if self.poisson:
+            chances = np.random.Generator(np.random.Philox(key=[seed, _POISSON + drawn_in])).random(len(clients))
+            return np.flatnonzero(chances * len(clients) < size).tolist()
+        if self.separation == 1:
+            return clients.sample(size, seed, drawn_in)
+        group = draw(len(clients), len(clients), seed, _GROUPS)[number % self.separation :: self.separation]
+        return [group[place] for place in draw(len(group), size, seed, drawn_in)]
+
+    def size(self, number: int) -> int:
+        """Clients that train in round `number`."""
+        return self.schedule.cohort(self._drawn_in(number), self.first)
+
+    def total(self, rounds: int) -> int:
+        """Clients that train in all of so many rounds, each counted as often as it does."""
+        return sum(self.size(number) for number in range(1, rounds + 1))
+
+    def check(self, rounds: int, clients: int) -> None:
+        """Raise EngineError unless there are clients enough for so many rounds."""
+        largest = self.schedule.cohort(rounds, self.first)
+        if largest > clients // self.separation:
+            groups = f" in {self.separation} groups that take turns" if self.separation > 1 else ""
+            raise EngineError(f"a cohort of {largest} cannot be drawn from {clients} clients{groups}")
+
+    def _drawn_in(self, number: int) -> int:
+        return first_of_pair(number) if self.same else number

@@ -1,0 +1,124 @@
+"""Private training: what a simulation is asked for, the noise on the sums of its rounds, and the ε that they spend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedcore.algorithms.algorithm import Algorithm, Broadcast
+from fedcore.algorithms.clipped import CLIP
+from fedcore.privacy.accounting import calibrated, spent
+from fedcore.privacy.mechanisms import NoiseOfRounds, check_private
+from fedcore.privacy.settings import Mechanism, Noise, Privacy
+from fedcore.validation import Count, NotNegative, checked, misfit
+from simulator.cohorts import Cohorts
+from simulator.errors import EngineError
+
+LEAST_POISSON = 20
+"""The least mean cohort with Poisson sampling: nobody is drawn then in one round of 10^8."""
+_NOISE = 1 << 60
+"""Added to a round's number it keys its noise, apart from all that the number alone keys."""
+
+
+@checked
+class PrivateTraining(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a simulation is private; by default not at all. Raises EngineError naming what is wrong.
+
+    delta: δ, below 1 / users. epsilon: what all rounds together may spend at δ, from which the noise follows; or
+    noise_multiplier: the noise, from which it follows what they spend.
+    mechanism, min_separation_rounds, bands: those of `fedcore.privacy.settings.Noise`. With a separation b, users are
+    dealt into b groups that take turns.
+    poisson: whether every user is drawn anew for every round with one probability; `cohort` is then the mean size.
+    """
+
+    epsilon: NotNegative = 0.0
+    delta: NotNegative = 0.0
+    noise_multiplier: NotNegative = 0.0
+    mechanism: Mechanism = "gaussian"
+    min_separation_rounds: Count = 1
+    bands: Count = 1
+    poisson: bool = False
+
+    def __post_init__(self) -> None:
+        wrong = misfit(self)
+        if wrong:
+            raise EngineError(f"privacy: {wrong[0]} cannot be {wrong[1]!r}: {wrong[2]}")
+        if self.asked and bool(self.epsilon) == bool(self.noise_multiplier):
+            raise EngineError("privacy: give either epsilon, from which the noise follows, or noise_multiplier")
+
+    @property
+    def asked(self) -> bool:
+        """Whether there is any."""
+        return msgspec.structs.asdict(self) != _NOTHING
+
+    def promise(self, users: int, cohort: int, rounds: int) -> Privacy:
+        """The noise and budget of so many rounds over so many users. Raises PrivacyError naming what is wrong."""
+        noise = Noise(
+            noise_multiplier=self.noise_multiplier or 1.0,
+            mechanism=self.mechanism,
+            min_separation_rounds=self.min_separation_rounds,
+            bands=self.bands,
+            sampling_probability=cohort / users if self.poisson else 1.0,
+        )
+        parts = msgspec.structs.asdict(noise) | {"delta": self.delta, "users": users}
+        promise = Privacy(**parts | {"epsilon": self.epsilon or 1.0})
+        if self.epsilon:
+            multiplier = calibrated(noise, rounds, self.epsilon, self.delta)
+            return msgspec.structs.replace(promise, noise_multiplier=multiplier)
+        return msgspec.structs.replace(promise, epsilon=spent([noise] * rounds, self.delta))
+
+
+_NOTHING = dict(zip(PrivateTraining.__struct_fields__, PrivateTraining.__struct_defaults__, strict=True))
+
+
+class PrivateSums:
+    """The noise on the sums of rounds.
+
+    privacy: its size, and how it is correlated. seed: keys the noise, which a simulation draws from an ordinary
+    generator: nobody's data hides behind it.
+    """
+
+    def __init__(self, privacy: Privacy, seed: int) -> None:
+        self.privacy, self._seed, self._size = privacy, seed, 0
+        self._noise = NoiseOfRounds(privacy, self._normal)
+
+    def mean(self, sums: Mapping[str, Tensor], broadcast: Broadcast, number: int, cohort: int) -> dict[str, Tensor]:
+        """The noisy mean of the summed reports of a round, from 1: over `cohort`, however many users came. float64."""
+        sizes = [value.numel() for value in sums.values()]
+        self._size = sum(sizes)
+        deviation = self.privacy.noise_multiplier * float(broadcast[CLIP][0])
+        drawn = torch.split(torch.from_numpy(deviation * self._noise.at(number)), sizes)
+        return {
+            name: (value + noise.to(value.device)) / cohort
+            for (name, value), noise in zip(sums.items(), drawn, strict=True)
+        }
+
+    def spent(self, number: int) -> float:
+        """ε at δ of the rounds up to this one."""
+        return spent([self.privacy] * number, self.privacy.delta)
+
+    def _normal(self, step: int) -> NDArray[np.float64]:
+        return np.random.Generator(np.random.Philox(key=[self._seed, _NOISE + step])).standard_normal(self._size)
+
+
+def private_sums(
+    asked: PrivateTraining, algorithm: Algorithm, cohorts: Cohorts, users: int, rounds: int, seed: int
+) -> PrivateSums | None:
+    """The noise of a training that is asked to be private; None if it is not.
+
+    Raises PrivacyError or EngineError, saying what does not go together.
+    """
+    if not asked.asked:
+        return None
+    if asked.poisson and (cohorts.first < LEAST_POISSON or cohorts.schedule.double_every):
+        raise EngineError(f"Poisson sampling needs a cohort of {LEAST_POISSON} or more, that does not grow")
+    if cohorts.same and asked.min_separation_rounds > 1:
+        raise EngineError("same_cohort has users in two rounds in a row, and min_separation_rounds forbids it")
+    promise = asked.promise(users, cohorts.first, rounds)
+    check_private(promise, algorithm)
+    return PrivateSums(promise, seed)
