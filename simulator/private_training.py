@@ -89,14 +89,18 @@ class PrivateSums:
 
     def mean(self, sums: Mapping[str, Tensor], broadcast: Broadcast, number: int, cohort: int) -> dict[str, Tensor]:
         """The noisy mean of the summed reports of a round, from 1: over `cohort`, however many users came. float64."""
-        sizes = [value.numel() for value in sums.values()]
-        self._size = sum(sizes)
-        deviation = self.privacy.noise_multiplier * float(broadcast[CLIP][0])
-        drawn = torch.split(torch.from_numpy(deviation * self._noise.at(number)), sizes)
+        bound, sizes = float(broadcast[CLIP][0]), [value.numel() for value in sums.values()]
+        total = torch.cat(list(sums.values())).double().cpu().numpy()
+        self._size = total.size
+        noisy = torch.from_numpy(self.noisy(total / bound, number) * (bound / cohort))
         return {
-            name: (value + noise.to(value.device)) / cohort
-            for (name, value), noise in zip(sums.items(), drawn, strict=True)
+            name: one.to(value.device)
+            for (name, value), one in zip(sums.items(), torch.split(noisy, sizes), strict=True)
         }
+
+    def noisy(self, total: NDArray[np.float64], number: int) -> NDArray[np.float64]:
+        """The sum of a round with its noise, both in units of the bound."""
+        return total + self.privacy.noise_multiplier * self._noise.at(number)
 
     def spent(self, number: int) -> float:
         """ε at δ of the rounds up to this one."""

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcore.errors import PrivacyError
-from fedcore.privacy.settings import Mechanism
+from fedcore.privacy.settings import Mechanism, Noise
 
 MOST_TREE_ROUNDS = 1024
 """Rounds that a tree may have: every commit computes its sensitivity, by the square of their number."""
@@ -59,6 +59,16 @@ def inverse_row(mechanism: Mechanism, bands: int, step: int) -> dict[int, float]
         width = min(k, bands - 1)
         series[k] = -c[1 : width + 1] @ series[k - width : k][::-1]
     return {step - k: float(weight) for k, weight in enumerate(series) if weight}
+
+
+def matrix(noise: Noise, rounds: int) -> Floats:
+    """C of so many rounds, (T, T)."""
+    if noise.mechanism == "gaussian":
+        return np.eye(rounds)
+    if noise.mechanism == "tree":
+        ends = range(1, rounds + 1)
+        return np.array([[float(end - block(end) < earlier <= end) for earlier in ends] for end in ends])
+    return np.sum([tap * np.eye(rounds, k=-k) for k, tap in enumerate(coefficients(noise.bands))], axis=0)  # type: ignore[no-any-return]
 
 
 def banded_sensitivity_squared(bands: int, rounds: int, separation: int) -> float:

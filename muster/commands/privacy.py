@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from muster.output import Json, emit, show_fields
+from muster.output import Json, Settings, emit, loading, parse_settings, progress, show_fields, show_table
+from muster.private_training_option import PrivateParts, parse_private_training
+
+if TYPE_CHECKING:
+    from fedcore.privacy.planning import Deployment, Way
 
 privacy_app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Verify the privacy certificate of a model."
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Plan private training, audit it, and verify the privacy certificate of a model.",
 )
 
 
@@ -53,4 +60,148 @@ def verify(
     for one in verdict.wrong:
         typer.echo(f"error: {one}", err=True)
     if verdict.wrong:
+        raise typer.Exit(1)
+
+
+@privacy_app.command()
+def plan(
+    population: Annotated[int, typer.Option(min=1, help="Devices that may take part, all of them together.")],
+    cohort: Annotated[int, typer.Option(min=1, help="Reports in the sum of a round.")],
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds, each of which is noised.")],
+    epsilon: Annotated[float, typer.Option(help="ε that all rounds together may spend. From 1 to 10 is usual.")],
+    delta: Annotated[
+        float | None, typer.Option(help="δ, below 1 / population.  [default: a tenth of 1 / population]")
+    ] = None,
+    min_separation_rounds: Annotated[
+        int, typer.Option(min=1, help="Rounds from one participation of a device to its next, at least; 1 is no rule.")
+    ] = 1,
+    model: Annotated[str | None, typer.Option(help="A model to train with this noise: what it costs.")] = None,
+    dataset: Annotated[str, typer.Option(help="The data set to train it on.")] = "digits",
+    data: Annotated[Path | None, typer.Option(help="The folder that holds data sets on disk.")] = None,
+    settings: Settings = None,
+    json: Json = False,
+) -> None:
+    """Find the noise with which a task stays within a budget, and what it costs.
+
+    Devices come when they can, so nothing is saved by chance (no amplification by sampling). What helps is a larger
+    cohort, fewer rounds, and rounds between two participations of a device. Noise is given in units of clip_norm, the
+    bound on a report: a round's noise is on every value of its mean; the model's is what all rounds leave in it.
+
+    With --model, fedavg trains for so many rounds, without noise and with the noise of each mechanism on the mean. The
+    cohorts are as large as the data set allows. For example:
+
+    \b
+      muster privacy plan --population 1000000 --cohort 2000 --rounds 500 --epsilon 4
+      muster privacy plan --population 50000 --cohort 500 --rounds 60 --epsilon 8 --min-separation-rounds 20 --model mlp
+    """
+    with loading():
+        from fedcore.privacy.planning import Deployment, ways
+
+    planned = Deployment(population, cohort, rounds, epsilon, delta or 0.1 / population, min_separation_rounds)
+    if min_separation_rounds * cohort > population:
+        raise typer.BadParameter(
+            f"{min_separation_rounds} rounds of {cohort} different devices need {min_separation_rounds * cohort:,}, "
+            f"and the population has {population:,}",
+            param_hint="--min-separation-rounds",
+        )
+    found = ways(planned)
+    costs = _costs(planned, found, model, (dataset, data), parse_settings(settings)) if model else {}
+    if json:
+        return emit({"planned": planned, "ways": found, "accuracy": costs})
+    show_table(
+        ("mechanism", "bands", "noise_multiplier", "noise of a round", "noise of the model"),
+        [
+            (
+                way.mechanism,
+                way.bands,
+                f"{way.noise_multiplier:.4g}",
+                f"{way.round_noise:.3g}",
+                f"{way.model_noise:.3g}",
+            )
+            for way in found
+        ],
+    )
+    best = found[0]
+    bands = f" --privacy bands={best.bands}" if best.bands > 1 else ""
+    typer.echo(f"\nδ is {planned.delta:g}. The least noise in the model has {best.mechanism}:")
+    typer.echo(
+        f"  muster task create … --goal {cohort} --rounds {rounds} --min-separation-rounds {min_separation_rounds} "
+        f"--privacy epsilon={epsilon:g} --privacy delta={planned.delta:g} --privacy users={population} "
+        f"--privacy mechanism={best.mechanism}{bands}"
+    )
+    if costs:
+        typer.echo()
+        show_fields({name: f"accuracy {value:.3f}" for name, value in costs.items()})
+    return None
+
+
+def _costs(
+    planned: Deployment, found: list[Way], model: str, named: tuple[str, Path | None], settings: dict[str, object]
+) -> dict[str, float]:
+    """The accuracy of a short training without noise, and with that of every way."""
+    with loading():
+        from simulator.cost_of_privacy import accuracy_of
+
+    costs: dict[str, float] = {}
+    with progress() as bar:
+        task = bar.add_task("simulations", total=len(found) + 1)
+        for way in (None, *found):
+            costs[way.mechanism if way else "no noise"] = accuracy_of(planned, way, model, *named, settings)
+            bar.advance(task)
+    return costs
+
+
+@privacy_app.command()
+def audit(
+    model: Annotated[str, typer.Option(help="A built-in model or package.module:function.")] = "logreg",
+    dataset: Annotated[str, typer.Option(help="A data set (`muster data list`).")] = "digits",
+    data: Annotated[Path | None, typer.Option(help="The folder that holds data sets on disk.")] = None,
+    settings: Settings = None,
+    privacy: PrivateParts = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds to train.")] = 20,
+    cohort: Annotated[int, typer.Option(min=1, help="Users per round.")] = 10,
+    canaries: Annotated[
+        int, typer.Option(min=2, help="Made up reports, each of which is in with a chance of ½.")
+    ] = 400,
+    without_noise: Annotated[
+        bool, typer.Option("--without-noise", help="Add no noise, whatever is claimed: the audit must find out.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Seed of training, noise and canaries.")] = 0,
+    json: Json = False,
+) -> None:
+    """Measure from below how much noise there really is.
+
+    A simulation trains with canaries: made up reports of the greatest length, in directions of their own, added by the
+    toss of a coin. Who sees all noisy sums guesses which were in. `estimate` is the ε of Gaussian noise under which
+    they would stand out as much: near the claim where the noise is as claimed, and far above without. lower_bound is an
+    ε that the guesses show whatever the noise is. When that, or the least that the estimate may be, is above the claim,
+    with 95 % confidence each, the exit code is 1. By default the claim is ε = 2 at δ = 10⁻⁵. For example:
+
+    \b
+      muster privacy audit
+      muster privacy audit --without-noise
+      muster privacy audit --rounds 64 --privacy epsilon=2 --privacy delta=1e-5 --privacy mechanism=tree
+    """
+    with loading():
+        from simulator.audit import audit as run
+        from simulator.simulation import SimulationConfig
+
+    config = SimulationConfig(
+        model=model,
+        dataset=dataset,
+        data=data,
+        settings={"weighting": "uniform", "clip_norm": 0.5} | parse_settings(settings),
+        privacy=parse_private_training(privacy or ["epsilon=2", "delta=1e-5"]),
+        rounds=rounds,
+        cohort=cohort,
+        seed=seed,
+    )
+    found = run(config, canaries, noisy=not without_noise)
+    if json:
+        emit(found)
+    else:
+        show_fields(dataclasses.asdict(found))
+    if not found.holds:
+        shown = max(found.lower_bound, found.estimate_at_least)
+        typer.echo(f"error: ε is {shown:.3g} or more, and {found.claimed:.3g} is claimed", err=True)
         raise typer.Exit(1)

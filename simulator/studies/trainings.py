@@ -18,7 +18,7 @@ from simulator.engines.choice import Choice
 from simulator.engines.computing import Computing
 from simulator.errors import Diverged
 from simulator.population import Population
-from simulator.private_training import private_sums
+from simulator.private_training import PrivateSums, private_sums
 from simulator.simulation import SimulationConfig
 from simulator.studies.study import PerSeed, mean
 from simulator.studies.trials import Series, Trials
@@ -40,13 +40,18 @@ def train(*, seed: int, clients: int | None = None, **config: Any) -> Series:
     return measured(training_on(users, chosen), chosen.rounds, chosen.evaluate_every)
 
 
-def training_on(users: tuple[Population, Population], config: SimulationConfig) -> Training:
-    """The federated training of a configuration on users of the caller's: those who train, and those who measure."""
+def training_on(
+    users: tuple[Population, Population], config: SimulationConfig, private: PrivateSums | None = None
+) -> Training:
+    """The federated training of a configuration on users of the caller's: those who train, and those who measure.
+
+    private: the noise on sums, instead of what the configuration asks for.
+    """
     model = Model(load_model(config.model, users[0].shape, users[0].classes), config.seed)
     algorithm = create(config.algorithm, config.settings, [module_of(config.algorithm)])
     asked = config.privacy
     cohorts = Cohorts(config.cohort, config.schedule, config.same_cohort, asked.min_separation_rounds, asked.poisson)
-    private = private_sums(asked, algorithm, cohorts, len(users[0]), config.rounds, config.seed)
+    private = private or private_sums(asked, algorithm, cohorts, len(users[0]), config.rounds, config.seed)
     choice = Choice(Computing(at_once=TOGETHER), "a study's")
     compression = Compression.parse(config.compress)
     return EngineTraining(

@@ -1,0 +1,79 @@
+"""Plans of private training: the noise that a budget asks for, by every mechanism, and what it does to the model."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedcore.privacy.accounting import calibrated
+from fedcore.privacy.matrices import inverse_row
+from fedcore.privacy.settings import Mechanism, Noise, Privacy
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """What is planned: so many rounds of so many devices, out of a population, within ε at δ.
+
+    min_separation_rounds: rounds from one participation of a device to its next, at least.
+    """
+
+    population: int
+    cohort: int
+    rounds: int
+    epsilon: float
+    delta: float
+    min_separation_rounds: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A mechanism with the noise that it needs.
+
+    round_noise: standard deviation of the noise on a value of a round's mean, in units of the bound on a report.
+    model_noise: the same of all rounds' noise together, which is what is in the model of plain FedAvg after the last.
+    """
+
+    mechanism: Mechanism
+    bands: int
+    noise_multiplier: float
+    round_noise: float
+    model_noise: float
+
+
+def ways(planned: Deployment) -> list[Way]:
+    """Every mechanism that the deployment may take, the least noise in the model first. Raises PrivacyError."""
+    found = [_way(planned, "gaussian", 1), _way(planned, "tree", 1)]
+    most = min(planned.min_separation_rounds, planned.rounds)
+    widths = {min(2**power, most) for power in range(1, most.bit_length() + 1)} - {1}
+    if widths:
+        found.append(min((_way(planned, "banded", bands) for bands in widths), key=lambda way: way.model_noise))
+    return sorted(found, key=lambda way: way.model_noise)
+
+
+def _way(planned: Deployment, mechanism: Mechanism, bands: int) -> Way:
+    promise = Privacy(
+        epsilon=planned.epsilon,
+        delta=planned.delta,
+        users=planned.population,
+        noise_multiplier=1.0,
+        mechanism=mechanism,
+        bands=bands,
+        min_separation_rounds=planned.min_separation_rounds,
+    )
+    multiplier = calibrated(promise, planned.rounds, planned.epsilon, planned.delta)
+    single = multiplier * math.sqrt(sum(one**2 for one in inverse_row(mechanism, bands, planned.rounds).values()))
+    together = multiplier * _deviation_of_all(promise, planned.rounds)
+    return Way(mechanism, bands, multiplier, single / planned.cohort, together / planned.cohort)
+
+
+def _deviation_of_all(noise: Noise, rounds: int) -> float:
+    """The standard deviation of w_1 + … + w_T, in units of z times the bound."""
+    if noise.mechanism == "gaussian":
+        return math.sqrt(rounds)
+    if noise.mechanism == "tree":
+        return math.sqrt(rounds.bit_count())  # one block for each bit is in the sum of all rounds
+    row = inverse_row("banded", noise.bands, rounds)
+    series = np.array([row.get(rounds - k, 0.0) for k in range(rounds)])
+    return float(np.linalg.norm(np.cumsum(series)))

@@ -1,0 +1,53 @@
+"""The cost of privacy: the accuracy of a short training with the noise that a plan asks for, and without."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from fedcore.privacy.planning import Deployment, Way
+from fedcore.privacy.settings import Privacy
+from simulator import datasets
+from simulator.course import overall
+from simulator.engines.threads import one_thread
+from simulator.errors import EngineError
+from simulator.private_training import PrivateSums
+from simulator.simulation import SimulationConfig
+from simulator.studies.trainings import training_on
+
+CLIPPED = {"weighting": "uniform", "clip_norm": 0.5}
+
+
+@one_thread()
+def accuracy_of(
+    planned: Deployment, way: Way | None, model: str, dataset: str, data: Path | None, settings: Mapping[str, object]
+) -> float:
+    """The accuracy on held-out users of FedAvg after the rounds of the plan, with the noise of `way` or without any.
+
+    settings: over those of CLIPPED. Cohorts are as large as planned, or as the users allow: the noise on a round's mean
+    is that of the plan all the same, so only the variance between cohorts is larger than it would be.
+    """
+    users = datasets.load(dataset, data).split(datasets.HELD_OUT, seed=0)
+    cohort = min(planned.cohort, len(users[0]))
+    config = SimulationConfig(
+        model=model, dataset=dataset, data=data, settings=CLIPPED | dict(settings), rounds=planned.rounds, cohort=cohort
+    )
+    private = None
+    if way is not None:
+        promise = Privacy(
+            epsilon=planned.epsilon,
+            delta=planned.delta,
+            users=planned.population,
+            noise_multiplier=way.noise_multiplier * cohort / planned.cohort,
+            mechanism=way.mechanism,
+            bands=way.bands,
+            min_separation_rounds=planned.min_separation_rounds,
+        )
+        private = PrivateSums(promise, seed=0)
+    training = training_on(users, config, private)
+    for number in range(1, planned.rounds + 1):
+        training.run_round(number)
+    found = training.measure(planned.rounds)
+    if "accuracy" not in found:
+        raise EngineError(f"the model {model} has no metric accuracy, by which the cost could be told")
+    return overall(found["accuracy"], training.test)
