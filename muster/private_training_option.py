@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from fedcore.decoding import converter
 from fedcore.names import offered
 from muster.output import parse_settings
 
@@ -28,7 +27,7 @@ PrivateParts = Annotated[
 
 def parse_private_training(pairs: list[str]) -> PrivateTraining:
     """The privacy of these parts. Raises typer.BadParameter, or EngineError, naming the part that is wrong."""
-    from simulator.private_training import PrivateTraining  # noqa: PLC0415  # it loads torch, which `--help` must not
+    from simulator.private_training import PrivateTraining, from_words  # noqa: PLC0415  # it loads torch, which `--help` must not
 
     values = parse_settings(pairs)
     fields = PrivateTraining.__struct_fields__
@@ -36,6 +35,6 @@ def parse_private_training(pairs: list[str]) -> PrivateTraining:
         if name not in fields:
             raise typer.BadParameter(f"there is no {name!r}; {offered(name, fields)}", param_hint="--privacy")
     try:
-        return converter(PrivateTraining, strict=False)(values)
+        return from_words(values)
     except msgspec.ValidationError as error:
         raise typer.BadParameter(str(error), param_hint="--privacy") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -12,9 +13,10 @@ from torch import Tensor
 
 from fedcore.algorithms.algorithm import Algorithm, Broadcast
 from fedcore.algorithms.clipped import CLIP
+from fedcore.decoding import converter
 from fedcore.privacy.accounting import calibrated, spent
 from fedcore.privacy.mechanisms import NoiseOfRounds, check_private
-from fedcore.privacy.settings import Mechanism, Noise, Privacy
+from fedcore.privacy.settings import Noise, Privacy
 from fedcore.validation import Count, NotNegative, checked, misfit
 from simulator.cohorts import Cohorts
 from simulator.errors import EngineError
@@ -39,7 +41,7 @@ class PrivateTraining(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     epsilon: NotNegative = 0.0
     delta: NotNegative = 0.0
     noise_multiplier: NotNegative = 0.0
-    mechanism: Mechanism = "gaussian"
+    mechanism: Literal["gaussian", "tree", "banded"] = "gaussian"
     min_separation_rounds: Count = 1
     bands: Count = 1
     poisson: bool = False
@@ -73,6 +75,8 @@ class PrivateTraining(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         return msgspec.structs.replace(promise, epsilon=spent([noise] * rounds, self.delta))
 
 
+from_words = converter(PrivateTraining, strict=False)
+"""How a simulation is private, from parts whose values may be text. Raises msgspec.ValidationError and EngineError."""
 _NOTHING = dict(zip(PrivateTraining.__struct_fields__, PrivateTraining.__struct_defaults__, strict=True))
 
 

@@ -56,11 +56,12 @@ def export(
     """
     from fedcore.algorithms import create, module_of
     from fedcore.algorithms.algorithm import check_cross_device
-    from fedcore.codecs.compression import Compression
 
     # Wrong options are reported before torch is loaded, which takes seconds.
     chosen = create(algorithm, parse_settings(settings), [module_of(algorithm)])
     check_cross_device(chosen)
+    from fedcore.codecs.compression import Compression
+
     compression = Compression.parse(compress)
     if not (force or every or list_models):
         _refuse_to_replace(out)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 privacy_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Plan private training, audit it, and verify the privacy certificate of a model.",
+    help="Plan private training, audit it, verify certificates.",
 )
 
 

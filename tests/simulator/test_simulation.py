@@ -134,10 +134,10 @@ def test_a_schedule_grows_the_cohort_and_warms_up_the_server():
     cohorts, scales = [], []
 
     class Watching(Engine):
-        def run_round(self, number, cohort, slots=None, schedule=None):
+        def run_round(self, number, cohort, slots=None, schedule=None, expected=None):
             cohorts.append(len(cohort))
             scales.append(schedule.lr_scale(number, len(cohort)))
-            return super().run_round(number, cohort, slots, schedule)
+            return super().run_round(number, cohort, slots, schedule, expected)
 
     schedule = ServerSchedule(warmup_rounds=2, double_every=2, largest_cohort=7)
     config = {"model": "logreg", "rounds": 5, "cohort": 2}
