@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from device_runtime.backends.backend import Arrays, Executable, address
 from device_runtime.errors import DeadlinePassed, NonFiniteReport, PlanRefused
 from fedcore.batching import StreamKey, batches, noise
+from fedcore.bound import CLIP
 from fedcore.codecs.codec import RoundKey
 from fedcore.errors import ReportError
 from fedcore.params import Float32, VectorSpec
@@ -36,7 +37,7 @@ from fedcore.plan import (
     prefixed,
     step_graph,
 )
-from fedcore.report import CLIP, metrics_segment
+from fedcore.report import metrics_segment
 
 ALIGNMENT = 64
 

@@ -30,8 +30,8 @@ from fedcore.params import Float32, Size, VectorSpec
 
 Vector = TypeVar("Vector", Float32, NDArray[np.float64])
 Weighting = Literal["examples", "uniform"]
-WEIGHT, CLIP = "weight", "clip"
-"""The segment that holds the device's weight, and the vector of a broadcast that holds the bound of bounded reports."""
+WEIGHT = "weight"
+"""The segment that holds the device's weight."""
 ROUNDING = 2.0**-23
 """Twice what rounding to float32 may add to a norm, as a share of it."""
 _METRICS = ".metrics"

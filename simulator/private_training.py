@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedcore.algorithms.algorithm import Algorithm, Broadcast
-from fedcore.algorithms.clipped import CLIP
+from fedcore.bound import CLIP
 from fedcore.decoding import converter
 from fedcore.privacy.accounting import calibrated, spent
 from fedcore.privacy.mechanisms import NoiseOfRounds, check_private

@@ -18,11 +18,12 @@ from coordinator.rules.packed_segments import counted_on
 from coordinator.rules.task_settings import Secagg, TaskSettings
 from fedcore.algorithms.algorithm import Algorithm, Trip
 from fedcore.algorithms.clipped import Clipped
+from fedcore.bound import CLIP
 from fedcore.codecs.rotation import Rotation
 from fedcore.plan import Plan
 from fedcore.privacy.accounting import spent
 from fedcore.privacy.settings import LedgerEntry, Noise, Privacy
-from fedcore.report import CLIP, WEIGHT, ReportLayout
+from fedcore.report import WEIGHT, ReportLayout
 
 Floats = NDArray[np.float64]
 GRID = 2.0**-32

@@ -41,8 +41,8 @@ from fedcore.algorithms.algorithm import (
     trips_of,
 )
 from fedcore.algorithms.settings import fraction, nonnegative, positive
+from fedcore.bound import CLIP
 from fedcore.errors import InvalidSetting
-from fedcore.report import CLIP
 
 if TYPE_CHECKING:
     from fedcore.report import Weighting

@@ -20,6 +20,7 @@ from device_runtime.runner import Local, PassRunner, aligned
 from export.build import build_plan
 from export.model import Model
 from fedcore.algorithms.algorithm import Algorithm
+from fedcore.bound import CLIP
 from fedcore.checkpoint import decode
 from fedcore.decoding import decoder
 from fedcore.params import Float32
@@ -36,7 +37,7 @@ from fedcore.plan import (
     prefixed,
     step_graph,
 )
-from fedcore.report import CLIP, all_finite, held
+from fedcore.report import all_finite, held
 from simulator.engines.clients import Client
 from simulator.engines.sums import RoundSums
 from simulator.errors import EngineError

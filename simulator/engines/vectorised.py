@@ -26,8 +26,9 @@ from fedcore.algorithms.algorithm import (
     with_carries,
 )
 from fedcore.batching import noise, sweeps
+from fedcore.bound import CLIP
 from fedcore.plan import EXAMPLE, MASK, METRICS, NEXT, NOISE, REPORT, prefixed, unprefixed
-from fedcore.report import CLIP, weight_of
+from fedcore.report import weight_of
 from simulator.client_states import ClientStates
 from simulator.engines.clients import Client
 from simulator.engines.cuda_graphs import padded
