@@ -149,7 +149,7 @@ class SecaggFleetOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivateFleetOptions:
-    """Devices that add noise until the privacy budget is spent.
+    """Devices that add noise until a budget is spent.
 
     A fleet of device processes trains on WISDM under secure aggregation, with noise of the devices in every sum, until
     the coordinator ends the task. The certificate of the last model is then verified from its files alone. The exit

@@ -30,7 +30,9 @@ def verify(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Compute what a model's certificate says again, from its file and FILE.privacy.json alone.
+    """Check a model's privacy certificate, from its files alone.
+
+    All that it says is computed again from FILE and FILE.privacy.json.
 
     The signature is checked, both digests, every row of the ledger against what the certificate promises, and ε. What
     does not hold is named, and the exit code is then 1. Without --signer the key is shown: compare it with the one that
@@ -81,7 +83,9 @@ def plan(
     settings: Settings = None,
     json: Json = False,
 ) -> None:
-    """Find the noise with which a task stays within a budget, and what it costs.
+    """Find the noise that keeps a task within a budget.
+
+    And what it costs in accuracy, if a model is named.
 
     Devices come when they can, so nothing is saved by chance (no amplification by sampling). What helps is a larger
     cohort, fewer rounds, and rounds between two participations of a device. Noise is given in units of clip_norm, the

@@ -132,7 +132,7 @@ def test_frozen_vectors_are_fetched_once_and_reach_the_graphs(coordinator, confi
     )
     outcomes = [run_session(config) for _ in range(2)]
     assert [outcome.outcome for outcome in outcomes] == ["reported"] * 2
-    assert coordinator.calls.count("blob") == (1 + 5 + 1 + 1) + 1
+    assert coordinator.calls.count("blob") == 1 + 5 + 1 + 1  # plan, graphs, frozen vectors, checkpoint
     assert not np.allclose(coordinator.reports[0], report_of(examples))
 
 

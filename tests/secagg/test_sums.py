@@ -178,7 +178,7 @@ def test_below_its_threshold_a_session_ends_with_a_signed_abort():
 def test_what_devices_send_and_get_is_as_small_as_the_specification_says():
     cohort = Cohort(8)
     roster = cohort.advertise()[10]
-    assert len(cohort.server.invitation) == 130 + 31 * len(cohort.invite.segments) + 64
+    assert len(cohort.server.invitation) == 130 + 35 * len(cohort.invite.segments) + 64
     assert Invite.decode(cohort.server.invitation)[0] == cohort.invite
     assert len(roster) == 34 + 12 + 96 + 4 + 96 + 7 * (4 + 248 + 96)
     assert len(cohort.client(11).receive(cohort.server.invitation).message) == 34 + 248
