@@ -41,6 +41,11 @@ class Invite:
     TYPE: ClassVar = MessageType.INVITE
 
     @property
+    def noisy(self) -> bool:
+        """Whether devices add noise to their vectors."""
+        return any(segment.noise for segment in self.segments)
+
+    @property
     def dimension(self) -> int:
         """D, the length of the vector."""
         return sum(segment.size for segment in self.segments)

@@ -191,11 +191,6 @@ class Server:
         return dict.fromkeys(self._slots, signed.encode(self._sid))
 
     @property
-    def noisy(self) -> bool:
-        """Whether devices add noise to their vectors."""
-        return any(segment.noise for segment in self._invite.segments)
-
-    @property
     def suspects(self) -> frozenset[int]:
         """The slots of the devices that were left out for complaints: as many corrupt ones among them as honest."""
         return self.slots(self._suspects)

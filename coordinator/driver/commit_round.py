@@ -80,9 +80,7 @@ def commit_round(
             if running.task.settings.privacy is not None:
                 if private is None:
                     clip = clip_of(in_turn(trips_of(algorithm), running.number), before)
-                    with membership.store.database.reading() as records:
-                        earlier = records.ledger.sources(running.task.id)
-                    private = collected.noisy = make_private(running, lineage, earlier, clip, total_L)
+                    private = collected.noisy = _noised(membership.store, lineage, running, clip, total_L)
                 total_L = private.total
             state, broadcast, metrics = _next_model(membership.store, running, algorithm, before, total_L)
     except (ReportError, NonFiniteState, UnreadableBlob) as error:
@@ -112,6 +110,14 @@ def commit_round(
     reach("round.after-commit")
     _LOG.info("round %d of task %s committed %d reports", running.number, task.id, running.value.reported)
     return outcome
+
+
+def _noised(
+    store: CoordinatorStore, lineage: SigningKey, running: OpenRound, clip: float, total_L: NDArray[np.float64]
+) -> PrivateSum:
+    with store.database.reading() as records:
+        earlier = records.ledger.sources(running.task.id)
+    return make_private(running, lineage, earlier, clip, total_L)
 
 
 def _state_before(store: CoordinatorStore, running: OpenRound, algorithm: Algorithm) -> Vectors:

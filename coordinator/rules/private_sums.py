@@ -17,11 +17,12 @@ from coordinator.rules.aggregation import Vectors
 from coordinator.rules.packed_segments import counted_on
 from coordinator.rules.task_settings import Secagg, TaskSettings
 from fedcore.algorithms.algorithm import Algorithm, Trip
-from fedcore.algorithms.clipped import Clipped
 from fedcore.bound import CLIP
 from fedcore.codecs.rotation import Rotation
+from fedcore.errors import PrivacyError
 from fedcore.plan import Plan
 from fedcore.privacy.accounting import spent
+from fedcore.privacy.mechanisms import check_private as check_sums
 from fedcore.privacy.settings import LedgerEntry, Noise, Privacy
 from fedcore.report import WEIGHT, ReportLayout
 
@@ -44,10 +45,13 @@ def clip_of(trip: Trip, state: Vectors) -> float:
 
 def check_private(privacy: Privacy, algorithm: Algorithm, plan: Plan) -> None:
     """Raise InvalidTask, saying what to change, unless the algorithm's reports are bounded and the budget has room."""
-    if not isinstance(algorithm, Clipped) or not all(trip.report.bounded for trip in plan.trips):
+    try:
+        check_sums(privacy, algorithm)
+    except PrivacyError as error:
+        raise InvalidTask(str(error)) from error
+    if not all(trip.report.bounded for trip in plan.trips):
         raise InvalidTask(
-            f"privacy needs reports that are clipped as a whole, and those of {algorithm.name} are not: export the "
-            "plan with weighting=uniform and clip_norm"
+            "privacy needs reports that devices hold to a bound, and those of the plan are not: export it anew"
         )
     codecs = (
         set()
@@ -56,17 +60,6 @@ def check_private(privacy: Privacy, algorithm: Algorithm, plan: Plan) -> None:
     )
     if not all(isinstance(codec, Rotation) for codec in codecs):
         raise InvalidTask("privacy needs codecs that keep the length of a report: export the plan with rotation alone")
-    if privacy.mechanism in ("tree", "banded"):
-        if len(plan.trips) > 1:
-            raise InvalidTask(
-                f"with the mechanism {privacy.mechanism} a round takes back noise of the rounds before it, and those "
-                f"of {algorithm.name} sum other vectors: take the mechanism gaussian"
-            )
-        if algorithm.clipping.clip_quantile:
-            raise InvalidTask(
-                f"with the mechanism {privacy.mechanism} noise must have one size in all rounds: export the plan "
-                "without clip_quantile, or take the mechanism gaussian"
-            )
     if not may_go_on(privacy, ()):
         first = spent([Noise(**_noise_of(privacy))], privacy.delta)
         raise InvalidTask(

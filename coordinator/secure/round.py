@@ -134,7 +134,7 @@ class SecureRound:
         self._listeners: dict[tuple[str, int], tuple[Future[Any], float]] = {}
         self._lost, self._gave_up = set[int](), set[int]()
         # The message after which a device joins no other attempt at the round.
-        self._last_word = MessageType.MASKED if lobby.noisy else MessageType.UNMASK
+        self._last_word = MessageType.MASKED if Invite.decode(lobby.invitation)[0].noisy else MessageType.UNMASK
         self.invitation = lobby.invitation
         self.event: Summed | Abandon | None = None
         self.ended_at: float | None = None

@@ -56,7 +56,7 @@ def check_private(noise: Noise, algorithm: Algorithm) -> None:
             f"privacy needs reports that are clipped as a whole, and those of {algorithm.name} are not: set "
             "weighting=uniform and clip_norm"
         )
-    if noise.mechanism == "gaussian":
+    if noise.mechanism not in ("tree", "banded"):
         return
     if len(trips_of(algorithm)) > 1:
         raise PrivacyError(

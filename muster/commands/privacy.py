@@ -112,6 +112,11 @@ def plan(
     costs = _costs(planned, found, model, (dataset, data), parse_settings(settings)) if model else {}
     if json:
         return emit({"planned": planned, "ways": found, "accuracy": costs})
+    return _show_ways(planned, found, costs)
+
+
+def _show_ways(planned: Deployment, found: list[Way], costs: dict[str, float]) -> None:
+    """The ways as a table, and the task of the best one as a command."""
     show_table(
         ("mechanism", "bands", "noise_multiplier", "noise of a round", "noise of the model"),
         [
@@ -129,14 +134,14 @@ def plan(
     bands = f" --privacy bands={best.bands}" if best.bands > 1 else ""
     typer.echo(f"\nδ is {planned.delta:g}. The least noise in the model has {best.mechanism}:")
     typer.echo(
-        f"  muster task create … --goal {cohort} --rounds {rounds} --min-separation-rounds {min_separation_rounds} "
-        f"--privacy epsilon={epsilon:g} --privacy delta={planned.delta:g} --privacy users={population} "
+        f"  muster task create … --goal {planned.cohort} --rounds {planned.rounds} "
+        f"--min-separation-rounds {planned.min_separation_rounds} "
+        f"--privacy epsilon={planned.epsilon:g} --privacy delta={planned.delta:g} --privacy users={planned.population} "
         f"--privacy mechanism={best.mechanism}{bands}"
     )
     if costs:
         typer.echo()
         show_fields({name: f"accuracy {value:.3f}" for name, value in costs.items()})
-    return None
 
 
 def _costs(
