@@ -131,8 +131,15 @@ def messages():
         ("AAE=", "AAE"), ("AAE=", "AAF="), ("ab" * 32, "AB" * 32),
     ]  # fmt: skip
     bad = [text.replace(*swap) for swap in swaps] + [text[:-1], "null", "[]", ""]
+    members = json.loads(text)
+    alike = [
+        json.dumps(dict(reversed(members.items())), indent=1),
+        json.dumps(members | {"of a later version": [{"no": "matter"}]}),
+        text.replace("a-1", r"\u0061\u002d1"),
+    ]
     return {
         "good": {kind: [encode(one).decode() for one in ones] for kind, ones in good.items()},
+        "alike_assignments": alike,
         "bad_assignments": bad,
         "seed": str(SEED),
         "slot": str(2**53 + 1),

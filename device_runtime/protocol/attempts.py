@@ -69,7 +69,9 @@ class Attempts:
 
 def _passes(error: Unreachable | Refused) -> bool:
     """Whether the same call may be answered later in this session."""
-    if isinstance(error, Unreachable) or error.status in RETRIED_STATUSES:
+    # What carries requests may send one twice when a connection breaks. The answer to the first is lost, and only the
+    # nonce of the second is at fault.
+    if isinstance(error, Unreachable) or error.status in RETRIED_STATUSES or error.slug == "replayed-signature":
         return True
     # The coordinator has just begun. The device's clock is not at fault, and better than Date, which is up to 2 s late.
     return error.slug == "stale-signature" and error.after_s > 0

@@ -72,8 +72,9 @@ class Transport:
 
     identity: who signs, every attempt anew. wall: the time by which it is signed, in seconds since 1970; when the
     coordinator finds it wrong, its own time counts from then on, but only for signatures, and the call is made once
-    more. A call is made again on 429, on 503, when the coordinator is too new for a signature and when the connection
-    breaks: 3 times until there is an assignment, and 3 times within it; `leave` never. Once `stopping`, no call is made
+    more. A call is made again on 429, on 503, when the coordinator is too new for a signature, when the connection
+    breaks and when what carries requests sent one twice: 3 times until there is an assignment, and 3 times within it;
+    `leave` never. Once `stopping`, no call is made
     again, and answers have LEAVING_S to come.
     Every method raises Unreachable, Refused or BadAnswer.
     """

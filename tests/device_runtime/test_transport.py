@@ -104,6 +104,21 @@ def test_a_broken_connection_is_tried_again(coordinator, transport, fault):
     assert transport.check_in("phones", HELLO) == ACCEPTED
 
 
+def test_a_request_that_arrived_twice_is_signed_anew(coordinator, transport, pauses):
+    coordinator.faults["check-in"] = [refusal("replayed-signature")] * 2
+    assert transport.check_in("phones", HELLO) == ACCEPTED
+    nonces = [Signature.parse(one["Signature-Input"], one["Signature"]).nonce for _, one in coordinator.headers]
+    assert (len(set(nonces)), 0.75 <= sum(pauses) <= 1.5) == (3, True)
+
+
+def test_a_coordinator_that_calls_every_request_a_replay_ends_the_session(coordinator, transport):
+    coordinator.faults["check-in"] = [refusal("replayed-signature")] * 9
+    with pytest.raises(Refused) as caught:
+        transport.check_in("phones", HELLO)
+    assert (caught.value.slug, caught.value.permanent) == ("replayed-signature", False)
+    assert coordinator.calls == ["check-in"] * 4
+
+
 def test_three_retries_are_all_there_are_in_an_assignment(coordinator, transport, partial, tmp_path):
     given = transport.await_assignment("s-1", 5, ("t-1",))
     coordinator.faults["blob"] = [cut, cut]

@@ -72,7 +72,7 @@ def test_a_report_in_clear_is_what_the_arithmetic_says(coordinator, session, exa
 
 
 def test_what_passes_is_asked_for_again(coordinator, session):
-    coordinator.faults["check-in"] = [status(503)]
+    coordinator.faults["check-in"] = [status(503), refusal("replayed-signature")]
     coordinator.faults["assignment"] = [hang_up]
     coordinator.faults["blob"] = [cut]
     coordinator.faults["report"] = [refusal("digest-mismatch")]
@@ -86,6 +86,13 @@ def test_a_device_that_is_not_known_any_more_enrols_again(coordinator, session):
     assert session()["outcome"] == "reported"
     assert len(coordinator.enrolments) == 2
     assert coordinator.calls[coordinator.calls.index("report") + 1 :].count("blob") == 1, "the checkpoint alone"
+
+
+def test_a_coordinator_that_calls_every_request_a_replay_ends_the_session(coordinator, session):
+    coordinator.faults["report"] = [refusal("replayed-signature")] * 9
+    found = session()
+    assert (found["outcome"], found["reason"], found["retryable"]) == ("failed", "replayed-signature", "transient")
+    assert (coordinator.calls.count("report"), coordinator.aborts) == (4, [])
 
 
 def test_a_report_that_cannot_leave_now_is_sent_by_the_next_session(coordinator, session):

@@ -26,6 +26,11 @@ test("an assignment keeps integers that a number would round", () => {
   expect(given).toMatchObject({ secagg: Uint8Array.of(0, 1), plan: { size: 2 ** 40 }, release: null });
 });
 
+test.each(device.messages.alike_assignments as string[])("the form of a message does not matter: %s", (text) => {
+  const [given] = device.messages.good.assignment as string[];
+  expect(decodeAnswer("assignment", utf8(text))).toEqual(decodeAnswer("assignment", utf8(given!)));
+});
+
 test("every answer that Python writes is read", () => {
   for (const [kind, texts] of Object.entries<string[]>(device.messages.good)) {
     for (const one of texts) {
@@ -175,7 +180,7 @@ test.for<Vector>(device.successions)("a pinned key leads where Python says", asy
 const requests = vectors("requests.json").filter((one: Vector) => one.outcome === "good");
 
 test.for<Vector>(requests)("signature base: $name", (one) => {
-  const [, covered, rest] = /^device=\(([^)]*)\)(.*)$/.exec(one.signature_input)!;
+  const [, covered, rest] = /^\w+=\(([^)]*)\)(.*)$/.exec(one.signature_input)!;
   const names = covered!.split(" ").map((name: string) => name.replaceAll('"', ""));
   const request = { method: one.method, url: new URL(`http://${one.host}${one.target}`), fields: one.fields };
   expect(new TextDecoder().decode(signatureBase(request, names, `(${covered})${rest}`))).toBe(one.base);

@@ -24,8 +24,8 @@ export interface Identity {
 
 /** A conversation with one coordinator, or enrolment authority.
  *
- * A call is made again on 429, on 503, when the coordinator is too new for a signature and when the connection breaks: 3
- * times until there is an assignment, and 3 times within it. When the coordinator finds this device's clock wrong, its own
+ * A call is made again on 429, on 503, when the coordinator is too new for a signature, when the connection breaks and
+ * when what carries requests sent one twice: 3 times until there is an assignment, and 3 times within it. When the coordinator finds this device's clock wrong, its own
  * time counts for signatures from then on. Every method throws Unreachable, Refused or BadAnswer.
  */
 export class Transport {
@@ -220,7 +220,11 @@ export class Transport {
 
 /** Whether the same call may be answered later in this session. */
 function passes(error: Refused | Unreachable): boolean {
-  if (error instanceof Unreachable || [429, 503].includes(error.status)) return true;
+  // A browser sends a request again by itself when a kept connection breaks. The answer to the first is lost, and only
+  // the nonce of the second is at fault.
+  if (error instanceof Unreachable || [429, 503].includes(error.status) || error.reason === "replayed-signature") {
+    return true;
+  }
   return error.reason === "stale-signature" && error.hints.afterS > 0; // the coordinator has just begun
 }
 
