@@ -23,6 +23,7 @@ from ingress.addresses import Network
 from ingress.connection_limits import ConnectionLimits
 from ingress.listener import listening
 from ingress.newcomers import Newcomers
+from ingress.origins import open_to
 from ingress.server import HttpConfig, running
 
 DAY_S = 86_400
@@ -37,7 +38,7 @@ class AuthorityConfig:
     server_keys: the public keys, as text, of the coordinators for which it draws beacons. connection_limit: how many
     connections may wait for a request, and how many bodies may be on their way; address_connection_limit: how many of
     one address may wait, 0 is no limit. Those of `proxies` are not limited by address. The defaults are within the
-    1024 open files that a process may usually have.
+    1024 open files that a process may usually have. origins: of the web pages that may be devices.
     """
 
     key: Path
@@ -53,6 +54,7 @@ class AuthorityConfig:
     connection_limit: int = 400
     address_connection_limit: int = 100
     proxies: tuple[Network, ...] = ()
+    origins: tuple[str, ...] = ()
 
     def issuer(self) -> Issuer:
         """What issues credentials. Raises KeyMissing, InvalidKey, BadSecret or BadAndroidFile."""
@@ -90,7 +92,7 @@ class _Server(uvicorn.Server):
     def __init__(self, config: AuthorityConfig, on_ready: Callable[[str], None]) -> None:
         self._limits = ConnectionLimits(config.connection_limit, config.address_connection_limit, config.proxies)
         self._http = HttpConfig(tls_cert=config.tls_cert, tls_key=config.tls_key, drain_s=DRAIN_S)
-        super().__init__(self._http.uvicorn(_app(config), self._limits))
+        super().__init__(self._http.uvicorn(open_to(config.origins, _app(config)), self._limits))
         self._wanted = config
         self._on_ready = on_ready
 

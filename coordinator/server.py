@@ -24,6 +24,7 @@ from coordinator.app import admin_app, device_app
 from coordinator.settings import Settings
 from ingress.connection_limits import ConnectionLimits
 from ingress.listener import listening
+from ingress.origins import open_to
 from ingress.server import HttpConfig, running
 
 _LOG = logging.getLogger(__name__)
@@ -86,7 +87,7 @@ class _Devices(uvicorn.Server):
         self._admin = _Admin(self._http.uvicorn(admin, self._admin_limits))
         router = Router(FastPath(device_app(service)), service)
         app = RequestMiddleware(router, service.metrics, settings.soon, service.limits, router.is_forwarded)
-        super().__init__(self._http.uvicorn(app, self._limits))
+        super().__init__(self._http.uvicorn(open_to(settings.origins, app), self._limits))
         self._on_ready = on_ready
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:

@@ -26,6 +26,7 @@ from fedcore.errors import InvalidKey
 from fedcore.signing import public_key
 from fedcore.wire.messages import RetryWindow
 from ingress.addresses import Network, networks
+from ingress.origins import origins
 
 PREFIX = "MUSTER_"
 CONFIG = f"{PREFIX}CONFIG"
@@ -84,6 +85,9 @@ class Settings(BaseSettings):
     trusted_proxies: str = Field(
         default="", description="addresses or networks, by commas, whose X-Forwarded-For and -Proto are believed"
     )
+    allowed_origins: str = Field(
+        default="", description="origins, by commas, whose web pages may be devices, such as https://app.example"
+    )
     algorithms: str = Field(
         default="", description="modules, by commas, from which algorithms that are not built in may be imported"
     )
@@ -137,6 +141,12 @@ class Settings(BaseSettings):
         networks(value)
         return value
 
+    @field_validator("allowed_origins")
+    @classmethod
+    def _are_origins(cls, value: str) -> str:
+        origins(value)
+        return value
+
     @field_validator("authority")
     @classmethod
     def _is_key(cls, value: str | None) -> str | None:
@@ -165,6 +175,11 @@ class Settings(BaseSettings):
     def proxies(self) -> tuple[Network, ...]:
         """The networks of `trusted_proxies`."""
         return networks(self.trusted_proxies)
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        """The origins of `allowed_origins`."""
+        return origins(self.allowed_origins)
 
     @property
     def algorithm_modules(self) -> tuple[str, ...]:

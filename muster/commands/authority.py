@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -12,8 +13,8 @@ from muster.output import Json, emit, say_next
 
 if TYPE_CHECKING:
     from authority.server import AuthorityConfig
-    from ingress.addresses import Network
 
+T = TypeVar("T")
 authority_app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Run the enrolment authority, which says who is a device."
 )
@@ -46,6 +47,10 @@ AddressConnectionLimit = Annotated[
 ]
 Proxies = Annotated[
     str, typer.Option(help="Addresses or networks of proxies, by commas: their connections are not limited.")
+]
+
+Origins = Annotated[
+    str, typer.Option(help="Origins, by commas, whose web pages may be devices, such as https://app.example.")
 ]
 
 
@@ -109,6 +114,7 @@ def serve(
     connection_limit: ConnectionLimit = 400,
     address_connection_limit: AddressConnectionLimit = 100,
     trusted_proxies: Proxies = "",
+    allowed_origins: Origins = "",
     ready_file: ReadyFile = None,
 ) -> None:
     """Vouch for devices, and draw beacons, until SIGTERM or Ctrl-C.
@@ -120,6 +126,8 @@ def serve(
     devices up as far as the two are apart.
     """
     from authority.server import AuthorityConfig
+    from ingress.addresses import networks
+    from ingress.origins import origins
 
     if (tls_cert is None) is not (tls_key is None):
         raise typer.BadParameter("goes together with --tls-key", param_hint="--tls-cert")
@@ -136,7 +144,8 @@ def serve(
         tls_key=tls_key,
         connection_limit=connection_limit,
         address_connection_limit=address_connection_limit,
-        proxies=_proxies(trusted_proxies),
+        proxies=_parsed(networks, trusted_proxies, "--trusted-proxies"),
+        origins=_parsed(origins, allowed_origins, "--allowed-origins"),
     )
     _run(config, ready_file)
 
@@ -159,10 +168,8 @@ def _run(config: AuthorityConfig, ready_file: Path | None) -> None:
     serve_until_terminated("authority", lambda on_ready: run(config, lambda url: on_ready((url,))), say, ready_file)
 
 
-def _proxies(text: str) -> tuple[Network, ...]:
-    from ingress.addresses import networks
-
+def _parsed(parse: Callable[[str], T], text: str, option: str) -> T:
     try:
-        return networks(text)
+        return parse(text)
     except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--trusted-proxies") from error
+        raise typer.BadParameter(str(error), param_hint=option) from error
