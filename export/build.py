@@ -70,6 +70,7 @@ def export_bundle(  # noqa: PLR0913  # what is exported, how, and where it goes
         name=plan.name,
         model=source or model.spec.name,
         algorithm=AlgorithmRef(name_of(algorithm), settings),
+        compress=str(compression),
         plan=BlobRef.of(blobs[0]),
         state=BlobRef.of(blobs[1]),
         certificate=BlobRef.of(blobs[2]),

@@ -6,15 +6,15 @@ import msgspec
 import torch
 
 from export.build import build_plan
-from export.errors import ParityFailed, UnknownModel
+from export.errors import ParityFailed
 from export.formats import formats
-from export.model import Model
-from export.models import MODELS, load
 from export.parity import KINKED_TOLERANCE, certify
+from export.planned_model import planned_model, source_of
 from fedcore.algorithms import create, module_of, name_of, settings_of
 from fedcore.algorithms.algorithm import Algorithm, State
 from fedcore.bundle import Bundle, Certificate, Manifest
-from fedcore.checkpoint import decode, specs_of
+from fedcore.checkpoint import decode
+from fedcore.codecs.compression import Compression
 from fedcore.errors import PlanError, UntrustedAlgorithm
 from fedcore.params import VectorSpec
 from fedcore.plan import Plan
@@ -23,30 +23,25 @@ from fedcore.plan import Plan
 def verify_bundle(bundle: Bundle, source: str | None = None, own: str | None = None) -> Certificate:
     """A fresh certificate for the graphs in `bundle`, whose every blob is checked on the way.
 
-    source, own: where model and algorithm are found. Without them only built-in ones are loaded: a bundle may come from
-    anywhere, and importing what it names would run its author's code.
+    source, own: where model and algorithm are found. Without them only built-in ones are loaded (`source_of`).
     Raises UnknownModel or UntrustedAlgorithm when one of them is needed, PlanError or DigestMismatch for a damaged
     bundle, ParityFailed when the rest of the plan, or its graphs, are not what export makes of this model.
     """
     for _ in bundle.blobs():
         pass
     plan, manifest = bundle.plan, bundle.manifest
-    if source is None and manifest.model not in MODELS:
-        raise UnknownModel(f"the bundle's model is {manifest.model!r}; if you trust that code, name it with --model")
+    source = source_of(bundle, source)
     formats(tuple(plan.graphs))
-    if not plan.graphs or not plan.examples.fields:
-        raise PlanError(f"plan {plan.name} has no graphs, or examples without fields")
-    first, label = plan.examples.fields[0], plan.examples.fields[-1]
-    model = Model(load(source or manifest.model, first.shape, label.high))
-    if plan.frozen is not None:  # they may have been drawn under another seed
-        model.freeze(decode(bundle.read(plan.frozen.blob), specs_of(model.frozen_vectors)))
+    if not plan.graphs:
+        raise PlanError(f"plan {plan.name} has no graphs")
+    model = planned_model(bundle, source)
     named = manifest.algorithm.name
     if own is None and module_of(named):
         raise UntrustedAlgorithm(
             f"the bundle's algorithm is {named!r}; if you trust its code, name it with --algorithm"
         )
     algorithm = create(own or named, manifest.algorithm.settings, [module_of(own or "")])
-    _compare(plan, build_plan(model, algorithm, ())[0], manifest)
+    _compare(plan, Compression.parse(manifest.compress).applied(build_plan(model, algorithm, ())[0]), manifest)
     _compare_manifest(bundle, algorithm, algorithm.init(torch.from_numpy(model.initial)))
     certificate = certify(model, algorithm, plan, {ref: bundle.read(ref) for ref in plan.graph_refs})
     _compare_certificates(bundle.certificate, certificate)

@@ -87,12 +87,13 @@ class Certificate(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """The server's half of a bundle; the device's half is the plan."""
+    """The server's half of a bundle; the device's half is the plan. compress: the compression of reports, in words."""
 
     version: int = MANIFEST_VERSION
     name: str
     model: str
     algorithm: AlgorithmRef
+    compress: str = ""
     plan: BlobRef
     state: BlobRef
     certificate: BlobRef

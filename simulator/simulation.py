@@ -38,6 +38,7 @@ from simulator.engines.ray_cluster import connect
 from simulator.engines.threads import one_thread
 from simulator.errors import EngineError
 from simulator.partitions import read_partition
+from simulator.planned import SimulatedPlan
 from simulator.population import Population
 from simulator.private_training import PrivateTraining, private_sums
 from simulator.suited import suited
@@ -66,6 +67,8 @@ class SimulationConfig:
     model and device. ray: the Ray cluster whose workers train, "auto", "local" or HOST:PORT
     (simulator/engines/ray_cluster.py); by default one for each of its CPUs, or GPUs.
     compress: the compression of reports, such as "rotation,subsample=0.25" (fedcore/codecs/compression.py).
+    plan: the folder of a bundle whose graphs train, from its initial state; model, algorithm, settings and compression
+    are then its own, as `completed_by_plan` gives them (simulator/planned.py).
     """
 
     model: str
@@ -92,6 +95,7 @@ class SimulationConfig:
     same_cohort: bool = False
     compress: str = ""
     privacy: PrivateTraining = field(default_factory=PrivateTraining)
+    plan: Path | None = None
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:  # values may be NumPy's, as a notebook computes them
@@ -111,8 +115,14 @@ class SimulationConfig:
         compression = Compression.parse(self.compress)
         if self.privacy.asked and (compression.bits or any(name != "rotation" for name, _ in compression.steps)):
             raise EngineError("privacy needs a compression that keeps the length of a report: rotation alone, or none")
+        self._check_plan()
         if self.baseline is not None:
             self._check_baseline()
+
+    def _check_plan(self) -> None:
+        if self.plan is not None and (self.baseline is not None or self.engine == "torch"):
+            other = f"the engine {self.engine}" if self.baseline is None else f"the baseline {self.baseline}"
+            raise EngineError(f"a plan trains by its own graphs, not by {other}; leave one of them out")
 
     def _check_baseline(self) -> None:
         if self.baseline not in BASELINES:
@@ -272,7 +282,8 @@ def completed(config: SimulationConfig) -> SimulationConfig:
     settings = asdict(parse(method, config.settings)) if method else settings_of(_algorithm(config))
     own = Path(config.dataset)
     dataset = str(own.resolve()) if config.dataset not in datasets.DATASETS and own.exists() else config.dataset
-    return replace(config, settings=settings, data=config.data and config.data.resolve(), dataset=dataset)
+    data, plan = config.data and config.data.resolve(), config.plan and config.plan.resolve()
+    return replace(config, settings=settings, data=data, dataset=dataset, plan=plan)
 
 
 @one_thread()
@@ -290,7 +301,11 @@ def training_of(config: SimulationConfig, engine: Wanted | None = None, given: G
     if config.same_cohort:
         check_two_trips(algorithm)
     users = given.users or _users(config)
-    model = Model(given.model or load_model(config.model, users.shape, users.classes), config.seed)
+    plan = None if config.plan is None else SimulatedPlan(config.plan)
+    if plan is None:
+        model = Model(given.model or load_model(config.model, users.shape, users.classes), config.seed)
+    else:
+        model = plan.model(given.model or config.model, config.seed)
     if config.target_accuracy is not None and "accuracy" not in model.metrics:
         raise EngineError(f"the model {config.model} has no metric accuracy, so target_accuracy cannot be reached")
     if config.baseline == "local":
@@ -302,12 +317,9 @@ def training_of(config: SimulationConfig, engine: Wanted | None = None, given: G
     cohorts.check(config.rounds, len(clients))
     clients.check(model.spec.fields)
     private = private_sums(asked, algorithm, cohorts, len(clients), config.rounds, config.seed)
-    choice = choose(
-        engine or config.engine,
-        Task(model, algorithm, clients, cohort, cohorts.total(config.rounds)),
-        _computing(config),
-    )
-    return EngineTraining(
+    task, computing = Task(model, algorithm, clients, cohort, cohorts.total(config.rounds)), _computing(config)
+    choice = choose(engine or config.engine, task, computing) if plan is None else plan.choice(computing)
+    training = EngineTraining(
         model,
         algorithm,
         (clients, test),
@@ -317,6 +329,9 @@ def training_of(config: SimulationConfig, engine: Wanted | None = None, given: G
         compression=Compression.parse(config.compress),
         private=private,
     )
+    if plan is not None:
+        training.restore(plan.state(algorithm))
+    return training
 
 
 def _users(config: SimulationConfig) -> Population:

@@ -101,6 +101,11 @@ class Compression:
                 raise CompressionError(f"{step}: {number!r} is not a number") from error
         return cls(tuple(steps))
 
+    def __str__(self) -> str:
+        """The steps as `parse` reads them."""
+        numbers = {name: repr(number).removesuffix(".0") for name, number in self.steps if not math.isnan(number)}
+        return ",".join(f"{name}={numbers[name]}" if name in numbers else name for name, _ in self.steps)
+
     def codecs(self, size: int, schema: ParamSchema) -> tuple[AnyCodec, ...]:
         """The codecs of a mean segment with `size` values, of an algorithm on a model of that schema.
 

@@ -45,6 +45,10 @@ DEVICE = (
 )
 PROCESSES = "Processes that train; on the CPU their number changes no result.  [default: one for each core]"
 AT_ONCE = "Clients that torch trains together; fewer need less memory.  [default: what suits model and device]"
+PLAN = (
+    "A plan bundle to train as it is: on its graphs, from its weights, with its algorithm and settings. --model and "
+    "--algorithm then say where your own are imported from."
+)
 RAY = (
     "Train on the workers of a Ray cluster: that of this machine (auto), a new one on this machine (local), or the one "
     "at HOST:PORT. --processes is then how many.  [default: one for each of its CPUs, or GPUs]"
@@ -56,6 +60,7 @@ class SimulateOptions:
     """The options of a simulation; None where one is not given."""
 
     model: Annotated[str | None, typer.Option(help="A built-in model or package.module:function.")] = None
+    plan: Annotated[Path | None, typer.Option(metavar="BUNDLE", help=PLAN)] = None
     dataset: Annotated[str | None, typer.Option(help=DATASET)] = None
     data: Annotated[Path | None, typer.Option(help="The folder that holds data sets on disk.")] = None
     partition: Annotated[str | None, typer.Option(help=PARTITION)] = None
@@ -98,7 +103,9 @@ class SimulateOptions:
         settings = parse_settings(self.settings)
         if settings:
             values["settings"] = {**values.get("settings", {}), **settings}
-        if isinstance(values.get("settings", {}), dict) and "baseline" not in values:
+        if "plan" in values:
+            values = _of_plan(values)
+        elif isinstance(values.get("settings", {}), dict) and "baseline" not in values:
             algorithm = str(values.get("algorithm", "fedavg"))
             create(algorithm, values.get("settings"), [module_of(algorithm)])
         return _converted(values)
@@ -118,6 +125,14 @@ def _read(path: Path) -> dict[str, Any]:
         raise typer.BadParameter(f"cannot read {path}: {error}", param_hint="CONFIG.toml") from error
 
 
+def _of_plan(values: dict[str, Any]) -> dict[str, Any]:
+    from muster.output import loading
+
+    with loading():
+        from simulator.planned import completed_by_plan
+    return completed_by_plan(values)
+
+
 def _converted(values: dict[str, Any]) -> SimulationConfig:
     from muster.output import loading
 
@@ -125,7 +140,7 @@ def _converted(values: dict[str, Any]) -> SimulationConfig:
         from simulator.simulation import to_config
 
     if "model" not in values:
-        raise typer.BadParameter("name a model, for instance --model mlp", param_hint="--model")
+        raise typer.BadParameter("name a model, for instance --model mlp, or a plan with --plan", param_hint="--model")
     try:
         return to_config(values)
     except msgspec.ValidationError as error:

@@ -16,6 +16,7 @@ from fedcore.schedule import ServerSchedule
 from simulator.course import ACCURACY, LOSS, Point
 from simulator.engines.choice import Wanted
 from simulator.errors import EngineError
+from simulator.planned import completed_by_plan
 from simulator.population import Population
 from simulator.private_training import PrivateTraining
 from simulator.runs.reading import read_run
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MODEL = "server.params"
+DEFAULT_ALGORITHM = "fedavg"
 
 
 class Options(TypedDict, total=False):
@@ -52,6 +54,7 @@ class Options(TypedDict, total=False):
     same_cohort: bool
     compress: str
     privacy: PrivateTraining
+    plan: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +113,7 @@ class Run:
 def simulate(
     model: str | ModelSpec,
     users: str | Population = "digits",
-    algorithm: str | Algorithm = "fedavg",
+    algorithm: str | Algorithm = DEFAULT_ALGORITHM,
     *,
     settings: Mapping[str, Any] | None = None,
     out: Path | str | None = None,
@@ -123,7 +126,8 @@ def simulate(
     named. out: a new folder that keeps the run, which survives a kill (`simulator.resume_run`); it can be made of names
     alone. on_round: called after every round with its number and its point. options: data, partition, clients,
     baseline, rounds, cohort, held_out, evaluate_every, target_accuracy, patience, engine, device, processes,
-    at_once, ray, seed, schedule, same_cohort, compress, privacy, as `simulator.SimulationConfig` has them.
+    at_once, ray, seed, schedule, same_cohort, compress, privacy, plan, as `simulator.SimulationConfig` has them. With
+    `plan`, the folder of a bundle, its graphs train; `algorithm` is then the plan's, and only one's own is named.
 
     Raises TypeError for an unknown option; SimulatorError, ExportError or AlgorithmError, naming what is wrong.
     """
@@ -137,13 +141,13 @@ def simulate(
         model=None if isinstance(model, str) else model,
         algorithm=None if isinstance(algorithm, str) else algorithm,
     )
-    config = SimulationConfig(
-        model=model if isinstance(model, str) else model.name,
-        dataset=users if isinstance(users, str) else "given",
-        algorithm=algorithm if isinstance(algorithm, str) else algorithm.name,
-        settings=dict(settings or {}),
-        **options,
-    )
+    named: dict[str, Any] = {
+        "model": model if isinstance(model, str) else model.name,
+        "dataset": users if isinstance(users, str) else "given",
+        "algorithm": algorithm if isinstance(algorithm, str) else algorithm.name,
+        "settings": dict(settings or {}),
+    }
+    config = SimulationConfig(**_completed({**named, **options}, given))
     if out is None:
         return _in_memory(given.named(config), given, on_round)
     if given != Given():
@@ -154,6 +158,17 @@ def simulate(
     result = start_run(out, config, on_round)
     kept = read_run(out)
     return Run(result, list(kept.points), _model(kept.vectors()), Path(out))
+
+
+def _completed(values: dict[str, Any], given: Given) -> dict[str, Any]:
+    """Options, completed by those of the plan where there is one."""
+    if "plan" not in values:
+        return values
+    if given.algorithm is not None:
+        raise EngineError("a plan has its own algorithm: leave `algorithm` out")
+    if values["algorithm"] == DEFAULT_ALGORITHM:
+        del values["algorithm"]
+    return completed_by_plan(values)
 
 
 def _in_memory(config: SimulationConfig, given: Given, on_round: OnRound) -> Run:

@@ -1,0 +1,112 @@
+"""A plan bundle as the subject of a simulation: its model, algorithm, graphs and initial state as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from coordinator.errors import InvalidTask
+from coordinator.rules.aggregation import check_fit, state_specs
+from export.model import Model, ModelSpec
+from export.planned_model import planned_model, source_of
+from fedcore.algorithms import create, module_of, settings_of
+from fedcore.algorithms.algorithm import Algorithm
+from fedcore.bundle import Bundle
+from fedcore.checkpoint import decode
+from fedcore.codecs.compression import Compression
+from fedcore.errors import SchemaError, UntrustedAlgorithm
+from fedcore.plan import prefixed
+from simulator.engines.choice import Choice
+from simulator.engines.computing import Computing
+from simulator.errors import EngineError
+from simulator.training import SERVER, Vectors
+
+_REMEDY = "leave the option out, or export another plan"
+
+
+def completed_by_plan(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a simulation with those that its `plan` fixes: model, algorithm, settings and compression.
+
+    A model or an algorithm of a user's own must be among the options: importing what a bundle names would run its
+    author's code. Raises UnknownModel or UntrustedAlgorithm where it is not, PlanError for a folder that is no bundle,
+    and EngineError for an option that the plan contradicts.
+    """
+    bundle = Bundle(Path(values["plan"]))
+    said = bundle.manifest
+    named = values.get("algorithm")
+    if named is None and module_of(said.algorithm.name):
+        raise UntrustedAlgorithm(
+            f"the plan's algorithm is {said.algorithm.name!r}; if you trust its code, name it with --algorithm"
+        )
+    fixed = {"algorithm": said.algorithm.name, "compress": said.compress}
+    for name, value in fixed.items():
+        if values.get(name, value) != value:
+            raise EngineError(f"{name} is {value!r} in {bundle.folder}, not {values[name]!r}; {_REMEDY}")
+    settings = _settings(said.algorithm.name, said.algorithm.settings, values.get("settings", {}))
+    return {**values, **fixed, "model": source_of(bundle, values.get("model")), "settings": settings}
+
+
+def _settings(name: str, planned: Mapping[str, object], given: Mapping[str, object]) -> dict[str, Any]:
+    """The settings of a plan. Raises EngineError when some that are given too are others."""
+    settings, asked = (settings_of(create(name, one, [module_of(name)])) for one in (planned, {**planned, **given}))
+    for key, value in settings.items():
+        if asked[key] != value:
+            raise EngineError(f"the setting {key} is {value} in the plan, not {asked[key]}; {_REMEDY}")
+    return settings
+
+
+class SimulatedPlan:
+    """A plan bundle whose graphs train, from its own initial state.
+
+    Raises PlanError for a folder that is no bundle, and EngineError for reports of another compression than it says.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._bundle = Bundle(folder)
+        self._plan = self._bundle.plan
+        compression = Compression.parse(self._bundle.manifest.compress)
+        for trip in self._plan.trips:
+            if compression.coded(trip.report.decoded, trip.schema) != trip.report:
+                raise EngineError(f"the plan in {folder} compresses reports otherwise than its manifest says")
+
+    def model(self, source: str | ModelSpec, seed: int) -> Model:
+        """The model that held-out users measure. Raises EngineError when it is not the plan's, and as `planned_model`.
+
+        seed: of what the plan does not fix.
+        """
+        model = planned_model(self._bundle, source, seed)
+        if model.schema != self._plan.schema or model.spec.fields != self._plan.examples.fields:
+            raise EngineError(
+                f"the model {model.spec.name} has other parameters or fields than the plan in {self._bundle.folder}, "
+                "which was made before the model changed, or of another one; export it again"
+            )
+        return model
+
+    def choice(self, computing: Computing) -> Choice:
+        """The plan's own graphs. Raises EngineError where they cannot run."""
+        from simulator.engines.graphs import graphs_of  # noqa: PLC0415  # needs ONNX Runtime
+
+        if computing.on_gpu:
+            raise EngineError(f"the graphs of a plan run on the CPU, not on {computing.device}; leave --device out")
+        if "onnx" not in self._plan.graphs:
+            raise EngineError(
+                f"the plan in {self._bundle.folder} has graphs for {', '.join(self._plan.graphs)} alone; export it "
+                "with --format onnx too"
+            )
+        graphs = graphs_of(self._plan, self._bundle.read)
+        return Choice(replace(computing, graphs=graphs), "the graphs of the plan")
+
+    def state(self, algorithm: Algorithm) -> Vectors:
+        """Where tasks on the plan begin, as a training is restored from it.
+
+        Raises EngineError when plan, algorithm and state do not fit, and PlanError when the bundle lacks the state.
+        """
+        data = self._bundle.read(self._bundle.manifest.state)
+        try:
+            state = decode(data, state_specs(self._plan, algorithm))
+            check_fit(self._plan, algorithm, state)
+        except (SchemaError, InvalidTask) as error:
+            raise EngineError(f"the plan in {self._bundle.folder} is not one of {algorithm.name}: {error}") from error
+        return {**prefixed(SERVER, state)}
