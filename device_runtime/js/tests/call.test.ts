@@ -6,7 +6,7 @@ import { setTimeout as sleep } from "node:timers/promises";
 import { afterEach, expect, test } from "vitest";
 import { Unreachable } from "../src/core/errors.ts";
 import type { Platform } from "../src/core/platform.ts";
-import { platformRandom, SigningKey } from "../src/core/primitives.ts";
+import { platformRandom, signingKey } from "../src/core/primitives.ts";
 import { type Call, send } from "../src/core/protocol/call.ts";
 
 const platform = { fetch, random: platformRandom } as unknown as Platform;
@@ -56,7 +56,7 @@ async function ask(call: Call, listener: RequestListener) {
   server = createServer(listener);
   await new Promise<void>((resolve) => server?.listen(0, "127.0.0.1", resolve));
   const base = new URL(`http://127.0.0.1:${(server.address() as AddressInfo).port}`);
-  const signer = { keyid: "d-0", key: await SigningKey.of(new Uint8Array(32)) };
+  const signer = { keyid: "d-0", key: await signingKey(new Uint8Array(32)) };
   const moved = { up: 0, down: 0 };
   return [send(platform, base, call, signer, 1, moved), moved] as const;
 }

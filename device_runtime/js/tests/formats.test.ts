@@ -8,7 +8,7 @@ import { FormatError, NonFiniteReport, PlanRefused } from "../src/core/errors.ts
 import { checked, parseJson } from "../src/core/json.ts";
 import * as masking from "../src/core/masking.ts";
 import { decodePlan, parameterCount } from "../src/core/plan.ts";
-import { SigningKey, sha256 } from "../src/core/primitives.ts";
+import { sha256, signingKey } from "../src/core/primitives.ts";
 import { digestOf, verifiedEntry, verifiedHead, verifiedRelease, verifyPlan } from "../src/core/release.ts";
 import { concatenate, reportSize, weigh } from "../src/core/report.ts";
 import { noiseOf } from "../src/core/secagg/packing.ts";
@@ -149,7 +149,7 @@ test("the derivations of a secure round are Python's", async () => {
   expect(hex(await masking.modelHash(plan!, checkpoint!))).toBe(expected.model_hash);
   expect(masking.sessionNumber(2 ** 31 - 1, 5)).toBe(BigInt(expected.session_number));
   expect(masking.lastSessionNumber(7)).toBe(BigInt(expected.last_session_number));
-  const key = await SigningKey.of(new Uint8Array(32).fill(1));
+  const key = await signingKey(new Uint8Array(32).fill(1));
   expect(keyText(key.public)).toBe(expected.device_key);
   expect(await deviceId(expected.device_key)).toBe(expected.device);
 });
@@ -187,7 +187,7 @@ test.for<Vector>(requests)("signature base: $name", (one) => {
 });
 
 test("a request that this device signs has the fields of the vectors", async () => {
-  const key = await SigningKey.of(new Uint8Array(32).fill(1));
+  const key = await signingKey(new Uint8Array(32).fill(1));
   const one = requests.find(({ name }: { name: string }) => name === "a check-in with a body, Ed25519");
   const request = { method: one.method, url: new URL(`http://${one.host}${one.target}`), fields: one.fields };
   const counting = (size: number) => Uint8Array.from({ length: size }, (_, place) => place);

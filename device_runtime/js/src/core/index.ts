@@ -7,5 +7,5 @@ export { type Column, type ExampleSource, type Examples, ExamplesError } from ".
 export type { Outcome } from "./outcome.ts";
 export { type Policy, policyOf } from "./permission/policy.ts";
 export type { BlobCache, Platform, Store } from "./platform.ts";
-export { platformRandom } from "./primitives.ts";
+export { platformRandom, useWebCrypto } from "./primitives.ts";
 export { runSession, type SessionConfig } from "./session.ts";

@@ -1,22 +1,16 @@
-/** Primitives of cryptography, all of the platform's WebCrypto: digests, signatures, agreement, ciphers.
+/** Primitives of cryptography: digests, signatures, agreement, ciphers, each by the fastest means that is right.
  *
- * Keys are raw bytes here, and WebCrypto takes private ones only in PKCS #8 (RFC 8410), which for both curves is a
- * fixed head and the 32 bytes.
+ * WebCrypto computes what it can: the global one of Node and browsers, or one that an app hands in (`useWebCrypto`), as
+ * in React Native. What it lacks is computed in JavaScript: older browsers have no X25519, and a page without TLS has no
+ * WebCrypto at all.
  */
 
-import { type Bytes, concat, fromBase64url, fromHex } from "./bytes.ts";
+import { type Bytes, equal, fromHex } from "./bytes.ts";
+import { nobleSuite } from "./crypto/noble.ts";
+import type { Keystream, PairKey, SigningKey, Suite } from "./crypto/suite.ts";
+import { webSuite } from "./crypto/webcrypto.ts";
 
-const HEADS = {
-  Ed25519: fromHex("302e020100300506032b657004220420"),
-  X25519: fromHex("302e020100300506032b656e04220420"),
-};
-const NONCE = new Uint8Array(12); // every key seals one box
-const PAIR = { name: "X25519" } as const;
-
-/** SHA-256, 32 bytes. */
-export async function sha256(data: Bytes): Promise<Bytes> {
-  return new Uint8Array(await crypto.subtle.digest("SHA-256", data));
-}
+export type { Keystream, PairKey, SigningKey } from "./crypto/suite.ts";
 
 /** Random bytes, from the platform: what draws secrets, and what a test replaces by a stated sequence. */
 export type RandomSource = (size: number) => Bytes;
@@ -24,108 +18,129 @@ export type RandomSource = (size: number) => Bytes;
 /** The platform's own random bytes. */
 export const platformRandom: RandomSource = (size) => crypto.getRandomValues(new Uint8Array(size));
 
-/** A private key that signs: Ed25519, from its 32 bytes. */
-export class SigningKey {
-  readonly public: Bytes;
-  readonly #key: CryptoKey;
+/** An algorithm: the functions of a suite that compute it, and a known answer, all of whose inputs are zeros. */
+interface Algorithm {
+  readonly functions: readonly (keyof Suite)[];
+  readonly answer: (suite: Suite) => Promise<Bytes>;
+  readonly known: string;
+}
 
-  private constructor(key: CryptoKey, publicKey: Bytes) {
-    this.#key = key;
-    this.public = publicKey;
-  }
+const ZEROS: Bytes = new Uint8Array(32);
+const ALGORITHMS: readonly Algorithm[] = [
+  {
+    functions: ["sha256"],
+    answer: (suite) => suite.sha256(ZEROS),
+    known: "66687aadf862bd776c8fc18b8e9f8e20089714856ee233b3902a591d0d5f2925",
+  },
+  {
+    functions: ["hkdf"],
+    answer: (suite) => suite.hkdf(ZEROS, ZEROS, ZEROS),
+    known: "590bddecebc711a48590ee673c12c31caf45d145b9af5d52e8c4bcdc08e11f1f",
+  },
+  {
+    functions: ["signingKey", "verifies"],
+    answer: async (suite) => {
+      const key = await suite.signingKey(ZEROS);
+      const signature = await key.sign(ZEROS);
+      return (await suite.verifies(key.public, signature, ZEROS)) ? signature.slice(0, 32) : ZEROS;
+    },
+    known: "3da1ebdfa96edd181dbe3659d1c051c431f056a5ad6a97a60d5cca1046043878",
+  },
+  {
+    functions: ["pairKey"],
+    answer: async (suite) => {
+      const key = await suite.pairKey(ZEROS);
+      return key.agree(key.public);
+    },
+    known: "93fea2a7c1aeb62cfd6452ff5badae8bdffcbd7196dc910c89944006d85dbb68",
+  },
+  {
+    functions: ["seal", "openBox"],
+    answer: async (suite) => {
+      const box = await suite.seal(ZEROS, ZEROS, ZEROS);
+      return equal(await suite.openBox(ZEROS, box, ZEROS), ZEROS) ? box : ZEROS;
+    },
+    known: "cea7403d4d606b6e074ec5d3baf39d18726003ca37a62a74d1a2f58e7506358e2d46b7e01dcbc3baf13bcfc76a3bd207",
+  },
+  {
+    functions: ["keystream"],
+    answer: async (suite) => (await suite.keystream(ZEROS)).bytes(1, 32),
+    known: "530f8afbc74536b9a963b4f1c4cb738bcea7403d4d606b6e074ec5d3baf39d18",
+  },
+];
 
-  static async of(secret: Bytes): Promise<SigningKey> {
-    const [key, publicKey] = await privateKey("Ed25519", secret, ["sign"]);
-    return new SigningKey(key, publicKey);
-  }
+let inUse: Promise<Suite> | null = null;
 
-  /** A signature of 64 bytes. The same message has the same signature. */
-  async sign(message: Bytes): Promise<Bytes> {
-    return new Uint8Array(await crypto.subtle.sign("Ed25519", this.#key, message));
-  }
+/** Let an implementation of WebCrypto compute what it can from now on; without one, JavaScript computes all. */
+export function useWebCrypto(subtle: SubtleCrypto | undefined): void {
+  inUse = subtle === undefined ? Promise.resolve(nobleSuite) : chosen(webSuite(subtle));
+}
+
+/** The functions of WebCrypto whose answers are the known ones, and the others in JavaScript. */
+async function chosen(web: Suite): Promise<Suite> {
+  const isRight = ({ answer, known }: Algorithm) =>
+    answer(web).then(
+      (found) => equal(found, fromHex(known)),
+      () => false,
+    );
+  const right = await Promise.all(ALGORITHMS.map(isRight));
+  const names = ALGORITHMS.filter((_, place) => right[place]).flatMap(({ functions }) => functions);
+  return { ...nobleSuite, ...Object.fromEntries(names.map((name) => [name, web[name]])) };
+}
+
+function suite(): Promise<Suite> {
+  if (inUse === null) useWebCrypto(globalThis.crypto?.subtle);
+  return inUse!;
+}
+
+/** SHA-256, 32 bytes. */
+export async function sha256(data: Bytes): Promise<Bytes> {
+  return (await suite()).sha256(data);
+}
+
+/** HKDF-SHA-256 (RFC 5869) to 32 bytes. */
+export async function hkdf(secret: Bytes, salt: Bytes, info: Bytes): Promise<Bytes> {
+  return (await suite()).hkdf(secret, salt, info);
+}
+
+/** The private key of 32 bytes that signs by Ed25519. */
+export async function signingKey(secret: Bytes): Promise<SigningKey> {
+  return (await suite()).signingKey(secret);
 }
 
 /** Whether an Ed25519 public key of 32 bytes made the signature over the message. */
 export async function verifies(publicKey: Bytes, signature: Bytes, message: Bytes): Promise<boolean> {
   try {
-    const key = await crypto.subtle.importKey("raw", publicKey, "Ed25519", false, ["verify"]);
-    return await crypto.subtle.verify("Ed25519", key, signature, message);
+    return await (await suite()).verifies(publicKey, signature, message);
   } catch {
     return false; // not a public key, or not 64 bytes
   }
 }
 
-/** An X25519 private key of one session, from its 32 bytes, which makes secrets with peers. */
-export class PairKey {
-  readonly public: Bytes;
-  readonly #key: CryptoKey;
-
-  private constructor(key: CryptoKey, publicKey: Bytes) {
-    this.#key = key;
-    this.public = publicKey;
-  }
-
-  static async of(secret: Bytes): Promise<PairKey> {
-    const [key, publicKey] = await privateKey("X25519", secret, ["deriveBits"]);
-    return new PairKey(key, publicKey);
-  }
-
-  /** The shared secret with a peer's public key, 32 bytes. Throws when the key has low order, or is none. */
-  async agree(peer: Bytes): Promise<Bytes> {
-    const point = await crypto.subtle.importKey("raw", peer, PAIR, false, []);
-    const shared = new Uint8Array(await crypto.subtle.deriveBits({ ...PAIR, public: point }, this.#key, 256));
+/** The private key of 32 bytes that makes secrets with peers by X25519. */
+export async function pairKey(secret: Bytes): Promise<PairKey> {
+  const key = await (await suite()).pairKey(secret);
+  const agree = async (peer: Bytes) => {
+    const shared = await key.agree(peer);
     if (shared.every((byte) => byte === 0)) {
       throw new RangeError("the public key has low order"); // platforms differ in whether they look
     }
     return shared;
-  }
-}
-
-async function privateKey(name: "Ed25519" | "X25519", secret: Bytes, uses: KeyUsage[]): Promise<[CryptoKey, Bytes]> {
-  const key = await crypto.subtle.importKey("pkcs8", concat(HEADS[name], secret), { name }, true, uses);
-  const { x } = await crypto.subtle.exportKey("jwk", key);
-  return [key, fromBase64url(x ?? "")];
-}
-
-/** HKDF-SHA-256 (RFC 5869) to 32 bytes. */
-export async function hkdf(secret: Bytes, salt: Bytes, info: Bytes): Promise<Bytes> {
-  const key = await crypto.subtle.importKey("raw", secret, "HKDF", false, ["deriveBits"]);
-  return new Uint8Array(await crypto.subtle.deriveBits({ name: "HKDF", hash: "SHA-256", salt, info }, key, 256));
+  };
+  return { public: key.public, agree };
 }
 
 /** A box of AES-256-GCM. A key must seal only one. */
 export async function seal(key: Bytes, content: Bytes, about: Bytes): Promise<Bytes> {
-  const box = { name: "AES-GCM", iv: NONCE, additionalData: about };
-  return new Uint8Array(await crypto.subtle.encrypt(box, await aesKey("AES-GCM", key), content));
+  return (await suite()).seal(key, content, about);
 }
 
 /** The content of a box. Throws when it does not open. */
 export async function openBox(key: Bytes, box: Bytes, about: Bytes): Promise<Bytes> {
-  const how = { name: "AES-GCM", iv: NONCE, additionalData: about };
-  return new Uint8Array(await crypto.subtle.decrypt(how, await aesKey("AES-GCM", key), box));
+  return (await suite()).openBox(key, box, about);
 }
 
-/** A stream of AES-256-CTR from a zero counter block, which can be read from any block of 16 bytes on. */
-export class Keystream {
-  readonly #key: CryptoKey;
-
-  private constructor(key: CryptoKey) {
-    this.#key = key;
-  }
-
-  static async of(key: Bytes): Promise<Keystream> {
-    return new Keystream(await aesKey("AES-CTR", key));
-  }
-
-  /** `size` bytes from block `block` on. */
-  async bytes(block: number, size: number): Promise<Bytes> {
-    const counter = new Uint8Array(16);
-    new DataView(counter.buffer).setUint32(12, block);
-    const how = { name: "AES-CTR", counter, length: 64 };
-    return new Uint8Array(await crypto.subtle.encrypt(how, this.#key, new Uint8Array(size)));
-  }
-}
-
-function aesKey(name: "AES-GCM" | "AES-CTR", key: Bytes): Promise<CryptoKey> {
-  return crypto.subtle.importKey("raw", key, name, false, ["encrypt", "decrypt"]);
+/** The stream of AES-256-CTR under a key. */
+export async function keystream(key: Bytes): Promise<Keystream> {
+  return (await suite()).keystream(key);
 }

@@ -7,7 +7,7 @@ import { type Bytes, base64, fromBase64, hex, littleEndian, utf8 } from "../byte
 import { FormatError, SecaggRefused, StateDamaged, TransportError } from "../errors.ts";
 import { checkHttps, namedAuthority, type Policy } from "../permission/policy.ts";
 import { keptJson, type Platform } from "../platform.ts";
-import { SigningKey, sha256 } from "../primitives.ts";
+import { type SigningKey, sha256, signingKey } from "../primitives.ts";
 import { SecaggError } from "../secagg/errors.ts";
 import { sign } from "../secagg/keys.ts";
 import { checkCredential } from "../secagg/roster.ts";
@@ -66,8 +66,8 @@ export async function deviceKeys({ store, random }: Platform): Promise<DeviceKey
   }
   try {
     return {
-      device: await SigningKey.of(fromBase64(kept["key:device"])),
-      secagg: await SigningKey.of(fromBase64(kept["key:secagg"])),
+      device: await signingKey(fromBase64(kept["key:device"])),
+      secagg: await signingKey(fromBase64(kept["key:secagg"])),
     };
   } catch (error) {
     throw new StateDamaged(`a key of this device cannot be read: ${String(error)}`);

@@ -13,7 +13,7 @@
  */
 
 import { type Bytes, concat, littleEndian, u32 } from "../bytes.ts";
-import { PairKey, platformRandom, type RandomSource, type SigningKey, sha256 } from "../primitives.ts";
+import { type PairKey, pairKey, platformRandom, type RandomSource, type SigningKey, sha256 } from "../primitives.ts";
 import {
   type ClientState,
   decodeState,
@@ -133,7 +133,7 @@ export class Client {
   async #advertise(given: SessionInput, data: Bytes): Promise<Step> {
     const invite = await acceptInvitation(this.#policy, data, given, given.lastRound);
     const maskSecret = this.#random(KEY_BYTES);
-    const [maskKey, boxKey] = [await PairKey.of(maskSecret), await PairKey.of(this.#random(KEY_BYTES))];
+    const [maskKey, boxKey] = [await pairKey(maskSecret), await pairKey(this.#random(KEY_BYTES))];
     const device = {
       id: this.#identity.public,
       maskKey: maskKey.public,

@@ -1,7 +1,7 @@
 /** The neighbour graph: a Harary ring on a permutation that nobody chose. Spec: docs/spec/secagg.md §3. */
 
 import { type Bytes, concat } from "../bytes.ts";
-import { Keystream, sha256 } from "../primitives.ts";
+import { keystream, sha256 } from "../primitives.ts";
 import { tag } from "./encoding.ts";
 import type { GraphParameters } from "./parameters.ts";
 
@@ -12,7 +12,7 @@ export async function neighboursOf(
   root: Bytes,
   beacon: Bytes,
 ): Promise<number[]> {
-  const stream = await Keystream.of(await sha256(concat(tag("graph"), root, beacon)));
+  const stream = await keystream(await sha256(concat(tag("graph"), root, beacon)));
   const view = new DataView((await stream.bytes(0, 8 * n)).buffer);
   const words = Array.from({ length: n }, (_, place) => view.getBigUint64(8 * place, true));
   const ring = Array.from(words.keys()).sort((a, b) => (words[a]! < words[b]! ? -1 : Number(words[a]! > words[b]!)));

@@ -1,7 +1,7 @@
 /** Masks: AES-256-CTR keystreams that are added to words. Spec: docs/spec/secagg.md §1, §6. */
 
 import type { Bytes } from "../bytes.ts";
-import { Keystream } from "../primitives.ts";
+import { keystream } from "../primitives.ts";
 import type { Words } from "./packing.ts";
 
 const CHUNK_WORDS = 1 << 18; // two megabytes of keystream at a time: fewer are dearer, each being a task of the platform
@@ -17,7 +17,7 @@ export interface Mask {
 export async function addMasks(words: Words, masks: readonly Mask[]): Promise<void> {
   const total = words.length / 2;
   for (const { key, sign } of masks) {
-    const stream = await Keystream.of(key);
+    const stream = await keystream(key);
     for (let first = 0; first < total; first += CHUNK_WORDS) {
       const chunk = words.subarray(2 * first, 2 * Math.min(first + CHUNK_WORDS, total));
       const bytes = await stream.bytes(first / BLOCK_WORDS, 4 * chunk.length);

@@ -3,7 +3,7 @@
  * A word of 64 bits is two numbers of 32 in an array, the lower one first: as little-endian bytes, that is the word.
  */
 
-import { Keystream, type RandomSource } from "../primitives.ts";
+import { type Keystream, keystream, type RandomSource } from "../primitives.ts";
 import type { Float32 } from "../report.ts";
 import { BadInput, HeadroomError } from "./errors.ts";
 import { bound, MOST_VARIANCE, mostSquare, Skellam, shareOf } from "./noise.ts";
@@ -96,7 +96,7 @@ export async function pack(
   if (vector.length !== size) {
     throw new BadInput(`the vector must have ${size} values, not ${vector.length}`);
   }
-  const uniform = new Uniform(await Keystream.of(random(32)));
+  const uniform = new Uniform(await keystream(random(32)));
   const words = new Uint32Array(2 * (2 + segments.reduce((sum, segment) => sum + wordsOf(segment), 0)));
   words[0] = weight;
   let [begin, at] = [0, 2];
@@ -110,7 +110,7 @@ export async function pack(
         target.fill(0);
         square = await quantise(segment, values, factor, uniform, target);
       }
-      await addNoise(segment, new Uniform(await Keystream.of(random(32))), target);
+      await addNoise(segment, new Uniform(await keystream(random(32))), target);
     }
     begin += segment.size;
     at += target.length;
