@@ -22,6 +22,7 @@ CoordinatorError
 │   ├── InvalidToken        a token's name, or its time, cannot be
 │   ├── UnknownToken        there is no such token to revoke
 │   ├── BadToken            a token is none of this coordinator, was revoked or has expired
+│   ├── ForgedForm          a form was not sent from a page of the session that it came with
 │   └── RoleLacking         a token is good, and its role does not allow what was asked
 ├── TaskError
 │   ├── InvalidTask         the task's settings contradict each other, or do not fit the bundle
@@ -138,6 +139,10 @@ class UnknownToken(TokenError):
 
 class BadToken(TokenError):
     """A token is none of this coordinator, was revoked or has expired."""
+
+
+class ForgedForm(TokenError):
+    """A form was not sent from a page of the session that it came with."""
 
 
 class RoleLacking(TokenError):

@@ -75,7 +75,15 @@ class Keys:
     @property
     def between_replicas(self) -> bytes:
         """A secret derived from the server's key: it authenticates requests that replicas forward to each other."""
-        derived = HKDF(SHA256(), _SECRET_BYTES, salt=None, info=b"muster: requests passed on between replicas")
+        return self._derived(b"muster: requests passed on between replicas")
+
+    @property
+    def of_web_sessions(self) -> bytes:
+        """A secret derived from the server's key: it authenticates the cookies and forms of the dashboard."""
+        return self._derived(b"muster: web sessions of the dashboard")
+
+    def _derived(self, info: bytes) -> bytes:
+        derived = HKDF(SHA256(), _SECRET_BYTES, salt=None, info=info)
         return derived.derive(self.server.private.private_bytes_raw())
 
 

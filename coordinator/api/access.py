@@ -15,7 +15,6 @@ from coordinator.api.tokens import authenticate
 from coordinator.errors import BadToken
 from coordinator.rules.entities import Role, Token
 
-COOKIE = "muster-viewer"
 _BEARER = HTTPBearer(auto_error=False, description="A token that `muster coordinator token` printed.")
 _HERE = re.compile(r"(?:127\.0\.0\.1|\[::1\]|localhost)(?::[0-9]+)?")
 _LOOPBACK = Token(id="loopback", name="loopback", role=Role.VIEWER, created_at=0.0, expires_at=math.inf)
@@ -37,8 +36,9 @@ class Access:
     def _whose(self, request: Request, credentials: HTTPAuthorizationCredentials | None) -> Token:
         if credentials is not None:
             return authenticate(self._database, credentials.credentials)
-        if self._loopback and _names_this_machine(request):
-            return _LOOPBACK
+        found = self.without_token(request)
+        if found is not None:
+            return found
         raise BadToken("send a token: Authorization: Bearer muster_…; `muster coordinator token` makes one")
 
     def operator(self, request: Request, credentials: Credentials) -> Token:
@@ -47,24 +47,9 @@ class Access:
         token.demand(Role.OPERATOR)
         return token
 
-    def page_viewer(self, request: Request) -> Token | None:
-        """The token in the cookie that a login set; None without a good one."""
-        text = request.cookies.get(COOKIE)
-        if text is None:
-            return _LOOPBACK if self._loopback and _names_this_machine(request) else None
-        try:
-            return authenticate(self._database, text)
-        except BadToken:
-            return None
-
-    def may_view_pages(self, request: Request) -> bool:
-        """Whether the sender of a request may view pages."""
-        return self.page_viewer(request) is not None
-
-    def require_page_viewer(self, request: Request) -> None:
-        """Raise BadToken unless the sender of a request may view pages."""
-        if not self.may_view_pages(request):
-            raise BadToken("log in first")
+    def without_token(self, request: Request) -> Token | None:
+        """The viewer that whoever is on this machine may be without a token; None where nobody may."""
+        return _LOOPBACK if self._loopback and _names_this_machine(request) else None
 
 
 def _names_this_machine(request: Request) -> bool:

@@ -73,6 +73,13 @@ def authenticate(database: Database, text: str) -> Token:
     return found[0]
 
 
+def good_token(database: Database, token_id: str) -> Token | None:
+    """The token with an id, while it is good; of a token that was shown before, by `authenticate`."""
+    with database.reading() as records:
+        found, now = records.tokens.find(token_id), records.at
+    return found[0] if found is not None and found[0].state(now) == "good" else None
+
+
 def _date(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).date().isoformat()
 

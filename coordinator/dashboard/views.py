@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 from coordinator.dashboard.curves import Curve, curves
 from coordinator.rules.buffers import mean_staleness
@@ -137,6 +138,14 @@ def task_page(records: Records, task_id: str) -> TaskPage:
         ),
         history=tuple(records.history(task)),
     )
+
+
+def kept_models(records: Records, task_id: str) -> dict[str, Any]:
+    """A task, and the numbers and metrics of the rounds whose models are kept, newest first. Raises UnknownTask."""
+    task = records.task(task_id)
+    kept = set(records.garbage.rounds_with_models(task_id))
+    rounds = [(number, metrics) for number, metrics in records.overview.curve(task_id) if number in kept]
+    return {"task": task, "models": [*reversed(rounds), (0, {})]}
 
 
 def clock(at: float) -> str:

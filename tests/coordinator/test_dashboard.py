@@ -1,5 +1,7 @@
 """The dashboard: who sees it, that it is live, and that a phone shows it."""
 
+import hashlib
+import re
 import shutil
 import threading
 import time
@@ -137,15 +139,25 @@ def test_login_in_a_browser_opens_the_pages_and_logout_shuts_them(store, registe
     browser.get(str(locked.base_url))
     shows(browser, "Log in", "muster coordinator token")
     browser.find_element(By.NAME, "token").send_keys(issue(store.database, "dana", Role.VIEWER)[1])
-    browser.find_element(By.CSS_SELECTOR, ".login button").click()
+    browser.find_element(By.CSS_SELECTOR, "main button").click()
     shows(browser, "Populations", "phones", "Log out dana")
     assert browser.execute_script("return document.cookie") == ""
     browser.find_element(By.CSS_SELECTOR, "header button").click()
-    shows(browser, "A viewer's token")
+    shows(browser, "Token of a viewer or an operator")
+
+
+def csrf(page):
+    """The CSRF token of the forms on a page."""
+    return re.search(r'name="csrf" value="([0-9a-f]{64})"', page.text)[1]
 
 
 def log_in(client, token):
-    return client.post("/login", data={"token": token})
+    return client.post("/login", data={"token": token, "csrf": csrf(client.get("/login"))})
+
+
+def change(client, task, verb, **fields):
+    """Send a form of the task's page, as a browser does."""
+    return client.post(f"/tasks/{task}/{verb}", data={"csrf": csrf(client.get("/")), **fields})
 
 
 def test_stranger_sees_the_login_alone(register, locked):
@@ -153,23 +165,22 @@ def test_stranger_sees_the_login_alone(register, locked):
     for path in ("/", f"/tasks/{task}", "/tasks/nope"):
         page = locked.get(path)
         assert page.status_code == 401
-        assert "A viewer's token" in page.text
+        assert "Token of a viewer or an operator" in page.text
         assert task not in page.text
     for path in ("/events", f"/tasks/{task}/events"):
         assert locked.get(path).status_code == 401
     assert log_in(locked, "muster_0").status_code == 401
-    assert log_in(locked, "x" * 5000).status_code == 401
-    assert "set-cookie" not in log_in(locked, "").headers
+    assert log_in(locked, "x" * 5000).status_code == 403  # a form that is too long has no fields
+    assert log_in(locked, "").status_code == 401
 
 
-def test_cookie_is_a_viewers_for_pages_alone_and_dies_with_its_token(store, register, locked):
+def test_session_is_for_pages_alone_and_dies_with_its_token(store, register, locked):
     task = register()
-    operator = log_in(locked, issue(store.database, "erin", Role.OPERATOR)[1])
-    assert (operator.status_code, "set-cookie" in operator.headers) == (403, False)
     token, text = issue(store.database, "finn", Role.VIEWER)
     entered = log_in(locked, text)
     assert (entered.status_code, entered.headers["location"]) == (303, "/")
-    assert {"HttpOnly", "SameSite=strict", "Path=/"} <= set(entered.headers["set-cookie"].split("; "))
+    assert {"HttpOnly", "SameSite=strict", "Path=/", "Max-Age=43200"} <= set(entered.headers["set-cookie"].split("; "))
+    assert text not in entered.headers["set-cookie"]
     page = locked.get(f"/tasks/{task}")
     assert page.status_code == 200
     assert "default-src 'none'; script-src 'self'" in page.headers["content-security-policy"]
@@ -182,6 +193,78 @@ def test_cookie_is_a_viewers_for_pages_alone_and_dies_with_its_token(store, regi
         for _ in lines:  # the stream ends, and the loop with it
             pass
     assert locked.get("/").status_code == 401
+
+
+def test_operator_pauses_resumes_rolls_back_and_cancels_by_forms(store, register, locked):
+    task = register(goal=1, rounds=3)
+    token, text = issue(store.database, "erin", Role.OPERATOR)
+    assert "Max-Age=3600" in log_in(locked, text).headers["set-cookie"]
+    assert change(locked, task, "pause").headers["location"] == f"/tasks/{task}"
+    refused = change(locked, task, "pause")
+    assert (refused.status_code, "is paused" in refused.text) == (409, True)
+    assert change(locked, task, "rollback", round="0").status_code == 303
+    assert re.search('value="1">1<.*value="0">0, the start<', locked.get(f"/tasks/{task}/rollback").text)
+    for wrong in ({"round": "one"}, {"round": "7"}, {}):
+        assert change(locked, task, "rollback", **wrong).status_code == 404
+    assert "cannot be undone" in locked.get(f"/tasks/{task}/cancel").text
+    assert [change(locked, task, verb).status_code for verb in ("resume", "cancel")] == [303, 303]
+    history = store.history(task)
+    assert [one.after for one in history] == ["active", "paused", "paused", "active", "cancelled"]
+    assert all(one.cause.endswith(f"operator erin, token {token.id}") for one in history[1:])
+    assert change(locked, task, "explode").status_code == 404
+    assert change(locked, "nope", "pause").status_code == 404
+
+
+def test_only_an_operators_own_page_changes_a_task(store, register, locked):
+    task = register()
+    assert locked.post(f"/tasks/{task}/pause").status_code == 401
+    log_in(locked, issue(store.database, "finn", Role.VIEWER)[1])
+    assert "Pause" not in locked.get(f"/tasks/{task}").text
+    assert change(locked, task, "pause").status_code == 403
+    of_viewer = csrf(locked.get("/"))
+    log_in(locked, issue(store.database, "erin", Role.OPERATOR)[1])
+    assert "Pause" in locked.get(f"/tasks/{task}").text
+    for forged in ({}, {"csrf": ""}, {"csrf": of_viewer}, {"csrf": "é"}):
+        refused = locked.post(f"/tasks/{task}/pause", data=forged)
+        assert (refused.status_code, "not from a page of your session" in refused.text) == (403, True)
+        assert locked.post("/logout", data=forged).status_code == 403
+    assert store.task(task).state.value == "active"
+
+
+def test_session_that_was_altered_or_is_over_opens_nothing(store, register, locked, monkeypatch):
+    register()
+    token, text = issue(store.database, "erin", Role.OPERATOR)
+    log_in(locked, text)
+    name, cookie = next(iter(locked.cookies.items()))
+    _, expires_at, rest = cookie.split(".", 2)
+    other = issue(store.database, "finn", Role.OPERATOR)[0]
+    for altered in (
+        f"{other.id}.{expires_at}.{rest}",
+        f"{token.id}.{int(expires_at) + 9}.{rest}",
+        cookie[:-1],
+        "é",
+        "",
+    ):
+        answer = httpx2.get(str(locked.base_url), headers={"Cookie": f"{name}={altered}".encode()})
+        assert answer.status_code == 401
+    assert locked.get("/").status_code == 200
+    monkeypatch.setattr("coordinator.dashboard.web_sessions.time.time", lambda: int(expires_at))
+    assert locked.get("/").status_code == 401
+
+
+def test_viewer_downloads_model_plan_and_certificate(store, register, locked, tmp_path):
+    privacy = Privacy(epsilon=4, delta=1e-6, users=1000, noise_multiplier=2)
+    task = register(make_private_bundle(tmp_path / "private"), privacy=privacy)
+    names = ("model", "plan", "privacy-certificate")
+    assert [locked.get(f"/tasks/{task}/{name}").status_code for name in names] == [401, 401, 401]
+    log_in(locked, issue(store.database, "finn", Role.VIEWER)[1])
+    model, plan, certificate = (locked.get(f"/tasks/{task}/{name}") for name in names)
+    assert model.content == store.model_file(task)
+    assert model.headers["content-disposition"] == f'attachment; filename="{task}.safetensors"'
+    assert hashlib.sha256(plan.content).hexdigest() == store.task(task).plan_sha256
+    assert set(certificate.json()) == {"certificate", "ledger"}
+    assert store.audit()[-1].actor.startswith("viewer finn")
+    assert locked.get(f"/tasks/{task}/model?round=7").status_code == 404
 
 
 def test_open_page_does_not_hold_up_a_stop(store, tmp_path):
@@ -205,8 +288,8 @@ def test_open_page_does_not_hold_up_a_stop(store, tmp_path):
 @pytest.fixture
 def few_pages(monkeypatch):
     """Three pages may be open at a time."""
-    monkeypatch.setattr("coordinator.dashboard.pages._MOST_STREAMS", 3)
-    monkeypatch.setattr("coordinator.dashboard.pages._TICK_S", 0.01)
+    monkeypatch.setattr("coordinator.dashboard.streams._MOST_STREAMS", 3)
+    monkeypatch.setattr("coordinator.dashboard.streams._TICK_S", 0.01)
 
 
 def test_open_pages_are_bounded_and_one_that_is_shut_makes_room(few_pages, served):
@@ -230,8 +313,8 @@ def test_open_pages_are_bounded_and_one_that_is_shut_makes_room(few_pages, serve
 
 
 def test_an_open_page_is_drawn_again_now_and_then(served, monkeypatch):
-    monkeypatch.setattr("coordinator.dashboard.pages._TICK_S", 0.01)
-    monkeypatch.setattr("coordinator.dashboard.pages._REDRAW_S", 0.02)
+    monkeypatch.setattr("coordinator.dashboard.streams._TICK_S", 0.01)
+    monkeypatch.setattr("coordinator.dashboard.streams._REDRAW_S", 0.02)
     with httpx2.stream("GET", f"{served.admin}/events", timeout=10) as stream:
         drawn = 0
         for line in stream.iter_lines():

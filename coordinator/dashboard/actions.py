@@ -1,0 +1,99 @@
+"""Forms of the dashboard: login and logout, and what an operator does with a task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+from urllib.parse import quote
+
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from coordinator.api.service import Service
+from coordinator.api.tokens import authenticate
+from coordinator.dashboard.forms import SHOWN, read_fields, status_of
+from coordinator.dashboard.rendering import Renderer, redirect
+from coordinator.dashboard.web_sessions import COOKIE, WebSessions
+from coordinator.errors import BadToken, ForgedForm, UnknownRound
+from coordinator.rules.entities import Role
+
+_FORM_BYTES = 4096
+Act: TypeAlias = Callable[[str, str], None]
+
+
+class Actions:
+    """What forms do. Each asks for the CSRF token of the session, and those that change tasks for an operator."""
+
+    def __init__(self, service: Service, sessions: WebSessions, renderer: Renderer) -> None:
+        self._store = service.store
+        self._lineage = service.lineage
+        self._sessions = sessions
+        self._renderer = renderer
+
+    async def login(self, request: Request) -> Response:
+        """Begin a session for the token in the form."""
+        fields = await read_fields(request, _FORM_BYTES)
+        return await run_in_threadpool(self._log_in, request, fields)
+
+    async def logout(self, request: Request) -> Response:
+        """Forget the session."""
+        fields = await read_fields(request, _FORM_BYTES)
+        visitor = await run_in_threadpool(self._sessions.visitor, request)
+        try:
+            self._sessions.check_form(visitor, fields)
+        except ForgedForm as error:
+            return self._renderer.problem(request, visitor, 403, str(error))
+        response = redirect("/")
+        response.delete_cookie(COOKIE, httponly=True, samesite="strict")
+        return response
+
+    async def change(self, request: Request, task: str, verb: str) -> Response:
+        """Pause, resume, cancel or roll back a task."""
+        fields = await read_fields(request, _FORM_BYTES)
+        return await run_in_threadpool(self._change, request, task, verb, fields)
+
+    def _log_in(self, request: Request, fields: dict[str, str]) -> Response:
+        visitor = self._sessions.visitor(request)
+        try:
+            self._sessions.check_form(visitor, fields)
+            token = authenticate(self._store.database, fields.get("token", ""))
+        except ForgedForm as error:
+            return self._renderer.login(request, visitor, 403, wrong=str(error))
+        except BadToken as error:
+            return self._renderer.login(request, visitor, 401, wrong=f"You are not logged in: {error}.")
+        response = redirect("/")
+        self._sessions.begin(token).give(request, response)
+        return response
+
+    def _change(self, request: Request, task: str, verb: str, fields: dict[str, str]) -> Response:
+        visitor = self._sessions.visitor(request)
+        if visitor.token is None:
+            return self._renderer.login(request, visitor)
+        try:
+            self._sessions.check_form(visitor, fields)
+            visitor.token.demand(Role.OPERATOR)
+            self._act(verb, fields)(task, visitor.token.signature)
+        except SHOWN as error:
+            back = f"/tasks/{quote(task, safe='')}"
+            return self._renderer.problem(request, visitor, status_of(error), str(error), back)
+        return redirect(f"/tasks/{quote(task, safe='')}")
+
+    def _act(self, verb: str, fields: dict[str, str]) -> Act:
+        """What a verb does to a task, for somebody. Raises UnknownRound."""
+        if verb == "rollback":
+            number = _round_number(fields.get("round", ""))
+            return lambda task, by: self._store.roll_back(task, number, self._lineage, by)
+        acts: dict[str, Act] = {
+            "pause": self._store.pause, "resume": self._store.resume, "cancel": self._store.cancel
+        }  # fmt: skip
+        if verb not in acts:
+            raise HTTPException(404, "Not Found")
+        return acts[verb]
+
+
+def _round_number(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 9:
+        raise UnknownRound(f"{text!r} is no number of a round: choose one of those whose models are kept")
+    return int(text)

@@ -1,0 +1,58 @@
+"""Downloads from the dashboard: models, plans and certificates of tasks."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+import msgspec
+from fastapi import Query
+from starlette.requests import Request
+from starlette.responses import Response
+
+from coordinator.api.openapi import BYTES
+from coordinator.api.service import Service
+from coordinator.certificates import certify
+from coordinator.dashboard.rendering import HEADERS
+from coordinator.dashboard.web_sessions import WebSessions
+from coordinator.errors import BadToken
+from coordinator.rules.entities import Token
+
+RoundNumber: TypeAlias = Annotated[int, Query(ge=0, lt=2**31)]
+_JSON = "application/json"
+
+
+class Downloads:
+    """Files of a task, for whoever may view pages. Errors are those of the admin API."""
+
+    def __init__(self, service: Service, sessions: WebSessions) -> None:
+        self._store = service.store
+        self._lineage = service.lineage
+        self._sessions = sessions
+
+    def model(self, request: Request, task: str, round: RoundNumber | None = None) -> Response:
+        """The model after a committed round, by default the last; the audit log says who read it."""
+        data = self._store.model(task, round, self._viewer(request).signature)
+        return _file(data, BYTES, f"{task}{'' if round is None else f'-round-{round}'}.safetensors")
+
+    def plan(self, request: Request, task: str) -> Response:
+        """The plan that devices execute."""
+        self._viewer(request)
+        return _file(self._store.blobs.get(self._store.task(task).plan_sha256), _JSON, f"{task}-plan.json")
+
+    def privacy_certificate(self, request: Request, task: str, round: RoundNumber | None = None) -> Response:
+        """The privacy certificate of the model after a round, by default the last, with its ledger."""
+        self._viewer(request)
+        data = msgspec.json.encode(certify(self._store, self._lineage, task, round))
+        return _file(data, _JSON, f"{task}.safetensors.privacy.json")
+
+    def _viewer(self, request: Request) -> Token:
+        """Raises BadToken."""
+        token = self._sessions.visitor(request).token
+        if token is None:
+            raise BadToken("log in first")
+        return token
+
+
+def _file(data: bytes, kind: str, name: str) -> Response:
+    # A task's id is hexadecimal digits, so that the name needs no quoting.
+    return Response(data, headers=HEADERS | {"Content-Disposition": f'attachment; filename="{name}"'}, media_type=kind)

@@ -1,0 +1,60 @@
+"""HTML of the dashboard: templates, and the headers that every page has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jinja2
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from coordinator.dashboard.curves import HEIGHT, WIDTH
+from coordinator.dashboard.views import date
+from coordinator.dashboard.web_sessions import CSRF_FIELD, Visitor
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+class Renderer:
+    """Pages and parts of them, from templates in which all that is not marked up is escaped."""
+
+    def __init__(self) -> None:
+        self._templates = jinja2.Environment(
+            loader=jinja2.PackageLoader("coordinator.dashboard"),
+            autoescape=True,
+            undefined=jinja2.StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._templates.globals |= {"width": WIDTH, "height": HEIGHT, "csrf_field": CSRF_FIELD}
+        self._templates.filters["date"] = date
+
+    def part(self, template: str, visitor: Visitor, **seen: Any) -> str:
+        """A part of a page, or all of it, for a visitor."""
+        return self._templates.get_template(template).render(visitor=visitor, **seen)
+
+    def page(self, request: Request, visitor: Visitor, template: str, status: int = 200, **seen: Any) -> Response:
+        """A page for a visitor, with the cookie of a session that began with it."""
+        html = self.part(template, visitor, **seen)
+        response = Response(html, status, HEADERS, media_type="text/html")
+        visitor.give(request, response)
+        return response
+
+    def login(self, request: Request, visitor: Visitor, status: int = 401, wrong: str = "") -> Response:
+        """The form that asks for a token. wrong: what was wrong with the last one."""
+        return self.page(request, visitor, "login.html", status, wrong=wrong)
+
+    def problem(self, request: Request, visitor: Visitor, status: int, what: str, back: str = "/") -> Response:
+        """A page that says why something was not done."""
+        return self.page(request, visitor, "problem.html", status, what=what, back=back)
+
+
+def redirect(to: str) -> Response:
+    """The answer to a form that did what it was for: the browser loads a page, and loading it again repeats nothing."""
+    return RedirectResponse(to, 303, headers=HEADERS)

@@ -1,0 +1,115 @@
+"""Web sessions: a signed cookie that names a token, and the CSRF tokens of the forms that it may send.
+
+Nothing of them is stored. The key is the same at all replicas, and the token is looked up at every request: one that
+was revoked or expired ends its sessions at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from coordinator.api.access import Access
+from coordinator.api.service import Service
+from coordinator.api.tokens import good_token
+from coordinator.errors import BadToken, ForgedForm
+from coordinator.rules.entities import Role, Token
+
+COOKIE = "muster-session"
+CSRF_FIELD = "csrf"
+LASTS_S = {Role.VIEWER: 12 * 3600, Role.OPERATOR: 3600}
+"""Seconds from a login to the next one: somebody who can change tasks is asked sooner."""
+_BEFORE_LOGIN_S = 3600
+_COOKIE = re.compile(r"([0-9a-f]{8})?\.([0-9]{1,12})\.([A-Za-z0-9_-]{22})\.([0-9a-f]{64})")
+
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """Whoever sent a request. token: None before a login, where that is asked for.
+
+    csrf: what a form on a page for this visitor must send back. cookie: one that is to be set, or "".
+    """
+
+    token: Token | None
+    csrf: str
+    cookie: str = ""
+    lasts_s: int = 0
+
+    @property
+    def operates(self) -> bool:
+        """Whether the visitor may change tasks."""
+        return self.token is not None and self.token.role is Role.OPERATOR
+
+    @property
+    def logged_in(self) -> bool:
+        """Whether a token was shown: whoever is on this machine may be a viewer without one."""
+        return self.token is not None and self.token.id != "loopback"
+
+    def give(self, request: Request, response: Response) -> None:
+        """Set the cookie of a new session."""
+        if self.cookie:
+            secure = request.url.scheme == "https"
+            response.set_cookie(
+                COOKIE, self.cookie, max_age=self.lasts_s, httponly=True, samesite="strict", secure=secure
+            )
+
+
+class WebSessions:
+    """The sessions of the dashboard. Its methods read the database, and so run in threads."""
+
+    def __init__(self, service: Service, access: Access) -> None:
+        self._database = service.store.database
+        self._keys = service.keys
+        self._access = access
+
+    def visitor(self, request: Request) -> Visitor:
+        """Whoever sent a request, with a new session if it came with none that is good."""
+        found = self._read(request.cookies.get(COOKIE, ""))
+        if found is None:
+            return self._begin(self._access.without_token(request), "", _BEFORE_LOGIN_S)
+        token_id, csrf = found
+        token = good_token(self._database, token_id) if token_id else self._access.without_token(request)
+        return Visitor(token, csrf)
+
+    def begin(self, token: Token) -> Visitor:
+        """A new session for a token that was shown: one from before the login is never taken over."""
+        return self._begin(token, token.id, LASTS_S[token.role])
+
+    def may_view(self, request: Request) -> bool:
+        """Whether the sender of a request may view pages."""
+        return self.visitor(request).token is not None
+
+    def require_viewer(self, request: Request) -> None:
+        """Raise BadToken unless the sender of a request may view pages."""
+        if not self.may_view(request):
+            raise BadToken("log in first")
+
+    def check_form(self, visitor: Visitor, fields: Mapping[str, str]) -> None:
+        """Raise ForgedForm unless a form came from a page of this visitor."""
+        if not hmac.compare_digest(visitor.csrf.encode(), fields.get(CSRF_FIELD, "").encode()):
+            raise ForgedForm("this form is not from a page of your session, or that ended: load the page again")
+
+    def _begin(self, token: Token | None, token_id: str, lasts_s: int) -> Visitor:
+        stated = f"{token_id}.{int(time.time()) + lasts_s}.{secrets.token_urlsafe(16)}"
+        return Visitor(token, self._mac("form", stated), f"{stated}.{self._mac('cookie', stated)}", lasts_s)
+
+    def _read(self, cookie: str) -> tuple[str, str] | None:
+        """The token's id, or "", and the CSRF token of a cookie; None when it is not good."""
+        match = _COOKIE.fullmatch(cookie)
+        if match is None or int(match[2]) <= time.time():
+            return None
+        stated, _, mac = cookie.rpartition(".")
+        if not hmac.compare_digest(mac, self._mac("cookie", stated)):
+            return None
+        return match[1] or "", self._mac("form", stated)
+
+    def _mac(self, purpose: str, stated: str) -> str:
+        return hmac.new(self._keys.of_web_sessions, f"{purpose}.{stated}".encode(), hashlib.sha256).hexdigest()
