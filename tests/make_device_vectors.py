@@ -22,6 +22,8 @@ from fedcore import checkpoint, masking
 from fedcore.batching import StreamKey, noise, permutation
 from fedcore.codecs import encode as encode_values
 from fedcore.codecs.codec import RoundKey
+from fedcore.codecs.count_sketch import CountSketch
+from fedcore.codecs.low_rank import LowRank
 from fedcore.codecs.rotation import Rotation
 from fedcore.codecs.subsample import Subsample
 from fedcore.errors import BrokenSuccession, ReportError
@@ -85,6 +87,7 @@ def device_vectors():
         "checkpoints": checkpoints(),
         "reports": reports(),
         "codecs": coded(),
+        "low_rank": factored(),
         "masking": derivations(),
         "packings": packings(),
         "parameters": cohorts(),
@@ -206,14 +209,27 @@ def reports():
 def coded():
     """The digests of values as they travel, of segments with codecs."""
     key, found = RoundKey(SEED, 2**31 - 1), []
-    chains = (Rotation(8), Rotation(32)), (Rotation.of(3000), Subsample(701)), (Subsample(1),)
-    for size, chain in zip((37, 3000, 1), chains, strict=True):
+    chains = (
+        (37, (Rotation(8), Rotation(32))), (3000, (Rotation.of(3000), Subsample(701))), (1, (Subsample(1),)),
+        (1000, (CountSketch(3, 111),)), (70_001, (CountSketch(1, 70_001),)),
+    )  # fmt: skip
+    for size, chain in chains:
         travelling = encode_values(chain, values(size), key, 2)
         found.append({
             "codecs": msgspec.to_builtins(chain), "size": size, "seed": str(SEED), "round": key.round, "segment": 2,
             "values": values(size).tobytes().hex(), "coded_sha256": digest(travelling.tobytes()),
         })  # fmt: skip
     return found
+
+
+def factored():
+    """Low-rank factors, which are equal up to rounding: the values that travel, and not their digest."""
+    codec, key = LowRank(3, ((7, 50), (60, 8), (2, 40), (11, 1))), RoundKey(SEED, 5)
+    given = values(sum(rows * columns for rows, columns in codec.matrices))
+    return {
+        "codecs": msgspec.to_builtins((codec,)), "seed": str(SEED), "round": key.round, "segment": 1,
+        "values": given.tobytes().hex(), "coded": encode_values((codec,), given, key, 1).tobytes().hex(),
+    }  # fmt: skip
 
 
 def noise_shares():

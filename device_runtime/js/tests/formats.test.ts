@@ -3,7 +3,7 @@
 import { expect, test } from "vitest";
 import { concat, fromHex, hex, u64, utf8 } from "../src/core/bytes.ts";
 import { decodeVectors, encodeVector } from "../src/core/checkpoint.ts";
-import { encode } from "../src/core/codecs.ts";
+import { type Codec, codedSize, encode } from "../src/core/codecs.ts";
 import { FormatError, NonFiniteReport, PlanRefused } from "../src/core/errors.ts";
 import { checked, parseJson } from "../src/core/json.ts";
 import * as masking from "../src/core/masking.ts";
@@ -126,6 +126,30 @@ test.for<Vector>(device.codecs)("$size values travel as Python's bits", async (o
   const key = { seed: BigInt(one.seed), round: one.round };
   const coded = await encode(one.codecs, floats(one.values), key, one.segment);
   expect(hex(await sha256(bytesOf(coded)))).toBe(one.coded_sha256);
+});
+
+test("low-rank factors are Python's up to rounding", async () => {
+  const { codecs, seed, round, segment, ...one } = device.low_rank;
+  const coded = await encode(codecs, floats(one.values), { seed: BigInt(seed), round }, segment);
+  const expected = floats(one.coded);
+  expect(coded).toHaveLength(expected.length);
+  coded.forEach((value, place) => {
+    expect(value).toBeCloseTo(expected[place]!, 4);
+  });
+});
+
+test.each([
+  [{ codec: "rotation", block: 12 }, /power of two/],
+  [{ codec: "subsample", kept: 101 }, /at most as many/],
+  [{ codec: "count_sketch", rows: 3, columns: 34 }, /at most as many/],
+  [{ codec: "low_rank", rank: 2, matrices: [[9, 11]] as [number, number][] }, /99 values/],
+] as const)("a codec that does not fit its 100 values is refused: %o", (codec, words) => {
+  expect(() => codedSize([codec as Codec], 100)).toThrow(words);
+});
+
+test("a codec that no device knows is refused by name", () => {
+  const unknown = device.plan.text.replaceAll('"codecs":[]', '"codecs":[{"codec":"other"}]');
+  expect(() => decodePlan(utf8(unknown), 1)).toThrow(/"other"/);
 });
 
 test("the derivations of a secure round are Python's", async () => {

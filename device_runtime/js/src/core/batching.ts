@@ -40,11 +40,7 @@ export async function noise(
 ): Promise<Int32Array<ArrayBuffer>> {
   const label = concat(utf8("muster.noise.v1"), key.secret);
   const words = await deviceStream(label, key, pass, step, Math.ceil(size / 2));
-  const integers = new Int32Array(size);
-  for (let place = 0; place < size; place++) {
-    integers[place] = Number(BigInt.asIntN(32, words[place >> 1]! >> BigInt(32 * (place & 1))));
-  }
-  return integers;
+  return new Int32Array(words.buffer, 0, size);
 }
 
 function deviceStream(label: Bytes, { seed, round, slot }: StreamKey, pass: number, counter: number, words: number) {

@@ -4,7 +4,8 @@
  */
 
 import { type Bytes, bitLength, concat, fromHex, utf8 } from "./bytes.ts";
-import type { Codec } from "./codecs.ts";
+import { codecSchema } from "./codecs.ts";
+import { checked } from "./json.ts";
 import type { BlobRef } from "./plan.ts";
 import { sha256 } from "./primitives.ts";
 import type { SumBounds } from "./release.ts";
@@ -102,16 +103,10 @@ export function modelHash(plan: BlobRef, checkpoint: BlobRef): Promise<Bytes> {
   return sha256(concat(fromHex(plan.sha256), fromHex(checkpoint.sha256)));
 }
 
-/** The digest of a report layout, 32 bytes: of compact JSON, with its members in the specification's order. */
+/** The digest of a report layout, 32 bytes: of compact JSON, with its members in the specification's order, as schemas list them. */
 export function layoutHash({ segments, weighting, bounded, bits }: ReportLayout): Promise<Bytes> {
   const listed = segments.map(({ name, size, reduction, labels, codecs }) => {
-    return { name, size, reduction, labels, codecs: codecs.map(ordered) };
+    return { name, size, reduction, labels, codecs: codecs.map((codec) => checked(codecSchema, codec, "codec")) };
   });
   return sha256(utf8(JSON.stringify({ segments: listed, weighting, bounded, bits })));
-}
-
-function ordered(codec: Codec): Codec {
-  return codec.codec === "rotation"
-    ? { codec: "rotation", block: codec.block }
-    : { codec: "subsample", kept: codec.kept };
 }
