@@ -13,7 +13,7 @@ JS := device_runtime/js
 NODE_IS_NEW := node $(JS)/node-is-new.cjs 2>/dev/null
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test js docs check format migration algorithms filemap reference lock sbom clean
+.PHONY: help install demo test js page docs check format migration algorithms filemap reference lock sbom clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -29,6 +29,9 @@ test: $(INSTALLED) ## run all tests
 
 js: $(JS)/node_modules/.package-lock.json ## check and test the device runtime in TypeScript, with Node 22.18 or newer
 	cd $(JS) && npm run --silent check && npm test --silent
+
+page: $(JS)/node_modules/.package-lock.json ## build the web page by which browsers take part, in device_runtime/js/dist/page
+	cd $(JS) && npm run --silent page
 
 docs: $(INSTALLED) ## build the site of the documents in site/, which opens from there: site/docs/README.html
 	$(BIN)/sphinx-build -q -W --keep-going -c docs -b html . site

@@ -17,6 +17,7 @@ from coordinator.api.device_endpoints import DeviceApi
 from coordinator.api.device_routes import DEVICES, add_device_routes
 from coordinator.api.health import health_router, metrics_router
 from coordinator.api.http import install_problems
+from coordinator.api.page import PAGE, PageFiles
 from coordinator.api.reports import ReportApi
 from coordinator.api.service import Service
 from coordinator.api.uploads import Senders
@@ -54,6 +55,9 @@ def device_app(service: Service) -> FastAPI:
     install_problems(app, service.settings.soon)
     add_device_routes(app.router, DeviceApi(service, assignments, senders), reports, service.authenticator)
     app.include_router(health_router(service))
+    if service.settings.page is not None:
+        authority = service.settings.authority_url
+        app.mount(PAGE, PageFiles(service.settings.page, (authority,) if authority else ()))
     DEVICES.complete(app)
     return app
 

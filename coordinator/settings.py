@@ -88,6 +88,10 @@ class Settings(BaseSettings):
     allowed_origins: str = Field(
         default="", description="origins, by commas, whose web pages may be devices, such as https://app.example"
     )
+    page: Path | None = Field(
+        default=None,
+        description="folder of the web page that make page builds; with it browsers take part at /page/",
+    )
     algorithms: str = Field(
         default="", description="modules, by commas, from which algorithms that are not built in may be imported"
     )
@@ -167,6 +171,8 @@ class Settings(BaseSettings):
             path = getattr(self, name)
             if path is not None and not path.is_file():
                 raise ValueError(f"{name} names {str(path)!r}, which is not a file")
+        if self.page is not None and not (self.page / "index.html").is_file():
+            raise ValueError(f"page names {str(self.page)!r}, where no page is built; `make page` builds one there")
         if self.loopback_viewer and self.admin_host not in _LOOPBACK:
             raise ValueError(f"loopback_viewer needs an admin_host of {', '.join(_LOOPBACK)}, not {self.admin_host}")
         return self

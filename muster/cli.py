@@ -40,6 +40,7 @@ EXTRAS = {
     "fastapi": "coordinator",
     "obstore": "coordinator",
     "psycopg": "coordinator",
+    "selenium": "browser",
     "pydantic": "coordinator",
     "pydantic_settings": "coordinator",
     "structlog": "coordinator",

@@ -8,6 +8,7 @@ import type { Platform } from "../src/core/platform.ts";
 import { platformRandom } from "../src/core/primitives.ts";
 import { deviceKeys, Enrolments } from "../src/core/protocol/enrolment.ts";
 import { Transport } from "../src/core/protocol/transport.ts";
+import { keptSigningKey } from "../src/core/signing-keys.ts";
 import { keyText } from "../src/core/wire/signatures.ts";
 import { MemoryStore } from "./memory-store.ts";
 
@@ -18,7 +19,8 @@ test("an authority without TLS is not asked where the policy demands TLS", async
     throw new Error("no network");
   };
   const store = new MemoryStore();
-  const platform = { store, random: platformRandom, now: () => 1, fetch: refuse } as unknown as Platform;
+  const given = { store, random: platformRandom, now: () => 1, fetch: refuse };
+  const platform = { ...given, signingKey: (name: string) => keptSigningKey(store, name) } as unknown as Platform;
   const coordinator = new URL("https://fl.example");
   const [key, authority] = [keyText((await deviceKeys(platform)).device.public), base64(new Uint8Array(32))];
   const shown = { key: authority, url: "http://authority.example" };

@@ -5,7 +5,7 @@ import type { Conditions } from "./conditions.ts";
 import type { Engine } from "./engine.ts";
 import { StateDamaged } from "./errors.ts";
 import type { ExampleSource } from "./examples.ts";
-import type { RandomSource } from "./primitives.ts";
+import type { RandomSource, SigningKey } from "./primitives.ts";
 
 /** Texts by key that survive restarts. They hold private keys and shares of others: keep them as one keeps a key. */
 export interface Store {
@@ -38,7 +38,9 @@ export interface Platform {
   readonly blobs: BlobCache;
   readonly engine: Engine;
   readonly examples: ExampleSource;
-  /** Reads the conditions now. */
+  /** A private key of the device by its name, made at the first call and kept. Throws StateDamaged. */
+  readonly signingKey: (name: "device" | "secagg") => Promise<SigningKey>;
+  /** Reads the conditions now. Throws PolicyForbids when the owner does not let the device work under them. */
   readonly conditions: () => Promise<Conditions>;
   readonly fetch: typeof fetch;
   readonly random: RandomSource;

@@ -15,6 +15,7 @@ import { policyOf } from "../core/permission/policy.ts";
 import type { Platform } from "../core/platform.ts";
 import { platformRandom } from "../core/primitives.ts";
 import { runSession, type SessionConfig } from "../core/session.ts";
+import { keptSigningKey } from "../core/signing-keys.ts";
 import { nodeEngine } from "./engine.ts";
 import { NpzFile } from "./npz.ts";
 import { FileBlobs, SqliteStore } from "./store.ts";
@@ -38,6 +39,7 @@ function nodePlatform(store: SqliteStore, blobs: FileBlobs, examples: NpzFile): 
     blobs,
     examples,
     engine: nodeEngine,
+    signingKey: (name) => keptSigningKey(store, name),
     conditions: async () => UNKNOWN,
     fetch,
     random: platformRandom,

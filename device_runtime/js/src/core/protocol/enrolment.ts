@@ -4,10 +4,10 @@
  */
 
 import { type Bytes, base64, fromBase64, hex, littleEndian, utf8 } from "../bytes.ts";
-import { FormatError, SecaggRefused, StateDamaged, TransportError } from "../errors.ts";
+import { FormatError, SecaggRefused, TransportError } from "../errors.ts";
 import { checkHttps, namedAuthority, type Policy } from "../permission/policy.ts";
 import { keptJson, type Platform } from "../platform.ts";
-import { type SigningKey, sha256, signingKey } from "../primitives.ts";
+import { type SigningKey, sha256 } from "../primitives.ts";
 import { SecaggError } from "../secagg/errors.ts";
 import { sign } from "../secagg/keys.ts";
 import { checkCredential } from "../secagg/roster.ts";
@@ -15,7 +15,6 @@ import { currentKey, follow, type Succession } from "../succession.ts";
 import { deviceId, keyText, type Signer } from "../wire/signatures.ts";
 import { type Identity, Transport } from "./transport.ts";
 
-const KEY_BYTES = 32;
 /** The part of its time after which a credential is renewed. */
 const SPENT = 2 / 3;
 
@@ -57,21 +56,9 @@ interface KeptCredential {
   readonly renewAt: number;
 }
 
-/** The device's own keys, made at the first call and kept in the store. */
-export async function deviceKeys({ store, random }: Platform): Promise<DeviceKeys> {
-  const [device, secagg] = [await store.get("key:device"), await store.get("key:secagg")];
-  const kept = { "key:device": device ?? base64(random(KEY_BYTES)), "key:secagg": secagg ?? base64(random(KEY_BYTES)) };
-  if (device === null || secagg === null) {
-    await store.write(kept);
-  }
-  try {
-    return {
-      device: await signingKey(fromBase64(kept["key:device"])),
-      secagg: await signingKey(fromBase64(kept["key:secagg"])),
-    };
-  } catch (error) {
-    throw new StateDamaged(`a key of this device cannot be read: ${String(error)}`);
-  }
+/** The device's own keys. */
+export async function deviceKeys({ signingKey }: Platform): Promise<DeviceKeys> {
+  return { device: await signingKey("device"), secagg: await signingKey("secagg") };
 }
 
 /** A device's enrolment at one coordinator. */

@@ -1,0 +1,177 @@
+/** The page by which a person takes part: what it shows, and what its buttons do. */
+
+import { policyOf } from "../src/core/permission/policy.ts";
+import { BrowserDevice, type Ending, type Owner } from "../src/web/device.ts";
+import { Pad } from "./drawing.ts";
+import { ending, entry, size } from "./words.ts";
+
+const COLLECTION = "default";
+const SHAPE = [1, 8, 8];
+const DAY_S = 86_400;
+const STANDARD: Owner = {
+  policy: { require_secure_aggregation: false, per_day: { sessions: 100 } },
+  rules: { onBattery: true, onMetered: false },
+  retention: { maxAgeS: 30 * DAY_S, most: 1000 },
+};
+/** The population is remembered: an installed page starts without an address of its own. */
+const REMEMBERED = "muster-population";
+const SHOWN = 20;
+
+const element = <T extends HTMLElement>(id: string) => document.getElementById(id) as T;
+const button = (id: string) => element<HTMLButtonElement>(id);
+
+function say(text: string, kind: "good" | "bad" | "" = ""): void {
+  element("state").textContent = text;
+  element("state").className = `live ${kind}`;
+}
+
+/** Do what a button asks, and say why it failed. */
+function doing(work: () => Promise<unknown>): () => void {
+  return () => {
+    work().catch((error: unknown) => say(`${error instanceof Error ? error.message : String(error)}.`, "bad"));
+  };
+}
+
+async function start(): Promise<void> {
+  const given = new URLSearchParams(location.search);
+  const population = given.get("population") ?? localStorage.getItem(REMEMBERED);
+  if (population === null) {
+    return say("This address names no population: ask for the whole link, which ends in ?population=…", "bad");
+  }
+  if (!isSecureContext) {
+    return say("A browser holds keys only for pages that come by https: ask for a link that begins with it.", "bad");
+  }
+  localStorage.setItem(REMEMBERED, population);
+  element("population").textContent = population;
+  const coordinator = new URL(given.get("coordinator") ?? "..", location.href);
+  const device = await BrowserDevice.open(coordinator, population, STANDARD, new URL("worker.js", location.href));
+  await navigator.storage.persist?.();
+  new Page(device);
+  await navigator.serviceWorker.register("service-worker.js");
+}
+
+/** The page with its device. */
+class Page {
+  readonly #device: BrowserDevice;
+  readonly #pad: Pad;
+
+  constructor(device: BrowserDevice) {
+    this.#device = device;
+    this.#pad = new Pad(element("pad"));
+    this.#pad.onchange = () => {
+      button("keep").disabled = this.#pad.isEmpty;
+    };
+    device.onending = (ended) => this.#ended(ended);
+    element("digit").append(...Array.from({ length: 10 }, (_, digit) => new Option(String(digit))));
+    button("wipe").onclick = () => this.#pad.wipe();
+    button("keep").onclick = doing(() => this.#keep());
+    button("take-part").onclick = doing(() => this.#takePart());
+    button("pause").onclick = () => {
+      device.pause();
+      this.#show("Paused.");
+    };
+    button("leave").onclick = doing(() => this.#leave());
+    button("erase").onclick = doing(() => this.#erase());
+    element<HTMLFormElement>("owner").onchange = doing(() => this.#change());
+    this.#fillRules();
+    this.#show("Ready: draw some digits, then take part.");
+    doing(() => this.#showKept())();
+  }
+
+  async #takePart(): Promise<void> {
+    await this.#device.takePart();
+    this.#show("Taking part: it waits to be chosen for a round, and then trains.");
+  }
+
+  async #keep(): Promise<void> {
+    const label = BigInt(element<HTMLSelectElement>("digit").value);
+    await this.#device.examples.add(COLLECTION, {
+      x: { shape: SHAPE, values: this.#pad.levels },
+      y: { shape: [], values: new BigInt64Array([label]) },
+    });
+    this.#pad.wipe();
+    await this.#showKept();
+  }
+
+  async #leave(): Promise<void> {
+    await this.#device.leave();
+    this.#show("You left: this device's keys are gone.");
+    await this.#showKept();
+  }
+
+  async #erase(): Promise<void> {
+    if (!confirm("Delete your examples, the journal and this device's keys?")) return;
+    await this.#device.erase();
+    localStorage.removeItem(REMEMBERED);
+    this.#show("Everything is deleted.");
+    await this.#showKept();
+  }
+
+  async #change(): Promise<void> {
+    const form = element<HTMLFormElement>("owner");
+    if (!form.reportValidity()) return;
+    const said = new FormData(form);
+    await this.#device.change({
+      policy: {
+        require_secure_aggregation: said.has("secure"),
+        per_day: { sessions: Number(said.get("sessions")) },
+      },
+      rules: { onBattery: said.has("onBattery"), onMetered: said.has("onMetered") },
+      retention: { ...this.#device.owner.retention, maxAgeS: DAY_S * Number(said.get("days")) },
+    });
+    element("rules-state").textContent = "Kept.";
+  }
+
+  #fillRules(): void {
+    const { policy, rules, retention } = this.#device.owner;
+    const { require_secure_aggregation, per_day } = policyOf(policy);
+    const { elements } = element<HTMLFormElement>("owner");
+    const field = (name: string) => elements.namedItem(name) as HTMLInputElement;
+    field("secure").checked = require_secure_aggregation;
+    field("sessions").value = String(per_day.sessions ?? "");
+    field("onBattery").checked = rules.onBattery;
+    field("onMetered").checked = rules.onMetered;
+    field("days").value = String(retention.maxAgeS / DAY_S);
+  }
+
+  #ended(ended: Ending): void {
+    const { text, kind } = ending(ended);
+    this.#show(text, kind);
+    doing(() => this.#showKept())();
+  }
+
+  #show(text: string, kind: "good" | "bad" | "" = ""): void {
+    say(text, kind);
+    button("take-part").disabled = this.#device.takesPart;
+    button("pause").disabled = !this.#device.takesPart;
+    button("leave").disabled = button("erase").disabled = false;
+  }
+
+  /** Show examples, plan and journal as they are kept. */
+  async #showKept(): Promise<void> {
+    const { count, columns } = await this.#device.examples.load(COLLECTION);
+    const labels = [...(columns.get("y")?.values ?? [])].map(Number);
+    const kinds = [...new Set(labels)]
+      .sort()
+      .map((digit) => `${labels.filter((one) => one === digit).length} × ${digit}`);
+    element("count").textContent = String(count);
+    element("kinds").textContent = kinds.length === 0 ? "" : `: ${kinds.join(", ")}`;
+    const plan = await this.#device.lastPlan();
+    if (plan !== null) {
+      const { name, parameters, reportBytes } = plan;
+      element("plan").textContent =
+        `“${name}”: a model of ${parameters.toLocaleString()} numbers, trained on ${COLLECTION} examples. ` +
+        `A report has ${size(reportBytes)}.`;
+    }
+    const entries = (await this.#device.journal()).slice(-SHOWN).reverse();
+    if (entries.length > 0) element("entries").replaceChildren(...entries.map((one) => row(entry(one))));
+  }
+}
+
+function row(cells: readonly string[]): HTMLTableRowElement {
+  const made = document.createElement("tr");
+  for (const text of cells) made.insertCell().textContent = text;
+  return made;
+}
+
+doing(start)();

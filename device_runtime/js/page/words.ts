@@ -1,0 +1,59 @@
+/** Words for the person: how a session ended, and what an entry of the journal says, in a sentence. */
+
+import type { Ending, Entry, Outcome } from "../src/web/device.ts";
+
+const REASONS: Record<string, string> = {
+  "bad-configuration": "Your rules are not valid",
+  "invalid-examples": "Your examples are not what this training wants",
+  "no-task": "There is nothing to train now",
+  "non-finite-report": "The training came to no finite numbers, so nothing was sent",
+  "not-selected": "This device was not chosen this time",
+  "plan-refused": "Your rules, or this browser, do not allow this training",
+  "runtime-failed": "The training stopped on this device",
+  "secagg-refused": "The secure sum was not safe, so nothing readable was sent",
+  "state-in-use": "Another page of this site takes part already",
+  "state-unusable": "This browser keeps nothing for this page",
+  "too-few-examples": "There are too few examples on this device",
+  policy: "By your rules it does not take part now",
+  superseded: "Another session of this device took its place",
+  unreachable: "The coordinator cannot be reached",
+  unwilling: "There are too few examples on this device, or it does not meet what the training asks of devices",
+};
+
+/** What an ending says to the person, and whether it is bad news. */
+export function ending(ended: Ending): { text: string; kind: "good" | "bad" | "" } {
+  if ("stopped" in ended) return { text: sentence(ended.stopped), kind: "bad" };
+  const { outcome } = ended;
+  if (outcome.outcome === "reported") {
+    return { text: `Done: round ${outcome.round}, ${outcome.examples} examples, ${way(outcome)}.`, kind: "good" };
+  }
+  if (outcome.outcome === "not-needed") return { text: "The round was over before this device was done.", kind: "" };
+  const bad = outcome.outcome === "failed" || outcome.outcome === "aborted";
+  return { text: `${sentence(outcome)} It tries again by itself.`, kind: bad ? "bad" : "" };
+}
+
+/** The cells of an entry of the journal: when, what, how much was sent. */
+export function entry(one: Entry): readonly [string, string, string] {
+  const when = new Date(1000 * one.at).toLocaleString([], { dateStyle: "short", timeStyle: "short" });
+  const task = one.task === "" ? "" : ` Round ${one.round} of task ${one.task.slice(0, 8)}.`;
+  const what = one.outcome === "reported" ? `A report on ${one.examples} examples, ${way(one)}.` : sentence(one);
+  return [when, what + task, size(one.bytes_up)];
+}
+
+/** A size in bytes, as people read it. */
+export function size(bytes: number): string {
+  return bytes < 1000
+    ? `${bytes} bytes`
+    : bytes < 1e6
+      ? `${(bytes / 1e3).toFixed(1)} kB`
+      : `${(bytes / 1e6).toFixed(1)} MB`;
+}
+
+function way({ secure }: Outcome): string {
+  return secure ? "masked: only the sum over many devices can be read" : "in clear: the coordinator can read it";
+}
+
+function sentence({ reason, detail }: { readonly reason: string; readonly detail: string }): string {
+  const known = REASONS[reason] ?? `It ended with ${reason}`;
+  return detail === "" ? `${known}.` : `${known}: ${detail}${/[.!?]$/.test(detail) ? "" : "."}`;
+}

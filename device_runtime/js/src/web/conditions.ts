@@ -1,0 +1,40 @@
+/** Conditions of a browser: what it tells of battery, network and storage. What it does not tell is not known. */
+
+import type { Conditions } from "../core/conditions.ts";
+
+/** A part of the Battery Status API, which only some browsers have. */
+interface Battery {
+  readonly charging: boolean;
+  readonly level: number;
+}
+
+/** A part of the Network Information API, which only some browsers have. */
+interface Network {
+  readonly saveData?: boolean;
+  readonly type?: string;
+}
+
+type Told = Navigator & { getBattery?: () => Promise<Battery>; readonly connection?: Network };
+
+const METERED = ["cellular"];
+const UNMETERED = ["ethernet", "wifi"];
+
+/** Read the conditions in a page: a worker is not told of the battery. */
+export async function pageConditions(): Promise<Conditions> {
+  const told = navigator as Told;
+  const battery = (await told.getBattery?.().catch(() => null)) ?? null;
+  const { quota, usage } = (await told.storage?.estimate().catch(() => null)) ?? {};
+  return {
+    charging: battery?.charging ?? null,
+    idle: null, // a page cannot know what else the person does
+    unmetered: unmetered(told.connection),
+    battery: battery?.level ?? null,
+    freeStorageBytes: quota === undefined || usage === undefined ? null : quota - usage,
+  };
+}
+
+/** Whether bytes cost nothing; null where the browser does not say. */
+export function unmetered(network: Network | undefined): boolean | null {
+  if (network?.saveData || METERED.includes(network?.type ?? "")) return false;
+  return UNMETERED.includes(network?.type ?? "") ? true : null;
+}

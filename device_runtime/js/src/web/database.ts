@@ -1,0 +1,70 @@
+/** The database of a device in a browser: one of IndexedDB's, for all pages of an origin. */
+
+import { StateDamaged } from "../core/errors.ts";
+
+const NAME = "muster";
+const VERSION = 1;
+
+/** What the database holds: texts of the store, key pairs, examples, and when blobs were used. */
+export type Part = "texts" | "keys" | "examples" | "blobs";
+
+/** Open the database, which is made at the first time. Throws StateDamaged. */
+export async function openDatabase(): Promise<IDBDatabase> {
+  const opening = indexedDB.open(NAME, VERSION);
+  opening.onupgradeneeded = () => {
+    const made = opening.result;
+    made.createObjectStore("texts");
+    made.createObjectStore("keys");
+    made.createObjectStore("examples", { autoIncrement: true }).createIndex("collection", "collection");
+    made.createObjectStore("blobs");
+  };
+  const database = await stored(answerOf(opening));
+  database.onversionchange = () => database.close(); // another page removes it, or has a newer version
+  return database;
+}
+
+/** Change parts of the database: all of it or nothing, on disk when the promise is kept. Throws StateDamaged. */
+export async function change(database: IDBDatabase, parts: readonly Part[], work: (of: Of) => void): Promise<void> {
+  await stored(
+    new Promise<void>((resolve, reject) => {
+      const transaction = database.transaction(parts, "readwrite", { durability: "strict" });
+      transaction.oncomplete = () => resolve();
+      transaction.onabort = () => reject(transaction.error);
+      work((part) => transaction.objectStore(part));
+    }),
+  );
+}
+
+export type Of = (part: Part) => IDBObjectStore;
+
+/** What a request on one part of the database finds. Throws StateDamaged. */
+export function look<T>(database: IDBDatabase, part: Part, ask: (store: IDBObjectStore) => IDBRequest<T>): Promise<T> {
+  return stored(
+    new Promise<T>((resolve, reject) => {
+      const request = ask(database.transaction(part).objectStore(part));
+      request.onsuccess = () => resolve(request.result);
+      request.onerror = () => reject(request.error);
+    }),
+  );
+}
+
+function answerOf<T>(request: IDBRequest<T>): Promise<T> {
+  return new Promise((resolve, reject) => {
+    request.onsuccess = () => resolve(request.result);
+    request.onerror = () => reject(request.error);
+  });
+}
+
+/** A failure of the browser's storage, said by its name here. */
+export async function stored<T>(promise: Promise<T>): Promise<T> {
+  try {
+    return await promise;
+  } catch (error) {
+    const { name = "" } = (error ?? {}) as { name?: string };
+    throw new StateDamaged(
+      name === "QuotaExceededError"
+        ? "this browser's storage is full: delete examples here, or data of other sites"
+        : `this browser's storage cannot be used: ${String(error)}`,
+    );
+  }
+}

@@ -1,0 +1,117 @@
+/** Local examples in a browser: in IndexedDB, each with its time, and removed when they are too old or too many. */
+
+import { type Column, type ExampleSource, type Examples, ExamplesError, type Values } from "../core/examples.ts";
+import { change, look } from "./database.ts";
+
+/** How long examples are kept, in seconds, and how many of a collection. */
+export interface Retention {
+  readonly maxAgeS: number;
+  readonly most: number;
+}
+
+/** The fields of one example. */
+export type Fields = Readonly<Record<string, Column>>;
+
+interface Kept {
+  readonly collection: string;
+  /** Seconds since 1970. */
+  readonly at: number;
+  readonly fields: Fields;
+}
+
+/** Examples in named collections. What is too old or too many is removed before anything is counted or read. */
+export class LocalExamples implements ExampleSource {
+  readonly #database: IDBDatabase;
+  readonly #retention: Retention;
+
+  constructor(database: IDBDatabase, retention: Retention) {
+    this.#database = database;
+    this.#retention = retention;
+  }
+
+  /** Keep an example. Throws StateDamaged when the browser has no room. */
+  async add(collection: string, fields: Fields): Promise<void> {
+    const kept: Kept = { collection, at: now(), fields };
+    await change(this.#database, ["examples"], (of) => of("examples").add(kept));
+  }
+
+  async counts(): Promise<ReadonlyMap<string, number>> {
+    const counts = new Map<string, number>();
+    for (const { collection } of await this.#all()) {
+      counts.set(collection, (counts.get(collection) ?? 0) + 1);
+    }
+    return counts;
+  }
+
+  async countRecent(collection: string, maxAgeS: number): Promise<number> {
+    return (await this.of(collection)).filter(({ at }) => now() - at <= maxAgeS).length;
+  }
+
+  /** Throws ExamplesError when examples differ in a field's type or shape. */
+  async load(collection: string): Promise<Examples> {
+    const kept = await this.of(collection);
+    const names = Object.keys(kept[0]?.fields ?? {});
+    const columns = names.map((name) => [name, stacked(name, kept)] as const);
+    return { count: kept.length, columns: new Map(columns) };
+  }
+
+  /** The examples of a collection with their times, the oldest first. */
+  async of(collection: string): Promise<readonly Kept[]> {
+    return (await this.#all()).filter((one) => one.collection === collection);
+  }
+
+  /** Remove all examples. */
+  async clear(): Promise<void> {
+    await change(this.#database, ["examples"], (of) => of("examples").clear());
+  }
+
+  async #all(): Promise<readonly Kept[]> {
+    const [keys, all] = await Promise.all([
+      look(this.#database, "examples", (examples) => examples.getAllKeys()),
+      look(this.#database, "examples", (examples) => examples.getAll() as IDBRequest<Kept[]>),
+    ]);
+    const stays = retained(all, this.#retention, now());
+    const gone = keys.filter((_, place) => !stays[place]);
+    if (gone.length > 0) {
+      await change(this.#database, ["examples"], (of) => {
+        for (const key of gone) of("examples").delete(key);
+      });
+    }
+    return all.filter((_, place) => stays[place]);
+  }
+}
+
+/** Which of the examples, in the order in which they came, are kept at a time. */
+export function retained(all: readonly Kept[], { maxAgeS, most }: Retention, at: number): boolean[] {
+  const newer = new Map<string, number>();
+  return all
+    .toReversed()
+    .map((one) => {
+      const rank = (newer.get(one.collection) ?? 0) + 1;
+      newer.set(one.collection, rank);
+      return rank <= most && at - one.at <= maxAgeS;
+    })
+    .toReversed();
+}
+
+function stacked(name: string, kept: readonly Kept[]): Column {
+  const first = kept[0]!.fields[name]!;
+  const width = first.values.length;
+  const Kind = first.values.constructor as new (size: number) => Values;
+  const values = new Kind(width * kept.length);
+  kept.forEach(({ fields }, place) => {
+    const column = fields[name];
+    if (column?.values.constructor !== Kind || column.shape.join() !== first.shape.join()) {
+      throw new ExamplesError(
+        "invalid-examples",
+        `field ${name} of example ${place} is not like that of the first one`,
+      );
+    }
+    (values as Float32Array).set(column.values as Float32Array, place * width);
+  });
+  return { shape: first.shape, values };
+}
+
+function now(): number {
+  return Date.now() / 1000;
+}

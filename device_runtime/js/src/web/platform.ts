@@ -1,0 +1,67 @@
+/** The platform of a device in a browser, inside a worker: one page at a time, with the state of the page's origin. */
+
+import type { Conditions } from "../core/conditions.ts";
+import { PolicyForbids, StateInUse } from "../core/errors.ts";
+import type { Platform } from "../core/platform.ts";
+import { platformRandom } from "../core/primitives.ts";
+import { webEngine } from "./engine.ts";
+import { LocalExamples, type Retention } from "./examples.ts";
+import { heldSigningKey } from "./keys.ts";
+import { CachedBlobs, IndexedDbStore } from "./store.ts";
+
+const LOCK = "muster-session";
+const GIB = 1 << 30;
+
+/** When the person lets the device work besides: without its charger, and where bytes may cost something. */
+export interface OwnRules {
+  readonly onBattery: boolean;
+  readonly onMetered: boolean;
+}
+
+/** A platform with the state in a database. conditions: those that the page read last. */
+export function webPlatform(
+  database: IDBDatabase,
+  retention: Retention,
+  rules: OwnRules,
+  conditions: () => Conditions,
+): Platform {
+  return {
+    store: new IndexedDbStore(database),
+    blobs: new CachedBlobs(database),
+    examples: new LocalExamples(database, retention),
+    engine: webEngine,
+    signingKey: (name) => heldSigningKey(database, name),
+    conditions: async () => allowed(conditions(), rules),
+    fetch: (...request) => fetch(...request), // a browser's is bound to its global object
+    random: platformRandom,
+    now: () => Date.now() / 1000,
+    workSeconds: () => performance.now() / 1000,
+    sleep: (seconds) => new Promise((resolve) => setTimeout(resolve, 1000 * seconds)),
+    memoryBytes: memoryBytes(),
+  };
+}
+
+/** Do something that no other page or worker of this origin does at the same time. Throws StateInUse if one does. */
+export async function alone<T>(work: () => Promise<T>): Promise<T> {
+  return navigator.locks.request(LOCK, { ifAvailable: true }, async (lock) => {
+    if (lock === null) throw new StateInUse("another page of this site takes part already");
+    return work();
+  });
+}
+
+/** The conditions, if they are those under which the person lets the device work. Throws PolicyForbids. */
+export function allowed(now: Conditions, { onBattery, onMetered }: OwnRules): Conditions {
+  if (now.charging === false && !onBattery) {
+    throw new PolicyForbids("it takes part only while it charges, by your own setting");
+  }
+  if (now.unmetered === false && !onMetered) {
+    throw new PolicyForbids("it takes part only where bytes cost nothing, by your own setting");
+  }
+  return now;
+}
+
+/** The machine's memory, roughly, where the browser tells it. */
+function memoryBytes(): number | null {
+  const { deviceMemory } = navigator as Navigator & { readonly deviceMemory?: number };
+  return deviceMemory === undefined ? null : deviceMemory * GIB;
+}
