@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._higher_order_ops.scan import scan_op
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functionalize
@@ -163,7 +164,8 @@ class _Interpreter(fx.Interpreter):
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
         """The constant, as a value of this run."""
-        return torch.ops.aten.lift_fresh(super().get_attr(target, args, kwargs))
+        value = super().get_attr(target, args, kwargs)
+        return torch.ops.aten.lift_fresh(value) if isinstance(value, Tensor) else value
 
 
 def _refuse_state(node: fx.Node, changed: Any, frozen: Collection[fx.Node]) -> None:
@@ -201,6 +203,8 @@ def _refuse(module: fx.GraphModule) -> None:
 
 def _refuse_constant(node: fx.Node, value: Any) -> None:
     """What a graph holds is neither a function, of which control flow is made, nor a parameter, which must be given."""
+    if isinstance(value, fx.GraphModule) and all(user.target is scan_op for user in node.users):
+        return  # the loop of an LSTM layer
     if not isinstance(value, Tensor):
         raise DynamicControlFlow(
             f"the model branches or loops by an operator of torch{layer_of(node)}; use torch.where, or a Python loop"

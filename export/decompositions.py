@@ -19,6 +19,7 @@ from torch._decomp import core_aten_decompositions, get_decompositions
 from export.convolution import convolution, convolution_backward
 from export.errors import UnsupportedOperator
 from export.lookups import index, index_put, index_select
+from export.lstm import scanned, unrolled
 from export.windows import Window
 
 aten = torch.ops.aten
@@ -205,6 +206,7 @@ TABLE: dict[Any, Callable[..., Any]] = {
             aten.silu_backward,
         ]
     ),
+    unrolled: scanned,
     aten.any.dim: any_dim,
     aten.isnan.default: lambda inputs: inputs != inputs,  # noqa: PLR0124, what it is by definition
     aten.empty.memory_format: empty,

@@ -1,18 +1,95 @@
-"""An LSTM layer as one differentiable function that traces into few, large operators.
+"""LSTM layers as differentiable functions that trace into few, large operators.
 
-The input projection of all steps is one product, the steps are unrolled, and the backward pass keeps what depends on
-time in the loop alone: factors of all steps are made at once, and every weight gradient is one product after the loop.
+The input projection of all steps is one product, and the backward pass keeps what depends on time in the loop alone:
+factors of all steps are made at once, and every weight gradient is one product after the loop. The loop itself is
+`unrolled`, or what a trace's table has in its place: `scanned`, which is one operator however many steps there are.
 Derivation: docs/decisions/0010-forms-before-tracing.md.
 
-Shapes: T steps, B batch, I inputs, H hidden.
+Shapes: T steps, B batch, I inputs, H hidden, P hidden after a projection.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._higher_order_ops.scan import scan_op
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+Cell = Callable[..., list[Tensor]]
+"""One step of a loop over time: from state, parts of the step and what steps share to the next state and results."""
+
+
+def unrolled(
+    cell: Cell, state: Sequence[Tensor], parts: Sequence[Tensor], shared: Sequence[Tensor], reverse: bool = False
+) -> list[Tensor]:
+    """The last state, and the results of all steps, each (T, …).
+
+    parts: of all steps too, (T, …). reverse: begin with the last step.
+    """
+    steps = range(parts[0].shape[0])
+    results: list[Sequence[Tensor]] = []
+    for step in reversed(steps) if reverse else steps:
+        after = cell(*state, *(part[step] for part in parts), *shared)
+        state, result = after[: len(state)], after[len(state) :]
+        results.append(result)
+    return [*state, *map(torch.stack, zip(*results[:: -1 if reverse else 1], strict=True))]
+
+
+def scanned(
+    cell: Cell, state: Sequence[Tensor], parts: Sequence[Tensor], shared: Sequence[Tensor], reverse: bool = False
+) -> list[Tensor]:
+    """As `unrolled`, by torch's operator, which has no reverse, and whose results may not share memory."""
+
+    def apart(*given: Tensor) -> list[Tensor]:
+        return [value.clone() for value in cell(*given)]
+
+    if not reverse:
+        return list(scan_op(apart, state, parts, shared))
+    after = scan_op(apart, state, [part.flip(0) for part in parts], shared)
+    return [*after[: len(state)], *(result.flip(0) for result in after[len(state) :])]
+
+
+def _over_time(*loop: Any, **options: Any) -> list[Tensor]:
+    mode = get_proxy_mode()
+    forms: Any = mode.decomposition_table if mode else {}
+    found: list[Tensor] = forms.get(unrolled, unrolled)(*loop, **options)
+    return found
+
+
+def _forward_cell(h: Tensor, c: Tensor, projected: Tensor, recurrent: Tensor, *projection: Tensor) -> list[Tensor]:
+    """The next h (B, P) and c (B, H); then these two again, and the gates: i and f (B, 2H), g and o (B, H)."""
+    size = c.shape[-1]
+    both, g, o = torch.split(projected + h @ recurrent, [2 * size, size, size], 1)
+    both, candidate, leave = both.sigmoid(), g.tanh(), o.sigmoid()
+    entry, forget = torch.split(both, size, 1)
+    c = forget * c + entry * candidate
+    h = leave * c.tanh()
+    for weight in projection:
+        h = h @ weight.t()
+    return [h, c, h, c, both, candidate, leave]
+
+
+def _backward_cell(  # noqa: PLR0913, PLR0917, two of state, four of a step, and the weights
+    d_h: Tensor,
+    d_c: Tensor,
+    d_output: Tensor,
+    to_c: Tensor,
+    to_gates: Tensor,
+    forget: Tensor,
+    from_hidden: Tensor,
+    *projection: Tensor,
+) -> list[Tensor]:
+    """The gradients of h (B, P) and c (B, H) before a step; of the gates' inputs (B, 4H), and of h after the step."""
+    d_h = d_output + d_h
+    d_out = d_h
+    for weight in projection:
+        d_out = d_h @ weight
+    d_c = d_c + d_out * to_c
+    d_gates = torch.cat([d_c, d_c, d_c, d_out], -1) * to_gates
+    return [d_gates @ from_hidden, d_c * forget, d_gates, *(d_h for _ in projection)]
 
 
 class LstmLayer(torch.autograd.Function):
@@ -22,46 +99,35 @@ class LstmLayer(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        inputs: Tensor, h: Tensor, c: Tensor, from_input: Tensor, from_hidden: Tensor, bias: Tensor
+        inputs: Tensor, h: Tensor, c: Tensor, from_input: Tensor, from_hidden: Tensor, bias: Tensor, *projection: Tensor
     ) -> tuple[Tensor, ...]:
-        """inputs (T, B, I), h and c (B, H), from_input (4H, I), from_hidden (4H, H), bias (4H).
+        """inputs (T, B, I), h (B, P), c (B, H), from_input (4H, I), from_hidden (4H, P), bias (4H), projection (P, H).
 
-        Gives outputs (T, B, H), the last h and c (B, H); and, for the backward pass, h before every step, c before and
-        after it, and the gates, each (T, B, H).
+        Without a projection P is H. Gives outputs (T, B, P), the last h and c; and, for the backward pass, c after
+        every step (T, B, H), and the gates: i and f (T, B, 2H), g and o (T, B, H).
         """
         projected = inputs @ from_input.t() + bias
-        recurrent, size = from_hidden.t().contiguous(), h.shape[-1]
-        before: list[Tensor] = []
-        cells, gates, outputs = [c], [], []
-        for step in range(inputs.shape[0]):
-            before.append(h)
-            both, g, o = torch.split(projected[step] + h @ recurrent, [2 * size, size, size], 1)
-            entry, forget = torch.split(both.sigmoid(), size, 1)
-            candidate, leave = g.tanh(), o.sigmoid()
-            c = forget * c + entry * candidate
-            h = leave * c.tanh()
-            gates.append((entry, forget, candidate, leave))
-            cells.append(c)
-            outputs.append(h)
-        stacked = (torch.stack(part) for part in zip(*gates, strict=True))
-        kept = (torch.stack(before), torch.stack(cells[:-1]), torch.stack(cells[1:]), *stacked)
-        return torch.stack(outputs), h.clone(), c.clone(), *kept
+        shared = [from_hidden.t().contiguous(), *projection]
+        last_h, last_c, outputs, *kept = _over_time(_forward_cell, [h, c], [projected], shared)
+        return outputs, last_h.clone(), last_c.clone(), *kept
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
         """Keep what the backward pass needs."""
-        x, _, _, from_input, from_hidden, _ = inputs
-        ctx.save_for_backward(x, from_input, from_hidden, *output[3:])
+        x, h, c, from_input, from_hidden, _, *projection = inputs
+        ctx.save_for_backward(x, h, c, from_input, from_hidden, output[0], *output[3:], *projection)
         ctx.mark_non_differentiable(*output[3:])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
         """Gradients of every argument of `forward`."""
-        x, from_input, from_hidden, before, cell, after, entry, forget, candidate, leave = ctx.saved_tensors
+        x, h, c, from_input, from_hidden, outputs, after, both, candidate, leave, *projection = ctx.saved_tensors
         d_outputs, d_h, d_c = grads[:3]
-        steps, _, size = before.shape
+        entry, forget = torch.split(both, c.shape[-1], -1)
+        before, cell = (torch.cat([first.unsqueeze(0), rest[:-1]]) for first, rest in ((h, outputs), (c, after)))
         tanh_c = after.tanh()
-        # What a gradient of h and of c becomes at each gate's input; nothing here depends on the steps after.
+        # What a gradient of the cell's output and of c becomes at each gate's input; nothing here depends on the steps
+        # after.
         to_c = leave * (1 - tanh_c * tanh_c)
         to_gates = torch.cat(
             [
@@ -72,31 +138,15 @@ class LstmLayer(torch.autograd.Function):
             ],
             -1,
         )
-        d_gates: list[Tensor] = []
-        for step in reversed(range(steps)):
-            d_h = d_outputs[step] + d_h
-            d_c = d_c + d_h * to_c[step]
-            d_gates.append(torch.cat([d_c, d_c, d_c, d_h], -1) * to_gates[step])
-            d_h = d_gates[-1] @ from_hidden
-            d_c = d_c * forget[step]
-        flat = torch.stack(d_gates[::-1]).reshape(-1, 4 * size)
-        d_inputs = (flat @ from_input).reshape(x.shape)
+        parts = [d_outputs, to_c, to_gates, forget]
+        d_h, d_c, d_gates, *d_after = _over_time(
+            _backward_cell, [d_h, d_c], parts, [from_hidden, *projection], reverse=True
+        )
+        flat = d_gates.flatten(0, 1)
         d_from_input, d_from_hidden = flat.t() @ x.flatten(0, 1), flat.t() @ before.flatten(0, 1)
-        return d_inputs, d_h, d_c, d_from_input, d_from_hidden, flat.sum(0)
-
-
-def _projected_layer(  # noqa: PLR0913, PLR0917, those of `LstmLayer.forward` and the projection
-    inputs: Tensor, h: Tensor, c: Tensor, from_input: Tensor, from_hidden: Tensor, bias: Tensor, projection: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """A direction of a layer whose h (B, P) is a projection (P, H) of the cell's output, step by step."""
-    projected = inputs @ from_input.t() + bias
-    outputs = []
-    for step in range(inputs.shape[0]):
-        entry, forget, candidate, leave = (projected[step] + h @ from_hidden.t()).chunk(4, 1)
-        c = forget.sigmoid() * c + entry.sigmoid() * candidate.tanh()
-        h = (leave.sigmoid() * c.tanh()) @ projection.t()
-        outputs.append(h)
-    return torch.stack(outputs), h, c
+        d_projection = [part.flatten(0, 1).t() @ (leave * tanh_c).flatten(0, 1) for part in d_after]
+        d_inputs = (flat @ from_input).reshape(x.shape)
+        return d_inputs, d_h, d_c, d_from_input, d_from_hidden, flat.sum(0), *d_projection
 
 
 def lstm(  # noqa: PLR0913, PLR0917, torch's own signature
@@ -125,9 +175,8 @@ def lstm(  # noqa: PLR0913, PLR0917, torch's own signature
             from_input, from_hidden, *more = weights[index * per_layer : (index + 1) * per_layer]
             bias = more[0] + more[1] if has_biases else from_input.new_zeros(from_input.shape[0])
             given = (x.flip(0) if way else x, states[0][index], states[1][index], from_input, from_hidden, bias)
-            results = (
-                _projected_layer(*given, more[-1]) if projected else LstmLayer.apply(*given)  # type: ignore[no-untyped-call]
-            )
+            projection = more[-1:] if projected else []
+            results = LstmLayer.apply(*given, *projection)  # type: ignore[no-untyped-call]
             ways.append(results[0].flip(0) if way else results[0])
             last_h.append(results[1])
             last_c.append(results[2])

@@ -19,7 +19,9 @@ _LIST = """
     ScatterND Shape Sigmoid Sign Sin Size Slice Softmax Split Sqrt Squeeze Sub Tanh Tile TopK Transpose Unsqueeze Where
 """
 OPERATORS = frozenset(_LIST.split())
-"""The operators that a plan may use, all of ONNX's own domain: those that the exporter writes."""
+"""The operators that a plan may use, all of ONNX's own domain: those that the exporter writes, but for the loop."""
+# It ends: it goes once over values that lie in memory. Its body is a graph, which holds no other.
+LOOP = "Scan"
 
 # Element types by ONNX's numbers: float32, uint8, int32, int64, bool, float64.
 ELEMENTS = frozenset({1, 2, 6, 7, 9, 11})
@@ -31,6 +33,31 @@ _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _WIDTHS = {_FIXED64: 8, _FIXED32: 4}
 # Kinds of fields: a number, an element type, a text, bytes or a list of numbers; any other is a message of that name.
 _NUMBER, _ELEMENT, _TEXT, _BYTES = "number", "element", "text", "bytes"
+_GRAPH = {
+    1: ("node", "node"),
+    2: ("name", _TEXT),
+    5: ("initializer", "tensor"),
+    11: ("input", "value"),
+    12: ("output", "value"),
+    13: ("value_info", "value"),
+}
+_NODE = {
+    1: ("input", _TEXT),
+    2: ("output", _TEXT),
+    3: ("name", _TEXT),
+    4: ("op_type", _TEXT),
+    5: ("attribute", "attribute"),
+    7: ("domain", _TEXT),
+}
+_ATTRIBUTE = {
+    1: ("name", _TEXT),
+    2: ("f", _NUMBER),
+    3: ("i", _NUMBER),
+    4: ("s", _TEXT),
+    7: ("floats", _BYTES),
+    8: ("ints", _BYTES),
+    20: ("type", _NUMBER),
+}
 _FIELDS: Mapping[str, Mapping[int, tuple[str, str]]] = {
     "model": {
         1: ("ir_version", _NUMBER),
@@ -40,31 +67,12 @@ _FIELDS: Mapping[str, Mapping[int, tuple[str, str]]] = {
         8: ("opset_import", "opset"),
     },
     "opset": {1: ("domain", _TEXT), 2: ("version", _NUMBER)},
-    "graph": {
-        1: ("node", "node"),
-        2: ("name", _TEXT),
-        5: ("initializer", "tensor"),
-        11: ("input", "value"),
-        12: ("output", "value"),
-        13: ("value_info", "value"),
-    },
-    "node": {
-        1: ("input", _TEXT),
-        2: ("output", _TEXT),
-        3: ("name", _TEXT),
-        4: ("op_type", _TEXT),
-        5: ("attribute", "attribute"),
-        7: ("domain", _TEXT),
-    },
-    "attribute": {
-        1: ("name", _TEXT),
-        2: ("f", _NUMBER),
-        3: ("i", _NUMBER),
-        4: ("s", _TEXT),
-        7: ("floats", _BYTES),
-        8: ("ints", _BYTES),
-        20: ("type", _NUMBER),
-    },
+    "graph": _GRAPH,
+    "node": _NODE,
+    "attribute": {**_ATTRIBUTE, 6: ("g", "body")},
+    "body": {**_GRAPH, 1: ("node", "body's node")},
+    "body's node": {**_NODE, 5: ("attribute", "body's attribute")},
+    "body's attribute": _ATTRIBUTE,
     "tensor": {
         1: ("dims", _BYTES),
         2: ("data_type", _ELEMENT),
@@ -81,6 +89,7 @@ _FIELDS: Mapping[str, Mapping[int, tuple[str, str]]] = {
     "shape": {1: ("dim", "dimension")},
     "dimension": {1: ("dim_value", _NUMBER), 2: ("dim_param", _TEXT)},
 }
+_OPERATORS_IN = {"node.op_type": OPERATORS | {LOOP}, "body's node.op_type": OPERATORS}
 
 
 def check_graph(graph: bytes, name: str) -> None:
@@ -111,7 +120,7 @@ class _Walk:
 
     def message(self, kind: str, at: int, end: int) -> None:
         """Check the message between two places of the bytes."""
-        self._nodes += kind == "node"
+        self._nodes += f"{kind}.op_type" in _OPERATORS_IN
         self._opsets += kind == "opset"
         if self._nodes > MOST_NODES:
             raise _Unfit(f"it has more than {MOST_NODES:,} nodes")
@@ -145,9 +154,9 @@ class _Walk:
             text = None
         if text is None:
             raise _Unfit(f"{field} is not text in UTF-8")
-        if field == "node.op_type" and text not in OPERATORS:
+        if text not in _OPERATORS_IN.get(field, {text}):
             raise _Unfit(f"operator {text!r} is none that a plan may use")
-        if field in {"node.domain", "opset.domain"} and text:
+        if field.endswith(".domain") and text:
             raise _Unfit(f"{field} is {text!r}, a plan's operators are ONNX's own")
 
     def _split(self, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:

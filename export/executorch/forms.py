@@ -23,6 +23,7 @@ from export.executorch.convolution import (
     max_pool2d_backward,
     positive,
 )
+from export.lstm import unrolled
 
 
 def _over_groups(x_NC: Tensor, groups: int) -> Tensor:
@@ -147,6 +148,7 @@ def constant_pad(inputs: Tensor, sides: Sequence[int], value: float = 0.0) -> An
 
 FORMS: dict[Any, Callable[..., Any]] = {
     **TABLE,
+    unrolled: unrolled,  # a program has no loops
     aten._log_softmax.default: log_softmax,
     aten._softmax.default: softmax,
     aten.constant_pad_nd.default: constant_pad,

@@ -5,14 +5,20 @@ Why not `torch.onnx.export`: docs/decisions/0006-direct-onnx-writer.md.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import onnx
+import torch
 from onnx import helper
 from torch import fx
+from torch._higher_order_ops.scan import scan_op
 
 from export.capture import Captured, Port
 from export.errors import UnsupportedOperator
 from export.layers import layer_of
 from export.onnx.graph import ONNX_TYPES, GraphBuilder
+from export.onnx.loops import body_of, scan
 from export.onnx.rules import TABLE
 
 OPSET = 18
@@ -28,14 +34,7 @@ def to_onnx(captured: Captured) -> bytes:
     Raises UnsupportedOperator, naming the operator.
     """
     builder = GraphBuilder()
-    ports = iter(captured.inputs)
-    for node in captured.module.graph.nodes:
-        if node.op == "placeholder":
-            builder.names[node] = next(ports).name
-        elif node.op == "get_attr":
-            builder.names[node] = builder.constant(getattr(captured.module, str(node.target)).numpy())
-        elif node.op == "call_function":
-            builder.names[node] = _write(builder, node)
+    _write_all(builder, captured.module, [port.name for port in captured.inputs])
     outputs = []
     for name, result in zip(captured.outputs, captured.results, strict=True):
         # An output needs a name of its own, also where it is an input or leaves twice.
@@ -61,9 +60,23 @@ def _reachable(builder: GraphBuilder, needed: set[str]) -> tuple[list[onnx.NodeP
     nodes: list[onnx.NodeProto] = []
     for node in reversed(builder.nodes):
         if needed.intersection(node.output):
-            needed.update(node.input)
+            needed.update(node.input, *(inner.input for inner in body_of(node)))
             nodes.append(node)
     return nodes[::-1], [constant for constant in builder.initializers if constant.name in needed]
+
+
+def _write_all(builder: GraphBuilder, module: fx.GraphModule, inputs: Sequence[Any]) -> None:
+    """Write a traced graph whose inputs are these ONNX values."""
+    given = iter(inputs)
+    for node in module.graph.nodes:
+        if node.op == "placeholder":
+            builder.names[node] = next(given)
+        elif node.op == "get_attr" and isinstance(value := getattr(module, str(node.target)), torch.Tensor):
+            builder.names[node] = builder.constant(value.numpy())
+        elif node.target is scan_op:
+            builder.names[node] = scan(builder, node, _write_all)
+        elif node.op == "call_function":
+            builder.names[node] = _write(builder, node)
 
 
 def _write(builder: GraphBuilder, node: fx.Node) -> object:

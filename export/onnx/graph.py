@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ class GraphBuilder:
     """Collects ONNX nodes. `names` maps an fx node to the ONNX value (or tuple of values) that holds its result."""
 
     def __init__(self) -> None:
-        self.nodes: list[onnx.NodeProto] = []
+        self.nodes = self._outermost = list[onnx.NodeProto]()
         self.initializers: list[onnx.TensorProto] = []
         self.names: dict[fx.Node, Any] = {}
         self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
@@ -41,10 +42,24 @@ class GraphBuilder:
 
     def emit_many(self, kind: str, inputs: Sequence[str], outputs: int, **attributes: Any) -> tuple[str, ...]:
         """Add a node and return the names of its outputs."""
-        names = tuple(f"v{self._count + index}" for index in range(outputs))
-        self._count += outputs
+        names = self.fresh(outputs)
         self.nodes.append(helper.make_node(kind, list(inputs), list(names), **attributes))
         return names
+
+    def fresh(self, count: int) -> tuple[str, ...]:
+        """Names that no value has yet."""
+        names = tuple(f"v{self._count + index}" for index in range(count))
+        self._count += count
+        return names
+
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[list[onnx.NodeProto]]:
+        """Meanwhile nodes go into the list that this gives: those of a graph inside this one, which sees its values."""
+        outer, self.nodes = self.nodes, []
+        try:
+            yield self.nodes
+        finally:
+            self.nodes = outer
 
     def constant(self, value: Any, dtype: Any = None) -> str:
         """The name of an initializer that holds `value`; equal constants share one."""
@@ -54,8 +69,11 @@ class GraphBuilder:
             name = f"c{len(self._constants)}"
             small = _as_bytes(array)
             self.initializers.append(numpy_helper.from_array(array if small is None else small, name))
-            # The runtime casts once, when it loads the graph.
-            self._constants[key] = name if small is None else self.emit("Cast", [name], to=TensorProto.FLOAT)
+            self._constants[key] = name
+            if small is not None:  # the runtime casts once, when it loads the graph
+                (self._constants[key],) = self.fresh(1)
+                cast = helper.make_node("Cast", [name], [self._constants[key]], to=TensorProto.FLOAT)
+                self._outermost.append(cast)
         return self._constants[key]
 
     def value(self, argument: Any, dtype: torch.dtype | None = None) -> str:

@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from device_runtime.backends import onnx_check
-from device_runtime.backends.onnx_check import OPERATORS, check_graph
+from device_runtime.backends.onnx_check import LOOP, OPERATORS, check_graph
 from device_runtime.backends.onnxruntime import OnnxRuntime
 from device_runtime.errors import PlanRefused
 from device_runtime.session import run_session
@@ -83,12 +83,34 @@ def importing(*opsets):
     return changed
 
 
+def running_sum(*inner):
+    """A loop over two rows whose body adds, and holds these nodes too."""
+    body = helper.make_graph(
+        [*inner, helper.make_node("Add", ["s", "x"], ["t"]), helper.make_node("Identity", ["t"], ["y"])],
+        "b",
+        [helper.make_tensor_value_info(name, FLOAT, []) for name in ("s", "x")],
+        [helper.make_tensor_value_info(name, FLOAT, []) for name in ("t", "y")],
+    )
+    zero = numpy_helper.from_array(np.array(0, np.float32), "zero")
+    return model([helper.make_node("Scan", ["zero", "c"], ["sum", "d"], body=body, num_scan_inputs=1)], [zero])
+
+
 REFUSED = {
     "Loop": (endless(), "operator 'Loop'"),
     "If": (branching(), "operator 'If'"),
     "a body under the name of another operator": (
-        model([helper.make_node("Relu", ["c"], ["d"], body=endless().graph)]),
-        "its attribute has a field 6",
+        model([helper.make_node("Relu", ["c"], ["d"], body=running_sum().graph)]),
+        "operator 'Scan' is none",
+    ),
+    "Scan inside Scan": (running_sum(*running_sum().graph.node), "operator 'Scan' is none|attribute has a field 6"),
+    "Loop inside Scan": (running_sum(*endless().graph.node), "operator 'Loop' is none|attribute has a field 6"),
+    "a graph two deep": (
+        running_sum(helper.make_node("Relu", ["x"], ["z"], body=endless().graph)),
+        "its body's attribute has a field 6",
+    ),
+    "another domain inside Scan": (
+        running_sum(helper.make_node("Relu", ["x"], ["z"], domain="com.microsoft")),
+        "body's node.domain is 'com.microsoft'",
     ),
     "an operator of another domain": (
         model([helper.make_node("Relu", ["c"], ["d"], domain="com.microsoft")], domains=("",)),
@@ -110,6 +132,15 @@ def test_a_graph_with_more_than_plans_use_is_refused_before_it_is_loaded(what):
     graph, words = REFUSED[what]
     with pytest.raises(PlanRefused, match=f"cannot load graph 'train.step': .*({words})"):
         OnnxRuntime().load(graph.SerializeToString(), "train.step")
+
+
+def test_a_scan_over_rows_runs_and_nodes_of_its_body_count(monkeypatch):
+    graph, sums = running_sum().SerializeToString(), np.empty(2, np.float32)
+    OnnxRuntime().load(graph).run({"c": np.array([1, 2], np.float32)}, {"d": sums})
+    assert sums.tolist() == [1, 3]
+    monkeypatch.setattr(onnx_check, "MOST_NODES", 2)
+    with pytest.raises(PlanRefused, match="more than 2 nodes"):
+        check_graph(graph, "g")
 
 
 def test_a_device_refuses_a_loop_and_says_so(coordinator, config):
@@ -150,8 +181,9 @@ def test_more_than_any_plan_has_is_refused(bound, words, monkeypatch):
 def test_damaged_bytes_are_refused_or_are_a_graph_of_known_operators():
     """ONNX's own parser must find nothing in what the walk lets pass that the walk would not have."""
     draw, passed = random.Random(0), 0
-    sources = [*linear.graphs().values(), *(graph.SerializeToString() for graph, _ in REFUSED.values())]
-    for _ in range(6_000):
+    models = [running_sum(), *(graph for graph, _ in REFUSED.values())]
+    sources = [*linear.graphs().values(), *(graph.SerializeToString() for graph in models)]
+    for _ in range(7_000):
         data = bytearray(draw.choice(sources))
         for _ in range(draw.randint(1, 4)):
             at = draw.randrange(len(data))
@@ -174,9 +206,13 @@ def test_damaged_bytes_are_refused_or_are_a_graph_of_known_operators():
         except Exception:  # ONNX Runtime refuses what the parser of protobuf does
             continue
         passed += 1
-        assert {node.op_type for node in found.graph.node} <= OPERATORS | {""}
-        assert not any(node.domain for node in found.graph.node)
-        assert not any(one.HasField("g") or one.graphs for node in found.graph.node for one in node.attribute)
+        bodies = [one.g for node in found.graph.node for one in node.attribute if one.HasField("g")]
+        inner = [node for body in bodies for node in body.node]
+        assert {node.op_type for node in inner} <= OPERATORS | {""}
+        assert {node.op_type for node in found.graph.node} <= OPERATORS | {"", LOOP}
+        assert not any(node.domain for node in (*found.graph.node, *inner))
+        assert not any(one.HasField("g") for node in inner for one in node.attribute)
+        assert not any(one.graphs for node in (*found.graph.node, *inner) for one in node.attribute)
         assert not found.functions
         assert not any(tensor.external_data for tensor in found.graph.initializer)
     assert passed > 100

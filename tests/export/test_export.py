@@ -146,6 +146,28 @@ def test_graphs_are_plain_onnx_without_weights_or_training_operators():
         assert not any("Random" in node.op_type or "Dropout" in node.op_type for node in proto.graph.node)
 
 
+def test_an_lstm_is_a_loop_whose_graph_does_not_grow_with_its_length():
+    def operators(length):
+        graphs = build_plan(Model(load("char_lstm", (length,), 11)), create("fedavg"))[1]
+        step = onnx.load_model_from_string(max(graphs.values(), key=len))
+        return [node.op_type for node in step.graph.node]
+
+    assert operators(5) == operators(7)
+    assert operators(5).count("Scan") == 4  # two layers, forward and backward
+
+
+def test_an_lstm_beside_an_operator_in_place_agrees_with_torch(tmp_path):
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lstm, self.dense = torch.nn.LSTM(7, 5, batch_first=True), torch.nn.Linear(5, 5)
+
+        def forward(self, x):
+            return self.dense((self.lstm(x)[0][:, -1] + 1).mul_(2))
+
+    export_bundle(Model(models.spec(Net, inputs=(Field("x", "float32", (9, 7)),))), create("fedavg"), tmp_path)
+
+
 def test_the_same_export_gives_the_same_bytes(tmp_path):
     first, second = (
         export_bundle(Model(load("mlp")), create("mimelite"), tmp_path / name).manifest for name in ("a", "b")

@@ -137,19 +137,19 @@ def own_loss(outputs, label):
     return functional.relu(1 - outputs[:, 0] * (label - 2).sign()) + outputs.logsumexp(-1)
 
 
-ACTIVATIONS = {
-    name: [layers(nn.Flatten, lambda: nn.Linear(126, 8), layer)]
-    for name, layer in {
-        **{
-            name: getattr(nn, name)
-            for name in ["ReLU", "LeakyReLU", "PReLU", "ReLU6", "Hardtanh", "ELU", "SELU", "GELU", "SiLU"]
-        },
-        **{name: getattr(nn, name) for name in ["Mish", "Hardswish", "Softplus", "Softsign", "GLU"]},
-        "tanh": nn.Tanh,
-        "sigmoid": nn.Sigmoid,
-        "softmax": lambda: nn.Softmax(-1),
-    }.items()
-}
+class Beside(nn.Module):
+    """Layers side by side, which all have the same hidden values as their input."""
+
+    def __init__(self, *layers):
+        super().__init__()
+        self.first, self.layers, self.last = nn.Linear(126, 8), nn.ModuleList(layers), nn.LazyLinear(5)
+        self(torch.zeros(2, 2, 9, 7))
+
+    def forward(self, x):
+        hidden = self.first(x.flatten(1))
+        return self.last(torch.cat([layer(hidden) for layer in self.layers], 1))
+
+
 # Models for several entries each, because every one takes a second.
 IMAGES = layers(
     lambda: nn.ConvTranspose2d(2, 4, (3, 2), stride=2, padding=1, output_padding=1, groups=2, dilation=(1, 2)),
@@ -169,7 +169,49 @@ NORMED = layers(
     lambda: weight_norm(nn.Linear(105, 6)),
 )
 COMPUTED = function(lambda x: torch.cat([sampled(x), placed(x), counted(x), rounded(x)], 1))
-SHARED = {"images": IMAGES, "looked up": LOOKED_UP, "normed": NORMED, "computed": COMPUTED}
+ACTIVATIONS = {
+    name: getattr(nn, name)
+    for name in [
+        *("ReLU", "LeakyReLU", "PReLU", "ReLU6", "Hardtanh", "ELU", "SELU", "GELU", "SiLU"),
+        *("Mish", "Hardswish", "Softplus", "Softsign", "GLU"),
+    ]
+} | {"tanh": nn.Tanh, "sigmoid": nn.Sigmoid, "softmax": lambda: nn.Softmax(-1)}
+ACTIVATED = spec(lambda: Beside(*(make() for make in ACTIVATIONS.values())))
+OPERATORS = {
+    "arithmetic": [lambda x: (x * 2 - x**3) / (x.exp() + 1) + (x.abs() + 1).log()],
+    "comparisons": [lambda x: x * (x > 0.1) * ((x <= 0.9) & (x != 0.2)).any(1, keepdim=True)],
+    "where": [lambda x: torch.where(x > 0, x * 2, 0.1)],
+    "sums": [lambda x: x - x.unflatten(1, (3, 4)).sum(1).repeat(1, 3)],
+    "means": [lambda x: x - x.mean(1, keepdim=True)],
+    "variances": [lambda x: x / x.std(1, keepdim=True) + x.var(1, keepdim=True)],
+    "norms": [functional.normalize],
+    "maxima": [
+        lambda x: x.unflatten(1, (3, 4)).max(-1).values + x.amax(1, keepdim=True),
+        lambda x: x * x.max(1, keepdim=True).indices - x.max(),
+    ],
+    "minima": [
+        lambda x: x.unflatten(1, (3, 4)).min(1).values + x.amin(1, keepdim=True),
+        lambda x: x * x.min(1, keepdim=True).indices - x.min(1, keepdim=True).values,
+    ],
+    "slices": [lambda x: x[:, 1::2] * x[:, -7:-1]],
+    "concatenation": [lambda x: torch.cat([x, x * 2], 1)],
+    "gather": [lambda x: x.gather(1, x.argmax(1, keepdim=True))],
+    "scatter": [lambda x: x.scatter(1, x.argmax(1, keepdim=True), 0.5)],
+    "flips": [lambda x: x * x.flip(1)],
+    "repeats": [lambda x: x.repeat(1, 2) * x.repeat_interleave(2, 1)],
+    "one-hot codes": [lambda x: x * functional.one_hot(x.argmax(1), 12)],
+    "operators that work in place": [in_place],
+    "assignments to slices": [assigned],
+}
+OPERATED = function(lambda x: torch.cat([one(x) for some in OPERATORS.values() for one in some], 1))
+SHARED = {
+    "images": IMAGES,
+    "looked up": LOOKED_UP,
+    "normed": NORMED,
+    "computed": COMPUTED,
+    "activated": ACTIVATED,
+    "operated": OPERATED,
+}
 PROMISES = {
     "layers": {
         "dense": [layers(nn.Flatten, lambda: nn.Linear(126, 8))],
@@ -200,7 +242,7 @@ PROMISES = {
             sequence(attention, lambda m, x: m.inner(x, x, x, attn_mask=m.mask, need_weights=False)[0]),
         ],
         "TransformerEncoder": [
-            sequence(lambda: encoder(layers=2), lambda m, x: m.inner(x)),
+            sequence(encoder, lambda m, x: m.inner(x)),
             sequence(encoder, lambda m, x: m.inner(x, m.mask)),
             sequence(encoder, lambda m, x: m.inner(x, m.mask, is_causal=True)),
         ],
@@ -241,7 +283,7 @@ PROMISES = {
             layers(lambda: nn.Conv2d(2, 3, 3), lambda: nn.AdaptiveAvgPool2d(1)),
         ],
     },
-    "activations": ACTIVATIONS,
+    "activations": dict.fromkeys(ACTIVATIONS, [ACTIVATED]),
     "random": {
         "nn.Dropout": [layers(nn.Flatten, lambda: nn.Linear(126, 8), lambda: nn.Dropout(0.3))],
         "dropout between LSTM layers": [sequence(lambda: nn.LSTM(8, 3, 2, batch_first=True, dropout=0.3))],
@@ -283,36 +325,13 @@ PROMISES = {
         "what the operators below can say": [loss(own_loss, Field("y", "uint8", high=5))],
     },
     "operators": {
-        "arithmetic": [function(lambda x: (x * 2 - x**3) / (x.exp() + 1) + (x.abs() + 1).log())],
-        "comparisons": [function(lambda x: x * (x > 0.1) * ((x <= 0.9) & (x != 0.2)).any(1, keepdim=True))],
-        "where": [function(lambda x: torch.where(x > 0, x * 2, 0.1))],
-        "sums": [function(lambda x: x - x.unflatten(1, (3, 4)).sum(1).repeat(1, 3))],
-        "means": [function(lambda x: x - x.mean(1, keepdim=True))],
-        "variances": [function(lambda x: x / x.std(1, keepdim=True) + x.var(1, keepdim=True))],
-        "norms": [function(functional.normalize)],
-        "maxima": [
-            function(lambda x: x.unflatten(1, (3, 4)).max(-1).values + x.amax(1, keepdim=True)),
-            function(lambda x: x * x.max(1, keepdim=True).indices - x.max()),
-        ],
-        "minima": [
-            function(lambda x: x.unflatten(1, (3, 4)).min(1).values + x.amin(1, keepdim=True)),
-            function(lambda x: x * x.min(1, keepdim=True).indices - x.min(1, keepdim=True).values),
-        ],
-        "slices": [function(lambda x: x[:, 1::2] * x[:, -7:-1])],
-        "concatenation": [function(lambda x: torch.cat([x, x * 2], 1))],
-        "gather": [function(lambda x: x.gather(1, x.argmax(1, keepdim=True)))],
-        "scatter": [function(lambda x: x.scatter(1, x.argmax(1, keepdim=True), 0.5))],
-        "flips": [function(lambda x: x * x.flip(1))],
-        "repeats": [function(lambda x: x.repeat(1, 2) * x.repeat_interleave(2, 1))],
+        **dict.fromkeys(OPERATORS, [OPERATED]),
         "padding and cropping": [
             layers(lambda: nn.Conv2d(2, 3, 3), lambda: nn.ZeroPad2d((1, 0, 2, 1)), nn.Tanh),
             layers(lambda: nn.Conv2d(2, 3, 3), lambda: nn.ZeroPad2d((-1, 2, -2, 0)), nn.Tanh),
             layers(lambda: nn.Conv2d(2, 3, 3), lambda: nn.ZeroPad2d(-1), nn.Tanh),
         ],
-        "one-hot codes": [function(lambda x: x * functional.one_hot(x.argmax(1), 12))],
         "buffers": [sequence(nn.Identity, lambda m, x: x.masked_fill(m.mask[:, :1], 0.5))],
-        "operators that work in place": [function(in_place)],
-        "assignments to slices": [function(assigned)],
         "places by numbers and tensors": [COMPUTED],
         "ranges and cumulative sums": [COMPUTED],
         "topk": [COMPUTED],

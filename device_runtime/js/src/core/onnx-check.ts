@@ -9,7 +9,7 @@ import { type Bytes, text } from "./bytes.ts";
 import { PlanRefused } from "./errors.ts";
 
 const OPSET = 18;
-/** The operators that a plan may use, all of ONNX's own domain. */
+/** The operators that a plan may use, all of ONNX's own domain, but for the loop. */
 const OPERATORS = new Set(
   `Abs Acos Add And Asin Atan Cast Ceil Clip Concat Conv ConvTranspose Cos CumSum Div Equal Erf Exp Expand Floor
   Gather GatherElements Gemm Greater GreaterOrEqual Identity Less LessOrEqual Log LogSoftmax MatMul Max MaxPool Min
@@ -17,6 +17,12 @@ const OPERATORS = new Set(
   ScatterElements ScatterND Shape Sigmoid Sign Sin Size Slice Softmax Split Sqrt Squeeze Sub Tanh Tile TopK
   Transpose Unsqueeze Where`.split(/\s+/),
 );
+/** It ends: it goes once over values that lie in memory. Its body is a graph, which holds no other. */
+const LOOP = "Scan";
+const OPERATORS_IN: Readonly<Record<string, ReadonlySet<string>>> = {
+  "node.op_type": new Set([...OPERATORS, LOOP]),
+  "body's node.op_type": OPERATORS,
+};
 /** Element types by ONNX's numbers: float32, uint8, int32, int64, bool, float64. */
 const ELEMENTS = new Set([1, 2, 6, 7, 9, 11]);
 const [MOST_NODES, MOST_FIELDS] = [100_000, 3_000_000];
@@ -25,7 +31,33 @@ const [MOST_NODES, MOST_FIELDS] = [100_000, 3_000_000];
 const [VARINT, FIXED64, LENGTH, FIXED32] = [0, 1, 2, 5];
 // Kinds of fields: a number, an element type, a text, bytes or a list of numbers; any other is a message of that name.
 const PLAIN = ["number", "element", "text", "bytes"];
-const FIELDS: Readonly<Record<string, Readonly<Record<number, readonly [field: string, kind: string]>>>> = {
+type Fields = Readonly<Record<number, readonly [field: string, kind: string]>>;
+const GRAPH: Fields = {
+  1: ["node", "node"],
+  2: ["name", "text"],
+  5: ["initializer", "tensor"],
+  11: ["input", "value"],
+  12: ["output", "value"],
+  13: ["value_info", "value"],
+};
+const NODE: Fields = {
+  1: ["input", "text"],
+  2: ["output", "text"],
+  3: ["name", "text"],
+  4: ["op_type", "text"],
+  5: ["attribute", "attribute"],
+  7: ["domain", "text"],
+};
+const ATTRIBUTE: Fields = {
+  1: ["name", "text"],
+  2: ["f", "number"],
+  3: ["i", "number"],
+  4: ["s", "text"],
+  7: ["floats", "bytes"],
+  8: ["ints", "bytes"],
+  20: ["type", "number"],
+};
+const FIELDS: Readonly<Record<string, Fields>> = {
   model: {
     1: ["ir_version", "number"],
     2: ["producer_name", "text"],
@@ -34,31 +66,12 @@ const FIELDS: Readonly<Record<string, Readonly<Record<number, readonly [field: s
     8: ["opset_import", "opset"],
   },
   opset: { 1: ["domain", "text"], 2: ["version", "number"] },
-  graph: {
-    1: ["node", "node"],
-    2: ["name", "text"],
-    5: ["initializer", "tensor"],
-    11: ["input", "value"],
-    12: ["output", "value"],
-    13: ["value_info", "value"],
-  },
-  node: {
-    1: ["input", "text"],
-    2: ["output", "text"],
-    3: ["name", "text"],
-    4: ["op_type", "text"],
-    5: ["attribute", "attribute"],
-    7: ["domain", "text"],
-  },
-  attribute: {
-    1: ["name", "text"],
-    2: ["f", "number"],
-    3: ["i", "number"],
-    4: ["s", "text"],
-    7: ["floats", "bytes"],
-    8: ["ints", "bytes"],
-    20: ["type", "number"],
-  },
+  graph: GRAPH,
+  node: NODE,
+  attribute: { ...ATTRIBUTE, 6: ["g", "body"] },
+  body: { ...GRAPH, 1: ["node", "body's node"] },
+  "body's node": { ...NODE, 5: ["attribute", "body's attribute"] },
+  "body's attribute": ATTRIBUTE,
   tensor: {
     1: ["dims", "bytes"],
     2: ["data_type", "element"],
@@ -111,7 +124,7 @@ class Walk {
 
   /** Check the message between two places of the bytes. */
   message(kind: string, begin: number, end: number): void {
-    this.#nodes += Number(kind === "node");
+    this.#nodes += Number(`${kind}.op_type` in OPERATORS_IN);
     this.#opsets += Number(kind === "opset");
     if (this.#nodes > MOST_NODES) {
       throw new Unfit(`it has more than ${MOST_NODES} nodes`);
@@ -158,10 +171,10 @@ class Walk {
     if (wire !== LENGTH) {
       throw new Unfit(`${field} is not text in UTF-8`);
     }
-    if (field === "node.op_type" && !OPERATORS.has(found)) {
+    if (OPERATORS_IN[field]?.has(found) === false) {
       throw new Unfit(`operator ${found.slice(0, 100)} is none that a plan may use`);
     }
-    if ((field === "node.domain" || field === "opset.domain") && found !== "") {
+    if (field.endsWith(".domain") && found !== "") {
       throw new Unfit(`${field} is ${found.slice(0, 100)}, a plan's operators are ONNX's own`);
     }
   }
