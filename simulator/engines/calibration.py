@@ -31,8 +31,10 @@ from simulator.engines.processes import OneProcess
 from simulator.engines.sums import layouts_of
 from simulator.population import Population
 
-# A block of clients trains, on so many batches each, for so many steps of a pass, until so many CPU seconds are spent.
-BATCHES, STEPS, BUDGET_S = 2, 10, 0.3
+# A block of clients trains on FEW batches each; to compare engines on MANY, unless that takes longer than LONG_S.
+FEW, MANY, LONG_S = 2, 10, 2.0
+# With each engine in turn, until so many CPU seconds are spent with each.
+BUDGET_S = 0.3
 
 
 class GraphFigures(msgspec.Struct, frozen=True):
@@ -74,9 +76,9 @@ class Task:
         of_all = sum(item.loop.step_count(size) for trip in trips for item in trip.passes for size in sizes)
         return of_all / len(sizes) / len(trips)
 
-    def sample(self, clients: int) -> Population:
-        """So many of the clients, if there are, with the first of their examples."""
-        most = BATCHES * max(item.loop.batch_size for trip in trips_of(self.algorithm) for item in trip.passes)
+    def sample(self, clients: int, batches: int) -> Population:
+        """So many of the clients, if there are, with the first of their examples: so many batches."""
+        most = batches * max(item.loop.batch_size for trip in trips_of(self.algorithm) for item in trip.passes)
         chosen = np.linspace(0, len(self.population) - 1, min(clients, len(self.population))).astype(int)
         shards = [
             {name: array[:most] for name, array in self.population.shard(index).items()} for index in chosen.tolist()
@@ -84,37 +86,57 @@ class Task:
         return Population.of([str(index) for index in chosen], shards)
 
 
-def seconds_per_step(task: Task, computing: Computing) -> float:
-    """CPU seconds of a client's step, where a block of the cohort is trained.
+def seconds_per_step(task: Task, *computings: Computing) -> list[float]:
+    """CPU seconds of a client's step with each computing, where a block of the cohort is trained.
 
-    It is the least of some runs of all trips, after one that warms caches. Raises EngineError or ExportError when the
-    model does not run.
+    It is the least of some runs of all trips, after one that warms caches. They take turns, so that what else the
+    machine does meets all alike. Raises EngineError or ExportError when the model does not run.
     """
-    initial = torch.from_numpy(task.model.initial)
-    sample = task.sample(min(task.cohort, block_size(task.cohort, computing.together(task.model))))
-    kept = ClientStates.of(task.algorithm, initial, len(sample))
-    algorithm, state = cast("Algorithm", _Shortened(task.algorithm)), task.algorithm.init(initial)
-    trainer = _shortened_graphs(computing).trainer(task.model, algorithm, sample, kept)
-    trips = trips_of(algorithm)
-    # Adding up the sums of blocks is a part of the work.
-    whole = OneProcess(trainer, layouts_of(task.model, task.algorithm), torch.device(computing.device))
-    longest_first = sorted(range(len(sample)), key=lambda index: -int(sample.sizes[index]))
-    block = [Client(index, StreamKey(0, 1, slot)) for slot, index in enumerate(longest_first)]
-    steps = sum(item.loop.step_count(size) for trip in trips for item in trip.passes for size in sample.sizes.tolist())
-    spent: list[float] = []
-    while len(spent) < 2 or sum(spent) < BUDGET_S:
+    blocks = [_Block(task, computing, FEW) for computing in computings]
+    for block in blocks:
+        block.run()
+    # A comparison by clients of few steps would weigh what is done once for each of them, such as the report, too much.
+    if len(computings) > 1 and max(block.run() for block in blocks) * MANY / FEW < LONG_S:
+        blocks = [_Block(task, computing, MANY) for computing in computings]
+        for block in blocks:
+            block.run()
+    spent: list[list[float]] = [[] for _ in blocks]
+    while not all(spent) or min(map(sum, spent)) < BUDGET_S:
+        for block, times in zip(blocks, spent, strict=True):
+            times.append(block.run())
+    return [min(times) / block.steps for block, times in zip(blocks, spent, strict=True)]
+
+
+class _Block:
+    """A block of the cohort, with so many batches of each client, and what trains it. steps: of all clients, trips."""
+
+    def __init__(self, task: Task, computing: Computing, batches: int) -> None:
+        initial = torch.from_numpy(task.model.initial)
+        sample = task.sample(min(task.cohort, block_size(task.cohort, computing.together(task.model))), batches)
+        kept = ClientStates.of(task.algorithm, initial, len(sample))
+        algorithm = cast("Algorithm", _Shortened(task.algorithm, batches))
+        trainer = _shortened_graphs(computing, batches).trainer(task.model, algorithm, sample, kept)
+        self._state, self._trips = task.algorithm.init(initial), trips_of(algorithm)
+        # Adding up the sums of blocks is a part of the work.
+        self._whole = OneProcess(trainer, layouts_of(task.model, task.algorithm), torch.device(computing.device))
+        longest_first = sorted(range(len(sample)), key=lambda index: -int(sample.sizes[index]))
+        self._clients = [Client(index, StreamKey(0, 1, slot)) for slot, index in enumerate(longest_first)]
+        loops = [item.loop for trip in self._trips for item in trip.passes]
+        self.steps = sum(loop.step_count(size) for loop in loops for size in sample.sizes.tolist())
+
+    def run(self) -> float:
+        """Train all trips; gives the CPU seconds."""
         start = time.process_time()
-        for number in range(1, len(trips) + 1):
-            whole.train(number, in_turn(trips, number).broadcast(state), [block])
-        spent.append(time.process_time() - start)
-    return min(spent[1:]) / steps
+        for number in range(1, len(self._trips) + 1):
+            self._whole.train(number, in_turn(self._trips, number).broadcast(self._state), [self._clients])
+        return time.process_time() - start
 
 
 class _Shortened:
-    """An algorithm of which clients take no more than the first steps of each pass."""
+    """An algorithm of which clients take no more than so many first `steps` of each pass."""
 
-    def __init__(self, whole: Algorithm) -> None:
-        self._whole = whole
+    def __init__(self, whole: Algorithm, steps: int) -> None:
+        self._whole, self._steps = whole, steps
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._whole, name)
@@ -124,7 +146,7 @@ class _Shortened:
         """The trips of the whole algorithm, with fewer steps."""
         return tuple(
             Exchange(
-                tuple(replace(item, loop=_first_steps(item.loop)) for item in trip.passes),
+                tuple(replace(item, loop=_first_steps(item.loop, self._steps)) for item in trip.passes),
                 trip.broadcast,
                 trip.report,
                 trip.update,
@@ -133,20 +155,20 @@ class _Shortened:
         )
 
 
-def _shortened_graphs(computing: Computing) -> Computing:
-    """The same computing; where it is on graphs, clients take no more than the first steps of each pass."""
+def _shortened_graphs(computing: Computing, steps: int) -> Computing:
+    """The same computing; where it is on graphs, clients take no more than so many first steps of each pass."""
     if computing.graphs is None:
         return computing
     shortened = []
     for trip in computing.graphs:
-        passes = tuple(msgspec.structs.replace(one, loop=_first_steps(one.loop)) for one in trip.plan.passes)
+        passes = tuple(msgspec.structs.replace(one, loop=_first_steps(one.loop, steps)) for one in trip.plan.passes)
         plan = msgspec.structs.replace(trip.plan, passes=passes)
         shortened.append(msgspec.structs.replace(trip, plan=plan))
     return replace(computing, graphs=shortened)
 
 
-def _first_steps(loop: Loop) -> Loop:
-    return msgspec.structs.replace(loop, steps=min(STEPS, loop.steps or STEPS))
+def _first_steps(loop: Loop, steps: int) -> Loop:
+    return msgspec.structs.replace(loop, steps=min(steps, loop.steps or steps))
 
 
 class Notes:
@@ -160,7 +182,7 @@ class Notes:
 
         model, algorithm = task.model, task.algorithm
         parts = [platform.node(), torch.__version__, onnxruntime.__version__, name_of(algorithm), algorithm]
-        parts += [round(math.log2(task.cohort)), round(math.log2(task.steps_of_client))]
+        parts += [round(math.log2(task.cohort)), round(math.log2(task.steps_of_client)), FEW, MANY, LONG_S, BUDGET_S]
         parts += [model.spec.name, model.spec.fields, model.schema, model.module, *_sources(model, algorithm)]
         digest = hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()
         cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"

@@ -26,7 +26,7 @@ Wanted = Literal["auto", "graphs", "torch"]
 # A training that torch ends within so many CPU seconds is not worth an export, which takes some of them.
 PATIENCE_S = 20.0
 
-_SECONDS = decoder(float)
+_SECONDS = decoder(list[float])
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def _obstacle(algorithm: Algorithm, device: str) -> str:
 
 def _calibrated(task: Task, torch_alone: Computing) -> Choice:
     notes = Notes(task)
-    figures = notes.read() or Figures(_step_s(task, torch_alone))
+    figures = notes.read() or Figures(_step_s(task, torch_alone)[0])
     notes.write(figures)
     work_s = task.steps * figures.torch_s
     if work_s < PATIENCE_S:
@@ -75,12 +75,14 @@ def _calibrated(task: Task, torch_alone: Computing) -> Choice:
     try:
         export = _export(task, torch_alone)
         on_graphs = replace(torch_alone, graphs=export.graphs)
-        of_graphs = figures.of_graphs or GraphFigures(_step_s(task, on_graphs), export.cpu_s)
+        torch_s, of_graphs = figures.torch_s, figures.of_graphs
+        if of_graphs is None:
+            torch_s, graphs_s = _step_s(task, torch_alone, on_graphs)
+            of_graphs = GraphFigures(graphs_s, export.cpu_s)
     except (ExportError, EngineError, ProcessDied) as error:
         return Choice(torch_alone, f"there are no graphs of this model: {error}")
-    notes.write(Figures(figures.torch_s, of_graphs))
-    chosen = on_graphs if _pays(task, figures.torch_s, of_graphs) else torch_alone
-    return Choice(chosen, _compared(figures.torch_s, of_graphs))
+    notes.write(Figures(torch_s, of_graphs))
+    return Choice(on_graphs if _pays(task, torch_s, of_graphs) else torch_alone, _compared(torch_s, of_graphs))
 
 
 def _pays(task: Task, torch_s: float, of_graphs: GraphFigures) -> bool:
@@ -94,8 +96,8 @@ def _compared(torch_s: float, of_graphs: GraphFigures) -> str:
     )
 
 
-def _step_s(task: Task, computing: Computing) -> float:
-    return _computed(functools.partial(seconds_per_step, task, computing), _SECONDS, apart=computing.forks)
+def _step_s(task: Task, *computings: Computing) -> list[float]:
+    return _computed(functools.partial(seconds_per_step, task, *computings), _SECONDS, apart=computings[0].forks)
 
 
 def _export(task: Task, torch_alone: Computing) -> TimedExport:

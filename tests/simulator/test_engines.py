@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from importlib.metadata import Distribution, PackageNotFoundError
 
 import msgspec
@@ -17,7 +18,7 @@ from fedcore.algorithms import ALGORITHMS, create
 from fedcore.algorithms.algorithm import keeps_client_state
 from fedcore.plan import Field
 from simulator.engine import Engine
-from simulator.engines.calibration import STEPS, Figures, GraphFigures, Notes, Task, seconds_per_step
+from simulator.engines.calibration import FEW, MANY, Figures, GraphFigures, Notes, Task, seconds_per_step
 from simulator.engines.choice import PATIENCE_S, choose
 from simulator.engines.computing import Computing
 from simulator.engines.graphs import export_graphs
@@ -153,10 +154,14 @@ def test_no_gradient_is_computed_here_where_processes_are_to_be_forked():
 
 def test_calibration_takes_few_steps_however_many_epochs_a_client_has(monkeypatch):
     monkeypatch.setattr("simulator.engines.calibration.BUDGET_S", 0)
+    monkeypatch.setattr("simulator.engines.calibration.LONG_S", math.inf)
     steps, batch = [], VectorisedTrainer._batch
     monkeypatch.setattr(VectorisedTrainer, "_batch", lambda *given: steps.append(1) or batch(*given))
-    seconds_per_step(task(1, batch_size=20, epochs=500), Computing())
-    assert len(steps) == 2 * STEPS
+    long = task(1, batch_size=20, epochs=500)
+    seconds_per_step(long, Computing())
+    assert len(steps) == 2 * FEW
+    seconds_per_step(long, Computing(), Computing())
+    assert len(steps) == 2 * FEW + 2 * (2 * FEW + 2 * MANY)
 
 
 @pytest.mark.parametrize(
