@@ -283,7 +283,7 @@ PROMISES = {
             layers(lambda: nn.Conv2d(2, 3, 3), lambda: nn.AdaptiveAvgPool2d(1)),
         ],
     },
-    "activations": dict.fromkeys(ACTIVATIONS, [ACTIVATED]),
+    "activations": {key: [ACTIVATED] for key in ACTIVATIONS},
     "random": {
         "nn.Dropout": [layers(nn.Flatten, lambda: nn.Linear(126, 8), lambda: nn.Dropout(0.3))],
         "dropout between LSTM layers": [sequence(lambda: nn.LSTM(8, 3, 2, batch_first=True, dropout=0.3))],
@@ -325,7 +325,7 @@ PROMISES = {
         "what the operators below can say": [loss(own_loss, Field("y", "uint8", high=5))],
     },
     "operators": {
-        **dict.fromkeys(OPERATORS, [OPERATED]),
+        **{key: [OPERATED] for key in OPERATORS},
         "padding and cropping": [
             layers(lambda: nn.Conv2d(2, 3, 3), lambda: nn.ZeroPad2d((1, 0, 2, 1)), nn.Tanh),
             layers(lambda: nn.Conv2d(2, 3, 3), lambda: nn.ZeroPad2d((-1, 2, -2, 0)), nn.Tanh),
