@@ -30,6 +30,19 @@ Archs = Annotated[
     list[str] | None,
     typer.Option("--arch", help="x86_64 or aarch64; several take turns.  [default: this machine's]"),
 ]
+Runtimes = Annotated[
+    str | None,
+    typer.Option(
+        "--runtime",
+        metavar="NAME:N,…",
+        help="How many devices of each runtime: python, node (in TypeScript), aarch64 (Python on emulated ARM).  "
+        "[default: Python alone]",
+    ),
+]
+Devices = Annotated[
+    int | None, typer.Option(min=1, help="How many devices there are.  [default: 60, or those of --runtime]")
+]
+DEVICES = 60
 Sessions = Annotated[int | None, typer.Option(min=1, help="Stop after so many sessions.  [default: no limit]")]
 SIGNER = (
     "A public key whose plans and releases the devices accept, and no others; repeatable. Secure rounds need it.  "
@@ -41,13 +54,14 @@ SIGNER = (
 def run(
     coordinator: Annotated[str, typer.Option(help="The coordinator's URL.")],
     population: Annotated[str, typer.Option(help="The population that the devices serve.")],
-    devices: Annotated[int, typer.Option(min=1, help="How many devices there are.")] = 60,
+    devices: Devices = None,
     concurrency: Annotated[int, typer.Option(min=1, help="How many are awake at a time.")] = 20,
     dataset: Annotated[str, typer.Option(help="Whose users' examples the devices hold.")] = "digits",
     data: Annotated[Path | None, typer.Option(help="The folder that holds data sets on disk.")] = None,
     profile: Profile = None,
     backends: Backends = None,
     archs: Archs = None,
+    runtimes: Runtimes = None,
     sessions: Sessions = None,
     signers: Annotated[list[str] | None, typer.Option("--signer", metavar="PUBLIC_KEY", help=SIGNER)] = None,
     seed: Annotated[int, typer.Option(help="Seed of the devices' times, and of a profile's draws.")] = 0,
@@ -57,21 +71,24 @@ def run(
 
     Every device is an operating-system process with the real device runtime; it holds one training user's examples and
     speaks the device protocol. --concurrency must reach the task's goal times its over-selection. Devices of another
-    architecture run under qemu in the sysroot of `muster fleet sysroot`. A --profile names its kinds' architectures and
-    backends itself.
+    architecture run under qemu in the sysroot of `muster fleet sysroot`; those on Node share a process. A --profile
+    names its kinds' runtimes, architectures and backends itself.
     """
     from device_runtime.permission.policy import Policy
     from simulator import datasets
     from simulator.fleet.fleet import Fleet, FleetConfig
 
-    kinds = _kinds(profile, archs, backends)
-    users, _ = datasets.users(dataset, data, devices)
+    kinds = _kinds(profile, archs, backends, runtimes)
+    of_runtimes = sum(int(kind.weight) for kind in kinds) if runtimes else None
+    if of_runtimes and devices not in {None, of_runtimes}:
+        raise typer.BadParameter(f"--runtime says {of_runtimes}; leave this out", param_hint="--devices")
+    users, _ = datasets.users(dataset, data, of_runtimes or devices or DEVICES)
     with tempfile.TemporaryDirectory(prefix="muster-fleet-") as folder:
         config = FleetConfig(
             coordinator=coordinator,
             population=population,
             folder=Path(folder),
-            concurrency=min(concurrency, devices),
+            concurrency=min(concurrency, len(users)),
             sessions=sessions,
             seed=seed,
             policy=Policy(signers=tuple(signers or ())),
@@ -83,15 +100,19 @@ def run(
     return _show(summary)
 
 
-def _kinds(profile: Path | None, archs: list[str] | None, backends: list[str] | None) -> tuple[Kind, ...]:
+def _kinds(
+    profile: Path | None, archs: list[str] | None, backends: list[str] | None, runtimes: str | None
+) -> tuple[Kind, ...]:
     from simulator.fleet.fork_servers import HERE
-    from simulator.fleet.profile import equal_kinds, load_profile
+    from simulator.fleet.profile import counted_kinds, equal_kinds, load_profile
 
-    if profile is None:
-        return equal_kinds(archs or [HERE], backends or ["onnxruntime"])
-    if archs or backends:
-        raise typer.BadParameter("it names architectures and backends itself", param_hint="--profile")
-    return load_profile(profile)
+    if (profile or runtimes) and (archs or backends):
+        raise typer.BadParameter("it names architectures and backends itself", param_hint="--profile, --runtime")
+    if profile and runtimes:
+        raise typer.BadParameter("it names runtimes itself", param_hint="--profile")
+    if runtimes:
+        return counted_kinds(runtimes)
+    return load_profile(profile) if profile else equal_kinds(archs or [HERE], backends or ["onnxruntime"])
 
 
 def _watched(fleet: Fleet, sessions: int | None) -> FleetSummary:

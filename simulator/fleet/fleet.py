@@ -100,7 +100,7 @@ class Fleet:
     ) -> FleetSummary:
         """Wake devices until the population has no more work, or `sessions` have ended.
 
-        servers: where they run; fork servers of their own if not given. A device process that dies is a session like
+        servers: where they run; hosts of their own if not given. A device process that dies is a session like
         any other. Raises FleetError when session after session fails: there is no coordinator, say, or no such
         population; and when every device is refused for good. Raises SysrootError when devices of an architecture
         cannot run here.
@@ -108,8 +108,8 @@ class Fleet:
         if servers is not None:
             return self._run(on_session, servers)
         loaded: dict[str, list[str]] = {}
-        for arch, backend in dict.fromkeys((one.kind.arch, one.kind.backend) for one in self._devices.values()):
-            loaded.setdefault(arch, []).append(backend)
+        for host, backend in dict.fromkeys((one.kind.host, one.kind.backend) for one in self._devices.values()):
+            loaded.setdefault(host, []).append(backend)
         with fork_servers(loaded) as made:
             return self._run(on_session, made)
 
@@ -123,7 +123,7 @@ class Fleet:
                 device = self._next()
                 if device is None:
                     break
-                start_session(device.kind.arch, self._start(device))
+                start_session(device.kind.host, self._start(device))
                 awake, started = awake + 1, started + 1
             if awake == 0 and (self._done or started == self._config.sessions):
                 return summary

@@ -1,4 +1,4 @@
-"""Fork servers of emulated devices: one process for each architecture, on this machine or under qemu."""
+"""Hosts of emulated devices: a fork server for each architecture, here or under qemu, and a process of Node."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ import msgspec
 
 from fedcore.decoding import decoder
 from simulator.errors import FleetError
+from simulator.fleet import node
 from simulator.fleet.arm import sysroot
 from simulator.fleet.fork_server import Ended, Start
 
 _ENDED = decoder(Ended)
 
 HERE: str = platform.machine()
-DIED = "the fork server of emulated devices died; standard error says why"
+NODE = "node"
+DIED = "a process that runs emulated devices died; standard error says why"
 
 StartSession = Callable[[str, Start], None]
-"""Starts a session in the fork server of an architecture."""
+"""Starts a session at a host, which an architecture or NODE names."""
 EndedSessions = queue.SimpleQueue[Ended | None]
-"""Ends of sessions, of all fork servers; None once a fork server has died."""
+"""Ends of sessions at all hosts; None once a host has died."""
 ForkServers = tuple[StartSession, EndedSessions]
 """Where devices run, for one fleet at a time."""
 
@@ -38,21 +40,24 @@ def architectures() -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def fork_servers(backends: Mapping[str, Sequence[str]]) -> Iterator[ForkServers]:
-    """A fork server for every architecture in `backends`, which names the backends that each loads for its devices.
+    """A host for every name in `backends`: NODE, and architectures, each with the backends that its devices load.
 
-    Raises SysrootError when an architecture cannot be emulated here yet, or not with these backends.
+    Raises SysrootError when an architecture cannot be emulated here yet, or not with these backends, and FleetError
+    where there is no Node for devices in TypeScript.
     """
     ended: EndedSessions = queue.SimpleQueue()
-    commands = {arch: _command(arch, names) for arch, names in backends.items()}
+    commands = {host: _command(host, names) for host, names in backends.items()}
     with contextlib.ExitStack() as stack:
-        starts = {arch: stack.enter_context(_process(*command, ended)) for arch, command in commands.items()}
-        yield lambda arch, start: starts[arch](start), ended
+        starts = {host: stack.enter_context(_process(*command, ended)) for host, command in commands.items()}
+        yield lambda host, start: starts[host](start), ended
 
 
-def _command(arch: str, backends: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """The command line and the environment of a fork server."""
+def _command(host: str, backends: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """The command line and the environment of a host."""
+    if host == NODE:
+        return node.fleet_command(), dict(os.environ)
     arguments = ["-m", "simulator.fleet.fork_server", *backends]
-    if arch == HERE:
+    if host == HERE:
         return [sys.executable, *arguments], {**os.environ, "OMP_NUM_THREADS": "1"}
     machine = sysroot.ready()
     machine.check(backends)

@@ -13,7 +13,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -26,7 +26,7 @@ from fedcore.names import offered
 from secagg.message_type import DEVICE_MESSAGES
 from simulator.errors import ProfileError
 from simulator.fleet.faults import EmulatedConditions, EmulatedDevice, PlannedDeath, PlannedFailure
-from simulator.fleet.fork_servers import HERE, architectures
+from simulator.fleet.fork_servers import HERE, NODE, architectures
 
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Range = float | tuple[float, float]
@@ -52,6 +52,7 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     name: str
     weight: float = 1.0
+    runtime: Literal["python", "node"] = "python"
     arch: str = HERE
     backend: str = "onnxruntime"
     bandwidth: Range | None = None
@@ -74,6 +75,20 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             )
         if self.conditions is None and self.requirements != Requirements():
             raise ValueError("requirements never hold without conditions: give the kind some")
+        if self.runtime == NODE:
+            self._check_plain()
+
+    @property
+    def host(self) -> str:
+        """What runs its devices: its architecture's fork server, or NODE."""
+        return NODE if self.runtime == NODE else self.arch
+
+    def _check_plain(self) -> None:
+        """Devices on Node share a process, which nothing slows down, and which must not be killed."""
+        fields = zip(self.__struct_fields__[1:], self.__struct_defaults__, strict=True)
+        others = [key for key, default in fields if key not in {"weight", "runtime"} and getattr(self, key) != default]
+        if others:
+            raise ValueError(f"devices on Node are as this machine is: leave out {', '.join(others)}")
 
     def _check(self, key: str, least: float, most: float) -> None:
         value = getattr(self, key)
@@ -111,6 +126,23 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             if drawn < self.silence + self.drop_out + self.drop_out_secagg
             else PlannedFailure()
         )
+
+
+RUNTIMES: dict[str, dict[str, Any]] = {"python": {}, "aarch64": {"arch": "aarch64"}, "node": {"runtime": NODE}}
+"""Runtimes of devices by name, as keys of a kind."""
+
+
+def counted_kinds(text: str) -> tuple[Kind, ...]:
+    """The kinds in a text such as `node:8,python:4`, whose weights are these counts. Raises ProfileError."""
+    counts: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, count = part.strip().partition(":")
+        if name not in RUNTIMES:
+            raise ProfileError(f"no runtime is called {name!r}; {offered(name, tuple(RUNTIMES))}")
+        if name in counts or not count.isdecimal() or not 1 <= int(count) <= BOUNDS["weight"][1]:
+            raise ProfileError(f"{part.strip()!r}: a runtime comes once, with how many devices it runs, as in {name}:8")
+        counts[name] = int(count)
+    return tuple(Kind(name=name, weight=float(count), **RUNTIMES[name]) for name, count in counts.items())
 
 
 def equal_kinds(archs: Sequence[str], backends: Sequence[str]) -> tuple[Kind, ...]:

@@ -2,28 +2,25 @@
 
 import functools
 import json
-import shutil
 import subprocess
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
 
-from tests.tree import ROOT
+from simulator.errors import FleetError
+from simulator.fleet.node import FOLDER, program
 
-FOLDER = ROOT / "device_runtime" / "js"
 IS_NEW = FOLDER / "node-is-new.cjs"
 
 
 @functools.cache
 def node():
     """Node's program; a skip where there is none that is new enough, or the packages are not installed."""
-    program = shutil.which("node")
-    if program is None or subprocess.run([program, str(IS_NEW)], check=False).returncode != 0:
-        pytest.skip("no Node 22.18 or newer")
-    if not (FOLDER / "node_modules" / ".package-lock.json").exists():
-        pytest.skip("`make js` installs what the device runtime in TypeScript needs")
-    return program
+    try:
+        return program()
+    except FleetError as error:
+        pytest.skip(str(error))
 
 
 def command(script, *words):
@@ -32,7 +29,7 @@ def command(script, *words):
 
 
 def device_words(folder, url, population, examples, **policy):
-    """The words of a device with a folder of its own; `policy` are settings of its owner."""
+    """The words for one session of a device with a folder of its own; `policy` are settings of its owner."""
     folder.mkdir(exist_ok=True)
     np.savez(folder / "examples.npz", **examples)
     (folder / "policy.json").write_text(json.dumps(policy))
@@ -40,7 +37,7 @@ def device_words(folder, url, population, examples, **policy):
         "coordinator": url, "population": population, "examples": folder / "examples.npz", "state": folder / "state",
         "policy": folder / "policy.json",
     }  # fmt: skip
-    return [word for name, value in given.items() for word in (f"--{name}", str(value))]
+    return ["run", *(word for name, value in given.items() for word in (f"--{name}", str(value))), "--once", "--json"]
 
 
 @contextmanager

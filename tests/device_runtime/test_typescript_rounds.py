@@ -15,14 +15,10 @@ from export.model import Model
 from export.models import load
 from fedcore.algorithms import create
 from fedcore.batching import StreamKey
-from fedcore.masking import reunite
 from fedcore.signing import SigningKey
-from secagg import packing
 from simulator import datasets
-from simulator.fleet.recorder import Recording
 from tests.coordinator.fork_server import wait_until
 from tests.device_runtime.node import command, device_words
-from tests.simulator.test_secure_rounds import DEVICES, World
 
 ALGORITHM = create("fedavg", {"batch_size": 8})
 
@@ -65,34 +61,3 @@ def test_a_round_in_clear_commits_the_bits_that_python_would_report(tmp_path, co
         after = local.store.checkpoint(task, 1)["params"]
     assert (outcome["outcome"], outcome["task"], outcome["steps"]) == ("reported", task, result.steps)
     np.testing.assert_array_equal(after, aggregate(plan.report, ALGORITHM, before, report).state["params"])
-
-
-def test_a_secure_round_sums_a_node_device_among_python_devices(tmp_path, coordinators, bundle):
-    with coordinators.local(tmp_path, secure=True) as local:
-        here = World(tmp_path, local, bundle, rounds=1, phase_s=20.0)
-        with np.load(here.folders[0] / "examples.npz") as file:
-            examples = dict(file)
-        words = device_words(tmp_path / "node", local.url, "p", examples, signers=[here.key.signer])
-        node = start(words)
-        others = [here.start(index) for index in range(1, DEVICES)]
-        outcome = outcome_of(node)
-        for process in others:
-            process.join()
-        assert [one.state for one in here.ended(1)] == ["committed"]
-        rows = local.store.cohort(here.task, 1)
-        recorded = Recording(tmp_path)
-        reports = {name: recorded.quantised(name) for name in recorded.uploads()}
-        (row,) = [row for row in rows if row.id not in reports]
-        plan, before, result = values_in(local.store, here.task, 1, row.slot, examples)
-        after = local.store.checkpoint(here.task, 1)["params"]
-    assert (outcome["outcome"], outcome["secure"]) == ("reported", True)
-    assert len(here.counted(1)) == DEVICES
-    words = sum((one.words for one in reports.values()), np.uint64(0))
-    segments, w_max = next(iter((one.segments, one.w_max) for one in reports.values()))
-    total = packing.decode(segments, words, len(reports), w_max)
-    weight = min(int(result.weight), w_max)
-    own = plan.report.weigh(result.values, weight)
-    summed = reunite(plan.report, total.weight, total.sums) + own
-    expected = aggregate(plan.report, ALGORITHM, before, summed).state["params"]
-    np.testing.assert_allclose(after, expected, atol=1e-4)
-    assert np.abs(after - before["params"]).max() > 1e-2

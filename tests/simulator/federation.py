@@ -43,6 +43,7 @@ def federated(
     backends,
     *,
     archs=(HERE,),
+    kinds=None,
     rounds=ROUNDS,
     secagg=None,
     goal=GOAL,
@@ -50,11 +51,13 @@ def federated(
 ):
     """Rounds of seeded cohorts on a fleet whose files are in `folder`, and their distance from the engines' models.
 
-    backends: the runtime for every format; devices of a cohort alternate in them, and in `archs`.
+    backends: the runtime for every format; devices of a cohort alternate in them, and in `archs`, unless `kinds` says
+    what they are.
     """
     compression = Compression.parse(compress)
     bundle = export_bundle(model, algorithm, folder / "plan", targets=tuple(backends), compression=compression)
-    kinds, loaded = equal_kinds(archs, tuple(backends.values())), dict.fromkeys(archs, tuple(backends.values()))
+    kinds = kinds or equal_kinds(archs, tuple(backends.values()))
+    loaded = dict.fromkeys((kind.host for kind in kinds), tuple(backends.values()))
     with coordinators.local(folder, seed=SEED, secure=secagg is not None) as local, fork_servers(loaded) as servers:
         task_settings = TaskSettings(
             population="p", goal=goal, rounds=rounds, over_selection=1.0, seed=SEED, secagg=secagg

@@ -9,7 +9,7 @@ import { StateDamaged, StateInUse } from "../src/core/errors.ts";
 import { ExamplesError } from "../src/core/examples.ts";
 import { policyOf } from "../src/core/permission/policy.ts";
 import { keptJson } from "../src/core/platform.ts";
-import { NpzFile } from "../src/node/npz.ts";
+import { NpzExamples } from "../src/node/npz.ts";
 import { FileBlobs, SqliteStore } from "../src/node/store.ts";
 
 let folder = "";
@@ -91,9 +91,9 @@ test.each([
   ["too few bytes", npz("<f4", "(2, 3)", 16), /6 values, which its 16 bytes are not/],
 ])("a file of examples that holds %s is refused", async (_, data, words) => {
   writeFileSync(join(folder, "examples.npz"), data);
-  const examples = new NpzFile(join(folder, "examples.npz"));
-  await expect(examples.load()).rejects.toThrow(ExamplesError);
-  await expect(examples.load()).rejects.toThrow(words);
+  const examples = new NpzExamples(join(folder, "examples.npz"));
+  await expect(examples.load("default")).rejects.toThrow(ExamplesError);
+  await expect(examples.load("default")).rejects.toThrow(words);
 });
 
 test.each([

@@ -8,4 +8,5 @@ export type { Outcome } from "./outcome.ts";
 export { type Policy, policyOf } from "./permission/policy.ts";
 export type { BlobCache, Platform, Store } from "./platform.ts";
 export { platformRandom, useWebCrypto } from "./primitives.ts";
+export { runForever } from "./scheduler.ts";
 export { runSession, type SessionConfig } from "./session.ts";

@@ -1,6 +1,7 @@
-/** Examples in a NumPy `.npz` file: one array per field, whose first axis counts examples. It is collection "default". */
+/** Examples in NumPy's `.npz` files: one array per field, whose first axis counts examples. */
 
-import { readFile } from "node:fs/promises";
+import { readdir, readFile, stat } from "node:fs/promises";
+import { basename, join } from "node:path";
 import { unzipSync } from "fflate";
 import { type Column, type ExampleSource, type Examples, ExamplesError, type Values } from "../core/examples.ts";
 
@@ -13,8 +14,12 @@ const KINDS: Record<string, new (buffer: ArrayBuffer) => Values> = {
   "|u1": Uint8Array,
 };
 
-/** The examples in the file at `path`, read afresh at every call. */
-export class NpzFile implements ExampleSource {
+const SUFFIX = ".npz";
+
+/** The examples at `path`, read afresh at every call: a file is the collection "default", and every file `NAME.npz` of a
+ * folder the collection NAME. All methods throw ExamplesError for what cannot be read.
+ */
+export class NpzExamples implements ExampleSource {
   readonly #path: string;
 
   constructor(path: string) {
@@ -22,7 +27,11 @@ export class NpzFile implements ExampleSource {
   }
 
   async counts(): Promise<ReadonlyMap<string, number>> {
-    return new Map([["default", (await this.load()).count]]);
+    const counts = new Map<string, number>();
+    for (const [collection, path] of await this.#files()) {
+      counts.set(collection, (await readExamples(path)).count);
+    }
+    return counts;
   }
 
   /** A file does not know how old its examples are. */
@@ -30,32 +39,48 @@ export class NpzFile implements ExampleSource {
     return 0;
   }
 
-  /** Throws ExamplesError when the file cannot be read, or its fields differ in their number of examples. */
-  async load(): Promise<Examples> {
-    const members = await this.#members();
-    const columns = new Map<string, Column>();
-    const counts = new Set<number>();
-    for (const [name, data] of Object.entries(members)) {
-      if (name.endsWith(".npy")) {
-        const field = name.slice(0, -".npy".length);
-        const { count, column } = readArray(data, field);
-        columns.set(field, column);
-        counts.add(count);
-      }
-    }
-    if (counts.size > 1) {
-      throw new ExamplesError("invalid-examples", `fields differ in their number of examples: ${[...counts]}`);
-    }
-    return { count: [...counts][0] ?? 0, columns };
+  async load(collection: string): Promise<Examples> {
+    const path = (await this.#files()).get(collection);
+    return path === undefined ? { count: 0, columns: new Map() } : readExamples(path);
   }
 
-  async #members(): Promise<Record<string, Uint8Array>> {
-    try {
-      return unzipSync(await readFile(this.#path));
-    } catch (error) {
-      throw new ExamplesError("invalid-examples", `the examples in ${this.#path} cannot be read: ${String(error)}`);
+  async #files(): Promise<Map<string, string>> {
+    const found = await stat(this.#path).catch((error: unknown) => {
+      throw unreadable(this.#path, error);
+    });
+    if (!found.isDirectory()) return new Map([["default", this.#path]]);
+    const names = (await readdir(this.#path)).filter((name) => name.endsWith(SUFFIX)).sort();
+    return new Map(names.map((name) => [basename(name, SUFFIX), join(this.#path, name)]));
+  }
+}
+
+async function readExamples(path: string): Promise<Examples> {
+  const columns = new Map<string, Column>();
+  const counts = new Set<number>();
+  for (const [name, data] of Object.entries(await members(path))) {
+    if (name.endsWith(".npy")) {
+      const field = name.slice(0, -".npy".length);
+      const { count, column } = readArray(data, field);
+      columns.set(field, column);
+      counts.add(count);
     }
   }
+  if (counts.size > 1) {
+    throw new ExamplesError("invalid-examples", `fields differ in their number of examples: ${[...counts]}`);
+  }
+  return { count: [...counts][0] ?? 0, columns };
+}
+
+async function members(path: string): Promise<Record<string, Uint8Array>> {
+  try {
+    return unzipSync(await readFile(path));
+  } catch (error) {
+    throw unreadable(path, error);
+  }
+}
+
+function unreadable(path: string, error: unknown): ExamplesError {
+  return new ExamplesError("invalid-examples", `the examples in ${path} cannot be read: ${String(error)}`);
 }
 
 function readArray(data: Uint8Array, field: string): { count: number; column: Column } {

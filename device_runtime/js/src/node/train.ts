@@ -16,7 +16,7 @@ import { decodePlan } from "../core/plan.ts";
 import { weigh } from "../core/report.ts";
 import { execute } from "../core/runner.ts";
 import { nodeEngine } from "./engine.ts";
-import { NpzFile } from "./npz.ts";
+import { NpzExamples } from "./npz.ts";
 
 /** Train on what a folder holds. */
 export async function trainIn(folder: string): Promise<void> {
@@ -33,7 +33,7 @@ export async function trainIn(folder: string): Promise<void> {
   for (const name of Object.keys(plan.graphs["onnx"] ?? {})) {
     graphs.set(name, await Graph.load(nodeEngine, await bytes(join("graphs", name)), name));
   }
-  const examples = await new NpzFile(join(folder, "examples.npz")).load();
+  const examples = await new NpzExamples(join(folder, "examples.npz")).load("default");
   checkExamples(plan, examples);
   const broadcast = decodeVectors(await bytes("checkpoint.safetensors"), plan.broadcast);
   const { vectors } = plan.frozen ?? { vectors: null };

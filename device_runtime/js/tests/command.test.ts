@@ -1,0 +1,63 @@
+/** The command of a device on Node: what it says to those who err, and its exit codes. */
+
+import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { afterEach, beforeEach, expect, test, vi } from "vitest";
+import { main } from "../src/node/command.ts";
+
+let folder = "";
+beforeEach(() => {
+  folder = mkdtempSync(join(tmpdir(), "device-"));
+  writeFileSync(join(folder, "not.json"), "{");
+  writeFileSync(join(folder, "https.json"), '{"require_https": true}');
+});
+afterEach(() => {
+  rmSync(folder, { recursive: true });
+});
+
+test("help teaches the command, and no words are answered with it too", async () => {
+  expect(await said("--help")).toEqual([0, expect.stringContaining("npx @muster-fl/device run")]);
+  expect(await said("run", "--help")).toEqual([0, expect.stringContaining("75 when there was no work")]);
+  expect((await said())[0]).toBe(2);
+});
+
+test.each<[string, string[], RegExp]>([
+  ["another command", ["walk"], /no command walk, but `run`/],
+  ["nothing", ["run"], /missing: --coordinator, --population, --examples/],
+  ["an unknown option", ["run", "--polcy", "x"], /'--polcy'/],
+  ["no URL", [...given(), "--coordinator", "fl.example"], /--coordinator must be a URL/],
+  ["a URL with a user", [...given(), "--coordinator", "http://me@x"], /without a user/],
+  ["examples that are not there", [...given(), "--examples", "/nowhere.npz"], /no examples at \/nowhere.npz/],
+  ["a policy that is not there", [...given(), "--policy", "/nowhere.json"], /policy \/nowhere.json/],
+  ["a policy that is no JSON", [...given(), "--policy", "not.json"], /policy .*not.json/],
+])("%s is refused with exit code 2", async (_, words, message) => {
+  const [code, text] = await said(...words.map((word) => (word === "not.json" ? join(folder, word) : word)));
+  expect([code, text]).toEqual([2, expect.stringMatching(message)]);
+});
+
+test("a session that its owner's policy forbids is no work now", async () => {
+  const words = [...given(), "--state", join(folder, "state"), "--policy", join(folder, "https.json"), "--once"];
+  expect(await said(...words)).toEqual([75, expect.stringContaining("not-now policy")]);
+  expect(await said(...words, "--json")).toEqual([75, expect.stringContaining('"outcome":"not-now"')]);
+});
+
+test("a state folder that cannot be used is a failure", async () => {
+  writeFileSync(join(folder, "state.db"), "x".repeat(5000));
+  expect(await said(...given(), "--state", folder, "--once")).toEqual([1, expect.stringContaining("cannot be used")]);
+});
+
+function given(): string[] {
+  return ["run", "--coordinator", "http://127.0.0.1:1", "--population", "p", "--examples", tmpdir()];
+}
+
+/** The exit code of a command, and what it printed. */
+async function said(...words: string[]): Promise<[number, string]> {
+  const printed: string[] = [];
+  const spies = (["log", "error"] as const).map((name) =>
+    vi.spyOn(console, name).mockImplementation((text: string) => void printed.push(text)),
+  );
+  const code = await main(words);
+  for (const spy of spies) spy.mockRestore();
+  return [code, printed.join("\n")];
+}
