@@ -1,0 +1,79 @@
+"""The program of a device under test, as a command line with places to fill in."""
+
+import json
+import shlex
+import subprocess
+import sys
+
+import numpy as np
+
+from simulator.fleet import node
+from tests.device_runtime import linear
+
+PATIENCE_S = 120
+PLACES = "--coordinator {coordinator} --population {population} --examples {examples} --state {state}"
+
+
+def known(name):
+    """The command line of a device that this repository has, by name; any other text is one. Raises FleetError."""
+    if name == "python":
+        return (
+            shlex.join([sys.executable, "-m", "muster", "device", "run"])
+            + f" {PLACES} --policy {{policy_toml}} --once --json"
+        )
+    if name == "node":
+        return (
+            shlex.join([node.program(), "--no-warnings", str(node.FOLDER / "src" / "node" / "main.ts")])
+            + f" run {PLACES} --policy {{policy_json}} --once --json"
+        )
+    return name
+
+
+class Device:
+    """One device: its command line, and a folder with its examples, its policy and its state."""
+
+    def __init__(self, command_line, folder, url):
+        self._command_line, self._folder, self._url = command_line, folder, url
+        self.hold(linear.examples(10))
+
+    def hold(self, examples):
+        """Have other examples from now on."""
+        np.savez(self._folder / "examples.npz", **examples)
+
+    def session(self, **policy):
+        """The outcome of one session, under an owner's policy: the last line that the program prints, a JSON object."""
+        words = self._words(policy)
+        ended = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+        lines = ended.stdout.strip().splitlines()
+        assert lines, f"no outcome on standard output, but on standard error: {ended.stderr[-500:]}"
+        return json.loads(lines[-1])
+
+    def killed_when(self, is_there, **policy):
+        """Start a session, and kill the program as soon as something is there."""
+        with subprocess.Popen(self._words(policy), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            try:
+                assert is_there.wait(PATIENCE_S), "what the device was to be killed at never came"
+            finally:
+                process.kill()
+
+    def _words(self, policy):
+        (self._folder / "policy.json").write_text(json.dumps(policy))
+        (self._folder / "policy.toml").write_text(as_toml(policy))
+        places = {
+            "examples": "examples.npz",
+            "state": "state",
+            "policy_json": "policy.json",
+            "policy_toml": "policy.toml",
+        }
+        filled = {name: str(self._folder / file) for name, file in places.items()}
+        filled |= {"coordinator": self._url, "population": "phones"}
+        return [word.format(**filled) for word in shlex.split(self._command_line)]
+
+
+def as_toml(policy):
+    """Settings in TOML: texts, numbers and lists are written there as in JSON."""
+    tables = {name: value for name, value in policy.items() if isinstance(value, dict)}
+    lines = [f"{name} = {json.dumps(value)}" for name, value in policy.items() if name not in tables]
+    for name, table in tables.items():
+        lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in table.items())]
+    return "\n".join(lines)

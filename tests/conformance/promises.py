@@ -1,0 +1,49 @@
+"""Promises of the specification, each with the scenario that shows it."""
+
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from tests.conformance.device import Device
+from tests.device_runtime.coordinator import serving
+
+
+@dataclass(frozen=True)
+class Promise:
+    """A behaviour that docs/spec/wire.md promises of a device. brief: in the sample that runs with every test run."""
+
+    section: str
+    what: str
+    scenario: Callable[[object, Device], None]
+    brief: bool
+
+    @property
+    def name(self):
+        """The name of the scenario."""
+        return self.scenario.__name__
+
+
+PROMISES: list[Promise] = []
+
+
+def promise(section, what, *, brief=False):
+    """A decorator that makes a scenario, of a coordinator and a device, show a promise."""
+
+    def made(scenario):
+        PROMISES.append(Promise(section, what, scenario, brief))
+        return scenario
+
+    return made
+
+
+@contextmanager
+def stage(command_line, folder):
+    """A coordinator that errs and lies where a scenario says so, and a device that it serves. It checks signatures."""
+    with serving() as coordinator:
+        yield coordinator, Device(command_line, folder, coordinator.url)
+
+
+def ended(outcome, *expected):
+    """Assert an outcome and, where given, its reason."""
+    found = (outcome["outcome"], outcome["reason"])[: len(expected)]
+    assert found == expected, f"the session ended as {found}: {outcome.get('detail', '')}"

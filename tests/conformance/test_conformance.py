@@ -1,0 +1,26 @@
+"""Every device of this repository keeps the promises of the specification; a sample is brief enough for every run."""
+
+import pytest
+
+from tests.conformance import plain, secure  # noqa: F401  # they make promises
+from tests.conformance.device import known
+from tests.conformance.promises import PROMISES, stage
+from tests.device_runtime.node import node
+from tests.tree import ROOT
+
+SAMPLE = [one if one.brief else pytest.param(one, marks=pytest.mark.long) for one in PROMISES]
+
+
+@pytest.mark.parametrize("runtime", ["python", "node"])
+@pytest.mark.parametrize("one", SAMPLE, ids=lambda one: one.name)
+def test_a_device_keeps_what_the_specification_promises(one, runtime, tmp_path):
+    if runtime == "node":
+        node()  # or a skip
+    with stage(known(runtime), tmp_path) as (coordinator, device):
+        one.scenario(coordinator, device)
+
+
+def test_every_promise_names_a_section_of_the_specification():
+    wire = (ROOT / "docs" / "spec" / "wire.md").read_text()
+    assert [one.name for one in PROMISES if f"\n## §{one.section} " not in wire] == []
+    assert len({one.name for one in PROMISES}) == len(PROMISES)
