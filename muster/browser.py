@@ -1,11 +1,17 @@
-"""A browser as a phone has it: a real Chromium with a phone's screen, for the demo and for tests of web pages."""
+"""A browser as a phone has it, a real Chromium with a phone's screen, and what a person does at the page of devices."""
 
 from __future__ import annotations
 
+import base64
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlencode
 
+import numpy as np
+from numpy.typing import NDArray
 from selenium import webdriver
 
 from muster.doctor import BROWSERS
@@ -15,9 +21,15 @@ SCREEN = {"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": True}
 _AGENT = "Mozilla/5.0 (Linux; Android 16; Phone) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/{} Mobile Safari/537.36"
 _ARGUMENTS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage")
 
+_PATIENCE_S = 120.0
+
 
 class BrowserMissing(Exception):
     """There is no Chromium, or no driver of it."""
+
+
+class PageFailed(Exception):
+    """A page did not come to say what it should."""
 
 
 @contextmanager
@@ -40,3 +52,61 @@ def phone() -> Iterator[webdriver.Chrome]:
         yield opened
     finally:
         opened.quit()
+
+
+class Person:
+    """Somebody at the page of a coordinator, by a link that names a population and who may release plans for it."""
+
+    def __init__(self, browser: webdriver.Chrome, url: str, population: str, *signers: str) -> None:
+        self._browser = browser
+        self._url = f"{url}/page/?{urlencode({'population': population, 'signer': signers}, doseq=True)}"
+        self.open()
+
+    def open(self) -> None:
+        """Open the page, anew if it is open."""
+        self._browser.get(self._url)
+        self.waits_for("state", "Ready")
+
+    def text(self, name: str) -> str:
+        """The text of an element by its id."""
+        return str(self._browser.execute_script("return document.getElementById(arguments[0]).innerText", name))
+
+    def waits_for(self, name: str, words: str) -> str:
+        """The text of an element, once it holds these words. Raises PageFailed."""
+        until = time.monotonic() + _PATIENCE_S
+        while words not in (text := self.text(name)):
+            if time.monotonic() > until:
+                raise PageFailed(f"the page never says {words!r}; it says {text!r}")
+            time.sleep(0.05)
+        return text
+
+    def press(self, name: str) -> None:
+        """Press a button."""
+        self._browser.execute_script("document.getElementById(arguments[0]).click()", name)
+
+    def draw(self, inked: NDArray[np.bool_], digit: int) -> None:
+        """Draw a digit by pointer, cell by cell, say which it is, and keep it. inked: (8, 8)."""
+        before = int(self.text("count"))
+        left, top, side = self._browser.execute_script(
+            "const pad = document.getElementById('pad'); pad.scrollIntoView({block: 'center'});"
+            "document.getElementById('digit').value = arguments[0];"
+            "const {left, top, width} = pad.getBoundingClientRect(); return [left, top, width / 8]",
+            str(digit),
+        )
+        way = [(left + (x + 0.5) * side, top + (y + 0.5) * side) for y, x in np.argwhere(inked)]
+        for kind, places in (("mousePressed", way[:1]), ("mouseMoved", way[1:]), ("mouseReleased", way[-1:])):
+            for x, y in places:
+                event = {"type": kind, "x": x, "y": y, "button": "left", "buttons": 1, "clickCount": 1}
+                self._browser.execute_cdp_cmd("Input.dispatchMouseEvent", event)
+        self.press("keep")
+        self.waits_for("count", str(before + 1))
+
+    def counted(self) -> int:
+        """The reports that the page sent and that were counted, by its journal."""
+        return self.text("entries").count("A report on")
+
+    def keep_picture(self, path: Path) -> None:
+        """Write a picture of the whole page, a PNG."""
+        self._browser.execute_script("scrollTo(0, 0)")
+        shot = {"format": "png", "captureBeyondViewport": True}
+        path.write_bytes(base64.b64decode(self._browser.execute_cdp_cmd("Page.captureScreenshot", shot)["data"]))

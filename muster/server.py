@@ -95,12 +95,15 @@ def starting_coordinator(
     with ExitStack() as stack:
         modules = load_settings({"database": database, **settings}).algorithm_modules
         store = stack.enter_context(open_coordinator_store(database, blobs, algorithm_modules=modules))
-        authority = None
+        authority, port = None, 0
         if secure:
             server = Keys.open(Settings(database=database).keys_file, store.database).server
-            authority = stack.enter_context(starting_authority(folder / "authority", key_text(server.public)))
+            # A page of the coordinator's speaks to the authority too.
+            port = _free_port()
+            origin = f"http://127.0.0.1:{port}"
+            authority = stack.enter_context(starting_authority(folder / "authority", key_text(server.public), origin))
             settings = settings | {"authority": authority.key, "authority_url": authority.url}
-        command = ["coordinator", "serve", "--port", "0", "--db", database, "--blobs", str(blobs)]
+        command = ["coordinator", "serve", "--port", str(port), "--db", database, "--blobs", str(blobs)]
         given = {f"MUSTER_{name.upper()}": str(value) for name, value in {**FOR_ONE_MACHINE, **settings}.items()}
         process = stack.enter_context(_Process.starting("coordinator", folder, command, given))
 
@@ -123,20 +126,24 @@ class StartingAuthority:
 
 
 @contextmanager
-def starting_authority(folder: Path, server_key: str) -> Iterator[StartingAuthority]:
+def starting_authority(folder: Path, server_key: str, origin: str) -> Iterator[StartingAuthority]:
     """Start `muster authority serve` on a free loopback port, with a new key in `folder`; no device is attested.
 
-    It draws beacons for the coordinator with that key.
+    It draws beacons for the coordinator with that key. origin: of the web pages that may be devices.
     """
     folder.mkdir(parents=True, exist_ok=True)
     key = SucceedingKey.new("authority")
     key.save(folder / "authority.key", replace=True)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = _free_port()
     command = ["authority", "serve", "--key", str(folder / "authority.key"), "--port", str(port)]
-    command += ["--accept-unattested", "--server-key", server_key]
+    command += ["--accept-unattested", "--server-key", server_key, "--allowed-origins", origin]
     with _Process.starting("authority", folder, command, {}) as process:
         yield StartingAuthority(key_text(key.public), f"http://127.0.0.1:{port}", process)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
 
 
 class _Process:

@@ -9,10 +9,16 @@ from export.build import export_bundle
 from export.model import Model
 from export.models import load
 from fedcore.signing import SigningKey
-from muster.browser import BrowserMissing, phone
+from muster.browser import BrowserMissing, Person, phone
 from tests.coordinator.fork_server import wait_until
-from tests.device_runtime.pages import Person, build
+from tests.device_runtime.pages import DIGITS, build, kept_examples
+from tests.device_runtime.proxy import Hold, road_to
 from tests.device_runtime.test_typescript_rounds import ALGORITHM, values_in
+
+PRESS_ALL = """
+for (const cell of document.querySelectorAll("[role=gridcell]")) {
+  cell.dispatchEvent(new KeyboardEvent("keydown", { key: " ", bubbles: true }));
+}"""
 
 
 @pytest.fixture(scope="module")
@@ -41,24 +47,89 @@ def bundle(tmp_path_factory):
     return export_bundle(Model(load("logreg", (1, 8, 8), 10), 3), ALGORITHM, tmp_path_factory.mktemp("plan") / "plan")
 
 
-def test_a_round_counts_what_a_person_drew_in_a_browser(tmp_path, coordinators, bundle, page, browser):
+@pytest.fixture
+def task(bundle, tmp_path):
+    """Makes a task of one round for one device, in population `p`."""
+    settings = TaskSettings(population="p", goal=1, rounds=1, over_selection=1.0, seed=2**53 + 3)
+    return lambda local: local.create_task(bundle, settings, SigningKey.new(tmp_path / "release.pem")).id
+
+
+def await_commit(local, task):
+    """Wait for the round: a device has its receipt before that."""
+    wait_until(lambda: [one.state for one in local.store.rounds(task)] == ["committed"])
+
+
+def test_a_round_counts_what_a_person_drew_in_a_browser(tmp_path, coordinators, task, page, browser):
     with coordinators.local(tmp_path, page=str(page)) as local:
-        settings = TaskSettings(population="p", goal=1, rounds=1, over_selection=1.0, seed=2**53 + 3)
-        task = local.create_task(bundle, settings, SigningKey.new(tmp_path / "release.pem")).id
+        made = task(local)
         person = Person(browser, local.url, "p")
-        person.open()
-        for digit in (0, 1, 7):
-            person.draw(digit)
+        for digit, inked in DIGITS.items():
+            person.draw(inked, digit)
         person.press("take-part")
-        wait_until(lambda: [one.state for one in local.store.rounds(task)] == ["committed"])
-        person.sees("state", "Done: round 1, 3 examples, in clear")
-        person.sees("plan", "650 numbers")
-        person.sees("entries", "A report on 3 examples")
-        (row,) = local.store.cohort(task, 1)
-        plan, before, result = values_in(local.store, task, 1, row.slot, person.examples())
+        person.waits_for("state", "Done: round 1, 2 examples, in clear")
+        person.waits_for("plan", "650 numbers")
+        person.waits_for("entries", "A report on 2 examples")
+        await_commit(local, made)
+        (row,) = local.store.cohort(made, 1)
+        plan, before, result = values_in(local.store, made, 1, row.slot, kept_examples(browser))
         report = plan.report.weigh(result.values, result.weight).astype(np.float64)
         expected = aggregate(plan.report, ALGORITHM, before, report).state["params"]
-        after = local.store.checkpoint(task, 1)["params"]
+        after = local.store.checkpoint(made, 1)["params"]
+        person.press("leave")
+        person.waits_for("state", "You left")
+        assert (kept(browser, "keys"), person.text("count")) == (0, "2")
         assert browser.get_log("browser") == []
     np.testing.assert_allclose(after, expected, atol=1e-5)
     assert np.abs(after - before["params"]).max() > 1e-3
+
+
+def test_a_report_survives_the_page_that_made_it(tmp_path, coordinators, task, page, browser):
+    with coordinators.local(tmp_path, page=str(page)) as local, road_to(local.url) as road:
+        made, hold = task(local), Hold()
+        road.before["report"].append(hold)
+        person = Person(browser, road.url, "p")
+        person.draw(DIGITS[7], 7)
+        person.press("take-part")
+        assert hold.reached.wait(60)
+        person.open()
+        person.press("take-part")
+        person.waits_for("state", "Done: round 1, 1 example, in clear")
+        await_commit(local, made)
+        # The page that was left never saw an answer. Both reports are the same: it did not train twice.
+        assert len({body for _, body in road.reports}) == 1
+        assert road.calls.count("check-in") == 1
+
+
+def test_examples_are_collected_without_a_network(tmp_path, coordinators, page, browser):
+    with coordinators.local(tmp_path, page=str(page)) as local:
+        person = Person(browser, local.url, "p")
+        browser.execute_async_script("navigator.serviceWorker.ready.then(arguments[0])")
+    person.open()
+    person.draw(DIGITS[1], 1)
+    person.press("take-part")
+    person.waits_for("state", "The coordinator cannot be reached")
+    assert person.text("count") == "1"
+
+
+def test_a_full_storage_is_said_in_a_sentence(tmp_path, coordinators, page, browser):
+    with coordinators.local(tmp_path, page=str(page)) as local:
+        person = Person(browser, local.url, "p")
+        browser.execute_cdp_cmd("Storage.overrideQuotaForOrigin", {"origin": local.url, "quotaSize": 1})
+        browser.execute_script(PRESS_ALL)
+        person.press("keep")
+        person.waits_for("state", "this browser's storage is full: delete examples here, or data of other sites")
+
+
+def kept(browser, part):
+    """The number of things in a part of the page's database."""
+    script = """
+    const done = arguments[1];
+    const opening = indexedDB.open("muster");
+    opening.onsuccess = () => {
+      const counting = opening.result.transaction(arguments[0]).objectStore(arguments[0]).count();
+      counting.onsuccess = () => {
+        opening.result.close();
+        done(counting.result);
+      };
+    };"""
+    return browser.execute_async_script(script, part)

@@ -8,11 +8,12 @@ import { ending, entry, size } from "./words.ts";
 const COLLECTION = "default";
 const SHAPE = [1, 8, 8];
 const DAY_S = 86_400;
-const STANDARD: Owner = {
-  policy: { require_secure_aggregation: false, per_day: { sessions: 100 } },
+/** The settings at first. signers: who may release plans of secure rounds, as the link says. */
+const standard = (signers: readonly string[]): Owner => ({
+  policy: { signers, require_secure_aggregation: signers.length > 0, per_day: { sessions: 100 } },
   rules: { onBattery: true, onMetered: false },
   retention: { maxAgeS: 30 * DAY_S, most: 1000 },
-};
+});
 /** The population is remembered: an installed page starts without an address of its own. */
 const REMEMBERED = "muster-population";
 const SHOWN = 20;
@@ -44,7 +45,8 @@ async function start(): Promise<void> {
   localStorage.setItem(REMEMBERED, population);
   element("population").textContent = population;
   const coordinator = new URL(given.get("coordinator") ?? "..", location.href);
-  const device = await BrowserDevice.open(coordinator, population, STANDARD, new URL("worker.js", location.href));
+  const owner = standard(given.getAll("signer"));
+  const device = await BrowserDevice.open(coordinator, population, owner, new URL("worker.js", location.href));
   await navigator.storage.persist?.();
   new Page(device);
   await navigator.serviceWorker.register("service-worker.js");
@@ -113,6 +115,7 @@ class Page {
     const said = new FormData(form);
     await this.#device.change({
       policy: {
+        ...this.#device.owner.policy,
         require_secure_aggregation: said.has("secure"),
         per_day: { sessions: Number(said.get("sessions")) },
       },
@@ -160,7 +163,7 @@ class Page {
     if (plan !== null) {
       const { name, parameters, reportBytes } = plan;
       element("plan").textContent =
-        `“${name}”: a model of ${parameters.toLocaleString()} numbers, trained on ${COLLECTION} examples. ` +
+        `“${name}”: a model of ${parameters.toLocaleString()} numbers, trained on your examples. ` +
         `A report has ${size(reportBytes)}.`;
     }
     const entries = (await this.#device.journal()).slice(-SHOWN).reverse();

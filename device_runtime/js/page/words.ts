@@ -25,7 +25,7 @@ export function ending(ended: Ending): { text: string; kind: "good" | "bad" | ""
   if ("stopped" in ended) return { text: sentence(ended.stopped), kind: "bad" };
   const { outcome } = ended;
   if (outcome.outcome === "reported") {
-    return { text: `Done: round ${outcome.round}, ${outcome.examples} examples, ${way(outcome)}.`, kind: "good" };
+    return { text: `Done: round ${outcome.round}, ${examples(outcome)}, ${way(outcome)}.`, kind: "good" };
   }
   if (outcome.outcome === "not-needed") return { text: "The round was over before this device was done.", kind: "" };
   const bad = outcome.outcome === "failed" || outcome.outcome === "aborted";
@@ -36,7 +36,7 @@ export function ending(ended: Ending): { text: string; kind: "good" | "bad" | ""
 export function entry(one: Entry): readonly [string, string, string] {
   const when = new Date(1000 * one.at).toLocaleString([], { dateStyle: "short", timeStyle: "short" });
   const task = one.task === "" ? "" : ` Round ${one.round} of task ${one.task.slice(0, 8)}.`;
-  const what = one.outcome === "reported" ? `A report on ${one.examples} examples, ${way(one)}.` : sentence(one);
+  const what = one.outcome === "reported" ? `A report on ${examples(one)}, ${way(one)}.` : sentence(one);
   return [when, what + task, size(one.bytes_up)];
 }
 
@@ -47,6 +47,10 @@ export function size(bytes: number): string {
     : bytes < 1e6
       ? `${(bytes / 1e3).toFixed(1)} kB`
       : `${(bytes / 1e6).toFixed(1)} MB`;
+}
+
+function examples({ examples: count }: Outcome): string {
+  return count === 1 ? "1 example" : `${count} examples`;
 }
 
 function way({ secure }: Outcome): string {
