@@ -21,25 +21,26 @@ DARK = "@media (prefers-color-scheme: dark) { text { fill: #bbb !important } .ax
 etree.to_etree()  # the same bytes where lxml is installed, which pygal would prefer, as where it is not
 
 
-def draw_curves(curves: Mapping[str, Sequence[float]], path: Path) -> None:
-    """Write the accuracies after rounds 1, 2, … of each algorithm, 0 to 1, as a curve each."""
-    rounds = max(map(len, curves.values()))
-    chart = pygal.Line(
-        title="Handwritten digits, non-IID devices",
+def draw_curves(courses: Mapping[str, Sequence[Mapping[str, float]]], path: Path, title: str) -> None:
+    """Write what held-out users measured over rounds as a curve for each course: accuracy, or loss without one.
+
+    courses: points by name, with their `round` and, where users measured, `test.accuracy` or `test.loss`.
+    """
+    points = [point for course in courses.values() for point in course]
+    figure = "test.accuracy" if any("test.accuracy" in point for point in points) else "test.loss"
+    chart = pygal.XY(
+        title=title,
         x_title="round",
-        y_title="accuracy, unseen users",
-        range=(0, 1),
+        y_title=f"{figure.removeprefix('test.')}, unseen users",
         style=Style(background="white", plot_background="white", colors=COLOURS, guide_stroke_color="#ccc"),
         legend_at_bottom=True,
         dots_size=2,
-        show_minor_x_labels=False,
         js=[],  # pygal's own script would come from the network
         height=450,
+        **({"range": (0, 1)} if figure == "test.accuracy" else {}),
     )
-    chart.x_labels = [str(number) for number in range(1, rounds + 1)]
-    chart.x_labels_major = [str(number) for number in range(5, rounds + 1, 5)] or chart.x_labels
-    for name, curve in curves.items():
-        chart.add(name, list(curve))
+    for name, course in courses.items():
+        chart.add(name, [(point["round"], point[figure]) for point in course if figure in point])
     chart.render_to_file(str(path))
 
 

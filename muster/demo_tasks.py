@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from prometheus_client.samples import Sample
 
+from coordinator.rules.entities import RoundRecord
 from coordinator.rules.states import RoundState
 from coordinator.store.tasks import CoordinatorStore, Secagg, TaskSettings
 from device_runtime.permission.policy import Policy
@@ -17,20 +19,25 @@ from device_runtime.phases import Phase
 from export.build import export_bundle
 from export.model import Model
 from export.models import load as load_model
-from fedcore.algorithms import create, module_of
+from fedcore.algorithms import create, module_of, settings_of
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.bundle import Bundle
+from fedcore.plan import prefixed
 from fedcore.signing import SigningKey
 from muster.server import LocalCoordinator
 from secagg.parameters import LEAST_COHORT
 from simulator import datasets
-from simulator.course import overall
+from simulator.course import ACCURACY, Point, measured
 from simulator.engine import Engine, evaluate
 from simulator.fleet.fleet import Fleet, FleetConfig
 from simulator.fleet.fork_servers import ForkServers
 from simulator.fleet.summary import FleetSummary, Session
 from simulator.population import Population
 from simulator.proofs.fleet_against_engine import counted_cohort, worst_difference
+from simulator.runs.reading import SECONDS
+from simulator.runs.running import keep_run
+from simulator.simulation import SimulationConfig, result_of
+from simulator.training import SERVER, Facts, digest_of
 
 MODEL, DATASET, DEVICES = "digits_cnn", "digits", 60
 # Found by a random search over simulated runs: docs/decisions/0008-demo-settings.md. Others run with their defaults.
@@ -51,6 +58,7 @@ SETTINGS: dict[str, dict[str, object]] = {
 REPLAYED_ROUNDS = 3
 # Longer than any update or gradient of these settings, so that nothing is clipped.
 CLIP_NORM = 10.0
+TRAINED_BY = "a fleet of emulated devices trained"
 
 
 class DemoFailed(Exception):
@@ -62,6 +70,7 @@ class DemoConfig:
     """The configuration. `devices`, of 60, are active at a time; every round wants a report of each.
 
     secure: mask reports, for which there must be LEAST_COHORT devices, and a coordinator that goes by an authority.
+    out: a folder that keeps a run of each algorithm, with its plan; None keeps nothing.
     """
 
     algorithms: tuple[str, ...]
@@ -70,13 +79,15 @@ class DemoConfig:
     folder: Path
     seed: int = 0
     secure: bool = False
+    out: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class AlgorithmResult:
     """One algorithm's run; bytes are per device that took part, over the whole run.
 
-    seconds: of the fleet. sessions: those that reported; `phases` are their mean seconds (device_runtime/phases.py).
+    points: of every round, as those of a simulation. seconds: of the fleet. sessions: those that reported; `phases` are
+    their mean seconds (device_runtime/phases.py).
     """
 
     algorithm: str
@@ -90,7 +101,7 @@ class AlgorithmResult:
     agreement: float
     sessions: int
     phases: dict[Phase, float]
-    curve: list[float] = field(default_factory=list)
+    points: list[Point]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,11 +165,11 @@ def _export(config: DemoConfig, name: str) -> Exported:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """An algorithm's rounds on the fleet. curve: accuracy on held-out users after each round; `seconds` of them all."""
+    """An algorithm's rounds on the fleet. points: of every round, as those of a simulation; `seconds` of them all."""
 
     exported: Exported
     task: str
-    curve: list[float]
+    points: list[Point]
     fleet: FleetSummary
     seconds: float
 
@@ -184,17 +195,18 @@ class Trainer:
         started = time.monotonic()
         model, name = exported.model, exported.name
         task = self._create_task(exported)
-        curve: list[float] = []
+        points: list[Point] = []
         on_progress(name, 0, "first round")
 
         def follow() -> None:
-            for number in range(len(curve) + 1, self._committed(task) + 1):
-                params = self.store.checkpoint(task, number)["params"]
-                curve.append(overall(evaluate(model, params, self.test)["accuracy"], self.test))
-                on_progress(name, number, f"accuracy {curve[-1]:.3f}")
+            for record in self._committed(task)[len(points) :]:
+                params = self.store.checkpoint(task, record.number)["params"]
+                taken = {"round": record.number, SECONDS: record.seconds or 0.0} | record.metrics
+                points.append(taken | measured(evaluate(model, params, self.test), self.test))
+                on_progress(name, record.number, f"accuracy {points[-1][ACCURACY]:.3f}")
 
         def on_session(session: Session) -> None:
-            if session.outcome.round > len(curve):
+            if session.outcome.round > len(points):
                 follow()
 
         fleet = FleetConfig(
@@ -208,11 +220,15 @@ class Trainer:
         summary = Fleet(fleet, self.train).run(on_session, self.servers)
         follow()
         seconds = time.monotonic() - started
-        if len(curve) < self.config.rounds:
+        if len(points) < self.config.rounds:
             raise DemoFailed(
-                f"{name}: {len(curve)} of {self.config.rounds} rounds; the task is {self.store.task(task).state}"
+                f"{name}: {len(points)} of {self.config.rounds} rounds; the task is {self.store.task(task).state}"
             )
-        return Run(exported, task, curve, summary, seconds)
+        sizes = dict(zip(self.train.clients, self.train.sizes.tolist(), strict=True))
+        for point in points:
+            cohort = counted_cohort(self.store, task, int(point["round"]), summary.clients)
+            point["examples"] = sum(sizes[client] for client in cohort.values())
+        return Run(exported, task, points, summary, seconds)
 
     def result(self, run: Run) -> AlgorithmResult:
         """A run with its measurements, and the engine's replay of it."""
@@ -221,10 +237,12 @@ class Trainer:
         engine = Engine(exported.model, exported.algorithm, self.train, seed=self.config.seed)
         agreement = self._agreement(engine, run.task, fleet)
         reported = fleet.endings["reported"]
+        if self.config.out is not None:
+            self._keep(run, self.config.out)
         return AlgorithmResult(
             algorithm=exported.name,
-            rounds=len(run.curve),
-            test_accuracy=run.curve[-1],
+            rounds=len(run.points),
+            test_accuracy=run.points[-1][ACCURACY],
             bytes_up_per_device=fleet.bytes_up / len(fleet.participants),
             bytes_down_per_device=fleet.bytes_down / len(fleet.participants),
             seconds=run.seconds,
@@ -233,8 +251,31 @@ class Trainer:
             agreement=agreement,
             sessions=reported,
             phases={phase: spent / reported for phase, spent in fleet.phases.items()},
-            curve=run.curve,
+            points=run.points,
         )
+
+    def _keep(self, run: Run, out: Path) -> None:
+        """Keep a run in a folder as that of a simulation, and its plan in it."""
+        exported, settings = run.exported, settings_of(run.exported.algorithm)
+        folder = (out / exported.algorithm.name).resolve()
+        config = SimulationConfig(
+            model=MODEL,
+            dataset=DATASET,
+            algorithm=exported.name,
+            settings=settings,
+            rounds=self.config.rounds,
+            cohort=self.config.devices,
+            evaluate_every=1,
+            seed=self.config.seed,
+            plan=folder / "plan",
+        )
+        state = self.store.checkpoint(run.task)
+        parameters = exported.model.schema.size
+        facts = Facts(exported.algorithm.name, settings, config.cohort, len(self.train), parameters, None, TRAINED_BY)
+        result = result_of(config, run.points, "rounds", facts, len(self.test), digest_of([state["params"]]))
+        tensors = exported.model.schema.unflatten(state["params"])
+        keep_run(folder, config, run.points, {**prefixed(SERVER, state)}, tensors, result)
+        shutil.copytree(exported.bundle.folder, config.plan or folder)
 
     def _create_task(self, exported: Exported) -> str:
         # Shards are known here, so no precision is lost to weights that nobody has.
@@ -253,8 +294,8 @@ class Trainer:
         )
         return self.coordinator.create_task(exported.bundle, settings, self.key).id
 
-    def _committed(self, task: str) -> int:
-        return sum(record.state is RoundState.COMMITTED for record in self.store.rounds(task))
+    def _committed(self, task: str) -> list[RoundRecord]:
+        return [record for record in self.store.rounds(task) if record.state is RoundState.COMMITTED]
 
     def _agreement(self, engine: Engine, task: str, summary: FleetSummary) -> float:
         numbers = range(1, min(REPLAYED_ROUNDS, self.config.rounds) + 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ from simulator.planned import SimulatedPlan
 from simulator.population import Population
 from simulator.private_training import PrivateTraining, private_sums
 from simulator.suited import suited
-from simulator.training import EngineTraining, Training
+from simulator.training import EngineTraining, Facts, Training
 
 OnRound = Callable[[int, Point], None]
 """Called after every round with its number and its point of the course."""
@@ -247,6 +247,13 @@ def advance(config: SimulationConfig, training: Training, course: list[Point], o
             point |= measured(training.measure(number), training.test)
         course.append(point)
         on_round(number, point)
+    return result_of(config, course, ended_by, training.facts, len(training.test), training.digest())
+
+
+def result_of(
+    config: SimulationConfig, course: Sequence[Point], ended_by: Ending, facts: Facts, test_users: int, digest: str
+) -> SimulationResult:
+    """The result of a training with that course, whose last point must be measured. digest: of what was trained."""
     last = course[-1]
     return SimulationResult(
         model=config.model,
@@ -257,14 +264,14 @@ def advance(config: SimulationConfig, training: Training, course: list[Point], o
         excluded=sum(int(point.get("excluded", 0)) for point in course),
         epsilon=last.get("epsilon"),
         seed=config.seed,
-        test_users=len(training.test),
+        test_users=test_users,
         test_loss=last[LOSS],
         test_accuracy=last.get(ACCURACY),
         user_mean=last[USER_MEAN],
         per_user={f"p{percent}": last[f"{PER_USER}{percent}"] for percent in PERCENTILES},
         curve=[point for point in course if LOSS in point],
-        params_sha256=training.digest(),
-        **asdict(training.facts),
+        params_sha256=digest,
+        **asdict(facts),
     )
 
 

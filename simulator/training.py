@@ -16,6 +16,7 @@ from fedcore.algorithms import settings_of
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.codecs.compression import Compression
 from fedcore.decoding import decoder
+from fedcore.params import Float32
 from fedcore.plan import prefixed, unprefixed
 from simulator.cohorts import Cohorts
 from simulator.diagnose_loss import cause
@@ -33,6 +34,9 @@ PerUser = dict[str, NDArray[np.float64]]
 
 Vectors = dict[str, NDArray[np.floating]]
 """All that the rounds of a training move, by name: arrays of any shape, float32 or float64."""
+
+Tensors = dict[str, Float32]
+"""A model as named tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,9 @@ class Training(Protocol):
 
     def restore(self, vectors: Mapping[str, NDArray[np.floating]]) -> None:
         """Go on from what `vectors` gave, of the same training. Raises EngineError when they do not fit."""
+
+    def tensors(self) -> Tensors:
+        """The model as named tensors; none where every user has one of its own, or it is linear."""
 
     def digest(self) -> str:
         """SHA-256 of all that was trained."""
@@ -150,6 +157,10 @@ class EngineTraining:
         """Go on from what `vectors` gave."""
         check_shapes(vectors, self.vectors())
         self._engine.restore(unprefixed(SERVER, vectors), unprefixed(CLIENTS, vectors))
+
+    def tensors(self) -> Tensors:
+        """The model as named tensors."""
+        return self._model.schema.unflatten(self._engine.state["params"])
 
     def digest(self) -> str:
         """SHA-256 of the trained weights."""

@@ -44,7 +44,7 @@ def run(options: DemoOptions, say: Say) -> DemoTimes:
     with tempfile.TemporaryDirectory(prefix="muster-bench-") as folder:
         command = [sys.executable, "-m", "muster", "demo", "--json", "--rounds", str(options.rounds)]
         before, started = _cpu_s(), time.monotonic()
-        printed = _printed([*command, "--out", str(Path(folder) / "curves.svg")], say)
+        printed = _printed([*command, "--out", str(Path(folder) / "kept")], say)
         wall_s, cpu_s = time.monotonic() - started, _cpu_s() - before
     demo = _DEMO.decode(printed)
     accuracy = {name: one["test_accuracy"] for name, one in demo["algorithms"].items()}

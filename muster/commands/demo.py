@@ -19,6 +19,11 @@ MASKED = (
     "random, and of every round the sum. It saw no report, weight or loss of a single device. An enrolment authority, "
     "a process of its own, said who is a device (docs/threat-model.md). --plain turns masking off."
 )
+OUT = (
+    "A new folder that keeps a run of each algorithm, as `muster simulate --out` does, with its plan and model. The "
+    "picture goes there too, and to the working folder without it."
+)
+PICTURE, TITLE = Path("learning-curves.svg"), "Handwritten digits, non-IID devices"
 IN_CLEAR = "What the coordinator saw: every report in clear, with its weight and its loss. It kept only their sums."
 
 
@@ -28,7 +33,7 @@ def demo(
     ] = "mimelite,fedadam",
     rounds: Annotated[int, typer.Option(min=1, help="Rounds per algorithm.")] = 25,
     devices: Annotated[int, typer.Option(min=1, max=60, help="Devices per round, of 60.")] = 20,
-    out: Annotated[Path, typer.Option(help="Where the learning curves go, an SVG.")] = Path("learning-curves.svg"),
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help=OUT)] = None,
     seed: Annotated[int, typer.Option(help="Seed of weights, and of the order of examples.")] = 0,
     plain: Annotated[
         bool, typer.Option("--plain", help="Without secure aggregation: the coordinator sees every report.")
@@ -53,18 +58,19 @@ def demo(
     for name in names:
         check_cross_device(create(name, None, [module_of(name)]))
     secure = devices >= LEAST_COHORT and not plain
-    if not out.parent.is_dir():
-        raise typer.BadParameter(f"there is no folder {out.parent}", param_hint="--out")
-    result = _trained(names, rounds, devices, seed, secure=secure)
-    draw_curves({one.algorithm: one.curve for one in result.algorithms}, out)
+    result = _trained(names, rounds, devices, seed, secure=secure, out=out)
+    picture = (out or Path()) / PICTURE
+    draw_curves({one.algorithm: one.points for one in result.algorithms}, picture, TITLE)
     if json:
-        emit(_summary(result, out) | {"secure_aggregation": secure})
+        emit(_summary(result, picture) | {"secure_aggregation": secure})
     else:
-        _show(result.algorithms, out)
+        _show(result.algorithms, picture)
         stderr.print(MASKED if secure else IN_CLEAR, soft_wrap=True)
 
 
-def _trained(names: tuple[str, ...], rounds: int, devices: int, seed: int, *, secure: bool) -> DemoResult:
+def _trained(
+    names: tuple[str, ...], rounds: int, devices: int, seed: int, *, secure: bool, out: Path | None
+) -> DemoResult:
     """Run all algorithms, and show how far they are."""
     from muster.python.demonstrating import trained
 
@@ -76,19 +82,19 @@ def _trained(names: tuple[str, ...], rounds: int, devices: int, seed: int, *, se
             lines = {name: bar.add_task(name, total=rounds, note="") for name in names}
             return lambda name, number, note: bar.update(lines[name], completed=number, note=note)
 
-        return trained(names, rounds, devices, seed, secure=secure, loading=loading, begin=begin)
+        return trained(names, rounds, devices, seed, secure=secure, out=out, loading=loading, begin=begin)
 
 
-def _summary(result: DemoResult, out: Path) -> dict[str, object]:
+def _summary(result: DemoResult, picture: Path) -> dict[str, object]:
     return {
         "algorithms": {one.algorithm: dataclasses.asdict(one) for one in result.algorithms},
         "round_steps": result.round_steps,
         "agreement": max(one.agreement for one in result.algorithms),
-        "learning_curves": str(out),
+        "learning_curves": str(picture),
     }
 
 
-def _show(results: list[AlgorithmResult], out: Path) -> None:
+def _show(results: list[AlgorithmResult], picture: Path) -> None:
     columns = ("algorithm", "rounds", "accuracy, unseen users", "up / device", "down / device", "seconds", "agreement")
     rows = [
         (
@@ -103,4 +109,4 @@ def _show(results: list[AlgorithmResult], out: Path) -> None:
         for result in results
     ]
     show_table(columns, rows)
-    stderr.print(f"learning curves: {out}")
+    stderr.print(f"learning curves: {picture}")

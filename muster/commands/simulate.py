@@ -14,7 +14,7 @@ from muster.commands.simulate_options import SimulateOptions
 from muster.option_fields import taking
 from muster.output import Json, emit, loading, progress, show_fields, stderr
 
-RUN = "A new folder that keeps the run: its configuration, a line of metrics for each round, checkpoints, the result."
+OUT = "A new folder that keeps the run: configuration, a line of metrics for each round, checkpoints, model, curve."
 RESUME = (
     "The folder of a run that was ended, by whatever: go on from its last checkpoint, to the same bits. Needs no other "
     "option."
@@ -37,7 +37,7 @@ def simulate(
         Path | None, typer.Argument(metavar="[CONFIG.toml]", help="Options by name, and [settings]; flags override.")
     ] = None,
     options: SimulateOptions,
-    run: Annotated[Path | None, typer.Option(metavar="DIR", help=RUN)] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help=OUT)] = None,
     resume: Annotated[Path | None, typer.Option(metavar="DIR", help=RESUME)] = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help=TENSORBOARD)] = False,
     mlflow: Annotated[bool, typer.Option("--mlflow", help=MLFLOW)] = False,
@@ -51,10 +51,10 @@ def simulate(
 
     \b
       muster simulate --model mlp --algorithm fedadam --rounds 20
-      muster simulate --model mlp --algorithm fedadam --rounds 500 --run runs/a
+      muster simulate --model mlp --algorithm fedadam --rounds 500 --out runs/a
       muster simulate --resume runs/a
     """
-    where = _Where(run, resume, tensorboard, mlflow)
+    where = _Where(out, resume, tensorboard, mlflow)
     where.check()
     chosen = options.configuration([path for path in (where.configuration, config) if path])
     try:
@@ -80,7 +80,7 @@ def _show(result: SimulationResult, folder: Path | None) -> None:
 class _Where:
     """Where a simulation is kept: in a new folder, in that of a run to resume, or in none; and what else is told."""
 
-    run: Path | None
+    out: Path | None
     resume: Path | None
     tensorboard: bool
     mlflow: bool
@@ -88,7 +88,7 @@ class _Where:
     @property
     def folder(self) -> Path | None:
         """The folder, if there is one."""
-        return self.run or self.resume
+        return self.out or self.resume
 
     @property
     def configuration(self) -> Path | None:
@@ -97,11 +97,11 @@ class _Where:
 
     def check(self) -> None:
         """Raise typer.BadParameter for what does not go together."""
-        if self.run is not None and self.resume is not None:
-            raise typer.BadParameter("start a run with --run or go on with one, not both", param_hint="--resume")
+        if self.out is not None and self.resume is not None:
+            raise typer.BadParameter("start a run with --out or go on with one, not both", param_hint="--resume")
         if self.folder is None and (self.tensorboard or self.mlflow):
             raise typer.BadParameter(
-                "only a run in a folder is logged: give --run DIR", param_hint="--tensorboard/--mlflow"
+                "only a run in a folder is logged: give --out DIR", param_hint="--tensorboard/--mlflow"
             )
         if self.configuration is not None and not self.configuration.is_file():
             raise typer.BadParameter(
@@ -112,7 +112,7 @@ class _Where:
 def _simulated(chosen: SimulationConfig, where: _Where) -> SimulationResult:
     """The simulation, in a folder or without; shows how far it is."""
     with loading():
-        from simulator.runs.running import resume_run, start_run
+        from muster.run_folders import resume, start
         from simulator.simulation import simulate
 
     with ExitStack() as stack:
@@ -124,10 +124,10 @@ def _simulated(chosen: SimulationConfig, where: _Where) -> SimulationResult:
             for hear in (shown, *trackers):
                 hear(number, point)
 
-        if where.run is not None:
-            return start_run(where.run, chosen, on_round)
+        if where.out is not None:
+            return start(where.out, chosen, on_round)
         if where.resume is not None:
-            return resume_run(where.resume, chosen, on_round)
+            return resume(where.resume, chosen, on_round)
         return simulate(chosen, on_round)
 
 

@@ -19,27 +19,28 @@ if TYPE_CHECKING:
 ALGORITHMS, ROUNDS, DEVICES = ("mimelite", "fedadam"), 25, 20
 
 
-def demo(
+def demo(  # noqa: PLR0913  # what is run, and what is kept of it
     algorithms: Sequence[str] = ALGORITHMS,
     *,
     rounds: int = ROUNDS,
     devices: int = DEVICES,
     seed: int = 0,
     plain: bool = False,
+    out: Path | str | None = None,
     on_progress: OnProgress = lambda name, number, note: None,
 ) -> DemoResult:
     """Train a digit recogniser on 60 emulated devices, which speak HTTP to a real coordinator.
 
     algorithms: names, or one's own as package.module:Class. devices: per round, of 60; with 8 or more, reports are
-    summed under secure aggregation, unless `plain`. on_progress: called with an algorithm, its committed rounds, and a
-    note. Takes about 40 s. Raises DemoFailed, UnknownAlgorithm, NotCrossDevice.
+    summed under secure aggregation, unless `plain`. out: a new folder that keeps the run of each algorithm as that of a
+    simulation, with its plan. on_progress: called with an algorithm, its committed rounds, and a note. Takes about
+    40 s. Raises DemoFailed, UnknownAlgorithm, NotCrossDevice, and RunError when the folder is there.
     """
     names = tuple(dict.fromkeys(algorithms))
     for name in names:
         check_cross_device(create(name, None, [module_of(name)]))
-    return trained(
-        names, rounds, devices, seed, secure=devices >= LEAST_COHORT and not plain, begin=lambda: on_progress
-    )
+    secure, kept = devices >= LEAST_COHORT and not plain, None if out is None else Path(out)
+    return trained(names, rounds, devices, seed, secure=secure, out=kept, begin=lambda: on_progress)
 
 
 def trained(  # noqa: PLR0913  # a demo's settings, and who watches
@@ -49,14 +50,19 @@ def trained(  # noqa: PLR0913  # a demo's settings, and who watches
     seed: int,
     *,
     secure: bool,
+    out: Path | None,
     begin: Callable[[], OnProgress],
     loading: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> DemoResult:
-    """Run all algorithms in a folder that is removed at the end.
+    """Run all algorithms in a folder that is removed at the end, but for what `out` keeps.
 
     loading: around the import of large libraries. begin: called after it, to be told of progress.
     """
     with ExitStack() as stack:
+        if out is not None:
+            from simulator.runs.folder import check_free  # noqa: PLC0415  # before anything is trained
+
+            check_free(out)
         # Sixty phones do not wait for one disk, as sixty emulated devices would.
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="muster-demo-", dir=memory_folder())))
         with loading():
@@ -71,5 +77,5 @@ def trained(  # noqa: PLR0913  # a demo's settings, and who watches
             from simulator.engines.threads import one_thread  # noqa: PLC0415
 
         stack.enter_context(one_thread())
-        config = DemoConfig(names, rounds, devices, folder, seed, secure)
+        config = DemoConfig(names, rounds, devices, folder, seed, secure, out)
         return run_demo(config, servers, started, begin())

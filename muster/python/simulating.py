@@ -20,7 +20,6 @@ from simulator.planned import completed_by_plan
 from simulator.population import Population
 from simulator.private_training import PrivateTraining
 from simulator.runs.reading import read_run
-from simulator.runs.running import start_run
 from simulator.simulation import Given, OnRound, SimulationConfig, SimulationResult, advance, training_of
 
 if TYPE_CHECKING:
@@ -155,7 +154,9 @@ def simulate(
             "a run in a folder is loaded again when it is resumed, so it takes names alone: give model, users and "
             "algorithm as package.module:function (docs/simulation.md), or leave `out` out"
         )
-    result = start_run(out, config, on_round)
+    from muster.run_folders import start  # noqa: PLC0415  # draws
+
+    result = start(Path(out), config, on_round)
     kept = read_run(out)
     return Run(result, list(kept.points), _model(kept.vectors()), Path(out))
 

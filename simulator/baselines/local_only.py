@@ -15,7 +15,7 @@ from simulator.engines.choice import Choice
 from simulator.engines.computing import Computing
 from simulator.errors import Diverged
 from simulator.population import Population
-from simulator.training import CLIENTS, SERVER, PerUser, Vectors, check_shapes, digest_of, engine_facts
+from simulator.training import CLIENTS, SERVER, PerUser, Tensors, Vectors, check_shapes, digest_of, engine_facts
 
 
 class LocalOnly:
@@ -68,6 +68,10 @@ class LocalOnly:
         for user, engine in enumerate(self._engines):
             own = {name: array[user] for name, array in vectors.items()}
             engine.restore(unprefixed(SERVER, own), unprefixed(CLIENTS, own))
+
+    def tensors(self) -> Tensors:
+        """None: every user has a model."""
+        return {}
 
     def digest(self) -> str:
         """SHA-256 of the trained weights."""

@@ -14,7 +14,7 @@ from fedcore.batching import StreamKey, permutation
 from simulator.baselines.linear import Array, LinearProblem
 from simulator.errors import DatasetError, Diverged
 from simulator.population import Population
-from simulator.training import Facts, PerUser, Vectors, check_shapes, digest_of
+from simulator.training import Facts, PerUser, Tensors, Vectors, check_shapes, digest_of
 
 Order = Callable[[int, int, int], NDArray[np.int64]]
 """order(client, epoch, examples): the order in which a client visits its examples in this round, (examples,)."""
@@ -87,6 +87,10 @@ class LinearTraining:
         """Go on from what `vectors` gave."""
         check_shapes(vectors, self.vectors())
         self._state = vectors["state"].astype(np.float64)
+
+    def tensors(self) -> Tensors:
+        """None: a linear model is no torch model."""
+        return {}
 
     def digest(self) -> str:
         """SHA-256 of the trained weights."""

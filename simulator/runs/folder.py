@@ -4,6 +4,7 @@
     engine.json                     the engine that trains, and why that one
     metrics.jsonl                   a line for each round: its point of the course, and its wall time in `seconds`
     checkpoint-00000010.safetensors all that rounds 1 to 10 moved; the last two are kept
+    model.safetensors               the model at the end, as named tensors
     result.json                     the result, once the run has ended
     lock                            held by the process that runs
 
@@ -34,6 +35,7 @@ from simulator.runs.reading import (
     ENGINE,
     LOCK,
     METRICS,
+    MODEL,
     RESULT,
     KeptEngine,
     checkpoints,
@@ -44,7 +46,7 @@ from simulator.runs.reading import (
     whole_lines,
 )
 from simulator.simulation import SimulationConfig, SimulationResult
-from simulator.training import Vectors
+from simulator.training import Tensors, Vectors
 
 KEPT = 2
 
@@ -106,9 +108,11 @@ class RunFolder:
             for old in checkpoints(self.path)[KEPT:]:
                 old.unlink()
 
-    def finish(self, result: SimulationResult) -> None:
-        """Keep the result. Raises RunNotKept."""
+    def finish(self, result: SimulationResult, tensors: Tensors) -> None:
+        """Keep the model, if there is one, and the result. Raises RunNotKept."""
         with writing(self.path):
+            if tensors:
+                write_private(self.path / MODEL, safetensors.numpy.save(tensors), replace=True)
             write_private(self.path / RESULT, msgspec.json.encode(result), replace=True)
 
     def rewind(self) -> tuple[list[Point], Vectors | None]:

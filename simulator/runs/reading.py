@@ -23,7 +23,7 @@ from simulator.simulation import SimulationConfig, SimulationResult, to_config
 from simulator.training import Vectors
 
 CONFIG, ENGINE, METRICS, RESULT, LOCK = "config.toml", "engine.json", "metrics.jsonl", "result.json", "lock"
-CHECKPOINT = "checkpoint-*.safetensors"
+CHECKPOINT, MODEL = "checkpoint-*.safetensors", "model.safetensors"
 _CHECKPOINT = re.compile(CHECKPOINT.replace("*", "[0-9]+"))
 SECONDS = "seconds"
 AXES = {"rounds": "round", "examples": "examples", "seconds": SECONDS}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
@@ -13,7 +14,7 @@ from simulator.runs.config_file import differences
 from simulator.runs.folder import RunFolder, check_free
 from simulator.runs.reading import SECONDS, KeptEngine, read_config, read_engine, read_result
 from simulator.simulation import OnRound, SimulationConfig, SimulationResult, advance, completed, training_of
-from simulator.training import Training
+from simulator.training import Tensors, Training, Vectors
 
 # Rounds may take milliseconds or minutes, so checkpoints follow the clock. After a kill so much work is done again.
 CHECKPOINT_AFTER_S = 30.0
@@ -75,6 +76,25 @@ def resume_run(
         return run.finish(config, course, engine)
 
 
+def keep_run(
+    path: Path,
+    config: SimulationConfig,
+    points: Sequence[Point],
+    vectors: Vectors,
+    tensors: Tensors,
+    result: SimulationResult,
+) -> None:
+    """Keep a training that others than the engine did, such as a fleet, in a new folder as `start_run` has it.
+
+    points: with the wall time of each round in `seconds`. Raises RunError and RunNotKept.
+    """
+    with contextlib.closing(RunFolder.create(path, config, KeptEngine(None, result.engine_reason))) as folder:
+        for point in points:
+            folder.add(point)
+        folder.save(len(points), vectors)
+        folder.finish(result, tensors)
+
+
 class _Run:
     """A training in the folder of its run."""
 
@@ -94,7 +114,7 @@ class _Run:
             raise ProcessDied(f"{died}; go on with --resume {self._folder.path}") from died
         result = replace(advanced, engine_reason=engine.reason)
         self._folder.save(len(course), self._training.vectors())
-        self._folder.finish(result)
+        self._folder.finish(result, self._training.tensors())
         return result
 
     def _keep(self, number: int, point: Point) -> None:

@@ -228,7 +228,7 @@ def test_tasks_are_created_listed_paused_resumed_and_cancelled(plan, tmp_path):
         (("simulate", "--model", "mlp", "--device", "cuda:7"), 2, "cannot compute on 'cuda:7'"),
         (("simulate",), 2, "name a model"),
         (("simulate", "--resume", "nowhere"), 2, "nowhere is not the folder of a run: it has no config.toml"),
-        (("simulate", "--model", "mlp", "--run", "."), 2, ". exists already; take another folder"),
+        (("simulate", "--model", "mlp", "--out", "."), 2, ". exists already; take another folder"),
         (
             ("simulate", "--model", f"{user_models.__name__}:wrong_size"),
             1,
@@ -247,7 +247,7 @@ def test_tasks_are_created_listed_paused_resumed_and_cancelled(plan, tmp_path):
         ),
         (("export", "[/x]"), 2, "no model is called '[/x]'"),
         (("export", "mlp", "--out", "/dev/null/plan"), 1, "/dev/null/plan"),
-        (("demo", "--out", "/nowhere/a.svg"), 2, "there is no folder /nowhere"),
+        (("demo", "--out", "/"), 2, "/ exists already; take another folder"),
         (("task", "list", "--db", "sqlite:////nowhere/m.db"), 1, "sqlite:////nowhere/m.db"),
         (("plan", "show", "/nowhere"), 1, "is not a plan bundle"),
         (("coordinator", "serve", "--db", "mysql://x"), 1, "a database is given as sqlite:///PATH or postgresql://"),
@@ -281,16 +281,21 @@ def test_simulate_reads_a_file_and_flags_win(typed, tmp_path):
 def test_a_run_is_shown_resumed_and_refused_with_other_options(typed, tmp_path):
     path = tmp_path / "run"
     words = ["--model", "logreg", "--rounds", 4, "--cohort", 3, "--evaluate-every", 2, "--processes", 1]
-    status, out, err = typed("simulate", *words, "--run", path)
+    status, out, err = typed("simulate", *words, "--out", path)
     assert (status, "rounds" in out, f"run: {path}" in err) == (0, True, True), err
     assert "held-out loss" in err
     assert "accuracy 0." in err
+    assert {name: tensor.shape for name, tensor in load_file(path / "model.safetensors").items()} == {
+        "1.weight": (10, 64),
+        "1.bias": (10,),
+    }
+    assert "accuracy, unseen users" in (path / "learning-curve.svg").read_text()
     status, out, err = typed("simulate", "--resume", path, "--json")
     assert (status, json.loads(out)) == (0, json.loads((path / "result.json").read_text())), err
     status, _, err = typed("simulate", "--resume", path, "--rounds", 9)
     assert (status, "differ in rounds (4 and 9)" in err) == (2, True)
     again = tmp_path / "again"
-    status, _, err = typed("simulate", path / "config.toml", "--run", again)
+    status, _, err = typed("simulate", path / "config.toml", "--out", again)
     assert status == 0, err
     assert (again / "config.toml").read_text() == (path / "config.toml").read_text()
 
@@ -323,7 +328,7 @@ def test_one_device_run_by_hand_reports(plan, coordinators, tmp_path):
 
 
 def test_a_terminated_demo_leaves_no_process_and_no_folder(tmp_path):
-    command = [sys.executable, "-m", "muster", "demo", "--algorithms", "fedavg", "--out", str(tmp_path / "a.svg")]
+    command = [sys.executable, "-m", "muster", "demo", "--algorithms", "fedavg", "--out", str(tmp_path / "a")]
     process = subprocess.Popen(
         command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "TMPDIR": str(tmp_path)}
     )
@@ -450,5 +455,5 @@ def test_a_run_that_is_interrupted_says_how_to_go_on(typed, tmp_path, monkeypatc
 
     monkeypatch.setattr("simulator.runs.running.advance", interrupted)
     path = tmp_path / "run"
-    status, _, err = typed("simulate", "--model", "logreg", "--rounds", 1, "--processes", 1, "--run", path)
+    status, _, err = typed("simulate", "--model", "logreg", "--rounds", 1, "--processes", 1, "--out", path)
     assert (status, f"go on with --resume {path}" in err) == (130, True), err

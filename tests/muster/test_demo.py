@@ -3,14 +3,18 @@
 import json
 from xml.etree import ElementTree
 
+from safetensors.numpy import load_file
+
+from fedcore.bundle import Bundle
+from simulator import read_run
 from tests.muster.test_cli import muster
 from tests.muster.test_own_algorithms import MY_ALGOS
 
 
 def test_demo_prints_one_object_and_draws_the_curves(tmp_path):
-    picture = tmp_path / "curves.svg"
-    arguments = ["demo", "--algorithms", "mimelite,fedadam", "--rounds", 3, "--devices", 6, "--out", picture, "--json"]
-    status, out, err = muster(*arguments)
+    kept = tmp_path / "kept"
+    arguments = ["demo", "--algorithms", "mimelite,fedadam", "--rounds", 3, "--devices", 6, "--out", kept]
+    status, out, err = muster(*arguments, "--json")
     assert status == 0, err
     assert err.startswith("load libraries\nmimelite 0 of 3\n")
     assert "fedadam 3 of 3, accuracy 0." in err
@@ -29,13 +33,25 @@ def test_demo_prints_one_object_and_draws_the_curves(tmp_path):
     steps = result["round_steps"]
     assert {name for name in steps if steps[name] > 0} == {"selection", "reporting", "update", "commit"}
     svg = "{http://www.w3.org/2000/svg}"
-    drawn = ElementTree.parse(picture)
+    drawn = ElementTree.parse(kept / "learning-curves.svg")
     assert {"mimelite", "fedadam"} <= {text.text for text in drawn.iter(f"{svg}text")}
     assert len([dot for dot in drawn.iter(f"{svg}circle") if "dot" in dot.get("class")]) == 6
+    for name, facts in result["algorithms"].items():
+        run = read_run(kept / name)
+        assert [point["test.accuracy"] for point in run.points] == [one["test.accuracy"] for one in facts["points"]]
+        assert run.result.test_accuracy == facts["test_accuracy"]
+        assert run.result.curve == facts["points"]
+        tensors = load_file(kept / name / "model.safetensors")
+        assert sum(tensor.size for tensor in tensors.values()) == 3818
+        assert Bundle(run.config.plan).manifest.algorithm.settings == run.config.settings
+    status, out, err = muster(*arguments)
+    assert (status, out) == (2, "")
+    assert "kept exists already; take another folder" in err
 
 
 def test_demo_masks_and_agrees_and_runs_an_own_algorithm_in_clear(tmp_path, monkeypatch):
-    arguments = ["demo", "--algorithms", "fedavg", "--rounds", 2, "--devices", 8, "--out", tmp_path / "c.svg"]
+    arguments = ["demo", "--algorithms", "fedavg", "--rounds", 2, "--devices", 8]
+    monkeypatch.chdir(tmp_path)
     status, out, err = muster(*arguments, "--json")
     assert status == 0, err
     result = json.loads(out)
@@ -44,7 +60,6 @@ def test_demo_masks_and_agrees_and_runs_an_own_algorithm_in_clear(tmp_path, monk
     assert result["algorithms"]["fedavg"]["phases"]["mask"] > 0
     assert 1e-6 < result["agreement"] < 5e-3
     (tmp_path / "my_algos.py").write_text(MY_ALGOS)
-    monkeypatch.chdir(tmp_path)
     status, out, err = muster(*arguments, "--algorithms", "my_algos:FedMine", "--rounds", 1, "--plain")
     assert status == 0, err
     assert "every report in clear" in err

@@ -111,7 +111,7 @@ def test_mlflow_has_a_resumed_run_as_one_run(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("option", "module"), [("--tensorboard", "tensorboardX"), ("--mlflow", "mlflow")])
 def test_a_tracker_that_is_not_installed_is_named_with_its_extra(typed, tmp_path, monkeypatch, option, module):
     monkeypatch.setitem(sys.modules, module, None)
-    status, _, err = typed("simulate", "--model", "logreg", "--run", tmp_path / "run", option)
+    status, _, err = typed("simulate", "--model", "logreg", "--out", tmp_path / "run", option)
     assert (status, f"{module} is not installed: pip install 'muster-fl[{option[2:]}]'" in err) == (2, True), err
     assert list(tmp_path.iterdir()) == []
     status, _, err = typed("simulate", "--model", "logreg", option)

@@ -98,7 +98,7 @@ def whole(tmp_path):
 
 def test_a_run_keeps_its_configuration_metrics_checkpoints_and_result(tmp_path, whole):
     result, points, _, names = whole
-    assert names == ["config.toml", "engine.json", "lock", "metrics.jsonl", "result.json"]
+    assert names == ["config.toml", "engine.json", "lock", "metrics.jsonl", "model.safetensors", "result.json"]
     assert result == simulate(CONFIG)
     assert [point["round"] for point in points] == [1, 2, 3, 4, 5]
     assert [point for point in points if "test.loss" in point] == result.curve

@@ -1,0 +1,28 @@
+"""Simulations in folders, each with a picture of its learning curve: started, and resumed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from muster.curves import draw_curves
+from simulator.runs.reading import read_run
+from simulator.runs.running import resume_run, start_run
+from simulator.simulation import OnRound, SimulationConfig, SimulationResult
+
+PICTURE = "learning-curve.svg"
+
+
+def start(path: Path, config: SimulationConfig, on_round: OnRound) -> SimulationResult:
+    """Run a simulation in a new folder. Raises as `start_run`."""
+    return _drawn(path, start_run(path, config, on_round))
+
+
+def resume(path: Path, config: SimulationConfig, on_round: OnRound) -> SimulationResult:
+    """Go on with the run in a folder. Raises as `resume_run`."""
+    return _drawn(path, resume_run(path, config, on_round))
+
+
+def _drawn(path: Path, result: SimulationResult) -> SimulationResult:
+    name = f"{result.model}, {result.baseline or result.algorithm}"
+    draw_curves({name: read_run(path).points}, path / PICTURE, f"{result.model} on {Path(result.dataset).name}")
+    return result
