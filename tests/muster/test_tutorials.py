@@ -1,0 +1,74 @@
+"""The README and the tutorials do what they say: each is followed by a reader who begins in an empty folder."""
+
+import os
+import re
+
+import pytest
+
+from simulator.fleet.arm.wheel import build_wheel
+from tests.muster.reader import BLOCK, Reader
+from tests.muster.warm_commands import warm_commands
+from tests.tree import ROOT
+
+TUTORIALS = ROOT / "docs" / "tutorials"
+MADE = {
+    "researcher": ["curves.svg", "sweep/heat-map.svg", "sweep/table.csv", "loss.png"],
+    "model-owner": ["runs/reader/learning-curve.svg", "runs/reader/model.safetensors", "plan/manifest.json"],
+    "operator": ["model.safetensors", "muster.db"],
+    "app-developer": ["rounds.svg", "app/examples/examples.db"],
+}
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    """That of a shell whose commands start at once."""
+    with warm_commands(tmp_path_factory.mktemp("commands")) as folder:
+        path = f"{folder}:{os.environ['PATH']}"
+        others = {name: value for name, value in os.environ.items() if not name.startswith("MUSTER_")}
+        yield others | {"PATH": path, "OMP_NUM_THREADS": "1"}
+
+
+def test_every_tutorial_is_followed():
+    assert sorted(MADE) == sorted(path.stem for path in TUTORIALS.glob("*.md"))
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_tutorial_does_what_it_says_and_ends_with_its_picture(tmp_path, environment, name):
+    folder, text = tmp_path / "empty", (TUTORIALS / f"{name}.md").read_text()
+    folder.mkdir()
+    with Reader(folder, environment) as reader:
+        reader.follow(text)
+    assert [made for made in MADE[name] if not (folder / made).is_file()] == []
+    assert re.findall(r"!\[.+\]\((.+)\)", text), "it shows no picture"
+
+
+@pytest.mark.long
+def test_the_readme_does_what_it_says(tmp_path, environment):
+    folder, text = tmp_path / "empty", (ROOT / "README.md").read_text()
+    folder.mkdir()
+    with Reader(folder, environment) as reader:
+        reader.follow(text)
+    assert (folder / "model.safetensors").is_file()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_a_researcher_needs_nothing_but_the_package(tmp_path):
+    wheels, folder = tmp_path / "wheels", tmp_path / "empty"
+    folder.mkdir()
+    wheels.mkdir()
+    build_wheel(wheels)
+    environment = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
+    environment |= {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
+    with Reader(folder, environment | {"PIP_FIND_LINKS": str(wheels)}, installs=True) as reader:
+        reader.follow((TUTORIALS / "researcher.md").read_text())
+    assert [made for made in MADE["researcher"] if not (folder / made).is_file()] == []
+
+
+def test_the_tutorials_name_every_file_that_they_use():
+    for path in TUTORIALS.glob("*.md"):
+        text = path.read_text()
+        for language, block in BLOCK.findall(text):
+            if language != "sh":
+                assert re.match(r"# [\w.]+\n", block), f"{path.name}: a block of {language} begins with its file's name"
+                assert f"`{block.splitlines()[0][2:]}`" in text
