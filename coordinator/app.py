@@ -21,7 +21,7 @@ from coordinator.api.page import PAGE, PageFiles
 from coordinator.api.reports import ReportApi
 from coordinator.api.service import Service
 from coordinator.api.uploads import Senders
-from coordinator.dashboard.pages import dashboard_router
+from coordinator.dashboard.routes import dashboard_router
 from coordinator.store.garbage_collection import collect_forever
 
 

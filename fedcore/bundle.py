@@ -104,6 +104,14 @@ _CERTIFICATE = decoder(Certificate)
 _MANIFEST = decoder(Manifest)
 
 
+def decode_certificate(data: bytes) -> Certificate:
+    """A parity certificate from JSON. Raises PlanError."""
+    try:
+        return _CERTIFICATE.decode(data)
+    except UNDECODABLE as error:
+        raise PlanError(f"malformed certificate: {error}") from error
+
+
 class Bundle:
     """A bundle on disk; every blob is checked against its digest as it is read."""
 
@@ -122,10 +130,7 @@ class Bundle:
     @property
     def certificate(self) -> Certificate:
         """The parity certificate."""
-        try:
-            return _CERTIFICATE.decode(self.read(self.manifest.certificate))
-        except UNDECODABLE as error:
-            raise PlanError(f"malformed certificate: {error}") from error
+        return decode_certificate(self.read(self.manifest.certificate))
 
     @property
     def signer(self) -> str | None:

@@ -82,7 +82,11 @@ ConditionSource = Callable[[], Conditions]
 
 
 class ConditionRules(msgspec.Struct, frozen=True, kw_only=True):
-    """Rules on conditions that a task may set; by default there are none. `min_<name>` bounds `<name>` from below."""
+    """Rules on conditions that a task may set; by default there are none. `min_<name>` bounds `<name>` from below.
+
+    charging: the device must be on external power. idle: other programs must hardly use its processors. unmetered:
+    bytes on its network must cost nothing. min_battery: a fraction from 0 to 1. min_free_storage_bytes: of its storage.
+    """
 
     charging: bool = False
     idle: bool = False

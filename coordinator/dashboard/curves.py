@@ -1,34 +1,45 @@
-"""Learning curves as the numbers of an inline SVG."""
+"""Curves as the numbers of an inline SVG: points, axes with round numbers, linear or logarithmic."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
-WIDTH, HEIGHT = 320, 120
-_LEFT, _RIGHT, _TOP, _BOTTOM = 8, 8, 8, 8
+WIDTH, HEIGHT = 360, 200
+_LEFT, _RIGHT, _TOP, _BOTTOM = 48, 10, 10, 34
 _MOST_POINTS = 160
+_TICKS = 4
+_UNITS = {"accuracy": "share of examples", "loss": "mean per example"}
+Values: TypeAlias = Sequence[tuple[float, float]]
+"""Places on the horizontal axis, ascending, each with a value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A place in the picture, and its value."""
+    """A place in the picture, and what it stands for."""
 
     x: float
     y: float
-    number: int
+    at: float
     value: float
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
-    """One metric over the rounds: its points from left to right, and the ends of its scale."""
+class Tick:
+    """A number beside an axis, at a distance from the picture's left or upper edge."""
+
+    place: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The points of one series from left to right."""
 
     name: str
     points: tuple[Point, ...]
-    low: float
-    high: float
 
     @property
     def path(self) -> str:
@@ -41,33 +52,95 @@ class Curve:
         return self.points[-1]
 
 
-def curves(rounds: Sequence[tuple[int, dict[str, float]]]) -> list[Curve]:
-    """A curve for every metric with a finite value, by name; long ones are thinned, their ends kept."""
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """Lines over the same axes. unit: of the values; horizontal: what the horizontal axis counts."""
+
+    name: str
+    unit: str
+    horizontal: str
+    lines: tuple[Line, ...]
+    across: tuple[Tick, ...]
+    up: tuple[Tick, ...]
+    low: float
+    high: float
+
+    left, right, top, bottom = _LEFT, WIDTH - _RIGHT, _TOP, HEIGHT - _BOTTOM
+
+
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    """From numbers to places: `low` is at `start`, `high` at `end`; as logarithms with `log`, in steps of `least`."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool = False
+    least: float = 0.0
+
+    def place(self, value: float) -> float:
+        low, high, at = (math.log10(one) if self.log else one for one in (self.low, self.high, value))
+        return self.start + (self.end - self.start) * ((at - low) / (high - low) if high > low else 0.5)
+
+    def ticks(self) -> tuple[Tick, ...]:
+        if self.high <= self.low:
+            values = [self.low]
+        elif self.log:
+            first, last = math.ceil(math.log10(self.low)), math.floor(math.log10(self.high))
+            stride = max(1, -(-(last - first + 1) // (_TICKS + 1)))
+            values = [10.0**power for power in range(first, last + 1, stride)]
+            values = values if len(values) > 1 else [self.low, self.high]
+        else:
+            step = max(self.least, _round_step((self.high - self.low) / _TICKS))
+            values = [step * count for count in range(math.ceil(self.low / step), math.floor(self.high / step) + 1)]
+        return tuple(Tick(self.place(value), f"{value:.4g}") for value in values)
+
+
+def charts(rounds: Sequence[tuple[int, Mapping[str, float]]], *, log: bool = False) -> tuple[Chart, ...]:
+    """A chart for every metric with a finite value, by name, over the numbers of rounds."""
     names = sorted({name for _, metrics in rounds for name in metrics})
-    found = []
-    for name in names:
-        values = [(number, metrics[name]) for number, metrics in rounds if math.isfinite(metrics.get(name, math.nan))]
-        if values:
-            found.append(_curve(name, values))
-    return found
+    found = ((name, [(number, metrics[name]) for number, metrics in rounds if name in metrics]) for name in names)
+    made = (chart(name, {name: values}, unit_of(name), log=log) for name, values in found)
+    return tuple(one for one in made if one is not None)
 
 
-def _curve(name: str, values: Sequence[tuple[int, float]]) -> Curve:
-    stride = math.ceil(len(values) / _MOST_POINTS)
-    kept = [*values[:-1:stride], values[-1]]
-    low, high = min(value for _, value in kept), max(value for _, value in kept)
-    first, last = kept[0][0], kept[-1][0]
-    points = (
-        Point(
-            _LEFT + (WIDTH - _LEFT - _RIGHT) * _share(number, first, last),
-            HEIGHT - _BOTTOM - (HEIGHT - _TOP - _BOTTOM) * _share(value, low, high),
-            number,
-            value,
-        )
-        for number, value in kept
+def chart(
+    name: str, series: Mapping[str, Values], unit: str = "", horizontal: str = "round", *, log: bool = False
+) -> Chart | None:
+    """A chart of finite values by the names of their series; None without one. Long lines are thinned, ends kept.
+
+    log: whether the values have a logarithmic axis, which those of 0 and below have no place on.
+    """
+    kept = {one: _thinned([pair for pair in values if _has_place(pair[1], log)]) for one, values in series.items()}
+    kept = {one: values for one, values in kept.items() if values}
+    if not kept:
+        return None
+    ats, values = ([pair[part] for one in kept.values() for pair in one] for part in (0, 1))
+    across = _Scale(min(ats), max(ats), _LEFT, WIDTH - _RIGHT, least=1.0)
+    up = _Scale(min(values), max(values), HEIGHT - _BOTTOM, _TOP, log)
+    lines = (
+        Line(one, tuple(Point(across.place(at), up.place(value), at, value) for at, value in pairs))
+        for one, pairs in kept.items()
     )
-    return Curve(name, tuple(points), low, high)
+    return Chart(name, unit, horizontal, tuple(lines), across.ticks(), up.ticks(), up.low, up.high)
 
 
-def _share(value: float, low: float, high: float) -> float:
-    return (value - low) / (high - low) if high > low else 0.5
+def unit_of(metric: str) -> str:
+    """The unit of a metric by the last part of its name; "" where that says nothing."""
+    return _UNITS.get(metric.rpartition(".")[2], "")
+
+
+def _has_place(value: float, log: bool) -> bool:
+    return math.isfinite(value) and (value > 0 or not log)
+
+
+def _thinned(values: Values) -> Values:
+    stride = math.ceil(len(values) / _MOST_POINTS) or 1
+    return [*values[:-1:stride], *values[-1:]]
+
+
+def _round_step(step: float) -> float:
+    """The next number of 1, 2 or 5 times a power of ten that is no smaller."""
+    power = 10.0 ** math.floor(math.log10(step))
+    return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= step * (1 - 1e-9))

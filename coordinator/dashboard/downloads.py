@@ -39,6 +39,13 @@ class Downloads:
         self._viewer(request)
         return _file(self._store.blobs.get(self._store.task(task).plan_sha256), _JSON, f"{task}-plan.json")
 
+    def certificate(self, request: Request, task: str) -> Response:
+        """The proof, made at export, that the plan's graphs compute what they should."""
+        self._viewer(request)
+        return _file(
+            self._store.blobs.get(self._store.task(task).certificate_sha256), _JSON, f"{task}-certificate.json"
+        )
+
     def privacy_certificate(self, request: Request, task: str, round: RoundNumber | None = None) -> Response:
         """The privacy certificate of the model after a round, by default the last, with its ledger."""
         self._viewer(request)

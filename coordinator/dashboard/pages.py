@@ -1,31 +1,34 @@
-"""The dashboard's routes: pages of this process and its store, kept live by server-sent events."""
+"""Pages of the dashboard: the overview and a task, which follow what happens, and those that stand still."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 from importlib.resources import files
 from typing import Any
 
-from fastapi import APIRouter, Depends
-from fastapi.sse import EventSourceResponse, ServerSentEvent
+from fastapi.sse import ServerSentEvent
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from coordinator.api.access import Access
 from coordinator.api.service import Service
-from coordinator.dashboard.actions import Actions
-from coordinator.dashboard.downloads import Downloads
+from coordinator.dashboard.compare import comparison
 from coordinator.dashboard.rendering import HEADERS, Renderer
+from coordinator.dashboard.round_views import round_page, rounds_page
+from coordinator.dashboard.settings_table import groups, values
 from coordinator.dashboard.streams import Look, Streams
-from coordinator.dashboard.views import kept_models, populations, task_page
+from coordinator.dashboard.views import SORTED_BY, kept_models, populations, task_page
 from coordinator.dashboard.web_sessions import WebSessions
-from coordinator.errors import UnknownTask
+from coordinator.errors import UnknownRound, UnknownTask
 from coordinator.store.records import Records
+from fedcore.algorithms.facts import facts_of
+from fedcore.bundle import decode_certificate
 
 _STATIC = {
     "style.css": "text/css",
     "icon.svg": "image/svg+xml",
+    "chart.js": "text/javascript",
     "htmx-4.0.1.min.js": "text/javascript",
     "hx-sse-4.0.1.min.js": "text/javascript",
 }
@@ -36,27 +39,66 @@ class Pages:
 
     def __init__(self, service: Service, sessions: WebSessions, renderer: Renderer, streams: Streams) -> None:
         self._service = service
+        self._store = service.store
         self._sessions = sessions
         self._renderer = renderer
         self._streams = streams
 
-    def overview(self, request: Request) -> Response:
+    def overview(self, request: Request, search: str = "", by: str = "newest") -> Response:
         """Every population and its tasks."""
-        return self._page(request, "overview.html", self._overview)
+        return self._page(request, "overview.html", partial(self._overview, search, by))
 
-    def task(self, request: Request, task: str) -> Response:
-        """One task: its round, its funnel, its learning curves, its history."""
-        return self._page(request, "task.html", lambda records: self._task(records, task))
-
-    async def overview_events(self, request: Request) -> AsyncIterator[ServerSentEvent]:
+    async def overview_events(
+        self, request: Request, search: str = "", by: str = "newest"
+    ) -> AsyncIterator[ServerSentEvent]:
         """The overview, again whenever something changed."""
-        async for event in self._streams.follow(request, "overview_live.html", self._overview):
+        look = partial(self._overview, search, by)
+        async for event in self._streams.follow(request, "overview_live.html", look):
             yield event
 
-    async def task_events(self, request: Request, task: str) -> AsyncIterator[ServerSentEvent]:
+    def task(self, request: Request, task: str, scale: str = "") -> Response:
+        """One task: its round, its funnel, its learning curves, its history."""
+        return self._page(request, "task.html", partial(self._task, task, scale))
+
+    async def task_events(self, request: Request, task: str, scale: str = "") -> AsyncIterator[ServerSentEvent]:
         """A task's page, again whenever something changed."""
-        async for event in self._streams.follow(request, "task_live.html", lambda records: self._task(records, task)):
+        async for event in self._streams.follow(request, "task_live.html", partial(self._task, task, scale)):
             yield event
+
+    def rounds(self, request: Request, task: str, before: int | None = None) -> Response:
+        """All attempts at rounds of a task, the newest first, on several pages."""
+        return self._page(request, "rounds.html", lambda records: rounds_page(records, task, before))
+
+    def round(self, request: Request, task: str, number: int, attempt: int) -> Response:
+        """One attempt at a round: its phases, what became of its devices, times and bytes."""
+
+        def look(records: Records) -> dict[str, Any]:
+            plan = self._store.plan(records.task(task).plan_sha256)
+            return {"page": round_page(records, plan, task, number, attempt)}
+
+        return self._page(request, "round.html", look)
+
+    def settings(self, request: Request, task: str) -> Response:
+        """The settings of a task, with their meanings, its algorithm, its plan and its certificate."""
+
+        def look(records: Records) -> dict[str, Any]:
+            found = records.task(task)
+            return {
+                "task": found,
+                "groups": groups(),
+                "values": values(found.settings),
+                "plan": self._store.plan(found.plan_sha256),
+                "algorithm": facts_of(self._store.algorithm(found.algorithm)),
+                "certificate": decode_certificate(self._store.blobs.get(found.certificate_sha256)),
+            }
+
+        return self._page(request, "settings.html", look)
+
+    def compare(self, request: Request) -> Response:
+        """The curves of several tasks in one picture."""
+        given = request.query_params
+        look = partial(comparison, given.getlist("task"), given.get("metric", ""), given.get("scale", ""))
+        return self._page(request, "compare.html", look)
 
     def confirm(self, request: Request, task: str, verb: str) -> Response:
         """Ask whether a task is to be cancelled, or to which model it is to go back."""
@@ -80,48 +122,24 @@ class Pages:
         if visitor.token is None:
             return self._renderer.login(request, visitor)
         try:
-            with self._service.store.database.reading() as records:
+            with self._store.database.reading() as records:
                 seen = look(records)
-        except UnknownTask as error:
+        except (UnknownTask, UnknownRound) as error:
             return self._renderer.problem(request, visitor, 404, str(error))
         return self._renderer.page(request, visitor, template, **seen)
 
-    def _overview(self, records: Records) -> dict[str, Any]:
+    def _overview(self, search: str, by: str, records: Records) -> dict[str, Any]:
         waiting = self._service.metrics.registry.get_sample_value("muster_sessions_waiting")
         return {
-            "populations": populations(records),
+            "populations": populations(records, search, by),
+            "search": search,
+            "by": by,
+            "sorted_by": SORTED_BY,
             "waiting": int(waiting or 0),
             "devices": records.devices.counts(),
             "runtimes": self._service.runtimes.counts(),
             "draining": self._service.driver.draining,
         }
 
-    def _task(self, records: Records, task: str) -> dict[str, Any]:
-        return {"page": task_page(records, task)}
-
-
-def dashboard_router(service: Service, access: Access) -> APIRouter:
-    """The routes of the pages, which `/openapi.json` does not describe."""
-    sessions, renderer = WebSessions(service, access), Renderer()
-    streams = Streams(service, sessions, renderer)
-    pages, actions = Pages(service, sessions, renderer, streams), Actions(service, sessions, renderer)
-    downloads = Downloads(service, sessions)
-    router = APIRouter(include_in_schema=False)
-    stream: dict[str, Any] = {
-        "response_class": EventSourceResponse,
-        "dependencies": [Depends(sessions.require_viewer), Depends(streams.watching)],
-    }
-    router.add_api_route("/", pages.overview)
-    router.add_api_route("/events", pages.overview_events, **stream)
-    router.add_api_route("/tasks/{task}", pages.task)
-    router.add_api_route("/tasks/{task}/events", pages.task_events, **stream)
-    router.add_api_route("/tasks/{task}/model", downloads.model)
-    router.add_api_route("/tasks/{task}/plan", downloads.plan)
-    router.add_api_route("/tasks/{task}/privacy-certificate", downloads.privacy_certificate)
-    router.add_api_route("/tasks/{task}/{verb}", pages.confirm)
-    router.add_api_route("/tasks/{task}/{verb}", actions.change, methods=["POST"])
-    router.add_api_route("/login", pages.login)
-    router.add_api_route("/login", actions.login, methods=["POST"])
-    router.add_api_route("/logout", actions.logout, methods=["POST"])
-    router.add_api_route("/static/{name}", pages.static)
-    return router
+    def _task(self, task: str, scale: str, records: Records) -> dict[str, Any]:
+        return {"page": task_page(records, task, log=scale == "log")}

@@ -9,7 +9,8 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from coordinator.dashboard.curves import HEIGHT, WIDTH
-from coordinator.dashboard.views import date
+from coordinator.dashboard.settings_table import text_of
+from coordinator.dashboard.times import age, clock, date
 from coordinator.dashboard.web_sessions import CSRF_FIELD, Visitor
 
 HEADERS = {
@@ -33,7 +34,7 @@ class Renderer:
             lstrip_blocks=True,
         )
         self._templates.globals |= {"width": WIDTH, "height": HEIGHT, "csrf_field": CSRF_FIELD}
-        self._templates.filters["date"] = date
+        self._templates.filters |= {"date": date, "clock": clock, "age": age, "text": text_of, "bytes": _bytes}
 
     def part(self, template: str, visitor: Visitor, **seen: Any) -> str:
         """A part of a page, or all of it, for a visitor."""
@@ -58,3 +59,11 @@ class Renderer:
 def redirect(to: str) -> Response:
     """The answer to a form that did what it was for: the browser loads a page, and loading it again repeats nothing."""
     return RedirectResponse(to, 303, headers=HEADERS)
+
+
+def _bytes(count: int) -> str:
+    """A number of bytes in the largest of their units."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count} B"

@@ -1,25 +1,26 @@
-"""Values that the pages show: rows in, no HTML."""
+"""Values that the overview and the page of a task show: rows in, no HTML."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
-from coordinator.dashboard.curves import Curve, curves
+from coordinator.dashboard import funnel
+from coordinator.dashboard.curves import Chart, chart, charts
+from coordinator.dashboard.funnel import Funnel
+from coordinator.dashboard.round_views import Attempt, attempts
+from coordinator.dashboard.times import age, clock
 from coordinator.rules.buffers import mean_staleness
-from coordinator.rules.entities import LiveRound, SessionShape, Task, Transition
+from coordinator.rules.entities import LiveRound, Task, Transition
 from coordinator.rules.progress import Progress
 from coordinator.rules.states import RoundState
 from coordinator.store.overview_records import Totals
 from coordinator.store.records import Records
 
-_RECENT = 20
-_PASSAGE = ("accepted", "waited", "assigned", "fetched checkpoint", "reported")
-"""Steps of a session that reports, in order."""
+_RECENT = 10
 _NOTHING = Totals(0, 0, 0, 0, 0, 0, 0, 0, 0)
+SORTED_BY = ("newest", "name", "state", "progress", "metric")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,37 +53,14 @@ class Live:
 
 @dataclass(frozen=True, slots=True)
 class TaskLine:
-    """A task on the overview."""
+    """A task on the overview. metric: the first of its newest metrics by name, with its value; None without any."""
 
     task: Task
     progress: Progress
     totals: Totals
     live: tuple[Live, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A step of a funnel, and its share of the whole in hundredths."""
-
-    name: str
-    count: int
-    percent: float
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """An attempt at a round that ended. stale: assignments too stale at its end; staleness: the mean of its reports."""
-
-    number: int
-    attempt: int
-    state: str
-    reason: str
-    assigned: int
-    reported: int
-    stale: int
-    staleness: float
-    seconds: float
-    ended: str
+    age: str
+    metric: tuple[str, float] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,53 +68,41 @@ class TaskPage:
     """All that the page of a task shows."""
 
     line: TaskLine
-    assignments: tuple[Step, ...]
-    abort_reasons: dict[str, int]
-    sessions: tuple[Step, ...]
-    rejections: dict[str, int]
-    curves: tuple[Curve, ...]
-    spent: tuple[Curve, ...]
+    funnel: Funnel
+    charts: tuple[Chart, ...]
+    spent: Chart | None
+    epsilon: float
     attempts: tuple[Attempt, ...]
     history: tuple[Transition, ...]
+    log: bool
 
 
-def populations(records: Records) -> dict[str, list[TaskLine]]:
-    """Every task by its population, both in the order of their names and ages."""
+def populations(records: Records, search: str = "", by: str = "newest") -> dict[str, list[TaskLine]]:
+    """The tasks of each population, in the order of their names, sorted by one of SORTED_BY.
+
+    search: what the name, the id, the algorithm or the population of a task must have in it.
+    """
     found: dict[str, list[TaskLine]] = {name: [] for name in sorted(records.populations())}
-    for line in _lines(records, records.tasks()):
+    for line in _lines(records, [task for task in records.tasks() if _matches(task, search)]):
         found[line.task.settings.population].append(line)
-    return found
+    return {name: _sorted(lines, by) for name, lines in found.items() if lines or not search}
 
 
-def task_page(records: Records, task_id: str) -> TaskPage:
-    """What there is to see of a task. Raises UnknownTask."""
+def task_page(records: Records, task_id: str, *, log: bool = False) -> TaskPage:
+    """What there is to see of a task; log: with logarithmic values in its curves. Raises UnknownTask."""
     task, overview = records.task(task_id), records.overview
     (line,) = _lines(records, [task])
-    latest, sessions = overview.latest(task_id, _RECENT), records.sessions.of(task)
+    sessions = [one for one in records.sessions.of(task) if one.task]
+    spent = records.ledger.spent(task_id)
     return TaskPage(
         line=line,
-        assignments=_assignments(line.totals),
-        abort_reasons=overview.abort_reasons([row.id for row in latest]),
-        sessions=_passage(sessions),
-        rejections=_rejections(sessions),
-        curves=tuple(curves(overview.curve(task_id))),
-        spent=tuple(curves([(one.number, {"ε": one.epsilon}) for one in records.ledger.spent(task_id)])),
-        attempts=tuple(
-            Attempt(
-                row.number,
-                row.attempt,
-                row.state,
-                row.reason,
-                row.assigned,
-                row.reported,
-                row.stale,
-                mean_staleness(row.staleness),
-                row.ended_at - row.opened_at,
-                clock(row.ended_at),
-            )
-            for row in latest
-        ),
+        funnel=funnel.of_task(line.totals, sessions, overview.abort_reasons(task_id)),
+        charts=charts(overview.curve(task_id), log=log),
+        spent=chart("ε", {"ε": [(one.number, one.epsilon) for one in spent]}, "spent"),
+        epsilon=spent[-1].epsilon if spent else 0.0,
+        attempts=attempts(records, task_id, _RECENT),
         history=tuple(records.history(task)),
+        log=log,
     )
 
 
@@ -148,55 +114,30 @@ def kept_models(records: Records, task_id: str) -> dict[str, Any]:
     return {"task": task, "models": [*reversed(rounds), (0, {})]}
 
 
-def clock(at: float) -> str:
-    """A time, in seconds since 1970, as one of day in UTC."""
-    return datetime.fromtimestamp(at, UTC).strftime("%H:%M:%S")
-
-
-def date(at: float) -> str:
-    """A time, in seconds since 1970, as a date and a time of day in UTC."""
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
-
-
 def _lines(records: Records, tasks: Sequence[Task]) -> list[TaskLine]:
-    live, totals = records.overview.live(), records.overview.totals()
+    live, totals, newest = records.overview.live(), records.overview.totals(), records.overview.newest_metrics()
     found = []
     for task, progress in zip(tasks, records.progress(tasks), strict=True):
         mine = tuple(Live(one, task) for one in live if one.task == task.id)
-        found.append(TaskLine(task, progress, totals.get(task.id, _NOTHING), mine))
+        metric = next(iter(sorted(newest.get(task.id, {}).items())), None)
+        lived = age(records.at - task.created_at)
+        found.append(TaskLine(task, progress, totals.get(task.id, _NOTHING), mine, lived, metric))
     return found
 
 
-def _assignments(totals: Totals) -> tuple[Step, ...]:
-    ended = (
-        ("assigned", totals.assigned),
-        ("reported", totals.reported),
-        ("aborted", totals.aborted),
-        ("lost", totals.lost),
-        ("not needed", totals.not_needed),
-        ("expired", totals.expired),
-        ("too stale", totals.stale),
-        ("at work", totals.going_on),
-    )
-    return _shares([one for one in ended if one[1] or one[0] not in ("too stale", "at work")], totals.assigned)
+def _matches(task: Task, search: str) -> bool:
+    words = (task.name, task.id, task.algorithm.name, task.settings.population)
+    return any(search.casefold() in one.casefold() for one in words)
 
 
-def _passage(sessions: Sequence[SessionShape]) -> tuple[Step, ...]:
-    """Sessions by the steps that they reached."""
-    everyone = sum(one.count for one in sessions)
-    reached = [(step, sum(one.count for one in sessions if step in one.steps)) for step in _PASSAGE]
-    return _shares([("checked in", everyone), *reached], everyone)
-
-
-def _rejections(sessions: Sequence[SessionShape]) -> dict[str, int]:
-    """Rejected sessions by reason, most first."""
-    found = Counter[str]()
-    for one in sessions:
-        _, rejected, reason = one.steps[-1].partition("rejected: ")
-        if rejected:
-            found[reason] += one.count
-    return dict(found.most_common())
-
-
-def _shares(steps: Iterable[tuple[str, int]], whole: int) -> tuple[Step, ...]:
-    return tuple(Step(name, count, 100 * count / (whole or 1)) for name, count in steps)
+def _sorted(lines: list[TaskLine], by: str) -> list[TaskLine]:
+    lines = lines[::-1]  # the newest first, and so among equals
+    if by == "name":
+        lines.sort(key=lambda one: one.task.name.casefold())
+    elif by == "state":
+        lines.sort(key=lambda one: (not one.progress.stalled, one.task.state))
+    elif by == "progress":
+        lines.sort(key=lambda one: -one.totals.committed / one.task.settings.rounds)
+    elif by == "metric":
+        lines.sort(key=lambda one: one.metric[1] if one.metric else float("inf"))
+    return lines

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from prometheus_client import Histogram
 
-from coordinator.driver.failed_attempts import note_failure
+from coordinator.driver.failed_attempts import note_failure, pause_diverged, why_diverged
 from coordinator.driver.hand_over import HandOver, end_or_keep, open_next
 from coordinator.driver.loading import pause_unreadable
 from coordinator.driver.open_rounds import OpenRound
@@ -69,8 +69,8 @@ def commit_round(
     which takes over its open assignments, if the task is active and has more rounds to come.
 
     A state that is no longer finite also pauses the task: another attempt from the same checkpoint would likely end
-    there too, and an operator may go back to an earlier model. So does a server state that cannot be read. When
-    anything else raises (the disk is full, say), the round is as it was and can be closed later.
+    there too, and an operator may go back to an earlier model. So do losses that explode, and a server state that
+    cannot be read. When anything else raises (the disk is full, say), the round is as it was and can be closed later.
     """
     private = collected.noisy
     try:
@@ -92,7 +92,9 @@ def commit_round(
         membership.store.add_blobs(records, {state: False})
         membership.store.add_blobs(records, {broadcast: True})
         last = running.number == task.settings.rounds
-        goes_on = running.buffered and not last and running.task.active and task.state is TaskState.ACTIVE
+        diverged = "" if last else why_diverged(records, task, metrics)
+        goes_on = running.buffered and not (last or diverged) and running.task.active
+        goes_on = goes_on and task.state is TaskState.ACTIVE
         kept = end_or_keep(records, running, goes_on=goes_on) if running.buffered else HandOver()
         outcome = _end(records, running, kept.event, now)._replace(too_stale=kept.too_stale)
         signed = entry(lineage, task, running.base, broadcast.sha256)
@@ -106,6 +108,8 @@ def commit_round(
             records.move_task(task, TaskState.COMPLETED, "its last round was committed")
         elif no_budget is not None:
             records.move_task(task, TaskState.COMPLETED, BUDGET_SPENT, no_budget)
+        elif diverged:
+            pause_diverged(records, task, running.number, diverged)
         reach("round.before-commit")
     reach("round.after-commit")
     _LOG.info("round %d of task %s committed %d reports", running.number, task.id, running.value.reported)

@@ -8,6 +8,7 @@ from coordinator.driver.open_rounds import OpenRound
 from coordinator.errors import UnknownRound
 from coordinator.lineage import entry
 from coordinator.rules.attempts import back_off_s
+from coordinator.rules.divergence import DIVERGED, MOST_ROUNDS, divergence
 from coordinator.rules.entities import Task
 from coordinator.rules.states import TaskState
 from coordinator.store.records import Records
@@ -28,6 +29,23 @@ def note_failure(records: Records, round_: OpenRound, reason: str) -> float:
         _LOG.error("task %s is paused: %s", task.id, words)
         records.move_task(task, TaskState.PAUSED, reason, f"{words}; find out why, then resume it")
     return back_off_s(failures)
+
+
+def why_diverged(records: Records, task: Task, metrics: dict[str, float]) -> str:
+    """Why an active task diverges with a round of these metrics, which is about to be committed; "" if it does not."""
+    growth, attempts = task.settings.max_loss_growth, records.attempts
+    if not growth or task.state is not TaskState.ACTIVE:
+        return ""
+    latest = [*attempts.latest_metrics(task.id, MOST_ROUNDS - 1), metrics]
+    return divergence(metrics | attempts.first_metrics(task.id), latest, growth)
+
+
+def pause_diverged(records: Records, task: Task, number: int, why: str) -> None:
+    """Pause a task that diverged with round `number`: an operator goes back to an earlier model, or lets it go on."""
+    words = f"{DIVERGED} in round {number}: {why}"
+    _LOG.error("task %s is paused: %s", task.id, words)
+    remedy = "roll it back to an earlier round, or resume it if that is as it should be"
+    records.move_task(task, TaskState.PAUSED, DIVERGED, f"{words}; {remedy}")
 
 
 def begin_pair_again(records: Records, task: Task, lineage: SigningKey) -> None:

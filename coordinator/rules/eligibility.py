@@ -29,7 +29,9 @@ class _TaskRules(ConditionRules, frozen=True, kw_only=True):
 
 
 class Requires(_TaskRules, frozen=True, kw_only=True):
-    """Rules on what a device states at check-in. min_version: of its runtime, as numbers with points between.
+    """Rules on what a device states at check-in.
+
+    min_version: of its runtime, as numbers with points between. min_memory_bytes: of all its memory.
 
     Raises InvalidTask naming the rule and what it may be.
     """
@@ -59,8 +61,9 @@ class Requires(_TaskRules, frozen=True, kw_only=True):
 class OnDevice(_TaskRules, frozen=True, kw_only=True):
     """Rules that only the device checks, before it waits for a task. By default there are none.
 
-    min_examples: in the plan's collection; max_example_age_s: those count that are no older. Raises InvalidTask naming
-    the rule and what it may be.
+    min_examples: in the plan's collection. max_example_age_s: only examples count that are no older.
+
+    Raises InvalidTask naming the rule and what it may be.
     """
 
     min_examples: int = 0

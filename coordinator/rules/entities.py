@@ -47,7 +47,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A task; `initial` is where it started from."""
+    """A task; `initial` is where it started from, `certificate_sha256` the blob of its bundle's certificate."""
 
     id: str
     name: str
@@ -57,6 +57,7 @@ class Task:
     algorithm: AlgorithmRef
     plan_sha256: str
     plan_signature: PlanSignature | None
+    certificate_sha256: str
     release: Signed | None
     initial: Snapshot
     created_at: float

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TypeAlias
 
+from coordinator.rules.divergence import DIVERGED
 from coordinator.rules.entities import LiveRound, Task
 from coordinator.rules.rounds import RoundPolicy
 from coordinator.rules.states import RoundState, TaskState
@@ -34,6 +35,7 @@ class Reason(StrEnum):
     CANCELLED = "cancelled"
     PAUSED = "paused"
     PAUSED_AFTER_FAILURES = "paused-after-failures"
+    DIVERGED = "diverged"
     NO_DRIVER = "no-driver"
     DRIVER_SILENT = "driver-silent"
     BACK_OFF = "back-off"
@@ -194,6 +196,8 @@ def _ended(one: Situation) -> Found:
 
 
 def _paused(one: Situation) -> Found:
+    if one.task.reason.startswith(DIVERGED):
+        return Reason.DIVERGED, f"paused: {one.task.reason}"
     if one.task.reason:
         return Reason.PAUSED_AFTER_FAILURES, f"paused: {one.task.reason}"
     committed = f"{one.committed} of {one.task.settings.rounds} rounds are committed"

@@ -31,7 +31,9 @@ class FootprintBudget:
     """The largest footprint that a task's devices can bear, of each format; None bounds nothing.
 
     peak_rss_mb: memory at the peak, in megabytes. step_cpu_ms: CPU time of a step, in milliseconds. graph_bytes: all
-    graphs and what is frozen. Raises InvalidTask naming the part and what it may be.
+    graphs and what is frozen.
+
+    Raises InvalidTask naming the part and what it may be.
     """
 
     peak_rss_mb: float | None = None
@@ -112,6 +114,8 @@ class TaskSettings:
     selected per report wanted. selection_timeout_s: how long a round waits for devices. reporting_deadline_s: how long
     it waits for reports, from the draw to the last one; in a secure round the last PHASES_AFTER_TRAINING × `phase_s` of
     it follow the training. max_attempts: failed attempts at a round in a row after which the task is paused.
+    max_loss_growth: how many times its first value a loss may be; after three rounds in a row above that the task is
+    paused as diverged; 0 looks at no loss.
 
     min_examples: examples that a device must hold. requires: rules on its check-in. on_device: rules that only the
     device checks. min_separation_s, min_separation_rounds: how far two participations of a device are apart, at least.
@@ -143,6 +147,7 @@ class TaskSettings:
     selection_timeout_s: float = 60.0
     reporting_deadline_s: float = 600.0
     max_attempts: int = 5
+    max_loss_growth: float = 10.0
     min_examples: int = 1
     min_separation_s: float = 0.0
     min_separation_rounds: int = 1
@@ -177,6 +182,8 @@ class TaskSettings:
             reachable, "population", "a name without / that is not . or .., as it is a part of a URL", self.population
         )
         demand(1 <= self.over_selection <= 100, "over_selection", "from 1 to 100", self.over_selection)
+        grown = self.max_loss_growth
+        demand(grown == 0 or 1 < grown < math.inf, "max_loss_growth", "a finite number above 1, or 0", grown)
         demand(0 <= self.seed < 2**63, "seed", "from 0 to below 2**63", self.seed)
         demand(bool(self.formats) and all(self.formats), "formats", "the name of one format or more", self.formats)
         largest = self.schedule.largest_cohort

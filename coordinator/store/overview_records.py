@@ -9,9 +9,10 @@ from typing import Any
 from sqlalchemy import String, cast, func, select
 from sqlalchemy.engine import Connection
 
+from coordinator.errors import UnknownRound
 from coordinator.rules.entities import LiveRound
 from coordinator.rules.states import AssignmentState, RoundState
-from coordinator.store.tables import ASSIGNMENTS, ROUNDS, TRANSITIONS
+from coordinator.store.tables import ASSIGNMENTS, BLOBS, REPORTS, ROUNDS, TRANSITIONS
 
 _ENDED = [state for state in RoundState if state.ended]
 
@@ -89,14 +90,63 @@ class OverviewRecords:
         query = select(ROUNDS.c.number, ROUNDS.c.metrics).where(committed).order_by(ROUNDS.c.number)
         return [(row.number, row.metrics) for row in self._connection.execute(query)]
 
-    def latest(self, task_id: str, most: int) -> Sequence[Any]:
-        """The newest attempts of a task that ended, newest first, as rows."""
+    def latest(self, task_id: str, most: int, before: int | None = None) -> Sequence[Any]:
+        """The newest attempts of a task that ended, newest first, as rows; those with row ids below `before`."""
         ended = (ROUNDS.c.task == task_id) & ROUNDS.c.state.in_(_ENDED)
+        if before is not None:
+            ended &= ROUNDS.c.id < before
         return self._connection.execute(select(ROUNDS).where(ended).order_by(ROUNDS.c.id.desc()).limit(most)).all()
 
-    def abort_reasons(self, rounds: Sequence[int]) -> dict[str, int]:
-        """Aborted assignments of these rounds (row ids) by reason, most first."""
+    def attempt(self, task_id: str, number: int, attempt: int) -> Any:
+        """The row of an attempt at a round. Raises UnknownRound."""
+        this = (ROUNDS.c.task == task_id) & (ROUNDS.c.number == number) & (ROUNDS.c.attempt == attempt)
+        row = self._connection.execute(select(ROUNDS).where(this)).one_or_none()
+        if row is None:
+            raise UnknownRound(f"task {task_id} has no attempt {attempt} at a round {number}")
+        return row
+
+    def phases(self, round_id: int) -> list[tuple[str, float]]:
+        """The states of a round, each with when it came into it, in seconds since 1970."""
+        columns = (TRANSITIONS.c.to_state, TRANSITIONS.c.at)
+        of_round = (TRANSITIONS.c.entity == "round") & (TRANSITIONS.c.entity_id == str(round_id))
+        return [
+            (row[0], row[1])
+            for row in self._connection.execute(select(*columns).where(of_round).order_by(TRANSITIONS.c.id))
+        ]
+
+    def outcomes(self, round_id: int) -> list[tuple[str, str, int]]:
+        """The assignments of a round by state and reason, most first."""
+        columns, count = (ASSIGNMENTS.c.state, ASSIGNMENTS.c.reason), func.count()
+        query = select(*columns, count).where(ASSIGNMENTS.c.round == round_id).group_by(*columns)
+        return [(row[0], row[1], row[2]) for row in self._connection.execute(query.order_by(count.desc(), *columns))]
+
+    def report_times(self, round_id: int) -> list[float]:
+        """How long each device of a round took from its assignment to its report, in seconds."""
+        took = REPORTS.c.received_at - ASSIGNMENTS.c.assigned_at
+        query = select(took).join(ASSIGNMENTS).where(ASSIGNMENTS.c.round == round_id)
+        return [float(seconds) for seconds in self._connection.scalars(query)]
+
+    def checkpoints(self, task_id: str, number: int) -> list[str]:
+        """The digest of what was broadcast after a committed round; none once that model is kept no more."""
+        this = (ROUNDS.c.task == task_id) & (ROUNDS.c.number == number) & ROUNDS.c.checkpoint_sha256.is_not(None)
+        return list(self._connection.scalars(select(ROUNDS.c.checkpoint_sha256).where(this)))
+
+    def sizes(self, digests: Sequence[str]) -> dict[str, int]:
+        """The sizes of blobs that a row knows, in bytes."""
+        query = select(BLOBS.c.sha256, BLOBS.c.size).where(BLOBS.c.sha256.in_(digests))
+        return {row[0]: row[1] for row in self._connection.execute(query)}
+
+    def newest_metrics(self) -> dict[str, dict[str, float]]:
+        """The metrics of the last committed round that has any, of every task."""
+        done = (ROUNDS.c.state == RoundState.COMMITTED) & (ROUNDS.c.reported > 0)
+        newest = select(func.max(ROUNDS.c.id)).where(done).group_by(ROUNDS.c.task)
+        query = select(ROUNDS.c.task, ROUNDS.c.metrics).where(ROUNDS.c.id.in_(newest))
+        return {row.task: row.metrics for row in self._connection.execute(query)}
+
+    def abort_reasons(self, task_id: str) -> dict[str, int]:
+        """Aborted assignments of the rounds of a task that ended, by reason, most first; as far as they are kept."""
+        rounds = select(ROUNDS.c.id).where((ROUNDS.c.task == task_id) & ROUNDS.c.state.in_(_ENDED))
         given_up = ASSIGNMENTS.c.round.in_(rounds) & (ASSIGNMENTS.c.state == AssignmentState.ABORTED)
         count = func.count()
         query = select(ASSIGNMENTS.c.reason, count).where(given_up).group_by(ASSIGNMENTS.c.reason)
-        return {row[0]: row[1] for row in self._connection.execute(query.order_by(count.desc()))}
+        return {row[0]: row[1] for row in self._connection.execute(query.order_by(count.desc(), ASSIGNMENTS.c.reason))}

@@ -118,6 +118,7 @@ class Records:
             release=msgspec.to_builtins(task.release),
             algorithm=task.algorithm.name,
             algorithm_settings=task.algorithm.settings,
+            certificate_sha256=task.certificate_sha256,
             state_sha256=task.initial.state_sha256,
             checkpoint_sha256=task.initial.checkpoint_sha256,
         )

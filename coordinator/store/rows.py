@@ -32,6 +32,7 @@ def task_of(row: Row[Any]) -> Task:
         algorithm=AlgorithmRef(row.algorithm, row.algorithm_settings),
         plan_sha256=row.plan_sha256,
         plan_signature=None if row.plan_signature is None else _plan_signature(row.plan_signature),
+        certificate_sha256=row.certificate_sha256,
         release=signed_of(row.release),
         initial=Snapshot(0, row.state_sha256, row.checkpoint_sha256),
         created_at=row.created_at,

@@ -116,6 +116,7 @@ class CoordinatorStore(AbstractContextManager["CoordinatorStore"]):
             algorithm=manifest.algorithm,
             plan_sha256=manifest.plan.sha256,
             plan_signature=manifest.signature,
+            certificate_sha256=manifest.certificate.sha256,
             release=release,
             initial=Snapshot(0, manifest.state.sha256, checkpoint_sha256),
             created_at=at,

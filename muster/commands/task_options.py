@@ -100,13 +100,14 @@ class TaskOptions:
     mode: Annotated[Mode, typer.Option(help=MODE)] = Mode.SYNCHRONOUS
     concurrency: Annotated[int, buffered_setting("concurrency", "most devices at work at once.")]
     max_staleness: Annotated[int, buffered_setting("max_staleness", "most versions that a report may be behind.")]
-    minimum: Annotated[int | None, typer.Option(help="Reports a round must have to count.  [default: the goal]")] = None
-    over_selection: Annotated[float, setting("over_selection", "Devices selected per report wanted.")]
+    minimum: Annotated[int | None, typer.Option(help="Reports a round needs.  [default: the goal]")] = None
+    over_selection: Annotated[float, setting("over_selection", "Devices drawn per report.")]
     selection_timeout_s: Annotated[float, setting("selection_timeout_s", "How long a round waits for devices.")]
     reporting_deadline_s: Annotated[float, setting("reporting_deadline_s", DEADLINE)]
     max_attempts: Annotated[
         int, setting("max_attempts", "Failed attempts at a round in a row after which the task is paused.")
     ]
+    max_loss_growth: Annotated[float, setting("max_loss_growth", "Pause at a loss so many times the first; 0: never.")]
     min_examples: Annotated[int, setting("min_examples", "Examples a device must hold.")]
     min_separation_s: Annotated[
         float, setting("min_separation_s", "Seconds from one participation of a device to its next, at least.")
@@ -126,7 +127,7 @@ class TaskOptions:
     ] = False
     require: Annotated[list[str] | None, typer.Option(metavar="RULES", help=REQUIRE)] = None
     on_device: Annotated[list[str] | None, typer.Option(metavar="RULES", help=ON_DEVICE)] = None
-    seed: Annotated[int, setting("seed", "Key of the devices' random numbers.")]
+    seed: Annotated[int, setting("seed", "Key of random numbers.")]
     formats: Annotated[
         list[str],
         typer.Option(
@@ -167,6 +168,7 @@ class TaskOptions:
             selection_timeout_s=self.selection_timeout_s,
             reporting_deadline_s=self.reporting_deadline_s,
             max_attempts=self.max_attempts,
+            max_loss_growth=self.max_loss_growth,
             min_examples=self.min_examples,
             min_separation_s=self.min_separation_s,
             min_separation_rounds=self.min_separation_rounds,

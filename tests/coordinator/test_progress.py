@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from coordinator.commands import AwaitAssignment, CountReport
+from coordinator.rules.divergence import DIVERGED
 from coordinator.rules.eligibility import Requires
 from coordinator.rules.progress import OBSTACLES, Observation, Reason
+from coordinator.rules.states import TaskState
 from coordinator.store.tasks import open_coordinator_store
 from fedcore.conditions import StatedConditions
 from fedcore.privacy.settings import Privacy
@@ -314,6 +316,13 @@ def test_progress_is_not_written_while_only_time_passes(store, register, desk):
     assert said(store, task)[1].endswith(" 300 s ago")
     with store.database.reading() as records:
         assert records.observations.version() == written
+
+
+def test_task_that_diverged_says_in_which_round_and_why(store, register):
+    task = register()
+    with store.database.writing() as records:
+        records.move_task(records.task(task), TaskState.PAUSED, DIVERGED, "diverged in round 7: train.loss is nan")
+    assert said(store, task) == ("diverged", "paused: diverged in round 7: train.loss is nan")
 
 
 def test_every_reason_is_met_here():

@@ -222,6 +222,12 @@ def upgrade() -> None:
         sa.Column(
             "release", sa.JSON(none_as_null=True), nullable=True, comment="the signed release, of a task with secagg"
         ),
+        sa.Column(
+            "certificate_sha256",
+            sa.String(length=64),
+            nullable=False,
+            comment="proof, made at export, that its graphs compute what they should",
+        ),
         sa.Column("state_sha256", sa.String(length=64), nullable=False, comment="server state before round 1"),
         sa.Column("checkpoint_sha256", sa.String(length=64), nullable=False, comment="what devices receive in round 1"),
         sa.Column("goal", sa.Integer(), nullable=False, comment="reports that end a round"),
@@ -235,6 +241,12 @@ def upgrade() -> None:
             sa.Integer(),
             nullable=False,
             comment="failed attempts at a round in a row after which the task is paused",
+        ),
+        sa.Column(
+            "max_loss_growth",
+            sa.Float(),
+            nullable=False,
+            comment="times its first value that a loss may be; 0 looks at no loss",
         ),
         sa.Column("min_examples", sa.Integer(), nullable=False, comment="examples that a device must hold"),
         sa.Column(
@@ -290,6 +302,7 @@ def upgrade() -> None:
             comment="noise on sums, and the budget; null without them",
         ),
         sa.Column("created_at", sa.Float(), nullable=False, comment="seconds since 1970"),
+        sa.ForeignKeyConstraint(["certificate_sha256"], ["blobs.sha256"], name=op.f("fk_tasks_certificate_sha256")),
         sa.ForeignKeyConstraint(["checkpoint_sha256"], ["blobs.sha256"], name=op.f("fk_tasks_checkpoint_sha256")),
         sa.ForeignKeyConstraint(["plan_sha256"], ["blobs.sha256"], name=op.f("fk_tasks_plan_sha256")),
         sa.ForeignKeyConstraint(["population"], ["populations.name"], name=op.f("fk_tasks_population")),

@@ -1,0 +1,86 @@
+"""Divergence: losses that explode pause a task, once, and an operator may let it go on."""
+
+import math
+
+import pytest
+
+from coordinator.rules.divergence import divergence
+from coordinator.rules.states import TaskState
+from coordinator.rules.task_settings import Buffered
+
+
+def losses(*values, name="train.loss"):
+    return [{name: value, "train.accuracy": 0.1} for value in values]
+
+
+@pytest.mark.parametrize(
+    ("first", "latest", "growth"),
+    [
+        (2.0, (2.0, 1.0, 19.9, 21.0, 19.0), 10),  # one of three is below
+        (2.0, (21.0, 21.0), 10),  # too few rounds
+        (2.0, (50.0, 60.0, 70.0), 0),  # looked at by nobody
+        (0.0, (1.0, 2.0, 3.0), 10),  # times zero is no measure
+        (-3.0, (-5.0, 2.0, 29.0), 10),
+        (2.0, (), 10),
+    ],
+)
+def test_loss_within_bounds_is_no_divergence(first, latest, growth):
+    assert divergence({"train.loss": first}, losses(*latest), growth) == ""
+
+
+def test_loss_that_explodes_is_named_with_its_bound():
+    words = divergence({"train.loss": 2.0}, losses(1.0, 20.5, 30.0, 1e9), 10)
+    assert words == "train.loss was above 20, 10 times its first value, in 3 rounds in a row"
+    assert divergence({"train.loss": 2.0}, losses(math.nan), 10) == "train.loss is nan"
+    assert divergence({"train.accuracy": 0.1}, [{"train.accuracy": 9.0}] * 3, 10) == ""
+
+
+def test_losses_of_two_trips_are_looked_at_apart():
+    turns = [
+        one for pair in zip(losses(9, 9, 9, name="a.loss"), losses(1, 1, 1, name="b.loss"), strict=True) for one in pair
+    ]
+    assert divergence({"a.loss": 0.5, "b.loss": 1.0}, turns, 10).startswith("a.loss was above 5,")
+
+
+def play(desk, *values):
+    for value in values:
+        desk.report(*desk.assign(f"{value}"), loss=value)
+        desk.turn()
+
+
+@pytest.mark.every_engine
+def test_task_that_diverges_is_paused_and_gets_three_rounds_when_resumed(store, register, desk):
+    task = register(goal=1, rounds=20)
+    play(desk, 2.0, 1.0, 30.0, 31.0)
+    assert store.task(task).state is TaskState.ACTIVE
+    play(desk, 32.0)
+    paused = store.task(task)
+    assert (paused.state, paused.reason[:20]) == (TaskState.PAUSED, "diverged in round 5:")
+    assert [one.state.value for one in store.rounds(task)] == ["committed"] * 5
+    (progress,) = store.progress(task)
+    assert (progress.reason, progress.stalled) == ("diverged", True)
+    assert paused.reason in progress.sentence
+    assert store.history(task)[-1].cause == "diverged"
+    store.resume(task)
+    desk.pass_time(1)
+    play(desk, 33.0, 34.0)
+    assert store.task(task).state is TaskState.ACTIVE
+    play(desk, 35.0)
+    assert store.task(task).state is TaskState.PAUSED
+
+
+def test_last_round_and_a_task_that_asks_for_it_are_never_paused(store, register, desk):
+    last, asked = register(goal=1, rounds=3), register(goal=1, rounds=9, max_loss_growth=0.0, population="tablets")
+    play(desk, 1.0, 50.0, 60.0)
+    assert store.task(last).state is TaskState.COMPLETED
+    for device in "abcd":
+        desk.report(*[desk.wait(device, population="tablets").result(timeout=0)], loss=1.0 if device == "a" else 99.0)
+        desk.turn()
+    assert store.task(asked).state is TaskState.ACTIVE
+
+
+def test_task_in_mode_buffered_that_diverges_hands_nothing_on(store, register, desk):
+    task = register(goal=1, rounds=9, buffered=Buffered(concurrency=1))
+    play(desk, 1.0, 50.0, 60.0, 70.0)
+    assert store.task(task).state is TaskState.PAUSED
+    assert [one.state.value for one in store.rounds(task)] == ["committed"] * 4
