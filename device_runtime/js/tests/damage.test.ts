@@ -3,14 +3,18 @@
 import { expect, test } from "vitest";
 import { type Bytes, fromHex, utf8 } from "../src/core/bytes.ts";
 import { decodeVectors } from "../src/core/checkpoint.ts";
-import { FormatError, PlanRefused } from "../src/core/errors.ts";
+import { ConfigError, FormatError, PlanRefused } from "../src/core/errors.ts";
+import { checked, parseJson } from "../src/core/json.ts";
 import { checkGraph } from "../src/core/onnx-check.ts";
-import { philox } from "../src/core/philox.ts";
+import { policyOf } from "../src/core/permission/policy.ts";
 import { decodePlan } from "../src/core/plan.ts";
+import { verifiedEntry, verifiedHead, verifiedRelease, verifyPlan } from "../src/core/release.ts";
 import { decodeState } from "../src/core/secagg/client-state.ts";
 import { SecaggError } from "../src/core/secagg/errors.ts";
-import { decodeRoster } from "../src/core/secagg/roster.ts";
+import { checkCredential, decodeRoster } from "../src/core/secagg/roster.ts";
+import { follow, successionSchema } from "../src/core/succession.ts";
 import { decodeAnswer } from "../src/core/wire/messages.ts";
+import { damaged } from "./damage.ts";
 import { vectors } from "./vectors.ts";
 
 const TIMES = Number(process.env["MUSTER_FUZZ"] ?? 300);
@@ -20,23 +24,33 @@ const session = vectors("secagg/transcript.json");
 const checkpoint = device.checkpoints[3];
 const specs = Object.entries<number[]>(checkpoint.vectors).map(([name, one]) => ({ name, size: one.length }));
 
-/** Bytes with up to four changed, some cut off, or some twice: the same in every run. */
-function damaged(data: Bytes, seed: number): Bytes {
-  const drawn = philox([BigInt(seed), 0n], 10);
-  const place = (which: number) => Number(drawn[which]! % BigInt(data.length));
-  const found = data.slice();
-  for (let change = 0; change <= Number(drawn[0]! % 4n); change++) {
-    found[place(2 + change)] = Number(drawn[6 + change]! & 255n);
-  }
-  const kind = drawn[1]! % 4n;
-  if (kind === 0n) return found.slice(0, place(2));
-  if (kind === 1n) return Uint8Array.of(...found.slice(0, place(2)), ...found.slice(place(3)));
-  return found;
-}
+const { plan, plan_signature, release, entry, head } = device.statements;
+const json = (text: string) => utf8(text);
+const kept = (data: Bytes) => new TextDecoder().decode(data);
+const key = (seed: number) => new Uint8Array(32).fill(seed);
+const answers = Object.entries<string[]>(device.messages.good).flatMap(([kind, texts]) =>
+  texts.map((text): Decoder => {
+    return [`an answer, ${kind}`, json(text), (data) => decodeAnswer(kind as "assignment", data), FormatError];
+  }),
+);
 
-test.each<[string, Bytes, (data: Bytes) => unknown, new (...words: never[]) => Error]>([
-  ["a plan", utf8(device.plan.text), (data) => decodePlan(data, 1), PlanRefused],
-  ["an assignment", utf8(device.messages.good.assignment[0]), (data) => decodeAnswer("assignment", data), FormatError],
+type Decoder = [string, Bytes, (data: Bytes) => unknown, new (...words: never[]) => Error];
+
+test.each<Decoder>([
+  ...answers,
+  [
+    "a problem",
+    json('{"type": "urn:muster:problem:unavailable", "status": 503}'),
+    (data) => decodeAnswer("problem", data),
+    FormatError,
+  ],
+  [
+    "a receipt",
+    json('{"assignment": "a", "task": "t", "round": 3, "sha256": "00"}'),
+    (data) => decodeAnswer("receipt", data),
+    FormatError,
+  ],
+  ["a plan", json(device.plan.text), (data) => decodePlan(data, 1), PlanRefused],
   ["a checkpoint", fromHex(checkpoint.bytes), (data) => decodeVectors(data, specs), FormatError],
   ["a graph", fromHex(device.runner.graphs["train.step"]), (data) => checkGraph(data, "g"), PlanRefused],
   [
@@ -46,13 +60,47 @@ test.each<[string, Bytes, (data: Bytes) => unknown, new (...words: never[]) => E
     SecaggError,
   ],
   ["a kept state", fromHex(session.got_by_slot_10.M2), decodeState, SecaggError],
+  ["a signed release", json(release.text), (data) => verifiedRelease({ ...release, text: kept(data) }), FormatError],
+  [
+    "a release's signature",
+    json(release.value),
+    (data) => verifiedRelease({ ...release, value: kept(data) }),
+    FormatError,
+  ],
+  [
+    "a key of a release",
+    json(release.signer),
+    (data) => verifiedRelease({ ...release, signer: kept(data) }),
+    FormatError,
+  ],
+  ["an origin", json(entry.text), (data) => verifiedEntry({ ...entry, text: kept(data) }), FormatError],
+  ["the head of a log", json(head.text), (data) => verifiedHead({ ...head, text: kept(data) }), FormatError],
+  [
+    "a plan's signature",
+    json(plan_signature.value),
+    (data) => verifyPlan(plan, { ...plan_signature, value: kept(data) }),
+    FormatError,
+  ],
+  ["a succession", json(device.successions[0].shown), (data) => followed(data), FormatError],
+  [
+    "a credential",
+    fromHex(session.sent.M1["10"]).slice(-88),
+    (data) => checkCredential(key(2), key(3), data, 0n),
+    SecaggError,
+  ],
+  [
+    "a policy",
+    json('{"min_cohort": 8, "signers": [], "plan": {"parameters": 9}}'),
+    (data) => policyOf(parsed(data)),
+    ConfigError,
+  ],
 ])(
   "damaged bytes of %s are refused by name",
-  (_, data, decode, kind) => {
+  async (_, data, decode, kind) => {
     let refused = 0;
     for (let seed = 0; seed < TIMES; seed++) {
       try {
-        decode(damaged(data, seed));
+        await decode(damaged(data, seed));
       } catch (error) {
         expect(error, `seed ${seed}`).toBeInstanceOf(kind);
         refused += 1;
@@ -62,3 +110,20 @@ test.each<[string, Bytes, (data: Bytes) => unknown, new (...words: never[]) => E
   },
   PATIENCE_MS,
 );
+
+function followed(data: Bytes) {
+  return follow(
+    "server",
+    checked(successionSchema, parseJson(data, "succession"), "succession"),
+    fromHex(device.successions[0].pinned),
+  );
+}
+
+/** A policy as the command reads it: what is no JSON is no policy. */
+function parsed(data: Bytes): object {
+  try {
+    return JSON.parse(kept(data)) as object;
+  } catch (error) {
+    throw new ConfigError(String(error));
+  }
+}

@@ -11,6 +11,7 @@ import { policyOf } from "../src/core/permission/policy.ts";
 import { keptJson } from "../src/core/platform.ts";
 import { NpzExamples } from "../src/node/npz.ts";
 import { FileBlobs, SqliteStore } from "../src/node/store.ts";
+import { damaged } from "./damage.ts";
 
 let folder = "";
 beforeEach(() => {
@@ -94,6 +95,28 @@ test.each([
   const examples = new NpzExamples(join(folder, "examples.npz"));
   await expect(examples.load("default")).rejects.toThrow(ExamplesError);
   await expect(examples.load("default")).rejects.toThrow(words);
+});
+
+test("damaged files of examples are refused by name", async () => {
+  const [path, good] = [join(folder, "examples.npz"), npz("<f4", "(2, 2)", 16)];
+  let refused = 0;
+  for (let seed = 0; seed < 200; seed++) {
+    writeFileSync(path, damaged(Uint8Array.from(good), seed));
+    const error = await new NpzExamples(path).load("default").catch((found: unknown) => found);
+    if (error instanceof Error) expect(error, `seed ${seed}`).toBeInstanceOf(ExamplesError);
+    refused += Number(error instanceof Error);
+  }
+  expect(refused).toBeGreaterThan(20);
+});
+
+test("every file of a folder is the collection of its name", async () => {
+  writeFileSync(join(folder, "digits.npz"), npz("<f4", "(2, 2)", 16));
+  writeFileSync(join(folder, "words.npz"), npz("<i8", "(3,)", 24));
+  writeFileSync(join(folder, "notes.txt"), "no examples");
+  const examples = new NpzExamples(folder);
+  expect(await examples.counts()).toEqual(new Map(Object.entries({ digits: 2, words: 3 })));
+  expect((await examples.load("words")).columns.get("x")?.values).toEqual(new BigInt64Array(3));
+  expect((await examples.load("default")).count).toBe(0);
 });
 
 test.each([

@@ -10,11 +10,13 @@ import { pack } from "../src/core/secagg/packing.ts";
 import { checkParameters } from "../src/core/secagg/parameters.ts";
 import type { SessionInput } from "../src/core/secagg/session.ts";
 import { PRIME, split } from "../src/core/secagg/shamir.ts";
+import { damaged } from "./damage.ts";
 import { bytesOf, type Vector, values, vectors } from "./vectors.ts";
 
 const device = vectors("device.json");
 const session = vectors("secagg/transcript.json");
 const SLOT = "10";
+const DAMAGED = Number(process.env["MUSTER_FUZZ"] ?? 300) / 50;
 
 test("any t shares give a secret back", () => {
   const drawn = [77n, 154n];
@@ -148,6 +150,14 @@ describe("the session of the transcript", () => {
       await expect((await upTo(number)).receive(message.slice(0, -1))).rejects.toThrow(errors.SecaggError);
     },
   );
+
+  test.each([0, 2, 4, 6, 8, 10, 12])("damaged bytes of M%i are refused by name, or complained of", async (number) => {
+    for (let seed = 0; seed < DAMAGED; seed++) {
+      const reply = (await upTo(number)).receive(damaged(got(number), seed));
+      const error = await reply.then(() => null).catch((found: unknown) => found);
+      expect(error === null || error instanceof errors.SecaggError, `seed ${seed}: ${error}`).toBe(true);
+    }
+  });
 
   test.each([
     ["a round that was answered", { lastRound: 7n }, errors.ReplayedRound],
