@@ -1,14 +1,19 @@
 """The program of a device under test, as a command line with places to fill in."""
 
 import json
+import os
 import shlex
+import signal
 import subprocess
 import sys
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 
 from simulator.fleet import node
 from tests.device_runtime import linear
+from tests.device_runtime.pages import build
 
 PATIENCE_S = 120
 PLACES = "--coordinator {coordinator} --population {population} --examples {examples} --state {state}"
@@ -26,6 +31,10 @@ def known(name):
             shlex.join([node.program(), "--no-warnings", str(node.FOLDER / "src" / "node" / "main.ts")])
             + f" run {PLACES} --policy {{policy_json}} --once --json"
         )
+    if name == "browser":
+        page = build(node.FOLDER / "dist" / "page")
+        words = [sys.executable, "-m", "tests.conformance.browser", "--page", str(page)]
+        return shlex.join(words) + f" {PLACES} --policy {{policy_json}}"
     return name
 
 
@@ -49,12 +58,16 @@ class Device:
         return json.loads(lines[-1])
 
     def killed_when(self, is_there, **policy):
-        """Start a session, and kill the program as soon as something is there."""
-        with subprocess.Popen(self._words(policy), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        """Start a session, and kill the program and all that it started as soon as something is there."""
+        nowhere = subprocess.DEVNULL
+        with subprocess.Popen(self._words(policy), stdout=nowhere, stderr=nowhere, start_new_session=True) as process:
             try:
                 assert is_there.wait(PATIENCE_S), "what the device was to be killed at never came"
             finally:
-                process.kill()
+                while living := processes_of(process.pid):
+                    for pid in living:
+                        with suppress(ProcessLookupError):
+                            os.kill(pid, signal.SIGKILL)
 
     def _words(self, policy):
         (self._folder / "policy.json").write_text(json.dumps(policy))
@@ -68,6 +81,17 @@ class Device:
         filled = {name: str(self._folder / file) for name, file in places.items()}
         filled |= {"coordinator": self._url, "population": "phones"}
         return [word.format(**filled) for word in shlex.split(self._command_line)]
+
+
+def processes_of(session):
+    """The processes of a session of the operating system that have not ended."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, _, _, of_session = path.read_text().rpartition(")")[2].split()[:4]
+            if int(of_session) == session and state not in {"Z", "X"}:
+                found.append(int(path.parent.name))
+    return found
 
 
 def as_toml(policy):

@@ -55,7 +55,7 @@ def is_unwilling(coordinator, device):
     offers = (
         Offer(task="t-1", collection="default", min_examples=11),
         Offer(task="t-2", collection="other", min_examples=1),
-        Offer(task="t-3", collection="default", min_recent_examples=1, max_example_age_s=9.0),
+        Offer(task="t-3", collection="default", min_recent_examples=11, max_example_age_s=9.0),
     )
     coordinator.faults["check-in"] = [answer(encode(Accepted("s-1", offers)))]
     ended(device.session(), "rejected")

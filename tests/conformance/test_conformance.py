@@ -1,5 +1,8 @@
 """Every device of this repository keeps the promises of the specification; a sample is brief enough for every run."""
 
+import functools
+import shutil
+
 import pytest
 
 from tests.conformance import plain, secure  # noqa: F401  # they make promises
@@ -8,15 +11,25 @@ from tests.conformance.promises import PROMISES, stage
 from tests.device_runtime.node import node
 from tests.tree import ROOT
 
-SAMPLE = [one if one.brief else pytest.param(one, marks=pytest.mark.long) for one in PROMISES]
+LONG = pytest.mark.long
 
 
-@pytest.mark.parametrize("runtime", ["python", "node"])
-@pytest.mark.parametrize("one", SAMPLE, ids=lambda one: one.name)
+@functools.cache
+def command_line(runtime):
+    """The command line of a device by its name; a skip where it cannot run."""
+    if runtime != "python":
+        node()
+    if runtime == "browser" and shutil.which("chromedriver") is None:
+        pytest.skip("there is no Chromium with its driver: apt-get install chromium chromium-driver")
+    return known(runtime)
+
+
+@pytest.mark.parametrize("runtime", ["python", "node", pytest.param("browser", marks=LONG)])
+@pytest.mark.parametrize(
+    "one", [one if one.brief else pytest.param(one, marks=LONG) for one in PROMISES], ids=lambda one: one.name
+)
 def test_a_device_keeps_what_the_specification_promises(one, runtime, tmp_path):
-    if runtime == "node":
-        node()  # or a skip
-    with stage(known(runtime), tmp_path) as (coordinator, device):
+    with stage(command_line(runtime), tmp_path) as (coordinator, device):
         one.scenario(coordinator, device)
 
 
