@@ -1,8 +1,10 @@
 /** Cryptography: the primitives give published answers, whether WebCrypto or JavaScript computes them. */
 
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
-import { fromHex, hex } from "../src/core/bytes.ts";
+import { fromHex, hex, utf8 } from "../src/core/bytes.ts";
+import type { Suite } from "../src/core/crypto/suite.ts";
 import * as primitives from "../src/core/primitives.ts";
+import { nodeFunctions } from "../src/node/crypto.ts";
 import { type Vector, vectors } from "./vectors.ts";
 
 const known = vectors("secagg/known_answers.json");
@@ -22,12 +24,13 @@ const incomplete = new Proxy(subtle, {
   },
 });
 
-describe.each([
+describe.each<[string, SubtleCrypto | undefined, Partial<Suite>?]>([
   ["WebCrypto", subtle],
   ["JavaScript", undefined],
   ["a WebCrypto that lacks much", incomplete],
-])("by %s", (_, implementation) => {
-  beforeAll(() => primitives.useWebCrypto(implementation));
+  ["Node's own functions", subtle, nodeFunctions],
+])("by %s", (_, implementation, others = {}) => {
+  beforeAll(() => primitives.useWebCrypto(implementation, others));
   afterAll(() => primitives.useWebCrypto(subtle));
 
   test.for<Vector>(known.x25519.vectors)("X25519 gives the RFC's secret", async ({ scalar, u, output }) => {
@@ -54,6 +57,11 @@ describe.each([
     for (const { ikm, salt, info, okm } of known.hkdf_sha256.vectors) {
       expect(hex(await primitives.hkdf(fromHex(ikm), fromHex(salt), fromHex(info)))).toBe(okm.slice(0, 64));
     }
+  });
+
+  test("SHA-256 gives the standard's digest", async () => {
+    const digest = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+    expect(hex(await primitives.sha256(utf8("abc")))).toBe(digest);
   });
 
   test("a keystream can be read from any block on", async () => {

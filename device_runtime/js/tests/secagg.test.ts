@@ -6,6 +6,7 @@ import { type RandomSource, type SigningKey, sha256, signingKey, useWebCrypto } 
 import { Client } from "../src/core/secagg/client.ts";
 import * as errors from "../src/core/secagg/errors.ts";
 import { addMasks } from "../src/core/secagg/masking.ts";
+import { Skellam } from "../src/core/secagg/noise.ts";
 import { pack } from "../src/core/secagg/packing.ts";
 import { checkParameters } from "../src/core/secagg/parameters.ts";
 import type { SessionInput } from "../src/core/secagg/session.ts";
@@ -50,8 +51,24 @@ test.for<Vector>(device.packings)("packed words are Python's: $name", async (one
   expect(hex(await sha256(bytesOf(words)))).toBe(one.sha256);
 });
 
+test("a number that falls on a threshold of the noise needs further bits", () => {
+  const table = new Skellam(4);
+  const halves = (word: bigint) => [Number(word & 0xffffffffn), Number(word >> 32n)] as const;
+  let [below, above] = [0n, (1n << 63n) - 1n]; // without the bit of the sign: 0 stands for 0, the last for more
+  while (above - below > 1n) {
+    const middle = (below + above) / 2n;
+    if (table.number(...halves(middle << 1n)) === 0) below = middle;
+    else above = middle;
+  }
+  const [low, high] = halves(above << 1n);
+  expect(table.number(low, high)).toBeNull();
+  expect(table.exactly(low, high, [0, 0])).toBe(0);
+  expect(table.exactly(low, high, [0xffffffff, 0xffffffff])).toBe(1);
+  expect(table.number(...halves((above << 1n) + 2n))).toBe(1);
+});
+
 test("masks of both signs cancel out, over several chunks", async () => {
-  const words = new Uint32Array(2 * 150_000).map((_, place) => place * 2_654_435_761);
+  const words = new Uint32Array(2 * 150_001).map((_, place) => place * 2_654_435_761);
   const before = hex(await sha256(bytesOf(words)));
   const key = new Uint8Array(32).fill(3);
   await addMasks(words, [{ key, sign: 1 }]);

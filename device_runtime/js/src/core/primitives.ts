@@ -71,13 +71,17 @@ const ALGORITHMS: readonly Algorithm[] = [
 
 let inUse: Promise<Suite> | null = null;
 
-/** Let an implementation of WebCrypto compute what it can from now on; without one, JavaScript computes all. */
-export function useWebCrypto(subtle: SubtleCrypto | undefined): void {
-  inUse = subtle === undefined ? Promise.resolve(nobleSuite) : chosen(webSuite(subtle));
+/** Let an implementation of WebCrypto compute what it can from now on, and JavaScript the rest.
+ *
+ * others: functions that the platform has faster ones for than WebCrypto's.
+ */
+export function useWebCrypto(subtle: SubtleCrypto | undefined, others: Partial<Suite> = {}): void {
+  const web = subtle === undefined ? Promise.resolve({}) : rightOnes(webSuite(subtle));
+  inUse = web.then((found) => ({ ...nobleSuite, ...found, ...others }));
 }
 
-/** The functions of WebCrypto whose answers are the known ones, and the others in JavaScript. */
-async function chosen(web: Suite): Promise<Suite> {
+/** The functions of WebCrypto whose answers are the known ones. */
+async function rightOnes(web: Suite): Promise<Partial<Suite>> {
   const isRight = ({ answer, known }: Algorithm) =>
     answer(web).then(
       (found) => equal(found, fromHex(known)),
@@ -85,7 +89,7 @@ async function chosen(web: Suite): Promise<Suite> {
     );
   const right = await Promise.all(ALGORITHMS.map(isRight));
   const names = ALGORITHMS.filter((_, place) => right[place]).flatMap(({ functions }) => functions);
-  return { ...nobleSuite, ...Object.fromEntries(names.map((name) => [name, web[name]])) };
+  return Object.fromEntries(names.map((name) => [name, web[name]]));
 }
 
 function suite(): Promise<Suite> {

@@ -5,12 +5,15 @@ import { setTimeout as sleepMs } from "node:timers/promises";
 import { UNKNOWN } from "../core/conditions.ts";
 import type { ExampleSource } from "../core/examples.ts";
 import type { Platform } from "../core/platform.ts";
-import { platformRandom } from "../core/primitives.ts";
+import { platformRandom, useWebCrypto } from "../core/primitives.ts";
 import { keptSigningKey } from "../core/signing-keys.ts";
+import { nodeFunctions } from "./crypto.ts";
 import { nodeEngine } from "./engine.ts";
 import { FileBlobs, SqliteStore } from "./store.ts";
 
 export { NpzExamples } from "./npz.ts";
+
+useWebCrypto(crypto.subtle, nodeFunctions);
 
 /** A platform for sessions. Nobody else can use its folder until it is closed. */
 export class NodePlatform implements Platform {

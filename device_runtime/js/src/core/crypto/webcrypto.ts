@@ -15,6 +15,7 @@ const NONCE = new Uint8Array(12);
 
 /** The functions of an implementation of WebCrypto. It may lack algorithms: their functions then throw. */
 export function webSuite(subtle: SubtleCrypto): Suite {
+  let zeros: Bytes = new Uint8Array(0); // kept: a new array for every piece of a stream costs more than the cipher
   const aesKey = (name: "AES-GCM" | "AES-CTR", key: Bytes) =>
     subtle.importKey("raw", key, name, false, ["encrypt", "decrypt"]);
   const gcm = (about: Bytes) => ({ name: "AES-GCM", iv: NONCE, additionalData: about });
@@ -62,7 +63,8 @@ export function webSuite(subtle: SubtleCrypto): Suite {
         const counter = new Uint8Array(16);
         new DataView(counter.buffer).setUint32(12, block);
         const how = { name: "AES-CTR", counter, length: 64 };
-        return new Uint8Array(await subtle.encrypt(how, imported, new Uint8Array(size)));
+        if (zeros.length < size) zeros = new Uint8Array(size);
+        return new Uint8Array(await subtle.encrypt(how, imported, zeros.subarray(0, size)));
       };
       return { bytes };
     },

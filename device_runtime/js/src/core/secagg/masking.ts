@@ -4,8 +4,10 @@ import type { Bytes } from "../bytes.ts";
 import { keystream } from "../primitives.ts";
 import type { Words } from "./packing.ts";
 
-const CHUNK_WORDS = 1 << 18; // two megabytes of keystream at a time: fewer are dearer, each being a task of the platform
+const CHUNK_WORDS = 1 << 16; // half a megabyte at a time: smaller pieces cost WebCrypto a task each, larger ones caches
 const BLOCK_WORDS = 2;
+
+type Halves = Int32Array<ArrayBuffer>;
 
 /** A stream by its key (32 bytes), and its sign. */
 export interface Mask {
@@ -16,34 +18,34 @@ export interface Mask {
 /** Add streams, each with its sign, to words in place, modulo 2^64. */
 export async function addMasks(words: Words, masks: readonly Mask[]): Promise<void> {
   const total = words.length / 2;
-  for (const { key, sign } of masks) {
-    const stream = await keystream(key);
-    for (let first = 0; first < total; first += CHUNK_WORDS) {
-      const chunk = words.subarray(2 * first, 2 * Math.min(first + CHUNK_WORDS, total));
+  const streams = await Promise.all(masks.map(({ key }) => keystream(key)));
+  for (let first = 0; first < total; first += CHUNK_WORDS) {
+    const chunk = new Int32Array(words.buffer, 8 * first, 2 * Math.min(CHUNK_WORDS, total - first));
+    for (const [place, stream] of streams.entries()) {
       const bytes = await stream.bytes(first / BLOCK_WORDS, 4 * chunk.length);
-      (sign > 0 ? add : subtract)(chunk, new Uint32Array(bytes.buffer));
+      (masks[place]!.sign > 0 ? add : subtract)(chunk, new Int32Array(bytes.buffer));
     }
   }
 }
 
-// Halves of words are taken as 32-bit integers: arithmetic on doubles takes three times as long.
+// Signed halves of words, and carries by bits: masks are random, so processors guess every other branch wrong.
 
-function add(words: Words, others: Words): void {
+function add(words: Halves, others: Halves): void {
   for (let low = 0; low < words.length; low += 2) {
-    const before = words[low]! | 0;
-    const sum = (before + (others[low]! | 0)) | 0;
-    const carry = sum >>> 0 < before >>> 0 ? 1 : 0;
+    const [a, b] = [words[low]!, others[low]!];
+    const sum = (a + b) | 0;
+    const carry = ((a & b) | ((a | b) & ~sum)) >>> 31;
     words[low] = sum;
-    words[low + 1] = (words[low + 1]! | 0) + (others[low + 1]! | 0) + carry;
+    words[low + 1] = words[low + 1]! + others[low + 1]! + carry;
   }
 }
 
-function subtract(words: Words, others: Words): void {
+function subtract(words: Halves, others: Halves): void {
   for (let low = 0; low < words.length; low += 2) {
-    const before = words[low]! | 0;
-    const taken = others[low]! | 0;
-    words[low] = (before - taken) | 0;
-    const borrow = before >>> 0 < taken >>> 0 ? 1 : 0;
-    words[low + 1] = (words[low + 1]! | 0) - (others[low + 1]! | 0) - borrow;
+    const [a, b] = [words[low]!, others[low]!];
+    const rest = (a - b) | 0;
+    const borrow = ((~a & b) | (~(a ^ b) & rest)) >>> 31;
+    words[low] = rest;
+    words[low + 1] = words[low + 1]! - others[low + 1]! - borrow;
   }
 }

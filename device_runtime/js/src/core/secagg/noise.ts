@@ -7,6 +7,7 @@ export const MOST_VARIANCE = 2 ** 26;
 const RARE_BITS = 40;
 const TAIL_BITS = 130;
 const [COARSE, FINE] = [63n, 64n];
+const GUIDE_SHIFT = 18;
 
 /** The greatest squared L2 norm of a rounded vector of `size` values, in steps, whose own norm is at most `norm` steps. */
 export function mostSquare(norm: number, size: number): number {
@@ -30,6 +31,9 @@ export function bound(variance: number, size: number): number {
 export class Skellam {
   readonly #exact: readonly bigint[];
   readonly #coarse: BigUint64Array;
+  /** The upper halves of `coarse`, and for each prefix of a half the first of them that may reach it. */
+  readonly #upper: Float64Array;
+  readonly #guide: Uint32Array;
 
   /** P[X = k] = e^-v I_k(v): Bessel functions by Miller's recurrence, downwards in integers, from where they vanish. */
   constructor(variance: number) {
@@ -52,22 +56,38 @@ export class Skellam {
       return (below << (COARSE + FINE)) / total;
     });
     this.#coarse = BigUint64Array.from(this.#exact, (threshold) => threshold >> FINE);
+    this.#upper = Float64Array.from(this.#coarse, (threshold) => Number(threshold >> 31n));
+    this.#guide = new Uint32Array(2 ** (32 - GUIDE_SHIFT));
+    let found = 0;
+    for (let prefix = 0; prefix < this.#guide.length; prefix++) {
+      while (this.#upper[found]! < prefix * 2 ** GUIDE_SHIFT) found += 1;
+      this.#guide[prefix] = found;
+    }
   }
 
-  /** The number that 64 uniform bits stand for; null where they fall on a threshold, and only further bits can tell. */
-  number(word: bigint): number | null {
-    const found = place(this.#coarse, word >> 1n);
-    return found > 0 && this.#coarse[found - 1] === word >> 1n ? null : signed(found, word);
+  /** The number that 64 uniform bits stand for, given as halves; null where only further bits can tell. */
+  number(low: number, high: number): number | null {
+    let found = this.#guide[high >>> GUIDE_SHIFT]!;
+    while (this.#upper[found]! < high) found += 1;
+    if (this.#upper[found] !== high) return signed(found, low);
+    const word = joined(low, high) >> 1n;
+    found = place(this.#coarse, word);
+    return this.#coarse[found - 1] === word ? null : signed(found, low);
   }
 
-  /** The number that 64 uniform bits with 64 further ones stand for. */
-  exactly(word: bigint, more: bigint): number {
-    return signed(place(this.#exact, ((word >> 1n) << FINE) | more), word);
+  /** The number that 64 uniform bits stand for with 64 further ones, both as halves. */
+  exactly(low: number, high: number, more: ArrayLike<number>): number {
+    const drawn = ((joined(low, high) >> 1n) << FINE) | joined(more[0]!, more[1]!);
+    return signed(place(this.#exact, drawn), low);
   }
 }
 
-function signed(magnitude: number, word: bigint): number {
-  return word & 1n ? -magnitude : magnitude;
+function joined(low: number, high: number): bigint {
+  return (BigInt(high) << 32n) | BigInt(low);
+}
+
+function signed(magnitude: number, word: number): number {
+  return word & 1 ? -magnitude : magnitude;
 }
 
 /** How many thresholds are not above a number. */

@@ -16,6 +16,7 @@ const POINT = 2 ** 32;
 const MANTISSA = 2 ** (MOST_IN_BITS + 32);
 const ZERO_TOLERANCE = 1e-6; // of a step, by which 0 may miss one
 const SLICE = 1 << 15; // values quantised at a time
+const BLOCK = 4; // numbers in a block of a keystream
 
 /** A segment as it is packed: `size` values in [low, high] that share one encoding.
  *
@@ -119,20 +120,21 @@ export async function pack(
   return words;
 }
 
-/** A stream of uniform bytes, read from front to end. */
+/** A stream of uniform numbers, read from front to end. */
 class Uniform {
   readonly #stream: Keystream;
-  #bytes = 0;
+  #taken = 0;
 
   constructor(stream: Keystream) {
     this.#stream = stream;
   }
 
-  async take(bytes: number): Promise<DataView<ArrayBuffer>> {
-    const skip = this.#bytes % 16;
-    const data = await this.#stream.bytes((this.#bytes - skip) / 16, skip + bytes);
-    this.#bytes += bytes;
-    return new DataView(data.buffer, skip);
+  /** The next numbers, uniform over 32 bits. */
+  async take(count: number): Promise<Words> {
+    const skip = this.#taken % BLOCK;
+    const data = await this.#stream.bytes((this.#taken - skip) / BLOCK, 4 * (skip + count));
+    this.#taken += count;
+    return new Uint32Array(data.buffer, 4 * skip);
   }
 }
 
@@ -142,7 +144,11 @@ function wordsOf({ size, fieldBits }: PackedSegment): number {
 
 /** The factor of a segment: clipping to its norm, times `share` if it is weighted. Only here is a report weighed. */
 function factorOf(segment: PackedSegment, values: Float32, share: number): number {
-  const norm = Math.sqrt(values.reduce((sum, value) => sum + value * value, 0));
+  let square = 0;
+  for (let place = 0; place < values.length; place++) {
+    square += values[place]! * values[place]!;
+  }
+  const norm = Math.sqrt(square);
   if (!Number.isFinite(norm)) {
     throw new BadInput("the vector holds a value that is not finite: the training diverged, and nothing is sent");
   }
@@ -159,16 +165,17 @@ async function quantise(segment: PackedSegment, values: Float32, factor: number,
   const most = 2 ** segment.inBits - 1;
   const scale = POINT / stepOf(segment);
   const offset = MANTISSA - segment.low * scale;
-  const [double, greatest] = [new DataView(new ArrayBuffer(8)), MANTISSA + most * POINT];
+  const [double, greatest] = [new Float64Array(1), MANTISSA + most * POINT];
+  const half = new Uint32Array(double.buffer);
   const zero = zeroOf(segment);
   let square = 0;
   for (const { start, first, last, shift } of slices(segment)) {
-    const drawn = await uniform.take(4 * (last - first));
+    const drawn = await uniform.take(last - first);
     for (let place = first; place < last; place++) {
       const x = values[place]! * (factor * scale) + offset;
-      double.setFloat64(0, Math.min(Math.max(x, MANTISSA), greatest));
-      const carry = double.getUint32(4) + drawn.getUint32(4 * (place - first), true) >= POINT ? 1 : 0;
-      const q = (double.getUint32(0) + carry) & (2 ** MOST_IN_BITS - 1);
+      double[0] = Math.min(Math.max(x, MANTISSA), greatest);
+      const carry = half[0]! + drawn[place - first]! >= POINT ? 1 : 0;
+      const q = (half[1]! + carry) & (2 ** MOST_IN_BITS - 1);
       square += (q - zero) ** 2;
       orInto(target, 2 * (place - start), q, shift);
     }
@@ -179,13 +186,12 @@ async function quantise(segment: PackedSegment, values: Float32, factor: number,
 /** Add noise to every value: what a field lacks it borrows from the next, modulo 2^64. */
 async function addNoise(segment: PackedSegment, uniform: Uniform, target: Words): Promise<void> {
   const table = new Skellam(segment.noise);
-  const words = new BigUint64Array(target.buffer, target.byteOffset, target.length / 2);
   for (const { start, first, last, shift } of slices(segment)) {
-    const drawn = await uniform.take(8 * (last - first));
+    const drawn = await uniform.take(2 * (last - first));
     for (let place = first; place < last; place++) {
-      const word = drawn.getBigUint64(8 * (place - first), true);
-      const number = table.number(word) ?? table.exactly(word, (await uniform.take(8)).getBigUint64(0, true));
-      words[place - start]! += BigInt(number) << BigInt(shift);
+      const [low, high] = [drawn[2 * (place - first)]!, drawn[2 * (place - first) + 1]!];
+      const number = table.number(low, high) ?? table.exactly(low, high, await uniform.take(2));
+      addInto(target, 2 * (place - start), number, shift);
     }
   }
 }
@@ -211,17 +217,28 @@ function orInto(words: Words, at: number, bits: number, shift: number): void {
   }
 }
 
+/** Add a number of up to 31 bits and a sign to the word at `at`, from bit `shift` on, modulo 2^64. */
+function addInto(words: Words, at: number, number: number, shift: number): void {
+  if (shift >= 32) {
+    words[at + 1]! += number << (shift - 32);
+  } else {
+    const before = words[at]!;
+    words[at] = before + (number << shift);
+    words[at + 1]! += (number >> (shift ? 32 - shift : 31)) + (words[at]! < before ? 1 : 0);
+  }
+}
+
 /** Σ (2m + 1) · word m over all words but the last: linear, so it adds up, and no two words have the same factor. */
 function checkWord(words: Words): bigint {
-  let total = 0n;
-  for (let m = 0; m < words.length / 2 - 1; m++) {
-    const word = (BigInt(words[2 * m + 1]!) << 32n) | BigInt(words[2 * m]!);
-    total = BigInt.asUintN(64, total + BigInt(2 * m + 1) * word);
+  let [total, factor] = [0n, 1n];
+  const whole = new BigUint64Array(words.buffer);
+  for (let m = 0; m < whole.length - 1; m++) {
+    total = BigInt.asUintN(64, total + BigInt.asUintN(64, factor * whole[m]!));
+    factor = BigInt.asUintN(64, factor + 2n);
   }
   return total;
 }
 
 function setWord(words: Words, place: number, value: bigint): void {
-  words[2 * place] = Number(value & 0xffffffffn);
-  words[2 * place + 1] = Number(value >> 32n);
+  new BigUint64Array(words.buffer)[place] = value;
 }
