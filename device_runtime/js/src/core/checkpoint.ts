@@ -86,7 +86,7 @@ function readHeader(data: Bytes): Map<string, Tensor> {
     ranges.push([start, end]);
   }
   const behind = ranges
-    .toSorted(([a, aEnd], [b, bEnd]) => a - b || aEnd - bEnd)
+    .sort(([a, aEnd], [b, bEnd]) => a - b || aEnd - bEnd)
     .reduce((at, [start, end]) => (start === at ? end : Number.NaN), 0);
   if (behind !== data.length - base) {
     throw new FormatError("not a safetensors file: its vectors do not follow each other from its header to its end");

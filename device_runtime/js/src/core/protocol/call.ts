@@ -95,7 +95,7 @@ async function exchange(
       method: call.method,
       headers,
       ...(call.body === undefined ? {} : { body: call.body }),
-      signal: call.cancelled === undefined ? limit.signal : AbortSignal.any([limit.signal, call.cancelled]),
+      signal: limit.signal,
       redirect: "manual",
       cache: "no-store",
       credentials: "omit",
@@ -121,14 +121,22 @@ async function exchange(
   return { status: response.status, headers: response.headers, body: concat(...pieces) };
 }
 
-/** The time that an exchange may take: a time-out for each wait, and for the whole what its bytes take when slowest. */
+/** The time that an exchange may take: a time-out for each wait, and for the whole what its bytes take when slowest.
+ *
+ * It is over, too, once the call is cancelled: `AbortSignal.any`, which would join both, is missing in React Native.
+ */
 class TimeLimit {
   readonly #ended = new AbortController();
   readonly #waitMs: number;
   readonly #whole: Timer;
   #wait: Timer;
 
-  constructor({ body, timeoutS = TIMEOUT_S, most = LARGEST_MESSAGE }: Call) {
+  readonly #cancelled: AbortSignal | undefined;
+  readonly #cancel = () => this.#ended.abort(this.#cancelled?.reason);
+
+  constructor({ body, timeoutS = TIMEOUT_S, most = LARGEST_MESSAGE, cancelled }: Call) {
+    this.#cancelled = cancelled;
+    cancelled?.aborted ? this.#cancel() : cancelled?.addEventListener("abort", this.#cancel);
     const [upS, downS] = [(body?.length ?? 0) / SLOWEST, most / SLOWEST];
     this.#waitMs = 1000 * timeoutS;
     this.#wait = this.#stopAfter(this.#waitMs + 1000 * upS, "no answer came in time");
@@ -148,6 +156,7 @@ class TimeLimit {
 
   /** The exchange is over. */
   end(): void {
+    this.#cancelled?.removeEventListener("abort", this.#cancel);
     clearTimeout(this.#wait);
     clearTimeout(this.#whole);
   }

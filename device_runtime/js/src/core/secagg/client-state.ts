@@ -53,8 +53,8 @@ export function reveal(state: ClientState): ClientState {
 
 /** M11: the seed's share of every peer that survived, the mask key's share of the others. */
 export function encodeUnmask({ sid, alive, peers }: ClientState): Bytes {
-  const entries = peers
-    .toSorted((a, b) => a.position - b.position)
+  const entries = [...peers]
+    .sort((a, b) => a.position - b.position)
     .map(({ position, seedShare, keyShare }) => {
       const [kind, share] = alive.has(position) ? [SEED_SHARE, seedShare] : [KEY_SHARE, keyShare];
       return concat(u32(position), Uint8Array.of(kind), littleEndian(share, SHARE_BYTES));

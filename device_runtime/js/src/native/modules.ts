@@ -1,0 +1,86 @@
+/** Modules of React Native that an app hands in: the parts of their published interfaces that a device uses.
+ *
+ * Each is satisfied by the package that it names, which `examples/expo` checks by the package's own types. None is
+ * imported here, so that the package installs without them.
+ */
+
+import type { InferenceSession, Tensor } from "onnxruntime-common";
+
+/** onnxruntime-react-native: a session reads its graph from a file. */
+export interface NativeOrt {
+  readonly InferenceSession: { create(path: string): Promise<InferenceSession> };
+  readonly Tensor: new (
+    type: "float32" | "int64" | "int32" | "uint8",
+    data: Float32Array | BigInt64Array | Int32Array | Uint8Array,
+    dims: readonly number[],
+  ) => Tensor;
+}
+
+/** Statements of expo-sqlite, inside a transaction or outside. */
+export interface Statements {
+  execAsync(source: string): Promise<void>;
+  runAsync(source: string, params: string[]): Promise<unknown>;
+  getFirstAsync<T>(source: string, params: string[]): Promise<T | null>;
+}
+
+/** A database of expo-sqlite. */
+export interface Database extends Statements {
+  withExclusiveTransactionAsync(task: (transaction: Statements) => Promise<void>): Promise<void>;
+}
+
+/** expo-secure-store: short texts in the Keychain, or under a key of the Android Keystore. */
+export interface SecureStore {
+  readonly AFTER_FIRST_UNLOCK_THIS_DEVICE_ONLY: number;
+  getItemAsync(key: string, options?: { keychainAccessible?: number }): Promise<string | null>;
+  setItemAsync(key: string, value: string, options?: { keychainAccessible?: number }): Promise<void>;
+}
+
+/** expo-battery. */
+export interface BatteryModule {
+  getPowerStateAsync(): Promise<{ batteryLevel: number; batteryState: number; lowPowerMode: boolean }>;
+}
+
+/** @react-native-community/netinfo. */
+export interface NetInfo {
+  fetch(): Promise<{ details: object | null }>;
+}
+
+/** A file of expo-file-system. Times are in milliseconds since 1970. */
+export interface NativeFile {
+  readonly uri: string;
+  readonly name: string;
+  readonly exists: boolean;
+  readonly size: number;
+  readonly modificationTime: number | null;
+  bytes(): Promise<Uint8Array<ArrayBuffer>>;
+  write(content: Uint8Array): Promise<void>;
+  delete(): void;
+}
+
+/** expo-file-system: files by folder and name. */
+export interface FileSystem {
+  readonly File: new (folder: string, name: string) => NativeFile;
+  readonly Directory: new (
+    parent: string,
+    name: string,
+  ) => {
+    readonly uri: string;
+    readonly exists: boolean;
+    create(options: { intermediates: boolean; idempotent: boolean }): void;
+    list(): readonly object[];
+  };
+  readonly Paths: { readonly cache: { readonly uri: string }; readonly availableDiskSpace: number };
+}
+
+/** expo-task-manager and expo-background-task: work while the app is not in front. */
+export interface BackgroundModules {
+  readonly tasks: {
+    defineTask(name: string, work: () => Promise<number>): void;
+    isTaskRegisteredAsync(name: string): Promise<boolean>;
+  };
+  readonly background: {
+    readonly BackgroundTaskResult: { readonly Success: number; readonly Failed: number };
+    registerTaskAsync(name: string, options: { minimumInterval: number }): Promise<void>;
+    unregisterTaskAsync(name: string): Promise<void>;
+  };
+}
