@@ -53,7 +53,7 @@ export interface NativeFile {
   readonly size: number;
   readonly modificationTime: number | null;
   bytes(): Promise<Uint8Array<ArrayBuffer>>;
-  write(content: Uint8Array): Promise<void>;
+  write(content: Uint8Array): Promise<void> | void;
   delete(): void;
 }
 
