@@ -103,6 +103,23 @@ class DeviceStepOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DevicesJsOptions:
+    """Devices in TypeScript on Node, against Python's.
+
+    CPU time of local training on both ONNX Runtimes, step by step, and what Node spends outside of it; of packing a
+    report for a secure round, of its noise and its masks. Both work in turns. It needs Node 22.18, and takes several
+    minutes, of which most goes into exporting.
+    """
+
+    models: Annotated[
+        list[str] | None, Option("--model", help="A built-in model; may be repeated.  [default: all]")
+    ] = None
+    dim: Annotated[int, Option(min=1, help="Values of the report that is packed and masked.")] = 1_000_000
+    neighbours: Annotated[int, Option(min=1, max=255, help="Devices with which it shares a mask.")] = 32
+    blocks: Annotated[int, Option(min=1, help="Turns of each; the least time counts.")] = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceFootprintOptions:
     """The cost of a device: disk, start and memory.
 
@@ -269,6 +286,7 @@ BENCHMARKS: dict[str, type] = {
     "curves": CurvesOptions,
     "engine": EngineOptions,
     "device_step": DeviceStepOptions,
+    "devices_js": DevicesJsOptions,
     "device_footprint": DeviceFootprintOptions,
     "hostile_fleet": HostileFleetOptions,
     "secagg": SecaggOptions,

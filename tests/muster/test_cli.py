@@ -25,6 +25,7 @@ from fedcore.plan import BlobRef
 from fedcore.signing import SigningKey
 from muster.app import app
 from simulator import datasets
+from tests.device_runtime.node import node
 from tests.export import models as user_models
 
 FLEET = ("fleet", "run", "--coordinator", "http://x", "--population", "p")
@@ -108,6 +109,18 @@ def test_bench_device_step_compares_with_torch_in_the_same_run(executorch):
     assert set(steps) == {"torch", "onnxruntime", "executorch"}
     for step in steps.values():
         assert step["ratio_to_eager"] == pytest.approx(step["cpu_ms"] / steps["torch"]["cpu_ms"])
+
+
+def test_bench_devices_js_compares_node_with_python():
+    node()
+    result = in_process("bench", "devices_js", "--model", "logreg", "--blocks", 1, "--dim", 1000, "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    (step,) = found["steps"]
+    assert step["step_ratio"] == pytest.approx(step["node_ms"] / step["python_ms"])
+    assert 0 < step["outside_ms"] < step["node_ms"]
+    assert [part["part"] for part in found["secure"]] == ["pack", "pack with noise", "mask"]
+    assert found["mask_ratio"] == found["secure"][-1]["ratio"] > 0
 
 
 def test_bench_secagg_measures_both_ends_of_a_session():

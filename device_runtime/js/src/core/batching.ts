@@ -27,7 +27,8 @@ export interface Batch {
 /** A random order of `examples` indices: the stable argsort of that many words of the stream. */
 export async function permutation(key: StreamKey, pass: number, epoch: number, examples: number): Promise<number[]> {
   const words = await deviceStream(utf8("muster.order.v1"), key, pass, epoch, examples);
-  const before = (a: number, b: number) => (words[a]! < words[b]! ? -1 : Number(words[a]! > words[b]!));
+  const halves = new Uint32Array(words.buffer); // numbers compare several times as fast as bigints
+  const before = (a: number, b: number) => halves[2 * a + 1]! - halves[2 * b + 1]! || halves[2 * a]! - halves[2 * b]!;
   return Array.from(words.keys()).sort(before);
 }
 
