@@ -14,6 +14,8 @@ from muster.output import Json, emit, loading, progress, show_table, stderr
 if TYPE_CHECKING:
     from muster.demo_tasks import AlgorithmResult, DemoResult, OnProgress
 
+ROUNDS, DEVICES = 25, 20
+ROUNDS_AT_PAGE, AT_PAGE = 3, 16
 MASKED = (
     "What the coordinator saw: who took part and when, public keys, sealed shares, reports under masks that look "
     "random, and of every round the sum. It saw no report, weight or loss of a single device. An enrolment authority, "
@@ -24,6 +26,11 @@ OUT = (
     "picture goes there too, and to the working folder without it."
 )
 PICTURE, TITLE = Path("learning-curves.svg"), "Handwritten digits, non-IID devices"
+BROWSER = (
+    "Devices on Node, and a web page in a real Chromium with a phone's screen, on which digits are drawn: --devices in "
+    f"all, by default {AT_PAGE}, and --rounds secure rounds, by default {ROUNDS_AT_PAGE}, with the first algorithm. "
+    "page.png, in the folder of --out, shows the page."
+)
 IN_CLEAR = "What the coordinator saw: every report in clear, with its weight and its loss. It kept only their sums."
 
 
@@ -31,13 +38,16 @@ def demo(
     algorithms: Annotated[
         str, typer.Option(help="Which to run, by commas; your own as package.module:Class.")
     ] = "mimelite,fedadam",
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds per algorithm.")] = 25,
-    devices: Annotated[int, typer.Option(min=1, max=60, help="Devices per round, of 60.")] = 20,
+    rounds: Annotated[int | None, typer.Option(min=1, help=f"Rounds per algorithm.  [default: {ROUNDS}]")] = None,
+    devices: Annotated[
+        int | None, typer.Option(min=1, max=60, help=f"Devices per round, of 60.  [default: {DEVICES}]")
+    ] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help=OUT)] = None,
     seed: Annotated[int, typer.Option(help="Seed of weights, and of the order of examples.")] = 0,
     plain: Annotated[
         bool, typer.Option("--plain", help="Without secure aggregation: the coordinator sees every report.")
     ] = False,
+    browser: Annotated[bool, typer.Option("--browser", help=BROWSER)] = False,
     json: Json = False,
 ) -> None:
     """Train a digit recogniser on 60 emulated devices.
@@ -48,6 +58,10 @@ def demo(
     model ("agreement", relative). With 8 devices or more, reports are summed under secure aggregation, whose rounding
     limits the agreement.
     """
+    if browser:
+        _in_a_browser(algorithms.partition(",")[0], rounds, devices, seed, out, plain=plain, json=json)
+        return
+    rounds, devices = rounds or ROUNDS, devices or DEVICES
     from fedcore.algorithms import create, module_of
     from fedcore.algorithms.algorithm import check_cross_device
     from muster.curves import draw_curves
@@ -66,6 +80,31 @@ def demo(
     else:
         _show(result.algorithms, picture)
         stderr.print(MASKED if secure else IN_CLEAR, soft_wrap=True)
+
+
+def _in_a_browser(
+    algorithm: str, rounds: int | None, devices: int | None, seed: int, out: Path | None, *, plain: bool, json: bool
+) -> None:
+    """Train with a page and devices on Node, keep a picture of the page, and show what came of it."""
+    from secagg.parameters import LEAST_COHORT
+
+    at_page = devices or AT_PAGE
+    if plain or at_page < LEAST_COHORT:
+        raise typer.BadParameter(
+            f"its rounds are secure, with {LEAST_COHORT} devices or more, and without --plain", param_hint="--browser"
+        )
+    folder = out or Path()
+    folder.mkdir(parents=True, exist_ok=True)
+    with loading():
+        from muster.browser_demo import run_browser_demo
+    result = run_browser_demo(algorithm, rounds or ROUNDS_AT_PAGE, at_page - 1, seed, folder / "page.png")
+    if json:
+        emit(dataclasses.asdict(result))
+        return
+    columns = ("rounds", "devices on Node", "rounds with the page's report", "accuracy, unseen users")
+    show_table(columns, [(result.rounds, result.devices, result.counted, f"{result.test_accuracy:.3f}")])
+    stderr.print(f"the page said: {result.page}")
+    stderr.print(f"a picture of the page: {result.picture}")
 
 
 def _trained(
