@@ -83,6 +83,8 @@ class Proxy:
 
 def call_of(path):
     names = {"checkins": "check-in", "assignments": "assignment", "report": "report", "devices": "enrol"}
+    if path.startswith("/page/"):
+        return "page"
     last = path.rsplit("/", 1)[-1]
     return "abort" if last.endswith(":abort") else names.get(last, "blob")
 

@@ -100,6 +100,22 @@ def test_a_report_survives_the_page_that_made_it(tmp_path, coordinators, task, p
         assert road.calls.count("check-in") == 1
 
 
+def test_work_that_a_pause_ended_is_given_up_and_said(tmp_path, coordinators, task, page, browser):
+    with coordinators.local(tmp_path, page=str(page)) as local, road_to(local.url) as road:
+        made, hold = task(local), Hold()
+        road.before["blob"].append(hold)
+        person = Person(browser, road.url, "p")
+        person.draw(DIGITS[1], 1)
+        person.press("take-part")
+        assert hold.reached.wait(60)
+        person.press("pause")
+        person.waits_for("state", "Paused")
+        person.press("take-part")
+        person.waits_for("state", "The training stopped on this device: the device was stopped while it worked")
+        assert "abort" in road.calls
+        assert local.store.cohort(made, 1)
+
+
 def test_examples_are_collected_without_a_network(tmp_path, coordinators, page, browser):
     with coordinators.local(tmp_path, page=str(page)) as local:
         person = Person(browser, local.url, "p")

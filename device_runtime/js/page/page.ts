@@ -166,7 +166,8 @@ class Page {
         `“${name}”: a model of ${parameters.toLocaleString()} numbers, trained on your examples. ` +
         `A report has ${size(reportBytes)}.`;
     }
-    const entries = (await this.#device.journal()).slice(-SHOWN).reverse();
+    const sent = (await this.#device.journal()).filter(({ bytes_up }) => bytes_up > 0);
+    const entries = sent.slice(-SHOWN).reverse();
     if (entries.length > 0) element("entries").replaceChildren(...entries.map((one) => row(entry(one))));
   }
 }

@@ -1,6 +1,7 @@
-/** Conditions of a browser: what it tells of battery, network and storage. What it does not tell is not known. */
+/** Conditions of a browser: what it tells of battery, network and storage, and under which its owner lets it work. */
 
 import type { Conditions } from "../core/conditions.ts";
+import { PolicyForbids } from "../core/errors.ts";
 
 /** A part of the Battery Status API, which only some browsers have. */
 interface Battery {
@@ -15,6 +16,12 @@ interface Network {
 }
 
 type Told = Navigator & { getBattery?: () => Promise<Battery>; readonly connection?: Network };
+
+/** When the person lets the device work besides: without its charger, and where bytes may cost something. */
+export interface OwnRules {
+  readonly onBattery: boolean;
+  readonly onMetered: boolean;
+}
 
 const METERED = ["cellular"];
 const UNMETERED = ["ethernet", "wifi"];
@@ -37,4 +44,15 @@ export async function pageConditions(): Promise<Conditions> {
 export function unmetered(network: Network | undefined): boolean | null {
   if (network?.saveData || METERED.includes(network?.type ?? "")) return false;
   return UNMETERED.includes(network?.type ?? "") ? true : null;
+}
+
+/** The conditions, if they are those under which the person lets the device work. Throws PolicyForbids. */
+export function allowed(now: Conditions, { onBattery, onMetered }: OwnRules): Conditions {
+  if (now.charging === false && !onBattery) {
+    throw new PolicyForbids("it takes part only while it charges, by your own setting");
+  }
+  if (now.unmetered === false && !onMetered) {
+    throw new PolicyForbids("it takes part only where bytes cost nothing, by your own setting");
+  }
+  return now;
 }

@@ -6,16 +6,15 @@ import type { Outcome } from "../core/outcome.ts";
 import { decodePlan, parameterCount } from "../core/plan.ts";
 import { keptJson } from "../core/platform.ts";
 import { reportSize } from "../core/report.ts";
-import { pageConditions } from "./conditions.ts";
+import { type OwnRules, pageConditions } from "./conditions.ts";
 import { change, openDatabase } from "./database.ts";
 import { LocalExamples, type Retention } from "./examples.ts";
-import type { OwnRules } from "./platform.ts";
 import { CachedBlobs, IndexedDbStore } from "./store.ts";
 
 export type { Column, Values } from "../core/examples.ts";
 export type { Outcome } from "../core/outcome.ts";
+export type { OwnRules } from "./conditions.ts";
 export type { Fields, LocalExamples, Retention } from "./examples.ts";
-export type { OwnRules } from "./platform.ts";
 
 const CONDITIONS_EVERY_MS = 30_000;
 const SETTINGS = "owner";

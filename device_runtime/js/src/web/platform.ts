@@ -1,9 +1,10 @@
 /** The platform of a device in a browser, inside a worker: one page at a time, with the state of the page's origin. */
 
 import type { Conditions } from "../core/conditions.ts";
-import { PolicyForbids, StateInUse } from "../core/errors.ts";
+import { StateInUse } from "../core/errors.ts";
 import type { Platform } from "../core/platform.ts";
 import { platformRandom } from "../core/primitives.ts";
+import { allowed, type OwnRules } from "./conditions.ts";
 import { webEngine } from "./engine.ts";
 import { LocalExamples, type Retention } from "./examples.ts";
 import { heldSigningKey } from "./keys.ts";
@@ -11,12 +12,6 @@ import { CachedBlobs, IndexedDbStore } from "./store.ts";
 
 const LOCK = "muster-session";
 const GIB = 1 << 30;
-
-/** When the person lets the device work besides: without its charger, and where bytes may cost something. */
-export interface OwnRules {
-  readonly onBattery: boolean;
-  readonly onMetered: boolean;
-}
 
 /** A platform with the state in a database. conditions: those that the page read last. */
 export function webPlatform(
@@ -47,17 +42,6 @@ export async function alone<T>(work: () => Promise<T>): Promise<T> {
     if (lock === null) throw new StateInUse("another page of this site takes part already");
     return work();
   });
-}
-
-/** The conditions, if they are those under which the person lets the device work. Throws PolicyForbids. */
-export function allowed(now: Conditions, { onBattery, onMetered }: OwnRules): Conditions {
-  if (now.charging === false && !onBattery) {
-    throw new PolicyForbids("it takes part only while it charges, by your own setting");
-  }
-  if (now.unmetered === false && !onMetered) {
-    throw new PolicyForbids("it takes part only where bytes cost nothing, by your own setting");
-  }
-  return now;
 }
 
 /** The machine's memory, roughly, where the browser tells it. */

@@ -1,0 +1,59 @@
+/** The pure parts of the device in a browser: which examples stay, when it may work, and what a person reads. */
+
+import { expect, test } from "vitest";
+import { ending, entry, size } from "../page/words.ts";
+import { UNKNOWN } from "../src/core/conditions.ts";
+import { PolicyForbids } from "../src/core/errors.ts";
+import { NOTHING_YET } from "../src/core/outcome.ts";
+import { allowed, unmetered } from "../src/web/conditions.ts";
+import { retained } from "../src/web/examples.ts";
+
+const at = (collection: string, time: number) => ({ collection, at: time, fields: {} });
+
+test("the newest examples of a collection stay, and none that is too old", () => {
+  const all = [at("a", 0), at("a", 50), at("b", 60), at("a", 70), at("a", 80)];
+  expect(retained(all, { maxAgeS: 40, most: 2 }, 100)).toEqual([false, false, true, true, true]);
+  expect(retained(all, { maxAgeS: 1000, most: 3 }, 100)).toEqual([false, true, true, true, true]);
+});
+
+test.each([
+  [{ saveData: true, type: "wifi" }, false],
+  [{ type: "cellular" }, false],
+  [{ type: "ethernet" }, true],
+  [{ type: "unknown" }, null],
+  [undefined, null],
+])("a network that says %o is unmetered: %s", (network, expected) => {
+  expect(unmetered(network)).toBe(expected);
+});
+
+test("what the owner forbids is forbidden only where it is known to be so", () => {
+  const strict = { onBattery: false, onMetered: false };
+  const lax = { onBattery: true, onMetered: true };
+  for (const now of [{ charging: false }, { unmetered: false }]) {
+    expect(() => allowed({ ...UNKNOWN, ...now }, strict)).toThrow(PolicyForbids);
+    expect(allowed({ ...UNKNOWN, ...now }, lax)).toMatchObject(now);
+  }
+  expect(allowed(UNKNOWN, strict)).toBe(UNKNOWN);
+});
+
+test("a person reads how a session ended in a sentence", () => {
+  const reported = { ...NOTHING_YET, outcome: "reported", round: 3, examples: 1, secure: true } as const;
+  expect(ending({ outcome: reported })).toEqual({
+    text: "Done: round 3, 1 example, masked: only the sum over many devices can be read.",
+    kind: "good",
+  });
+  const failed = { ...NOTHING_YET, reason: "unreachable", detail: "no network" };
+  expect(ending({ outcome: failed })).toEqual({
+    text: "The coordinator cannot be reached: no network. It tries again by itself.",
+    kind: "bad",
+  });
+  const stopped = { reason: "state-in-use", detail: "" };
+  expect(ending({ stopped })).toEqual({ text: "Another page of this site takes part already.", kind: "bad" });
+});
+
+test("an entry of the journal says what was sent, in which round", () => {
+  const one = { ...NOTHING_YET, at: 0, outcome: "reported", task: "0123456789", round: 2, examples: 5 } as const;
+  const [, what, sent] = entry({ ...one, bytes_up: 1500 });
+  expect(what).toBe("A report on 5 examples, in clear: the coordinator can read it. Round 2 of task 01234567.");
+  expect([sent, size(12), size(2_500_000)]).toEqual(["1.5 kB", "12 bytes", "2.5 MB"]);
+});
