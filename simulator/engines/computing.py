@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
@@ -68,11 +69,11 @@ class Computing:
         """The engine's name."""
         return "torch" if self.graphs is None else "graphs"
 
-    def together(self, model: Model) -> int:
-        """How many clients of a model are trained together."""
+    def together(self, model: Model, steps: int | None = None) -> int:
+        """How many clients of a model are trained together. steps: of each at most, if that is known."""
         if self.graphs is not None:
             return 1
-        return self.at_once or clients_at_once(model, torch.device(self.device))
+        return self.at_once or clients_at_once(model, torch.device(self.device), steps)
 
     def parts(self, model: Model, clients: Sequence[Client]) -> list[Sequence[Client]]:
         """A cohort, longest first, in the parts that are trained and summed by themselves."""
@@ -90,7 +91,7 @@ class Computing:
         if self.graphs is None:
             device = compute_device(self.device)
             programs = Programs(device, CudaGraphs(device) if device.type == "cuda" else None)
-            at_once = self.together(model)
+            at_once = functools.partial(self.together, model)
             return VectorisedTrainer(model.on(device), algorithm, population, kept, programs=programs, at_once=at_once)
         from simulator.engines.graphs import GraphsTrainer  # noqa: PLC0415  # needs ONNX Runtime, which torch does not
 

@@ -19,6 +19,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from simulator.engines.accumulation import accumulate
 from simulator.engines.cuda_graphs import Capture, Run
 from simulator.engines.layout import lay_out_parts, may_lie_in
+from simulator.engines.pooling import pool_first
+from simulator.engines.products import multiply_by_onednn
 from simulator.engines.recording import Call, NotRecordable, Place, Recording, places, record
 from simulator.engines.trial import Before, agree
 from simulator.engines.writers import writer_of
@@ -75,8 +77,11 @@ class Program:
         self._given = dict(recording.given)
         self._loose: dict[int, Tensor] = {}  # results of operators that allocate them
         self._steps: list[Callable[[], Any]] = []
+        pool_first(recording)
         lay_out_parts(recording)
         accumulate(recording)
+        if workspace.device.type == "cpu":
+            multiply_by_onednn(recording)
         copies = self._aim(recording, targets)
         self._plan(recording, workspace)
         self._copies = [(target, self._reader(place), place.buffer in recording.given) for target, place in copies]

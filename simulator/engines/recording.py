@@ -8,7 +8,7 @@ any more, and an operator that writes in place is one like every other.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -119,6 +119,12 @@ class Recording:
         """The given memory that calls write to."""
         written = self.written
         return [storage for buffer, storage in self.given.items() if buffer in written]
+
+    def like(self, place: Place) -> Place:
+        """A place in a new buffer, where a tensor lies as at another."""
+        buffer = max(self.given.keys() | self.nbytes.keys()) + 1
+        self.nbytes[buffer] = self.nbytes[place.buffer]
+        return replace(place, buffer=buffer)
 
     def move(self, buffer: int, moved: Callable[[Place], Place], users: Iterable[Call] | None = None) -> None:
         """Put all that lies in a buffer somewhere else. users: the calls that touch it, where they are known."""

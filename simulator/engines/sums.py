@@ -15,7 +15,7 @@ from fedcore.algorithms.clipped import Clipped
 from fedcore.algorithms.rehearsal import bowl, contribute, received
 
 # So many clients at most are summed in float32, before the sum is added in float64.
-SUMMED_TOGETHER = 16
+SUMMED_TOGETHER = 20
 
 
 @dataclass(frozen=True, slots=True)

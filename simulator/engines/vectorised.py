@@ -45,14 +45,18 @@ KEPT = "kept"
 CONVOLVED_TOGETHER = 1_000_000
 # A GPU's memory has room for so many vectors of every client that trains there: parameters, gradients, activations.
 VECTORS = 32
+# On a CPU so many clients are vectorised together, as the parameters of all are to stay in cache from step to step;
+# where none takes more than BRIEF steps, more of them share the cost of calls.
+TOGETHER, BRIEFLY, BRIEF = 10, 20, 2
 # On a CPU batches have so many sizes at most: padding beyond the next size is left out.
 BATCH_SIZES = 8
 
 
 class VectorisedTrainer:
-    """Trains `at_once` clients together on one compute device.
+    """Trains several clients together on one compute device.
 
     kept: what clients keep between rounds; it is moved. programs: say on which device, and whether steps are captured.
+    at_once: says how many clients that take so many steps train together.
     """
 
     def __init__(
@@ -63,7 +67,7 @@ class VectorisedTrainer:
         kept: ClientStates,
         *,
         programs: Programs,
-        at_once: int,
+        at_once: Callable[[int], int],
     ) -> None:
         self._model, self._algorithm, self._kept = model, algorithm, kept
         self._device, self._at_once, self._programs = programs.device, at_once, programs
@@ -74,8 +78,7 @@ class VectorisedTrainer:
         """Run a trip for every client: see ClientTrainer."""
         turn = (number - 1) % len(trips_of(self._algorithm))
         received = self._programs.hold((turn,), broadcast)
-        for start in range(0, len(clients), self._at_once):
-            together = clients[start : start + self._at_once]
+        for together in self._groups(turn, clients):
             try:
                 self._train(turn, received, _Group(together, *self._examples.of(_indices(together))), sums)
             except torch.OutOfMemoryError as error:
@@ -83,6 +86,16 @@ class VectorisedTrainer:
                     f"the memory of {self._device} is too small for {len(together)} clients at once; train fewer with "
                     "--at-once"
                 ) from error
+
+    def _groups(self, turn: int, clients: Sequence[Client]) -> Iterator[Sequence[Client]]:
+        """Clients that train together. The first of a group, the longest, says how many."""
+        loops = [item.loop for item in trips_of(self._algorithm)[turn].passes]
+        start = 0
+        while start < len(clients):
+            size = self._sizes[clients[start].index]
+            end = start + self._at_once(max(loop.step_count(size) for loop in loops))
+            yield clients[start:end]
+            start = end
 
     def _train(self, turn: int, received: Broadcast, group: _Group, sums: RoundSums) -> None:
         indices, trip = _indices(group.clients), trips_of(self._algorithm)[turn]
@@ -220,8 +233,10 @@ def _indices(clients: Sequence[Client]) -> list[int]:
     return [client.index for client in clients]
 
 
-def clients_at_once(model: Model, device: torch.device) -> int:
+def clients_at_once(model: Model, device: torch.device, steps: int | None = None) -> int:
     """How many clients to vectorise together: on a GPU all that it has room for, on a CPU as many as stay in cache.
+
+    steps: of each client at most, if that is known.
 
     Networks with convolutions of some size go one client at a time, because torch vectorises them over clients as
     grouped convolutions, which are slow there; in tiny ones the cost of a call outweighs that (docs/performance.md).
@@ -230,7 +245,7 @@ def clients_at_once(model: Model, device: torch.device) -> int:
         memory = torch.cuda.get_device_properties(device).total_memory
         return max(1, memory // (VECTORS * 4 * model.initial.size))
     if not any(isinstance(layer, _ConvNd) for layer in model.module.modules()):
-        return 10
+        return BRIEFLY if steps is not None and steps <= BRIEF else TOGETHER
     return max(1, min(20, CONVOLVED_TOGETHER // model.initial.size))
 
 

@@ -115,6 +115,12 @@ def test_a_model_without_graphs_is_refused_or_left_to_torch():
     assert choice.reason.startswith("there are no graphs of this model: operator")
 
 
+def test_clients_of_few_steps_train_in_larger_groups_unless_told():
+    model = Model(load("logreg"))
+    assert [Computing().together(model, steps) for steps in (1, 2, 3, None)] == [20, 20, 10, 10]
+    assert Computing(at_once=4).together(model, 1) == 4
+
+
 def test_auto_exports_nothing_for_little_work_and_measures_once():
     little = task(10)
     choice = choose("auto", little, Computing())

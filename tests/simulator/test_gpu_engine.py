@@ -115,7 +115,7 @@ def test_examples_of_a_group_are_copied_where_all_do_not_fit():
 def test_a_trainer_on_a_gpu_gives_its_sums_to_the_host():
     model, algorithm = Model(load("logreg")), create("fedavg", {"batch_size": 4})
     trainer = VectorisedTrainer(
-        model, algorithm, POPULATION, ClientStates({}, range(13)), programs=Programs(CPU), at_once=4
+        model, algorithm, POPULATION, ClientStates({}, range(13)), programs=Programs(CPU), at_once=lambda steps: 4
     )
     (layout,), received = layouts_of(model, algorithm), {"params": torch.from_numpy(model.initial)}
     clients = Computing(at_once=100).parts(model, _clients(range(13)))[0]

@@ -1,5 +1,7 @@
 """Programs compute what their function computes, on any values."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -258,6 +260,58 @@ def test_a_step_of_descent_adds_products_to_its_carry_without_a_gradient():
     program.run()
     torch.testing.assert_close(weights, before - 0.1 * torch.cat([(x.T @ x @ y).flatten(), (x @ y).sum(0)]))
     assert len(program._steps) == len(recording.calls) - 1  # weights are where they are to be
+
+
+def pooled_step(weights, images):
+    leaf = weights.detach().requires_grad_()
+    pooled = functional.max_pool2d(functional.relu(functional.conv2d(images, leaf)), 2)
+    return {"gradient": torch.autograd.grad((pooled * pooled.detach().cos()).sum(), leaf)[0], "pooled": pooled.detach()}
+
+
+def test_relu_comes_after_pooling_and_changes_no_bit():
+    torch.manual_seed(0)
+    weights, images = torch.randn(4, 2, 3, 3), torch.randn(3, 2, 12, 12).relu()
+    recording = record(functools.partial(pooled_step, weights, images), [weights, images])
+    program = Program(recording, Workspace(CPU), {})
+    rectified = [call.results[0].size for call in recording.calls if call.operator is aten.clamp_min.default]
+    assert rectified == [(3, 4, 5, 5)]
+    for seed in range(3):
+        torch.manual_seed(seed)
+        weights.normal_()
+        images.normal_()
+        expected = pooled_step(weights, images)
+        for name, found in program.run().items():
+            assert torch.equal(found, expected[name]), name
+
+
+def test_a_relu_that_something_else_reads_stays_before_pooling():
+    images = torch.randn(3, 2, 12, 12, requires_grad=True)
+
+    def function():
+        rectified = functional.relu(images)
+        value = functional.max_pool2d(rectified, 2).sum() + rectified.square().sum()
+        return {"gradient": torch.autograd.grad(value, images)[0]}
+
+    recording = record(function, [images])
+    found = Program(recording, Workspace(CPU), {}).run()
+    rectified = [call.results[0].size for call in recording.calls if call.operator is aten.clamp_min.default]
+    assert rectified == [(3, 2, 12, 12)]
+    torch.testing.assert_close(found["gradient"], function()["gradient"])
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN here")
+def test_large_products_are_computed_by_onednn_and_small_ones_are_not():
+    x, w, b, few = torch.randn(20, 1024), torch.randn(512, 1024), torch.randn(512), torch.randn(2, 1024)
+
+    def function():
+        y = torch.addmm(b, x, w.T)
+        return {"y": y, "back": y @ w, "few": few @ w.T, "parts": torch.cat([(y.T @ x).flatten(), (y @ w).flatten()])}
+
+    recording = record(function, [x, w, b, few])
+    found, operators = Program(recording, Workspace(CPU), {}).run(), [call.operator for call in recording.calls]
+    assert operators.count(torch.ops.mkldnn._linear_pointwise.default) == 2
+    for name, wanted in function().items():
+        torch.testing.assert_close(found[name], wanted, rtol=1e-4, atol=1e-2)
 
 
 def test_programs_are_recorded_once_until_their_arguments_move():
