@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -39,6 +40,11 @@ class SumsLayout:
         """Values of the whole vector, S: reports, metrics, the weight, the number of clients."""
         return self.reported + sum(self.metrics.values()) + 2
 
+    def parts(self, vector: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Reports by name and metrics by pass, as views of a vector (S - 2,) without the weight and the number."""
+        parts = iter(torch.split(vector, [*self.report.values(), *self.metrics.values()]))
+        return {name: next(parts) for name in self.report}, {name: next(parts) for name in self.metrics}
+
 
 def layouts_of(model: Model, algorithm: Algorithm) -> tuple[SumsLayout, ...]:
     """The layout of every trip, read from a rehearsal of the device's part that computes nothing."""
@@ -55,13 +61,10 @@ class RoundSums:
     """Named views of one vector (S,), float64, to which clients are added. It begins with zeros."""
 
     def __init__(self, layout: SumsLayout, vector: Tensor) -> None:
-        self._bounded, self.layout, names = layout.bounded, layout, (*layout.report, *layout.metrics)
+        self._bounded, self.layout = layout.bounded, layout
         self.vector = vector[: layout.size].zero_()
-        parts = torch.split(self.vector, [*layout.report.values(), *layout.metrics.values(), 1, 1])
-        named = dict(zip(names, parts[:-2], strict=True))
-        self.report = {name: named[name] for name in layout.report}
-        self.metrics = {name: named[name] for name in layout.metrics}
-        self.weight, self.contributors = parts[-2:]
+        self._summed, self.weight, self.contributors = torch.split(self.vector, [layout.size - 2, 1, 1])
+        self.report, self.metrics = layout.parts(self._summed)
 
     def add(
         self,
@@ -82,27 +85,33 @@ class RoundSums:
             _Group(_rows(report_K, few), _rows(metrics_K, few), _rows(kept_K, few), weight_K[few], factor_K[few])
             for few in ranges
         ]
-        sums = [_sums(group.report, group.metrics, group.factor) for group in groups]
+        sums = [self._sum(group) for group in groups]
         # A sum is finite only where all its terms are, and takes no memory; finite values may overflow it, too.
-        totals = [_total((*one.values(), *group.kept.values())) for one, group in zip(sums, groups, strict=True)]
-        finite = torch.stack(totals).isfinite().tolist()  # of all groups at once, as this waits for a GPU
+        totals = [_total(one, group.kept) for one, group in zip(sums, groups, strict=True)]
+        finite = map(math.isfinite, torch.stack(totals).tolist())  # of all groups at once, as this waits for a GPU
         return torch.cat([self._add(*one) for one in zip(groups, sums, finite, strict=True)])
 
-    def _add(self, group: _Group, sums: Mapping[str, Tensor], finite: bool) -> Tensor:
+    def _sum(self, group: _Group) -> Tensor:
+        """The weighted sums of reports, and the sums of metrics, as they lie in the whole vector."""
+        sums = group.factor.new_empty(len(self._summed))
+        report, metrics = self.layout.parts(sums)
+        for name, value in group.report.items():
+            torch.mv(value.T, group.factor, out=report[name])
+        for name, value in group.metrics.items():
+            torch.sum(value, 0, out=metrics[name])
+        return sums
+
+    def _add(self, group: _Group, sums: Tensor, finite: bool) -> Tensor:
         """Add a group. sums: of all its clients; to be taken if they are `finite`."""
         finite_K = torch.ones_like(group.weight, dtype=torch.bool)
+        counting = group
         if not finite:
             finite_K = _finite(group)
-            report_K, metrics_K = (
-                {name: value[finite_K].double() for name, value in vectors.items()}
-                for vectors in (group.report, group.metrics)
-            )
-            sums = _sums(report_K, metrics_K, group.factor[finite_K].double())
-        for name, total in (self.report | self.metrics).items():
-            total.add_(sums[name])
-        counting_K = group.weight if self._bounded else group.weight * finite_K
-        self.weight += counting_K.sum(dtype=torch.float64)
-        self.contributors += finite_K.sum()
+            whole = group.only(finite_K)
+            sums, counting = self._sum(whole), group if self._bounded else whole
+        self._summed += sums
+        self.weight += counting.weight.sum(dtype=torch.float64)
+        self.contributors += len(finite_K) if finite else finite_K.sum()
         return finite_K
 
 
@@ -115,6 +124,14 @@ class _Group(NamedTuple):
     weight: Tensor
     factor: Tensor
 
+    def only(self, finite_K: Tensor) -> _Group:
+        """The clients that are finite, in float64."""
+        report, metrics, kept = (
+            {name: value[finite_K].double() for name, value in vectors.items()}
+            for vectors in (self.report, self.metrics, self.kept)
+        )
+        return _Group(report, metrics, kept, self.weight[finite_K].double(), self.factor[finite_K].double())
+
 
 def _within(report_K: Report, clip: Tensor) -> Tensor:
     """The factors (K,) by which reports are scaled down to an l2 norm of `clip`, 1 at most."""
@@ -123,15 +140,12 @@ def _within(report_K: Report, clip: Tensor) -> Tensor:
     return factors_K.clamp(max=1).float()
 
 
-def _sums(report_K: Report, metrics_K: Mapping[str, Tensor], factor_K: Tensor) -> dict[str, Tensor]:
-    """The weighted sums of reports, and the sums of metrics, over clients."""
-    weighted = {name: torch.mv(value.T, factor_K) for name, value in report_K.items()}
-    return weighted | {name: value.sum(0) for name, value in metrics_K.items()}
-
-
-def _total(vectors: Iterable[Tensor]) -> Tensor:
+def _total(sums: Tensor, kept_K: ClientState) -> Tensor:
     """The sum of all values."""
-    return torch.stack([vector.sum() for vector in vectors]).sum()
+    total = sums.sum()
+    for value in kept_K.values():
+        total = total + value.sum()
+    return total
 
 
 def _finite(group: _Group) -> Tensor:
