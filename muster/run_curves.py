@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 
 from matplotlib import rc_context
@@ -13,6 +14,15 @@ LEGEND_WITHIN = 8
 """So many names fit in the picture; more stand beside it."""
 
 
+class Picture(Figure):
+    """A figure that a notebook shows by itself, without matplotlib's interactive part."""
+
+    def _repr_png_(self) -> bytes:
+        data = BytesIO()
+        self.savefig(data, format="png")
+        return data.getvalue()
+
+
 def draw_runs(curves: Mapping[str, Curve], axes: tuple[str, str], path: Path) -> None:
     """Write curves, x and y of each by name, in the format of the file's ending. Equal curves give equal bytes.
 
@@ -21,9 +31,9 @@ def draw_runs(curves: Mapping[str, Curve], axes: tuple[str, str], path: Path) ->
     write_figure(figure_of(curves, axes), path)
 
 
-def figure_of(curves: Mapping[str, Curve], axes: tuple[str, str]) -> Figure:
+def figure_of(curves: Mapping[str, Curve], axes: tuple[str, str]) -> Picture:
     """A figure of curves, x and y of each by name. axes: what x and y are."""
-    figure = Figure(figsize=(7.2, 4.2), dpi=150, layout="constrained")
+    figure = Picture(figsize=(7.2, 4.2), dpi=150, layout="constrained")
     plane = figure.subplots()
     for name, (xs, ys) in curves.items():
         plane.plot(xs, ys, label=name, marker="." if len(xs) == 1 else None)

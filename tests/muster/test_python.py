@@ -89,6 +89,7 @@ def test_a_run_is_drawn(tmp_path):
     run = muster.simulate("logreg", **SHORT)
     assert run.plot(out=tmp_path / "accuracy.png").axes[0].get_ylabel() == "test.accuracy"
     assert (tmp_path / "accuracy.png").read_bytes().startswith(b"\x89PNG")
+    assert run.plot()._repr_png_().startswith(b"\x89PNG")  # what a notebook asks for
     with pytest.raises(EngineError, match=r"no point of the run has a figure 'accurancy'; there are .*test.accuracy"):
         run.plot("accurancy")
 
