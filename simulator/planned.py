@@ -33,7 +33,8 @@ def completed_by_plan(values: Mapping[str, Any]) -> dict[str, Any]:
     author's code. Raises UnknownModel or UntrustedAlgorithm where it is not, PlanError for a folder that is no bundle,
     and EngineError for an option that the plan contradicts.
     """
-    bundle = Bundle(Path(values["plan"]))
+    folder = Path(values["plan"])
+    bundle = Bundle(folder)
     said = bundle.manifest
     named = values.get("algorithm")
     if named is None and module_of(said.algorithm.name):
@@ -45,7 +46,8 @@ def completed_by_plan(values: Mapping[str, Any]) -> dict[str, Any]:
         if values.get(name, value) != value:
             raise EngineError(f"{name} is {value!r} in {bundle.folder}, not {values[name]!r}; {_REMEDY}")
     settings = _settings(said.algorithm.name, said.algorithm.settings, values.get("settings", {}))
-    return {**values, **fixed, "model": source_of(bundle, values.get("model")), "settings": settings}
+    model = source_of(bundle, values.get("model"))
+    return {**values, **fixed, "plan": folder, "model": model, "settings": settings}
 
 
 def _settings(name: str, planned: Mapping[str, object], given: Mapping[str, object]) -> dict[str, Any]:

@@ -53,7 +53,7 @@ class Options(TypedDict, total=False):
     same_cohort: bool
     compress: str
     privacy: PrivateTraining
-    plan: Path
+    plan: Path | str
 
 
 @dataclass(frozen=True, slots=True)

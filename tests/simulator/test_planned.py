@@ -111,4 +111,4 @@ def test_code_of_ones_own_must_be_named(changed):
 def test_a_model_object_measures_a_plan_that_names_it(tmp_path):
     spec = built_in("logreg")
     made = muster.export(spec, "fedavg", tmp_path / "plan")
-    assert muster.simulate(spec, plan=made.folder, **SHORT).accuracy is not None
+    assert muster.simulate(spec, plan=str(made.folder), **SHORT).accuracy is not None
