@@ -69,6 +69,11 @@ def fixed_points(layout: ReportLayout, bounds: SumBounds) -> tuple[FixedPoint, .
     )
 
 
+def least_square(bits: int) -> int:
+    """The squared l2 norm, in steps of `bits`, of a report as long as the bound: of whatever layout, at the least."""
+    return ((1 << bits - 1) - 1) ** 2
+
+
 def _reach(segment: Segment, clip: float) -> float:
     """How far from 0 the values of a mean segment may be, whose L2 norm is `clip` at most.
 

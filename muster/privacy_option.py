@@ -10,7 +10,7 @@ import typer
 from fedcore.decoding import converter
 from fedcore.errors import PrivacyError
 from fedcore.names import offered
-from fedcore.privacy.settings import Noise, Privacy
+from fedcore.privacy.settings import LedgerEntry, Noise, Privacy
 from muster.output import parse_settings
 
 PrivacyParts = Annotated[
@@ -27,15 +27,16 @@ _OWN = ("min_separation_rounds", "sampling_probability")
 """Parts of a promise that are no parts of the option: other options say them, or no task can have them."""
 
 
-def parse_privacy(pairs: list[str] | None, rounds: int, min_separation_rounds: int) -> Privacy | None:
+def parse_privacy(pairs: list[str] | None, rounds: int, min_separation_rounds: int, bits: int) -> Privacy | None:
     """The promise of these parts; None without any.
 
-    Without noise_multiplier it is the least with which the budget lasts for all rounds. Raises typer.BadParameter
-    naming the part that is wrong or missing, and PrivacyError
-    without an accountant.
+    Without noise_multiplier it is the least with which the budget lasts for all rounds; `bits` are those of masked
+    values, to whose steps devices add noise. Raises typer.BadParameter naming the part that is wrong or missing, and
+    PrivacyError without an accountant.
     """
     if not pairs:
         return None
+    from fedcore.masking import least_square  # noqa: PLC0415  # as below
     from fedcore.privacy.accounting import calibrated  # noqa: PLC0415  # to list the commands must load nothing heavy
 
     values = parse_settings(pairs)
@@ -52,4 +53,7 @@ def parse_privacy(pairs: list[str] | None, rounds: int, min_separation_rounds: i
     if not solve:
         return found
     noise = Noise(**{name: getattr(found, name) for name in Noise.__struct_fields__})
+    if found.noise_of_devices:
+        square = least_square(bits)
+        noise = LedgerEntry(**msgspec.structs.asdict(noise), round=0, clip=1.0, devices=0, square=square)
     return msgspec.structs.replace(found, noise_multiplier=calibrated(noise, rounds, found.epsilon, found.delta))

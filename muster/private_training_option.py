@@ -19,8 +19,8 @@ PrivateParts = Annotated[
         "--privacy",
         metavar="KEY=VALUE",
         help="Noise on every sum, of clipped reports (clip_norm): delta with epsilon, from which the noise follows, or "
-        "with noise_multiplier; mechanism (gaussian, tree, banded with bands), min_separation_rounds, poisson; may be "
-        "repeated.",
+        "with noise_multiplier; mechanism (gaussian, tree, banded with bands, or with --secagg distributed), "
+        "min_separation_rounds, poisson; may be repeated.",
     ),
 ]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite, sqrt
 
@@ -134,9 +134,21 @@ def word_count(segments: Sequence[PackedSegment]) -> int:
     return 2 + sum(segment.words for segment in segments)
 
 
-def encode(segments: Sequence[PackedSegment], vector_D: NDArray[np.float32], weight: int, w_max: int) -> Words:
+def fresh_key() -> bytes:
+    """A key of 32 bytes that nobody knows."""
+    return secrets.token_bytes(32)
+
+
+def encode(
+    segments: Sequence[PackedSegment],
+    vector_D: NDArray[np.float32],
+    weight: int,
+    w_max: int,
+    new_key: Callable[[], bytes] = fresh_key,
+) -> Words:
     """The words (W,) of one device, ready to be masked. Raises BadInput.
 
+    new_key: gives the keys of rounding and noise. Only a simulation, whose reports nobody sends, gives its own.
     Trap: values outside [low, high] are clamped, which is a bias; choose norm and range so that it is rare.
     """
     if not 0 <= weight <= w_max:
@@ -146,7 +158,7 @@ def encode(segments: Sequence[PackedSegment], vector_D: NDArray[np.float32], wei
         raise BadInput(f"the vector must be float32[{size}], not {vector_D.dtype}{list(vector_D.shape)}")
     words = np.zeros(word_count(segments), np.uint64)
     words[0] = weight
-    begin, uniform = 0, Keystream(secrets.token_bytes(32), 4 * SLICE)
+    begin, uniform = 0, Keystream(new_key(), 4 * SLICE)
     for segment, target in _slices(segments, words):
         values = vector_D[begin : begin + segment.size]
         factor = _factor(segment, values, weight / w_max)
@@ -155,7 +167,7 @@ def encode(segments: Sequence[PackedSegment], vector_D: NDArray[np.float32], wei
             while square > segment.most_square:
                 target[:] = 0
                 square = _quantise(segment, values, factor, uniform, target)
-            _add_noise(segment, target)
+            _add_noise(segment, target, new_key())
         begin += segment.size
     words[-1] = _check_word(words[:-1])
     return words
@@ -199,9 +211,9 @@ def _quantise(
     return square
 
 
-def _add_noise(segment: PackedSegment, target: Words) -> None:
+def _add_noise(segment: PackedSegment, target: Words, key: bytes) -> None:
     """Add noise from a stream of its own to every value: what a field lacks it borrows from the next, modulo 2^64."""
-    uniform = Keystream(secrets.token_bytes(32), 8 * SLICE)
+    uniform = Keystream(key, 8 * SLICE)
     for part, which, shift in segment.values_of(target):
         drawn = noise.draw(segment.noise, uniform, which.stop - which.start)
         np.add(part, drawn.view(np.uint64) << shift, out=part)

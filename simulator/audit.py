@@ -120,8 +120,8 @@ def audit(config: SimulationConfig, canaries: int, *, noisy: bool = True) -> Aud
     noisy: whether the noise is added that is claimed; without it the audit must refute the claim. Raises EngineError
     unless the simulation is private, without Poisson sampling, and trips are not several.
     """
-    if not config.privacy.asked or config.privacy.poisson:
-        raise EngineError("an audit needs a private simulation without Poisson sampling")
+    if not config.privacy.asked or config.privacy.poisson or config.secagg is not None:
+        raise EngineError("an audit needs a private simulation without Poisson sampling and masks")
     users = datasets.load(config.dataset, config.data).split(config.held_out, config.seed)
     promise = config.privacy.promise(len(users[0]), config.cohort, config.rounds)
 

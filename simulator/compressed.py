@@ -1,27 +1,34 @@
 """Compressed reports in the engine: what the coordinator decodes of a round, in the place of its exact mean.
 
-Codecs are linear, so they are applied once, to the mean. Quantisation is not: with it every client trains alone, and
-its report is encoded, rounded with the random numbers of its device, and decoded.
+Codecs are linear, so they are applied once, to the mean. Rounding is not: where reports are quantised in clear, or
+masked, every client trains alone, and its report is encoded, rounded with the random numbers of its device, and added
+up as the coordinator does it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from fedcore.batching import StreamKey
 from fedcore.codecs import decode, encode
 from fedcore.codecs.codec import RoundKey
 from fedcore.codecs.compression import Compression
-from fedcore.params import ParamSchema
+from fedcore.params import Float32, ParamSchema
 from fedcore.quantisation import dequantise, quantise
-from fedcore.report import WEIGHT, ReportLayout, Segment
+from fedcore.report import WEIGHT, ReportLayout, Segment, Weighting
 from simulator.engines.clients import Client
 from simulator.engines.processes import Blocks
 from simulator.engines.sums import RoundSums
+
+if TYPE_CHECKING:  # it loads what a simulation in clear does not need
+    from simulator.masked_sums import MaskedSums
 
 Train = Callable[[Blocks], RoundSums]
 """Trains the blocks of a cohort in a round, and gives their sums."""
@@ -37,17 +44,48 @@ class Collected:
     contributors: int
 
 
+class ReportSum(Protocol):
+    """A sum of reports, each of which is rounded."""
+
+    def add(self, values_V: Float32, weight: float, key: StreamKey) -> None:
+        """Add the unweighted values (V,) of a device. key: of its random streams."""
+
+    def total(self) -> NDArray[np.float64]:
+        """The summed report (L,) of all that were added, one at least."""
+
+
+class QuantisedSum:
+    """The sum of reports that are quantised in clear. layout: as they travel."""
+
+    def __init__(self, layout: ReportLayout) -> None:
+        self._layout, self._total_L = layout, np.zeros(layout.size)
+
+    def add(self, values_V: Float32, weight: float, key: StreamKey) -> None:
+        """Add the unweighted values (V,) of a device. key: of its random streams."""
+        uploaded = quantise(self._layout, self._layout.weigh(values_V, weight), key)
+        self._total_L += dequantise(memoryview(uploaded), self._layout)
+
+    def total(self) -> NDArray[np.float64]:
+        """The summed report (L,)."""
+        return self._total_L
+
+
 @dataclass(frozen=True, slots=True)
 class CompressedReports:
-    """A compression for a model of a schema, with the random numbers of a seed."""
+    """A compression for a model of a schema, with the random numbers of a seed.
+
+    weighting: of devices. masked: how the reports of secure rounds are summed; None sums them in clear.
+    """
 
     compression: Compression
     schema: ParamSchema
     seed: int
+    weighting: Weighting
+    masked: MaskedSums | None = None
 
     def collect(self, number: int, train: Train, blocks: Blocks) -> Collected:
         """Train the cohort of round `number`, and collect its reports; none of no contributor. Raises as `train`."""
-        if self.compression.bits:
+        if self.compression.bits or self.masked is not None:
             return self._one_by_one(number, train, [client for block in blocks for client in block])
         sums = train(blocks)
         contributors, key = int(sums.contributors), RoundKey(self.seed, number)
@@ -61,25 +99,30 @@ class CompressedReports:
     def _one_by_one(self, number: int, train: Train, clients: Sequence[Client]) -> Collected:
         """As `collect`, with every report on its own."""
         metrics: dict[str, Tensor] = {}
-        key, total_L, contributors = RoundKey(self.seed, number), np.zeros(0), 0
+        summed: ReportSum | None = None
+        key, contributors = RoundKey(self.seed, number), 0
         for client in clients:
             alone = train([[client]])
-            if not int(alone.contributors):
+            weight = float(alone.weight)
+            if not weight:
                 continue
-            layout, weight = self._layout(alone), float(alone.weight)
+            layout = self.layout({name: value.numel() for name, value in alone.report.items()})
+            summed = summed or self._begin(layout, number)
             mean = {name: (value / weight).float().cpu().numpy() for name, value in alone.report.items()}
-            report_L = layout.weigh(layout.concatenate(layout.encode(mean, key), weight), weight)
-            decoded_L = dequantise(memoryview(quantise(layout, report_L, client.key)), layout)
-            total_L = total_L + decoded_L if contributors else decoded_L.astype(np.float64)
+            summed.add(layout.concatenate(layout.encode(mean, key), weight), weight, client.key)
             metrics = {name: value + metrics.get(name, 0) for name, value in alone.metrics.items()}
-            contributors += 1
-        if not contributors:
+            contributors += int(alone.contributors)
+        if summed is None:
             return Collected({}, 0.0, {}, 0)
-        parts = layout.decoded.split(layout.decode(total_L, key))
-        device = next(iter(alone.report.values())).device
-        means = {name: torch.from_numpy(parts[name]).to(device) for name in alone.report}
+        parts = layout.decoded.split(layout.decode(summed.total(), key))
+        means = {name: torch.from_numpy(parts[name]).to(value.device) for name, value in alone.report.items()}
         return Collected(means, float(parts[WEIGHT][0]), metrics, contributors)
 
-    def _layout(self, sums: RoundSums) -> ReportLayout:
-        segments = [Segment(name, value.numel(), "mean") for name, value in sums.report.items()]
-        return self.compression.coded(ReportLayout((*segments, Segment(WEIGHT, 1, "sum")), "examples"), self.schema)
+    def _begin(self, layout: ReportLayout, number: int) -> ReportSum:
+        return QuantisedSum(layout) if self.masked is None else self.masked.begin(layout, number)
+
+    def layout(self, sizes: Mapping[str, int]) -> ReportLayout:
+        """The layout of a report as it travels, but for its metrics. sizes: of its vectors, by name."""
+        segments = [Segment(name, size, "mean") for name, size in sizes.items()]
+        whole = ReportLayout((*segments, Segment(WEIGHT, 1, "sum")), self.weighting)
+        return self.compression.coded(whole, self.schema)

@@ -18,6 +18,19 @@ from simulator.studies.trainings import training_on
 CLIPPED = {"weighting": "uniform", "clip_norm": 0.5}
 
 
+def stand_in(planned: Deployment, way: Way, cohort: int) -> Privacy:
+    """The noise by which the mean of so many users is as noisy as that of the planned cohort."""
+    return Privacy(
+        epsilon=planned.epsilon,
+        delta=planned.delta,
+        users=planned.population,
+        noise_multiplier=way.noise_multiplier * cohort / planned.cohort,
+        mechanism=way.mechanism,
+        bands=way.bands,
+        min_separation_rounds=planned.min_separation_rounds,
+    )
+
+
 @one_thread()
 def accuracy_of(
     planned: Deployment, way: Way | None, model: str, dataset: str, data: Path | None, settings: Mapping[str, object]
@@ -34,16 +47,7 @@ def accuracy_of(
     )
     private = None
     if way is not None:
-        promise = Privacy(
-            epsilon=planned.epsilon,
-            delta=planned.delta,
-            users=planned.population,
-            noise_multiplier=way.noise_multiplier * cohort / planned.cohort,
-            mechanism=way.mechanism,
-            bands=way.bands,
-            min_separation_rounds=planned.min_separation_rounds,
-        )
-        private = PrivateSums(promise, seed=0)
+        private = PrivateSums(stand_in(planned, way, cohort), seed=0)
     training = training_on(users, config, private)
     for number in range(1, planned.rounds + 1):
         training.run_round(number)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -35,6 +36,9 @@ from simulator.errors import Diverged
 from simulator.population import Population
 from simulator.private_training import PrivateSums
 
+if TYPE_CHECKING:  # as in simulator.compressed
+    from simulator.masked_sums import MaskedSums
+
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
@@ -57,10 +61,11 @@ class Engine:
         computing: Computing = Computing(),
         compression: Compression = Compression(),
         private: PrivateSums | None = None,
+        masked: MaskedSums | None = None,
     ) -> None:
         population.check(model.spec.fields)
         self._model, self._algorithm, self._population, self._seed = model, algorithm, population, seed
-        self._reports = CompressedReports(compression, model.schema, seed)
+        self._reports = CompressedReports(compression, model.schema, seed, algorithm.weighting, masked)
         self._private = private
         self._device = compute_device(computing.home)
         initial = torch.from_numpy(model.initial).to(self._device)

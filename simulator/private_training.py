@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
 
 import msgspec
 import numpy as np
@@ -11,12 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedcore.algorithms.algorithm import Algorithm, Broadcast
+from fedcore.algorithms.algorithm import Broadcast
 from fedcore.bound import CLIP
 from fedcore.decoding import converter
 from fedcore.privacy.accounting import calibrated, spent
-from fedcore.privacy.mechanisms import NoiseOfRounds, check_private
-from fedcore.privacy.settings import Noise, Privacy
+from fedcore.privacy.mechanisms import NoiseOfRounds
+from fedcore.privacy.settings import LedgerEntry, Mechanism, Noise, Privacy
 from fedcore.validation import Count, NotNegative, checked, misfit
 from simulator.cohorts import Cohorts
 from simulator.errors import EngineError
@@ -34,14 +33,14 @@ class PrivateTraining(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     delta: δ, below 1 / users. epsilon: what all rounds together may spend at δ, from which the noise follows; or
     noise_multiplier: the noise, from which it follows what they spend.
     mechanism, min_separation_rounds, bands: those of `fedcore.privacy.settings.Noise`. With a separation b, users are
-    dealt into b groups that take turns.
+    dealt into b groups that take turns. The mechanism distributed needs masked reports.
     poisson: whether every user is drawn anew for every round with one probability; `cohort` is then the mean size.
     """
 
     epsilon: NotNegative = 0.0
     delta: NotNegative = 0.0
     noise_multiplier: NotNegative = 0.0
-    mechanism: Literal["gaussian", "tree", "banded"] = "gaussian"
+    mechanism: Mechanism = "gaussian"
     min_separation_rounds: Count = 1
     bands: Count = 1
     poisson: bool = False
@@ -58,8 +57,11 @@ class PrivateTraining(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         """Whether there is any."""
         return msgspec.structs.asdict(self) != _NOTHING
 
-    def promise(self, users: int, cohort: int, rounds: int) -> Privacy:
-        """The noise and budget of so many rounds over so many users. Raises PrivacyError naming what is wrong."""
+    def promise(self, users: int, cohort: int, rounds: int, square: int = 0) -> Privacy:
+        """The noise and budget of so many rounds over so many users. Raises PrivacyError naming what is wrong.
+
+        square: with noise of devices, the greatest squared l2 norm of a report in steps.
+        """
         noise = Noise(
             noise_multiplier=self.noise_multiplier or 1.0,
             mechanism=self.mechanism,
@@ -70,9 +72,9 @@ class PrivateTraining(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         parts = msgspec.structs.asdict(noise) | {"delta": self.delta, "users": users}
         promise = Privacy(**parts | {"epsilon": self.epsilon or 1.0})
         if self.epsilon:
-            multiplier = calibrated(noise, rounds, self.epsilon, self.delta)
+            multiplier = calibrated(row_of(noise, square), rounds, self.epsilon, self.delta)
             return msgspec.structs.replace(promise, noise_multiplier=multiplier)
-        return msgspec.structs.replace(promise, epsilon=spent([noise] * rounds, self.delta))
+        return msgspec.structs.replace(promise, epsilon=spent([row_of(noise, square)] * rounds, self.delta))
 
 
 from_words = converter(PrivateTraining, strict=False)
@@ -80,15 +82,23 @@ from_words = converter(PrivateTraining, strict=False)
 _NOTHING = dict(zip(PrivateTraining.__struct_fields__, PrivateTraining.__struct_defaults__, strict=True))
 
 
+def row_of(noise: Noise, square: int) -> Noise:
+    """What a round with such noise adds to a ledger, as far as it is accounted."""
+    if noise.mechanism != "distributed" or not square:
+        return noise
+    parts = {name: getattr(noise, name) for name in Noise.__struct_fields__}
+    return LedgerEntry(**parts, round=0, clip=1.0, devices=0, square=square)
+
+
 class PrivateSums:
     """The noise on the sums of rounds.
 
     privacy: its size, and how it is correlated. seed: keys the noise, which a simulation draws from an ordinary
-    generator: nobody's data hides behind it.
+    generator: nobody's data hides behind it. square: as in `PrivateTraining.promise`.
     """
 
-    def __init__(self, privacy: Privacy, seed: int) -> None:
-        self.privacy, self._seed, self._size = privacy, seed, 0
+    def __init__(self, privacy: Privacy, seed: int, square: int = 0) -> None:
+        self.privacy, self._seed, self._size, self._row = privacy, seed, 0, row_of(privacy, square)
         self._noise = NoiseOfRounds(privacy, self._normal)
 
     def mean(self, sums: Mapping[str, Tensor], broadcast: Broadcast, number: int, cohort: int) -> dict[str, Tensor]:
@@ -103,30 +113,22 @@ class PrivateSums:
         }
 
     def noisy(self, total: NDArray[np.float64], number: int) -> NDArray[np.float64]:
-        """The sum of a round with its noise, both in units of the bound."""
+        """The sum of a round with its noise, both in units of the bound. That of devices is in the sum already."""
+        if self.privacy.noise_of_devices:
+            return total
         return total + self.privacy.noise_multiplier * self._noise.at(number)
 
     def spent(self, number: int) -> float:
         """ε at δ of the rounds up to this one."""
-        return spent([self.privacy] * number, self.privacy.delta)
+        return spent([self._row] * number, self.privacy.delta)
 
     def _normal(self, step: int) -> NDArray[np.float64]:
         return np.random.Generator(np.random.Philox(key=[self._seed, _NOISE + step])).standard_normal(self._size)
 
 
-def private_sums(
-    asked: PrivateTraining, algorithm: Algorithm, cohorts: Cohorts, users: int, rounds: int, seed: int
-) -> PrivateSums | None:
-    """The noise of a training that is asked to be private; None if it is not.
-
-    Raises PrivacyError or EngineError, saying what does not go together.
-    """
-    if not asked.asked:
-        return None
+def check_private_training(asked: PrivateTraining, cohorts: Cohorts) -> None:
+    """Raise EngineError unless such cohorts can be drawn."""
     if asked.poisson and (cohorts.first < LEAST_POISSON or cohorts.schedule.double_every):
         raise EngineError(f"Poisson sampling needs a cohort of {LEAST_POISSON} or more, that does not grow")
     if cohorts.same and asked.min_separation_rounds > 1:
         raise EngineError("same_cohort has users in two rounds in a row, and min_separation_rounds forbids it")
-    promise = asked.promise(users, cohorts.first, rounds)
-    check_private(promise, algorithm)
-    return PrivateSums(promise, seed)

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from coordinator.rules.task_settings import Secagg
 from export.model import Model, ModelSpec
 from export.models import check_name as check_model_name
 from export.models import load as load_model
@@ -40,8 +41,9 @@ from simulator.errors import EngineError
 from simulator.partitions import read_partition
 from simulator.planned import SimulatedPlan
 from simulator.population import Population
-from simulator.private_training import PrivateTraining, private_sums
+from simulator.private_training import PrivateTraining
 from simulator.suited import suited
+from simulator.sums_of_rounds import sums_of
 from simulator.training import EngineTraining, Facts, Training
 
 OnRound = Callable[[int, Point], None]
@@ -69,6 +71,7 @@ class SimulationConfig:
     compress: the compression of reports, such as "rotation,subsample=0.25" (fedcore/codecs/compression.py).
     plan: the folder of a bundle whose graphs train, from its initial state; model, algorithm, settings and compression
     are then its own, as `completed_by_plan` gives them (simulator/planned.py).
+    secagg: how reports are masked, as in a task; None sums them in clear (simulator/masked_sums.py).
     """
 
     model: str
@@ -94,6 +97,7 @@ class SimulationConfig:
     schedule: ServerSchedule = field(default_factory=ServerSchedule)
     same_cohort: bool = False
     compress: str = ""
+    secagg: Secagg | None = None
     privacy: PrivateTraining = field(default_factory=PrivateTraining)
     plan: Path | None = None
 
@@ -112,9 +116,7 @@ class SimulationConfig:
             raise EngineError(f"target_accuracy must lie above 0 and at most at 1, not {self.target_accuracy}")
         if not 0 <= self.seed < 2**63:
             raise EngineError(f"seed must be a whole number from 0 to 2^63 − 1, not {self.seed}")
-        compression = Compression.parse(self.compress)
-        if self.privacy.asked and (compression.bits or any(name != "rotation" for name, _ in compression.steps)):
-            raise EngineError("privacy needs a compression that keeps the length of a report: rotation alone, or none")
+        self._check_compression()
         self._check_plan()
         if self.baseline is not None:
             self._check_baseline()
@@ -124,6 +126,14 @@ class SimulationConfig:
             other = f"the engine {self.engine}" if self.baseline is None else f"the baseline {self.baseline}"
             raise EngineError(f"a plan trains by its own graphs, not by {other}; leave one of them out")
 
+    def _check_compression(self) -> None:
+        compression = Compression.parse(self.compress)
+        if self.secagg is not None:
+            if compression.bits:
+                raise EngineError("masked reports are rounded as secagg says: leave bits out of compress")
+        elif self.privacy.asked and (compression.bits or any(name != "rotation" for name, _ in compression.steps)):
+            raise EngineError("privacy needs a compression that keeps the length of a report: rotation alone, or none")
+
     def _check_baseline(self) -> None:
         if self.baseline not in BASELINES:
             raise EngineError(f"no baseline is called {self.baseline!r}; {offered(self.baseline, BASELINES)}")
@@ -131,8 +141,10 @@ class SimulationConfig:
             raise EngineError(f"a schedule is for federated training, not for the baseline {self.baseline}")
         if self.privacy.asked:
             raise EngineError(f"privacy is for federated training, not for the baseline {self.baseline}")
-        if self.compress:
-            raise EngineError(f"reports are compressed in federated training, not in the baseline {self.baseline}")
+        if self.compress or self.secagg is not None:
+            raise EngineError(
+                f"reports are compressed or masked in federated training, not in the baseline {self.baseline}"
+            )
         chosen = self.engine != "auto" or self.processes is not None or self.ray is not None
         if self.baseline != "pooled" and chosen:
             raise EngineError(
@@ -323,7 +335,7 @@ def training_of(config: SimulationConfig, engine: Wanted | None = None, given: G
     cohorts = Cohorts(cohort, config.schedule, config.same_cohort, asked.min_separation_rounds, asked.poisson)
     cohorts.check(config.rounds, len(clients))
     clients.check(model.spec.fields)
-    private = private_sums(asked, algorithm, cohorts, len(clients), config.rounds, config.seed)
+    private, masked = sums_of(config, model, algorithm, cohorts, len(clients))
     task, computing = Task(model, algorithm, clients, cohort, cohorts.total(config.rounds)), _computing(config)
     choice = choose(engine or config.engine, task, computing) if plan is None else plan.choice(computing)
     training = EngineTraining(
@@ -335,6 +347,7 @@ def training_of(config: SimulationConfig, engine: Wanted | None = None, given: G
         seed=config.seed,
         compression=Compression.parse(config.compress),
         private=private,
+        masked=masked,
     )
     if plan is not None:
         training.restore(plan.state(algorithm))

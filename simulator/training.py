@@ -6,7 +6,7 @@ import functools
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,9 @@ from simulator.engines.forked import compute_apart
 from simulator.errors import Diverged, EngineError
 from simulator.population import Population
 from simulator.private_training import PrivateSums
+
+if TYPE_CHECKING:  # as in simulator.compressed
+    from simulator.masked_sums import MaskedSums
 
 PerUser = dict[str, NDArray[np.float64]]
 """Mean loss, and accuracy where there is one, of every user that measures: (users,)."""
@@ -98,7 +101,8 @@ class EngineTraining:
     """Rounds of an algorithm in the engine, each with a cohort that is drawn from the training users.
 
     users: those who train, and those who measure. cohorts: how many train, with the server learning rate's schedule.
-    choice: the engine. compression: of reports. private: the noise on sums, if there is any.
+    choice: the engine. compression: of reports. private: the noise on sums, if there is any. masked: how the reports of
+    secure rounds are summed, if these are.
     """
 
     def __init__(  # noqa: PLR0913  # who trains what, and how
@@ -112,12 +116,20 @@ class EngineTraining:
         seed: int,
         compression: Compression = Compression(),
         private: PrivateSums | None = None,
+        masked: MaskedSums | None = None,
     ) -> None:
         train, self.test = users
         self._cohorts, self._private = cohorts, private
         self._model, self._train, self._seed, self._computing = model, train, seed, choice.computing
         self._engine = Engine(
-            model, algorithm, train, seed=seed, computing=choice.computing, compression=compression, private=private
+            model,
+            algorithm,
+            train,
+            seed=seed,
+            computing=choice.computing,
+            compression=compression,
+            private=private,
+            masked=masked,
         )
         self.facts = engine_facts(model, algorithm, cohorts.first, len(train), choice)
 

@@ -10,7 +10,6 @@ from msgspec import structs
 from coordinator.driver.replica_membership import Membership
 from coordinator.errors import KeysDiffer, Unavailable, UnknownBlob
 from coordinator.rules.entities import Task
-from coordinator.rules.private_sums import may_go_on
 from coordinator.rules.release import obstacle
 from coordinator.rules.selection import Needs
 from coordinator.rules.states import TaskState
@@ -19,6 +18,7 @@ from coordinator.store.records import Records
 from coordinator.store.tasks import CoordinatorStore
 from fedcore.errors import AlgorithmError, FedcoreError, PrivacyError
 from fedcore.plan import Plan
+from fedcore.privacy.accounting import spent
 from fedcore.wire.messages import Offer
 
 _LOG = logging.getLogger(__name__)
@@ -132,7 +132,7 @@ def _look_for(store: CoordinatorStore, record: Task, lineage: str, plan: Plan) -
     """
     store.algorithm(record.algorithm)
     if record.settings.privacy is not None:
-        may_go_on(record.settings.privacy, ())
+        spent([record.settings.privacy], record.settings.privacy.delta)
     with store.database.reading() as records:
         base = records.snapshot(record)
         others = {source.signer for source in records.ledger.sources(record.id)} - {lineage}

@@ -43,8 +43,12 @@ def clip_of(trip: Trip, state: Vectors) -> float:
     return float(trip.broadcast(state)[CLIP][0])
 
 
-def check_private(privacy: Privacy, algorithm: Algorithm, plan: Plan) -> None:
-    """Raise InvalidTask, saying what to change, unless the algorithm's reports are bounded and the budget has room."""
+def check_private(settings: TaskSettings, algorithm: Algorithm, plan: Plan) -> None:
+    """Raise InvalidTask, saying what to change, unless the algorithm's reports are bounded and the budget has room.
+
+    Of the task's first rounds there must be room for one of every trip.
+    """
+    privacy = promised(settings)
     try:
         check_sums(privacy, algorithm)
     except PrivacyError as error:
@@ -60,11 +64,12 @@ def check_private(privacy: Privacy, algorithm: Algorithm, plan: Plan) -> None:
     )
     if not all(isinstance(codec, Rotation) for codec in codecs):
         raise InvalidTask("privacy needs codecs that keep the length of a report: export the plan with rotation alone")
-    if not may_go_on(privacy, ()):
-        first = spent([Noise(**_noise_of(privacy))], privacy.delta)
+    first = spent([_expected(settings, trip.report) for trip in plan.trips], privacy.delta)
+    if first > privacy.epsilon:
+        alone = "the first round alone spends" if len(plan.trips) == 1 else "the first round of every trip spends"
         raise InvalidTask(
-            f"with noise_multiplier {privacy.noise_multiplier:g} the first round alone spends ε {first:.3g} at δ "
-            f"{privacy.delta:g}, and the budget is {privacy.epsilon:g}: raise one of the two"
+            f"with noise_multiplier {privacy.noise_multiplier:g} {alone} ε {first:.3g} at δ {privacy.delta:g}, and the "
+            f"budget is {privacy.epsilon:g}: raise one of the two"
         )
 
 
@@ -111,11 +116,17 @@ def entry_of_devices(settings: TaskSettings, layout: ReportLayout, number: int, 
     return LedgerEntry(**facts, round=number, clip=secagg.clip_norm, devices=devices, honest=honest, square=square)
 
 
+def _expected(settings: TaskSettings, layout: ReportLayout) -> LedgerEntry:
+    """The row of a round that has not been run, with such reports; its bound is not known, and does not matter."""
+    if promised(settings).noise_of_devices:
+        return entry_of_devices(settings, layout, 1, settings.goal)
+    return entry_of(promised(settings), 1, 1.0, settings.goal)
+
+
 def _noise_of(privacy: Privacy) -> dict[str, Any]:
     return {name: getattr(privacy, name) for name in Noise.__struct_fields__}
 
 
 def may_go_on(privacy: Privacy, entries: Sequence[LedgerEntry]) -> bool:
     """Whether the budget has room for one more round, like the last one of these."""
-    following: Sequence[Noise] = entries[-1:] or [Noise(**_noise_of(privacy))]
-    return spent([*entries, *following], privacy.delta) <= privacy.epsilon
+    return spent([*entries, entries[-1]], privacy.delta) <= privacy.epsilon

@@ -26,7 +26,7 @@ def check_settings(settings: TaskSettings, algorithm: Algorithm, plan: Plan) -> 
         step = max(one.step for trip in plan.trips for one in fixed_points(trip.report, bounds) if one.weighted)
         check_rounding(algorithm, step, bounds.min_sum, plan.schema.size)
     if settings.privacy is not None:
-        check_private(settings.privacy, algorithm, plan)
+        check_private(settings, algorithm, plan)
     for trip in plan.trips:
         settings.clear.check_room(trip.report, settings.largest_goal)
 

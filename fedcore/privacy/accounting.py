@@ -45,7 +45,8 @@ def spent(rows: Sequence[Noise], delta: float) -> float:
 def calibrated(noise: Noise, rounds: int, epsilon: float, delta: float) -> float:
     """The least noise multiplier with which `rounds` rounds of such noise spend no more than ε at δ.
 
-    The noise multiplier of `noise` itself does not matter. Raises PrivacyError as `spent` does.
+    The noise multiplier of `noise` itself does not matter. Noise of devices is taken as that of infinitely fine steps,
+    unless it is the row of a ledger, which has their size. Raises PrivacyError as `spent` does.
     """
     unit = msgspec.structs.replace(noise, noise_multiplier=1.0)
     if noise.sampling_probability == 1 and noise.mechanism != "distributed":

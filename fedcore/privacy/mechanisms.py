@@ -56,15 +56,17 @@ def check_private(noise: Noise, algorithm: Algorithm) -> None:
             f"privacy needs reports that are clipped as a whole, and those of {algorithm.name} are not: set "
             "weighting=uniform and clip_norm"
         )
-    if noise.mechanism not in ("tree", "banded"):
+    if noise.mechanism == "gaussian":
+        return
+    if algorithm.clipping.clip_quantile:
+        raise PrivacyError(
+            f"with the mechanism {noise.mechanism} noise must have one size in all rounds: leave clip_quantile out, or "
+            "take the mechanism gaussian"
+        )
+    if noise.mechanism == "distributed":
         return
     if len(trips_of(algorithm)) > 1:
         raise PrivacyError(
             f"with the mechanism {noise.mechanism} a round takes back noise of the rounds before it, and those of "
             f"{algorithm.name} sum other vectors: take the mechanism gaussian"
-        )
-    if algorithm.clipping.clip_quantile:
-        raise PrivacyError(
-            f"with the mechanism {noise.mechanism} noise must have one size in all rounds: leave clip_quantile out, or "
-            "take the mechanism gaussian"
         )

@@ -12,6 +12,7 @@ import msgspec
 import typer
 
 from muster.compress_option import COMPRESS
+from muster.masking_option import MaskedParts, parse_masking
 from muster.output import Settings, parse_settings
 from muster.private_training_option import PrivateParts, parse_private_training
 from muster.schedule_option import Schedule, parse_schedule
@@ -86,6 +87,7 @@ class SimulateOptions:
     at_once: Annotated[int | None, typer.Option(help=AT_ONCE)] = None
     ray: Annotated[str | None, typer.Option(metavar="ADDRESS", help=RAY)] = None
     compress: Annotated[str | None, typer.Option(metavar="STEPS", help=COMPRESS)] = None
+    secagg: MaskedParts = None
     seed: Annotated[int | None, typer.Option(help="Seed of split, weights, cohorts, order.  [default: 0]")] = None
 
     def configuration(self, files: Sequence[Path]) -> SimulationConfig:
@@ -114,6 +116,7 @@ class SimulateOptions:
         """The options that were given, but for the settings."""
         given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         given |= {"settings": None, "schedule": parse_schedule(self.schedule) if self.schedule else None}
+        given["secagg"] = parse_masking(self.secagg) if self.secagg else None
         given["privacy"] = parse_private_training(self.privacy) if self.privacy else None
         return {name: value for name, value in given.items() if value is not None}
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import numpy as np
 
+from coordinator.rules.task_settings import Secagg
 from export.model import ModelSpec
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.params import Float32
@@ -51,6 +52,7 @@ class Options(TypedDict, total=False):
     seed: int
     schedule: ServerSchedule
     same_cohort: bool
+    secagg: Secagg
     compress: str
     privacy: PrivateTraining
     plan: Path | str
@@ -124,8 +126,8 @@ def simulate(
     model, users, algorithm: names, as `muster simulate` takes them, or objects. settings: of an algorithm that is
     named. out: a new folder that keeps the run, which survives a kill (`simulator.resume_run`); it can be made of names
     alone. on_round: called after every round with its number and its point. options: data, partition, clients,
-    baseline, rounds, cohort, held_out, evaluate_every, target_accuracy, patience, engine, device, processes,
-    at_once, ray, seed, schedule, same_cohort, compress, privacy, plan, as `simulator.SimulationConfig` has them. With
+    baseline, rounds, cohort, held_out, evaluate_every, target_accuracy, patience, engine, device, processes, at_once,
+    ray, seed, schedule, same_cohort, compress, privacy, secagg, plan, as `simulator.SimulationConfig` has them. With
     `plan`, the folder of a bundle, its graphs train; `algorithm` is then the plan's, and only one's own is named.
 
     Raises TypeError for an unknown option; SimulatorError, ExportError or AlgorithmError, naming what is wrong.

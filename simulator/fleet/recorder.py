@@ -9,7 +9,7 @@ import json
 import os
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -41,8 +41,14 @@ class Recorder:
     def record_quantised(self) -> None:
         """Record from now on what this process quantises, before it is masked."""
 
-        def encode(segments: Sequence[PackedSegment], vector_D: NDArray[np.float32], weight: int, w_max: int) -> Words:
-            words = ENCODE(segments, vector_D, weight, w_max)
+        def encode(
+            segments: Sequence[PackedSegment],
+            vector_D: NDArray[np.float32],
+            weight: int,
+            w_max: int,
+            new_key: Callable[[], bytes] = packing.fresh_key,
+        ) -> Words:
+            words = ENCODE(segments, vector_D, weight, w_max, new_key)
             terms = json.dumps([[asdict(segment) for segment in segments], w_max])
             self._quantised = {"words": words.copy(), "terms": np.array(terms)}
             return words

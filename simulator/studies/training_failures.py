@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from simulator.studies import clipped_fed_avg
 from simulator.studies.papers import CHARLES
 from simulator.studies.study import Findings, PerSeed, Plot, Row, Study, Table
 from simulator.studies.trainings import curve, digit_images, finals, settings_in_words, train
@@ -20,11 +19,10 @@ COHORTS, RATES = (10, 40), (0.5, 1.0, 2.0)
 LEARNT, FALL = 0.5, 0.1
 """The accuracy from which a fall counts, five times that of a guess; and the least fall."""
 LOCAL = {"epochs": 2, "batch_size": 20}
-OWN = f"{clipped_fed_avg.__name__}:ClippedFedAvg"
 WAYS: dict[str, dict[str, Any]] = {
-    "no clipping": {"algorithm": "fedavg", "settings": {"weighting": "uniform"}},
-    "fixed clipping": {"algorithm": OWN, "settings": {"clip_norm": 1.0, "clip_lr": 0.0}},
-    "adaptive clipping": {"algorithm": OWN, "settings": {"clip_norm": 1.0}},
+    "no clipping": {"weighting": "uniform"},
+    "fixed clipping": {"weighting": "uniform", "clip_norm": 1.0},
+    "adaptive clipping": {"weighting": "uniform", "clip_norm": 1.0, "clip_quantile": 0.8},
 }
 
 
@@ -36,7 +34,7 @@ def _find(trials: Trials) -> Findings:
         train,
         [
             data
-            | {"algorithm": WAYS[name]["algorithm"], "settings": WAYS[name]["settings"] | LOCAL | {"client_lr": rate}}
+            | {"settings": WAYS[name] | LOCAL | {"client_lr": rate}}
             | {"rounds": rounds, "evaluate_every": 1, "cohort": cohort}
             for name, rate, cohort in cells
         ],
@@ -59,11 +57,9 @@ def _find(trials: Trials) -> Findings:
         )
         for rate in rates[-2:]
     ]
-    ways = "; ".join(
-        f"{name}: `{one['algorithm'].rpartition(':')[2]}` with {settings_in_words(one['settings'])}"
-        for name, one in WAYS.items()
-    )
-    return Findings(setup=f"{words}; {rounds} rounds; {settings_in_words(LOCAL)}. {ways}.", tables=[table], plots=plots)
+    ways = "; ".join(f"{name}: {settings_in_words(settings)}" for name, settings in WAYS.items())
+    setup = f"{words}; `fedavg`, {rounds} rounds; {settings_in_words(LOCAL)}. {ways}."
+    return Findings(setup=setup, tables=[table], plots=plots)
 
 
 def falls(way: Sequence[Series]) -> PerSeed:

@@ -18,10 +18,11 @@ from simulator.engines.choice import Choice
 from simulator.engines.computing import Computing
 from simulator.errors import Diverged
 from simulator.population import Population
-from simulator.private_training import PrivateSums, private_sums
+from simulator.private_training import PrivateSums
 from simulator.simulation import SimulationConfig
 from simulator.studies.study import PerSeed, mean
 from simulator.studies.trials import Series, Trials
+from simulator.sums_of_rounds import sums_of
 from simulator.training import EngineTraining, Training
 
 TOGETHER = 64
@@ -51,7 +52,7 @@ def training_on(
     algorithm = create(config.algorithm, config.settings, [module_of(config.algorithm)])
     asked = config.privacy
     cohorts = Cohorts(config.cohort, config.schedule, config.same_cohort, asked.min_separation_rounds, asked.poisson)
-    private = private or private_sums(asked, algorithm, cohorts, len(users[0]), config.rounds, config.seed)
+    asked_for, masked = sums_of(config, model, algorithm, cohorts, len(users[0]))
     choice = Choice(Computing(at_once=TOGETHER), "a study's")
     compression = Compression.parse(config.compress)
     return EngineTraining(
@@ -62,7 +63,8 @@ def training_on(
         choice=choice,
         seed=config.seed,
         compression=compression,
-        private=private,
+        private=private or asked_for,
+        masked=masked,
     )
 
 

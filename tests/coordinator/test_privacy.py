@@ -19,6 +19,7 @@ from fedcore.masking import fixed_points
 from fedcore.privacy.accounting import calibrated, spent
 from fedcore.privacy.matrices import inverse_row
 from fedcore.privacy.settings import Noise, Privacy
+from muster.privacy_option import parse_privacy
 from secagg.parameters import least_honest
 from tests.coordinator.bundles import START, make_private_bundle
 from tests.coordinator.conftest import LINEAGE, states
@@ -112,7 +113,7 @@ def test_sum_is_divided_by_the_goal_when_fewer_devices_report(store, register, d
 
 
 def test_state_that_is_not_finite_ends_the_task_and_its_sum_is_spent(store, register, desk, tmp_path):
-    task = register(make_private_bundle(tmp_path / "b", server_lr=3e38), rounds=9, privacy=promise())
+    task = register(make_private_bundle(tmp_path / "b", 50, server_lr=3e38), rounds=9, privacy=promise())
     train(desk)
     assert store.task(task).state is TaskState.CANCELLED
     assert [one.round for one in ledger(store, task)[0]] == [1]
@@ -220,6 +221,20 @@ def test_devices_of_secure_rounds_add_the_noise_that_the_row_counts_on(store, re
     deviation = privacy.noise_multiplier * entry.square**0.5 * step * (8 / entry.honest) ** 0.5
     chi_square = float((((after - before) * 8 / deviation) ** 2).sum())
     assert abs(chi_square - size) < 6 * (2 * size) ** 0.5
+
+
+def test_coarse_steps_of_device_noise_count_in_the_first_round(register, tmp_path):
+    bundle, secagg = make_private_bundle(tmp_path / "secure", 8), Secagg(clip_norm=2.0, bits=6, phase_s=5.0)
+    secure = SECURE | {"secagg": secagg, "rounds": 1}
+    with pytest.raises(InvalidTask, match=r"the first round alone spends ε 4\S* at δ 1e-06, and the budget is 4"):
+        register(bundle, **secure | {"privacy": promise(rounds=1, mechanism="distributed")})
+    register(bundle, **secure | {"privacy": promise(rounds=2, mechanism="distributed")})
+
+
+def test_noise_for_a_budget_counts_the_steps_of_masked_values():
+    pairs = [f"{name}={value}" for name, value in BUDGET.items()] + ["mechanism=distributed"]
+    coarse, fine = (parse_privacy(pairs, 2, 1, bits) for bits in (2, 20))
+    assert coarse.noise_multiplier > fine.noise_multiplier
 
 
 def test_secure_rounds_and_noise_of_devices_need_each_other(register, private_bundle):

@@ -145,11 +145,6 @@ def test_what_no_simulation_can_keep_private_is_refused(changed, error, said):
         simulate(config(**{"privacy": PrivateTraining(noise_multiplier=1.0, delta=1e-4)} | changed))
 
 
-def test_noise_of_devices_is_not_drawn_by_the_engine():
-    with pytest.raises(EngineError, match="mechanism cannot be 'distributed'"):
-        PrivateTraining(noise_multiplier=1.0, delta=1e-4, mechanism="distributed")
-
-
 @pytest.mark.parametrize("parts", [{"delta": 1e-4}, {"epsilon": 1.0, "noise_multiplier": 1.0}, {"mechanism": "tree"}])
 def test_privacy_has_either_a_budget_or_a_noise(parts):
     with pytest.raises(EngineError, match="either epsilon"):

@@ -6,11 +6,8 @@ import signal
 import numpy as np
 import pytest
 
-from fedcore.algorithms.check import check
-from fedcore.algorithms.fed_avg import FedAvg
 from simulator.errors import StudyError
 from simulator.studies import STUDIES, find
-from simulator.studies.clipped_fed_avg import ClippedFedAvg
 from simulator.studies.cohort_size import EXAMPLES, time_of
 from simulator.studies.pseudo_gradients import mean_cosine
 from simulator.studies.round_time import round_s
@@ -105,30 +102,6 @@ def test_every_study_finds_something_in_its_quick_form(tmp_path, name):
     findings = find(name).find(Trials(tmp_path, seeds=[0], quick=True))
     assert findings.setup
     assert findings.tables or findings.grids
-
-
-@pytest.mark.parametrize("clip", [0.5, 5.0, 50.0])
-def test_clipped_deltas_keep_their_direction_and_the_bound_moves(clip):
-    algorithm = ClippedFedAvg(clip_norm=clip, server_lr=0.5)
-    check(algorithm)
-    x_D, y_D = np.array([1.0, 2.0]), np.array([4.0, 6.0])  # 5 apart
-    state = algorithm.init(x_D)
-    report = algorithm.report(algorithm.broadcast(state), {"train": {"params": y_D}})
-    assert report["kept"].tolist() == [float(clip >= 5)]
-    np.testing.assert_allclose(report["delta"], (y_D - x_D) * min(1, clip / 5))
-    after = algorithm.update(state, report | {"kept": np.array([0.3])})
-    np.testing.assert_allclose(after["params"], x_D + 0.5 * report["delta"])
-    np.testing.assert_allclose(after["clip"], clip * np.exp(-0.2 * (0.3 - 0.8)))
-
-
-def test_clipping_with_a_bound_that_nobody_reaches_is_uniform_fed_avg():
-    clipped, plain = ClippedFedAvg(clip_norm=1e9), FedAvg(weighting="uniform")
-    x_D, y_D = np.zeros(3), np.array([0.1, 0.0, -2.0])
-    carries = {"train": {"params": y_D}}
-    ours = clipped.update(clipped.init(x_D), clipped.report(clipped.broadcast(clipped.init(x_D)), carries))
-    theirs = plain.update(plain.init(x_D), plain.report(plain.broadcast(plain.init(x_D)), carries))
-    np.testing.assert_array_equal(ours["params"], theirs["params"])
-    assert clipped.weighting == "uniform"
 
 
 def test_falls_are_counted_by_seed_and_divergence_is_one():

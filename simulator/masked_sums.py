@@ -1,0 +1,116 @@
+"""Masked sums in the engine: the whole numbers that devices of a secure round send, and the sum that they make.
+
+Reports are clipped, rounded and noised by the functions of devices (`secagg.packing`), as the coordinator's rules have
+it for a task of these settings. Masks are left out, as they cancel, and nobody drops out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+from operator import add
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator.errors import InvalidTask
+from coordinator.rules.packed_segments import check_device_noise, most_in_group, packed_segments
+from coordinator.rules.task_settings import Secagg, TaskSettings
+from fedcore.batching import StreamKey
+from fedcore.masking import greatest_weight, reunite
+from fedcore.params import Float32
+from fedcore.privacy.settings import Privacy
+from fedcore.release import SumBounds
+from fedcore.report import ReportLayout
+from fedcore.streams import stream
+from secagg.packing import Total, decode, encode
+from simulator.cohorts import Cohorts
+from simulator.errors import EngineError
+
+_LABEL = b"muster.simulated-masking.v1"
+
+
+class MaskedSums:
+    """The sums of the secure rounds of a task, for the layouts that its reports have.
+
+    Raises EngineError for settings that no task can have, or with which devices cannot add the noise.
+    """
+
+    def __init__(
+        self,
+        secagg: Secagg,
+        cohorts: Cohorts,
+        rounds: int,
+        layouts: Sequence[ReportLayout],
+        privacy: Privacy | None = None,
+    ) -> None:
+        try:
+            self._settings = TaskSettings(
+                population="simulated",
+                goal=cohorts.first,
+                rounds=rounds,
+                over_selection=1.0,
+                min_separation_rounds=cohorts.separation,
+                schedule=cohorts.schedule,
+                secagg=secagg,
+                privacy=privacy,
+            )
+            for layout in layouts:
+                check_device_noise(layout, self._settings)
+        except InvalidTask as error:
+            raise EngineError(f"secagg: {error}") from error
+
+    def begin(self, layout: ReportLayout, number: int) -> MaskedSum:
+        """The sum of round `number`, of reports of this layout."""
+        return MaskedSum(layout, self._settings, number)
+
+
+def square_of(secagg: Secagg, layout: ReportLayout) -> int:
+    """The greatest squared l2 norm of a report in steps, where devices add noise to it, of whatever size."""
+    bounds = SumBounds(
+        clip_norm=secagg.clip_norm, bits=secagg.bits, max_examples=1, min_sum=1, noise_multiplier=1.0, honest=1
+    )
+    return packed_segments(layout, bounds, n_max=1)[0].most_square
+
+
+class MaskedSum:
+    """The sum of a round, group by group."""
+
+    def __init__(self, layout: ReportLayout, settings: TaskSettings, number: int) -> None:
+        bounds = settings.sum_bounds
+        self._layout, self._most = layout, most_in_group(settings, number)
+        self._segments = packed_segments(layout, bounds, self._most)
+        self._w_max = greatest_weight(layout, bounds)
+        self._totals: list[Total] = []
+        self._words, self._devices = np.zeros(0, np.uint64), 0
+
+    def add(self, values_V: Float32, weight: float, key: StreamKey) -> None:
+        """Add the unweighted values (V,) of a device. key: of its random streams."""
+        words = encode(self._segments, values_V, min(int(weight), self._w_max), self._w_max, _keys(key))
+        self._words = words if self._devices == 0 else self._words + words
+        self._devices += 1
+        if self._devices == self._most:
+            self._end_group()
+
+    def total(self) -> NDArray[np.float64]:
+        """The summed report (L,) of all that were added. Raises SumOutOfRange if a field was too narrow."""
+        if self._devices:
+            self._end_group()
+        total = reduce(add, self._totals)
+        return reunite(self._layout, total.weight, total.sums)
+
+    def _end_group(self) -> None:
+        self._totals.append(decode(self._segments, self._words, self._devices, self._w_max))
+        self._devices = 0
+
+
+def _keys(key: StreamKey) -> Callable[[], bytes]:
+    """New keys of 32 bytes, the same ones for the same device and round."""
+    count = 0
+
+    def new_key() -> bytes:
+        nonlocal count
+        count += 1
+        return stream(_LABEL, key.seed, key.round, key.slot, count, words=4).tobytes()
+
+    return new_key

@@ -1,0 +1,41 @@
+"""Sums of rounds as a configuration asks for them: with noise or without, masked or in clear."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from export.model import Model
+from fedcore.algorithms.algorithm import Algorithm
+from fedcore.codecs.compression import Compression
+from fedcore.privacy.mechanisms import check_private
+from simulator.cohorts import Cohorts
+from simulator.compressed import CompressedReports
+from simulator.engines.sums import layouts_of
+from simulator.errors import EngineError
+from simulator.masked_sums import MaskedSums, square_of
+from simulator.private_training import PrivateSums, check_private_training
+
+if TYPE_CHECKING:
+    from simulator.simulation import SimulationConfig
+
+
+def sums_of(
+    config: SimulationConfig, model: Model, algorithm: Algorithm, cohorts: Cohorts, users: int
+) -> tuple[PrivateSums | None, MaskedSums | None]:
+    """The noise on the sums of a training, and how its masked reports are summed; None without.
+
+    users: who train. Raises PrivacyError or EngineError, saying what does not go together.
+    """
+    asked, secagg, rounds = config.privacy, config.secagg, config.rounds
+    reports = CompressedReports(Compression.parse(config.compress), model.schema, config.seed, algorithm.weighting)
+    layouts = [reports.layout(trip.report) for trip in layouts_of(model, algorithm)] if secagg else []
+    if not asked.asked:
+        return None, MaskedSums(secagg, cohorts, rounds, layouts) if secagg else None
+    if asked.mechanism == "distributed" and secagg is None:
+        raise EngineError("with the mechanism distributed devices add noise to masked reports: set secagg too")
+    check_private_training(asked, cohorts)
+    square = min(square_of(secagg, layout) for layout in layouts) if secagg else 0
+    promise = asked.promise(users, cohorts.first, rounds, square)
+    check_private(promise, algorithm)
+    masked = MaskedSums(secagg, cohorts, rounds, layouts, promise) if secagg else None
+    return PrivateSums(promise, config.seed, square), masked
