@@ -12,6 +12,7 @@ from pathlib import Path
 from prometheus_client.samples import Sample
 
 from coordinator.rules.entities import RoundRecord
+from coordinator.rules.packed_segments import ReportBytes, report_bytes
 from coordinator.rules.states import RoundState
 from coordinator.store.tasks import CoordinatorStore, Secagg, TaskSettings
 from device_runtime.permission.policy import Policy
@@ -84,7 +85,7 @@ class DemoConfig:
 
 @dataclass(frozen=True, slots=True)
 class AlgorithmResult:
-    """One algorithm's run; bytes are per device that took part, over the whole run.
+    """One algorithm's run; bytes are per device that took part, over the whole run, but for one `report`.
 
     points: of every round, as those of a simulation. seconds: of the fleet. sessions: those that reported; `phases` are
     their mean seconds (device_runtime/phases.py).
@@ -93,6 +94,7 @@ class AlgorithmResult:
     algorithm: str
     rounds: int
     test_accuracy: float
+    report: ReportBytes
     bytes_up_per_device: float
     bytes_down_per_device: float
     seconds: float
@@ -243,6 +245,7 @@ class Trainer:
             algorithm=exported.name,
             rounds=len(run.points),
             test_accuracy=run.points[-1][ACCURACY],
+            report=report_bytes(exported.bundle.plan.report, self.store.task(run.task).settings),
             bytes_up_per_device=fleet.bytes_up / len(fleet.participants),
             bytes_down_per_device=fleet.bytes_down / len(fleet.participants),
             seconds=run.seconds,

@@ -20,7 +20,8 @@ from coordinator.dashboard.settings_table import groups, values
 from coordinator.dashboard.streams import Look, Streams
 from coordinator.dashboard.views import SORTED_BY, kept_models, populations, task_page
 from coordinator.dashboard.web_sessions import WebSessions
-from coordinator.errors import UnknownRound, UnknownTask
+from coordinator.errors import UnknownBlob, UnknownRound, UnknownTask
+from coordinator.rules.packed_segments import report_bytes
 from coordinator.store.records import Records
 from fedcore.algorithms.facts import facts_of
 from fedcore.bundle import decode_certificate
@@ -142,4 +143,9 @@ class Pages:
         }
 
     def _task(self, task: str, scale: str, records: Records) -> dict[str, Any]:
-        return {"page": task_page(records, task, log=scale == "log")}
+        page = task_page(records, task, log=scale == "log")
+        try:
+            plan = self._service.store.plan(page.line.task.plan_sha256)
+        except UnknownBlob:
+            return {"page": page, "report": None}
+        return {"page": page, "report": report_bytes(plan.report, page.line.task.settings)}

@@ -1,21 +1,31 @@
 """Packed segments: how the sums of a secure round are encoded, and whether the noise of its devices fits. Pure.
 
-Spec: docs/spec/wire.md §8.
+Spec: docs/spec/wire.md §8. And how long a report is, which follows from them.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from coordinator.errors import InvalidTask
 from coordinator.rules.task_settings import Secagg, TaskSettings
 from fedcore.masking import fixed_points
+from fedcore.params import FLOAT_BYTES
+from fedcore.quantisation import upload_bytes
 from fedcore.release import SumBounds
 from fedcore.report import ReportLayout
 from secagg.errors import HeadroomError
 from secagg.noise import RARE_BITS
-from secagg.packing import MOST_FIELD_BITS, PackedSegment, check_headroom, field_bits, with_noise
+from secagg.packing import (
+    MOST_FIELD_BITS,
+    WORD_BITS,
+    PackedSegment,
+    check_headroom,
+    field_bits,
+    with_noise,
+    word_count,
+)
 
 
 def packed_segments(layout: ReportLayout, bounds: SumBounds, n_max: int) -> tuple[PackedSegment, ...]:
@@ -79,6 +89,29 @@ def device_noise(layout: ReportLayout, settings: TaskSettings) -> str:
         f"of {segment.field_bits} bits for {n_max} devices, in which a sum wraps around with a chance below "
         f"2^-{RARE_BITS}"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ReportBytes:
+    """Bytes of a report as a device sends it, and of the same in float32."""
+
+    sent: int
+    uncompressed: int
+
+    @property
+    def words(self) -> str:
+        """Both, for a reader."""
+        times = self.uncompressed / self.sent
+        return f"{self.sent:,} bytes, {times:.1f} times smaller than {self.uncompressed:,} in float32"
+
+
+def report_bytes(layout: ReportLayout, settings: TaskSettings) -> ReportBytes:
+    """How long a report of the task is, in its largest round: masked, or in clear as its plan has it."""
+    whole = FLOAT_BYTES * layout.decoded.size
+    if settings.secagg is None:
+        return ReportBytes(upload_bytes(layout), whole)
+    n_max = most_in_group(settings, settings.rounds)
+    return ReportBytes(WORD_BITS // 8 * word_count(packed_segments(layout, settings.sum_bounds, n_max)), whole)
 
 
 def most_in_group(settings: TaskSettings, number: int) -> int:

@@ -134,12 +134,14 @@ def _summary(result: DemoResult, picture: Path) -> dict[str, object]:
 
 
 def _show(results: list[AlgorithmResult], picture: Path) -> None:
-    columns = ("algorithm", "rounds", "accuracy, unseen users", "up / device", "down / device", "seconds", "agreement")
+    sizes = ("a report", "up / device", "down / device")
+    columns = ("algorithm", "rounds", "accuracy, unseen users", *sizes, "seconds", "agreement")
     rows = [
         (
             result.algorithm,
             result.rounds,
             f"{result.test_accuracy:.3f}",
+            f"{result.report.sent / 1e3:.1f} kB, {result.report.uncompressed / 1e3:.1f} in float32",
             f"{result.bytes_up_per_device / 1e6:.2f} MB",
             f"{result.bytes_down_per_device / 1e6:.2f} MB",
             f"{result.seconds:.1f}",

@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from muster.output import Json, Settings, emit, loading, parse_settings, progress, show_fields, show_table
@@ -63,6 +64,52 @@ def verify(
         typer.echo(f"error: {one}", err=True)
     if verdict.wrong:
         raise typer.Exit(1)
+
+
+@privacy_app.command()
+def epsilon(
+    noise_multiplier: Annotated[
+        float, typer.Option(help="Standard deviation of the new noise on a sum, over the bound on a report.")
+    ],
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds, each of which is noised.")],
+    delta: Annotated[float, typer.Option(help="δ, above 0 and below 1.")],
+    mechanism: Annotated[str, typer.Option(help="gaussian, tree, banded or distributed.")] = "gaussian",
+    bands: Annotated[int, typer.Option(help="Of banded: from 2 to --min-separation-rounds.")] = 1,
+    min_separation_rounds: Annotated[
+        int, typer.Option(help="Rounds from one participation of a device to its next, at least.")
+    ] = 1,
+    sampling_probability: Annotated[
+        float, typer.Option(help="Of gaussian: with which each device is in a round (Poisson sampling).")
+    ] = 1.0,
+    json: Json = False,
+) -> None:
+    """Compute the ε that rounds spend.
+
+    The same accountant keeps the ledger of a task. Neighbours differ in one device's reports, which are zeros in one of
+    them, and a device is in the worst rounds that the separation allows. With distributed, the steps of masked values
+    are taken as fine. For example:
+
+    \b
+      muster privacy epsilon --noise-multiplier 1.1 --rounds 1000 --delta 1e-5 --sampling-probability 0.01
+      muster privacy epsilon --noise-multiplier 8 --rounds 64 --delta 1e-6 --mechanism tree
+    """
+    from fedcore.decoding import converter
+    from fedcore.privacy.accounting import spent
+    from fedcore.privacy.settings import Noise
+
+    facts = {
+        "noise_multiplier": noise_multiplier,
+        "mechanism": mechanism,
+        "min_separation_rounds": min_separation_rounds,
+        "bands": bands,
+        "sampling_probability": sampling_probability,
+    }
+    try:
+        noise = converter(Noise)(facts)
+    except msgspec.ValidationError as error:
+        raise typer.BadParameter(str(error)) from error
+    found = facts | {"rounds": rounds, "delta": delta, "epsilon": spent([noise] * rounds, delta)}
+    return emit(found) if json else show_fields(found)
 
 
 @privacy_app.command()

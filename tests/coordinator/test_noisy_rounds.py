@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from coordinator.errors import InvalidTask
-from coordinator.rules.packed_segments import device_noise, packed_segments
+from coordinator.rules.packed_segments import ReportBytes, device_noise, packed_segments, report_bytes
 from coordinator.rules.states import TaskState
 from coordinator.rules.task_settings import Secagg, TaskSettings
 from fedcore.privacy.accounting import calibrated, spent
@@ -99,3 +99,15 @@ def test_the_noise_of_devices_is_said_in_words():
     assert "enough with 5 honest ones in a sum" in said
     assert "wraps around with a chance below 2^-40" in said
     assert device_noise(layout, dataclasses.replace(settings, privacy=None)) == ""
+
+
+def test_bytes_of_a_report_are_said_masked_and_in_clear():
+    settings = TaskSettings(population="p", goal=16, over_selection=1.0, rounds=1, secagg=Secagg(bits=3))
+    layout = make_plan(SIZE).report
+    whole = 4 * layout.size
+    in_clear = report_bytes(layout, dataclasses.replace(settings, secagg=None))
+    assert in_clear == ReportBytes(whole, whole)
+    # Seven bits hold the sum of sixteen values of three: nine of them in a word. Metrics, and two words, come on top.
+    masked = report_bytes(layout, settings)
+    assert 8 * -(-SIZE // 9) < masked.sent < 8 * -(-SIZE // 9) + 100
+    assert masked.words == f"{masked.sent:,} bytes, {whole / masked.sent:.1f} times smaller than {whole:,} in float32"
