@@ -11,6 +11,7 @@ from simulator.studies.drift_on_users import DRIFT_ON_USERS
 from simulator.studies.federated_optimization import FEDERATED_OPTIMIZATION
 from simulator.studies.learning_rates import LEARNING_RATES
 from simulator.studies.local_steps import LOCAL_STEPS
+from simulator.studies.masked_compression import MASKED_COMPRESSION
 from simulator.studies.pseudo_gradients import PSEUDO_GRADIENTS
 from simulator.studies.round_time import ROUND_TIME
 from simulator.studies.study import Study
@@ -30,6 +31,7 @@ STUDIES = {
         FEDERATED_OPTIMIZATION,
         LEARNING_RATES,
         LOCAL_STEPS,
+        MASKED_COMPRESSION,
         PSEUDO_GRADIENTS,
         ROUND_TIME,
         TRAINING_FAILURES,
