@@ -42,7 +42,9 @@ def device_app(service: Service) -> FastAPI:
             aside.append(asyncio.create_task(collecting))
         service.authenticator.begin()
         service.driver.start()
+        service.lines.begin()
         yield
+        service.lines.end()
         for one in aside:
             one.cancel()
         await asyncio.wait(aside)

@@ -22,8 +22,8 @@ CoordinatorError
 │   ├── InvalidToken        a token's name, or its time, cannot be
 │   ├── UnknownToken        there is no such token to revoke
 │   ├── BadToken            a token is none of this coordinator, was revoked or has expired
-│   ├── ForgedForm          a form was not sent from a page of the session that it came with
 │   └── RoleLacking         a token is good, and its role does not allow what was asked
+│       └── ForgedForm      a form was not sent from a page of the session that it came with
 ├── TaskError
 │   ├── InvalidTask         the task's settings contradict each other, or do not fit the bundle
 │   ├── UnknownTask         no task has that id
@@ -141,12 +141,12 @@ class BadToken(TokenError):
     """A token is none of this coordinator, was revoked or has expired."""
 
 
-class ForgedForm(TokenError):
-    """A form was not sent from a page of the session that it came with."""
-
-
 class RoleLacking(TokenError):
     """A token is good, and its role does not allow what was asked."""
+
+
+class ForgedForm(RoleLacking):
+    """A form was not sent from a page of the session that it came with."""
 
 
 class TaskError(CoordinatorError):

@@ -12,7 +12,8 @@ import httpx2
 import msgspec
 
 from coordinator.api.admin_problems import ADMIN_ERRORS
-from coordinator.api.admin_routes import PREFIX, LineageKey, NewTask
+from coordinator.api.admin_routes import PREFIX, LineageKey
+from coordinator.api.task_creation import NewTask
 from coordinator.rules.audit import AuditEntry
 from coordinator.rules.entities import Device, RoundRecord, SessionShape, Spent, Task, Transition
 from coordinator.rules.progress import Progress

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
@@ -19,15 +17,14 @@ from coordinator.api.admin_problems import ADMIN_PROBLEMS
 from coordinator.api.http import read_hashed
 from coordinator.api.openapi import BYTES, Answer, ApiDocument, BodyType
 from coordinator.api.service import Service
+from coordinator.api.task_creation import NewTask, TaskCreation
 from coordinator.certificates import certify
 from coordinator.errors import DigestMismatch, InvalidTask, MalformedMessage, UnknownBlob
 from coordinator.rules.audit import AuditEntry
 from coordinator.rules.entities import Device, RoundRecord, SessionShape, Spent, Task, Token, Transition
 from coordinator.rules.progress import Progress
 from coordinator.rules.task_settings import TaskSettings
-from fedcore.bundle import Bundle, Manifest
 from fedcore.decoding import UNDECODABLE, decoder
-from fedcore.plan import Plan
 from fedcore.privacy.certificate import CertifiedLedger
 from fedcore.release import Signed
 
@@ -35,17 +32,6 @@ PREFIX = "/admin/v1"
 RoundNumber: TypeAlias = Annotated[int, Query(ge=0, lt=2**31)]
 EntryNumber: TypeAlias = Annotated[int, Query(ge=0, lt=2**63)]
 Limit: TypeAlias = Annotated[int, Query(ge=1, le=1000)]
-
-
-class NewTask(msgspec.Struct, frozen=True):
-    """`POST /admin/v1/tasks`: a bundle, whose blobs were uploaded before, the settings of its task, and its release.
-
-    A task with secure aggregation needs a release, signed for the bundle and the settings.
-    """
-
-    manifest: Manifest
-    settings: TaskSettings
-    release: Signed | None = None
 
 
 class LineageKey(msgspec.Struct, frozen=True):
@@ -80,7 +66,7 @@ class AdminApi:
     def __init__(self, service: Service) -> None:
         self._store = service.store
         self._key = service.lineage
-        self._has_authority = service.settings.authority is not None
+        self._creation = TaskCreation(service)
         self._message_limit = service.settings.message_limit_bytes
         self._upload_limit = service.settings.upload_limit_bytes
 
@@ -171,7 +157,7 @@ class AdminApi:
         """Start a task on a bundle whose blobs are stored."""
         data, _ = await read_hashed(request, self._message_limit)
         new = _new_task(bytes(data))
-        return _json(await run_in_threadpool(self._register, new, _by(request)), 201)
+        return _json(await run_in_threadpool(self._creation.create, new, _by(request)), 201)
 
     def pause(self, task: str, request: Request) -> Response:
         """Open no new round; the running one finishes."""
@@ -192,22 +178,6 @@ class AdminApi:
         """Let a paused task go on from the model after an earlier round; 0 is the start."""
         self._store.roll_back(task, round, self._key, _by(request))
         return _json(self._store.task(task))
-
-    def _register(self, new: NewTask, by: str) -> Task:
-        if new.settings.secagg is not None and not self._has_authority:
-            raise InvalidTask(
-                "secure rounds need an enrolment authority, and this coordinator goes by none: run `muster authority "
-                "serve`, and start the coordinator with --authority and --authority-url"
-            )
-        with tempfile.TemporaryDirectory(prefix="muster-bundle-") as folder:
-            bundle = Bundle.write(Path(folder), new.manifest, self._blobs(new.manifest))
-            return self._store.register_task(bundle, new.settings, new.release, by)
-
-    def _blobs(self, manifest: Manifest) -> list[bytes]:
-        get = self._store.blobs.get
-        plan = get(manifest.plan.sha256)
-        named = {ref.sha256 for ref in Plan.decode(plan).blob_refs}
-        return [plan, get(manifest.state.sha256), get(manifest.certificate.sha256), *map(get, sorted(named))]
 
 
 def admin_router(service: Service, access: Access) -> APIRouter:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
@@ -67,7 +68,7 @@ class DeviceApi:
         self._settings = service.settings
         self._metrics = service.metrics
         self._limits = service.limits
-        self._runtimes = service.runtimes
+        self._check_ins = service.check_ins
         self._public: LruCache[str, BlobRef] = LruCache(REMEMBERED)
         self._deltas = Deltas(service.store.blobs)
 
@@ -87,8 +88,7 @@ class DeviceApi:
         if found is None:
             found = await self._ask(command)
         self._metrics.checked_in(found)
-        able = message.capabilities
-        self._runtimes.add(f"{able.runtime} {able.version}, {able.engine}")
+        self._check_ins.add(population, command.device, message.capabilities, time.time())
         return answer(found)
 
     async def assign(self, session: str, request: Request) -> Response:

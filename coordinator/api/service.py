@@ -7,14 +7,15 @@ from dataclasses import dataclass
 
 from authority.attestation import Attestation
 from coordinator.api.authentication import Authenticator
+from coordinator.api.check_in_counts import CheckInCounts
 from coordinator.api.enrolment import Registry
 from coordinator.api.limits import Limits
-from coordinator.api.runtimes import Runtimes
 from coordinator.driver.driver import Driver
 from coordinator.driver.replica_membership import Membership, ReplicaConfig
 from coordinator.keys import Keys
 from coordinator.lineage import make_lineage_key
 from coordinator.metrics import Metrics
+from coordinator.recent_lines import RecentLines
 from coordinator.secure.beacon_client import BeaconClient
 from coordinator.secure.group import Elsewhere
 from coordinator.secure.round import SecureRoundFactory
@@ -39,7 +40,8 @@ class Service:
     driver: Driver
     metrics: Metrics
     limits: Limits
-    runtimes: Runtimes
+    check_ins: CheckInCounts
+    lines: RecentLines
     registry: Registry
     authenticator: Authenticator
 
@@ -79,7 +81,8 @@ class Service:
             driver,
             driver.metrics,
             limits,
-            Runtimes(),
+            CheckInCounts(),
+            RecentLines(),
             registry,
             authenticator,
         )

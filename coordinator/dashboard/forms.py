@@ -8,7 +8,6 @@ from urllib.parse import parse_qsl
 from starlette.requests import Request
 
 from coordinator.errors import (
-    ForgedForm,
     InvalidTask,
     KeysDiffer,
     MalformedMessage,
@@ -22,7 +21,6 @@ from coordinator.errors import (
 from fedcore.errors import FedcoreError
 
 STATUS_OF: Mapping[type[Exception], int] = {
-    ForgedForm: 403,
     RoleLacking: 403,
     UnknownTask: 404,
     UnknownRound: 404,

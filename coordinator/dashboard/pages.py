@@ -7,18 +7,21 @@ from functools import partial
 from importlib.resources import files
 from typing import Any
 
+from fastapi import FastAPI
 from fastapi.sse import ServerSentEvent
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
 from coordinator.api.service import Service
+from coordinator.dashboard.api_page import names_of
 from coordinator.dashboard.compare import comparison
 from coordinator.dashboard.rendering import HEADERS, Renderer
 from coordinator.dashboard.round_views import round_page, rounds_page
 from coordinator.dashboard.settings_table import groups, values
 from coordinator.dashboard.streams import Look, Streams
 from coordinator.dashboard.views import SORTED_BY, kept_models, populations, task_page
+from coordinator.dashboard.watch import alerts
 from coordinator.dashboard.web_sessions import WebSessions
 from coordinator.errors import UnknownBlob, UnknownRound, UnknownTask
 from coordinator.rules.packed_segments import report_bytes
@@ -30,6 +33,7 @@ _STATIC = {
     "style.css": "text/css",
     "icon.svg": "image/svg+xml",
     "chart.js": "text/javascript",
+    "upload.js": "text/javascript",
     "htmx-4.0.1.min.js": "text/javascript",
     "hx-sse-4.0.1.min.js": "text/javascript",
 }
@@ -95,6 +99,16 @@ class Pages:
 
         return self._page(request, "settings.html", look)
 
+    def log(self, request: Request, task: str) -> Response:
+        """Recent lines of this process's log that name a task."""
+        lines = self._service.lines
+        return self._page(request, "log.html", lambda records: {"task": records.task(task), "lines": lines.about(task)})
+
+    def documentation(self, request: Request) -> Response:
+        """The admin API, from its OpenAPI document."""
+        app: FastAPI = request.app
+        return self._page(request, "docs.html", lambda _: {"document": app.openapi(), "names_of": names_of})
+
     def compare(self, request: Request) -> Response:
         """The curves of several tasks in one picture."""
         given = request.query_params
@@ -138,7 +152,7 @@ class Pages:
             "sorted_by": SORTED_BY,
             "waiting": int(waiting or 0),
             "devices": records.devices.counts(),
-            "runtimes": self._service.runtimes.counts(),
+            "alerts": alerts(records, self._service.settings),
             "draining": self._service.driver.draining,
         }
 

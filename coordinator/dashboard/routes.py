@@ -11,7 +11,9 @@ from coordinator.api.access import Access
 from coordinator.api.service import Service
 from coordinator.dashboard.actions import Actions
 from coordinator.dashboard.downloads import Downloads
+from coordinator.dashboard.new_task import NewTaskForm
 from coordinator.dashboard.pages import Pages
+from coordinator.dashboard.population_pages import PopulationPages
 from coordinator.dashboard.rendering import Renderer
 from coordinator.dashboard.streams import Streams
 from coordinator.dashboard.web_sessions import WebSessions
@@ -22,7 +24,8 @@ def dashboard_router(service: Service, access: Access) -> APIRouter:
     sessions, renderer = WebSessions(service, access), Renderer()
     streams = Streams(service, sessions, renderer)
     pages, actions = Pages(service, sessions, renderer, streams), Actions(service, sessions, renderer)
-    downloads = Downloads(service, sessions)
+    populations = PopulationPages(service, sessions, renderer)
+    downloads, new = Downloads(service, sessions), NewTaskForm(service, sessions, renderer)
     router = APIRouter(include_in_schema=False)
     stream: dict[str, Any] = {
         "response_class": EventSourceResponse,
@@ -31,12 +34,16 @@ def dashboard_router(service: Service, access: Access) -> APIRouter:
     for path, page in (
         ("/", pages.overview),
         ("/compare", pages.compare),
+        ("/docs", pages.documentation),
+        ("/new", new.form),
+        ("/populations/{population}", populations.population),
         ("/login", pages.login),
         ("/static/{name}", pages.static),
         ("/tasks/{task}", pages.task),
         ("/tasks/{task}/rounds", pages.rounds),
         ("/tasks/{task}/rounds/{number}/{attempt}", pages.round),
         ("/tasks/{task}/settings", pages.settings),
+        ("/tasks/{task}/log", pages.log),
         ("/tasks/{task}/model", downloads.model),
         ("/tasks/{task}/plan", downloads.plan),
         ("/tasks/{task}/certificate", downloads.certificate),
@@ -46,6 +53,12 @@ def dashboard_router(service: Service, access: Access) -> APIRouter:
     router.add_api_route("/events", pages.overview_events, **stream)
     router.add_api_route("/tasks/{task}/events", pages.task_events, **stream)
     router.add_api_route("/tasks/{task}/{verb}", pages.confirm)
-    for path, act in (("/login", actions.login), ("/logout", actions.logout), ("/tasks/{task}/{verb}", actions.change)):
+    for path, act in (
+        ("/login", actions.login),
+        ("/logout", actions.logout),
+        ("/new", new.create),
+        ("/tasks/{task}/{verb}", actions.change),
+    ):
         router.add_api_route(path, act, methods=["POST"])
+    router.add_api_route("/new/blobs/{sha256}", new.upload, methods=["PUT"])
     return router

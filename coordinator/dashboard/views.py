@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from coordinator.api.check_in_counts import PopulationCounts
 from coordinator.dashboard import funnel
 from coordinator.dashboard.curves import Chart, chart, charts
 from coordinator.dashboard.funnel import Funnel
 from coordinator.dashboard.round_views import Attempt, attempts
 from coordinator.dashboard.times import age, clock
+from coordinator.errors import UnknownPopulation
 from coordinator.rules.buffers import mean_staleness
 from coordinator.rules.entities import LiveRound, Task, Transition
 from coordinator.rules.progress import Progress
@@ -104,6 +106,21 @@ def task_page(records: Records, task_id: str, *, log: bool = False) -> TaskPage:
         history=tuple(records.history(task)),
         log=log,
     )
+
+
+def population_page(records: Records, name: str, counts: PopulationCounts) -> dict[str, Any]:
+    """What there is to see of a population, whose check-ins at this process are `counts`. Raises UnknownPopulation."""
+    if name not in records.populations():
+        raise UnknownPopulation(f"there is no population {name!r}")
+    lines = _lines(records, [task for task in records.tasks() if task.settings.population == name])
+    over_time = [((at - records.at) / 3600, float(count)) for at, count in counts.over_time]
+    return {
+        "name": name,
+        "counts": counts,
+        "over_time": chart("check-ins", {"check-ins": over_time}, "in ten minutes", "hours from now"),
+        "sessions": funnel.of_population(records.sessions.of_population(name)),
+        "lines": _sorted(lines, "newest"),
+    }
 
 
 def kept_models(records: Records, task_id: str) -> dict[str, Any]:

@@ -33,6 +33,11 @@ class SessionCountRecords:
             rows = [dict(zip(names, (*key, count), strict=True)) for key, count in counts.items()]
             self._connection.execute(_ADD[self._connection.dialect.name], rows)
 
+    def of_population(self, population: str) -> list[SessionShape]:
+        """The counts of a population, with its tasks and without one."""
+        query = select(SESSION_SHAPES).where(SESSION_SHAPES.c.population == population)
+        return [SessionShape(row.task, row.shape, row[3]) for row in self._connection.execute(query)]
+
     def of(self, task: Task) -> list[SessionShape]:
         """The counts of a task, and those of its population without a task; most frequent first."""
         mine = (SESSION_SHAPES.c.population == task.settings.population) & SESSION_SHAPES.c.task.in_(("", task.id))

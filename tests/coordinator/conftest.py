@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
+import httpx2
 import msgspec
 import pytest
 import sqlalchemy
@@ -21,7 +22,7 @@ from coordinator.keys import Keys
 from coordinator.rules.selection import Eligibility
 from coordinator.secure.group import Elsewhere
 from coordinator.secure.round import SecureRoundFactory
-from coordinator.server import serving
+from coordinator.server import serving, serving_both
 from coordinator.settings import Settings
 from coordinator.store.database import Database
 from coordinator.store.tasks import TaskSettings, open_coordinator_store
@@ -29,6 +30,7 @@ from fedcore.signing import SigningKey, key_text
 from fedcore.succession import SucceedingKey
 from fedcore.wire.messages import Abort, CheckIn, RetryWindow
 from muster.releasing import released
+from tests.coordinator.browser import chromium, look_as
 from tests.coordinator.bundles import make_bundle, report_vector
 from tests.coordinator.devices import CAPABILITIES, speaking_to
 from tests.coordinator.postgres import binaries, cluster
@@ -125,6 +127,42 @@ def client(store, database, tmp_path):
     )
     with serving(settings) as url, speaking_to(url) as opened:
         yield opened
+
+
+@pytest.fixture
+def served(store, tmp_path):
+    """Serve, with whoever is on this machine a viewer; gives the URLs."""
+    settings = {"database": f"sqlite:///{tmp_path}/state.db", "blobs": tmp_path / "blobs"}
+    with serving_both(Settings(**settings, port=0, admin_port=0, loopback_viewer=True)) as urls:
+        yield urls
+
+
+@pytest.fixture
+def locked(store, tmp_path):
+    """Serve, with tokens asked of everybody; gives a client of the pages."""
+    settings = {"database": f"sqlite:///{tmp_path}/state.db", "blobs": tmp_path / "blobs"}
+    with (
+        serving_both(Settings(**settings, port=0, admin_port=0)) as urls,
+        httpx2.Client(base_url=urls.admin, timeout=10) as client,
+    ):
+        yield client
+
+
+@pytest.fixture(scope="session")
+def chrome():
+    """A real browser."""
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture
+def browser(chrome):
+    """The browser as wide as a small phone, with nothing open, and nothing in its log."""
+    look_as(chrome, 360)
+    chrome.get("about:blank")
+    chrome.delete_all_cookies()
+    chrome.get_log("browser")
+    return chrome
 
 
 def committed(store, task, number):

@@ -2,7 +2,6 @@
 
 import hashlib
 import re
-import shutil
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -10,12 +9,8 @@ from contextlib import ExitStack
 
 import httpx2
 import pytest
-from selenium import webdriver
-from selenium.common.exceptions import TimeoutException
 from selenium.webdriver.common.by import By
-from selenium.webdriver.support.ui import WebDriverWait
 
-from coordinator.api.runtimes import OTHER, Runtimes
 from coordinator.api.tokens import issue, revoke
 from coordinator.dashboard.curves import chart, charts
 from coordinator.dashboard.funnel import of_task
@@ -29,81 +24,13 @@ from coordinator.server import serving_both
 from coordinator.settings import Settings
 from coordinator.store.overview_records import Totals
 from fedcore.privacy.settings import Privacy
+from tests.coordinator.browser import assert_sound, shows
 from tests.coordinator.bundles import make_bundle, make_private_bundle, report_body
 from tests.coordinator.devices import speaking_to
+from tests.coordinator.pages import change, csrf, log_in
 from tests.coordinator.test_api import assign, check_in, put, wait
 
 HOSTILE = "<img src=x onerror=document.title='owned'><b>bold & " + "very-long-name-" * 8
-
-
-@pytest.fixture
-def served(store, tmp_path):
-    """Serve, with whoever is on this machine a viewer; gives the URLs."""
-    settings = {"database": f"sqlite:///{tmp_path}/state.db", "blobs": tmp_path / "blobs"}
-    with serving_both(Settings(**settings, port=0, admin_port=0, loopback_viewer=True)) as urls:
-        yield urls
-
-
-@pytest.fixture
-def locked(store, tmp_path):
-    """Serve, with tokens asked of everybody; gives a client of the pages."""
-    settings = {"database": f"sqlite:///{tmp_path}/state.db", "blobs": tmp_path / "blobs"}
-    with (
-        serving_both(Settings(**settings, port=0, admin_port=0)) as urls,
-        httpx2.Client(base_url=urls.admin, timeout=10) as client,
-    ):
-        yield client
-
-
-@pytest.fixture(scope="module")
-def opened():
-    """A real browser, as wide as a small phone."""
-    program, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if not program or not driver:
-        pytest.skip("no browser: apt-get install chromium chromium-driver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = program
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    opened = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    try:
-        size = {"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": True}
-        opened.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-        yield opened
-    finally:
-        opened.quit()
-
-
-@pytest.fixture
-def browser(opened):
-    """The browser with nothing open, and nothing in its log."""
-    opened.get("about:blank")
-    opened.get_log("browser")
-    return opened
-
-
-def shows(browser, *words):
-    """Wait until the page shows the words, all at once."""
-
-    def all_there(_):
-        # Asked of the document of this moment: an element that was found may be of the page that is being left.
-        text = " ".join((browser.execute_script("return document.body && document.body.innerText") or "").split())
-        return all(word in text for word in words)
-
-    try:
-        WebDriverWait(browser, 60, poll_frequency=0.2).until(all_there)
-    except TimeoutException:
-        shown = browser.execute_script("return document.body && document.body.innerText")
-        raise AssertionError(f"the page never showed {words}: {shown}") from None
-
-
-def assert_sound(browser, origin):
-    """Nothing was asked of another site, nothing was refused or failed, and nothing is wider than the screen."""
-    asked = browser.execute_script("return performance.getEntriesByType('resource').map(entry => entry.name)")
-    assert [url for url in asked if not url.startswith(origin)] == []
-    assert browser.get_log("browser") == []
-    assert browser.execute_script("return [innerWidth, document.documentElement.scrollWidth]") == [360, 360]
 
 
 def test_page_of_a_task_follows_its_round_without_being_loaded_again(register, served, browser):
@@ -133,7 +60,7 @@ def test_what_devices_and_operators_write_is_shown_as_text(register, served, bro
     with speaking_to(served.devices) as devices:
         check_in(devices, runtime=HOSTILE)
     browser.get(served.admin)
-    shows(browser, HOSTILE[:60].strip(), "Check-ins by runtime")
+    shows(browser, HOSTILE[:60].strip())
     assert browser.title == "Muster"
     assert browser.find_elements(By.CSS_SELECTOR, "main img, main b") == []
     assert_sound(browser, served.admin)
@@ -149,20 +76,6 @@ def test_login_in_a_browser_opens_the_pages_and_logout_shuts_them(store, registe
     assert browser.execute_script("return document.cookie") == ""
     browser.find_element(By.CSS_SELECTOR, "header button").click()
     shows(browser, "Token of a viewer or an operator")
-
-
-def csrf(page):
-    """The CSRF token of the forms on a page."""
-    return re.search(r'name="csrf" value="([0-9a-f]{64})"', page.text)[1]
-
-
-def log_in(client, token):
-    return client.post("/login", data={"token": token, "csrf": csrf(client.get("/login"))})
-
-
-def change(client, task, verb, **fields):
-    """Send a form of the task's page, as a browser does."""
-    return client.post(f"/tasks/{task}/{verb}", data={"csrf": csrf(client.get("/")), **fields})
 
 
 def test_stranger_sees_the_login_alone(register, locked):
@@ -471,17 +384,6 @@ def test_logarithmic_axis_has_powers_of_ten_and_no_place_for_zero():
     (line,) = drawn.lines
     heights = [point.y for point in line.points]
     assert heights[1] - heights[0] == pytest.approx(heights[2] - heights[1])
-
-
-def test_runtimes_are_bounded_whatever_devices_say():
-    runtimes = Runtimes()
-    for number in range(1000):
-        runtimes.add(f"{number:03}" * 100)
-    runtimes.add("0" * 100)
-    counts = dict(runtimes.counts())
-    assert len(counts) <= 31
-    assert max(map(len, counts)) <= 60
-    assert (sum(counts.values()), counts["0" * 60], counts[OTHER]) == (1001, 2, 970)
 
 
 def test_page_of_a_private_task_shows_what_is_spent_of_its_budget(store, register, served, tmp_path):

@@ -1,0 +1,96 @@
+"""The form that creates a task: the blobs of a bundle are uploaded first, then its manifest comes with the settings."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+
+from coordinator.api.http import read_hashed
+from coordinator.api.service import Service
+from coordinator.api.task_creation import NewTask, TaskCreation
+from coordinator.dashboard.forms import SHOWN, read_fields, status_of
+from coordinator.dashboard.rendering import HEADERS, Renderer, redirect
+from coordinator.dashboard.settings_table import groups, settings_of
+from coordinator.dashboard.web_sessions import CSRF_FIELD, Visitor, WebSessions
+from coordinator.errors import BadToken, DigestMismatch, InvalidTask
+from coordinator.rules.entities import Role
+from fedcore.bundle import Manifest
+from fedcore.decoding import UNDECODABLE, decoder
+
+_MANIFEST = decoder(Manifest)
+_CSRF_HEADER = "X-CSRF-Token"
+
+
+class NewTaskForm:
+    """The endpoints of the form."""
+
+    def __init__(self, service: Service, sessions: WebSessions, renderer: Renderer) -> None:
+        self._store = service.store
+        self._settings = service.settings
+        self._creation = TaskCreation(service)
+        self._sessions = sessions
+        self._renderer = renderer
+
+    def form(self, request: Request) -> Response:
+        """The form, with every setting, its meaning and its default."""
+        visitor = self._sessions.visitor(request)
+        if not visitor.operates:
+            return self._renderer.login(
+                request, visitor, 403 if visitor.token else 401, "Only an operator creates tasks."
+            )
+        return self._show(request, visitor, 200, {}, "")
+
+    async def upload(self, request: Request, sha256: str) -> Response:
+        """Store a blob of a bundle, for an operator's page.
+
+        Raises BadToken, RoleLacking, ForgedForm or DigestMismatch.
+        """
+        await run_in_threadpool(self._demand_operator, request)
+        data, digest = await read_hashed(request, self._settings.upload_limit_bytes)
+        if digest.hex() != sha256:
+            raise DigestMismatch(f"{sha256[:12]}… is not the SHA-256 of that file: the bundle is damaged")
+        await run_in_threadpool(self._store.blobs.put, data)
+        return Response(status_code=204, headers=HEADERS)
+
+    async def create(self, request: Request) -> Response:
+        """Create the task, or show the form again with what is wrong."""
+        fields = await read_fields(request, self._settings.message_limit_bytes)
+        return await run_in_threadpool(self._create, request, fields)
+
+    def _create(self, request: Request, fields: dict[str, str]) -> Response:
+        visitor = self._sessions.visitor(request)
+        if visitor.token is None:
+            return self._renderer.login(request, visitor)
+        try:
+            self._sessions.check_form(visitor, fields)
+            visitor.token.demand(Role.OPERATOR)
+            new = NewTask(_manifest(fields.get("manifest", "")), settings_of(fields))
+            task = self._creation.create(new, visitor.token.signature)
+        except SHOWN as error:
+            return self._show(request, visitor, status_of(error), fields, str(error))
+        return redirect(f"/tasks/{quote(task.id, safe='')}")
+
+    def _show(self, request: Request, visitor: Visitor, status: int, given: dict[str, str], wrong: str) -> Response:
+        # Secure aggregation needs a release, whose key is not for a browser.
+        parts = [group for group in groups() if group.name != "secagg"]
+        return self._renderer.page(request, visitor, "new.html", status, groups=parts, given=given, wrong=wrong)
+
+    def _demand_operator(self, request: Request) -> None:
+        visitor = self._sessions.visitor(request)
+        if visitor.token is None:
+            raise BadToken("log in first")
+        self._sessions.check_form(visitor, {CSRF_FIELD: request.headers.get(_CSRF_HEADER, "")})
+        visitor.token.demand(Role.OPERATOR)
+
+
+def _manifest(text: str) -> Manifest:
+    """Raises InvalidTask."""
+    if not text.strip():
+        raise InvalidTask("choose the folder of a bundle, as `muster export` wrote it")
+    try:
+        return _MANIFEST.decode(text.encode())
+    except UNDECODABLE as error:
+        raise InvalidTask(f"that is no manifest of a bundle: {error}") from error

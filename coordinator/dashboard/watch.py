@@ -1,0 +1,40 @@
+"""Alerts of this process: tasks that need somebody, certificates that expire, and disks that fill up."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from cryptography import x509
+
+from coordinator.rules.alerts import Alert, of_disk, of_expiry, of_tasks
+from coordinator.rules.states import TaskState
+from coordinator.settings import Settings
+from coordinator.store.database_engines import sqlite_path
+from coordinator.store.records import Records
+from fedcore.release import decode_release
+
+
+def alerts(records: Records, settings: Settings) -> list[Alert]:
+    """All alerts, those of tasks first."""
+    tasks = records.tasks(TaskState.ACTIVE, TaskState.PAUSED)
+    found = of_tasks(records.progress(tasks))
+    for task in tasks:
+        if task.release is not None:
+            expires_at = decode_release(task.release.text).expires_at
+            found += of_expiry(f"the release of {task.name}", expires_at, records.at, task.id)
+    if settings.tls_cert is not None:
+        certificate = x509.load_pem_x509_certificate(settings.tls_cert.read_bytes())
+        found += of_expiry("the TLS certificate", certificate.not_valid_after_utc.timestamp(), records.at)
+    return found + _disks(settings)
+
+
+def _disks(settings: Settings) -> list[Alert]:
+    """Of the folders that are on this machine; object stores and database servers have their own monitoring."""
+    places = {"the blobs": Path(settings.blobs), "the database": sqlite_path(settings.database)}
+    found = []
+    for name, place in places.items():
+        if place is not None and place.exists():
+            usage = shutil.disk_usage(place)
+            found += of_disk(name, usage.free, usage.total)
+    return found

@@ -1,0 +1,66 @@
+"""Alerts for operators: tasks that need somebody, certificates that expire, and disks that fill up. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from coordinator.rules.progress import Progress, Reason
+
+_DAY_S = 86_400.0
+EXPIRES_WITHIN_S = 14 * _DAY_S
+"""An expiry is told so long before."""
+LEAST_FREE, LEAST_FREE_BYTES = 0.1, 1 << 30
+"""The share of a disk, or the bytes, below which it counts as full soon."""
+
+
+class AlertKind(StrEnum):
+    """What an alert is about."""
+
+    DIVERGED = "diverged"
+    TOO_FEW_DEVICES = "too few devices"
+    STUCK = "stuck"
+    EXPIRES = "expires"
+    DISK = "disk"
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """Something that an operator should look at. task: the id of the task that it is about, "" for none."""
+
+    kind: AlertKind
+    sentence: str
+    task: str = ""
+
+
+_FEW = {Reason.TOO_FEW_DEVICES, Reason.NO_DEVICES, Reason.NONE_ELIGIBLE}
+_WANTED = {Reason.PAUSED}
+"""Stalled, and an operator wants it so."""
+
+
+def of_tasks(found: Iterable[Progress]) -> list[Alert]:
+    """An alert for every task that is stalled, unless an operator paused it."""
+    alerts = []
+    for one in found:
+        if one.stalled and one.reason not in _WANTED:
+            kind = AlertKind.TOO_FEW_DEVICES if one.reason in _FEW else AlertKind.STUCK
+            alerts.append(Alert(AlertKind.DIVERGED if one.reason is Reason.DIVERGED else kind, one.sentence, one.task))
+    return alerts
+
+
+def of_expiry(what: str, expires_at: float, now: float, task: str = "") -> list[Alert]:
+    """An alert when something, such as "the TLS certificate", has expired or will soon; times in seconds since 1970."""
+    left_s = expires_at - now
+    if left_s > EXPIRES_WITHIN_S:
+        return []
+    when = f"expires in {max(0.0, left_s) / _DAY_S:.1f} days" if left_s > 0 else "has expired"
+    return [Alert(AlertKind.EXPIRES, f"{what} {when}: renew it", task)]
+
+
+def of_disk(place: str, free_bytes: int, total_bytes: int) -> list[Alert]:
+    """An alert when the disk of a place is nearly full."""
+    if free_bytes >= LEAST_FREE_BYTES and free_bytes >= LEAST_FREE * total_bytes:
+        return []
+    words = f"{free_bytes / 1e9:.1f} of {total_bytes / 1e9:.1f} GB are free where {place} are: make room"
+    return [Alert(AlertKind.DISK, words)]

@@ -1,0 +1,211 @@
+"""The dashboard's form of new tasks, its populations, alerts, log lines and API page."""
+
+import logging
+import re
+from datetime import UTC, datetime, timedelta
+
+import httpx2
+import msgspec
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import NameOID
+
+from coordinator.api.check_in_counts import OTHER, SPAN_S, CheckInCounts
+from coordinator.api.tokens import issue
+from coordinator.dashboard.settings_table import groups, settings_of, values
+from coordinator.dashboard.watch import alerts
+from coordinator.errors import InvalidTask
+from coordinator.recent_lines import RecentLines
+from coordinator.rules.alerts import AlertKind, of_disk, of_expiry, of_tasks
+from coordinator.rules.entities import Role
+from coordinator.rules.progress import Progress, Reason
+from coordinator.settings import Settings
+from tests.coordinator.devices import CAPABILITIES, speaking_to
+from tests.coordinator.pages import csrf, log_in
+from tests.coordinator.test_api import check_in
+
+GIVEN = {"population": "phones", "goal": "2", "rounds": "3"}
+
+
+@pytest.fixture
+def operating(store, locked):
+    """A client of the pages, logged in as an operator, and the CSRF token of its session."""
+    log_in(locked, issue(store.database, "erin", Role.OPERATOR)[1])
+    return locked, csrf(locked.get("/new"))
+
+
+def test_form_creates_a_task_of_an_uploaded_bundle(store, bundle, operating):
+    client, token = operating
+    for ref, data in bundle.blobs():
+        put = client.put(f"/new/blobs/{ref.sha256}", content=data, headers={"X-CSRF-Token": token})
+        assert put.status_code == 204
+    manifest = (bundle.folder / "manifest.json").read_text()
+    given = GIVEN | {"csrf": token, "manifest": manifest, "over_selection": "1.5", "requires.charging": "yes"}
+    created = client.post("/new", data=given | {"buffered.concurrency": "7"})
+    assert created.status_code == 303
+    (task,) = store.tasks()
+    assert created.headers["location"] == f"/tasks/{task.id}"
+    settings = task.settings
+    assert (settings.goal, settings.over_selection, settings.requires.charging, settings.buffered) == (
+        2,
+        1.5,
+        True,
+        None,
+    )
+    assert "operator erin" in store.history(task.id)[0].cause
+
+
+@pytest.mark.parametrize(
+    ("wrong", "status", "words"),
+    [
+        ({"goal": "many"}, 422, "goal: Expected `int`"),
+        ({"goal": "0"}, 422, "goal must be from 1"),
+        ({"manifest": ""}, 422, "choose the folder of a bundle"),
+        ({"manifest": "{}"}, 422, "no manifest of a bundle"),
+        ({}, 404, "there is no blob"),
+        ({"csrf": "forged"}, 403, "not from a page of your session"),
+    ],
+)
+def test_form_that_is_wrong_comes_back_as_it_was_filled_in(store, bundle, operating, wrong, status, words):
+    client, token = operating
+    manifest = (bundle.folder / "manifest.json").read_text()
+    page = client.post("/new", data=GIVEN | {"csrf": token, "manifest": manifest, "seed": "77"} | wrong)
+    assert page.status_code == status
+    assert re.search(f'role="alert">[^<]*{re.escape(words)}', page.text)
+    assert 'value="77"' in page.text
+    assert store.tasks() == []
+
+
+def test_only_an_operators_page_uploads_and_creates(store, bundle, locked):
+    ref, data = next(iter(bundle.blobs()))
+    assert locked.get("/new").status_code == 401
+    assert locked.put(f"/new/blobs/{ref.sha256}", content=data).status_code == 401
+    log_in(locked, issue(store.database, "finn", Role.VIEWER)[1])
+    token = csrf(locked.get("/"))
+    assert locked.get("/new").status_code == 403
+    assert locked.post("/new", data=GIVEN | {"csrf": token}).status_code == 403
+    assert locked.put(f"/new/blobs/{ref.sha256}", content=data, headers={"X-CSRF-Token": token}).status_code == 403
+    log_in(locked, issue(store.database, "erin", Role.OPERATOR)[1])
+    assert locked.put(f"/new/blobs/{ref.sha256}", content=data).status_code == 403
+    headers = {"X-CSRF-Token": csrf(locked.get("/new"))}
+    assert locked.put(f"/new/blobs/{'0' * 64}", content=data, headers=headers).status_code == 422
+    assert not store.blobs.has(ref.sha256)
+
+
+def test_form_explains_every_setting_but_those_that_need_a_release(operating):
+    client, _ = operating
+    page = client.get("/new").text
+    for group in groups():
+        for one in group.settings:
+            assert (f'name="{one.name}"' in page) is (group.name != "secagg")
+            assert one.meaning
+    assert "devices selected per report wanted. Default: 1.3." in page
+
+
+def test_settings_from_text_have_the_defaults_and_the_parts_asked_for():
+    settings = settings_of(GIVEN | {"formats": "onnx, executorch", "secagg.bits": "9", "buffered": "yes"})
+    assert (settings.formats, settings.secagg) == (("onnx", "executorch"), None)
+    assert (settings.over_selection, settings.buffered.concurrency) == (1.3, 100)
+    shown = values(settings)
+    assert (shown["formats"], shown["buffered.concurrency"]) == ("onnx, executorch", "100")
+    assert not any(name.startswith("secagg") for name in shown)
+    with pytest.raises(InvalidTask, match="privacy: Object missing required field `noise_multiplier`"):
+        settings_of(GIVEN | {"privacy": "yes"})
+
+
+def test_population_shows_its_devices_versions_and_check_ins(register, served):
+    register()
+    with speaking_to(served.devices) as devices:
+        check_in(devices, runtime="cedar")
+    page = " ".join(re.sub("<[^>]*>", " ", httpx2.get(f"{served.admin}/populations/phones").text).split())
+    assert "known 1 awake, in the last ten minutes 1" in page
+    assert "cedar, " in page
+    assert f"cedar {CAPABILITIES.version} 1" in page
+    assert httpx2.get(f"{served.admin}/populations/none").status_code == 404
+
+
+def able(runtime):
+    return msgspec.structs.replace(CAPABILITIES, runtime=runtime, version="1")
+
+
+def test_counts_of_check_ins_are_bounded_and_forget_after_a_day():
+    counts = CheckInCounts()
+    for number in range(1000):
+        counts.add("phones", f"device {number}", able(f"{number:03}" * 100), 0.0)
+    counts.add("phones", "device 0", able("0" * 100), 2 * SPAN_S)
+    found = counts.of("phones", 2 * SPAN_S)
+    assert (found.known, found.awake) == (1000, 1)
+    assert (len(found.runtimes), max(map(len, found.runtimes)), sum(found.runtimes.values())) == (31, 60, 1001)
+    assert found.runtimes[OTHER] == 970
+    assert found.over_time == ((0.0, 1000), (2 * SPAN_S, 1))
+    assert counts.of("phones", 145 * SPAN_S).known == 1
+    assert counts.of("nobody", 0.0).known == 0
+
+
+def test_alerts_name_tasks_that_need_somebody_and_no_others():
+    found = of_tasks(Progress("t", reason, "so it is", reason.stalled) for reason in Reason)
+    kinds = {kind: sum(one.kind is kind for one in found) for kind in AlertKind}
+    assert (kinds[AlertKind.DIVERGED], kinds[AlertKind.TOO_FEW_DEVICES]) == (1, 3)
+    assert len(found) == sum(reason.stalled for reason in Reason) - 1  # one is paused as its operator wants it
+
+
+def test_alerts_tell_what_expires_and_which_disk_is_nearly_full():
+    assert of_expiry("the TLS certificate", 15 * 86_400, 0.0) == []
+    assert (
+        of_expiry("the TLS certificate", 7 * 86_400, 0.0)[0].sentence
+        == "the TLS certificate expires in 7.0 days: renew it"
+    )
+    assert "has expired" in of_expiry("the release of x", 1.0, 2.0, "t")[0].sentence
+    assert of_disk("the blobs", 200 * 10**9, 10**12) == []
+    (full,) = of_disk("the blobs", 5 * 10**9, 10**12)
+    assert full.sentence == "5.0 of 1000.0 GB are free where the blobs are: make room"
+
+
+def test_overview_warns_of_a_certificate_that_expires(store, tmp_path):
+    key, now = Ed25519PrivateKey.generate(), datetime.now(UTC)
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "muster.example")])
+    made = x509.CertificateBuilder(name, name, key.public_key(), 1, now, now + timedelta(days=3)).sign(key, None)
+    (tmp_path / "cert.pem").write_bytes(made.public_bytes(Encoding.PEM))
+    (tmp_path / "key.pem").touch()
+    settings = Settings(tls_cert=tmp_path / "cert.pem", tls_key=tmp_path / "key.pem", blobs=tmp_path / "none")
+    with store.database.reading() as records:
+        found = [one.sentence for one in alerts(records, settings)]
+    assert any("the TLS certificate expires in" in one for one in found)
+
+
+def test_log_of_a_task_has_its_own_lines_bounded_and_without_tracebacks():
+    lines, log = RecentLines(), logging.getLogger("coordinator.somewhere")
+    lines.begin()
+    try:
+        log.warning("task %s is paused", "abc")
+        log.error("of task def", exc_info=ValueError("secret"))
+        log.warning("task abc %s", "x" * 9999)
+        for number in range(1999):
+            log.warning("more %d", number)
+    finally:
+        lines.end()
+    log.warning("task abc again")
+    assert [(line.level, len(line.words)) for line in lines.about("abc")] == [("warning", 500)]
+    assert lines.about("def") == []
+
+
+def test_log_page_shows_lines_of_its_task_as_text(register, served):
+    task = register()
+    logging.getLogger("coordinator").warning("task %s <b>is</b> paused", task)
+    page = httpx2.get(f"{served.admin}/tasks/{task}/log").text
+    assert f"task {task} &lt;b&gt;is&lt;/b&gt; paused" in page
+    other = register()
+    assert "has logged nothing" in httpx2.get(f"{served.admin}/tasks/{other}/log").text
+
+
+def test_api_page_has_every_route_and_message_and_asks_no_other_site(served):
+    document = httpx2.get(f"{served.admin}/openapi.json").json()
+    page = httpx2.get(f"{served.admin}/docs").text
+    for path in document["paths"]:
+        assert path in page
+    for name in document["components"]["schemas"]:
+        assert f'id="{name}"' in page
+    assert re.findall(r'(?:src|href)="(?:https?:)?//', page) == []
+    assert "{'" not in page
