@@ -40,11 +40,15 @@ def main():
 
 
 def rows(arrays):
-    """Every example as its fields."""
+    """Every example as its fields. Values are texts: JSON has no NaN."""
     count = min(len(array) for array in arrays.values())
     return [
         {
-            name: {"dtype": str(array.dtype), "shape": array.shape[1:], "values": np.ravel(array[row]).tolist()}
+            name: {
+                "dtype": str(array.dtype),
+                "shape": array.shape[1:],
+                "values": [str(one) for one in np.ravel(array[row]).tolist()],
+            }
             for name, array in arrays.items()
         }
         for row in range(count)

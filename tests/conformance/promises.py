@@ -40,6 +40,7 @@ def promise(section, what, *, brief=False):
 def stage(command_line, folder):
     """A coordinator that errs and lies where a scenario says so, and a device that it serves. It checks signatures."""
     with serving() as coordinator:
+        coordinator.may_resend = True
         yield coordinator, Device(command_line, folder, coordinator.url)
 
 

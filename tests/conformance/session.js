@@ -18,7 +18,7 @@ const stored = (work) => new Promise((resolve, reject) => {
     work(transaction.objectStore("texts"), transaction.objectStore("examples"));
   };
 });
-const values = ({ dtype, values }) => (dtype === "int64" ? BigInt64Array.from(values, BigInt) : Float32Array.from(values));
+const values = ({ dtype, values }) => (dtype === "int64" ? BigInt64Array.from(values, BigInt) : Float32Array.from(values, Number));
 (async () => {
   const made = (await indexedDB.databases()).length > 0;
   if (!made) await ran({ populations: ["of nobody"] }); // it makes the database, and calls nobody

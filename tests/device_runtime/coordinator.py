@@ -35,6 +35,10 @@ WINDOW = RetryWindow(11.0, 12.0)
 ACCEPTED = Accepted("s-1", (Offer(task="t-1", collection="default"),))
 
 
+class Resent(Exception):
+    """A request came before, with the same nonce."""
+
+
 class Coordinator:
     """Offers one assignment of the linear plan. `faults[call]` are played first, one per request."""
 
@@ -45,6 +49,7 @@ class Coordinator:
         self.checkins, self.aborts, self.reports, self.headers = [], [], [], []
         self.faults = defaultdict(list)
         self.forged, self.stale = [], []
+        self.may_resend = False  # whether a device's HTTP stack may send a request twice, as a browser does
         self.held = threading.Event()
         self.report_within_s = 60.0
         self.lost_after_s, self.over_selected = None, False
@@ -139,6 +144,8 @@ class Coordinator:
         assert set(signature.covered) == {*COVERED, *(name for name in SIGNED_FIELDS if name in headers)}
         assert not body or "content-digest" in signature.covered
         assert not body or headers["Content-Digest"] == content_digest(body)
+        if self.may_resend and signature.nonce in self.nonces:
+            raise Resent
         assert signature.nonce not in self.nonces
         self.nonces.add(signature.nonce)
         key = signature.keyid if path in {"/v1/devices", "/v1/credentials"} else self.keys[signature.keyid]
@@ -242,6 +249,9 @@ class Handler(BaseHTTPRequestHandler):
             return
         try:
             signature = coordinator.check(self.command, self.path, self.headers, body)
+        except Resent:
+            refusal("replayed-signature")(self)
+            return
         except Exception as error:
             coordinator.forged.append(error)
             self.respond(401, "text/plain", str(error).encode())
