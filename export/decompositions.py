@@ -18,6 +18,7 @@ from torch._decomp import core_aten_decompositions, get_decompositions
 
 from export.convolution import convolution, convolution_backward
 from export.errors import UnsupportedOperator
+from export.group_norm import group_norm, group_norm_backward
 from export.lookups import index, index_put, index_select
 from export.lstm import scanned, unrolled
 from export.windows import Window
@@ -189,8 +190,6 @@ TABLE: dict[Any, Callable[..., Any]] = {
             aten.nll_loss_backward,
             aten.native_layer_norm,
             aten.native_layer_norm_backward,
-            aten.native_group_norm,
-            aten.native_group_norm_backward,
             aten.tanh_backward,
             aten.sigmoid_backward,
             aten.clamp.Tensor,
@@ -233,5 +232,7 @@ TABLE: dict[Any, Callable[..., Any]] = {
     aten.threshold_backward.default: threshold_backward,
     aten.convolution.default: convolution,
     aten.convolution_backward.default: convolution_backward,
+    aten.native_group_norm.default: group_norm,
+    aten.native_group_norm_backward.default: group_norm_backward,
     aten.max_pool2d_with_indices_backward.default: max_pool2d_backward,
 }

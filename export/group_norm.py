@@ -1,0 +1,73 @@
+"""Group normalisation in few operators, statistics by sums: the gradient reads the large arrays as often as it must.
+
+Shapes: B batch, C channels, G groups, S positions of a channel; values are seen as (B, G, C / G, S).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor
+
+
+def group_norm(  # noqa: PLR0913, PLR0917, the operator's own signature
+    inputs: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    batch: int,
+    channels: int,
+    positions: int,
+    groups: int,
+    epsilon: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`aten.native_group_norm`: the normalised values, and mean and 1 / deviation of each group (B, G)."""
+    x = _by_group(inputs, groups)
+    mean = x.mean((2, 3), keepdim=True)
+    centred = x - mean
+    rstd = ((centred * centred).mean((2, 3), keepdim=True) + epsilon).rsqrt()
+    out = centred * (rstd if weight is None else rstd * _each_channel(weight, groups))
+    out = out if bias is None else out + _each_channel(bias, groups)
+    return out.reshape(inputs.shape), mean.squeeze((2, 3)), rstd.squeeze((2, 3))
+
+
+def group_norm_backward(  # noqa: PLR0913, PLR0917, the operator's own signature
+    grad_output: Tensor,
+    inputs: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    batch: int,
+    channels: int,
+    positions: int,
+    groups: int,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of input, weight and bias. Two sums over positions are all that is between them and the gradient."""
+    grad, x = _by_group(grad_output, groups), _by_group(inputs, groups)
+    rstd = rstd[:, :, None, None]
+    centred = x - mean[:, :, None, None]
+    sums, along = grad.sum(3, keepdim=True), (grad * centred).sum(3, keepdim=True) * rstd
+    grad_input = grad_weight = grad_bias = None
+    if output_mask[0]:
+        gain, level, slope = rstd, sums, along
+        if weight is not None:
+            gain, level, slope = (part * _each_channel(weight, groups) for part in (rstd, sums, along))
+        scale = rstd * (groups / (positions * channels))
+        tilt = centred * (slope.sum(2, keepdim=True) * (rstd * scale))
+        grad_input = (grad * gain - tilt - level.sum(2, keepdim=True) * scale).reshape(inputs.shape)
+    if output_mask[1]:
+        grad_weight = along.sum(0).reshape(channels)
+    if output_mask[2]:
+        grad_bias = sums.sum(0).reshape(channels)
+    return grad_input, grad_weight, grad_bias
+
+
+def _by_group(values: Tensor, groups: int) -> Tensor:
+    batch, channels, *positions = values.shape
+    return values.reshape(batch, groups, channels // groups, math.prod(positions))
+
+
+def _each_channel(values: Tensor, groups: int) -> Tensor:
+    """(C,) -> (G, C / G, 1), which broadcasts to all positions."""
+    return values.reshape(groups, -1, 1)
