@@ -1,5 +1,6 @@
 """The guard in the real runtime: against a real coordinator over HTTP, and a small one that says what it hears."""
 
+import contextlib
 import itertools
 import logging
 import threading
@@ -7,7 +8,6 @@ import threading
 import msgspec
 import numpy as np
 import pytest
-import sqlalchemy
 
 from coordinator.store.tables import TASKS
 from coordinator.store.tasks import TaskSettings
@@ -38,14 +38,26 @@ class World:
         """A population with one task; `plan` is what a coordinator that cheats hands out instead."""
         population = next(POPULATIONS)
         given = {"goal": 1, "rounds": 100, "over_selection": 1.0, "selection_timeout_s": 0.2} | settings
-        task = self.store.register_task(bundle or self.signed, TaskSettings(population=population, **given)).id
-        if plan is not None:
-            ref = self.store.blobs.put(plan.encode())
-            with self.store.database.writing() as records:
-                records.add_blob(ref, public=True)
+        with contextlib.ExitStack() as cheating:
+            if plan is not None:
+                cheating.enter_context(self.handing_out(plan))
+            settings = TaskSettings(population=population, **given)
+            return self.store.register_task(bundle or self.signed, settings).id, population
+
+    @contextlib.contextmanager
+    def handing_out(self, plan):
+        """Tasks that are registered meanwhile have this plan, before the coordinator can read them with another."""
+        ref = self.store.blobs.put(plan.encode())
+        with self.store.database.writing() as records:
+            records.add_blob(ref, public=True)
+        change = f"UPDATE {TASKS.name} SET plan_sha256 = '{ref.sha256}' WHERE id = NEW.id"
+        with self.store.database.engine.begin() as connection:
+            connection.exec_driver_sql(f"CREATE TRIGGER cheat AFTER INSERT ON {TASKS.name} BEGIN {change}; END")
+        try:
+            yield
+        finally:
             with self.store.database.engine.begin() as connection:
-                connection.execute(sqlalchemy.update(TASKS).where(TASKS.c.id == task).values(plan_sha256=ref.sha256))
-        return task, population
+                connection.exec_driver_sql("DROP TRIGGER cheat")
 
     def refusals(self, task):
         """Why devices gave up, over all attempts."""
