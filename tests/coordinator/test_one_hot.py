@@ -10,7 +10,7 @@ from tests.coordinator.one_hot_world import BufferedWorld
 
 
 @pytest.mark.every_engine
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_whatever_happens_exactly_the_holders_of_receipts_are_counted(seed, tmp_path, database):
     done = play(operations(seed, 500), tmp_path, database)
     assert done["rounds committed"] >= 3

@@ -67,6 +67,21 @@ def sequence(inner, function=lambda model, x: model.inner(x)[0]):
     return spec(lambda: Sequence(inner(), function), inputs=(TOKENS,))
 
 
+class Hourglass(nn.Module):
+    """A U-Net of one level, whose upsampling repeats values."""
+
+    def __init__(self):
+        super().__init__()
+        self.down, self.inner = nn.Conv2d(2, 3, 2), nn.Conv2d(3, 4, 3, padding=1)
+        self.up, self.last = nn.Conv2d(7, 3, 3, padding=1), nn.Linear(144, 5)
+
+    def forward(self, x):
+        fine = self.down(x).tanh()
+        coarse = self.inner(functional.max_pool2d(fine, 2)).tanh()
+        repeated = coarse.repeat_interleave(2, 2).repeat_interleave(2, 3)
+        return self.last(self.up(torch.cat([fine, repeated], 1)).tanh().flatten(1))
+
+
 def loss(function, label=None):
     return spec(lambda: nn.Sequential(nn.Flatten(), nn.Linear(126, 5)), function, label=label or Y)
 
@@ -277,7 +292,7 @@ PROMISES = {
             IMAGES,
         ],
         "adaptive averages and maxima": [IMAGES],
-        "upsampling": [IMAGES],
+        "upsampling": [IMAGES, spec(Hourglass)],
         "global averages": [
             layers(lambda: nn.Flatten(2), lambda: nn.Conv1d(2, 3, 3), lambda: nn.AdaptiveAvgPool1d(1)),
             layers(lambda: nn.Conv2d(2, 3, 3), lambda: nn.AdaptiveAvgPool2d(1)),
