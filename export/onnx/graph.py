@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -33,6 +34,7 @@ class GraphBuilder:
         self.nodes = self._outermost = list[onnx.NodeProto]()
         self.initializers: list[onnx.TensorProto] = []
         self.names: dict[fx.Node, Any] = {}
+        self._known: ChainMap[tuple[bytes, int], tuple[str, ...]] = ChainMap()
         self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
         self._count = 0
 
@@ -41,10 +43,14 @@ class GraphBuilder:
         return self.emit_many(kind, inputs, 1, **attributes)[0]
 
     def emit_many(self, kind: str, inputs: Sequence[str], outputs: int, **attributes: Any) -> tuple[str, ...]:
-        """Add a node and return the names of its outputs."""
-        names = self.fresh(outputs)
-        self.nodes.append(helper.make_node(kind, list(inputs), list(names), **attributes))
-        return names
+        """Add a node and return the names of its outputs; equal nodes are one."""
+        node = helper.make_node(kind, list(inputs), [], **attributes)
+        key = node.SerializeToString(deterministic=True), outputs
+        if key not in self._known:
+            self._known[key] = self.fresh(outputs)
+            node.output.extend(self._known[key])
+            self.nodes.append(node)
+        return self._known[key]
 
     def fresh(self, count: int) -> tuple[str, ...]:
         """Names that no value has yet."""
@@ -55,11 +61,11 @@ class GraphBuilder:
     @contextlib.contextmanager
     def inside(self) -> Iterator[list[onnx.NodeProto]]:
         """Meanwhile nodes go into the list that this gives: those of a graph inside this one, which sees its values."""
-        outer, self.nodes = self.nodes, []
+        outer, self.nodes, self._known = self.nodes, [], self._known.new_child()
         try:
             yield self.nodes
         finally:
-            self.nodes = outer
+            self.nodes, self._known = outer, self._known.parents
 
     def constant(self, value: Any, dtype: Any = None) -> str:
         """The name of an initializer that holds `value`; equal constants share one."""

@@ -24,7 +24,10 @@ def scan(graph: GraphBuilder, node: fx.Node, write_all: WriteAll) -> tuple[str, 
     with graph.inside() as nodes:
         write_all(graph, module, [*inputs, *map(graph.value, shared)])
         (results,) = arguments(module.graph.output_node())
-        outputs = [graph.emit("Identity", [graph.value(result)]) for result in results]
+        # A result needs a name of its own, also where it is another one too.
+        outputs = graph.fresh(len(results))
+        for name, result in zip(outputs, results, strict=True):
+            nodes.append(helper.make_node("Identity", [graph.value(result)], [name]))
     written = helper.make_graph(nodes, "body", _infos(inputs, inner), _infos(outputs, results))
     given = [graph.value(value) for value in (*state, *parts)]
     return graph.emit_many("Scan", given, len(outputs), body=written, num_scan_inputs=len(parts))

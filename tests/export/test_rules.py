@@ -1,6 +1,7 @@
 """Rules that are easy to write wrong, each against torch, at batch sizes that the trace did not see."""
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
@@ -149,6 +150,17 @@ def test_a_rule_computes_what_torch_computes(name):
         expected = function(*map(torch.from_numpy, feed.values())).numpy()
         assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_equal_operators_are_written_once_and_shapes_are_changed_once():
+    def function(values):
+        wide = values["x"].reshape(-1, 24)
+        again = wide.reshape(-1, 6, 4).reshape(-1, 24)
+        return {"out": (wide.sin() * again.sin()).unsqueeze(1).reshape(-1, 2, 12)}
+
+    written = onnx.load_model_from_string(to_onnx(capture(function, [X])))
+    kinds = [node.op_type for node in written.graph.node]
+    assert kinds == ["Reshape", "Sin", "Mul", "Reshape", "Identity"]
 
 
 @pytest.mark.parametrize(

@@ -22,11 +22,27 @@ def same(graph: GraphBuilder, node: fx.Node) -> str:
     return graph.value(node.args[0])
 
 
+def reshaped(otherwise: Rule) -> Rule:
+    """The same values under another shape, from where they were last moved or computed; as it is if sizes forbid."""
+
+    def rule(graph: GraphBuilder, node: fx.Node) -> str:
+        source: fx.Node = arguments(node)[0]
+        while source.target in SHAPING or source.target in SAME:
+            source = arguments(source)[0]
+        shape, known = node.meta["val"].shape, source.meta["val"].shape
+        if list(map(str, shape)) == list(map(str, known)):
+            return graph.value(source)
+        sizes = [size if isinstance(size, int) else -1 for size in shape]
+        if 0 in sizes or sizes.count(-1) > 1:
+            written: str = otherwise(graph, node)
+            return written
+        return graph.emit("Reshape", [graph.value(source), graph.constant(sizes, np.int64)], allowzero=0)
+
+    return rule
+
+
 def view(graph: GraphBuilder, node: fx.Node) -> str:
     source, sizes = arguments(node)[:2]
-    symbolic = [size for size in sizes if isinstance(size, fx.Node)]
-    if len(symbolic) == 1 and -1 not in sizes:
-        sizes = [-1 if isinstance(size, fx.Node) else size for size in sizes]
     return graph.emit("Reshape", [graph.value(source), graph.integers(sizes)], allowzero=0)
 
 
@@ -147,9 +163,19 @@ def numbers(graph: GraphBuilder, node: fx.Node) -> str:
     return graph.emit("Range", [graph.value(bound, dtype_of(node)) for bound in bounds])
 
 
+SAME = overloads(same, aten.alias.default, aten.clone.default, aten.detach.default, aten.lift_fresh_copy.default)
+SHAPING: dict[Any, Rule] = {
+    shaping: reshaped(rule)
+    for shaping, rule in {
+        aten.view.default: view,
+        aten._unsafe_view.default: view,
+        aten.squeeze.dims: squeeze,
+        aten.unsqueeze.default: unsqueeze,
+    }.items()
+}
 TABLE: dict[Any, Rule] = {
-    **overloads(same, aten.alias.default, aten.clone.default, aten.detach.default, aten.lift_fresh_copy.default),
-    **overloads(view, aten.view.default, aten._unsafe_view.default),
+    **SHAPING,
+    **SAME,
     **overloads(filled, aten.full.default, aten.full_like.default, aten.scalar_tensor.default),
     **overloads(numbers, aten.arange.default, aten.arange.start, aten.arange.start_step),
     aten.as_strided.default: as_strided,
@@ -161,8 +187,6 @@ TABLE: dict[Any, Rule] = {
     aten.repeat.default: repeat,
     aten.slice.Tensor: slice_axis,
     aten.split_with_sizes.default: split,
-    aten.squeeze.dims: squeeze,
-    aten.unsqueeze.default: unsqueeze,
     aten.sym_numel.default: symbolic_numel,
     aten.sym_size.int: symbolic_size,
     operator.add: symbolic_arithmetic("Add"),
