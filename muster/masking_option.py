@@ -27,14 +27,13 @@ _PARTS = ("clip_norm", "bits", "max_examples", "group_size")
 
 def parse_masking(pairs: list[str]) -> Secagg:
     """How reports are masked by these parts. Raises typer.BadParameter, or InvalidTask, naming what is wrong."""
-    from coordinator.rules.task_settings import Secagg  # noqa: PLC0415  # to list the commands must load nothing heavy
-    from fedcore.decoding import converter  # noqa: PLC0415  # as above
+    from simulator.masked_sums import from_words  # noqa: PLC0415  # it loads torch, which `--help` must not
 
     values = parse_settings(pairs)
     for name in values:
         if name not in _PARTS:
             raise typer.BadParameter(f"there is no {name!r}; {offered(name, _PARTS)}", param_hint="--secagg")
     try:
-        return converter(Secagg, strict=False)(values)
+        return from_words(values)
     except msgspec.ValidationError as error:
         raise typer.BadParameter(str(error), param_hint="--secagg") from error

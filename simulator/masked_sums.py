@@ -17,6 +17,7 @@ from coordinator.errors import InvalidTask
 from coordinator.rules.packed_segments import check_device_noise, most_in_group, packed_segments
 from coordinator.rules.task_settings import Secagg, TaskSettings
 from fedcore.batching import StreamKey
+from fedcore.decoding import converter
 from fedcore.masking import greatest_weight, reunite
 from fedcore.params import Float32
 from fedcore.privacy.settings import Privacy
@@ -27,6 +28,8 @@ from secagg.packing import Total, decode, encode
 from simulator.cohorts import Cohorts
 from simulator.errors import EngineError
 
+from_words = converter(Secagg, strict=False)
+"""How reports are masked, from parts whose values may be text. Raises msgspec.ValidationError and InvalidTask."""
 _LABEL = b"muster.simulated-masking.v1"
 
 

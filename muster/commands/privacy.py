@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
+from fedcore.decoding import converter
+from fedcore.privacy.settings import Noise
 from muster.output import Json, Settings, emit, loading, parse_settings, progress, show_fields, show_table
 from muster.private_training_option import PrivateParts, parse_private_training
 
@@ -20,6 +22,9 @@ privacy_app = typer.Typer(
     rich_markup_mode=None,
     help="Plan private training, audit it, verify certificates.",
 )
+
+
+_noise = converter(Noise)
 
 
 @privacy_app.command()
@@ -93,9 +98,7 @@ def epsilon(
       muster privacy epsilon --noise-multiplier 1.1 --rounds 1000 --delta 1e-5 --sampling-probability 0.01
       muster privacy epsilon --noise-multiplier 8 --rounds 64 --delta 1e-6 --mechanism tree
     """
-    from fedcore.decoding import converter
     from fedcore.privacy.accounting import spent
-    from fedcore.privacy.settings import Noise
 
     facts = {
         "noise_multiplier": noise_multiplier,
@@ -105,7 +108,7 @@ def epsilon(
         "sampling_probability": sampling_probability,
     }
     try:
-        noise = converter(Noise)(facts)
+        noise = _noise(facts)
     except msgspec.ValidationError as error:
         raise typer.BadParameter(str(error)) from error
     found = facts | {"rounds": rounds, "delta": delta, "epsilon": spent([noise] * rounds, delta)}
